@@ -1,0 +1,26 @@
+# Every target sets up its own virtual environment in .venv first.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test lint bench clean
+demo: .venv/.ready        ## train, calibrate, print the table, draw the bands
+	$(BIN)/ffcp demo
+
+test: lint                ## ruff, mypy, doctests and the test suite
+	$(BIN)/python -m pytest -n 2
+
+lint: .venv/.ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: .venv/.ready       ## time and memory, as ratios to hand-written code
+	$(BIN)/python -m benchmarks.core
+
+clean:
+	rm -rf .venv
+
+.venv/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	touch $@
