@@ -1,7 +1,32 @@
-"""Fast Feature Conformal Prediction: bands with a guarantee for any trained PyTorch network."""
+"""Fast Feature Conformal Prediction: bands with a guarantee for any trained PyTorch network.
+
+>>> import ffcp, torch
+>>> predictor = ffcp.FFCP(torch.nn.Linear(3, 1), feature="input")  # your trained model
+>>> predictor = predictor.calibrate(torch.randn(100, 3), torch.randn(100))
+>>> band = predictor.predict_interval(torch.randn(5, 3), alpha=0.1)
+>>> band.lower.shape
+torch.Size([5, 1])
+"""
 
 __version__ = "0.1.0"
 
+from ffcp import metrics
+from ffcp.bands import Interval
+from ffcp.choose import Candidate, Choice
 from ffcp.errors import FFCPWarning
+from ffcp.gradients import gradient_norms
+from ffcp.predictors import CP, FFCP
+from ffcp.quantiles import conformal_quantile, conformal_rank
 
-__all__ = ["FFCPWarning"]
+__all__ = [
+    "CP",
+    "FFCP",
+    "Candidate",
+    "Choice",
+    "FFCPWarning",
+    "Interval",
+    "conformal_quantile",
+    "conformal_rank",
+    "gradient_norms",
+    "metrics",
+]

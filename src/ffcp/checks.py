@@ -1,0 +1,144 @@
+"""What is wrong with an input or a model, said before the work starts."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Callable
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ffcp import inputs
+
+
+def exact_alpha(alpha: Any) -> Fraction:
+    """Read ``alpha`` as the decimal number the user wrote, and check that it lies in (0, 1).
+
+    A float stands for its shortest decimal form: 0.7 is 7/10, although the nearest double is
+    a little less. With n = 9 the double would ask for 4 scores where 3 are right.
+
+    >>> exact_alpha(0.7)
+    Fraction(7, 10)
+    """
+    if isinstance(alpha, Tensor) and alpha.dim() == 0:
+        alpha = alpha.detach().cpu().numpy()[()]  # keeps float32 apart from float64
+    if isinstance(alpha, bool) or not isinstance(alpha, (numbers.Real, Decimal)):
+        raise TypeError(f"alpha must be a number between 0 and 1, got {alpha!r}")
+    if math.isfinite(alpha):
+        rational = isinstance(alpha, (numbers.Rational, Decimal))
+        value = Fraction(alpha) if rational else Fraction(str(alpha))
+        if 0 < value < 1:
+            return value
+    raise ValueError(
+        f"alpha must lie strictly between 0 and 1, got {alpha}: "
+        "it is the share of misses allowed, so 0.1 asks for 90 % coverage"
+    )
+
+
+def finite(values: Tensor, what: str, first_row: int = 0) -> None:
+    """Raise a ValueError naming the first row of ``values`` that holds NaN or infinity."""
+    # One sum finds every NaN and infinity in a single fast read; it can also overflow on
+    # large finite values, so only the slow look may complain.
+    if not values.is_floating_point() or bool(torch.isfinite(values.detach().sum())):
+        return
+    bad = ~torch.isfinite(values.detach()).reshape(len(values), -1).all(dim=1)
+    if bad.any():
+        row = int(bad.nonzero()[0, 0])
+        shown = values[row].detach().reshape(-1)
+        value = shown[~torch.isfinite(shown)][0].item()
+        raise ValueError(
+            f"{what} holds {value} in row {first_row + row} (rows count from 0; "
+            f"{int(bad.sum())} bad in its batch of {len(values)}): remove or repair such rows"
+        )
+
+
+def finite_input(x: Any, first_row: int = 0) -> None:
+    """Check every tensor of an input."""
+    for name, tensor in inputs.leaves(x, "x"):
+        finite(tensor, name, first_row)
+
+
+def output(prediction: Any, rows: int) -> Tensor:
+    """Check that the model returned one floating-point tensor with a row for each input row."""
+    if not isinstance(prediction, Tensor):
+        raise TypeError(
+            f"the model returned a {type(prediction).__name__}, not a tensor: "
+            "wrap it in a module whose forward returns the prediction alone"
+        )
+    if not prediction.is_floating_point():
+        raise TypeError(
+            f"the model's output has type {prediction.dtype}; a band needs a floating-point "
+            "prediction (does forward end in argmax or round?)"
+        )
+    if prediction.dim() == 0 or len(prediction) != rows:
+        raise ValueError(
+            f"the model's output has shape {tuple(prediction.shape)} for {rows} input rows: "
+            "its first dimension must be the rows"
+        )
+    return prediction
+
+
+def target(y: Tensor, prediction: Tensor) -> Tensor:
+    """Bring targets to the output's shape: (n,) fits (n, 1), every other mismatch is an error."""
+    if y.shape == prediction.shape:
+        return y
+    if y.dim() == 1 and prediction.shape == (len(y), 1):
+        return y[:, None]
+    raise ValueError(
+        f"target has shape {tuple(y.shape)}, model output {tuple(prediction.shape)}: "
+        "they must be equal (a target of shape (n,) also fits an output of shape (n, 1))"
+    )
+
+
+def rows_independent(forward: Callable[[Any], Tensor], x: Any, sample: int = 8) -> None:
+    """Refuse a model whose prediction for one row depends on the other rows of the batch.
+
+    Three passes over at most ``sample`` rows: twice the same, to tell randomness from mixing,
+    and once half of them in another order.
+    """
+    rows = torch.arange(min(inputs.row_count(x), sample))
+    company = rows[: (len(rows) + 1) // 2].flip(0) if len(rows) > 1 else rows.repeat(2)
+    whole = forward(inputs.take(x, rows)).detach()
+    again = forward(inputs.take(x, rows)).detach()
+    if not _close(whole, again):
+        raise ValueError(
+            "two passes over the same rows disagree: forward is random even in eval mode "
+            "(dropout with training=True?). Make it deterministic; the score of a point must "
+            "be a fixed number"
+        )
+    apart = forward(inputs.take(x, company)).detach()
+    if not _close(whole[company.to(whole.device)], apart):
+        raise ValueError(
+            "the model mixes rows: its prediction for a row changes with the other rows of the "
+            "batch (batch statistics forced inside forward, attention over the batch?). "
+            "Conformal scores need one prediction per row; make the model treat rows separately, "
+            "for example by layers in eval mode"
+        )
+
+
+def gradient_stays_in_row(name: str, gradient: Tensor, asked: int) -> None:
+    """Refuse a feature whose gradient reaches rows that were not asked for.
+
+    The gradient comes from the outputs of the first ``asked`` rows only, so in all later rows
+    it is exactly zero unless the model carries information from row to row. This sees mixing
+    too faint for :func:`rows_independent` to tell from rounding.
+    """
+    if (gradient[asked:].nan_to_num() != 0).any():
+        raise ValueError(
+            f"the model mixes rows: the output of one row has a gradient at feature {name!r} "
+            "of another row. Conformal scores need rows that are treated separately"
+        )
+
+
+def _close(a: Tensor, b: Tensor) -> bool:
+    # Another batch size means other kernels and another order of summation: rounding, which
+    # grows with depth, not mixing.
+    if not bool(torch.isfinite(a).all() and torch.isfinite(b).all()):
+        return bool(torch.equal(torch.isfinite(a), torch.isfinite(b)))
+    tolerance = min(1e3 * torch.finfo(a.dtype).eps, 0.1)
+    scale = torch.maximum(a.abs().max(), b.abs().max()).double()
+    return bool((a.double() - b.double()).abs().max() <= tolerance * scale)

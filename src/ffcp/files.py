@@ -1,0 +1,79 @@
+"""Files: safetensors, written whole or not at all, read without unpickling."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+_FORMAT = "ffcp-calibration-1"
+
+
+def pack(settings: Mapping[str, Any]) -> Tensor:
+    """Write plain settings as JSON into a tensor of bytes.
+
+    >>> unpack(pack({"norm": 2.0}))
+    {'norm': 2.0}
+    """
+    return torch.from_numpy(np.frombuffer(json.dumps(settings).encode(), dtype=np.uint8).copy())
+
+
+def unpack(state: Tensor) -> dict[str, Any]:
+    """Read settings written by :func:`pack`."""
+    settings: dict[str, Any] = json.loads(bytes(state.cpu().numpy()))
+    return settings
+
+
+def fingerprint(model: nn.Module) -> str:
+    """Hash names, types, shapes and values of all parameters and buffers."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        if isinstance(tensor, Tensor):
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())
+            flat = tensor.detach().cpu().contiguous().reshape(-1)
+            digest.update(flat.view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def write(path: str | Path, tensors: Mapping[str, Tensor], *, fingerprint: str) -> None:
+    """Write tensors to ``path``: the file appears complete, or the old one stays."""
+    from safetensors.torch import save  # only who saves pays for the import
+
+    path = Path(path)
+    metadata = {"format": _FORMAT, "fingerprint": fingerprint}
+    data = save({name: t.contiguous() for name, t in tensors.items()}, metadata)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def read(path: str | Path) -> tuple[dict[str, Tensor], str]:
+    """Read what :func:`write` wrote; a damaged or foreign file is a ValueError."""
+    from safetensors import SafetensorError, safe_open
+
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"there is no file {path}")
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise ValueError(f"{path} is damaged or not a safetensors file ({error})") from error
+    if metadata.get("format") != _FORMAT:
+        raise ValueError(f"{path} is not a calibration saved by ffcp")
+    return tensors, metadata["fingerprint"]

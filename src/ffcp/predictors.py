@@ -1,0 +1,494 @@
+"""The named methods: each a thin composition of base band, slack and quantile."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from ffcp import bands, checks, files, gradients, inputs
+from ffcp.bands import Base, Interval
+from ffcp.choose import Candidate, Choice, Chooser
+from ffcp.errors import FFCPWarning
+from ffcp.features import OUTPUT, candidates, resolve
+from ffcp.quantiles import ScoreStore
+
+AUTO = "auto"
+Self = TypeVar("Self", bound="BandPredictor")
+
+
+class BandPredictor(nn.Module):
+    """What all regression methods share: calibrate, score, predict, merge and save.
+
+    A method says what the base band and the slack of a batch are (:meth:`_base`); everything
+    else is here. The model runs in eval mode and is left as it was found.
+    """
+
+    def __init__(
+        self, model: nn.Module, *, joint: bool = False, batch_size: int | None = None
+    ) -> None:
+        super().__init__()
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"the model must be a torch.nn.Module, got {type(model).__name__}")
+        if batch_size is not None and batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        self.model = model
+        self.joint = joint
+        self.batch_size = batch_size
+        self.calibration = ScoreStore()
+
+    # -- what a method defines ------------------------------------------------------------
+
+    def _base(self, x: Any, first_row: int = 0) -> tuple[Base, Tensor]:
+        """Give the base band with slack, of shape (n, m), and the prediction of a batch."""
+        raise NotImplementedError
+
+    def _features(self) -> list[str]:
+        """Name the features whose gradients must stay within their row."""
+        return []
+
+    def _settings(self) -> dict[str, Any]:
+        """Everything, the model apart, that a score depends on."""
+        return {"method": type(self).__name__, "joint": self.joint}
+
+    # -- calibrating ----------------------------------------------------------------------
+
+    def calibrate(self: Self, x: Any, y: Any = None, *, update: bool = False) -> Self:
+        """Score held-out points; every later band rests on these scores.
+
+        Parameters
+        ----------
+        x, y
+            Inputs and targets, as tensors or arrays; or ``x`` alone, a loader that yields
+            pairs ``(x, y)``. The points must not have trained the model.
+        update
+            Add to the scores there are instead of replacing them.
+
+        Returns
+        -------
+        self
+            Unchanged if anything goes wrong on the way.
+        """
+        scores, result = self._run_calibration(x, y, update)
+        self._commit(result)
+        if update:
+            self.calibration.add(scores)
+        else:
+            self.calibration.replace(scores)
+        return self
+
+    def _run_calibration(self, x: Any, y: Any, update: bool) -> tuple[Tensor, Any]:
+        scores = list(self._scores(self._checked_pairs(x, y, self._features())))
+        if not scores or not sum(map(len, scores)):
+            raise ValueError("the calibration data is empty: there are no rows to score")
+        return torch.cat(scores), None
+
+    def _commit(self, result: Any) -> None:
+        """Take over what calibration found besides scores."""
+
+    def _checked_pairs(
+        self, x: Any, y: Any, features: Sequence[str]
+    ) -> Iterator[tuple[Any, Tensor, int]]:
+        """Yield batches with the number of their first row; look for mixed rows in the first."""
+        row = 0
+        for batch, target in inputs.pairs(x, y, self.batch_size, self.model):
+            rows = inputs.row_count(batch)
+            if not rows:
+                continue
+            checks.finite(target, "y", row)
+            if not row:
+                gradients.check_rows(self.model, batch, features)
+            yield batch, target, row
+            row += rows
+
+    def _scores(self, pairs: Iterator[tuple[Any, Tensor, int]]) -> Iterator[Tensor]:
+        for x, y, row in pairs:
+            base, prediction = self._base(x, row)
+            yield self._score(base, checks.target(y, prediction)).cpu()
+
+    def _score(self, base: Base, y: Tensor) -> Tensor:
+        scores = bands.score(base, y.reshape(len(y), -1))
+        return scores.amax(dim=1, keepdim=True) if self.joint else scores
+
+    # -- using the calibration ------------------------------------------------------------
+
+    def score(self, x: Any, y: Any) -> Tensor:
+        """Return the non-conformity scores of points, in float64.
+
+        Shape (n,) for one output or ``joint=True``, else the shape of the output.
+        """
+        self._ready()
+        shape: tuple[int, ...] = ()
+        scores = []
+        for batch, target, row in self._checked_rows(x, y):
+            base, prediction = self._base(batch, row)
+            shape = tuple(prediction.shape[1:])
+            scores.append(self._score(base, checks.target(target, prediction)))
+        if not scores:
+            raise ValueError("x has no rows")
+        joined = torch.cat(scores)
+        single = joined.shape[1] == 1
+        return joined[:, 0] if single else joined.view(-1, *shape)
+
+    def _checked_rows(self, x: Any, y: Any) -> Iterator[tuple[Any, Tensor, int]]:
+        row = 0
+        for batch, target in inputs.pairs(x, y, self.batch_size, self.model):
+            checks.finite(target, "y", row)
+            yield batch, target, row
+            row += len(target)
+
+    def predict_interval(self, x: Any, alpha: Any = 0.1) -> Interval:
+        """Give bands that hold the truth with probability at least 1 - alpha.
+
+        Parameters
+        ----------
+        x
+            Inputs, as the model takes them.
+        alpha
+            Share of misses allowed, in (0, 1). Any value, without calibrating again.
+
+        Returns
+        -------
+        Interval
+            ``(lower, upper, prediction)`` in the shape and type of the model's output.
+        """
+        checks.exact_alpha(alpha)
+        if not len(self.calibration):
+            raise RuntimeError(
+                f"this {type(self).__name__} has no calibration: call calibrate(x, y) first, with "
+                "points that did not train the model"
+            )
+        threshold = self.calibration.threshold(alpha)
+        x = inputs.to_tensors(x, self.model)
+        parts, row = [], 0
+        for batch in inputs.batches(x, self.batch_size):
+            parts.append(self._interval(batch, threshold, row))
+            row += inputs.row_count(batch)
+        if not parts:
+            raise ValueError("x has no rows")
+        return Interval(*(torch.cat(column) for column in zip(*parts, strict=True)))
+
+    def _interval(self, x: Any, threshold: Tensor, row: int) -> Interval:
+        base, prediction = self._base(x, row)
+        outputs = base.lo.shape[1]
+        if not self.joint and outputs != len(threshold):
+            raise ValueError(
+                f"calibrated on {len(threshold)} outputs, but the model now gives {outputs}"
+            )
+        lower, upper = bands.interval(base, threshold)
+        lower, upper = bands.round_outward(lower, upper, prediction)
+        return Interval(lower.view_as(prediction), upper.view_as(prediction), prediction)
+
+    def _ready(self) -> None:
+        """Raise if the method needs calibration before it can score at all."""
+
+    # -- sharing the calibration ----------------------------------------------------------
+
+    def merge(self: Self, other: BandPredictor) -> Self:
+        """Add the scores of another predictor of the same model, calibrated on other points.
+
+        So calibration can be divided over workers and put together here.
+        """
+        if not isinstance(other, BandPredictor):
+            raise TypeError(f"cannot merge a {type(other).__name__}")
+        self._must_match(other._settings(), "the predictor to merge")
+        if other is self:
+            raise ValueError("a predictor cannot be merged with itself: points would count twice")
+        self.calibration.add(other.calibration.scores)
+        return self
+
+    def _must_match(self, settings: Mapping[str, Any], whose: str) -> None:
+        mine = self._settings()
+        differing = [key for key in mine if mine[key] != settings.get(key)]
+        if differing:
+            listed = ", ".join(f"{k}={settings.get(k)!r} (here {mine[k]!r})" for k in differing)
+            raise ValueError(
+                f"{whose} has other settings, so its scores mean another thing: {listed}"
+            )
+
+    def get_extra_state(self) -> Tensor:
+        """Pack the settings for ``state_dict``, as a tensor so that any format can hold it."""
+        return files.pack(self._settings())
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Check that a loaded calibration was made with this predictor's settings."""
+        self._must_match(files.unpack(state), "the loaded calibration")
+
+    def save(self, path: str | Path) -> None:
+        """Write the calibration, without the model's weights, to a safetensors file.
+
+        The file is written whole or not at all.
+        """
+        files.write(path, self._own_state(), fingerprint=files.fingerprint(self.model))
+
+    def load(self: Self, path: str | Path) -> Self:
+        """Read a calibration written by :meth:`save`; nothing is unpickled.
+
+        The model must have the very weights it was calibrated with.
+        """
+        state, fingerprint = files.read(path)
+        if fingerprint != files.fingerprint(self.model):
+            raise ValueError(
+                f"{path} was calibrated with other weights than this model has, and would not "
+                "cover: load those weights, or calibrate again"
+            )
+        self.load_state_dict({**self.state_dict(), **state})
+        return self
+
+    def _own_state(self) -> dict[str, Tensor]:
+        return {k: v for k, v in self.state_dict().items() if not k.startswith("model.")}
+
+    def extra_repr(self) -> str:
+        """Show the settings, and how many points calibrate."""
+        shown = {k: v for k, v in self._settings().items() if k not in ("method", "choice")}
+        listed = ", ".join(f"{key}={value!r}" for key, value in shown.items())
+        return f"{listed}, calibrated on {len(self.calibration)} points"
+
+
+class CP(BandPredictor):
+    """Split conformal prediction: one band width for every input.
+
+    Parameters
+    ----------
+    model
+        A trained network; forward returns one tensor with a row per input row.
+    joint
+        With several outputs: ``False`` covers each on its own with probability 1 - alpha,
+        ``True`` covers all of them at once.
+    batch_size
+        Rows per pass over arrays; by default about 16 MB of input, at most 8,192 rows.
+
+    Examples
+    --------
+    >>> x = torch.linspace(0, 1, 200)[:, None]
+    >>> y = 2 * x + 0.1 * torch.sin(50 * x)
+    >>> model = nn.Linear(1, 1)  # yours is trained
+    >>> band = CP(model).calibrate(x[::2], y[::2]).predict_interval(x[1::2], alpha=0.1)
+    >>> band.lower.shape
+    torch.Size([100, 1])
+    """
+
+    def _base(self, x: Any, first_row: int = 0) -> tuple[Base, Tensor]:
+        prediction, norms = gradients.batch_norms(self.model, x, [OUTPUT], 2, first_row)
+        rows = len(prediction)
+        return bands.symmetric(prediction.reshape(rows, -1), norms[OUTPUT].reshape(rows, -1)), (
+            prediction
+        )
+
+
+class FFCP(BandPredictor):
+    """Fast feature conformal prediction: the band is as wide as the gradient is long.
+
+    The score of a point is its residual divided by the norm of the gradient of the output with
+    respect to a hidden layer (Algorithm 2 of the paper), so every input gets its own band, at
+    the price of one backward pass through the layers behind the feature.
+
+    Parameters
+    ----------
+    model
+        A trained network; forward returns one tensor with a row per input row.
+    feature
+        Where the gradient is taken: a dotted module name, a module, ``"input"``, ``"output"``
+        (which is plain CP), ``"auto"``, or a list of candidates for the automatic choice.
+        ``"auto"`` tries at most 8 layers spread over the depth, and plain CP.
+    norm
+        Norm of the gradient: 1, 2 or ``inf``.
+    floor
+        Smallest slack, for gradients that vanish. A constant; it must not be estimated from
+        the calibration data.
+    joint
+        With several outputs: ``False`` covers each on its own with probability 1 - alpha,
+        ``True`` covers all of them at once.
+    choose_fraction, choose_alpha, seed
+        For the automatic choice: the share of the calibration rows that choose and then do not
+        calibrate, the level at which lengths are compared, and the seed of the division.
+    batch_size
+        Rows per pass over arrays; by default about 16 MB of input, at most 8,192 rows.
+
+    Attributes
+    ----------
+    feature : str or None
+        The feature in use; ``None`` until the automatic choice is made.
+    choice : Choice or None
+        What the automatic choice saw and took.
+
+    Examples
+    --------
+    >>> _ = torch.manual_seed(0)
+    >>> model = nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1))  # yours is trained
+    >>> x = torch.linspace(-2, 2, 400)[:, None]
+    >>> y = model(x).detach() + 0.1 * torch.randn(400, 1)
+    >>> predictor = FFCP(model, feature="0").calibrate(x[::2], y[::2])
+    >>> band = predictor.predict_interval(x[1::2], alpha=0.1)
+    >>> (band.upper - band.lower).std() > 0  # not one width for all
+    tensor(True)
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        feature: str | nn.Module | Sequence[str | nn.Module] = AUTO,
+        norm: float = 2,
+        floor: float = 1e-6,
+        *,
+        joint: bool = False,
+        choose_fraction: float = 0.2,
+        choose_alpha: float = 0.1,
+        seed: int = 0,
+        batch_size: int | None = None,
+    ) -> None:
+        super().__init__(model, joint=joint, batch_size=batch_size)
+        if not (0 < floor < math.inf):
+            raise ValueError(f"floor must be a positive number, got {floor}")
+        if not 0 < choose_fraction < 1:
+            raise ValueError(f"choose_fraction must lie between 0 and 1, got {choose_fraction}")
+        checks.exact_alpha(choose_alpha)
+        self.norm = gradients.checked_norm(norm)
+        self.floor = floor
+        self.choose_fraction = choose_fraction
+        self.choose_alpha = choose_alpha
+        self.seed = seed
+        self.choice: Choice | None = None
+        self.feature: str | None = None
+        self._candidates: list[str] | None = None  # None: to be found in the model
+        self._automatic = True
+        if isinstance(feature, (str, nn.Module)) and feature != AUTO:
+            self._automatic = False
+            self.feature = resolve(model, feature)
+        elif not isinstance(feature, (str, nn.Module)):
+            self._candidates = [resolve(model, f) for f in feature]
+            if not self._candidates:
+                raise ValueError("the list of candidate features is empty")
+
+    def _features(self) -> list[str]:
+        return [self.feature] if self.feature else []
+
+    def _settings(self) -> dict[str, Any]:
+        return {
+            **super()._settings(),
+            "feature": self.feature,
+            "norm": float(self.norm),
+            "floor": self.floor,
+        }
+
+    def _base(self, x: Any, first_row: int = 0) -> tuple[Base, Tensor]:
+        assert self.feature is not None
+        prediction, slacks = self._slacks(x, [self.feature], first_row)
+        rows = len(prediction)
+        return bands.symmetric(prediction.reshape(rows, -1), slacks[self.feature]), prediction
+
+    def _slacks(
+        self, x: Any, names: Sequence[str], first_row: int
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        prediction, norms = gradients.batch_norms(self.model, x, names, self.norm, first_row)
+        rows = len(prediction)
+        return prediction, {
+            name: bands.floored(values.reshape(rows, -1), self.floor)
+            for name, values in norms.items()
+        }
+
+    def _ready(self) -> None:
+        if self.feature is None:
+            raise RuntimeError(
+                "the feature is not chosen yet: call calibrate(x, y) first, or name a feature"
+            )
+
+    # -- the automatic choice -------------------------------------------------------------
+
+    def _run_calibration(self, x: Any, y: Any, update: bool) -> tuple[Tensor, Any]:
+        if not self._automatic or (update and self.feature is not None):
+            return super()._run_calibration(x, y, update)
+        before = self.feature
+        try:
+            self.feature = None
+            return self._choose_and_score(x, y)
+        finally:
+            self.feature = before
+
+    def _choose_and_score(self, x: Any, y: Any) -> tuple[Tensor, Choice]:
+        pairs = self._checked_pairs(x, y, self._candidates or [])
+        chooser, choice, scores = None, None, []
+        for batch, target, row in pairs:
+            if choice is not None:
+                scores.extend(self._scores(iter([(batch, target, row)])))
+                continue
+            chooser = chooser or self._chooser(batch)
+            self._show(chooser, batch, target, row)
+            if chooser.enough:
+                choice, rest = chooser.choose()
+                scores.append(self._reduced(rest))
+                self.feature = choice.feature
+        if chooser is None:
+            raise ValueError("the calibration data is empty: there are no rows to score")
+        if choice is None:
+            choice, rest = chooser.choose()
+            scores.append(self._reduced(rest))
+        return torch.cat(scores), choice
+
+    def _chooser(self, batch: Any) -> Chooser:
+        names = self._candidates
+        if names is None:
+            names = candidates(self.model, batch)
+            gradients.check_rows(self.model, batch, names)
+        names = [name for name in dict.fromkeys(names) if name != OUTPUT]
+        return Chooser(names, self.choose_fraction, self.seed, self.choose_alpha)
+
+    def _show(self, chooser: Chooser, x: Any, y: Tensor, row: int) -> None:
+        prediction, slacks = self._slacks(x, chooser.names or [OUTPUT], row)
+        target = checks.target(y, prediction)
+        base = bands.symmetric(prediction, torch.ones_like(prediction))
+        residuals = bands.score(base, target).reshape(len(prediction), -1)
+        chooser.add(residuals, {name: slacks[name] for name in chooser.names})
+
+    def _reduced(self, scores: Tensor) -> Tensor:
+        return scores.amax(dim=1, keepdim=True) if self.joint else scores
+
+    def _commit(self, result: Choice | None) -> None:
+        if result is None:
+            return
+        self.choice = result
+        self.feature = result.feature
+        if result.feature == OUTPUT:
+            warnings.warn(_why_cp(result), FFCPWarning, stacklevel=3)
+
+    # -- carrying the choice along --------------------------------------------------------
+
+    def get_extra_state(self) -> Tensor:
+        """Pack the settings and the choice for ``state_dict``."""
+        choice = None if self.choice is None else asdict(self.choice)
+        return files.pack({**self._settings(), "choice": choice})
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Take over the choice that was saved; check all other settings."""
+        settings = files.unpack(state)
+        if self._automatic:
+            self.feature = settings.get("feature")
+            choice = settings.get("choice")
+            self.choice = None if choice is None else _choice_from(choice)
+        self._must_match(settings, "the loaded calibration")
+
+
+def _why_cp(choice: Choice) -> str:
+    cp = choice.candidates[OUTPUT]
+    others = {name: c for name, c in choice.candidates.items() if name != OUTPUT}
+    if not others:
+        return "plain CP is used: no layer of this model passes a gradient to the output"
+    name = min(others, key=lambda key: others[key].mean_length)
+    best = others[name]
+    return (
+        f"plain CP was chosen: on {choice.rows} rows set aside no layer gave shorter bands (best: "
+        f"{name!r} with mean length {best.mean_length:.4g} against {cp.mean_length:.4g}). The "
+        "gradient says little about the noise here: its rank correlation with the residual is "
+        f"{best.rank_correlation:+.2f}"
+    )
+
+
+def _choice_from(saved: Mapping[str, Any]) -> Choice:
+    shown = {name: Candidate(**values) for name, values in saved["candidates"].items()}
+    return Choice(saved["feature"], shown, saved["rows"], saved["alpha"])
