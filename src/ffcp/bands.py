@@ -36,11 +36,16 @@ class Base(NamedTuple):
     slack_lo: Tensor
     slack_hi: Tensor
 
+    @property
+    def is_symmetric(self) -> bool:
+        """Whether one centre and one slack serve both sides, which halves the arithmetic."""
+        return self.lo is self.hi and self.slack_lo is self.slack_hi
+
 
 def symmetric(prediction: Tensor, slack: Tensor) -> Base:
     """Make the base band of a point prediction: both ends are it, one slack serves both."""
-    center, slack = as_float64(prediction), as_float64(slack)
-    return Base(center, center, slack, slack)
+    centre, slack = as_float64(prediction), as_float64(slack)
+    return Base(centre, centre, slack, slack)
 
 
 def floored(norms: Tensor, floor: float) -> Tensor:
@@ -56,42 +61,39 @@ def score(base: Base, y: Tensor) -> Tensor:
     tensor([2.], dtype=torch.float64)
     """
     y = as_float64(y).to(base.lo.device)
-    if base.lo is base.hi and base.slack_lo is base.slack_hi:
+    if base.is_symmetric:
         return (y - base.lo).abs_().div_(base.slack_lo)
     return torch.maximum((base.lo - y) / base.slack_lo, (y - base.hi) / base.slack_hi)
 
 
-def interval(base: Base, threshold: Tensor) -> tuple[Tensor, Tensor]:
-    """All y whose score is at most ``threshold``, as float64 bounds.
+def interval(base: Base, threshold: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """All y whose score is at most ``threshold``, as bounds of the given type.
 
-    The bounds are rounded outward by a few units in the last place: computing the score and
-    then the bound rounds four times, and a target with exactly the threshold's score, the
-    one the guarantee counts on when scores tie, must not fall out.
+    The bounds are rounded outward. A target with exactly the threshold's score, the one that
+    the guarantee counts on when scores tie, must not fall out by rounding: score and bound
+    round in float64, and the bound once more on its way to ``dtype``.
 
     >>> base = symmetric(torch.tensor([1.0]), torch.tensor([2.0]))
-    >>> lower, upper = interval(base, torch.tensor(2.0, dtype=torch.float64))
-    >>> bool(lower <= -3) and bool(upper >= 5)
-    True
+    >>> interval(base, torch.tensor(2.0), torch.float32)
+    (tensor([-3.0000]), tensor([5.0000]))
     """
-    threshold = threshold.to(base.lo.device)
-    reach_lo, reach_hi = threshold * base.slack_lo, threshold * base.slack_hi
-    guard = 4 * torch.finfo(torch.float64).eps
-    lower = base.lo - reach_lo
-    upper = base.hi + reach_hi
-    lower -= guard * torch.maximum(base.lo.abs(), reach_lo.abs())
-    upper += guard * torch.maximum(base.hi.abs(), reach_hi.abs())
-    return lower, upper
+    threshold = as_float64(threshold).to(base.lo.device)
+    below = above = _reach(base.lo, threshold * base.slack_lo, dtype)
+    if not base.is_symmetric:
+        above = _reach(base.hi, threshold * base.slack_hi, dtype)
+    lower, upper = base.lo - below, base.hi + above
+    # Beyond the largest number of a short type a cast gives infinity: right for the far side
+    # only.
+    largest = torch.finfo(dtype).max
+    return lower.clamp_max(largest).to(dtype), upper.clamp_min(-largest).to(dtype)
 
 
-def round_outward(lower: Tensor, upper: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Bring float64 bounds to the type and device of ``like`` without making the band smaller."""
-    if like.dtype == torch.float64:
-        return lower.to(like.device), upper.to(like.device)
-    down, up = lower.to(like.dtype), upper.to(like.dtype)
-    limit = torch.tensor(torch.inf, dtype=like.dtype, device=down.device)
-    down = torch.where(down.double() > lower, torch.nextafter(down, -limit), down)
-    up = torch.where(up.double() < upper, torch.nextafter(up, limit), up)
-    return down.to(like.device), up.to(like.device)
+def _reach(start: Tensor, reach: Tensor, dtype: torch.dtype) -> Tensor:
+    """Lengthen a step from ``start`` by all that rounding can take from it."""
+    limits = torch.finfo(dtype)
+    unit = max(0.51 * limits.eps, 4 * torch.finfo(torch.float64).eps)
+    guard = (start.abs() + reach.abs()).mul_(unit).add_(limits.tiny)
+    return guard.add_(reach)
 
 
 def as_float64(values: Tensor) -> Tensor:

@@ -94,23 +94,22 @@ def target(y: Tensor, prediction: Tensor) -> Tensor:
     )
 
 
-def rows_independent(forward: Callable[[Any], Tensor], x: Any, sample: int = 8) -> None:
+def rows_independent(forward: Callable[[Any], Tensor], x: Any) -> None:
     """Refuse a model whose prediction for one row depends on the other rows of the batch.
 
-    Three passes over at most ``sample`` rows: twice the same, to tell randomness from mixing,
-    and once half of them in another order.
+    Three passes over these few rows: twice the same, to tell randomness from mixing, and once
+    half of them in another order.
     """
-    rows = torch.arange(min(inputs.row_count(x), sample))
+    rows = torch.arange(inputs.row_count(x))
     company = rows[: (len(rows) + 1) // 2].flip(0) if len(rows) > 1 else rows.repeat(2)
-    whole = forward(inputs.take(x, rows)).detach()
-    again = forward(inputs.take(x, rows)).detach()
+    whole, again = forward(x), forward(x)
     if not _close(whole, again):
         raise ValueError(
             "two passes over the same rows disagree: forward is random even in eval mode "
             "(dropout with training=True?). Make it deterministic; the score of a point must "
             "be a fixed number"
         )
-    apart = forward(inputs.take(x, company)).detach()
+    apart = forward(inputs.take(x, company))
     if not _close(whole[company.to(whole.device)], apart):
         raise ValueError(
             "the model mixes rows: its prediction for a row changes with the other rows of the "

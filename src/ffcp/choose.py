@@ -15,6 +15,8 @@ from ffcp.features import OUTPUT
 
 # Enough to tell layers apart; beyond it a longer stream would only cost time and memory.
 _ENOUGH_ROWS = 10_000
+# A gradient that is the same everywhere gives the bands of plain CP, up to rounding.
+_TIE = 1 - 1e-6
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,10 @@ def choose(residuals: Tensor, slacks: Mapping[str, Tensor], alpha: float) -> Cho
     slacks = {OUTPUT: torch.ones_like(residuals), **slacks}
     lengths = {name: _lengths(residuals, slack, alpha) for name, slack in slacks.items()}
     reference = lengths[OUTPUT].clamp_min(torch.finfo(torch.float64).tiny)
-    best = min(lengths, key=lambda name: float((lengths[name] / reference).mean()))
+    ratios = {name: float((length / reference).mean()) for name, length in lengths.items()}
+    best = min(ratios, key=lambda name: ratios[name])
+    if ratios[best] > _TIE * ratios[OUTPUT]:
+        best = OUTPUT
     candidates = {
         name: Candidate(float(lengths[name].mean()), rank_correlation(residuals, slacks[name]))
         for name in slacks

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
 from ffcp import checks, inputs
-from ffcp.features import OUTPUT, predict, resolve, tapped
+from ffcp.features import OUTPUT, predict, resolve, tapped, undisturbed
 
 _NORMS = (1, 2, math.inf)
 
@@ -82,20 +82,23 @@ def checked_norm(norm: float) -> float:
 def batch_norms(
     model: nn.Module, x: Any, names: Sequence[str], norm: float, first_row: int = 0
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Predict one batch and give, per feature, the row norms in the output's shape."""
+    """Predict one batch and give, per feature, the row norms in the output's shape.
+
+    No names: only the prediction, without a graph.
+    """
     checks.finite_input(x, first_row)
-    if all(name == OUTPUT for name in names):
-        prediction = predict(model, x)
-        norms = {name: torch.ones_like(prediction) for name in names}
-        checks.finite(prediction, "the prediction", first_row)
-        return prediction, norms
-    with tapped(model, x, names) as tap:
-        norms = _norms(tap.prediction, tap.edges, norm)
-        prediction = tap.prediction.detach()
+    tapped_names = [name for name in names if name != OUTPUT]
+    if tapped_names:
+        with tapped(model, x, tapped_names) as tap:
+            norms = _norms(tap.prediction, tap.edges, norm)
+            prediction = tap.prediction.detach()
+    else:
+        prediction, norms = predict(model, x), {}
     checks.finite(prediction, "the prediction", first_row)
     for name, values in norms.items():
         checks.finite(values, f"the gradient at feature {name!r}", first_row)
-    norms |= {name: torch.ones_like(prediction) for name in names if name == OUTPUT}
+    if OUTPUT in names:
+        norms[OUTPUT] = torch.ones_like(prediction)
     return prediction, norms
 
 
@@ -157,8 +160,13 @@ def _row_norm(gradient: Tensor, norm: float) -> Tensor:
 
 def check_rows(model: nn.Module, x: Any, names: Sequence[str], sample: int = 8) -> None:
     """Refuse a model that mixes rows, by its predictions and by its gradients."""
-    checks.rows_independent(lambda batch: predict(model, batch), x, sample)
     x = inputs.take(x, slice(0, sample))
+    # One context around all passes: each of them then draws other random numbers, if it draws.
+    with undisturbed(model), torch.no_grad():
+        call = inputs.caller(model, x)
+        checks.rows_independent(
+            lambda batch: checks.output(call(batch), inputs.row_count(batch)), x
+        )
     names = [name for name in names if name != OUTPUT]
     asked = inputs.row_count(x) // 2
     if not names or not asked:

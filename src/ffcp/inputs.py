@@ -8,6 +8,7 @@ handed to the model as it is.
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, cast
 
@@ -44,7 +45,7 @@ def to_tensors(x: Any, model: nn.Module) -> Any:
 
 def device_and_dtype(model: nn.Module) -> tuple[torch.device | None, torch.dtype]:
     """Where the model lives and in which float type, read off its first float parameter."""
-    for tensor in (*model.parameters(), *model.buffers()):
+    for tensor in itertools.chain(model.parameters(), model.buffers()):
         if tensor.is_floating_point():
             return tensor.device, tensor.dtype
     return None, torch.get_default_dtype()

@@ -20,6 +20,7 @@ from ffcp.features import OUTPUT, candidates, resolve
 from ffcp.quantiles import ScoreStore
 
 AUTO = "auto"
+_BLOCK = 2**16  # numbers per step of the band arithmetic: fits the caches
 Self = TypeVar("Self", bound="BandPredictor")
 
 
@@ -45,8 +46,12 @@ class BandPredictor(nn.Module):
 
     # -- what a method defines ------------------------------------------------------------
 
-    def _base(self, x: Any, first_row: int = 0) -> tuple[Base, Tensor]:
-        """Give the base band with slack, of shape (n, m), and the prediction of a batch."""
+    def _run(self, x: Any, first_row: int) -> tuple[Tensor, ...]:
+        """Run the model on a batch: all a band needs to know, the prediction first."""
+        raise NotImplementedError
+
+    def _base(self, *run: Tensor) -> Base:
+        """Turn what :meth:`_run` gave into base band and slack, each of shape (n, m)."""
         raise NotImplementedError
 
     def _features(self) -> list[str]:
@@ -109,11 +114,13 @@ class BandPredictor(nn.Module):
 
     def _scores(self, pairs: Iterator[tuple[Any, Tensor, int]]) -> Iterator[Tensor]:
         for x, y, row in pairs:
-            base, prediction = self._base(x, row)
-            yield self._score(base, checks.target(y, prediction)).cpu()
+            yield self._score(self._run(x, row), y).cpu()
 
-    def _score(self, base: Base, y: Tensor) -> Tensor:
-        scores = bands.score(base, y.reshape(len(y), -1))
+    def _score(self, run: tuple[Tensor, ...], y: Tensor) -> Tensor:
+        target = checks.target(y, run[0])
+        return self._reduced(bands.score(self._base(*run), _columns(target)))
+
+    def _reduced(self, scores: Tensor) -> Tensor:
         return scores.amax(dim=1, keepdim=True) if self.joint else scores
 
     # -- using the calibration ------------------------------------------------------------
@@ -127,9 +134,9 @@ class BandPredictor(nn.Module):
         shape: tuple[int, ...] = ()
         scores = []
         for batch, target, row in self._checked_rows(x, y):
-            base, prediction = self._base(batch, row)
-            shape = tuple(prediction.shape[1:])
-            scores.append(self._score(base, checks.target(target, prediction)))
+            run = self._run(batch, row)
+            shape = tuple(run[0].shape[1:])
+            scores.append(self._score(run, target))
         if not scores:
             raise ValueError("x has no rows")
         joined = torch.cat(scores)
@@ -166,24 +173,32 @@ class BandPredictor(nn.Module):
             )
         threshold = self.calibration.threshold(alpha)
         x = inputs.to_tensors(x, self.model)
-        parts, row = [], 0
+        runs, row = [], 0
         for batch in inputs.batches(x, self.batch_size):
-            parts.append(self._interval(batch, threshold, row))
+            runs.append(self._run(batch, row))
             row += inputs.row_count(batch)
-        if not parts:
+        if not runs:
             raise ValueError("x has no rows")
-        return Interval(*(torch.cat(column) for column in zip(*parts, strict=True)))
+        return self._interval([torch.cat(column) for column in zip(*runs, strict=True)], threshold)
 
-    def _interval(self, x: Any, threshold: Tensor, row: int) -> Interval:
-        base, prediction = self._base(x, row)
-        outputs = base.lo.shape[1]
+    def _interval(self, run: Sequence[Tensor], threshold: Tensor) -> Interval:
+        prediction = run[0]
+        lower, upper = torch.empty_like(prediction), torch.empty_like(prediction)
+        outputs = _columns(prediction).shape[1]
         if not self.joint and outputs != len(threshold):
             raise ValueError(
                 f"calibrated on {len(threshold)} outputs, but the model now gives {outputs}"
             )
-        lower, upper = bands.interval(base, threshold)
-        lower, upper = bands.round_outward(lower, upper, prediction)
-        return Interval(lower.view_as(prediction), upper.view_as(prediction), prediction)
+        # In blocks, so that the float64 intermediates stay small beside the result.
+        block = max(1, _BLOCK // outputs)
+        for start in range(0, len(prediction), block):
+            rows = slice(start, start + block)
+            low, high = bands.interval(
+                self._base(*(part[rows] for part in run)), threshold, prediction.dtype
+            )
+            lower[rows] = low.view_as(lower[rows])
+            upper[rows] = high.view_as(upper[rows])
+        return Interval(lower, upper, prediction)
 
     def _ready(self) -> None:
         """Raise if the method needs calibration before it can score at all."""
@@ -274,12 +289,12 @@ class CP(BandPredictor):
     torch.Size([100, 1])
     """
 
-    def _base(self, x: Any, first_row: int = 0) -> tuple[Base, Tensor]:
-        prediction, norms = gradients.batch_norms(self.model, x, [OUTPUT], 2, first_row)
-        rows = len(prediction)
-        return bands.symmetric(prediction.reshape(rows, -1), norms[OUTPUT].reshape(rows, -1)), (
-            prediction
-        )
+    def _run(self, x: Any, first_row: int) -> tuple[Tensor, ...]:
+        prediction, _ = gradients.batch_norms(self.model, x, [], 2, first_row)
+        return (prediction,)
+
+    def _base(self, *run: Tensor) -> Base:
+        return bands.symmetric(_columns(run[0]), torch.ones(()))
 
 
 class FFCP(BandPredictor):
@@ -377,21 +392,16 @@ class FFCP(BandPredictor):
             "floor": self.floor,
         }
 
-    def _base(self, x: Any, first_row: int = 0) -> tuple[Base, Tensor]:
+    def _run(self, x: Any, first_row: int) -> tuple[Tensor, ...]:
         assert self.feature is not None
-        prediction, slacks = self._slacks(x, [self.feature], first_row)
-        rows = len(prediction)
-        return bands.symmetric(prediction.reshape(rows, -1), slacks[self.feature]), prediction
+        prediction, norms = gradients.batch_norms(
+            self.model, x, [self.feature], self.norm, first_row
+        )
+        return prediction, norms[self.feature]
 
-    def _slacks(
-        self, x: Any, names: Sequence[str], first_row: int
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        prediction, norms = gradients.batch_norms(self.model, x, names, self.norm, first_row)
-        rows = len(prediction)
-        return prediction, {
-            name: bands.floored(values.reshape(rows, -1), self.floor)
-            for name, values in norms.items()
-        }
+    def _base(self, *run: Tensor) -> Base:
+        prediction, norms = run
+        return bands.symmetric(_columns(prediction), bands.floored(_columns(norms), self.floor))
 
     def _ready(self) -> None:
         if self.feature is None:
@@ -440,14 +450,11 @@ class FFCP(BandPredictor):
         return Chooser(names, self.choose_fraction, self.seed, self.choose_alpha)
 
     def _show(self, chooser: Chooser, x: Any, y: Tensor, row: int) -> None:
-        prediction, slacks = self._slacks(x, chooser.names or [OUTPUT], row)
-        target = checks.target(y, prediction)
-        base = bands.symmetric(prediction, torch.ones_like(prediction))
-        residuals = bands.score(base, target).reshape(len(prediction), -1)
-        chooser.add(residuals, {name: slacks[name] for name in chooser.names})
-
-    def _reduced(self, scores: Tensor) -> Tensor:
-        return scores.amax(dim=1, keepdim=True) if self.joint else scores
+        prediction, norms = gradients.batch_norms(self.model, x, chooser.names, self.norm, row)
+        base = bands.symmetric(prediction, torch.ones(()))
+        residuals = bands.score(base, checks.target(y, prediction))
+        slacks = {name: bands.floored(_columns(n), self.floor) for name, n in norms.items()}
+        chooser.add(_columns(residuals), slacks)
 
     def _commit(self, result: Choice | None) -> None:
         if result is None:
@@ -492,3 +499,8 @@ def _why_cp(choice: Choice) -> str:
 def _choice_from(saved: Mapping[str, Any]) -> Choice:
     shown = {name: Candidate(**values) for name, values in saved["candidates"].items()}
     return Choice(saved["feature"], shown, saved["rows"], saved["alpha"])
+
+
+def _columns(values: Tensor) -> Tensor:
+    """Lay out values as (rows, outputs)."""
+    return values.reshape(len(values), -1)

@@ -1,0 +1,134 @@
+"""The automatic choice of the layer: honest, readable, and CP where the gradient knows nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+from torch import Tensor, nn
+
+import ffcp
+from ffcp.choose import RowSplit, choose, rank_correlation
+
+
+class Known(nn.Module):
+    """Gradient at ``part`` is exp(x): f = part(x) * exp(x) with part = 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = nn.Linear(1, 1)
+        nn.init.zeros_(self.part.weight)
+        nn.init.zeros_(self.part.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.part(x) * x.exp())[:, 0]
+
+
+def informed(rows: int = 1000) -> tuple[Tensor, Tensor]:
+    x = torch.randn(rows, 1)
+    return x, torch.randn(rows) * x.exp()[:, 0]
+
+
+def test_the_layer_that_knows_the_noise_is_chosen() -> None:
+    x, y = informed()
+    predictor = ffcp.FFCP(Known(), ["part", "output"]).calibrate(x, y)
+    assert predictor.feature == "part"
+    choice = predictor.choice
+    assert choice.rows == 200
+    assert len(predictor.calibration) == 800
+    assert set(choice.candidates) == {"part", "output"}
+    assert choice.candidates["part"].mean_length < choice.candidates["output"].mean_length
+    assert choice.candidates["part"].rank_correlation > 0.5
+    assert choice.candidates["output"].rank_correlation == 0
+    assert "'part', chosen on 200 rows" in str(choice)
+
+
+def test_cp_is_chosen_with_a_warning_where_the_gradient_knows_nothing() -> None:
+    x = torch.randn(1000, 1)
+    with pytest.warns(ffcp.FFCPWarning, match="plain CP was chosen: on 200 rows.*best: 'part'"):
+        predictor = ffcp.FFCP(Known(), ["part"]).calibrate(x, torch.randn(1000))
+    assert predictor.feature == "output"
+    widths = predictor.predict_interval(x)
+    assert torch.allclose(widths.upper - widths.lower, (widths.upper - widths.lower)[0])
+
+
+def test_a_constant_slack_loses_the_tie_to_cp() -> None:
+    residuals = torch.rand(100, 1).double()
+    for constant in (1e-6, 1 / 3, 7.0):
+        assert (
+            choose(residuals, {"flat": torch.full((100, 1), constant).double()}, 0.1).feature
+            == "output"
+        )
+
+
+def test_rows_that_choose_do_not_calibrate() -> None:
+    x, y = informed(100)
+    mask = RowSplit(0.2, seed=3).mask(100)
+    predictor = ffcp.FFCP(Known(), ["part"], seed=3).calibrate(x, y)
+    expected = ffcp.FFCP(Known(), predictor.feature).calibrate(x[~mask], y[~mask])
+    torch.testing.assert_close(predictor.calibration.scores, expected.calibration.scores)
+
+
+def test_the_choice_ignores_the_rows_that_calibrate() -> None:
+    x, y = informed(200)
+    mask = RowSplit(0.2, seed=0).mask(200)
+    other = torch.where(mask, y, 1e6 * torch.randn(200))
+    one = ffcp.FFCP(Known(), ["part"]).calibrate(x, y)
+    two = ffcp.FFCP(Known(), ["part"]).calibrate(x, other)
+    assert one.choice == two.choice
+
+
+def test_a_long_stream_stops_choosing_once_it_knows_enough() -> None:
+    x, y = informed(60_000)
+    predictor = ffcp.FFCP(Known(), ["part"]).calibrate((x[i::60], y[i::60]) for i in range(60))
+    assert 10_000 <= predictor.choice.rows < 10_300
+    assert len(predictor.calibration) == 60_000 - predictor.choice.rows
+    # Rows scored after the choice are scored in the same way as those before it.
+    mask_free = ffcp.FFCP(Known(), "part").calibrate(x, y)
+    assert torch.isin(predictor.calibration.scores, mask_free.calibration.scores).all()
+
+
+def test_update_keeps_the_choice() -> None:
+    x, y = informed()
+    predictor = ffcp.FFCP(Known(), ["part"]).calibrate(x, y)
+    choice = predictor.choice
+    predictor.calibrate(x, torch.randn(1000), update=True)
+    assert predictor.choice is choice
+    assert len(predictor.calibration) == 1800
+
+
+def test_an_output_in_large_units_does_not_decide_alone() -> None:
+    residuals = torch.rand(500, 2).double() * torch.tensor([1.0, 1e6])
+    knows_first = torch.stack([residuals[:, 0] + 1e-3, torch.ones(500)], dim=1)
+    assert choose(residuals, {"first": knows_first}, 0.1).feature == "first"
+
+
+@given(
+    fraction=st.floats(0.01, 0.99),
+    seed=st.integers(0, 100),
+    cuts=st.lists(st.integers(1, 50), min_size=1, max_size=6),
+)
+def test_the_division_of_rows_does_not_depend_on_batches(
+    fraction: float, seed: int, cuts: list[int]
+) -> None:
+    whole = RowSplit(fraction, seed).mask(sum(cuts))
+    split = RowSplit(fraction, seed)
+    assert torch.equal(whole, torch.cat([split.mask(rows) for rows in cuts]))
+
+
+def test_the_division_takes_the_asked_share() -> None:
+    for fraction in (0.05, 0.2, 0.5):
+        assert abs(int(RowSplit(fraction, 0).mask(1000).sum()) - 1000 * fraction) <= 1
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=3, max_size=30))
+def test_rank_correlation_agrees_with_scipy(pairs: list[tuple[int, int]]) -> None:
+    a, b = np.array(pairs, dtype=float).T
+    ours = rank_correlation(torch.from_numpy(a), torch.from_numpy(b))
+    if np.ptp(a) == 0 or np.ptp(b) == 0:
+        assert ours == 0
+    else:
+        assert ours == pytest.approx(stats.spearmanr(a, b).statistic, abs=1e-9)

@@ -1,0 +1,170 @@
+"""The guarantee, tested as a law over many calibration sets."""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ffcp
+from ffcp.choose import choose
+from ffcp.quantiles import conformal_rank
+from tests.conftest import small_mlp
+from tests.law import ERROR_RATE, draw_hits, p_value
+
+N, T, ALPHA, REPEATS = 40, 30, 0.1, 1200
+
+
+def heteroscedastic(generator: torch.Generator, rows: int) -> tuple[Tensor, Tensor]:
+    x = torch.randn(rows, 4, generator=generator)
+    noise = torch.randn(rows, generator=generator)
+    return x, x[:, 0] + noise * (0.2 + x[:, 1].abs())
+
+
+def covered_by(make):
+    def covered(x_cal: Tensor, y_cal: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        predictor = make()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ffcp.FFCPWarning)
+            predictor.calibrate(x_cal, y_cal)
+        covered.used = len(predictor.calibration)
+        band = predictor.predict_interval(x, alpha=ALPHA)
+        y = y[:, None] if y.dim() < band.lower.dim() else y
+        inside = (band.lower <= y) & (y <= band.upper)
+        return inside.all(dim=1) if predictor.joint else inside
+
+    return covered
+
+
+METHODS = {
+    "CP": lambda: ffcp.CP(small_mlp()),
+    "FFCP at the input": lambda: ffcp.FFCP(small_mlp(), "input"),
+    "FFCP at layer 1": lambda: ffcp.FFCP(small_mlp(), "0"),
+    "FFCP at layer 2": lambda: ffcp.FFCP(small_mlp(), "3"),
+    "FFCP at the output": lambda: ffcp.FFCP(small_mlp(), "output"),
+    "FFCP, norm 1": lambda: ffcp.FFCP(small_mlp(), "0", norm=1),
+    "FFCP, norm inf": lambda: ffcp.FFCP(small_mlp(), "0", norm=math.inf),
+    "FFCP, layer chosen": lambda: ffcp.FFCP(small_mlp()),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_coverage_follows_the_beta_binomial_law(name: str) -> None:
+    covered = covered_by(METHODS[name])
+    hits = draw_hits(heteroscedastic, covered, n=N, t=T, repeats=REPEATS)[:, 0]
+    used = covered.used
+    assert used == (32 if "chosen" in name else N)  # a fifth of the rows chooses
+    assert p_value(hits, T, used, conformal_rank(used, ALPHA)) > ERROR_RATE
+
+
+def three_targets(generator: torch.Generator, rows: int) -> tuple[Tensor, Tensor]:
+    x = torch.randn(rows, 4, generator=generator)
+    noise = torch.randn(rows, 3, generator=generator) + torch.randn(rows, 1, generator=generator)
+    return x, noise * torch.tensor([0.1, 1.0, 10.0])
+
+
+SEVERAL = {
+    "CP": lambda joint: ffcp.CP(small_mlp(outputs=3), joint=joint),
+    "FFCP": lambda joint: ffcp.FFCP(small_mlp(outputs=3), "0", joint=joint),
+    "FFCP, layer chosen": lambda joint: ffcp.FFCP(small_mlp(outputs=3), joint=joint),
+}
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_each_output_follows_the_law_on_its_own(name: str) -> None:
+    covered = covered_by(lambda: SEVERAL[name](False))
+    hits = draw_hits(three_targets, covered, n=N, t=T, repeats=REPEATS)
+    used = covered.used
+    for output in range(3):
+        assert p_value(hits[:, output], T, used, conformal_rank(used, ALPHA)) > ERROR_RATE
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_the_joint_box_follows_the_law(name: str) -> None:
+    covered = covered_by(lambda: SEVERAL[name](True))
+    hits = draw_hits(three_targets, covered, n=N, t=T, repeats=REPEATS)
+    used = covered.used
+    assert p_value(hits, T, used, conformal_rank(used, ALPHA)) > ERROR_RATE
+
+
+# -- the test has power ------------------------------------------------------------------------
+
+
+def test_the_law_test_catches_a_quantile_without_n_plus_1() -> None:
+    model = small_mlp()
+    assert math.ceil(N * (1 - ALPHA)) != conformal_rank(N, ALPHA)
+
+    def covered(x_cal: Tensor, y_cal: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        predictor = ffcp.CP(model).calibrate(x_cal, y_cal)
+        wrong = predictor.calibration.scores[math.ceil(N * (1 - ALPHA)) - 1]
+        return predictor.score(x, y)[:, None] <= wrong
+
+    hits = draw_hits(heteroscedastic, covered, n=N, t=T, repeats=REPEATS)[:, 0]
+    assert p_value(hits, T, N, conformal_rank(N, ALPHA)) < 1e-8
+
+
+class ManyIrrelevantGradients(nn.Module):
+    """Predicts 0; its gradient at feature j is exp(x_j), which says nothing of the noise."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(nn.Linear(width, 1) for _ in range(width))
+        for part in self.parts:
+            nn.init.zeros_(part.weight)
+            nn.init.zeros_(part.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        values = torch.cat([part(x) for part in self.parts], dim=1)
+        return (values * x.exp()).sum(dim=1)
+
+
+def pure_noise(generator: torch.Generator, rows: int) -> tuple[Tensor, Tensor]:
+    return torch.randn(rows, 10, generator=generator), torch.randn(rows, generator=generator)
+
+
+def test_the_law_test_catches_a_layer_chosen_on_the_calibration_points() -> None:
+    # Theory: the shortest band of ten is short because its quantile came out low by luck.
+    model = ManyIrrelevantGradients(10)
+    names = [f"parts.{j}" for j in range(10)]
+    hits = draw_hits(pure_noise, chosen_on_calibration(model, names), n=N, t=T, repeats=REPEATS)
+    assert p_value(hits, T, N, conformal_rank(N, ALPHA)) < 1e-8
+    assert hits.mean() / T < 0.88
+
+
+def chosen_on_calibration(model: nn.Module, names: list[str]):
+    def covered(x_cal: Tensor, y_cal: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        _, slacks = ffcp.gradient_norms(model, x_cal, names)
+        slacks = {name: slack[:, None].double() for name, slack in slacks.items()}
+        # Without plain CP, which would win and hide the mistake.
+        choice = choose(y_cal.abs()[:, None].double(), slacks, ALPHA)
+        best = min(names, key=lambda name: choice.candidates[name].mean_length)
+        predictor = ffcp.FFCP(model, best).calibrate(x_cal, y_cal)
+        return predictor.score(x, y) <= predictor.calibration.threshold(ALPHA)
+
+    return covered
+
+
+def test_the_automatic_choice_keeps_the_law_among_irrelevant_layers() -> None:
+    model = ManyIrrelevantGradients(10)
+    covered = covered_by(lambda: ffcp.FFCP(model, [f"parts.{j}" for j in range(10)]))
+    hits = draw_hits(pure_noise, covered, n=N, t=T, repeats=REPEATS)
+    assert p_value(hits, T, covered.used, conformal_rank(covered.used, ALPHA)) > ERROR_RATE
+
+
+def test_ties_only_ever_raise_coverage() -> None:
+    # Integer targets and a constant prediction: many equal scores.
+    model = nn.Linear(1, 1)
+    nn.init.zeros_(model.weight)
+    nn.init.constant_(model.bias, 0.3)
+
+    def counts(generator: torch.Generator, rows: int) -> tuple[Tensor, Tensor]:
+        return torch.randn(rows, 1, generator=generator), torch.randint(
+            0, 5, (rows,), generator=generator
+        )
+
+    covered = covered_by(lambda: ffcp.FFCP(model, "input", floor=0.7))
+    hits = draw_hits(counts, covered, n=N, t=T, repeats=400)
+    assert hits.mean() / T >= 1 - ALPHA

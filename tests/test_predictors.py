@@ -1,0 +1,285 @@
+"""CP and FFCP as a user meets them."""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+import weakref
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import ffcp
+from tests.conftest import small_mlp
+
+X, Y = torch.randn(200, 4), torch.randn(200)
+NEW = torch.randn(50, 4)
+
+
+def test_cp_is_the_conformal_quantile_of_absolute_residuals(mlp: nn.Module) -> None:
+    mlp.eval()
+    residuals = (Y - mlp(X)[:, 0]).abs().detach().double().sort().values
+    q = residuals[math.ceil(201 * 0.9) - 1]
+    band = ffcp.CP(mlp).calibrate(X, Y).predict_interval(NEW, alpha=0.1)
+    center = mlp(NEW).detach()
+    torch.testing.assert_close(band.prediction, center)
+    torch.testing.assert_close(band.lower, (center.double() - q).float())
+    torch.testing.assert_close(band.upper, (center.double() + q).float())
+
+
+def test_ffcp_divides_the_residual_by_the_gradient_norm(mlp: nn.Module) -> None:
+    mlp.eval()
+    head = mlp[1:]
+    slack = {}
+    for name, x in {"cal": X, "new": NEW}.items():
+        v = mlp[0](x).detach().requires_grad_()
+        (gradient,) = torch.autograd.grad(head(v).sum(), v)
+        slack[name] = gradient.norm(dim=1).double()
+    residuals = (Y - mlp(X)[:, 0]).detach().abs().double()
+    q = (residuals / slack["cal"]).sort().values[math.ceil(201 * 0.8) - 1]
+    predictor = ffcp.FFCP(mlp, "0").calibrate(X, Y)
+    band = predictor.predict_interval(NEW, alpha=0.2)
+    torch.testing.assert_close((band.upper - band.lower)[:, 0].double(), 2 * q * slack["new"],
+                               rtol=1e-5, atol=1e-6)  # fmt: skip
+    torch.testing.assert_close(predictor.score(X, Y), residuals / slack["cal"], rtol=1e-5, atol=0)
+
+
+def test_ffcp_at_the_output_is_cp(mlp: nn.Module) -> None:
+    cp = ffcp.CP(mlp).calibrate(X, Y).predict_interval(NEW)
+    for feature in ("output", mlp):
+        ff = ffcp.FFCP(mlp, feature).calibrate(X, Y).predict_interval(NEW)
+        assert all(torch.equal(a, b) for a, b in zip(cp, ff, strict=True))
+
+
+def test_ffcp_after_the_last_relu_is_cp(mlp: nn.Module) -> None:
+    # The rest of the network is linear there, so its gradient is constant.
+    cp = ffcp.CP(mlp).calibrate(X, Y).predict_interval(NEW)
+    ff = ffcp.FFCP(mlp, "4").calibrate(X, Y).predict_interval(NEW)
+    torch.testing.assert_close(ff, cp)
+
+
+def test_a_vanishing_gradient_gets_the_floor(mlp: nn.Module) -> None:
+    nn.init.constant_(mlp[3].bias, -100.0)  # every ReLU behind it is dead
+    predictor = ffcp.FFCP(mlp, "0", floor=0.5).calibrate(X, Y)
+    assert torch.equal(predictor.score(X, Y), ffcp.CP(mlp).score(X, Y) / 0.5)
+
+
+def test_alpha_is_an_argument_of_predict(mlp: nn.Module) -> None:
+    predictor = ffcp.FFCP(mlp, "0").calibrate(X, Y)
+    wide, narrow = (predictor.predict_interval(NEW, alpha=a) for a in (0.05, 0.5))
+    assert (wide.lower <= narrow.lower).all()
+    assert (wide.upper >= narrow.upper).all()
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (3,), (2, 2)])
+def test_bands_have_the_shape_of_the_output(shape: tuple[int, ...]) -> None:
+    model = nn.Sequential(small_mlp(outputs=math.prod(shape)), nn.Unflatten(1, shape or (1,)))
+    if not shape:
+        model = nn.Sequential(small_mlp(), nn.Flatten(0))
+    y = torch.randn(200, *shape)
+    for predictor in (ffcp.CP(model), ffcp.FFCP(model, "0.0")):
+        band = predictor.calibrate(X, y).predict_interval(NEW)
+        assert band.lower.shape == band.upper.shape == band.prediction.shape == (50, *shape)
+        assert predictor.score(X, y).shape == ((200, *shape) if math.prod(shape) > 1 else (200,))
+
+
+def test_joint_scores_are_the_largest_over_outputs() -> None:
+    model, y = small_mlp(outputs=3), torch.randn(200, 3)
+    apart = ffcp.FFCP(model, "0").score(X, y)
+    joint = ffcp.FFCP(model, "0", joint=True).score(X, y)
+    assert torch.equal(joint, apart.amax(dim=1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_any_float_type_of_the_model(mlp: nn.Module, dtype: torch.dtype) -> None:
+    mlp.to(dtype)
+    predictor = ffcp.FFCP(mlp, "0").calibrate(X.to(dtype), Y)
+    band = predictor.predict_interval(NEW.to(dtype))
+    assert {part.dtype for part in band} == {dtype}
+    assert predictor.calibration.scores.dtype == torch.float64
+    assert ffcp.metrics.coverage(predictor.predict_interval(X.to(dtype)), Y) >= 0.9
+
+
+def test_arrays_lists_and_tensors_give_the_same_band(mlp: nn.Module) -> None:
+    expected = ffcp.FFCP(mlp, "0").calibrate(X, Y).predict_interval(NEW)
+    read_only = X.double().numpy().copy()
+    read_only.setflags(write=False)
+    for x, y in [(X.numpy(), Y.numpy()), (read_only, Y.tolist()), (X.tolist(), Y.numpy())]:
+        band = ffcp.FFCP(mlp, "0").calibrate(x, y).predict_interval(NEW.double().numpy())
+        torch.testing.assert_close(band, expected)
+
+
+@pytest.mark.parametrize("feature", ["0", "auto"])
+def test_loader_and_arrays_give_the_same_calibration(mlp: nn.Module, feature: str) -> None:
+    loader = DataLoader(TensorDataset(X, Y), batch_size=7)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ffcp.FFCPWarning)
+        a = ffcp.FFCP(mlp, feature).calibrate(X, Y)
+        b = ffcp.FFCP(mlp, feature).calibrate(loader)
+        c = ffcp.FFCP(mlp, feature, batch_size=11).calibrate((x, y) for x, y in [(X, Y)])
+    assert a.feature == b.feature == c.feature
+    torch.testing.assert_close(a.calibration.scores, b.calibration.scores, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(a.calibration.scores, c.calibration.scores, rtol=1e-4, atol=1e-6)
+
+
+def test_calibrating_again_replaces_and_update_adds(mlp: nn.Module) -> None:
+    whole = ffcp.CP(mlp).calibrate(X, Y).calibration.scores
+    predictor = ffcp.CP(mlp).calibrate(NEW, torch.zeros(50)).calibrate(X[:80], Y[:80])
+    assert len(predictor.calibration) == 80
+    predictor.calibrate(X[80:], Y[80:], update=True)
+    torch.testing.assert_close(predictor.calibration.scores, whole)
+
+
+def test_merging_two_workers_equals_one(mlp: nn.Module) -> None:
+    whole = ffcp.FFCP(mlp, "0").calibrate(X, Y)
+    parts = [ffcp.FFCP(mlp, "0").calibrate(X[i::2], Y[i::2]) for i in range(2)]
+    merged = parts[0].merge(parts[1])
+    assert merged is parts[0]
+    torch.testing.assert_close(merged.calibration.scores, whole.calibration.scores)
+
+
+def test_merge_refuses_scores_that_mean_another_thing(mlp: nn.Module) -> None:
+    one = ffcp.FFCP(mlp, "0").calibrate(X, Y)
+    for other in (ffcp.FFCP(mlp, "3"), ffcp.FFCP(mlp, "0", norm=1), ffcp.CP(mlp)):
+        with pytest.raises(ValueError, match="has other settings"):
+            one.merge(other.calibrate(X, Y))
+    with pytest.raises(ValueError, match="merged with itself"):
+        one.merge(one)
+    with pytest.raises(TypeError, match="cannot merge a Linear"):
+        one.merge(nn.Linear(1, 1))
+
+
+# -- modules, state, files ---------------------------------------------------------------------
+
+
+def test_state_dict_carries_the_calibration(mlp: nn.Module) -> None:
+    old = ffcp.FFCP(mlp, "0").calibrate(X, Y)
+    new = ffcp.FFCP(small_mlp(), "0")
+    new.load_state_dict(old.state_dict())
+    torch.testing.assert_close(new.predict_interval(NEW), old.predict_interval(NEW))
+
+
+def test_state_dict_carries_the_choice(mlp: nn.Module, tmp_path) -> None:
+    y = mlp.eval()(X).detach()[:, 0] * (1 + 0.3 * torch.randn(200))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ffcp.FFCPWarning)
+        old = ffcp.FFCP(mlp).calibrate(X, y)
+    torch.save(old.state_dict(), tmp_path / "state.pt")
+    new = ffcp.FFCP(small_mlp())
+    new.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    assert (new.feature, new.choice) == (old.feature, old.choice)
+    torch.testing.assert_close(new.predict_interval(NEW), old.predict_interval(NEW))
+    with pytest.raises(ValueError, match="loaded calibration has other settings"):
+        ffcp.FFCP(small_mlp(), "input").load_state_dict(old.state_dict())
+
+
+def test_converting_the_predictor_converts_the_model_only(mlp: nn.Module) -> None:
+    predictor = ffcp.FFCP(mlp, "0").calibrate(X, Y)
+    scores = predictor.calibration.scores.clone()
+    predictor.double()
+    assert mlp[0].weight.dtype == torch.float64
+    predictor.half()
+    assert torch.equal(predictor.calibration.scores, scores)
+    assert predictor.calibration.scores.dtype == torch.float64
+
+
+def test_predictor_can_be_copied(mlp: nn.Module) -> None:
+    predictor = ffcp.FFCP(mlp, mlp[0]).calibrate(X, Y)
+    twin = copy.deepcopy(predictor)
+    torch.testing.assert_close(twin.predict_interval(NEW), predictor.predict_interval(NEW))
+
+
+def test_save_and_load(mlp: nn.Module, tmp_path) -> None:
+    path = tmp_path / "calibration.safetensors"
+    old = ffcp.FFCP(mlp, "0").calibrate(X, Y)
+    old.save(path)
+    new = ffcp.FFCP(mlp, "0").load(path)
+    torch.testing.assert_close(new.predict_interval(NEW), old.predict_interval(NEW))
+    assert path.stat().st_size < 200 * 8 + 2000  # scores, not weights
+    assert [p.name for p in tmp_path.iterdir()] == [path.name]
+
+
+def test_load_refuses_other_weights_and_damaged_files(mlp: nn.Module, tmp_path) -> None:
+    path = tmp_path / "calibration.safetensors"
+    predictor = ffcp.CP(mlp).calibrate(X, Y)
+    predictor.save(path)
+    scores = predictor.calibration.scores.clone()
+    with torch.no_grad():
+        mlp[0].weight += 0.1
+    with pytest.raises(ValueError, match="calibrated with other weights"):
+        predictor.load(path)
+    path.write_bytes(path.read_bytes()[:-30])
+    with pytest.raises(ValueError, match="damaged"):
+        predictor.load(path)
+    path.write_bytes(b"")
+    with pytest.raises(ValueError, match="damaged"):
+        predictor.load(path)
+    with pytest.raises(FileNotFoundError, match="there is no file"):
+        predictor.load(tmp_path / "nothing")
+    assert torch.equal(predictor.calibration.scores, scores)
+
+
+def test_a_failed_save_leaves_the_old_file(mlp: nn.Module, tmp_path, monkeypatch) -> None:
+    path = tmp_path / "calibration.safetensors"
+    predictor = ffcp.CP(mlp).calibrate(X, Y)
+    predictor.save(path)
+    before = path.read_bytes()
+
+    def full(*_: object) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="disk full"):
+        predictor.calibrate(X[:20], Y[:20]).save(path)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_repr_says_what_it_is(mlp: nn.Module) -> None:
+    shown = repr(ffcp.FFCP(mlp, "0").calibrate(X, Y))
+    assert "feature='0'" in shown
+    assert "calibrated on 200 points" in shown
+
+
+# -- memory ------------------------------------------------------------------------------------
+
+
+def test_no_graph_outlives_its_batch(mlp: nn.Module) -> None:
+    predictor = ffcp.FFCP(mlp, "input").calibrate(X, Y)
+    band = predictor.predict_interval(NEW)
+    prediction, norms = ffcp.gradient_norms(mlp, NEW, ["0"])
+    kept = [*band, prediction, *norms.values(), predictor.score(X, Y), predictor.calibration.scores]
+    assert not any(tensor.requires_grad for tensor in kept)
+
+
+def test_the_graph_of_a_batch_is_freed_before_the_next(mlp: nn.Module) -> None:
+    predictor = ffcp.FFCP(mlp, "input", batch_size=10).calibrate(X, Y)
+    held: weakref.WeakSet[Held] = weakref.WeakSet()
+    at_start: list[int] = []
+
+    class Held:
+        """A tensor that some graph keeps for its backward pass."""
+
+        def __init__(self, tensor: Tensor) -> None:
+            self.tensor = tensor
+            held.add(self)
+
+    mlp.register_forward_pre_hook(lambda *_: at_start.append(len(held)))
+    with torch.autograd.graph.saved_tensors_hooks(Held, lambda kept: kept.tensor):
+        predictor.predict_interval(X)
+        assert len(held) == 0
+        kept = mlp(X)
+        assert kept.requires_grad
+        assert len(held) > 0, "the counter counts nothing"
+    assert at_start[:20] == [0] * 20
+
+
+def test_numpy_types_are_fine_for_alpha(mlp: nn.Module) -> None:
+    predictor = ffcp.CP(mlp).calibrate(X, Y)
+    expected = predictor.predict_interval(NEW, alpha=0.1)
+    for alpha in (np.float32(0.1), np.float64(0.1), torch.tensor(0.1)):
+        torch.testing.assert_close(predictor.predict_interval(NEW, alpha=alpha), expected)
