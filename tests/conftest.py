@@ -33,3 +33,8 @@ def small_mlp(inputs: int = 4, outputs: int = 1, width: int = 8) -> nn.Sequentia
         nn.Dropout(0.1),
         nn.Linear(width, outputs),
     )
+
+
+def normal(*shape: int, seed: int) -> torch.Tensor:
+    """Normal numbers that are the same on every run, also at import time."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))

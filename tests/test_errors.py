@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 import ffcp
+from tests.conftest import normal
 
-X, Y = torch.randn(30, 4), torch.randn(30)
+X, Y = normal(30, 4, seed=0), normal(30, seed=1)
 
 
 @pytest.fixture

@@ -14,10 +14,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import ffcp
-from tests.conftest import small_mlp
+from tests.conftest import normal, small_mlp
 
-X, Y = torch.randn(200, 4), torch.randn(200)
-NEW = torch.randn(50, 4)
+X, Y, NEW = normal(200, 4, seed=0), normal(200, seed=1), normal(50, 4, seed=2)
 
 
 def test_cp_is_the_conformal_quantile_of_absolute_residuals(mlp: nn.Module) -> None:
@@ -38,7 +37,7 @@ def test_ffcp_divides_the_residual_by_the_gradient_norm(mlp: nn.Module) -> None:
     for name, x in {"cal": X, "new": NEW}.items():
         v = mlp[0](x).detach().requires_grad_()
         (gradient,) = torch.autograd.grad(head(v).sum(), v)
-        slack[name] = gradient.norm(dim=1).double()
+        slack[name] = gradient.norm(dim=1).double().clamp_min(1e-6)
     residuals = (Y - mlp(X)[:, 0]).detach().abs().double()
     q = (residuals / slack["cal"]).sort().values[math.ceil(201 * 0.8) - 1]
     predictor = ffcp.FFCP(mlp, "0").calibrate(X, Y)
