@@ -29,8 +29,8 @@ def exact_alpha(alpha: Any) -> Fraction:
     if isinstance(alpha, bool) or not isinstance(alpha, (numbers.Real, Decimal)):
         raise TypeError(f"alpha must be a number between 0 and 1, got {alpha!r}")
     if math.isfinite(alpha):
-        rational = isinstance(alpha, (numbers.Rational, Decimal))
-        value = Fraction(alpha) if rational else Fraction(str(alpha))
+        exact = isinstance(alpha, (numbers.Rational, Decimal))
+        value = Fraction(alpha) if exact else Fraction(str(alpha))  # type: ignore[arg-type]
         if 0 < value < 1:
             return value
     raise ValueError(

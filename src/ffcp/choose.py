@@ -122,7 +122,7 @@ def _centred_ranks(values: Tensor) -> Tensor:
     _, inverse, counts = values.flatten().unique(return_inverse=True, return_counts=True)
     # Equal values share the mean of the ranks they take up.
     ranks = counts.cumsum(0).double() - (counts - 1).double() / 2
-    spread = ranks[inverse]
+    spread: Tensor = ranks[inverse]
     return spread - spread.mean()
 
 

@@ -251,7 +251,7 @@ class _Root(torch.autograd.Function):
 
 
 def _root(value: Tensor, seed: Tensor) -> Tensor:
-    rooted: Tensor = _Root.apply(seed, value)
+    rooted: Tensor = _Root.apply(seed, value)  # type: ignore[no-untyped-call]
     return rooted
 
 

@@ -1,0 +1,1 @@
+"""Time, memory and tightness, as ratios to hand-written code."""

@@ -1,0 +1,48 @@
+"""Training with the paper's settings: Adam, learning rate 5e-4, weight decay 1e-6, batch 64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def train(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    *,
+    epochs: int,
+    loss: Loss = nn.functional.mse_loss,
+    learning_rate: float = 5e-4,
+    weight_decay: float = 1e-6,
+    batch_size: int = 64,
+    seed: int = 0,
+    progress: Callable[[], None] = lambda: None,
+) -> nn.Module:
+    """Fit ``model`` to (x, y) in place and leave it in eval mode.
+
+    ``progress`` is called after every epoch. The order of the rows and the dropout depend on
+    ``seed`` alone; the caller's random state is left as it was.
+
+    >>> x = torch.linspace(0, 1, 256)[:, None]
+    >>> model = train(nn.Linear(1, 1), x, 3 * x, epochs=60, learning_rate=0.05)
+    >>> bool((model(x) - 3 * x).abs().max() < 0.05)
+    True
+    """
+    optimizer = torch.optim.Adam(
+        model.parameters(), lr=learning_rate, weight_decay=weight_decay, fused=True
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model.train()
+        for _ in range(epochs):
+            for rows in torch.randperm(len(x)).split(batch_size):
+                optimizer.zero_grad()
+                loss(model(x[rows]), y[rows]).backward()
+                optimizer.step()
+            progress()
+    return model.eval()
