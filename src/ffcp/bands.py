@@ -81,19 +81,26 @@ def interval(base: Base, threshold: Tensor, dtype: torch.dtype) -> tuple[Tensor,
     below = above = _reach(base.lo, threshold * base.slack_lo, dtype)
     if not base.is_symmetric:
         above = _reach(base.hi, threshold * base.slack_hi, dtype)
-    lower, upper = base.lo - below, base.hi + above
-    # Beyond the largest number of a short type a cast gives infinity: right for the far side
-    # only.
-    largest = torch.finfo(dtype).max
-    return lower.clamp_max(largest).to(dtype), upper.clamp_min(-largest).to(dtype)
+    if bool((threshold < 0).any()):
+        # Quantile bands can shrink, a bound then pass the largest number of a short type, and
+        # the cast turn it into infinity on the wrong side.
+        largest = torch.finfo(dtype).max
+        lower = (base.lo - below).clamp_max(largest)
+        upper = (base.hi + above).clamp_min(-largest)
+        return lower.to(dtype), upper.to(dtype)
+    shape = torch.broadcast_shapes(base.lo.shape, below.shape)
+    lower, upper = (torch.empty(shape, dtype=dtype, device=base.lo.device) for _ in range(2))
+    torch.sub(base.lo, below, out=lower)  # casts on the way, without another pass
+    torch.add(base.hi, above, out=upper)
+    return lower, upper
 
 
 def _reach(start: Tensor, reach: Tensor, dtype: torch.dtype) -> Tensor:
     """Lengthen a step from ``start`` by all that rounding can take from it."""
     limits = torch.finfo(dtype)
     unit = max(0.51 * limits.eps, 4 * torch.finfo(torch.float64).eps)
-    guard = (start.abs() + reach.abs()).mul_(unit).add_(limits.tiny)
-    return guard.add_(reach)
+    guarded = torch.add(reach, reach.abs(), alpha=unit).add_(limits.tiny)
+    return torch.add(guarded, start.abs(), alpha=unit)
 
 
 def as_float64(values: Tensor) -> Tensor:

@@ -24,6 +24,8 @@ def exact_alpha(alpha: Any) -> Fraction:
     >>> exact_alpha(0.7)
     Fraction(7, 10)
     """
+    if isinstance(alpha, Fraction) and 0 < alpha < 1:
+        return alpha
     if isinstance(alpha, Tensor) and alpha.dim() == 0:
         alpha = alpha.detach().cpu().numpy()[()]  # keeps float32 apart from float64
     if isinstance(alpha, bool) or not isinstance(alpha, (numbers.Real, Decimal)):
@@ -51,15 +53,9 @@ def finite(values: Tensor, what: str, first_row: int = 0) -> None:
         shown = values[row].detach().reshape(-1)
         value = shown[~torch.isfinite(shown)][0].item()
         raise ValueError(
-            f"{what} holds {value} in row {first_row + row} (rows count from 0; "
-            f"{int(bad.sum())} bad in its batch of {len(values)}): remove or repair such rows"
+            f"{what} holds {value} in row {first_row + row} (rows count from 0; {int(bad.sum())} "
+            f"of {len(values)} rows are bad): remove or repair such rows"
         )
-
-
-def finite_input(x: Any, first_row: int = 0) -> None:
-    """Check every tensor of an input."""
-    for name, tensor in inputs.leaves(x, "x"):
-        finite(tensor, name, first_row)
 
 
 def output(prediction: Any, rows: int) -> Tensor:
@@ -74,7 +70,7 @@ def output(prediction: Any, rows: int) -> Tensor:
             f"the model's output has type {prediction.dtype}; a band needs a floating-point "
             "prediction (does forward end in argmax or round?)"
         )
-    if prediction.dim() == 0 or len(prediction) != rows:
+    if prediction.dim() == 0 or prediction.shape[0] != rows:
         raise ValueError(
             f"the model's output has shape {tuple(prediction.shape)} for {rows} input rows: "
             "its first dimension must be the rows"

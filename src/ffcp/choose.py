@@ -142,22 +142,19 @@ class RowSplit:
         self._fraction = fraction
         self._random = np.random.default_rng(seed)
         self._seen = 0
-        self._stratum = 0
-        self._next = self._draw()
-
-    def _draw(self) -> int:
-        return math.floor((self._stratum + self._random.random()) / self._fraction)
+        self._strata = 0
+        self._ahead = np.empty(0, dtype=np.int64)  # rows drawn but not reached yet
 
     def mask(self, rows: int) -> Tensor:
         """Mark which of the next ``rows`` rows choose."""
+        end = self._seen + rows
+        new = max(0, math.ceil(end * self._fraction) - self._strata)
+        drawn = self._strata + np.arange(new) + self._random.random(new)
+        picked = np.concatenate([self._ahead, (drawn / self._fraction).astype(np.int64)])
+        here = picked[picked < end]
         mask = np.zeros(rows, dtype=bool)
-        while self._next < self._seen + rows:
-            # Short strata (fraction > 1/2) can draw a row of the stratum before: no new row.
-            if self._next >= self._seen:
-                mask[self._next - self._seen] = True
-            self._stratum += 1
-            self._next = self._draw()
-        self._seen += rows
+        mask[here[here >= self._seen] - self._seen] = True
+        self._ahead, self._strata, self._seen = picked[picked >= end], self._strata + new, end
         return torch.from_numpy(mask)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -110,74 +110,84 @@ def _random_state_kept(model: nn.Module) -> Iterator[None]:
             yield
 
 
-def predict(model: nn.Module, x: Any) -> Tensor:
-    """Run one batch without a graph."""
-    with undisturbed(model), torch.no_grad():
-        return checks.output(inputs.caller(model, x)(x), inputs.row_count(x))
+class Cut:
+    """A model cut at named features, ready to run batches inside one ``with`` block.
 
+    Inside the block the model is :func:`undisturbed`; with names, every pass builds a graph
+    from the earliest feature on, without names it builds none.
 
-@contextmanager
-def tapped(model: nn.Module, x: Any, names: Sequence[str]) -> Iterator[Tapped]:
-    """Run one batch with a graph from the named features on.
-
-    The graph may be used inside the ``with`` block; afterwards the model is as it was.
+    >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
+    >>> with Cut(model, ["0"]) as cut:
+    ...     prediction, edges = cut(torch.randn(4, 2))
+    ...     torch.autograd.grad(prediction.sum(), edges["0"])[0].shape
+    torch.Size([4, 3])
     """
-    with undisturbed(model):
-        yield _forward(model, x, names)
 
-
-def _forward(model: nn.Module, x: Any, names: Sequence[str]) -> Tapped:
-    taps = _Taps(inputs.row_count(x))
-    call = inputs.caller(model, x)
-    wanted = [name for name in names if name != OUTPUT]
-    x = taps.enter(x, INPUT, [name for name in wanted if _base(name) == INPUT])
-    handles = []
-    try:
-        modules = _module_names(model)
-        for base in dict.fromkeys(_base(name) for name in wanted):
-            if base != INPUT:
-                group = [name for name in wanted if _base(name) == base]
-                handles.append(modules[base].register_forward_hook(taps.hook(base, group)))
-        prediction = checks.output(call(x), inputs.row_count(x))
-    finally:
-        taps.closed = True  # activation checkpointing replays forward during backward
-        for handle in handles:
-            handle.remove()
-    missing = [name for name in wanted if name not in taps.edges]
-    if missing:
-        raise ValueError(
-            f"the forward pass never calls {missing[0]!r}, so it has no feature there: choose a "
-            "module that forward calls (a compiled or scripted model hides its modules: pass the "
-            "original one)"
-        )
-    if wanted and not prediction.requires_grad:
-        raise ValueError(
-            f"the output has no gradient at feature {wanted[0]!r}: the feature does not influence "
-            "the output, or forward cuts the graph after it (torch.no_grad, detach, .data, "
-            "numpy). Remove the cut, choose another feature, or use CP"
-        )
-    return Tapped(prediction, taps.edges)
-
-
-def _base(name: str) -> str:
-    return name.partition("[")[0]
-
-
-class _Taps:
-    """Collects, during one forward pass, where the gradients of the features will arrive."""
-
-    def __init__(self, rows: int) -> None:
-        self.rows = rows
-        self.edges: dict[str, list[GradientEdge]] = {}
-        self.closed = False
+    def __init__(self, model: nn.Module, names: Sequence[str] = ()) -> None:
+        self._model = model
+        self._names = [name for name in names if name != OUTPUT]
+        self._groups: dict[str, list[str]] = {}
+        for name in self._names:
+            self._groups.setdefault(name.partition("[")[0], []).append(name)
+        self._stack = ExitStack()
+        self._open = False  # whether hooks are to take notice
+        self._rows = 0
+        self._edges: dict[str, list[GradientEdge]] = {}
         # A scalar that requires a gradient: what every graph of a pass grows from.
         self._seed = torch.ones((), requires_grad=True)
 
-    def hook(self, base: str, names: list[str]) -> Callable[..., Any]:
+    def __enter__(self) -> Cut:
+        with ExitStack() as stack:
+            stack.enter_context(undisturbed(self._model))
+            if not self._names:
+                stack.enter_context(torch.no_grad())
+            modules = _module_names(self._model) if self._names else {}
+            for base in self._groups:
+                if base != INPUT:
+                    handle = modules[base].register_forward_hook(self._hook(base))
+                    stack.callback(handle.remove)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._stack.close()
+
+    def __call__(self, x: Any) -> Tapped:
+        """Run one batch."""
+        self._rows = inputs.row_count(x)
+        call = inputs.caller(self._model, x)
+        if not self._names:
+            return Tapped(checks.output(call(x), self._rows), {})
+        self._edges = {}
+        try:
+            self._open = True
+            x = self._enter(x, INPUT)
+            prediction = checks.output(call(x), self._rows)
+        finally:
+            self._open = False  # activation checkpointing replays forward during backward
+        self._check_reached(prediction)
+        return Tapped(prediction, self._edges)
+
+    def _check_reached(self, prediction: Tensor) -> None:
+        missing = [name for name in self._names if name not in self._edges]
+        if missing:
+            raise ValueError(
+                f"the forward pass never calls {missing[0]!r}, so it has no feature there: choose "
+                "a module that forward calls (a compiled or scripted model hides its modules: "
+                "pass the original one)"
+            )
+        if not prediction.requires_grad:
+            raise ValueError(
+                f"the output has no gradient at feature {self._names[0]!r}: the feature does not "
+                "influence the output, or forward cuts the graph after it (torch.no_grad, detach, "
+                ".data, numpy). Remove the cut, choose another feature, or use CP"
+            )
+
+    def _hook(self, base: str) -> Callable[..., Any]:
         def record(module: nn.Module, args: Any, value: Any) -> Any:
-            if self.closed:
+            if not self._open:
                 return value
-            if names[0] in self.edges:
+            if self._groups[base][0] in self._edges:
                 raise ValueError(
                     f"module {base!r} is called more than once in a forward pass, so 'its output' "
                     "is not one feature: give each call its own module, or choose another layer"
@@ -188,33 +198,36 @@ class _Taps:
                     "model's forward, so the output has no gradient there: remove the decorator "
                     "or context, choose a later layer, or use CP"
                 )
-            return self.enter(value, base, names)
+            return self._enter(value, base)
 
         return record
 
-    def enter(self, value: Any, base: str, names: list[str]) -> Any:
-        """Start or tap the graph at the named tensors of ``value``; return it with them in."""
+    def _enter(self, value: Any, base: str) -> Any:
+        """Start or tap the graph at the tensors of ``value`` that are features."""
+        names = self._groups.get(base, [])
+        if not names:
+            return value
         tensors = dict(inputs.leaves(value, base))
         changed: dict[str, Tensor] = {}
         for name in names:
             keys = _select(name, tensors, whole=base == INPUT)
             for key in keys:
-                self._check(name, tensors[key])
+                self._check_feature(name, tensors[key])
                 if not tensors[key].requires_grad:
                     tensors[key] = changed[key] = _root(tensors[key], self._seed)
             # Edges stay put when a later in-place operation moves the tensor on.
-            self.edges[name] = [get_gradient_edge(tensors[key]) for key in keys]
+            self._edges[name] = [get_gradient_edge(tensors[key]) for key in keys]
         return inputs.replace(value, changed, base) if changed else value
 
-    def _check(self, name: str, value: Tensor) -> None:
+    def _check_feature(self, name: str, value: Tensor) -> None:
         if not value.is_floating_point():
             raise TypeError(
                 f"feature {name!r} has type {value.dtype}, which has no gradient: "
                 "choose a floating-point one, such as the embedding behind it"
             )
-        if value.dim() == 0 or len(value) != self.rows:
+        if value.dim() == 0 or value.shape[0] != self._rows:
             raise ValueError(
-                f"feature {name!r} has shape {tuple(value.shape)} for {self.rows} input rows: "
+                f"feature {name!r} has shape {tuple(value.shape)} for {self._rows} input rows: "
                 "its first dimension must be the rows"
             )
 
@@ -265,13 +278,13 @@ def candidates(model: nn.Module, x: Any, limit: int = 8, sample: int = 8) -> lis
     found = _distinct_features(model, x)
     if all(tensor.is_floating_point() for _, tensor in inputs.leaves(x)):
         found = [INPUT, *found]
-    with undisturbed(model):
+    with Cut(model, found) as cut:
         try:
-            tap = _forward(model, x, found)
+            prediction, edges = cut(x)
         except ValueError:  # no gradient anywhere: only plain CP is left
             return []
-        edges = [tap.edges[name][0] for name in found]
-        reached = torch.autograd.grad(tap.prediction.sum(), edges, allow_unused=True)
+        arrivals = [edges[name][0] for name in found]
+        reached = torch.autograd.grad(prediction.sum(), arrivals, allow_unused=True)
     found = [name for name, gradient in zip(found, reached, strict=True) if gradient is not None]
     if len(found) <= limit:
         return found

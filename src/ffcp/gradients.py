@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
 from ffcp import checks, inputs
-from ffcp.features import OUTPUT, predict, resolve, tapped, undisturbed
+from ffcp.features import OUTPUT, Cut, Tapped, resolve
 
 _NORMS = (1, 2, math.inf)
 
@@ -60,16 +60,8 @@ def gradient_norms(
     """
     names = [resolve(model, feature) for feature in features]
     x = inputs.to_tensors(x, model)
-    norm = checked_norm(norm)
-    parts, start = [], 0
-    for batch in inputs.batches(x, batch_size):
-        parts.append(batch_norms(model, batch, names, norm, first_row=start))
-        start += inputs.row_count(batch)
-    if not parts:
-        raise ValueError("x has no rows")
-    prediction = torch.cat([part[0] for part in parts])
-    joined = {name: torch.cat([part[1][name] for part in parts]) for name in set(names)}
-    return prediction, {f: joined[name] for f, name in zip(features, names, strict=True)}
+    prediction, norms = run(model, x, names, checked_norm(norm), batch_size)
+    return prediction, {f: norms[name] for f, name in zip(features, names, strict=True)}
 
 
 def checked_norm(norm: float) -> float:
@@ -79,27 +71,41 @@ def checked_norm(norm: float) -> float:
     return norm
 
 
-def batch_norms(
-    model: nn.Module, x: Any, names: Sequence[str], norm: float, first_row: int = 0
+def run(
+    model: nn.Module,
+    x: Any,
+    names: Sequence[str],
+    norm: float = 2,
+    batch_size: int | None = None,
+    first_row: int = 0,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Predict one batch and give, per feature, the row norms in the output's shape.
+    """Predict all rows, batch by batch, with the norms at the named features.
 
-    No names: only the prediction, without a graph.
+    No names: only the prediction, without a graph. ``first_row`` is the number that errors give
+    to the first row. What every band rests on passes through here, so NaN and infinity stop
+    here.
     """
-    checks.finite_input(x, first_row)
-    tapped_names = [name for name in names if name != OUTPUT]
-    if tapped_names:
-        with tapped(model, x, tapped_names) as tap:
-            norms = _norms(tap.prediction, tap.edges, norm)
-            prediction = tap.prediction.detach()
-    else:
-        prediction, norms = predict(model, x), {}
+    for key, tensor in inputs.leaves(x, "x"):
+        checks.finite(tensor, key, first_row)
+    names = list(dict.fromkeys(names))
+    inner = [name for name in names if name != OUTPUT]
+    with Cut(model, inner) as cut:
+        parts = [_finished(cut(batch), norm) for batch in inputs.batches(x, batch_size)]
+    if not parts:
+        raise ValueError("x has no rows")
+    prediction = torch.cat([part[0] for part in parts])
+    norms = {name: torch.cat([part[1][name] for part in parts]) for name in inner}
     checks.finite(prediction, "the prediction", first_row)
     for name, values in norms.items():
         checks.finite(values, f"the gradient at feature {name!r}", first_row)
     if OUTPUT in names:
         norms[OUTPUT] = torch.ones_like(prediction)
     return prediction, norms
+
+
+def _finished(tap: Tapped, norm: float) -> tuple[Tensor, dict[str, Tensor]]:
+    """Take from a pass what is needed; its graph dies with this call."""
+    return tap.prediction.detach(), _norms(tap.prediction, tap.edges, norm) if tap.edges else {}
 
 
 def _norms(
@@ -118,7 +124,8 @@ def _norms(
                 )
             columns[name].append(_combine([g for g in own if g is not None], norm))
     return {
-        name: torch.stack(values, dim=-1).view_as(prediction) for name, values in columns.items()
+        name: (values[0] if len(values) == 1 else torch.stack(values, dim=1)).view_as(prediction)
+        for name, values in columns.items()
     }
 
 
@@ -161,20 +168,18 @@ def _row_norm(gradient: Tensor, norm: float) -> Tensor:
 def check_rows(model: nn.Module, x: Any, names: Sequence[str], sample: int = 8) -> None:
     """Refuse a model that mixes rows, by its predictions and by its gradients."""
     x = inputs.take(x, slice(0, sample))
-    # One context around all passes: each of them then draws other random numbers, if it draws.
-    with undisturbed(model), torch.no_grad():
-        call = inputs.caller(model, x)
-        checks.rows_independent(
-            lambda batch: checks.output(call(batch), inputs.row_count(batch)), x
-        )
-    names = [name for name in names if name != OUTPUT]
     asked = inputs.row_count(x) // 2
+    names = [name for name in names if name != OUTPUT]
+    # One block around all passes: each of them then draws other random numbers, if it draws.
+    with Cut(model) as cut:
+        checks.rows_independent(lambda batch: cut(batch).prediction, x)
     if not names or not asked:
         return
-    with tapped(model, x, names) as tap:
-        flat = [(name, edge) for name, group in tap.edges.items() for edge in group]
+    with Cut(model, names) as cut:
+        prediction, edges = cut(x)
+        flat = [(name, edge) for name, group in edges.items() for edge in group]
         gradients = torch.autograd.grad(
-            tap.prediction[:asked].sum(), [edge for _, edge in flat], allow_unused=True
+            prediction[:asked].sum(), [edge for _, edge in flat], allow_unused=True
         )
     for (name, _), gradient in zip(flat, gradients, strict=True):
         if gradient is not None:

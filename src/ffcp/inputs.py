@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-# Large enough that Python's share of a pass is small, small enough for the caches: on the
-# paper's network 4,000 to 16,000 rows are within 5 % of the best (`make bench`).
+# Large enough that Python's share of a pass is small, small enough for the caches: best of
+# 2,048 to 32,768 rows on the paper's network, with and without a graph.
 _MAX_ROWS = 8192
 _MAX_BYTES = 16 * 2**20
 
@@ -67,6 +67,8 @@ def row_count(x: Any) -> int:
     >>> row_count({"image": torch.zeros(5, 3, 8, 8), "age": torch.zeros(5)})
     5
     """
+    if isinstance(x, Tensor) and x.dim():
+        return x.shape[0]  # the common case, once a batch
     shapes = {key: tuple(t.shape) for key, t in leaves(x)}
     if not shapes:
         raise TypeError(f"the input holds no tensor: got {type(x).__name__}")
@@ -95,8 +97,8 @@ def take(x: Any, rows: slice | Tensor) -> Any:
     return _map(lambda leaf: leaf[rows] if isinstance(leaf, Tensor) else leaf, x)
 
 
-def pairs(x: Any, y: Any, batch_size: int | None, model: nn.Module) -> Iterator[tuple[Any, Tensor]]:
-    """Yield (input, target) batches from arrays, or from a loader when ``y`` is ``None``."""
+def pairs(x: Any, y: Any, model: nn.Module) -> Iterator[tuple[Any, Tensor]]:
+    """Yield (input, target): arrays whole, or batch after batch from a loader, ``y=None``."""
     if y is not None:
         if not _is_input(x):
             raise TypeError(
@@ -105,9 +107,7 @@ def pairs(x: Any, y: Any, batch_size: int | None, model: nn.Module) -> Iterator[
             )
         x, y = to_tensors(x, model), target_tensor(y)
         _same_rows(row_count(x), y)
-        size = batch_size or _default_batch(x, row_count(x))
-        for start, batch in enumerate(batches(x, size)):
-            yield batch, y[start * size : (start + 1) * size]
+        yield x, y
         return
     if _is_arraylike(x) or isinstance(x, Mapping) or not isinstance(x, Iterable):
         raise TypeError(
@@ -136,6 +136,8 @@ def caller(model: nn.Module, x: Any) -> Callable[[Any], Any]:
     A tuple is spread over positional and a dict over keyword arguments if ``forward`` can
     take them so; otherwise the whole object is its one argument.
     """
+    if isinstance(x, Tensor):
+        return model
     if isinstance(x, Mapping) and _binds(model, **x):
         return lambda batch: model(**batch)
     if isinstance(x, (tuple, list)) and _binds(model, *x):

@@ -20,7 +20,7 @@ from ffcp.features import OUTPUT, candidates, resolve
 from ffcp.quantiles import ScoreStore
 
 AUTO = "auto"
-_BLOCK = 2**16  # numbers per step of the band arithmetic: fits the caches
+_BLOCK = 2**17  # numbers per step of the band arithmetic, rows per step of the choice
 Self = TypeVar("Self", bound="BandPredictor")
 
 
@@ -47,7 +47,7 @@ class BandPredictor(nn.Module):
     # -- what a method defines ------------------------------------------------------------
 
     def _run(self, x: Any, first_row: int) -> tuple[Tensor, ...]:
-        """Run the model on a batch: all a band needs to know, the prediction first."""
+        """Run the model on rows: all a band needs to know of them, the prediction first."""
         raise NotImplementedError
 
     def _base(self, *run: Tensor) -> Base:
@@ -102,7 +102,7 @@ class BandPredictor(nn.Module):
     ) -> Iterator[tuple[Any, Tensor, int]]:
         """Yield batches with the number of their first row; look for mixed rows in the first."""
         row = 0
-        for batch, target in inputs.pairs(x, y, self.batch_size, self.model):
+        for batch, target in inputs.pairs(x, y, self.model):
             rows = inputs.row_count(batch)
             if not rows:
                 continue
@@ -131,24 +131,13 @@ class BandPredictor(nn.Module):
         Shape (n,) for one output or ``joint=True``, else the shape of the output.
         """
         self._ready()
-        shape: tuple[int, ...] = ()
-        scores = []
-        for batch, target, row in self._checked_rows(x, y):
-            run = self._run(batch, row)
-            shape = tuple(run[0].shape[1:])
-            scores.append(self._score(run, target))
-        if not scores:
-            raise ValueError("x has no rows")
-        joined = torch.cat(scores)
-        single = joined.shape[1] == 1
-        return joined[:, 0] if single else joined.view(-1, *shape)
-
-    def _checked_rows(self, x: Any, y: Any) -> Iterator[tuple[Any, Tensor, int]]:
-        row = 0
-        for batch, target in inputs.pairs(x, y, self.batch_size, self.model):
-            checks.finite(target, "y", row)
-            yield batch, target, row
-            row += len(target)
+        if y is None:
+            raise TypeError("score(x, y) needs the targets y")
+        ((x, y),) = inputs.pairs(x, y, self.model)
+        checks.finite(y, "y")
+        run = self._run(x, 0)
+        scores = self._score(run, y)
+        return scores[:, 0] if scores.shape[1] == 1 else scores.view_as(run[0])
 
     def predict_interval(self, x: Any, alpha: Any = 0.1) -> Interval:
         """Give bands that hold the truth with probability at least 1 - alpha.
@@ -165,40 +154,28 @@ class BandPredictor(nn.Module):
         Interval
             ``(lower, upper, prediction)`` in the shape and type of the model's output.
         """
-        checks.exact_alpha(alpha)
+        exact = checks.exact_alpha(alpha)
         if not len(self.calibration):
             raise RuntimeError(
                 f"this {type(self).__name__} has no calibration: call calibrate(x, y) first, with "
                 "points that did not train the model"
             )
-        threshold = self.calibration.threshold(alpha)
+        threshold = self.calibration.threshold(exact)
         x = inputs.to_tensors(x, self.model)
-        runs, row = [], 0
-        for batch in inputs.batches(x, self.batch_size):
-            runs.append(self._run(batch, row))
-            row += inputs.row_count(batch)
-        if not runs:
-            raise ValueError("x has no rows")
-        return self._interval([torch.cat(column) for column in zip(*runs, strict=True)], threshold)
+        return self._interval(self._run(x, 0), threshold)
 
     def _interval(self, run: Sequence[Tensor], threshold: Tensor) -> Interval:
         prediction = run[0]
-        lower, upper = torch.empty_like(prediction), torch.empty_like(prediction)
-        outputs = _columns(prediction).shape[1]
+        outputs = prediction[0].numel()
         if not self.joint and outputs != len(threshold):
             raise ValueError(
                 f"calibrated on {len(threshold)} outputs, but the model now gives {outputs}"
             )
         # In blocks, so that the float64 intermediates stay small beside the result.
-        block = max(1, _BLOCK // outputs)
-        for start in range(0, len(prediction), block):
-            rows = slice(start, start + block)
-            low, high = bands.interval(
-                self._base(*(part[rows] for part in run)), threshold, prediction.dtype
-            )
-            lower[rows] = low.view_as(lower[rows])
-            upper[rows] = high.view_as(upper[rows])
-        return Interval(lower, upper, prediction)
+        blocks = zip(*(part.split(max(1, _BLOCK // outputs)) for part in run), strict=True)
+        bounds = [bands.interval(self._base(*b), threshold, prediction.dtype) for b in blocks]
+        lower, upper = (torch.cat(side).view_as(prediction) for side in zip(*bounds, strict=True))
+        return Interval(lower.to(prediction.device), upper.to(prediction.device), prediction)
 
     def _ready(self) -> None:
         """Raise if the method needs calibration before it can score at all."""
@@ -290,7 +267,9 @@ class CP(BandPredictor):
     """
 
     def _run(self, x: Any, first_row: int) -> tuple[Tensor, ...]:
-        prediction, _ = gradients.batch_norms(self.model, x, [], 2, first_row)
+        prediction, _ = gradients.run(
+            self.model, x, [], batch_size=self.batch_size, first_row=first_row
+        )
         return (prediction,)
 
     def _base(self, *run: Tensor) -> Base:
@@ -394,8 +373,8 @@ class FFCP(BandPredictor):
 
     def _run(self, x: Any, first_row: int) -> tuple[Tensor, ...]:
         assert self.feature is not None
-        prediction, norms = gradients.batch_norms(
-            self.model, x, [self.feature], self.norm, first_row
+        prediction, norms = gradients.run(
+            self.model, x, [self.feature], self.norm, self.batch_size, first_row
         )
         return prediction, norms[self.feature]
 
@@ -424,7 +403,7 @@ class FFCP(BandPredictor):
     def _choose_and_score(self, x: Any, y: Any) -> tuple[Tensor, Choice]:
         pairs = self._checked_pairs(x, y, self._candidates or [])
         chooser, choice, scores = None, None, []
-        for batch, target, row in pairs:
+        for batch, target, row in _in_blocks(pairs):
             if choice is not None:
                 scores.extend(self._scores(iter([(batch, target, row)])))
                 continue
@@ -450,7 +429,9 @@ class FFCP(BandPredictor):
         return Chooser(names, self.choose_fraction, self.seed, self.choose_alpha)
 
     def _show(self, chooser: Chooser, x: Any, y: Tensor, row: int) -> None:
-        prediction, norms = gradients.batch_norms(self.model, x, chooser.names, self.norm, row)
+        prediction, norms = gradients.run(
+            self.model, x, chooser.names, self.norm, self.batch_size, row
+        )
         base = bands.symmetric(prediction, torch.ones(()))
         residuals = bands.score(base, checks.target(y, prediction))
         slacks = {name: bands.floored(_columns(n), self.floor) for name, n in norms.items()}
@@ -479,6 +460,14 @@ class FFCP(BandPredictor):
             choice = settings.get("choice")
             self.choice = None if choice is None else _choice_from(choice)
         self._must_match(settings, "the loaded calibration")
+
+
+def _in_blocks(pairs: Iterator[tuple[Any, Tensor, int]]) -> Iterator[tuple[Any, Tensor, int]]:
+    """Cut large arrays, so that choosing can stop early there as in a stream."""
+    for x, y, row in pairs:
+        for start in range(0, len(y), _BLOCK):
+            rows = slice(start, start + _BLOCK)
+            yield inputs.take(x, rows), y[rows], row + start
 
 
 def _why_cp(choice: Choice) -> str:

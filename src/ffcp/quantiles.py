@@ -101,7 +101,7 @@ class ScoreStore(nn.Module):
         if k <= len(self):
             return self.scores[k - 1]
         warnings.warn(
-            f"the band is infinite: alpha={alpha} needs at least {points_needed(alpha)} "
+            f"the band is infinite: alpha={float(alpha):g} needs at least {points_needed(alpha)} "
             f"calibration points and there are {len(self)}",
             FFCPWarning,
             stacklevel=3,

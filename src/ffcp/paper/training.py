@@ -29,7 +29,8 @@ def train(
     ``seed`` alone; the caller's random state is left as it was.
 
     >>> x = torch.linspace(0, 1, 256)[:, None]
-    >>> model = train(nn.Linear(1, 1), x, 3 * x, epochs=60, learning_rate=0.05)
+    >>> _ = torch.manual_seed(0)
+    >>> model = train(nn.Linear(1, 1), x, 3 * x, epochs=100, learning_rate=0.05)
     >>> bool((model(x) - 3 * x).abs().max() < 0.05)
     True
     """
