@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import random
+import resource
+import threading
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import torch
 from rich.console import Console
@@ -39,6 +42,35 @@ def _settle_allocator() -> None:
     """
     block = torch.ones(7_500_000)
     del block
+
+
+class Resident:
+    """Watches how far the resident memory of this process rises, in MB (Linux)."""
+
+    def __enter__(self) -> Resident:
+        self._start = self._most = self._now()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._stop.wait(0.005):
+            self._most = max(self._most, self._now())
+
+    @staticmethod
+    def _now() -> float:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return pages * resource.getpagesize() / 2**20
+
+    @property
+    def grown(self) -> float:
+        """The most it was above the beginning."""
+        return self._most - self._start
 
 
 def table(title: str, *columns: str) -> Table:

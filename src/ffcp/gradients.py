@@ -85,14 +85,19 @@ def run(
     to the first row. What every band rests on passes through here, so NaN and infinity stop
     here.
     """
-    for key, tensor in inputs.leaves(x, "x"):
-        checks.finite(tensor, key, first_row)
     names = list(dict.fromkeys(names))
     inner = [name for name in names if name != OUTPUT]
+    parts, sums = [], []
     with Cut(model, inner) as cut:
-        parts = [_finished(cut(batch), norm) for batch in inputs.batches(x, batch_size)]
+        for batch in inputs.batches(x, batch_size):
+            # While the batch is in the cache; looked at when all are done.
+            sums += [t.sum() for _, t in inputs.leaves(batch) if t.is_floating_point()]
+            parts.append(_finished(cut(batch), norm))
     if not parts:
         raise ValueError("x has no rows")
+    if not all(math.isfinite(total.item()) for total in sums):
+        for key, tensor in inputs.leaves(x, "x"):
+            checks.finite(tensor, key, first_row)
     prediction = torch.cat([part[0] for part in parts])
     norms = {name: torch.cat([part[1][name] for part in parts]) for name in inner}
     checks.finite(prediction, "the prediction", first_row)

@@ -20,7 +20,8 @@ from ffcp.features import OUTPUT, candidates, resolve
 from ffcp.quantiles import ScoreStore
 
 AUTO = "auto"
-_BLOCK = 2**17  # numbers per step of the band arithmetic, rows per step of the choice
+_BLOCK = 2**17  # numbers per step of the band arithmetic
+_CHOICE_ROWS = 2**16
 Self = TypeVar("Self", bound="BandPredictor")
 
 
@@ -465,8 +466,8 @@ class FFCP(BandPredictor):
 def _in_blocks(pairs: Iterator[tuple[Any, Tensor, int]]) -> Iterator[tuple[Any, Tensor, int]]:
     """Cut large arrays, so that choosing can stop early there as in a stream."""
     for x, y, row in pairs:
-        for start in range(0, len(y), _BLOCK):
-            rows = slice(start, start + _BLOCK)
+        for start in range(0, len(y), _CHOICE_ROWS):
+            rows = slice(start, start + _CHOICE_ROWS)
             yield inputs.take(x, rows), y[rows], row + start
 
 
