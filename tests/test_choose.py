@@ -11,7 +11,7 @@ from scipy import stats
 from torch import Tensor, nn
 
 import ffcp
-from ffcp.choose import RowSplit, choose, rank_correlation
+from ffcp.choose import RowSplit, Trial, choose, rank_correlation
 
 
 class Known(nn.Module):
@@ -58,10 +58,14 @@ def test_cp_is_chosen_with_a_warning_where_the_gradient_knows_nothing() -> None:
 def test_a_constant_slack_loses_the_tie_to_cp() -> None:
     residuals = torch.rand(100, 1).double()
     for constant in (1e-6, 1 / 3, 7.0):
-        assert (
-            choose(residuals, {"flat": torch.full((100, 1), constant).double()}, 0.1).feature
-            == "output"
-        )
+        flat = torch.full((100, 1), constant).double()
+        assert shortest(residuals, {"flat": flat}) == "output"
+
+
+def shortest(residuals: Tensor, slacks: dict[str, Tensor]) -> str:
+    slacks = {"output": torch.ones_like(residuals), **slacks}
+    trials = {name: Trial(residuals / slack, 2 * slack) for name, slack in slacks.items()}
+    return choose(torch.zeros_like(residuals), trials, 0.1).feature
 
 
 def test_rows_that_choose_do_not_calibrate() -> None:
@@ -103,7 +107,7 @@ def test_update_keeps_the_choice() -> None:
 def test_an_output_in_large_units_does_not_decide_alone() -> None:
     residuals = torch.rand(500, 2).double() * torch.tensor([1.0, 1e6])
     knows_first = torch.stack([residuals[:, 0] + 1e-3, torch.ones(500)], dim=1)
-    assert choose(residuals, {"first": knows_first}, 0.1).feature == "first"
+    assert shortest(residuals, {"first": knows_first}) == "first"
 
 
 @given(

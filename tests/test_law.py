@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import ffcp
-from ffcp.choose import choose
+from ffcp.choose import Trial, choose
 from ffcp.quantiles import conformal_rank
 from tests.conftest import small_mlp
 from tests.law import ERROR_RATE, draw_hits, p_value
@@ -137,9 +137,12 @@ def test_the_law_test_catches_a_layer_chosen_on_the_calibration_points() -> None
 def chosen_on_calibration(model: nn.Module, names: list[str]):
     def covered(x_cal: Tensor, y_cal: Tensor, x: Tensor, y: Tensor) -> Tensor:
         _, slacks = ffcp.gradient_norms(model, x_cal, names)
+        residuals = y_cal.abs()[:, None].double()
         slacks = {name: slack[:, None].double() for name, slack in slacks.items()}
+        slacks["output"] = torch.ones_like(residuals)
+        trials = {name: Trial(residuals / slack, 2 * slack) for name, slack in slacks.items()}
+        choice = choose(torch.zeros_like(residuals), trials, ALPHA)
         # Without plain CP, which would win and hide the mistake.
-        choice = choose(y_cal.abs()[:, None].double(), slacks, ALPHA)
         best = min(names, key=lambda name: choice.candidates[name].mean_length)
         predictor = ffcp.FFCP(model, best).calibrate(x_cal, y_cal)
         return predictor.score(x, y) <= predictor.calibration.threshold(ALPHA)

@@ -15,12 +15,14 @@ from ffcp.bands import Interval
 from ffcp.choose import Candidate, Choice
 from ffcp.errors import FFCPWarning
 from ffcp.gradients import gradient_norms
-from ffcp.predictors import CP, FFCP
+from ffcp.predictors import CP, CQR, FFCP, FFCQR
 from ffcp.quantiles import conformal_quantile, conformal_rank
 
 __all__ = [
     "CP",
+    "CQR",
     "FFCP",
+    "FFCQR",
     "Candidate",
     "Choice",
     "FFCPWarning",

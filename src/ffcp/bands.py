@@ -48,6 +48,21 @@ def symmetric(prediction: Tensor, slack: Tensor) -> Base:
     return Base(centre, centre, slack, slack)
 
 
+def two_sided(quantiles: Tensor, slack: Tensor) -> Base:
+    """Make the base band of two quantiles in the last dimension, with a slack for each.
+
+    Quantiles that cross are put in order, each with its own slack: a fixed function of the
+    input, so it costs no coverage.
+
+    >>> base = two_sided(torch.tensor([[2.0, 1.0]]), torch.tensor([[0.1, 0.2]]))
+    >>> base.lo, base.slack_lo.float()
+    (tensor([1.], dtype=torch.float64), tensor([0.2000]))
+    """
+    ends, order = as_float64(quantiles).sort(dim=-1)
+    slack = as_float64(slack).expand_as(ends).gather(-1, order)
+    return Base(ends[..., 0], ends[..., 1], slack[..., 0], slack[..., 1])
+
+
 def floored(norms: Tensor, floor: float) -> Tensor:
     """Slack from gradient norms: a zero gradient is legal and gets the fixed ``floor``."""
     return as_float64(norms).clamp_min(floor)
@@ -87,6 +102,9 @@ def interval(base: Base, threshold: Tensor, dtype: torch.dtype) -> tuple[Tensor,
         largest = torch.finfo(dtype).max
         lower = (base.lo - below).clamp_max(largest)
         upper = (base.hi + above).clamp_min(-largest)
+        # A band that shrank to nothing is a point, not a negative length.
+        middle = (lower + upper) / 2
+        lower, upper = torch.minimum(lower, middle), torch.maximum(upper, middle)
         return lower.to(dtype), upper.to(dtype)
     shape = torch.broadcast_shapes(base.lo.shape, below.shape)
     lower, upper = (torch.empty(shape, dtype=dtype, device=base.lo.device) for _ in range(2))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -59,15 +60,22 @@ class Choice:
         return "\n".join(lines)
 
 
-def choose(residuals: Tensor, slacks: Mapping[str, Tensor], alpha: float) -> Choice:
+class Trial(NamedTuple):
+    """What one candidate says of some rows, each of shape (n, m) for m outputs."""
+
+    scores: Tensor
+    slacks: Tensor  # of both sides together: how much the band grows with the threshold
+
+
+def choose(widths: Tensor, trials: Mapping[str, Trial], alpha: Any) -> Choice:
     """Pick the feature with the shortest mean band; a tie goes to plain CP.
 
     Parameters
     ----------
-    residuals
-        Absolute residuals of the choosing rows, shape (n, m) for m outputs.
-    slacks
-        For each candidate its slack, broadcastable to the residuals.
+    widths
+        Width of the base band of the choosing rows (0 for point predictions), shape (n, m).
+    trials
+        Scores and slacks under each candidate; plain CP, ``"output"``, must be among them.
     alpha
         Level at which lengths are compared.
 
@@ -79,32 +87,33 @@ def choose(residuals: Tensor, slacks: Mapping[str, Tensor], alpha: float) -> Cho
     Examples
     --------
     >>> residuals = torch.tensor([[1.0], [2.0], [4.0]])
-    >>> slack = torch.tensor([[1.0], [2.0], [4.0]])  # knows where the noise is
-    >>> choose(residuals, {"trunk": slack}, alpha=0.1).feature
+    >>> plain = Trial(residuals, 2 * torch.ones(3, 1))
+    >>> knowing = Trial(torch.ones(3, 1), 2 * residuals)  # knows where the noise is
+    >>> choose(torch.zeros(3, 1), {"output": plain, "trunk": knowing}, alpha=0.1).feature
     'trunk'
     """
-    slacks = {OUTPUT: torch.ones_like(residuals), **slacks}
-    lengths = {name: _lengths(residuals, slack, alpha) for name, slack in slacks.items()}
-    reference = lengths[OUTPUT].clamp_min(torch.finfo(torch.float64).tiny)
+    lengths = {name: _lengths(widths, trial, alpha) for name, trial in trials.items()}
+    reference = lengths[OUTPUT].abs().clamp_min(torch.finfo(torch.float64).tiny)
     ratios = {name: float((length / reference).mean()) for name, length in lengths.items()}
     best = min(ratios, key=lambda name: ratios[name])
     if ratios[best] > _TIE * ratios[OUTPUT]:
         best = OUTPUT
+    residuals = trials[OUTPUT].scores
     candidates = {
-        name: Candidate(float(lengths[name].mean()), rank_correlation(residuals, slacks[name]))
-        for name in slacks
+        name: Candidate(float(lengths[name].mean()), rank_correlation(residuals, trial.slacks))
+        for name, trial in trials.items()
     }
-    return Choice(best, candidates, len(residuals), float(alpha))
+    return Choice(best, candidates, len(widths), float(exact_alpha(alpha)))
 
 
-def _lengths(residuals: Tensor, slack: Tensor, alpha: float) -> Tensor:
+def _lengths(widths: Tensor, trial: Trial, alpha: Any) -> Tensor:
     """Mean band length per output, with the plain empirical quantile of these rows.
 
     No n + 1 here: the comparison needs no guarantee, and stays finite on few rows.
     """
-    k = max(1, math.ceil(len(residuals) * (1 - exact_alpha(alpha))))
-    thresholds = (residuals / slack).kthvalue(k, dim=0).values
-    return 2 * thresholds * slack.mean(dim=0)
+    k = max(1, math.ceil(len(widths) * (1 - exact_alpha(alpha))))
+    thresholds = trial.scores.kthvalue(k, dim=0).values
+    return widths.mean(dim=0) + thresholds * trial.slacks.mean(dim=0)
 
 
 def rank_correlation(a: Tensor, b: Tensor) -> float:
@@ -159,20 +168,19 @@ class RowSplit:
 
 
 class Chooser:
-    """Collects residuals and slacks of a stream until there are enough rows to choose."""
+    """Collects what candidates say of a stream until there are enough rows to choose."""
 
-    def __init__(self, names: Sequence[str], fraction: float, seed: int, alpha: float) -> None:
-        self.names = names
+    def __init__(self, fraction: float, seed: int, alpha: Any) -> None:
         self._split = RowSplit(fraction, seed)
         self._alpha = alpha
         self._rows = 0
-        self._parts: list[tuple[Tensor, Tensor, dict[str, Tensor]]] = []
+        self._parts: list[tuple[Tensor, Tensor, Mapping[str, Trial]]] = []
 
-    def add(self, residuals: Tensor, slacks: Mapping[str, Tensor]) -> None:
-        """Take in the next rows: absolute residuals (n, m) and each candidate's slack (n, m)."""
-        mask = self._split.mask(len(residuals))
+    def add(self, widths: Tensor, trials: Mapping[str, Trial]) -> None:
+        """Take in the next rows (see :func:`choose`)."""
+        mask = self._split.mask(len(widths))
         self._rows += int(mask.sum())
-        self._parts.append((mask, residuals.cpu(), {k: v.cpu() for k, v in slacks.items()}))
+        self._parts.append((mask, widths, trials))
 
     @property
     def enough(self) -> bool:
@@ -182,13 +190,16 @@ class Chooser:
     def choose(self) -> tuple[Choice, Tensor]:
         """Choose, and return the scores (n, m) of the rows that did not, under the choice."""
         mask = torch.cat([mask for mask, _, _ in self._parts])
-        residuals = torch.cat([residuals for _, residuals, _ in self._parts])
-        slacks = {n: torch.cat([s[n] for _, _, s in self._parts]) for n in self.names}
         if mask.all() or not mask.any():
             raise ValueError(
                 f"{len(mask)} rows cannot be divided into some that choose the layer and some "
                 "that calibrate: give more rows, or name the feature"
             )
-        choice = choose(residuals[mask], {n: s[mask] for n, s in slacks.items()}, self._alpha)
-        rest = residuals[~mask]
-        return choice, rest if choice.feature == OUTPUT else rest / slacks[choice.feature][~mask]
+        widths = torch.cat([widths for _, widths, _ in self._parts])[mask]
+        trials = {name: self._joined(name, mask) for name in self._parts[0][2]}
+        choice = choose(widths, trials, self._alpha)
+        return choice, self._joined(choice.feature, ~mask).scores
+
+    def _joined(self, name: str, mask: Tensor) -> Trial:
+        columns = zip(*(trials[name] for _, _, trials in self._parts), strict=True)
+        return Trial(*(torch.cat(column)[mask] for column in columns))

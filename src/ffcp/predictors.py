@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ffcp import bands, checks, files, gradients, inputs
 from ffcp.bands import Base, Interval
-from ffcp.choose import Candidate, Choice, Chooser
+from ffcp.choose import Candidate, Choice, Chooser, Trial
 from ffcp.errors import FFCPWarning
 from ffcp.features import OUTPUT, candidates, resolve
 from ffcp.quantiles import ScoreStore
@@ -54,6 +54,18 @@ class BandPredictor(nn.Module):
     def _base(self, *run: Tensor) -> Base:
         """Turn what :meth:`_run` gave into base band and slack, each of shape (n, m)."""
         raise NotImplementedError
+
+    def _outcome(self, prediction: Tensor) -> Tensor:
+        """Give what the target is compared with; it has the target's shape."""
+        return prediction
+
+    def _sides(self, prediction: Tensor, slack: Tensor) -> Base:
+        """Give the base band, of shape (n, m), of the model's output and a slack of its shape."""
+        return bands.symmetric(_columns(prediction), _columns(slack))
+
+    def _blocks(self, rows: int) -> Iterator[slice]:
+        """Say how many rows :meth:`_run` takes at once; it cuts them into batches itself."""
+        yield slice(0, rows)
 
     def _features(self) -> list[str]:
         """Name the features whose gradients must stay within their row."""
@@ -115,10 +127,12 @@ class BandPredictor(nn.Module):
 
     def _scores(self, pairs: Iterator[tuple[Any, Tensor, int]]) -> Iterator[Tensor]:
         for x, y, row in pairs:
-            yield self._score(self._run(x, row), y).cpu()
+            for part in self._blocks(len(y)):
+                run = self._run(inputs.take(x, part), row + part.start)
+                yield self._score(run, y[part]).cpu()
 
     def _score(self, run: tuple[Tensor, ...], y: Tensor) -> Tensor:
-        target = checks.target(y, run[0])
+        target = checks.target(y, self._outcome(run[0]))
         return self._reduced(bands.score(self._base(*run), _columns(target)))
 
     def _reduced(self, scores: Tensor) -> Tensor:
@@ -136,9 +150,8 @@ class BandPredictor(nn.Module):
             raise TypeError("score(x, y) needs the targets y")
         ((x, y),) = inputs.pairs(x, y, self.model)
         checks.finite(y, "y")
-        run = self._run(x, 0)
-        scores = self._score(run, y)
-        return scores[:, 0] if scores.shape[1] == 1 else scores.view_as(run[0])
+        scores = torch.cat(list(self._scores(iter([(x, y, 0)]))))
+        return scores[:, 0] if scores.shape[1] == 1 else scores.view_as(y)
 
     def predict_interval(self, x: Any, alpha: Any = 0.1) -> Interval:
         """Give bands that hold the truth with probability at least 1 - alpha.
@@ -163,20 +176,28 @@ class BandPredictor(nn.Module):
             )
         threshold = self.calibration.threshold(exact)
         x = inputs.to_tensors(x, self.model)
-        return self._interval(self._run(x, 0), threshold)
+        parts = [
+            self._interval(self._run(inputs.take(x, part), part.start), threshold)
+            for part in self._blocks(inputs.row_count(x))
+        ]
+        return Interval(*(_joined(column) for column in zip(*parts, strict=True)))
 
     def _interval(self, run: Sequence[Tensor], threshold: Tensor) -> Interval:
-        prediction = run[0]
-        outputs = prediction[0].numel()
+        outcome = self._outcome(run[0])
+        self._check_outputs(outcome, threshold)
+        # In blocks, so that the float64 intermediates stay small beside the result.
+        size = max(1, _BLOCK // max(1, outcome[0].numel()))
+        blocks = zip(*(part.split(size) for part in run), strict=True)
+        bounds = [bands.interval(self._base(*b), threshold, outcome.dtype) for b in blocks]
+        lower, upper = (_joined(side).view_as(outcome) for side in zip(*bounds, strict=True))
+        return Interval(lower.to(outcome.device), upper.to(outcome.device), outcome)
+
+    def _check_outputs(self, outcome: Tensor, threshold: Tensor) -> None:
+        outputs = outcome[0].numel()
         if not self.joint and outputs != len(threshold):
             raise ValueError(
                 f"calibrated on {len(threshold)} outputs, but the model now gives {outputs}"
             )
-        # In blocks, so that the float64 intermediates stay small beside the result.
-        blocks = zip(*(part.split(max(1, _BLOCK // outputs)) for part in run), strict=True)
-        bounds = [bands.interval(self._base(*b), threshold, prediction.dtype) for b in blocks]
-        lower, upper = (torch.cat(side).view_as(prediction) for side in zip(*bounds, strict=True))
-        return Interval(lower.to(prediction.device), upper.to(prediction.device), prediction)
 
     def _ready(self) -> None:
         """Raise if the method needs calibration before it can score at all."""
@@ -274,7 +295,7 @@ class CP(BandPredictor):
         return (prediction,)
 
     def _base(self, *run: Tensor) -> Base:
-        return bands.symmetric(_columns(run[0]), torch.ones(()))
+        return self._sides(run[0], torch.ones((), device=run[0].device))
 
 
 class FFCP(BandPredictor):
@@ -352,6 +373,7 @@ class FFCP(BandPredictor):
         self.choice: Choice | None = None
         self.feature: str | None = None
         self._candidates: list[str] | None = None  # None: to be found in the model
+        self._tried: list[str] = []
         self._automatic = True
         if isinstance(feature, (str, nn.Module)) and feature != AUTO:
             self._automatic = False
@@ -381,7 +403,7 @@ class FFCP(BandPredictor):
 
     def _base(self, *run: Tensor) -> Base:
         prediction, norms = run
-        return bands.symmetric(_columns(prediction), bands.floored(_columns(norms), self.floor))
+        return self._sides(prediction, bands.floored(norms, self.floor))
 
     def _ready(self) -> None:
         if self.feature is None:
@@ -426,17 +448,22 @@ class FFCP(BandPredictor):
         if names is None:
             names = candidates(self.model, batch)
             gradients.check_rows(self.model, batch, names)
-        names = [name for name in dict.fromkeys(names) if name != OUTPUT]
-        return Chooser(names, self.choose_fraction, self.seed, self.choose_alpha)
+        # Plain CP, the model's output, is always a candidate.
+        self._tried = [OUTPUT, *(name for name in dict.fromkeys(names) if name != OUTPUT)]
+        return Chooser(self.choose_fraction, self.seed, self.choose_alpha)
 
     def _show(self, chooser: Chooser, x: Any, y: Tensor, row: int) -> None:
         prediction, norms = gradients.run(
-            self.model, x, chooser.names, self.norm, self.batch_size, row
+            self.model, x, self._tried, self.norm, self.batch_size, row
         )
-        base = bands.symmetric(prediction, torch.ones(()))
-        residuals = bands.score(base, checks.target(y, prediction))
-        slacks = {name: bands.floored(_columns(n), self.floor) for name, n in norms.items()}
-        chooser.add(_columns(residuals), slacks)
+        target = _columns(checks.target(y, self._outcome(prediction)))
+        trials = {}
+        for name in self._tried:
+            slack = norms[name] if name == OUTPUT else bands.floored(norms[name], self.floor)
+            base = self._sides(prediction, slack)
+            slacks = base.slack_lo + base.slack_hi
+            trials[name] = Trial(bands.score(base, target).cpu(), slacks.cpu())
+        chooser.add((base.hi - base.lo).cpu(), trials)
 
     def _commit(self, result: Choice | None) -> None:
         if result is None:
@@ -461,6 +488,70 @@ class FFCP(BandPredictor):
             choice = settings.get("choice")
             self.choice = None if choice is None else _choice_from(choice)
         self._must_match(settings, "the loaded calibration")
+
+
+class _TwoQuantiles(BandPredictor):
+    """For models that return a lower and an upper quantile in the last dimension."""
+
+    def _outcome(self, prediction: Tensor) -> Tensor:
+        if prediction.dim() < 2 or prediction.shape[-1] != 2:
+            raise ValueError(
+                f"the model's output has shape {tuple(prediction.shape)}; a quantile method needs "
+                "two outputs per target, the lower and the upper quantile, in the last dimension: "
+                "(n, 2), or (n, m, 2) for m targets. For a point prediction use CP or FFCP"
+            )
+        return prediction.mean(dim=-1)
+
+    def _sides(self, prediction: Tensor, slack: Tensor) -> Base:
+        base = bands.two_sided(prediction, slack)
+        return Base(*(_columns(part) for part in base))
+
+
+class CQR(_TwoQuantiles, CP):
+    """Conformalized quantile regression (Romano, Patterson and Candes, 2019).
+
+    The model returns two quantiles of the target; calibration moves both ends by the same
+    amount, outward where they cover too little and inward where they cover too much.
+
+    Parameters
+    ----------
+    model
+        A trained network whose output has shape (n, 2), lower and upper quantile, or (n, m, 2)
+        for m targets. See :func:`ffcp.pinball_loss`. Quantiles that cross are put in order.
+    joint, batch_size
+        As in :class:`CP`.
+
+    Notes
+    -----
+    ``prediction`` of the band is the middle of the two quantiles. A band that would shrink to
+    less than nothing is returned as a point.
+
+    Examples
+    --------
+    >>> _ = torch.manual_seed(0)
+    >>> model = nn.Linear(3, 2)  # yours is trained
+    >>> band = CQR(model).calibrate(torch.randn(200, 3), torch.randn(200)).predict_interval(
+    ...     torch.randn(5, 3), alpha=0.1
+    ... )
+    >>> band.lower.shape
+    torch.Size([5])
+    """
+
+
+class FFCQR(_TwoQuantiles, FFCP):
+    """CQR with the gradient norm of each quantile as its slack (the paper's FFCQR).
+
+    Parameters are those of :class:`FFCP`; the model is one for :class:`CQR`. The norms of both
+    quantiles come from the same forward pass.
+
+    Examples
+    --------
+    >>> _ = torch.manual_seed(0)
+    >>> model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2))  # yours is trained
+    >>> predictor = FFCQR(model, feature="0").calibrate(torch.randn(200, 3), torch.randn(200))
+    >>> predictor.predict_interval(torch.randn(5, 3)).upper.shape
+    torch.Size([5])
+    """
 
 
 def _in_blocks(pairs: Iterator[tuple[Any, Tensor, int]]) -> Iterator[tuple[Any, Tensor, int]]:
@@ -492,5 +583,9 @@ def _choice_from(saved: Mapping[str, Any]) -> Choice:
 
 
 def _columns(values: Tensor) -> Tensor:
-    """Lay out values as (rows, outputs)."""
-    return values.reshape(len(values), -1)
+    """Lay out values as (rows, outputs); a single number stays one."""
+    return values.reshape(len(values), -1) if values.dim() else values
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))

@@ -1,0 +1,188 @@
+"""The head g of f = g o h as a module of its own, for methods that move the feature.
+
+FFCP needs only the gradient of g at one point and takes it from the running model. FCP asks for
+g at other features, so here g is read out of the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from ffcp import checks, inputs
+from ffcp.features import INPUT, OUTPUT, resolve, undisturbed
+
+
+def head(model: nn.Module, feature: str | nn.Module) -> nn.Module:
+    """Cut the part behind ``feature`` out of the model; parameters are shared, not copied.
+
+    Parameters
+    ----------
+    model
+        A model that ``torch.fx`` can trace, with one tensor as input.
+    feature
+        A module or its dotted name, ``"input"`` or ``"output"``.
+
+    Examples
+    --------
+    >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
+    >>> head(model, "0")
+    Sequential(
+      (0): ReLU()
+      (1): Linear(in_features=3, out_features=1, bias=True)
+    )
+    """
+    name = resolve(model, feature)
+    if name == OUTPUT:
+        return nn.Identity()
+    if name == INPUT:
+        return model
+    if "[" in name:
+        raise ValueError(f"feature {name!r} is one of several outputs: its head cannot be cut out")
+    rest = _rest_of_sequential(model, name.removeprefix(".").split("."))
+    return rest if rest is not None else _traced_head(model, name.removeprefix("."))
+
+
+def _rest_of_sequential(model: nn.Module, path: list[str]) -> nn.Module | None:
+    """Follow nested Sequentials; None where another kind of module is on the way."""
+    if not path:
+        return nn.Sequential()
+    if type(model) is not nn.Sequential:
+        return None
+    names = list(model._modules)
+    index = names.index(path[0])
+    inner = _rest_of_sequential(model[index], path[1:])
+    if inner is None:
+        return None
+    own = [inner] if len(inner._modules) else []
+    return nn.Sequential(*own, *list(model)[index + 1 :])
+
+
+class _Tracer(fx.Tracer):
+    def __init__(self, feature: str) -> None:
+        super().__init__()
+        self._feature = feature
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return module_qualified_name == self._feature or super().is_leaf_module(
+            m, module_qualified_name
+        )
+
+
+def _traced_head(model: nn.Module, name: str) -> nn.Module:
+    try:
+        graph = _Tracer(name).trace(model)
+    except Exception as error:  # whatever a user's forward does under tracing
+        raise ValueError(
+            f"torch.fx cannot trace this model, so its head behind {name!r} cannot be cut out "
+            f"({error}). Pass it yourself: head=..., the module that maps the feature to the output"
+        ) from error
+    calls = [n for n in graph.nodes if n.op == "call_module" and n.target == name]
+    if len(calls) != 1:
+        raise ValueError(
+            f"the forward pass calls {name!r} {len(calls)} times; a head can be cut behind a "
+            "module that is called once"
+        )
+    needed = _needed(graph, calls[0])
+    _refuse_bypass(needed, calls[0])
+    return _subgraph(model, graph, calls[0], needed)
+
+
+def _needed(graph: fx.Graph, cut: fx.Node) -> set[fx.Node]:
+    """Collect all nodes that the output needs, not looking behind the cut."""
+    needed: set[fx.Node] = set()
+    waiting = [node for node in graph.nodes if node.op == "output"]
+    while waiting:
+        node = waiting.pop()
+        if node not in needed:
+            needed.add(node)
+            waiting += [] if node is cut else node.all_input_nodes
+    return needed
+
+
+def _refuse_bypass(needed: set[fx.Node], cut: fx.Node) -> None:
+    """A skip connection around the cut: the head would need a second tensor."""
+    if cut not in needed:
+        raise ValueError(f"feature {cut.target!r} does not influence the output")
+    if not any(node.op == "placeholder" for node in needed):
+        return
+    behind = _behind(needed, cut)
+    bypass = sorted(
+        {
+            str(source.target) if source.op in ("call_module", "placeholder") else source.name
+            for node in behind
+            for source in node.all_input_nodes
+            if source not in behind and source.op != "get_attr"
+        }
+    )
+    raise ValueError(
+        f"the part behind {cut.target!r} also needs {', '.join(map(repr, bypass))}, which comes "
+        "around the cut (a skip connection): cut where all information passes through one tensor, "
+        "such as the sum behind the connection"
+    )
+
+
+def _behind(needed: set[fx.Node], cut: fx.Node) -> set[fx.Node]:
+    behind, waiting = {cut}, [cut]
+    while waiting:
+        for user in waiting.pop().users:
+            if user in needed and user not in behind:
+                behind.add(user)
+                waiting.append(user)
+    return behind
+
+
+def _subgraph(
+    model: nn.Module, graph: fx.Graph, cut: fx.Node, needed: set[fx.Node]
+) -> fx.GraphModule:
+    new = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {cut: new.placeholder("feature")}
+    for node in graph.nodes:
+        if node in needed and node is not cut:
+            copies[node] = new.node_copy(node, lambda old: copies[old])
+    return fx.GraphModule(model, new)
+
+
+def feature_values(model: nn.Module, x: Any, feature: str) -> tuple[Tensor, Tensor]:
+    """Run the model without a graph; return its prediction and the feature."""
+    rows = inputs.row_count(x)
+    with undisturbed(model), torch.no_grad(), _caught(model, feature) as found:
+        prediction = checks.output(inputs.caller(model, x)(x), rows)
+    if feature == INPUT:
+        ((_, value),) = inputs.leaves(x)
+    elif feature == OUTPUT:
+        value = prediction
+    elif len(found) != 1:
+        raise ValueError(f"the forward pass calls {feature!r} {len(found)} times instead of once")
+    else:
+        value = found[0]
+    return prediction, value
+
+
+class _caught:  # noqa: N801 - a context manager, used like a function
+    """Collects what a module returns while the block runs."""
+
+    def __init__(self, model: nn.Module, feature: str) -> None:
+        inner = feature not in (INPUT, OUTPUT)
+        self._module = model.get_submodule(feature.removeprefix(".")) if inner else None
+
+    def __enter__(self) -> list[Tensor]:
+        found: list[Tensor] = []
+        if self._module is not None:
+            self._handle = self._module.register_forward_hook(
+                # A copy: the next layer may work in place.
+                lambda module, args, value: found.append(value.detach().clone())
+            )
+        return found
+
+    def __exit__(self, *error: object) -> None:
+        if self._module is not None:
+            self._handle.remove()
+
+
+def parameters_of(module: nn.Module) -> Iterator[nn.Parameter]:
+    """Yield the parameters of a head that require a gradient."""
+    return (p for p in module.parameters() if p.requires_grad)

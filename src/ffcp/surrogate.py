@@ -1,0 +1,200 @@
+"""FCP's score: how far the feature must move until the head says what was observed.
+
+``descend`` follows the paper: gradient descent on (g(v) - y)^2, stopped after a number of steps,
+whether or not g(v) = y by then. ``exact_distance`` goes on until y lies between the head's values
+at two features, and returns the distance of the farther one; only with it do FCP's bands carry a
+guarantee in the space of the targets.
+
+Every row has its own loss and takes its own path, so other rows of a batch change nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+Head = Callable[[Tensor], Tensor]
+
+_OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
+
+
+def optimizer_named(name: str) -> type[torch.optim.Optimizer]:
+    """Look up an optimiser that treats every number on its own, as rows require."""
+    if name not in _OPTIMIZERS:
+        raise ValueError(f"optimizer must be one of {', '.join(_OPTIMIZERS)}, got {name!r}")
+    return _OPTIMIZERS[name]
+
+
+def row_distance(a: Tensor, b: Tensor, norm: float) -> Tensor:
+    """Distance of corresponding rows in the L-infinity or L2 norm.
+
+    >>> row_distance(torch.tensor([[0.0, 0.0]]), torch.tensor([[3.0, 4.0]]), 2)
+    tensor([5.])
+    """
+    difference = (a - b).reshape(len(a), -1)
+    if norm == 2:
+        distance: Tensor = torch.linalg.vector_norm(difference, dim=1)
+        return distance
+    return difference.abs().amax(dim=1)
+
+
+def descend(
+    head: Head,
+    v: Tensor,
+    y: Tensor,
+    steps: Sequence[int],
+    *,
+    lr: float,
+    norm: float = math.inf,
+    optimizer: str = "sgd",
+) -> Tensor:
+    """Return the distance from ``v`` after each of the given numbers of descent steps.
+
+    One trajectory serves all of them.
+
+    Parameters
+    ----------
+    head
+        Maps features (n, ...) to one output per row, (n,).
+    v, y
+        Features and targets of n rows.
+    steps
+        Numbers of steps, in increasing order.
+    lr, optimizer
+        Step size, and ``"sgd"`` or ``"adam"``.
+    norm
+        ``inf`` or 2.
+
+    Returns
+    -------
+    Tensor
+        Shape (len(steps), n).
+
+    Examples
+    --------
+    >>> head = nn.Flatten(0)
+    >>> v, y = torch.zeros(1, 1), torch.ones(1)
+    >>> descend(head, v, y, [1, 200], lr=0.1)
+    tensor([[0.2000],
+            [1.0000]])
+    """
+    with torch.inference_mode(False), torch.enable_grad():
+        moving = v.detach().clone().requires_grad_()
+        update = optimizer_named(optimizer)([moving], lr=lr)  # type: ignore[call-arg]
+        distances, done = [], 0
+        for count in steps:
+            for _ in range(count - done):
+                loss = (head(moving) - y).square().sum()  # a sum: each row has its own loss
+                (moving.grad,) = torch.autograd.grad(loss, moving)
+                update.step()
+            done = max(done, count)
+            distances.append(row_distance(moving.detach(), v, norm))
+    return torch.stack(distances)
+
+
+def exact_distance(
+    head: Head,
+    v: Tensor,
+    y: Tensor,
+    *,
+    norm: float = math.inf,
+    max_steps: int = 100,
+    tolerance: float = 1e-6,
+) -> Tensor:
+    """Return a distance within which the head certainly takes the value ``y``.
+
+    Newton steps along the steepest direction of the norm run until the head has passed y; then
+    the straight way back is halved until the two ends agree to ``tolerance`` (relative). y lies
+    between the head's values at two features no farther than the distance returned, so the
+    range of the head over that ball holds y. Infinite where no way to y was found.
+
+    Parameters
+    ----------
+    head, v, y, norm
+        As in :func:`descend`.
+    max_steps
+        Newton steps before a row is given up.
+    tolerance
+        How precisely the crossing is located. The guarantee does not depend on it.
+
+    Examples
+    --------
+    >>> head = nn.Sequential(nn.Linear(2, 1, bias=False), nn.Flatten(0))
+    >>> _ = nn.init.constant_(head[0].weight, 1.0)
+    >>> exact_distance(head, torch.zeros(1, 2), torch.ones(1), norm=math.inf)
+    tensor([0.5000])
+    """
+    far, found = _pass_target(head, v, y, norm, max_steps)
+    near_at_target = head(v).detach() == y
+    distances = row_distance(_halve(head, v, far, y, tolerance), v, norm)
+    distances = torch.where(found, distances, math.inf)
+    return torch.where(near_at_target, 0.0, distances)
+
+
+def _pass_target(
+    head: Head, v: Tensor, y: Tensor, norm: float, max_steps: int
+) -> tuple[Tensor, Tensor]:
+    """Move each row until the head's value has passed y; say which rows made it."""
+    with torch.inference_mode(False), torch.enable_grad():
+        moving = v.detach().clone()
+        side = None
+        found = torch.zeros(len(v), dtype=torch.bool, device=v.device)
+        for _ in range(max_steps):
+            moving.requires_grad_()
+            value = head(moving)
+            gap = (y - value).detach()
+            side = gap.sign() if side is None else side
+            found |= gap * side <= 0
+            if bool(found.all()):
+                break
+            (gradient,) = torch.autograd.grad(value.sum(), moving)
+            step = _newton_step(gradient, gap, norm)
+            # A little too far on purpose: a row that arrives exactly has not passed.
+            moving = torch.where(_like(found, v), moving, moving + 1.01 * step).detach()
+    return moving.detach(), found
+
+
+def _newton_step(gradient: Tensor, gap: Tensor, norm: float) -> Tensor:
+    """Take the shortest step in the norm that closes the gap if the head is linear."""
+    rows = gradient.reshape(len(gradient), -1)
+    if norm == 2:
+        direction, slope = rows, rows.square().sum(dim=1)
+    else:
+        direction, slope = rows.sign(), rows.abs().sum(dim=1)
+    length = torch.where(slope > 0, gap / slope, 0.0)
+    length = length.nan_to_num(0.0, 0.0, 0.0)
+    return (direction * length[:, None]).view_as(gradient)
+
+
+def _halve(head: Head, v: Tensor, far: Tensor, y: Tensor, tolerance: float) -> Tensor:
+    """Come back from ``far`` towards ``v`` as long as the head's value stays beyond y."""
+    side = (y - head(v).detach()).sign()
+    low, high = torch.zeros_like(y), torch.ones_like(y)
+    for _ in range(max(1, math.ceil(-math.log2(tolerance)))):
+        middle = (low + high) / 2
+        with torch.no_grad():
+            value = head(torch.lerp(v, far, _like(middle, v)))
+        passed = (y - value) * side <= 0
+        low, high = torch.where(passed, low, middle), torch.where(passed, middle, high)
+    return torch.lerp(v, far, _like(high, v))
+
+
+def _like(rows: Tensor, v: Tensor) -> Tensor:
+    """Shape one number per row so that it multiplies features."""
+    return rows.reshape(-1, *[1] * (v.dim() - 1))
+
+
+class OneOutput(nn.Module):
+    """A head that gives one number per row: a chosen column of another head's output."""
+
+    def __init__(self, head: nn.Module, column: int = 0) -> None:
+        super().__init__()
+        self.head, self.column = head, column
+
+    def forward(self, v: Tensor) -> Tensor:
+        """Evaluate the column for features of n rows: shape (n,)."""
+        out: Tensor = self.head(v)
+        return out.reshape(len(out), -1)[:, self.column]
