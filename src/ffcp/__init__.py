@@ -10,25 +10,31 @@ torch.Size([5, 1])
 
 __version__ = "0.1.0"
 
-from ffcp import metrics
+from ffcp import bounds, metrics
 from ffcp.bands import Interval
 from ffcp.choose import Candidate, Choice
 from ffcp.errors import FFCPWarning
+from ffcp.fcp import FCP, FCQR
 from ffcp.gradients import gradient_norms
+from ffcp.losses import pinball_loss
 from ffcp.predictors import CP, CQR, FFCP, FFCQR
 from ffcp.quantiles import conformal_quantile, conformal_rank
 
 __all__ = [
     "CP",
     "CQR",
+    "FCP",
+    "FCQR",
     "FFCP",
     "FFCQR",
     "Candidate",
     "Choice",
     "FFCPWarning",
     "Interval",
+    "bounds",
     "conformal_quantile",
     "conformal_rank",
     "gradient_norms",
     "metrics",
+    "pinball_loss",
 ]

@@ -6,7 +6,6 @@ g at other features, so here g is read out of the model.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -104,7 +103,7 @@ def _needed(graph: fx.Graph, cut: fx.Node) -> set[fx.Node]:
 
 
 def _refuse_bypass(needed: set[fx.Node], cut: fx.Node) -> None:
-    """A skip connection around the cut: the head would need a second tensor."""
+    """Refuse a skip connection around the cut: the head would need a second tensor."""
     if cut not in needed:
         raise ValueError(f"feature {cut.target!r} does not influence the output")
     if not any(node.op == "placeholder" for node in needed):
@@ -181,8 +180,3 @@ class _caught:  # noqa: N801 - a context manager, used like a function
     def __exit__(self, *error: object) -> None:
         if self._module is not None:
             self._handle.remove()
-
-
-def parameters_of(module: nn.Module) -> Iterator[nn.Parameter]:
-    """Yield the parameters of a head that require a gradient."""
-    return (p for p in module.parameters() if p.requires_grad)

@@ -7,6 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from ffcp.losses import pinball_loss
+from ffcp.paper.networks import mlp
+
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -47,3 +50,36 @@ def train(
                 optimizer.step()
             progress()
     return model.eval()
+
+
+def train_quantiles(
+    x: Tensor,
+    y: Tensor,
+    levels: tuple[float, float] = (0.05, 0.95),
+    *,
+    epochs: int,
+    seed: int = 0,
+    progress: Callable[[], None] = lambda: None,
+) -> nn.Module:
+    """Train the paper's network with two outputs, the quantiles at a pair of levels.
+
+    >>> x = torch.rand(512, 1)
+    >>> model = train_quantiles(x, torch.rand(512), (0.1, 0.9), epochs=1)
+    >>> model(x).shape
+    torch.Size([512, 2])
+    """
+    low, high = levels
+    if not 0 < low < high < 1:
+        raise ValueError(f"levels must satisfy 0 < low < high < 1, got {levels}")
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = mlp(x.shape[1], outputs=2)
+    return train(
+        model,
+        x,
+        y,
+        epochs=epochs,
+        loss=lambda quantiles, target: pinball_loss(quantiles, target, levels),
+        seed=seed,
+        progress=progress,
+    )

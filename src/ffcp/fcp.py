@@ -1,0 +1,422 @@
+"""FCP and FCQR: the score is a distance in feature space, the band bounds the head over a ball.
+
+The opponents of FFCP. Each point to score needs an optimisation (:mod:`ffcp.surrogate`), each
+band a propagation of bounds (:mod:`ffcp.bounds`).
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ffcp import bounds, checks, files, heads, inputs, surrogate
+from ffcp.bands import Interval, as_float64
+from ffcp.bounds import Bounds
+from ffcp.choose import RowSplit
+from ffcp.errors import FFCPWarning
+from ffcp.features import resolve, undisturbed
+from ffcp.metrics import Coverage
+from ffcp.predictors import BandPredictor
+
+#: The numbers of descent steps that ``steps=None`` chooses from.
+STEP_COUNTS = (1, 2, 3, 5, 8, 12, 20, 30, 50, 80, 120, 200)
+_ENOUGH_ROWS = 1000
+_BATCH_ROWS = 8192
+_BOUNDS: dict[str, Callable[..., Bounds]] = {"ibp": bounds.ibp, "crown": bounds.crown}
+
+
+class FCP(BandPredictor):
+    """Feature conformal prediction (Teng et al., 2022), the slow method that FFCP replaces.
+
+    The score of a point is the distance from its feature to the nearest feature for which the
+    head says y; the band is a bound on the head over the ball whose radius is the threshold.
+
+    Parameters
+    ----------
+    model
+        A trained network with one input tensor and one output per row.
+    feature
+        Where to cut: a dotted module name, a module, or ``"input"``. Nothing but the feature may
+        pass the cut.
+    norm
+        Norm of the ball: ``inf`` (as in the paper) or 2.
+    bound
+        ``"ibp"`` (as in the paper) or ``"crown"``, which is tighter and slower.
+    invert
+        ``"descent"``, as in the paper: gradient descent, stopped after ``steps`` steps.
+        ``"exact"``: until the head provably takes the value y within the distance.
+    steps, lr, optimizer
+        Of the descent. ``steps=None`` chooses the number on a part of the calibration data that
+        is then left out of the scores; ``optimizer`` is ``"sgd"`` or ``"adam"``.
+    head
+        The module from feature to output, if it cannot be read out of the model.
+    choose_fraction, choose_alpha, seed
+        Of the choice of ``steps``.
+    batch_size
+        Rows per batch; by default at most 8,192.
+
+    Attributes
+    ----------
+    steps : int or None
+        The number of steps in use.
+    step_coverage : dict
+        For each number of steps tried, the coverage of its bands on the choosing points.
+    unconverged : int
+        How many calibration points the exact inversion gave up. They count as infinitely far.
+
+    Notes
+    -----
+    With ``invert="exact"`` the band covers y with probability at least 1 - alpha. With
+    ``"descent"`` only the *feature-space* coverage (:meth:`feature_coverage`) has that
+    guarantee: stopped early, the feature reached does not give y, its distance is too small, and
+    so is the ball. A loose bound hides this; a tight one shows it. Report both coverages.
+
+    Examples
+    --------
+    >>> _ = torch.manual_seed(0)
+    >>> model = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1))  # yours is trained
+    >>> x = torch.randn(100, 2)
+    >>> y = model(x).detach()[:, 0] + 0.02 * torch.randn(100)
+    >>> predictor = FCP(model, "0", invert="exact").calibrate(x, y)
+    >>> band = predictor.predict_interval(x, alpha=0.1)
+    >>> bool(((band.lower[:, 0] <= y) & (y <= band.upper[:, 0])).double().mean() >= 0.9)
+    True
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        feature: str | nn.Module,
+        *,
+        norm: float = math.inf,
+        bound: str = "ibp",
+        invert: str = "descent",
+        steps: int | None = None,
+        lr: float = 0.01,
+        optimizer: str = "sgd",
+        head: nn.Module | None = None,
+        choose_fraction: float = 0.2,
+        choose_alpha: float = 0.1,
+        seed: int = 0,
+        batch_size: int | None = None,
+    ) -> None:
+        super().__init__(model, batch_size=batch_size)
+        if norm not in (2, math.inf):
+            raise ValueError(f"norm must be 2 or float('inf'), got {norm!r}")
+        if bound not in _BOUNDS:
+            raise ValueError(f"bound must be 'ibp' or 'crown', got {bound!r}")
+        if invert not in ("descent", "exact"):
+            raise ValueError(f"invert must be 'descent' or 'exact', got {invert!r}")
+        if steps is not None and steps < 1:
+            raise ValueError(f"steps must be at least 1, or None to choose it, got {steps}")
+        if not 0 < lr < math.inf:
+            raise ValueError(f"lr must be a positive number, got {lr}")
+        if not 0 < choose_fraction < 1:
+            raise ValueError(f"choose_fraction must lie between 0 and 1, got {choose_fraction}")
+        surrogate.optimizer_named(optimizer)
+        checks.exact_alpha(choose_alpha)
+        self.feature = resolve(model, feature)
+        self.norm, self.bound, self.invert = norm, bound, invert
+        self.lr, self.optimizer = lr, optimizer
+        self.choose_fraction, self.choose_alpha, self.seed = choose_fraction, choose_alpha, seed
+        self.steps = steps
+        self._search = steps is None and invert == "descent"
+        self.step_coverage: dict[int, float] = {}
+        self.unconverged = 0
+        with undisturbed(model):  # so that tracing sees dropout switched off
+            cut = heads.head(model, self.feature) if head is None else head
+        # In a list, which hides them from state_dict: the model holds these parameters already.
+        self._head = [cut]
+        self._traced = [bounds.trace(cut)]
+
+    def _features(self) -> list[str]:
+        return [self.feature]
+
+    def _settings(self) -> dict[str, Any]:
+        return {
+            **super()._settings(),
+            "feature": self.feature,
+            "norm": float(self.norm),
+            "bound": self.bound,
+            "invert": self.invert,
+            "steps": self.steps,
+            "lr": self.lr,
+            "optimizer": self.optimizer,
+        }
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Take over the number of steps that was saved; check all other settings."""
+        settings = files.unpack(state)
+        if self._search:
+            self.steps = settings.get("steps")
+        self._must_match(settings, "the loaded calibration")
+
+    # -- one batch ------------------------------------------------------------------------
+
+    def _blocks(self, rows: int) -> Iterator[slice]:
+        # Features are large; one batch of them at a time.
+        size = self.batch_size or _BATCH_ROWS
+        return (slice(start, start + size) for start in range(0, rows, size))
+
+    def _run(self, x: Any, first_row: int) -> tuple[Tensor, ...]:
+        for key, tensor in inputs.leaves(x, "x"):
+            checks.finite(tensor, key, first_row)
+        prediction, v = heads.feature_values(self.model, x, self.feature)
+        checks.finite(prediction, "the prediction", first_row)
+        if not first_row:
+            self._check_head(prediction[:8], v[:8])
+        return prediction, v
+
+    @contextmanager
+    def _head_at_rest(self) -> Iterator[nn.Module]:
+        """Give the head in eval mode with frozen parameters."""
+        with ExitStack() as stack:
+            stack.enter_context(undisturbed(self.model))
+            stack.enter_context(undisturbed(self._head[0]))
+            yield self._head[0]
+
+    def _check_head(self, prediction: Tensor, v: Tensor) -> None:
+        with self._head_at_rest() as head, torch.no_grad():
+            again = head(v)
+        if again.shape != prediction.shape or not torch.allclose(
+            again, prediction, rtol=1e-2, atol=1e-3 * float(prediction.abs().max())
+        ):
+            raise ValueError(
+                f"the head behind {self.feature!r} does not give the model's output from the "
+                "feature alone: cut elsewhere, or pass the right head=..."
+            )
+
+    def _outcome(self, prediction: Tensor) -> Tensor:
+        if prediction[0].numel() != 1:
+            raise ValueError(
+                f"the model's output has shape {tuple(prediction.shape)}; FCP takes one output per "
+                "row. For several targets wrap the model, one FCP per output"
+            )
+        return prediction
+
+    def _distance(self, v: Tensor, y: Tensor, column: Tensor, steps: Sequence[int]) -> Tensor:
+        """Distance to y in the given output column of each row, after each number of steps."""
+        with self._head_at_rest() as head:
+
+            def chosen(moving: Tensor) -> Tensor:
+                outputs: Tensor = head(moving)
+                return outputs.reshape(len(moving), -1).gather(1, column)[:, 0]
+
+            y = y.to(v)
+            if self.invert == "exact":
+                return surrogate.exact_distance(chosen, v, y, norm=self.norm)[None]
+            return surrogate.descend(
+                chosen, v, y, steps, lr=self.lr, norm=self.norm, optimizer=self.optimizer
+            )
+
+    def _ball_bounds(self, v: Tensor, radius: Tensor) -> Bounds:
+        """Bounds on the head's outputs, (n, outputs), over a ball around each row."""
+        with self._head_at_rest():
+            low, high = _BOUNDS[self.bound](self._traced[0], v, radius.to(v), self.norm)
+        # The bounds round as the head does; widen them by more than that.
+        guard = 32 * torch.finfo(low.dtype).eps * (low.abs() + high.abs())
+        guard = guard.nan_to_num(0.0, 0.0)
+        rows = len(v)
+        return Bounds((low - guard).reshape(rows, -1), (high + guard).reshape(rows, -1))
+
+    # -- scores and bands -----------------------------------------------------------------
+
+    def _score(self, run: tuple[Tensor, ...], y: Tensor) -> Tensor:
+        prediction, v = run
+        target = checks.target(y, self._outcome(prediction)).reshape(len(y))
+        scores = self._scores_after(prediction, v, target, [self.steps or 1])[0]
+        return as_float64(scores)[:, None]
+
+    def _scores_after(
+        self, prediction: Tensor, v: Tensor, y: Tensor, steps: Sequence[int]
+    ) -> Tensor:
+        """Scores (len(steps), n) after each number of steps."""
+        column = torch.zeros(len(v), 1, dtype=torch.long, device=v.device)
+        return self._distance(v, y, column, steps)
+
+    def _interval(self, run: Sequence[Tensor], threshold: Tensor) -> Interval:
+        prediction, v = run
+        outcome = self._outcome(prediction)
+        lower, upper = self._ends(prediction, v, threshold.expand(len(v)))
+        return Interval(lower.view_as(outcome), upper.view_as(outcome), outcome)
+
+    def _ends(self, prediction: Tensor, v: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
+        """Give the ends of the band, (n,) each, for a threshold per row."""
+        low, high = self._ball_bounds(v, radius)
+        return low[:, 0], high[:, 0]
+
+    def feature_coverage(self, x: Any, y: Any, alpha: Any = 0.1) -> Coverage:
+        """Measure coverage in feature space: the share of points whose score is in the ball.
+
+        This is what the published code reports beside the length of the *output* band, though
+        it describes another object: with an inversion stopped early, a point can be covered
+        here and missed by its band. Compare with ``metrics.coverage`` of the band.
+        """
+        inside = self.score(x, y) <= self.calibration.threshold(alpha)
+        return Coverage(float(inside.double().mean()), len(inside))
+
+    # -- calibrating ----------------------------------------------------------------------
+
+    def _ready(self) -> None:
+        if self._search and self.steps is None:
+            raise RuntimeError("the number of steps is not chosen yet: call calibrate(x, y) first")
+
+    def _run_calibration(self, x: Any, y: Any, update: bool) -> tuple[Tensor, Any]:
+        if not self._search or (update and self.steps is not None):
+            scores, _ = super()._run_calibration(x, y, update)
+            lost = int(scores.isinf().sum()) + (self.unconverged if update else 0)
+            return scores, (self.steps, self.step_coverage, lost)
+        before, self.steps = self.steps, None
+        try:
+            scores, coverage = self._choose_and_score(x, y)
+            return scores, (self.steps, coverage, 0)
+        finally:
+            self.steps = before
+
+    def _commit(self, result: tuple[int | None, dict[int, float], int]) -> None:
+        self.steps, self.step_coverage, self.unconverged = result
+        if self.unconverged:
+            warnings.warn(
+                f"the inversion found no feature that gives y for {self.unconverged} calibration "
+                "points; they count as infinitely far, which widens the bands",
+                FFCPWarning,
+                stacklevel=3,
+            )
+
+    def _choose_and_score(self, x: Any, y: Any) -> tuple[Tensor, dict[int, float]]:
+        split = RowSplit(self.choose_fraction, self.seed)
+        waiting: list[tuple[Any, Tensor, int]] = []
+        chosen: list[tuple[Tensor, Tensor, Tensor]] = []
+        scores: list[Tensor] = []
+        coverage: dict[int, float] = {}
+        for piece in self._checked_pairs(x, y, self._features()):
+            if coverage:
+                scores.extend(self._scores(iter([piece])))
+                continue
+            waiting.append(self._set_aside(piece, split, chosen))
+            if sum(len(target) for _, _, target in chosen) >= _ENOUGH_ROWS:
+                coverage = self._choose_steps(chosen)
+        if not waiting:
+            raise ValueError("the calibration data is empty: there are no rows to score")
+        if not chosen:
+            raise ValueError(
+                "too few rows to choose the number of steps on some and calibrate on the rest: "
+                "give more rows, or steps=..."
+            )
+        coverage = coverage or self._choose_steps(chosen)
+        scores.extend(self._scores(iter(waiting)))
+        return torch.cat(scores), coverage
+
+    def _set_aside(
+        self,
+        piece: tuple[Any, Tensor, int],
+        split: RowSplit,
+        chosen: list[tuple[Tensor, Tensor, Tensor]],
+    ) -> tuple[Any, Tensor, int]:
+        """Move the choosing rows of a piece to ``chosen``; return the others."""
+        x, y, row = piece
+        mask = split.mask(len(y))
+        if mask.any():
+            prediction, v = self._run(inputs.take(x, mask), row)
+            target = checks.target(y[mask], self._outcome(prediction))
+            chosen.append((prediction, v, target.reshape(len(target))))
+        return inputs.take(x, ~mask), y[~mask], row
+
+    def _choose_steps(self, chosen: list[tuple[Tensor, Tensor, Tensor]]) -> dict[int, float]:
+        """Set ``steps`` to the smallest number whose bands cover enough of the chosen rows.
+
+        One trajectory, and one sweep of bounds over all numbers of steps at once.
+        """
+        prediction, v, y = (torch.cat(part) for part in zip(*chosen, strict=True))
+        scores = torch.cat(
+            [
+                self._scores_after(prediction[rows], v[rows], y[rows], STEP_COUNTS)
+                for rows in self._blocks(len(v))
+            ],
+            dim=1,
+        )
+        level = 1 - checks.exact_alpha(self.choose_alpha)
+        thresholds = scores.kthvalue(max(1, math.ceil(len(y) * level)), dim=1).values
+        covered = torch.cat(
+            [
+                self._covered(prediction[rows], v[rows], y[rows], thresholds)
+                for rows in self._blocks(len(v))
+            ],
+            dim=1,
+        )
+        shares = covered.double().mean(dim=1).tolist()
+        coverage = dict(zip(STEP_COUNTS, shares, strict=True))
+        enough = [count for count, share in coverage.items() if share >= float(level)]
+        self.steps = enough[0] if enough else STEP_COUNTS[-1]
+        return coverage
+
+    def _covered(self, prediction: Tensor, v: Tensor, y: Tensor, thresholds: Tensor) -> Tensor:
+        """Say for each threshold which rows its band covers: shape (thresholds, n)."""
+        count, n = len(thresholds), len(v)
+        ends = self._ends(
+            prediction.repeat(count, *[1] * (prediction.dim() - 1)),
+            v.repeat(count, *[1] * (v.dim() - 1)),
+            thresholds.repeat_interleave(n),
+        )
+        lower, upper = (end.view(count, n) for end in ends)
+        y = y.to(lower)
+        return (lower <= y) & (y <= upper)
+
+
+class FCQR(FCP):
+    """Feature conformalized quantile regression: FCP for a model of two quantiles.
+
+    Parameters are those of :class:`FCP`; the model's output has shape (n, 2), the lower and the
+    upper quantile. Quantiles that cross are put in order.
+
+    Notes
+    -----
+    The score is the larger of two signed distances: how far the feature must move until the
+    lower quantile comes down to y, and until the upper one comes up to it; negative if y is
+    inside. A negative threshold could shrink the band only if distances were the exact minimum,
+    which no descent proves, so the band is then the two quantiles themselves.
+
+    Examples
+    --------
+    >>> _ = torch.manual_seed(0)
+    >>> model = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 2))  # yours is trained
+    >>> x, y = torch.randn(100, 2), torch.randn(100)
+    >>> predictor = FCQR(model, "0", steps=20).calibrate(x, y)
+    >>> predictor.predict_interval(x).lower.shape
+    torch.Size([100])
+    """
+
+    def _outcome(self, prediction: Tensor) -> Tensor:
+        if prediction.dim() != 2 or prediction.shape[1] != 2:
+            raise ValueError(
+                f"the model's output has shape {tuple(prediction.shape)}; FCQR needs two outputs "
+                "per row, the lower and the upper quantile: (n, 2). For a point prediction use FCP"
+            )
+        return prediction.mean(dim=-1)
+
+    def _scores_after(
+        self, prediction: Tensor, v: Tensor, y: Tensor, steps: Sequence[int]
+    ) -> Tensor:
+        ends, order = prediction.sort(dim=1)
+        y = y.to(ends)
+        # Both ends of all rows in one batch: columns[:n] are the lower ends.
+        columns = order.T.reshape(-1, 1)
+        distance = self._distance(v.repeat(2, *[1] * (v.dim() - 1)), y.repeat(2), columns, steps)
+        below, above = distance.chunk(2, dim=1)
+        return torch.maximum(
+            torch.where(ends[:, 0] > y, below, -below), torch.where(y > ends[:, 1], above, -above)
+        )
+
+    def _ends(self, prediction: Tensor, v: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
+        ends, order = prediction.sort(dim=1)
+        low, high = self._ball_bounds(v, radius.clamp_min(0))
+        shrunk = (radius < 0).to(v.device)
+        lower = torch.where(shrunk, ends[:, 0], low.gather(1, order[:, :1])[:, 0])
+        upper = torch.where(shrunk, ends[:, 1], high.gather(1, order[:, 1:])[:, 0])
+        return lower, upper
