@@ -80,7 +80,7 @@ class FCP(BandPredictor):
     Examples
     --------
     >>> _ = torch.manual_seed(0)
-    >>> model = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1))  # yours is trained
+    >>> model = nn.Sequential(nn.Linear(2, 8), nn.LeakyReLU(), nn.Linear(8, 1))  # yours is trained
     >>> x = torch.randn(100, 2)
     >>> y = model(x).detach()[:, 0] + 0.02 * torch.randn(100)
     >>> predictor = FCP(model, "0", invert="exact").calibrate(x, y)

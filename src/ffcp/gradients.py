@@ -14,6 +14,7 @@ from ffcp import checks, inputs
 from ffcp.features import OUTPUT, Cut, Tapped, resolve
 
 _NORMS = (1, 2, math.inf)
+_OUTPUTS_AT_ONCE = 8  # one batched backward pass holds the gradients of this many outputs
 
 
 def gradient_norms(
@@ -136,21 +137,43 @@ def _norms(
 
 def _jacobian_rows(
     prediction: Tensor, edges: Sequence[GradientEdge]
-) -> Iterator[tuple[Tensor | None, ...]]:
+) -> Iterator[Sequence[Tensor | None]]:
     """Yield the gradients of output 0 of every row, then of output 1, and so on.
 
-    Rows are independent, so one backward pass with a one in every row serves them all.
+    Rows are independent, so one backward pass with a one in every row serves them all; a few
+    outputs share one batched pass.
     """
     outputs = prediction.reshape(len(prediction), -1)
-    last = outputs.shape[1] - 1
-    for j in range(outputs.shape[1]):
-        # The sum's gradient is a one in every row.
-        yield torch.autograd.grad(
-            outputs[:, j].sum() if last else outputs.sum(),
-            edges,
-            retain_graph=j < last,
-            allow_unused=True,
+    count = outputs.shape[1]
+    if count == 1:  # the sum's gradient is a one in every row
+        yield torch.autograd.grad(outputs.sum(), edges, allow_unused=True)
+        return
+    for start in range(0, count, _OUTPUTS_AT_ONCE):
+        columns = range(start, min(start + _OUTPUTS_AT_ONCE, count))
+        yield from _batched_rows(outputs, edges, columns, keep=columns.stop < count)
+
+
+def _batched_rows(
+    outputs: Tensor, edges: Sequence[GradientEdge], columns: range, *, keep: bool
+) -> Iterator[Sequence[Tensor | None]]:
+    """Take the gradients of several outputs in one pass; one by one where that is impossible."""
+    chosen = torch.eye(outputs.shape[1], dtype=outputs.dtype, device=outputs.device)[
+        columns.start : columns.stop
+    ]
+    seeds = chosen[:, None, :].expand(-1, len(outputs), -1)
+    try:
+        stacked = torch.autograd.grad(
+            outputs, edges, seeds, retain_graph=True, allow_unused=True, is_grads_batched=True
         )
+    except (RuntimeError, NotImplementedError):  # an operation that cannot be batched
+        for j, seed in enumerate(seeds):
+            last = j == len(seeds) - 1 and not keep
+            yield torch.autograd.grad(
+                outputs, edges, seed, retain_graph=not last, allow_unused=True
+            )
+        return
+    for j in range(len(columns)):
+        yield [None if gradient is None else gradient[j] for gradient in stacked]
 
 
 def _combine(gradients: Sequence[Tensor], norm: float) -> Tensor:
