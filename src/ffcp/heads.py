@@ -112,7 +112,7 @@ def _refuse_bypass(needed: set[fx.Node], cut: fx.Node) -> None:
     bypass = sorted(
         {
             str(source.target) if source.op in ("call_module", "placeholder") else source.name
-            for node in behind
+            for node in behind - {cut}
             for source in node.all_input_nodes
             if source not in behind and source.op != "get_attr"
         }
