@@ -16,6 +16,8 @@ lint: .venv/.ready
 
 bench: .venv/.ready       ## time and memory, as ratios to hand-written code
 	$(BIN)/python -m benchmarks.core
+	$(BIN)/python -m benchmarks.bounds
+	$(BIN)/python -m benchmarks.fcp
 
 clean:
 	rm -rf .venv

@@ -75,7 +75,8 @@ class Resident:
 
 def table(title: str, *columns: str) -> Table:
     """Make a plain table, first column to the left."""
-    made = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    made = Table(box=None, pad_edge=False, header_style="bold")
+    made.caption = title  # printed by show(), above: rich would wrap a title to the table's width
     for index, name in enumerate(columns):
         made.add_column(name, justify="right" if index else "left")
     return made
@@ -84,6 +85,8 @@ def table(title: str, *columns: str) -> Table:
 def show(made: Table) -> None:
     """Print a table and an empty line."""
     console = Console()
+    title, made.caption = made.caption, None
+    console.print(title, style="italic", highlight=False)
     console.print(made)
     console.print()
 

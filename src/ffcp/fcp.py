@@ -200,13 +200,16 @@ class FCP(BandPredictor):
             )
         return prediction
 
-    def _distance(self, v: Tensor, y: Tensor, column: Tensor, steps: Sequence[int]) -> Tensor:
-        """Distance to y in the given output column of each row, after each number of steps."""
+    def _distance(
+        self, v: Tensor, y: Tensor, columns: Tensor | None, steps: Sequence[int]
+    ) -> Tensor:
+        """Distance to y in a column of the output of each row, after each number of steps."""
         with self._head_at_rest() as head:
 
             def chosen(moving: Tensor) -> Tensor:
                 outputs: Tensor = head(moving)
-                return outputs.reshape(len(moving), -1).gather(1, column)[:, 0]
+                outputs = outputs.reshape(len(moving), -1)
+                return outputs[:, 0] if columns is None else outputs.gather(1, columns)[:, 0]
 
             y = y.to(v)
             if self.invert == "exact":
@@ -237,8 +240,7 @@ class FCP(BandPredictor):
         self, prediction: Tensor, v: Tensor, y: Tensor, steps: Sequence[int]
     ) -> Tensor:
         """Scores (len(steps), n) after each number of steps."""
-        column = torch.zeros(len(v), 1, dtype=torch.long, device=v.device)
-        return self._distance(v, y, column, steps)
+        return self._distance(v, y, None, steps)
 
     def _interval(self, run: Sequence[Tensor], threshold: Tensor) -> Interval:
         prediction, v = run

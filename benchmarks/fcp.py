@@ -1,0 +1,190 @@
+"""FCP against FFCP and CP, as fast as FCP can honestly be: ``python -m benchmarks.fcp``.
+
+Times run from data to bands: scores of the calibration rows, then bands of the test rows.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import ffcp
+from benchmarks.timing import Resident, best_of, show, table, verdict
+from ffcp import surrogate
+from ffcp.fcp import STEP_COUNTS
+from ffcp.heads import head
+from ffcp.paper.networks import SPLIT_POINTS, mlp
+from ffcp.predictors import BandPredictor
+
+COLUMNS, CALIBRATE, TEST = 100, 20_000, 10_000
+FEATURE = SPLIT_POINTS[2]
+
+
+def data(outputs: int) -> tuple[nn.Sequential, Tensor, Tensor, Tensor]:
+    """Make a network, not trained (a pass costs what it costs), and rows for it."""
+    torch.manual_seed(0)
+    model = mlp(COLUMNS, outputs).eval()
+    x, x_test = torch.randn(CALIBRATE, COLUMNS), torch.randn(TEST, COLUMNS)
+    return model, x, model(x).detach().mean(dim=1) + 0.05 * torch.randn(CALIBRATE), x_test
+
+
+def one_step(rounds: int = 25) -> None:
+    """One inversion step against a bare forward and backward pass through the head."""
+    model, x, y, _ = data(1)
+    rest = head(model, FEATURE).requires_grad_(False)
+    v = torch.nn.Sequential(*list(model)[:4])(x[:8192]).detach()
+    y = y[:8192]
+    steps = 20
+
+    def bare() -> None:
+        moving = v.clone().requires_grad_()
+        for _ in range(steps):
+            torch.autograd.grad(rest(moving).sum(), moving)
+
+    def ours() -> None:
+        surrogate.descend(lambda u: rest(u)[:, 0], v, y, [steps], lr=0.01)
+
+    times = best_of({"bare": bare, "ours": ours}, rounds)
+    ratio = times["ours"] / times["bare"]
+    made = table("One inversion step, 8,192 rows", "what", "ms", "ratio", "limit", "")
+    made.add_row("bare forward+backward", f"{times['bare'] / steps * 1e3:.2f}")
+    made.add_row(
+        "descent step", f"{times['ours'] / steps * 1e3:.2f}", f"{ratio:.2f}", "1.30",
+        verdict(ratio, 1.3),
+    )  # fmt: skip
+    show(made)
+
+
+def search(rounds: int = 3) -> None:
+    """Time the search over step counts: one trajectory for all, against one for each."""
+    model, x, y, _ = data(1)
+    rest = head(model, FEATURE).requires_grad_(False)
+    v = torch.nn.Sequential(*list(model)[:4])(x[:4000]).detach()
+    y = y[:4000]
+
+    def run(counts: tuple[int, ...]) -> None:
+        surrogate.descend(lambda u: rest(u)[:, 0], v, y, counts, lr=0.01)
+
+    def start_over() -> None:
+        for count in STEP_COUNTS:
+            run((count,))
+
+    times = best_of(
+        {
+            "one": lambda: run(STEP_COUNTS),
+            "each": start_over,
+        },
+        rounds,
+    )
+    made = table("Trying 12 numbers of steps, 4,000 rows", "what", "ms")
+    made.add_row("one trajectory", f"{times['one'] * 1e3:.0f}")
+    made.add_row("starting over for each", f"{times['each'] * 1e3:.0f}")
+    show(made)
+
+
+class _Clock:
+    """Adds up the seconds spent inside a method of a predictor."""
+
+    def __init__(self, predictor: Any, name: str) -> None:
+        self.seconds = 0.0
+        inner = getattr(predictor, name)
+
+        def timed(*args: Any) -> Any:
+            start = time.perf_counter()
+            result = inner(*args)
+            self.seconds += time.perf_counter() - start
+            return result
+
+        setattr(predictor, name, timed)
+
+
+def side_by_side(
+    title: str, outputs: int, methods: dict[str, Callable[[nn.Module], BandPredictor]], rounds: int
+) -> None:
+    """Seconds, ratios, and what share of FCP is inversion and what is bounds."""
+    model, x, y, x_test = data(outputs)
+
+    def whole(make: Callable[[nn.Module], BandPredictor]) -> Callable[[], object]:
+        return lambda: make(model).calibrate(x, y).predict_interval(x_test)
+
+    times = best_of({name: whole(make) for name, make in methods.items()}, rounds)
+    first, fast = list(methods)[:2]
+    made = table(
+        f"{title}: {CALIBRATE:,} calibration and {TEST:,} test rows, cut at layer 2",
+        "method", "ms", f"/ {first}", f"/ {fast}", "inversion", "bounds",
+    )  # fmt: skip
+    for name, make in methods.items():
+        shares: tuple[str, ...] = ()
+        if isinstance(predictor := make(model), ffcp.FCP):
+            clocks = [_Clock(predictor, "_distance"), _Clock(predictor, "_ball_bounds")]
+            start = time.perf_counter()
+            predictor.calibrate(x, y).predict_interval(x_test)
+            total = time.perf_counter() - start
+            shares = tuple(f"{clock.seconds / total:.0%}" for clock in clocks)
+        made.add_row(
+            name, f"{times[name] * 1e3:.1f}", f"{times[name] / times[first]:.1f}",
+            f"{times[name] / times[fast]:.1f}", *shares,
+        )  # fmt: skip
+    show(made)
+
+
+POINT: dict[str, Callable[[nn.Module], BandPredictor]] = {
+    "CP": ffcp.CP,
+    "FFCP": lambda m: ffcp.FFCP(m, FEATURE),
+    "FCP, 20 steps": lambda m: ffcp.FCP(m, FEATURE, steps=20),
+    "FCP, 80 steps": lambda m: ffcp.FCP(m, FEATURE, steps=80),
+    "FCP, steps searched": lambda m: ffcp.FCP(m, FEATURE),
+    "FCP, exact": lambda m: ffcp.FCP(m, FEATURE, invert="exact"),
+    "FCP, exact, CROWN": lambda m: ffcp.FCP(m, FEATURE, invert="exact", bound="crown"),
+}
+QUANTILES: dict[str, Callable[[nn.Module], BandPredictor]] = {
+    "CQR": ffcp.CQR,
+    "FFCQR": lambda m: ffcp.FFCQR(m, FEATURE),
+    "FCQR, 20 steps": lambda m: ffcp.FCQR(m, FEATURE, steps=20),
+    "FCQR, 80 steps": lambda m: ffcp.FCQR(m, FEATURE, steps=80),
+    "FCQR, steps searched": lambda m: ffcp.FCQR(m, FEATURE),
+    "FCQR, exact": lambda m: ffcp.FCQR(m, FEATURE, invert="exact"),
+    "FCQR, exact, CROWN": lambda m: ffcp.FCQR(m, FEATURE, invert="exact", bound="crown"),
+}
+
+
+def _million(bound: str, answer: multiprocessing.Queue[float]) -> None:
+    """Bands of 1,000,000 rows; memory beyond the input and the result."""
+    warnings.simplefilter("ignore", ffcp.FFCPWarning)
+    torch.manual_seed(0)
+    model, rows = mlp(10), 1_000_000
+    x = torch.randn(rows, 10)
+    predictor = ffcp.FCP(model, FEATURE, steps=2, bound=bound)
+    predictor.calibrate(x[:500], torch.randn(500)).predict_interval(x[:20_000])
+    with Resident() as resident:
+        band = predictor.predict_interval(x)
+    result = sum(part.numel() * part.element_size() for part in band) / 2**20
+    answer.put(resident.grown - result)
+
+
+def memory() -> None:
+    """Memory for a million test rows does not grow with them."""
+    made = table("FCP bands of 1,000,000 rows", "bound", "MB beyond the result")
+    context = multiprocessing.get_context("spawn")
+    for bound in ("ibp", "crown"):
+        answer = context.Queue()
+        process = context.Process(target=_million, args=(bound, answer))
+        process.start()
+        made.add_row(bound, f"{answer.get():.0f}")
+        process.join()
+    show(made)
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore", ffcp.FFCPWarning)
+    one_step()
+    search()
+    side_by_side("Point predictions", 1, POINT, 3)
+    side_by_side("Quantiles", 2, QUANTILES, 3)
+    memory()
