@@ -86,21 +86,21 @@ def run(
     to the first row. What every band rests on passes through here, so NaN and infinity stop
     here.
     """
+    rows = inputs.row_count(x)
+    if not rows:
+        raise ValueError("x has no rows")
     names = list(dict.fromkeys(names))
     inner = [name for name in names if name != OUTPUT]
-    parts, sums = [], []
+    buffer, sums = inputs.RowBuffer(rows), []
     with Cut(model, inner) as cut:
         for batch in inputs.batches(x, batch_size):
             # While the batch is in the cache; looked at when all are done.
             sums += [t.sum() for _, t in inputs.leaves(batch) if t.is_floating_point()]
-            parts.append(_finished(cut(batch), norm))
-    if not parts:
-        raise ValueError("x has no rows")
+            buffer.add(_finished(cut(batch), norm))
     if not all(math.isfinite(total.item()) for total in sums):
         for key, tensor in inputs.leaves(x, "x"):
             checks.finite(tensor, key, first_row)
-    prediction = torch.cat([part[0] for part in parts])
-    norms = {name: torch.cat([part[1][name] for part in parts]) for name in inner}
+    prediction, norms = buffer[OUTPUT], {name: buffer[name] for name in inner}
     checks.finite(prediction, "the prediction", first_row)
     for name, values in norms.items():
         checks.finite(values, f"the gradient at feature {name!r}", first_row)
@@ -109,9 +109,10 @@ def run(
     return prediction, norms
 
 
-def _finished(tap: Tapped, norm: float) -> tuple[Tensor, dict[str, Tensor]]:
-    """Take from a pass what is needed; its graph dies with this call."""
-    return tap.prediction.detach(), _norms(tap.prediction, tap.edges, norm) if tap.edges else {}
+def _finished(tap: Tapped, norm: float) -> dict[str, Tensor]:
+    """Take from a pass the output and the norms; its graph dies with this call."""
+    norms = _norms(tap.prediction, tap.edges, norm) if tap.edges else {}
+    return {OUTPUT: tap.prediction.detach(), **norms}
 
 
 def _norms(

@@ -92,6 +92,41 @@ def _default_batch(x: Any, n: int) -> int:
     return int(max(1, min(_MAX_ROWS, _MAX_BYTES // max(per_row, 1.0))))
 
 
+class RowBuffer:
+    """Puts the results of consecutive batches into whole tensors, made once.
+
+    Keeping the small results in a list until the end would leave a hole in the heap beside each
+    of them, of the size of a batch's intermediates.
+
+    >>> buffer = RowBuffer(5)
+    >>> for part in torch.arange(5).split(2):
+    ...     buffer.add({"square": part**2})
+    >>> buffer["square"]
+    tensor([ 0,  1,  4,  9, 16])
+    """
+
+    def __init__(self, rows: int) -> None:
+        self._rows = rows
+        self._filled = 0
+        self._whole: dict[str, Tensor] = {}
+
+    def add(self, parts: Mapping[str, Tensor]) -> None:
+        """Take the next rows of every tensor."""
+        rows = 0
+        for name, part in parts.items():
+            rows = part.shape[0]
+            if name not in self._whole:
+                if rows == self._rows:  # all at once
+                    self._whole[name] = part
+                    continue
+                self._whole[name] = part.new_empty((self._rows, *part.shape[1:]))
+            self._whole[name][self._filled : self._filled + rows] = part
+        self._filled += rows
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._whole[name]
+
+
 def take(x: Any, rows: slice | Tensor) -> Any:
     """Select rows of every tensor of one input."""
     return _map(lambda leaf: leaf[rows] if isinstance(leaf, Tensor) else leaf, x)

@@ -176,11 +176,14 @@ class BandPredictor(nn.Module):
             )
         threshold = self.calibration.threshold(exact)
         x = inputs.to_tensors(x, self.model)
-        parts = [
-            self._interval(self._run(inputs.take(x, part), part.start), threshold)
-            for part in self._blocks(inputs.row_count(x))
-        ]
-        return Interval(*(_joined(column) for column in zip(*parts, strict=True)))
+        rows = inputs.row_count(x)
+        if not rows:
+            raise ValueError("x has no rows")
+        buffer = inputs.RowBuffer(rows)
+        for part in self._blocks(rows):
+            run = self._run(inputs.take(x, part), part.start)
+            buffer.add(self._interval(run, threshold)._asdict())
+        return Interval(*(buffer[name] for name in Interval._fields))
 
     def _interval(self, run: Sequence[Tensor], threshold: Tensor) -> Interval:
         outcome = self._outcome(run[0])
@@ -188,8 +191,11 @@ class BandPredictor(nn.Module):
         # In blocks, so that the float64 intermediates stay small beside the result.
         size = max(1, _BLOCK // max(1, outcome[0].numel()))
         blocks = zip(*(part.split(size) for part in run), strict=True)
-        bounds = [bands.interval(self._base(*b), threshold, outcome.dtype) for b in blocks]
-        lower, upper = (_joined(side).view_as(outcome) for side in zip(*bounds, strict=True))
+        buffer = inputs.RowBuffer(len(outcome))
+        for block in blocks:
+            lower, upper = bands.interval(self._base(*block), threshold, outcome.dtype)
+            buffer.add({"lower": lower, "upper": upper})
+        lower, upper = (buffer[name].view_as(outcome) for name in ("lower", "upper"))
         return Interval(lower.to(outcome.device), upper.to(outcome.device), outcome)
 
     def _check_outputs(self, outcome: Tensor, threshold: Tensor) -> None:
@@ -585,7 +591,3 @@ def _choice_from(saved: Mapping[str, Any]) -> Choice:
 def _columns(values: Tensor) -> Tensor:
     """Lay out values as (rows, outputs); a single number stays one."""
     return values.reshape(len(values), -1) if values.dim() else values
-
-
-def _joined(parts: Sequence[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
