@@ -10,6 +10,7 @@ import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -74,7 +75,7 @@ class _Activation:
     """An elementwise function, monotone between its turning points."""
 
     function: Callable[[Tensor], Tensor]
-    lines: Callable[[Tensor, Tensor], _Lines]
+    lines: Callable[[Tensor, Tensor, Tensor], _Lines]  # of the low, the high end, the center
     turning: tuple[float, ...] = ()
 
 
@@ -250,30 +251,31 @@ def _identity(layer: nn.Module) -> _Sum:
 # Activations
 
 
-def _kink_lines(low: Tensor, high: Tensor, slope: float) -> _Lines:
+def _kink_lines(slope: float, low: Tensor, high: Tensor, center: Tensor) -> _Lines:
     """Lines around x for x >= 0, slope * x for x < 0."""
     below, above = low.clamp(max=0), high.clamp(min=0)
     # Where 0 is outside the interval the chord is the function itself.
     width = (above - below).clamp_(min=torch.finfo(low.dtype).tiny)
     chord = above.sub(below, alpha=slope).div_(width)
     shift = above.addcmul(above, chord, value=-1)
-    # Of the two pieces, the one that holds on the longer side leaves the smaller area.
-    piece = (high >= -low).to(low.dtype).mul_(1 - slope).add_(slope)
+    # Of the two pieces, the one on which the center lies: it mostly holds on the longer side,
+    # which leaves the smaller area, and is the same for every radius, so that bounds grow with it.
+    piece = (center >= 0).to(low.dtype).mul_(1 - slope).add_(slope)
     convex = slope <= 1
     return _Lines(piece, None, chord, shift) if convex else _Lines(chord, shift, piece, None)
 
 
 def _relu(layer: nn.ReLU) -> _Activation:
-    return _Activation(functional.relu, lambda low, high: _kink_lines(low, high, 0.0))
+    return _Activation(functional.relu, partial(_kink_lines, 0.0))
 
 
 def _leaky_relu(layer: nn.LeakyReLU) -> _Activation:
     slope = layer.negative_slope
     if slope == 0:  # slope * -inf would be NaN
-        return _Activation(functional.relu, lambda low, high: _kink_lines(low, high, 0.0))
+        return _Activation(functional.relu, partial(_kink_lines, 0.0))
     return _Activation(
         lambda x: functional.leaky_relu(x, slope),
-        lambda low, high: _kink_lines(low, high, slope),
+        partial(_kink_lines, slope),
         turning=(0.0,) if slope < 0 else (),
     )
 
@@ -342,14 +344,16 @@ def _tanh(layer: nn.Tanh) -> _Activation:
     def derivative(x: Tensor) -> Tensor:
         return 1 - torch.tanh(x).square()
 
-    return _Activation(torch.tanh, lambda *box: _sigmoid_lines(torch.tanh, derivative, *box))
+    return _Activation(torch.tanh, lambda *box: _sigmoid_lines(torch.tanh, derivative, *box[:2]))
 
 
 def _sigmoid(layer: nn.Sigmoid) -> _Activation:
     def derivative(x: Tensor) -> Tensor:
         return torch.sigmoid(x) * torch.sigmoid(-x)
 
-    return _Activation(torch.sigmoid, lambda *box: _sigmoid_lines(torch.sigmoid, derivative, *box))
+    return _Activation(
+        torch.sigmoid, lambda *box: _sigmoid_lines(torch.sigmoid, derivative, *box[:2])
+    )
 
 
 def _gate(
@@ -364,7 +368,7 @@ def _gate(
         # -inf * 0 is NaN; both functions have long reached 0 at -1e4.
         return function(x.clamp(min=-1e4))
 
-    def lines(low: Tensor, high: Tensor) -> _Lines:
+    def lines(low: Tensor, high: Tensor, center: Tensor) -> _Lines:
         middle, width = (low + high) / 2, high - low
         flat = _range(rule, low, high)
         # f(x) = x + f(-x), so bounds on f(-x) shift a line of slope one.
@@ -913,7 +917,7 @@ def _tighten(
     target: int,
     specs: int,
 ) -> Bounds:
-    """Box of a node, intersected with its CROWN bounds, `specs` coordinates at a time."""
+    """CROWN bounds of a node, `specs` coordinates at a time; the output's within its box."""
     box = boxes[target]
     shape = box.lower.shape
     size = shape[1:].numel()
@@ -928,10 +932,17 @@ def _tighten(
         bound = _lower_bound(head, ball, boxes, lines, target, both)
         parts.append(bound.expand(shape[0], -1).reshape(shape[0], 2, count))
     bound = torch.cat(parts, dim=2)
+    lower, upper = bound[:, 0].reshape(shape), -bound[:, 1].reshape(shape)
+    if target != head.output:
+        # Not intersected: the linear functions behind these lines run over this very range, and
+        # lines drawn for a smaller one would let a larger ball have smaller bounds.
+        known = lower.isfinite() & upper.isfinite()
+        lower, upper = lower.where(known, box.lower), upper.where(known, box.upper)
+        return Bounds(lower, torch.maximum(lower, upper))
     # fmax and fmin pass over a NaN, which is what an infinite radius leaves of a linear
     # bound: such a row keeps its box. Rounding may push a bound past the other end.
-    lower = torch.fmin(torch.fmax(bound[:, 0].reshape(shape), box.lower), box.upper)
-    upper = torch.fmax(torch.fmin(-bound[:, 1].reshape(shape), box.upper), lower)
+    lower = torch.fmin(torch.fmax(lower, box.lower), box.upper)
+    upper = torch.fmax(torch.fmin(upper, box.upper), lower)
     return Bounds(lower, upper)
 
 
@@ -990,8 +1001,25 @@ def _portions(head: Head, sizes: Sequence[int], norm: float) -> tuple[int, dict[
     return rows, {i: max(1, coefficients // n) for i, n in per_spec.items()}
 
 
+def _values(head: Head, x: Tensor) -> list[Tensor]:
+    """Value of every node at a point of each row."""
+    values = [x]
+    for node in head.nodes[1:]:
+        inputs = [values[i] for i in node.inputs]
+        match node.rule:
+            case _Sum(scales, shift):
+                terms = [scale * value for scale, value in zip(scales, inputs, strict=True)]
+                values.append(sum(terms[1:], terms[0] + shift))
+            case _Activation(function):
+                values.append(function(inputs[0]))
+            case _Affine() as rule:
+                values.append(rule.apply(inputs[0]))
+    return values
+
+
 def _crown_rows(head: Head, ball: _Ball, specs: Mapping[int, int]) -> Bounds:
     boxes = [_box(value) for value in _intervals(head, ball)]
+    centers = _values(head, ball.center)
     lines: dict[int, _Lines] = {}
     todo = dict(specs)
 
@@ -1002,7 +1030,7 @@ def _crown_rows(head: Head, ball: _Ball, specs: Mapping[int, int]) -> Bounds:
 
     for i, node in enumerate(head.nodes):
         if isinstance(node.rule, _Activation):
-            lines[i] = node.rule.lines(*tightened(node.inputs[0]))
+            lines[i] = node.rule.lines(*tightened(node.inputs[0]), centers[node.inputs[0]])
     return tightened(head.output)
 
 
