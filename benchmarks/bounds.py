@@ -38,11 +38,11 @@ def _first(x: Tensor, radius: Tensor, first: nn.Linear, norm: float) -> Bounds:
     return Bounds(center - spread, center + spread)
 
 
-def _relax(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _relax(low: Tensor, high: Tensor, center: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Slope of the lower line, slope and intercept of the upper line of a ReLU."""
     below, above = low.clamp(max=0), high.clamp(min=0)
     slope = above / (above - below).clamp(min=1e-30)
-    return (high >= -low).to(low.dtype), slope, above * (1 - slope)
+    return (center >= 0).to(low.dtype), slope, above * (1 - slope)
 
 
 def _hull(A: Tensor, x: Tensor, radius: Tensor, norm: float) -> tuple[Tensor, Tensor]:
@@ -64,7 +64,7 @@ def fused_crown(x: Tensor, radius: Tensor, net: nn.Sequential, norm: float) -> B
     one, two = _linear_layers(net)
     low, high = _first(x, radius, one, norm)
     box = _between(low.relu(), high.relu(), two.weight, two.bias)
-    lower, upper, shift = _relax(low, high)
+    lower, upper, shift = _relax(low, high, low + high)  # symmetric around the center
     plus, minus = two.weight[0].clamp(min=0), two.weight[0].clamp(max=0)
     ends = []
     for A, constant in (
@@ -98,12 +98,13 @@ def fused_crown_after_relu(x: Tensor, radius: Tensor, net: nn.Sequential, norm: 
     """
     one, two = _linear_layers(net)
     r = radius[:, None]
-    first = _relax(x - r, x + r)
+    first = _relax(x - r, x + r, x)
+    center = torch.addmm(one.bias, x.relu(), one.weight.T)
     low, high = _between((x - r).relu(), (x + r).relu(), one.weight, one.bias)
     box = _between(low.relu(), high.relu(), two.weight, two.bias)
     if norm == 2:
-        low, high = _hidden_crown(x, radius, one, first, Bounds(low, high))
-    lower, upper, shift = _relax(low, high)
+        low, high = _hidden_crown(x, radius, one, first)
+    lower, upper, shift = _relax(low, high, center)
     plus, minus = two.weight[0].clamp(min=0), two.weight[0].clamp(max=0)
     ends = []
     for A, constant, sign in (
@@ -124,7 +125,7 @@ def fused_crown_after_relu(x: Tensor, radius: Tensor, net: nn.Sequential, norm: 
 
 
 def _hidden_crown(
-    x: Tensor, radius: Tensor, one: nn.Linear, first: tuple[Tensor, Tensor, Tensor], box: Bounds
+    x: Tensor, radius: Tensor, one: nn.Linear, first: tuple[Tensor, Tensor, Tensor]
 ) -> Bounds:
     """L2 bounds of W relu(x) + b. The signs of W fall on disjoint entries: no (n, 64, 64)."""
     plus, minus = one.weight.clamp(min=0), one.weight.clamp(max=0)
@@ -135,7 +136,7 @@ def _hidden_crown(
         size = (a.square() @ plus.square().T + b.square() @ minus.square().T).sqrt()
         ends.append((middle, radius[:, None] * size))
     (bottom, below), (top, above) = ends
-    return Bounds(torch.maximum(bottom - below, box.lower), torch.minimum(top + above, box.upper))
+    return Bounds(bottom - below, top + above)
 
 
 def _seconds(*calls: Callable[[], object]) -> list[float]:

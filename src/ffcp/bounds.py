@@ -1135,7 +1135,8 @@ def crown(
 
     Linear functions are pulled back from the output to the ball. Every activation is
     enclosed between two lines on the range of its input, which is bounded the same way.
-    The result lies inside that of `ibp`, and is exact wherever the head is affine.
+    The result lies inside that of `ibp`, and is exact wherever the head is affine. For heads
+    of ReLU and LeakyReLU it grows with the radius.
 
     Parameters
     ----------
