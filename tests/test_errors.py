@@ -55,6 +55,8 @@ def test_empty_calibration(mlp: nn.Module, feature: str, data: tuple) -> None:
 def test_empty_prediction(ready: ffcp.FFCP) -> None:
     with pytest.raises(ValueError, match="x has no rows"):
         ready.predict_interval(X[:0])
+    with pytest.raises(ValueError, match="x has no rows"):
+        ready.score(X[:0], Y[:0])
 
 
 def test_infinite_band_when_calibration_too_small(mlp: nn.Module) -> None:

@@ -411,3 +411,12 @@ def test_pinball_loss_refuses_shapes_that_do_not_fit() -> None:
         ffcp.pinball_loss(torch.zeros(5, 3), torch.zeros(5))
     with pytest.raises(ValueError, match=r"target has shape \(4,\), quantiles \(5, 2\)"):
         ffcp.pinball_loss(torch.zeros(5, 2), torch.zeros(4))
+
+
+@pytest.mark.parametrize("bound", ["ibp", "crown"])
+def test_bands_of_smaller_alpha_hold_those_of_larger(bound: str) -> None:
+    model = leaky()
+    predictor = ffcp.FCP(model, "0", invert="exact", bound=bound).calibrate(X, targets(model, X))
+    wide, narrow = (predictor.predict_interval(NEW, alpha=a) for a in (0.05, 0.5))
+    assert (wide.lower <= narrow.lower + 1e-6).all()
+    assert (wide.upper >= narrow.upper - 1e-6).all()

@@ -23,6 +23,7 @@ from ffcp.errors import FFCPWarning
 from ffcp.features import resolve, undisturbed
 from ffcp.metrics import Coverage
 from ffcp.predictors import BandPredictor
+from ffcp.quantiles import ScoreBuffer
 
 #: The numbers of descent steps that ``steps=None`` chooses from.
 STEP_COUNTS = (1, 2, 3, 5, 8, 12, 20, 30, 50, 80, 120, 200)
@@ -119,7 +120,9 @@ class FCP(BandPredictor):
             raise ValueError(f"lr must be a positive number, got {lr}")
         if not 0 < choose_fraction < 1:
             raise ValueError(f"choose_fraction must lie between 0 and 1, got {choose_fraction}")
-        surrogate.optimizer_named(optimizer)
+        if optimizer not in surrogate.OPTIMIZERS:
+            known = ", ".join(surrogate.OPTIMIZERS)
+            raise ValueError(f"optimizer must be one of {known}, got {optimizer!r}")
         checks.exact_alpha(choose_alpha)
         self.feature = resolve(model, feature)
         self.norm, self.bound, self.invert = norm, bound, invert
@@ -295,11 +298,12 @@ class FCP(BandPredictor):
         split = RowSplit(self.choose_fraction, self.seed)
         waiting: list[tuple[Any, Tensor, int]] = []
         chosen: list[tuple[Tensor, Tensor, Tensor]] = []
-        scores: list[Tensor] = []
+        buffer = ScoreBuffer()
         coverage: dict[int, float] = {}
         for piece in self._checked_pairs(x, y, self._features()):
             if coverage:
-                scores.extend(self._scores(iter([piece])))
+                for scores in self._scores(iter([piece])):
+                    buffer.extend(scores)
                 continue
             waiting.append(self._set_aside(piece, split, chosen))
             if sum(len(target) for _, _, target in chosen) >= _ENOUGH_ROWS:
@@ -312,8 +316,9 @@ class FCP(BandPredictor):
                 "give more rows, or steps=..."
             )
         coverage = coverage or self._choose_steps(chosen)
-        scores.extend(self._scores(iter(waiting)))
-        return torch.cat(scores), coverage
+        for scores in self._scores(iter(waiting)):
+            buffer.extend(scores)
+        return buffer.scores, coverage
 
     def _set_aside(
         self,

@@ -17,7 +17,7 @@ from ffcp.bands import Base, Interval
 from ffcp.choose import Candidate, Choice, Chooser, Trial
 from ffcp.errors import FFCPWarning
 from ffcp.features import OUTPUT, candidates, resolve
-from ffcp.quantiles import ScoreStore
+from ffcp.quantiles import ScoreBuffer, ScoreStore
 
 AUTO = "auto"
 _BLOCK = 2**17  # numbers per step of the band arithmetic
@@ -94,18 +94,20 @@ class BandPredictor(nn.Module):
             Unchanged if anything goes wrong on the way.
         """
         scores, result = self._run_calibration(x, y, update)
-        self._commit(result)
         if update:
             self.calibration.add(scores)
         else:
             self.calibration.replace(scores)
+        self._commit(result)
         return self
 
     def _run_calibration(self, x: Any, y: Any, update: bool) -> tuple[Tensor, Any]:
-        scores = list(self._scores(self._checked_pairs(x, y, self._features())))
-        if not scores or not sum(map(len, scores)):
+        buffer = ScoreBuffer()
+        for scores in self._scores(self._checked_pairs(x, y, self._features())):
+            buffer.extend(scores)
+        if not len(buffer.scores):
             raise ValueError("the calibration data is empty: there are no rows to score")
-        return torch.cat(scores), None
+        return buffer.scores, None
 
     def _commit(self, result: Any) -> None:
         """Take over what calibration found besides scores."""
@@ -149,6 +151,8 @@ class BandPredictor(nn.Module):
         if y is None:
             raise TypeError("score(x, y) needs the targets y")
         ((x, y),) = inputs.pairs(x, y, self.model)
+        if not len(y):
+            raise ValueError("x has no rows")
         checks.finite(y, "y")
         scores = torch.cat(list(self._scores(iter([(x, y, 0)]))))
         return scores[:, 0] if scores.shape[1] == 1 else scores.view_as(y)
@@ -431,23 +435,24 @@ class FFCP(BandPredictor):
 
     def _choose_and_score(self, x: Any, y: Any) -> tuple[Tensor, Choice]:
         pairs = self._checked_pairs(x, y, self._candidates or [])
-        chooser, choice, scores = None, None, []
+        chooser, choice, buffer = None, None, ScoreBuffer()
         for batch, target, row in _in_blocks(pairs):
             if choice is not None:
-                scores.extend(self._scores(iter([(batch, target, row)])))
+                for scores in self._scores(iter([(batch, target, row)])):
+                    buffer.extend(scores)
                 continue
             chooser = chooser or self._chooser(batch)
             self._show(chooser, batch, target, row)
             if chooser.enough:
                 choice, rest = chooser.choose()
-                scores.append(self._reduced(rest))
+                buffer.extend(self._reduced(rest))
                 self.feature = choice.feature
         if chooser is None:
             raise ValueError("the calibration data is empty: there are no rows to score")
         if choice is None:
             choice, rest = chooser.choose()
-            scores.append(self._reduced(rest))
-        return torch.cat(scores), choice
+            buffer.extend(self._reduced(rest))
+        return buffer.scores, choice
 
     def _chooser(self, batch: Any) -> Chooser:
         names = self._candidates

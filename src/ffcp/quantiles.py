@@ -58,6 +58,40 @@ def conformal_quantile(scores: Tensor, alpha: Any) -> Tensor:
     return scores.kthvalue(k, dim=0).values
 
 
+class ScoreBuffer:
+    """Scores that arrive batch by batch, in one tensor that doubles when it is full.
+
+    A list of small tensors would be kept between the large intermediates of the batches, and
+    hold the heap open far beyond its own size.
+
+    >>> buffer = ScoreBuffer()
+    >>> for part in torch.arange(5.0)[:, None].split(2):
+    ...     buffer.extend(part)
+    >>> buffer.scores[:, 0]
+    tensor([0., 1., 2., 3., 4.], dtype=torch.float64)
+    """
+
+    def __init__(self) -> None:
+        self._room = torch.empty(0, 0, dtype=torch.float64)
+        self._filled = 0
+
+    def extend(self, scores: Tensor) -> None:
+        """Append scores of shape (n, m)."""
+        end = self._filled + len(scores)
+        if end > len(self._room):
+            more = torch.empty(max(end, 2 * len(self._room)), scores.shape[1], dtype=torch.float64)
+            if self._filled:
+                more[: self._filled] = self.scores
+            self._room = more
+        self._room[self._filled : end] = scores.detach()
+        self._filled = end
+
+    @property
+    def scores(self) -> Tensor:
+        """All scores so far, in the order they came."""
+        return self._room[: self._filled]
+
+
 class ScoreStore(nn.Module):
     """All calibration scores, sorted, in float64 on the CPU.
 
