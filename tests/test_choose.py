@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -108,6 +110,21 @@ def test_an_output_in_large_units_does_not_decide_alone() -> None:
     residuals = torch.rand(500, 2).double() * torch.tensor([1.0, 1e6])
     knows_first = torch.stack([residuals[:, 0] + 1e-3, torch.ones(500)], dim=1)
     assert shortest(residuals, {"first": knows_first}) == "first"
+
+
+@pytest.mark.parametrize("joint", [False, True])
+def test_lengths_of_the_choice_are_those_of_the_bands(joint: bool) -> None:
+    model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 4))
+    x, y = torch.randn(4000, 3), torch.randn(4000, 4)
+    for feature in ("0", "input"):
+        predictor = ffcp.FFCP(model, [feature], joint=joint)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ffcp.FFCPWarning)
+            claimed = predictor.calibrate(x, y).choice.candidates
+        for name in (feature, "output"):
+            band = ffcp.FFCP(model, name, joint=joint).calibrate(x, y).predict_interval(x)
+            measured = ffcp.metrics.mean_length(band)
+            assert claimed[name].mean_length == pytest.approx(measured, rel=0.05)
 
 
 @given(

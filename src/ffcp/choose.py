@@ -61,10 +61,14 @@ class Choice:
 
 
 class Trial(NamedTuple):
-    """What one candidate says of some rows, each of shape (n, m) for m outputs."""
+    """What one candidate says of some rows.
+
+    ``scores`` has shape (n, m) for m outputs, or (n, 1) if one threshold serves them all;
+    ``slacks`` is (n, m): how much the two sides together grow with the threshold.
+    """
 
     scores: Tensor
-    slacks: Tensor  # of both sides together: how much the band grows with the threshold
+    slacks: Tensor
 
 
 def choose(widths: Tensor, trials: Mapping[str, Trial], alpha: Any) -> Choice:
@@ -100,10 +104,18 @@ def choose(widths: Tensor, trials: Mapping[str, Trial], alpha: Any) -> Choice:
         best = OUTPUT
     residuals = trials[OUTPUT].scores
     candidates = {
-        name: Candidate(float(lengths[name].mean()), rank_correlation(residuals, trial.slacks))
+        name: Candidate(
+            float(lengths[name].mean()),
+            rank_correlation(residuals, _as_many(trial.slacks, residuals.shape[1])),
+        )
         for name, trial in trials.items()
     }
     return Choice(best, candidates, len(widths), float(exact_alpha(alpha)))
+
+
+def _as_many(slacks: Tensor, columns: int) -> Tensor:
+    """Give one slack per score: the mean over the outputs that share one."""
+    return slacks if slacks.shape[1] == columns else slacks.mean(dim=1, keepdim=True)
 
 
 def _lengths(widths: Tensor, trial: Trial, alpha: Any) -> Tensor:

@@ -68,8 +68,9 @@ class FCP(BandPredictor):
         The number of steps in use.
     step_coverage : dict
         For each number of steps tried, the coverage of its bands on the choosing points.
-    unconverged : int
-        How many calibration points the exact inversion gave up. They count as infinitely far.
+    unconverged : list of int
+        The rows of the last calibration that the exact inversion gave up, counted from 0. They
+        count as infinitely far.
 
     Notes
     -----
@@ -131,7 +132,7 @@ class FCP(BandPredictor):
         self.steps = steps
         self._search = steps is None and invert == "descent"
         self.step_coverage: dict[int, float] = {}
-        self.unconverged = 0
+        self.unconverged: list[int] = []
         with undisturbed(model):  # so that tracing sees dropout switched off
             cut = heads.head(model, self.feature) if head is None else head
         # In a list, which hides them from state_dict: the model holds these parameters already.
@@ -275,21 +276,24 @@ class FCP(BandPredictor):
     def _run_calibration(self, x: Any, y: Any, update: bool) -> tuple[Tensor, Any]:
         if not self._search or (update and self.steps is not None):
             scores, _ = super()._run_calibration(x, y, update)
-            lost = int(scores.isinf().sum()) + (self.unconverged if update else 0)
+            lost = scores[:, 0].isinf().nonzero()[:, 0].tolist()
             return scores, (self.steps, self.step_coverage, lost)
         before, self.steps = self.steps, None
         try:
             scores, coverage = self._choose_and_score(x, y)
-            return scores, (self.steps, coverage, 0)
+            return scores, (self.steps, coverage, [])
         finally:
             self.steps = before
 
-    def _commit(self, result: tuple[int | None, dict[int, float], int]) -> None:
+    def _commit(self, result: tuple[int | None, dict[int, float], list[int]]) -> None:
         self.steps, self.step_coverage, self.unconverged = result
         if self.unconverged:
+            rows = ", ".join(map(str, self.unconverged[:5]))
+            more = ", ..." if len(self.unconverged) > 5 else ""
             warnings.warn(
-                f"the inversion found no feature that gives y for {self.unconverged} calibration "
-                "points; they count as infinitely far, which widens the bands",
+                f"the inversion found no feature that gives y for {len(self.unconverged)} "
+                f"calibration points (rows {rows}{more}); they count as infinitely far, which "
+                "widens the bands",
                 FFCPWarning,
                 stacklevel=3,
             )

@@ -445,13 +445,13 @@ class FFCP(BandPredictor):
             self._show(chooser, batch, target, row)
             if chooser.enough:
                 choice, rest = chooser.choose()
-                buffer.extend(self._reduced(rest))
+                buffer.extend(rest)
                 self.feature = choice.feature
         if chooser is None:
             raise ValueError("the calibration data is empty: there are no rows to score")
         if choice is None:
             choice, rest = chooser.choose()
-            buffer.extend(self._reduced(rest))
+            buffer.extend(rest)
         return buffer.scores, choice
 
     def _chooser(self, batch: Any) -> Chooser:
@@ -473,7 +473,8 @@ class FFCP(BandPredictor):
             slack = norms[name] if name == OUTPUT else bands.floored(norms[name], self.floor)
             base = self._sides(prediction, slack)
             slacks = base.slack_lo + base.slack_hi
-            trials[name] = Trial(bands.score(base, target).cpu(), slacks.cpu())
+            scores = self._reduced(bands.score(base, target))
+            trials[name] = Trial(scores.cpu(), slacks.cpu())
         chooser.add((base.hi - base.lo).cpu(), trials)
 
     def _commit(self, result: Choice | None) -> None:
