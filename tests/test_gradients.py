@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 
 import pytest
 import torch
@@ -35,14 +36,15 @@ class Residual(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, outputs: int = 1) -> None:
         super().__init__()
         self.embed = nn.Linear(3, 8)
         self.layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
-        self.head = nn.Linear(8, 1)
+        self.head = nn.Linear(8, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.layer(self.embed(x)).mean(dim=1))[:, 0]
+        out = self.head(self.layer(self.embed(x)).mean(dim=1))
+        return out if out.shape[1] > 1 else out[:, 0]
 
 
 class ConvNet(nn.Sequential):
@@ -65,7 +67,10 @@ CASES = {
     "conv": (ConvNet, (2, 9), ["input", "0", "2", "4"]),
     "residual": (Residual, (2, 5, 5), ["input", "stem", "norm"]),
     "transformer": (Block, (4, 3), ["input", "embed", "layer"]),
-}
+    "transformer, several outputs": (lambda: Block(3), (4, 3), ["input", "embed"]),
+    "many outputs": (lambda: nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 19)), (5,),
+                     ["input", "0"]),
+}  # fmt: skip
 
 
 def jacobian_norms(model: nn.Module, x: Tensor, feature: str, norm: float) -> Tensor:
@@ -110,6 +115,39 @@ def test_norms_agree_with_the_jacobian(case: str, norm: float, dtype: torch.dtyp
         expected = jacobian_norms(model, x, feature, norm).view_as(prediction)
         assert expected.min() > 0
         torch.testing.assert_close(norms[feature], expected)
+
+
+class Unbatchable(torch.autograd.Function):
+    """An identity whose backward pass cannot run under vmap."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> Tensor:
+        return torch.from_numpy(gradient.numpy().copy())
+
+
+def test_operations_that_cannot_be_batched_are_taken_one_by_one() -> None:
+    class Wrapped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 5), nn.Linear(5, 12)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.second(Unbatchable.apply(torch.tanh(self.first(x))))
+
+    model, x = Wrapped(), torch.randn(6, 4)
+    plain = nn.Sequential(model.first, nn.Tanh(), model.second)
+    _, norms = ffcp.gradient_norms(model, x, ["first"])
+    torch.testing.assert_close(norms["first"], ffcp.gradient_norms(plain, x, ["0"])[1]["0"])
+
+
+def test_no_word_of_torch_about_batching_reaches_the_user() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ffcp.gradient_norms(Block(2), torch.randn(5, 4, 3), ["embed"])
 
 
 def test_all_layers_at_once_equal_each_alone(mlp: nn.Sequential) -> None:

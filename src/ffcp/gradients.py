@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -163,9 +164,12 @@ def _batched_rows(
     ]
     seeds = chosen[:, None, :].expand(-1, len(outputs), -1)
     try:
-        stacked = torch.autograd.grad(
-            outputs, edges, seeds, retain_graph=True, allow_unused=True, is_grads_batched=True
-        )
+        with warnings.catch_warnings():
+            # Some operations are batched by a loop inside torch: still right, and no one's bug.
+            warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
+            stacked = torch.autograd.grad(
+                outputs, edges, seeds, retain_graph=True, allow_unused=True, is_grads_batched=True
+            )
     except (RuntimeError, NotImplementedError):  # an operation that cannot be batched
         for j, seed in enumerate(seeds):
             last = j == len(seeds) - 1 and not keep
