@@ -355,6 +355,28 @@ def test_faint_mixing_is_seen_in_the_gradient(feature: str) -> None:
         ffcp.FFCP(Mixes("faint"), feature).calibrate(X, Y)
 
 
+def test_mixing_is_seen_in_a_loader_of_single_rows() -> None:
+    rows = [(X[i : i + 1], Y[i : i + 1]) for i in range(30)]
+    with pytest.raises(ValueError, match="the model mixes rows"):
+        ffcp.FFCP(Mixes("attention"), "layer").calibrate(rows)
+
+
+def test_an_error_of_the_model_is_not_taken_for_a_missing_gradient() -> None:
+    class Broken(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out = self.layer(x)
+            if out.requires_grad:
+                raise ValueError("refuses to be differentiated")
+            return out
+
+    with pytest.raises(ValueError, match="refuses to be differentiated"):
+        ffcp.FFCP(Broken()).calibrate(X, Y)
+
+
 def test_a_random_model_is_refused() -> None:
     with pytest.raises(ValueError, match="two passes over the same rows disagree"):
         ffcp.CP(Mixes("random")).calibrate(X, Y)

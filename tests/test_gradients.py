@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev, vmap
+from torch.utils.checkpoint import checkpoint
 
 import ffcp
 from ffcp.features import candidates
@@ -327,11 +328,34 @@ def test_the_part_before_the_feature_runs_without_a_graph() -> None:
 
 @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
 def test_norms_work_under_the_callers_no_grad(context, mlp: nn.Sequential) -> None:
+    model = nn.Sequential(nn.Tanh(), mlp)  # saves its input for the backward pass
     x = torch.randn(5, 4)
-    expected = ffcp.gradient_norms(mlp, x, ["0"])[1]["0"]
+    _, expected = ffcp.gradient_norms(model, x, ["input", "1.0"])
     with context():
-        inside = ffcp.gradient_norms(mlp, x.clone(), ["0"])[1]["0"]
+        _, inside = ffcp.gradient_norms(model, x.clone().mul_(1), ["input", "1.0"])
     torch.testing.assert_close(inside, expected)
+
+
+def test_activation_checkpointing_may_replay_the_feature() -> None:
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 5), nn.Linear(5, 5)
+            self.head = nn.Linear(5, 1)
+
+        def block(self, v: Tensor) -> Tensor:
+            return torch.tanh(self.second(torch.tanh(v)))
+
+        def forward(self, x: Tensor) -> Tensor:
+            v = self.first(x)
+            return self.head(checkpoint(self.block, v, use_reentrant=False))
+
+    model, x = Checkpointed(), torch.randn(6, 4)
+    plain = nn.Sequential(model.first, nn.Tanh(), model.second, nn.Tanh(), model.head)
+    _, norms = ffcp.gradient_norms(model, x, ["first", "second"])
+    _, expected = ffcp.gradient_norms(plain, x, ["0", "2"])
+    torch.testing.assert_close(norms["first"], expected["0"])
+    torch.testing.assert_close(norms["second"], expected["2"])
 
 
 def test_user_input_is_not_changed_by_an_in_place_head() -> None:

@@ -277,6 +277,20 @@ def test_the_graph_of_a_batch_is_freed_before_the_next(mlp: nn.Module) -> None:
     assert at_start[:20] == [0] * 20
 
 
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("make", [ffcp.CP, lambda m: ffcp.FFCP(m, "input"),
+                                  lambda m: ffcp.FCP(m, "0", steps=3)])  # fmt: skip
+def test_all_of_it_works_under_the_callers_no_grad(make, context, mlp: nn.Module) -> None:
+    expected = make(mlp).calibrate(X, Y).predict_interval(NEW)
+    with context():
+        predictor = make(mlp).calibrate(X.clone(), Y.clone())
+        band = predictor.predict_interval(NEW.double().numpy())
+    torch.testing.assert_close(band, expected)
+    assert not predictor.calibration.scores.is_inference()
+    predictor.load_state_dict(predictor.state_dict())
+    predictor.calibrate(X, Y, update=True)
+
+
 def test_numpy_types_are_fine_for_alpha(mlp: nn.Module) -> None:
     predictor = ffcp.CP(mlp).calibrate(X, Y)
     expected = predictor.predict_interval(NEW, alpha=0.1)

@@ -22,6 +22,10 @@ INPUT = "input"
 OUTPUT = "output"
 
 
+class NoGradientError(ValueError):
+    """The model's output has no gradient at any of the features asked for."""
+
+
 class Tapped(NamedTuple):
     """A forward pass whose graph starts at the earliest of the tapped features.
 
@@ -177,7 +181,7 @@ class Cut:
                 "pass the original one)"
             )
         if not prediction.requires_grad:
-            raise ValueError(
+            raise NoGradientError(
                 f"the output has no gradient at feature {self._names[0]!r}: the feature does not "
                 "influence the output, or forward cuts the graph after it (torch.no_grad, detach, "
                 ".data, numpy). Remove the cut, choose another feature, or use CP"
@@ -281,7 +285,7 @@ def candidates(model: nn.Module, x: Any, limit: int = 8, sample: int = 8) -> lis
     with Cut(model, found) as cut:
         try:
             prediction, edges = cut(x)
-        except ValueError:  # no gradient anywhere: only plain CP is left
+        except NoGradientError:  # only plain CP is left
             return []
         arrivals = [edges[name][0] for name in found]
         reached = torch.autograd.grad(prediction.sum(), arrivals, allow_unused=True)

@@ -40,7 +40,8 @@ def to_tensors(x: Any, model: nn.Module) -> Any:
 
     if isinstance(x, list) and not any(_is_arraylike(v) for v in x):
         x = np.asarray(x)  # plain nested lists of numbers
-    return _map(convert, x)
+    with torch.inference_mode(False):  # or every copy made here were such a tensor again
+        return _map(convert, x)
 
 
 def device_and_dtype(model: nn.Module) -> tuple[torch.device | None, torch.dtype]:

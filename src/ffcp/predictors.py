@@ -93,11 +93,12 @@ class BandPredictor(nn.Module):
         self
             Unchanged if anything goes wrong on the way.
         """
-        scores, result = self._run_calibration(x, y, update)
-        if update:
-            self.calibration.add(scores)
-        else:
-            self.calibration.replace(scores)
+        with torch.inference_mode(False):  # the scores outlive the caller's inference_mode
+            scores, result = self._run_calibration(x, y, update)
+            if update:
+                self.calibration.add(scores)
+            else:
+                self.calibration.replace(scores)
         self._commit(result)
         return self
 
