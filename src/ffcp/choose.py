@@ -199,8 +199,8 @@ class Chooser:
         """Whether more rows would not change much."""
         return self._rows >= _ENOUGH_ROWS
 
-    def choose(self) -> tuple[Choice, Tensor]:
-        """Choose, and return the scores (n, m) of the rows that did not, under the choice."""
+    def choose(self) -> tuple[Choice, Tensor, Tensor]:
+        """Choose; return the choice, the scores (n, m) of the rows that did not, and which."""
         mask = torch.cat([mask for mask, _, _ in self._parts])
         if mask.all() or not mask.any():
             raise ValueError(
@@ -210,7 +210,7 @@ class Chooser:
         widths = torch.cat([widths for _, widths, _ in self._parts])[mask]
         trials = {name: self._joined(name, mask) for name in self._parts[0][2]}
         choice = choose(widths, trials, self._alpha)
-        return choice, self._joined(choice.feature, ~mask).scores
+        return choice, self._joined(choice.feature, ~mask).scores, ~mask
 
     def _joined(self, name: str, mask: Tensor) -> Trial:
         columns = zip(*(trials[name] for _, _, trials in self._parts), strict=True)

@@ -22,6 +22,7 @@ from ffcp.choose import RowSplit
 from ffcp.errors import FFCPWarning
 from ffcp.features import resolve, undisturbed
 from ffcp.metrics import Coverage
+from ffcp.notes import Pairs, Points
 from ffcp.predictors import BandPredictor
 from ffcp.quantiles import ScoreBuffer
 
@@ -30,6 +31,8 @@ STEP_COUNTS = (1, 2, 3, 5, 8, 12, 20, 30, 50, 80, 120, 200)
 _ENOUGH_ROWS = 1000
 _BATCH_ROWS = 8192
 _BOUNDS: dict[str, Callable[..., Bounds]] = {"ibp": bounds.ibp, "crown": bounds.crown}
+
+_Chosen = tuple[Tensor, Tensor, Tensor]  # prediction, feature and target of some rows
 
 
 class FCP(BandPredictor):
@@ -249,7 +252,7 @@ class FCP(BandPredictor):
     def _interval(self, run: Sequence[Tensor], threshold: Tensor) -> Interval:
         prediction, v = run
         outcome = self._outcome(prediction)
-        lower, upper = self._ends(prediction, v, threshold.expand(len(v)))
+        lower, upper = self._ends(prediction, v, threshold.reshape(-1).expand(len(v)))
         return Interval(lower.view_as(outcome), upper.view_as(outcome), outcome)
 
     def _ends(self, prediction: Tensor, v: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
@@ -273,15 +276,15 @@ class FCP(BandPredictor):
         if self._search and self.steps is None:
             raise RuntimeError("the number of steps is not chosen yet: call calibrate(x, y) first")
 
-    def _run_calibration(self, x: Any, y: Any, update: bool) -> tuple[Tensor, Any]:
+    def _run_calibration(self, pairs: Pairs, update: bool) -> Points:
         if not self._search or (update and self.steps is not None):
-            scores, _ = super()._run_calibration(x, y, update)
+            scores, kept, _ = super()._run_calibration(pairs, update)
             lost = scores[:, 0].isinf().nonzero()[:, 0].tolist()
-            return scores, (self.steps, self.step_coverage, lost)
+            return Points(scores, kept, (self.steps, self.step_coverage, lost))
         before, self.steps = self.steps, None
         try:
-            scores, coverage = self._choose_and_score(x, y)
-            return scores, (self.steps, coverage, [])
+            scores, kept, coverage = self._choose_and_score(pairs)
+            return Points(scores, kept, (self.steps, coverage, []))
         finally:
             self.steps = before
 
@@ -298,48 +301,57 @@ class FCP(BandPredictor):
                 stacklevel=3,
             )
 
-    def _choose_and_score(self, x: Any, y: Any) -> tuple[Tensor, dict[int, float]]:
+    def _choose_and_score(self, pairs: Pairs) -> Points:
         split = RowSplit(self.choose_fraction, self.seed)
+        kept: list[Tensor] = []
         waiting: list[tuple[Any, Tensor, int]] = []
-        chosen: list[tuple[Tensor, Tensor, Tensor]] = []
+        chosen: list[_Chosen] = []
         buffer = ScoreBuffer()
         coverage: dict[int, float] = {}
-        for piece in self._checked_pairs(x, y, self._features()):
-            if coverage:
-                for scores in self._scores(iter([piece])):
-                    buffer.extend(scores)
-                continue
-            waiting.append(self._set_aside(piece, split, chosen))
-            if sum(len(target) for _, _, target in chosen) >= _ENOUGH_ROWS:
-                coverage = self._choose_steps(chosen)
-        if not waiting:
+        for piece in self._checked(pairs, self._features()):
+            pieces = [piece]
+            if not coverage:
+                waiting.append(self._set_aside(piece, split, chosen, kept))
+                if sum(len(target) for _, _, target in chosen) < _ENOUGH_ROWS:
+                    continue
+                coverage, pieces, waiting = self._choose_steps(chosen), waiting, []
+            for scores in self._scores(iter(pieces)):
+                buffer.extend(scores)
+        if not coverage:
+            coverage = self._choose_steps(self._enough(chosen, kept))
+            for scores in self._scores(iter(waiting)):
+                buffer.extend(scores)
+        return Points(buffer.scores, torch.cat(kept), coverage)
+
+    @staticmethod
+    def _enough(chosen: list[_Chosen], kept: list[Tensor]) -> list[_Chosen]:
+        if not kept:
             raise ValueError("the calibration data is empty: there are no rows to score")
         if not chosen:
             raise ValueError(
                 "too few rows to choose the number of steps on some and calibrate on the rest: "
                 "give more rows, or steps=..."
             )
-        coverage = coverage or self._choose_steps(chosen)
-        for scores in self._scores(iter(waiting)):
-            buffer.extend(scores)
-        return buffer.scores, coverage
+        return chosen
 
     def _set_aside(
         self,
         piece: tuple[Any, Tensor, int],
         split: RowSplit,
-        chosen: list[tuple[Tensor, Tensor, Tensor]],
+        chosen: list[_Chosen],
+        kept: list[Tensor],
     ) -> tuple[Any, Tensor, int]:
         """Move the choosing rows of a piece to ``chosen``; return the others."""
         x, y, row = piece
         mask = split.mask(len(y))
+        kept.append(~mask)
         if mask.any():
             prediction, v = self._run(inputs.take(x, mask), row)
             target = checks.target(y[mask], self._outcome(prediction))
             chosen.append((prediction, v, target.reshape(len(target))))
         return inputs.take(x, ~mask), y[~mask], row
 
-    def _choose_steps(self, chosen: list[tuple[Tensor, Tensor, Tensor]]) -> dict[int, float]:
+    def _choose_steps(self, chosen: list[_Chosen]) -> dict[int, float]:
         """Set ``steps`` to the smallest number whose bands cover enough of the chosen rows.
 
         One trajectory, and one sweep of bounds over all numbers of steps at once.

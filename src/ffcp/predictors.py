@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,9 +18,12 @@ from ffcp.bands import Base, Interval
 from ffcp.choose import Candidate, Choice, Chooser, Trial
 from ffcp.errors import FFCPWarning
 from ffcp.features import OUTPUT, candidates, resolve
+from ffcp.notes import GroupNotes, Notes, Pairs, Points, group_labels
 from ffcp.quantiles import ScoreBuffer, ScoreStore
 
 AUTO = "auto"
+# What looks up thresholds, given inputs, what the model said of them, and where they stand.
+Thresholds = Callable[[Any, Sequence[Tensor], slice], Tensor]
 _BLOCK = 2**17  # numbers per step of the band arithmetic
 _CHOICE_ROWS = 2**16
 Self = TypeVar("Self", bound="BandPredictor")
@@ -77,7 +81,9 @@ class BandPredictor(nn.Module):
 
     # -- calibrating ----------------------------------------------------------------------
 
-    def calibrate(self: Self, x: Any, y: Any = None, *, update: bool = False) -> Self:
+    def calibrate(
+        self: Self, x: Any, y: Any = None, *, groups: Any = None, update: bool = False
+    ) -> Self:
         """Score held-out points; every later band rests on these scores.
 
         Parameters
@@ -85,6 +91,10 @@ class BandPredictor(nn.Module):
         x, y
             Inputs and targets, as tensors or arrays; or ``x`` alone, a loader that yields
             pairs ``(x, y)``. The points must not have trained the model.
+        groups
+            A label for each point (strings or numbers), or a function from a batch of inputs to
+            labels: every group then gets a threshold of its own, and the guarantee holds
+            inside every group (Mondrian calibration). New points need a label too.
         update
             Add to the scores there are instead of replacing them.
 
@@ -94,41 +104,52 @@ class BandPredictor(nn.Module):
             Unchanged if anything goes wrong on the way.
         """
         with torch.inference_mode(False):  # the scores outlive the caller's inference_mode
-            scores, result = self._run_calibration(x, y, update)
-            if update:
-                self.calibration.add(scores)
-            else:
-                self.calibration.replace(scores)
+            notes = self._notes(groups)
+            points = self._run_calibration(notes.watch(self._pairs(x, y)), update)
+            result = self._store(points, notes, update)
         self._commit(result)
         return self
 
-    def _run_calibration(self, x: Any, y: Any, update: bool) -> tuple[Tensor, Any]:
+    def _notes(self, groups: Any) -> Notes:
+        """Say what, besides its score, is noted of every point."""
+        return Notes() if groups is None else GroupNotes(groups)
+
+    def _store(self, points: Points, notes: Notes, update: bool) -> Any:
+        """Keep the scores; return what is to be committed when all has gone well."""
+        (self.calibration.add if update else self.calibration.replace)(
+            points.scores, notes.of(points.kept)
+        )
+        return points.result
+
+    def _run_calibration(self, pairs: Pairs, update: bool) -> Points:
         buffer = ScoreBuffer()
-        for scores in self._scores(self._checked_pairs(x, y, self._features())):
+        for scores in self._scores(self._checked(pairs, self._features())):
             buffer.extend(scores)
         if not len(buffer.scores):
             raise ValueError("the calibration data is empty: there are no rows to score")
-        return buffer.scores, None
+        return Points(buffer.scores)
 
     def _commit(self, result: Any) -> None:
         """Take over what calibration found besides scores."""
 
-    def _checked_pairs(
-        self, x: Any, y: Any, features: Sequence[str]
-    ) -> Iterator[tuple[Any, Tensor, int]]:
-        """Yield batches with the number of their first row; look for mixed rows in the first."""
+    def _pairs(self, x: Any, y: Any) -> Pairs:
+        """Yield batches with the number of their first row."""
         row = 0
         for batch, target in inputs.pairs(x, y, self.model):
             rows = inputs.row_count(batch)
-            if not rows:
-                continue
-            checks.finite(target, "y", row)
+            if rows:
+                checks.finite(target, "y", row)
+                yield batch, target, row
+            row += rows
+
+    def _checked(self, pairs: Pairs, features: Sequence[str]) -> Pairs:
+        """Look for mixed rows in the first batch."""
+        for batch, target, row in pairs:
             if not row:
                 gradients.check_rows(self.model, batch, features)
             yield batch, target, row
-            row += rows
 
-    def _scores(self, pairs: Iterator[tuple[Any, Tensor, int]]) -> Iterator[Tensor]:
+    def _scores(self, pairs: Pairs) -> Iterator[Tensor]:
         for x, y, row in pairs:
             for part in self._blocks(len(y)):
                 run = self._run(inputs.take(x, part), row + part.start)
@@ -158,7 +179,7 @@ class BandPredictor(nn.Module):
         scores = torch.cat(list(self._scores(iter([(x, y, 0)]))))
         return scores[:, 0] if scores.shape[1] == 1 else scores.view_as(y)
 
-    def predict_interval(self, x: Any, alpha: Any = 0.1) -> Interval:
+    def predict_interval(self, x: Any, alpha: Any = 0.1, *, groups: Any = None) -> Interval:
         """Give bands that hold the truth with probability at least 1 - alpha.
 
         Parameters
@@ -167,6 +188,8 @@ class BandPredictor(nn.Module):
             Inputs, as the model takes them.
         alpha
             Share of misses allowed, in (0, 1). Any value, without calibrating again.
+        groups
+            The group of each point, if the calibration had groups.
 
         Returns
         -------
@@ -179,16 +202,23 @@ class BandPredictor(nn.Module):
                 f"this {type(self).__name__} has no calibration: call calibrate(x, y) first, with "
                 "points that did not train the model"
             )
-        threshold = self.calibration.threshold(exact)
         x = inputs.to_tensors(x, self.model)
         rows = inputs.row_count(x)
         if not rows:
             raise ValueError("x has no rows")
+        thresholds = self._thresholds(x, exact, groups)
         buffer = inputs.RowBuffer(rows)
         for part in self._blocks(rows):
-            run = self._run(inputs.take(x, part), part.start)
-            buffer.add(self._interval(run, threshold)._asdict())
+            some = inputs.take(x, part)
+            run = self._run(some, part.start)
+            buffer.add(self._interval(run, thresholds(some, run, part))._asdict())
         return Interval(*(buffer[name] for name in Interval._fields))
+
+    def _thresholds(self, x: Any, alpha: Fraction, groups: Any) -> Thresholds:
+        """Give what looks up the thresholds of some rows, (m,) for all or (n, m) for each."""
+        labels = None if groups is None else group_labels(groups, x, inputs.row_count(x))
+        found = self.calibration.threshold(alpha, labels)
+        return lambda some, run, rows: found if labels is None else found[rows]
 
     def _interval(self, run: Sequence[Tensor], threshold: Tensor) -> Interval:
         outcome = self._outcome(run[0])
@@ -197,17 +227,18 @@ class BandPredictor(nn.Module):
         size = max(1, _BLOCK // max(1, outcome[0].numel()))
         blocks = zip(*(part.split(size) for part in run), strict=True)
         buffer = inputs.RowBuffer(len(outcome))
-        for block in blocks:
-            lower, upper = bands.interval(self._base(*block), threshold, outcome.dtype)
+        for number, block in enumerate(blocks):
+            own = threshold if threshold.dim() == 1 else threshold[number * size :][:size]
+            lower, upper = bands.interval(self._base(*block), own, outcome.dtype)
             buffer.add({"lower": lower, "upper": upper})
         lower, upper = (buffer[name].view_as(outcome) for name in ("lower", "upper"))
         return Interval(lower.to(outcome.device), upper.to(outcome.device), outcome)
 
     def _check_outputs(self, outcome: Tensor, threshold: Tensor) -> None:
         outputs = outcome[0].numel()
-        if not self.joint and outputs != len(threshold):
+        if not self.joint and outputs != threshold.shape[-1]:
             raise ValueError(
-                f"calibrated on {len(threshold)} outputs, but the model now gives {outputs}"
+                f"calibrated on {threshold.shape[-1]} outputs, but the model now gives {outputs}"
             )
 
     def _ready(self) -> None:
@@ -225,8 +256,14 @@ class BandPredictor(nn.Module):
         self._must_match(other._settings(), "the predictor to merge")
         if other is self:
             raise ValueError("a predictor cannot be merged with itself: points would count twice")
-        self.calibration.add(other.calibration.scores)
+        self._take_over(other)
         return self
+
+    def _take_over(self, other: Any) -> None:
+        self.calibration.add(
+            other.calibration.scores,
+            other.calibration.labels() if other.calibration.groups else None,
+        )
 
     def _must_match(self, settings: Mapping[str, Any], whose: str) -> None:
         mine = self._settings()
@@ -237,9 +274,13 @@ class BandPredictor(nn.Module):
                 f"{whose} has other settings, so its scores mean another thing: {listed}"
             )
 
+    def _remembered(self) -> dict[str, Any]:
+        """Give what is saved with the settings though no score depends on it."""
+        return {}
+
     def get_extra_state(self) -> Tensor:
         """Pack the settings for ``state_dict``, as a tensor so that any format can hold it."""
-        return files.pack(self._settings())
+        return files.pack({**self._settings(), **self._remembered()})
 
     def set_extra_state(self, state: Tensor) -> None:
         """Check that a loaded calibration was made with this predictor's settings."""
@@ -271,7 +312,7 @@ class BandPredictor(nn.Module):
 
     def extra_repr(self) -> str:
         """Show the settings, and how many points calibrate."""
-        shown = {k: v for k, v in self._settings().items() if k not in ("method", "choice")}
+        shown = {k: v for k, v in self._settings().items() if k != "method"}
         listed = ", ".join(f"{key}={value!r}" for key, value in shown.items())
         return f"{listed}, calibrated on {len(self.calibration)} points"
 
@@ -424,36 +465,41 @@ class FFCP(BandPredictor):
 
     # -- the automatic choice -------------------------------------------------------------
 
-    def _run_calibration(self, x: Any, y: Any, update: bool) -> tuple[Tensor, Any]:
+    def _run_calibration(self, pairs: Pairs, update: bool) -> Points:
         if not self._automatic or (update and self.feature is not None):
-            return super()._run_calibration(x, y, update)
+            return super()._run_calibration(pairs, update)
         before = self.feature
         try:
             self.feature = None
-            return self._choose_and_score(x, y)
+            return self._choose_and_score(self._checked(pairs, self._candidates or []))
         finally:
             self.feature = before
 
-    def _choose_and_score(self, x: Any, y: Any) -> tuple[Tensor, Choice]:
-        pairs = self._checked_pairs(x, y, self._candidates or [])
-        chooser, choice, buffer = None, None, ScoreBuffer()
+    def _choose_and_score(self, pairs: Pairs) -> Points:
+        chooser: Chooser | None = None
+        chosen: Points | None = None
+        buffer = ScoreBuffer()
         for batch, target, row in _in_blocks(pairs):
-            if choice is not None:
+            if chosen is not None:
                 for scores in self._scores(iter([(batch, target, row)])):
                     buffer.extend(scores)
                 continue
             chooser = chooser or self._chooser(batch)
             self._show(chooser, batch, target, row)
             if chooser.enough:
-                choice, rest = chooser.choose()
-                buffer.extend(rest)
-                self.feature = choice.feature
+                chosen = self._chosen(chooser, buffer)
+                self.feature = chosen.result.feature
         if chooser is None:
             raise ValueError("the calibration data is empty: there are no rows to score")
-        if choice is None:
-            choice, rest = chooser.choose()
-            buffer.extend(rest)
-        return buffer.scores, choice
+        if chosen is None:
+            chosen = self._chosen(chooser, buffer)
+        return Points(buffer.scores, chosen.kept, chosen.result)
+
+    @staticmethod
+    def _chosen(chooser: Chooser, buffer: ScoreBuffer) -> Points:
+        choice, scores, kept = chooser.choose()
+        buffer.extend(scores)
+        return Points(scores, kept, choice)
 
     def _chooser(self, batch: Any) -> Chooser:
         names = self._candidates
@@ -488,10 +534,9 @@ class FFCP(BandPredictor):
 
     # -- carrying the choice along --------------------------------------------------------
 
-    def get_extra_state(self) -> Tensor:
-        """Pack the settings and the choice for ``state_dict``."""
+    def _remembered(self) -> dict[str, Any]:
         choice = None if self.choice is None else asdict(self.choice)
-        return files.pack({**self._settings(), "choice": choice})
+        return {**super()._remembered(), "choice": choice}
 
     def set_extra_state(self, state: Tensor) -> None:
         """Take over the choice that was saved; check all other settings."""
@@ -567,7 +612,7 @@ class FFCQR(_TwoQuantiles, FFCP):
     """
 
 
-def _in_blocks(pairs: Iterator[tuple[Any, Tensor, int]]) -> Iterator[tuple[Any, Tensor, int]]:
+def _in_blocks(pairs: Pairs) -> Pairs:
     """Cut large arrays, so that choosing can stop early there as in a stream."""
     for x, y, row in pairs:
         for start in range(0, len(y), _CHOICE_ROWS):
