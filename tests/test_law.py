@@ -247,3 +247,110 @@ def test_an_inversion_stopped_early_falls_short_under_a_tight_bound() -> None:
     assert p_value(inside_ball, T, N, k) > ERROR_RATE
     assert upper_p_value(hits, T, N, k) < 1e-12
     assert hits.mean() / T < 0.5
+
+
+# -- groups and neighbourhoods -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["CP", "FFCP", "CQR", "FFCQR"])
+def test_every_group_follows_the_law_of_its_own_points(name: str) -> None:
+    make = {
+        "CP": lambda: ffcp.CP(small_mlp()),
+        "FFCP": lambda: ffcp.FFCP(small_mlp(), "0"),
+        "CQR": lambda: ffcp.CQR(leaky(2)),
+        "FFCQR": lambda: ffcp.FFCQR(leaky(2), "0"),
+    }[name]
+    small, large = 25, 55  # points of each group; the noise of the second is larger
+
+    def sample(generator: torch.Generator, rows: int) -> tuple[Tensor, Tensor]:
+        x, y = heteroscedastic(generator, rows)
+        group = torch.tensor(([0] * small + [1] * large + [0, 1] * T)[:rows])
+        x[:, 3] = group
+        return x, y * (1 + 4 * group)
+
+    def covered(x_cal: Tensor, y_cal: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        predictor = make().calibrate(x_cal, y_cal, groups=x_cal[:, 3])
+        band = predictor.predict_interval(x, alpha=ALPHA, groups=x[:, 3])
+        inside = (band.lower.reshape(-1) <= y) & (y <= band.upper.reshape(-1))
+        return torch.stack([inside[::2], inside[1::2]], dim=1)
+
+    hits = draw_hits(sample, covered, n=small + large, t=2 * T, repeats=500)
+    for group, points in enumerate((small, large)):
+        k = conformal_rank(points, ALPHA)
+        assert p_value(hits[:, group], T, points, k) > ERROR_RATE
+
+
+LOCALIZERS = {
+    "gaussian": ffcp.Localizer("gaussian", "input", 1.0),
+    "laplace": ffcp.Localizer("laplace", "input", 1.0),
+    "box": ffcp.Localizer("box", "input", 2.0),
+    "nearest": ffcp.Localizer("nearest", "input", 30),
+    "gaussian, chosen bandwidth": ffcp.Localizer("gaussian", "input"),
+    "nearest, prediction": ffcp.Localizer("nearest", on="prediction", bandwidth=20),
+}
+LOCAL_N = 80
+
+
+def local_hits(make, repeats: int) -> list[float]:
+    """Share of covered test points for each of many calibration sets."""
+
+    def covered(x_cal: Tensor, y_cal: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ffcp.FFCPWarning)  # some bands are infinite
+            predictor = make(covered.number).calibrate(x_cal, y_cal)
+            band = predictor.predict_interval(x, alpha=ALPHA)
+        covered.number += 1  # another seed for every draw
+        return (band.lower.reshape(-1) <= y) & (y <= band.upper.reshape(-1))
+
+    covered.number = 0
+    hits = draw_hits(heteroscedastic, covered, n=LOCAL_N, t=T, repeats=repeats)
+    return (hits / T).tolist()
+
+
+def below(shares: list[float], level: float) -> float:
+    """P-value against "covers at least this often": the normal law of the mean of many draws."""
+    values = torch.tensor(shares)
+    z = (values.mean() - level) / (values.std() / math.sqrt(len(shares)))
+    return float(torch.special.ndtr(z))
+
+
+@pytest.mark.parametrize("kernel", LOCALIZERS)
+@pytest.mark.parametrize("guarantee", ["level", "random"])
+def test_localized_bands_cover_at_least_as_often_as_promised(kernel: str, guarantee: str) -> None:
+    if guarantee == "random" and "nearest" in kernel:
+        pytest.skip("neighbours are no density to draw from")
+    zero = nn.Linear(4, 1)
+    nn.init.zeros_(zero.weight)
+    nn.init.zeros_(zero.bias)
+    shares = local_hits(
+        lambda seed: ffcp.LCP(zero, LOCALIZERS[kernel], guarantee=guarantee, seed=seed), 300
+    )
+    assert below(shares, 1 - ALPHA) > ERROR_RATE
+
+
+LOCAL_METHODS = {
+    "FFLCP": lambda: ffcp.FFLCP(small_mlp(), "0", LOCALIZERS["nearest"]),
+    "FFLCP at the feature": lambda: ffcp.FFLCP(
+        small_mlp(), "0", ffcp.Localizer("gaussian", on="feature", bandwidth=2.0)
+    ),
+    "LCQR": lambda: ffcp.LCQR(leaky(2), LOCALIZERS["nearest"]),
+    "FFLCQR": lambda: ffcp.FFLCQR(leaky(2), "0", LOCALIZERS["gaussian"]),
+}
+
+
+@pytest.mark.parametrize("name", LOCAL_METHODS)
+def test_localized_methods_cover_at_least_as_often_as_promised(name: str) -> None:
+    shares = local_hits(lambda seed: LOCAL_METHODS[name](), 300)
+    assert below(shares, 1 - ALPHA) > ERROR_RATE
+    assert sum(shares) / len(shares) < 0.96  # and do not buy it with bands of any width
+
+
+def test_the_plain_localized_quantile_falls_short() -> None:
+    # Noise grows outward, where points are rare: the neighbours of an outer point lie inward
+    # and are quieter, so their quantile is too small for it.
+    zero = nn.Linear(4, 1)
+    nn.init.zeros_(zero.weight)
+    nn.init.zeros_(zero.bias)
+    shares = local_hits(lambda seed: ffcp.LCP(zero, LOCALIZERS["nearest"], guarantee="none"), 300)
+    assert below(shares, 1 - ALPHA) < 1e-12
+    assert sum(shares) / len(shares) < 0.88

@@ -47,9 +47,17 @@ def write(path: str | Path, tensors: Mapping[str, Tensor], *, fingerprint: str) 
     """Write tensors to ``path``: the file appears complete, or the old one stays."""
     from safetensors.torch import save  # only who saves pays for the import
 
-    path = Path(path)
     metadata = {"format": _FORMAT, "fingerprint": fingerprint}
-    data = save({name: t.contiguous() for name, t in tensors.items()}, metadata)
+    put(path, save({name: t.contiguous() for name, t in tensors.items()}, metadata))
+
+
+def put(path: str | Path, data: bytes) -> None:
+    """Write bytes to ``path``, making its folder: the file appears complete, or the old one stays.
+
+    A process that is killed on the way, or another that writes the same file, does no harm.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:

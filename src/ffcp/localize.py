@@ -51,13 +51,14 @@ class Localizer:
     Parameters
     ----------
     kernel
-        ``"gaussian"`` exp(-d^2 / 2h^2), ``"laplace"`` exp(-d / h), ``"box"`` 1 where d <= h, with
-        d the Euclidean distance of the embeddings and h the bandwidth; or ``"nearest"``, weight 1
-        for the nearest calibration points.
+        ``"nearest"``, weight 1 for the nearest calibration points, however far; or, with d the
+        Euclidean distance of the embeddings and h the bandwidth, ``"gaussian"`` exp(-d^2 / 2h^2),
+        ``"laplace"`` exp(-d / h), ``"box"`` 1 where d <= h.
     on
-        The embedding: ``"input"``, ``"prediction"``, the dotted name of a layer, ``"feature"``
+        The embedding: ``"prediction"``, ``"input"``, the dotted name of a layer, ``"feature"``
         for the layer whose gradient FFLCP takes, or a function from a batch of inputs to a
-        tensor of rows.
+        tensor of rows. In many dimensions all points are about equally far; a few that matter
+        localize better.
     bandwidth
         The bandwidth h; for ``"nearest"`` the number of neighbours. ``"auto"`` chooses it on
         points that do not calibrate.
@@ -68,8 +69,8 @@ class Localizer:
     Localizer(kernel='box', on='prediction', bandwidth=0.5)
     """
 
-    kernel: str = "gaussian"
-    on: str | Callable[[Any], Any] = "input"
+    kernel: str = "nearest"
+    on: str | Callable[[Any], Any] = PREDICTION
     bandwidth: float | str = AUTO
 
     def __post_init__(self) -> None:
@@ -585,7 +586,7 @@ def choose_bandwidth(
     Scores count by their rank: their quantiles are the same, and one huge score does not
     decide. A bandwidth that leaves a point without enough others around it is taken only if
     all do. The largest candidates hardly localize at all, so plain conformal prediction is
-    among them.
+    among them; of bandwidths that do equally well, up to chance, the widest is taken.
 
     Parameters
     ----------
@@ -613,18 +614,31 @@ def choose_bandwidth(
     squared = torch.cdist(embedding.double(), embedding.double()).square()
     squared.fill_diagonal_(math.inf)  # no point judges itself
     level = float(1 - exact_alpha(alpha))
-    trials = []
+    trials, losses = [], []
     for bandwidth, weights in _candidates(kernel, squared, planned, points_needed(alpha)):
         judged = [
             _judge(weights, scores[:, output], level, planned / n)
             for output in range(scores.shape[1])
         ]
-        loss, infinite = (sum(part) / len(judged) for part in zip(*judged, strict=True))
-        trials.append(BandwidthTrial(bandwidth, loss, infinite))
-    best = min(trials, key=lambda trial: (trial.infinite > 0, trial.infinite, trial.loss))
-    finite = [trial for trial in trials if trial.infinite == best.infinite]
-    best = min(finite, key=lambda trial: trial.loss)
+        loss, infinite = (torch.stack(part).mean(dim=0) for part in zip(*judged, strict=True))
+        losses.append(loss)
+        trials.append(BandwidthTrial(bandwidth, float(loss.mean()), float(infinite.mean())))
+    best = _widest_of_the_best(trials, losses)
     return BandwidthChoice(best.bandwidth, tuple(trials), n, float(exact_alpha(alpha)))
+
+
+def _widest_of_the_best(trials: list[BandwidthTrial], losses: list[Tensor]) -> BandwidthTrial:
+    """Take the widest that is not worse than the best by more than a standard error.
+
+    More points stand behind a wider neighbourhood.
+    """
+    fewest = min(trial.infinite for trial in trials)
+    finite = [i for i, trial in enumerate(trials) if trial.infinite == fewest]
+    best = losses[min(finite, key=lambda i: trials[i].loss)]
+    excess = [losses[i] - best for i in finite]
+    errors = [float(e.std()) / math.sqrt(len(e)) for e in excess]
+    good = [i for i, e, se in zip(finite, excess, errors, strict=True) if float(e.mean()) <= se]
+    return trials[max(good)]
 
 
 def _candidates(
@@ -645,8 +659,8 @@ def _candidates(
         yield bandwidth, log_kernel(kernel, squared.clone(), bandwidth).exp_()
 
 
-def _judge(weights: Tensor, scores: Tensor, level: float, ratio: float) -> tuple[float, float]:
-    """Mean quantile loss of the local quantiles on ranks, and the share that is infinite."""
+def _judge(weights: Tensor, scores: Tensor, level: float, ratio: float) -> tuple[Tensor, Tensor]:
+    """Quantile loss of every point's local quantile, on ranks, and whether it is infinite."""
     n = len(scores)
     order = scores.argsort()
     running = (weights[:, order] * ratio).cumsum(dim=1)
@@ -656,8 +670,7 @@ def _judge(weights: Tensor, scores: Tensor, level: float, ratio: float) -> tuple
     rank = torch.empty(n, dtype=torch.float64)
     rank[order] = (torch.arange(n) + 1.0).double() / n
     miss = rank - (found.clamp_max(n - 1) + 1.0) / n
-    loss = torch.maximum(level * miss, (level - 1) * miss)
-    return float(loss.mean()), float(infinite.double().mean())
+    return torch.maximum(level * miss, (level - 1) * miss), infinite.double()
 
 
 def enough_bandwidth(points: Tensor, x: Tensor, kernel: str, start: float, needed: float) -> float:

@@ -32,6 +32,7 @@ from ffcp.quantiles import points_needed
 
 GUARANTEES = {"marginal": "level", "level": "level", "random": "random", "none": "none"}
 _CHOOSING_ROWS = 2000  # enough for a bandwidth; the work grows with their square
+_ROUNDS, _AFFORDABLE = 8, 4 * 10**8  # of that advice: tries, and pairs of points for each
 _SHOWN = 16  # infinite bands that the advice on the bandwidth looks at
 Self = TypeVar("Self", bound="_Localized")
 
@@ -242,27 +243,33 @@ class _Localized(BandPredictor):
             return None
         if self.localizer.kernel == "nearest":
             return self._neighbours_for(alpha)
-        around = self.calibration.around(self.localizer.kernel, float(self.bandwidth or 1))
-        outputs = self.calibration.scores.shape[1]
-        levels: list[Fraction] = [1 - checks.exact_alpha(alpha)]
-        if self.guarantee == "level":
-            found = (self.calibration.level(around, output).at(alpha) for output in range(outputs))
-            levels = [level for level in found if level is not None]
-        if not levels:
-            return None
-        needed = float(max(levels) / (1 - max(levels)))
-        if needed >= len(self.calibration):
-            return None
+        store, kernel = self.calibration, self.localizer.kernel
+        bandwidth = float(self.bandwidth or 1)
+        around = store.around(kernel, bandwidth)
         weights = torch.cat([around.sums(part, 0).total for part in embedding.split(256)])
         thinnest = embedding[weights.argsort()[:_SHOWN]]
+        for _ in range(_ROUNDS):
+            needed = self._weight_needed(bandwidth, alpha)
+            if needed is None or needed >= len(store):
+                return None
+            found = localize.enough_bandwidth(store.embedding, thinnest, kernel, bandwidth, needed)
+            # The recalibrated level moves with the bandwidth; on much data, once must do.
+            small = len(store) * min(len(store), localize.LEVEL_ROWS) <= _AFFORDABLE
+            if found <= bandwidth or self.guarantee != "level" or not small:
+                break
+            bandwidth = found
         # A little more than just enough: it is sums of rounded weights that count.
-        return 1.01 * localize.enough_bandwidth(
-            self.calibration.embedding,
-            thinnest,
-            self.localizer.kernel,
-            float(self.bandwidth or 1),
-            needed,
-        )
+        return 1.01 * found
+
+    def _weight_needed(self, bandwidth: float, alpha: Any) -> float | None:
+        """How much weight around a point makes its band finite; None if no weight does."""
+        level: Fraction | None = 1 - checks.exact_alpha(alpha)
+        if self.guarantee == "level":
+            store = self.calibration
+            around = store.around(self.localizer.kernel, bandwidth)
+            levels = [store.level(around, o).at(alpha) for o in range(store.scores.shape[1])]
+            level = None if None in levels else max(found for found in levels if found is not None)
+        return None if level is None else float(level / (1 - level))
 
     def _neighbours_for(self, alpha: Any) -> float | None:
         wanted, store = points_needed(alpha), self.calibration
@@ -309,8 +316,8 @@ class LCP(_Localized, CP):
     model
         A trained network; forward returns one tensor with a row per input row.
     localizer
-        An :class:`ffcp.Localizer`, or the name of a kernel on the input with an automatic
-        bandwidth: ``"gaussian"``, ``"laplace"``, ``"box"`` or ``"nearest"``.
+        An :class:`ffcp.Localizer`, or the name of a kernel, ``"nearest"``, ``"gaussian"``,
+        ``"laplace"`` or ``"box"``, on the prediction with an automatic bandwidth.
     guarantee
         ``"marginal"``: bands cover with probability at least 1 - alpha; it stands for
         ``"level"``, the recalibrated level (see :mod:`ffcp.localize`). ``"random"`` has the same
@@ -339,7 +346,8 @@ class LCP(_Localized, CP):
     >>> _ = torch.manual_seed(0)
     >>> x = torch.rand(1000, 1)
     >>> y = x[:, 0] * torch.randn(1000)  # noise grows to the right
-    >>> predictor = LCP(nn.Linear(1, 1), "gaussian").calibrate(x, y)  # yours is trained
+    >>> near = Localizer("gaussian", on="input")
+    >>> predictor = LCP(nn.Linear(1, 1), near).calibrate(x, y)  # yours is trained
     >>> band = predictor.predict_interval(torch.tensor([[0.1], [0.9]]), alpha=0.1)
     >>> length = band.upper - band.lower
     >>> bool(length[0] < length[1])
@@ -349,7 +357,7 @@ class LCP(_Localized, CP):
     def __init__(
         self,
         model: nn.Module,
-        localizer: Localizer | str = "gaussian",
+        localizer: Localizer | str = "nearest",
         *,
         guarantee: str = "marginal",
         joint: bool = False,
@@ -407,7 +415,7 @@ class FFLCP(_Localized, FFCP):
         self,
         model: nn.Module,
         feature: str | nn.Module | Sequence[str | nn.Module] = AUTO,
-        localizer: Localizer | str = "gaussian",
+        localizer: Localizer | str = "nearest",
         norm: float = 2,
         floor: float = 1e-6,
         *,

@@ -22,11 +22,19 @@ from ffcp.checks import exact_alpha
 __all__ = [
     "Coverage",
     "GroupCoverage",
+    "class_coverage",
+    "class_coverage_gap",
     "coverage",
+    "cut",
     "group_coverage",
     "interval_score",
     "mean_length",
+    "mean_set_size",
+    "median_set_size",
+    "set_coverage",
+    "singleton_hit_ratio",
     "size_stratified_coverage",
+    "size_stratified_violation",
     "tertiles",
     "worst_slab_coverage",
 ]
@@ -136,7 +144,13 @@ def interval_score(band: Sequence[Any], y: Any, alpha: Any = 0.1) -> float:
 
 
 def group_coverage(
-    band: Sequence[Any], y: Any, groups: Any = None, *, joint: bool = False
+    band: Sequence[Any],
+    y: Any,
+    groups: Any = None,
+    *,
+    feature: Any = None,
+    slices: int = 3,
+    joint: bool = False,
 ) -> GroupCoverage:
     """Measure coverage inside groups of rows.
 
@@ -145,23 +159,58 @@ def group_coverage(
     band, y
         The bands and the targets.
     groups
-        A label for each row; ``None`` cuts by the size of y into thirds (:func:`tertiles`).
+        A label for each row. Without groups and feature, rows are cut by the size of y into
+        thirds (:func:`tertiles`).
+    feature
+        Instead of labels: a number for each row, a column of the input, say. Rows are cut into
+        ``slices`` of about equally many by its size (:func:`cut`).
+    slices
+        How many slices of the feature.
     joint
         Whether a row counts as covered only if all its outputs are.
 
     Examples
     --------
     >>> result = group_coverage(([0, 0, 0, 0], [1, 1, 1, 1]), [0, 1, 2, 3], groups=list("aabb"))
-    >>> result.worst_group, result.worst
-    ('b', 0.000 [0.000, 0.658])
+    >>> result.worst_group, result.worst, result.gap
+    ('b', 0.000 [0.000, 0.658], 1.0)
     """
     hits = _hits(band, y, joint)
-    labels = tertiles(y) if groups is None else np.asarray(_array(groups))
+    if groups is not None and feature is not None:
+        raise ValueError("give groups or a feature to cut by, not both")
+    if feature is not None:
+        labels = cut(feature, slices)
+    else:
+        labels = tertiles(y) if groups is None else np.asarray(_array(groups))
     if labels.shape != (len(hits),):
         raise ValueError(
             f"groups has shape {labels.shape}, expected one label per row: {len(hits)}"
         )
     return GroupCoverage(_by_label(hits, labels))
+
+
+def cut(values: Any, slices: int = 3) -> np.ndarray:
+    """Label rows by the slice of ``values`` they are in: about equally many rows in each.
+
+    Equal values stay together, so there may be fewer slices than asked for.
+
+    >>> cut([5.0, 1.0, 3.0, 4.0], slices=2).tolist()
+    ['2: 4 to 5', '1: 1 to 3', '1: 1 to 3', '2: 4 to 5']
+    """
+    array = np.asarray(_array(values), dtype=np.float64)
+    if array.ndim != 1 or not len(array):
+        raise ValueError(f"a feature is one number per row, got shape {array.shape}")
+    if np.isnan(array).any():
+        raise ValueError("the feature to cut by holds NaN")
+    if slices < 1:
+        raise ValueError(f"slices must be at least 1, got {slices}")
+    ends = np.unique(np.quantile(array, np.arange(1, slices) / slices, method="lower"))
+    codes = np.searchsorted(ends, array)
+    names = {
+        code: f"{number}: {array[codes == code].min():.4g} to {array[codes == code].max():.4g}"
+        for number, code in enumerate(np.unique(codes), start=1)
+    }
+    return np.array([names[code] for code in codes])
 
 
 def tertiles(y: Any) -> np.ndarray:
@@ -346,3 +395,141 @@ def _tensor(values: Any) -> Tensor:
     if isinstance(values, Tensor):
         return values.detach().cpu().double()
     return torch.from_numpy(np.array(values, dtype=np.float64))
+
+
+# -- label sets: a LabelSet, or a boolean mask with a row per point and a column per label ------
+
+# The strata of RAPS (Angelopoulos et al., 2021), by the largest size each holds.
+SIZE_STRATA = (1, 3, 6, 10, 100)
+
+
+def set_coverage(sets: Any, y: Any) -> Coverage:
+    """Measure the share of rows whose true label is in the set.
+
+    >>> set_coverage([[True, False], [True, True]], [1, 1])
+    0.500 [0.095, 0.905]
+    """
+    hits = _set_hits(_mask(sets), y)
+    return Coverage(float(hits.double().mean()), len(hits))
+
+
+def mean_set_size(sets: Any) -> float:
+    """Average the number of labels in a set.
+
+    >>> mean_set_size([[True, False], [True, True]])
+    1.5
+    """
+    return float(_mask(sets).sum(dim=1).double().mean())
+
+
+def median_set_size(sets: Any) -> float:
+    """Return the middle number of labels in a set, halfway between if there are two middles.
+
+    >>> median_set_size([[True, False], [True, True]])
+    1.5
+    """
+    return float(np.median(_mask(sets).sum(dim=1).numpy()))
+
+
+def size_stratified_violation(
+    sets: Any, y: Any, alpha: Any = 0.1, strata: Sequence[int] = SIZE_STRATA
+) -> float:
+    """Return how far coverage is from 1 - alpha in the worst stratum of set sizes.
+
+    This is the SSCV of RAPS. Small sets that cover too little and large ones that cover too
+    much both show here.
+
+    Parameters
+    ----------
+    sets, y
+        The sets and the true labels.
+    alpha
+        Share of misses that was asked for.
+    strata
+        The largest size in each stratum but the last, which holds all larger ones. By default
+        0 to 1, 2 to 3, 4 to 6, 7 to 10, 11 to 100, and more. Empty strata do not count.
+
+    Examples
+    --------
+    >>> size_stratified_violation([[True, False], [True, True]], [1, 1], alpha=0.1)
+    0.9
+    """
+    mask = _mask(sets)
+    return stratified_violation(mask.sum(dim=1), _set_hits(mask, y), alpha, strata)
+
+
+def stratified_violation(
+    sizes: Tensor, hits: Tensor, alpha: Any, strata: Sequence[int] = SIZE_STRATA
+) -> float:
+    """Compute :func:`size_stratified_violation` from each row's size and whether it was hit."""
+    stratum = torch.bucketize(sizes, torch.tensor(list(strata)))
+    counts = torch.bincount(stratum, minlength=len(strata) + 1)
+    covered = torch.bincount(stratum[hits], minlength=len(strata) + 1)
+    shares = (covered.double() / counts)[counts > 0]
+    return float((shares - float(1 - exact_alpha(alpha))).abs().max())
+
+
+def class_coverage(sets: Any, y: Any) -> GroupCoverage:
+    """Measure coverage among the rows of each true label.
+
+    >>> class_coverage([[True, False], [True, True]], [1, 1]).worst
+    0.500 [0.095, 0.905]
+    """
+    mask = _mask(sets)
+    hits = _set_hits(mask, y)
+    return GroupCoverage(_by_label(hits.double(), _class_labels(y, mask).numpy()))
+
+
+def class_coverage_gap(sets: Any, y: Any, alpha: Any = 0.1) -> float:
+    """Average over classes how far their coverage is from 1 - alpha (Ding et al., 2023).
+
+    Classes without a row do not count.
+
+    >>> round(class_coverage_gap([[True, False], [True, True]], [0, 1], alpha=0.1), 12)
+    0.1
+    """
+    level = float(1 - exact_alpha(alpha))
+    shares = class_coverage(sets, y).groups.values()
+    return sum(abs(float(share) - level) for share in shares) / len(shares)
+
+
+def singleton_hit_ratio(sets: Any, y: Any) -> Coverage:
+    """Measure the share of rows whose set is the true label and nothing else.
+
+    >>> singleton_hit_ratio([[False, True], [True, True]], [1, 1])
+    0.500 [0.095, 0.905]
+    """
+    mask = _mask(sets)
+    alone = _set_hits(mask, y) & (mask.sum(dim=1) == 1)
+    return Coverage(float(alone.double().mean()), len(alone))
+
+
+def _mask(sets: Any) -> Tensor:
+    mask = getattr(sets, "mask", sets)
+    mask = mask.detach().cpu() if isinstance(mask, Tensor) else torch.from_numpy(np.array(mask))
+    if mask.dtype != torch.bool or mask.dim() != 2 or not len(mask):
+        raise ValueError(
+            "sets must be a LabelSet or a boolean mask of shape (rows, classes), not empty: got "
+            f"{mask.dtype} of shape {tuple(mask.shape)}"
+        )
+    return mask
+
+
+def _set_hits(mask: Tensor, y: Any) -> Tensor:
+    """Whether each row's set holds the true label."""
+    return mask.gather(1, _class_labels(y, mask)[:, None])[:, 0]
+
+
+def _class_labels(y: Any, mask: Tensor) -> Tensor:
+    labels = y.detach().cpu() if isinstance(y, Tensor) else torch.from_numpy(np.array(y))
+    if labels.is_floating_point() or labels.dtype == torch.bool:
+        raise TypeError(f"labels must be integers, got {labels.dtype}")
+    if labels.shape != (len(mask),):
+        raise ValueError(f"labels have shape {tuple(labels.shape)}, sets {tuple(mask.shape)}")
+    labels = labels.long()
+    if bool((labels < 0).any() or (labels >= mask.shape[1]).any()):
+        raise ValueError(
+            f"labels must lie between 0 and {mask.shape[1] - 1}, got {int(labels.min())} to "
+            f"{int(labels.max())}"
+        )
+    return labels
