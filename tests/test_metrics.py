@@ -133,3 +133,45 @@ def test_coverage_is_a_number_with_an_interval() -> None:
     value = Coverage(0.9, rows=100)
     assert value + 0 == 0.9
     assert value.low < 0.9 < value.high
+
+
+def test_slices_of_a_feature_hold_about_equally_many_rows() -> None:
+    values = torch.randn(300)
+    labels = metrics.cut(values, slices=4)
+    counts = np.unique(labels, return_counts=True)[1]
+    assert counts.tolist() == [75, 75, 75, 75]
+    for label in np.unique(labels):
+        inside = values.numpy()[labels == label]
+        assert label.split(": ")[1] == f"{inside.min():.4g} to {inside.max():.4g}"
+
+
+def test_equal_values_stay_in_one_slice() -> None:
+    assert len(np.unique(metrics.cut([1.0] * 50 + [2.0] * 3, slices=5))) == 2
+
+
+def test_group_coverage_by_slices_of_a_feature() -> None:
+    feature = torch.arange(90.0)
+    upper = torch.where(feature < 30, 0.0, 1.0)  # misses the first third
+    result = metrics.group_coverage(
+        (torch.zeros(90), upper), torch.full((90,), 0.5), feature=feature, slices=3
+    )
+    assert [float(share) for share in result.groups.values()] == [0.0, 1.0, 1.0]
+    assert result.worst_group == "1: 0 to 29"
+    assert result.gap == 1.0
+    assert result.worst.rows == 30
+    assert result.worst.high < 0.2
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"groups": ["a", "b"], "feature": [1.0, 2.0]}, "not both"),
+        ({"feature": [[1.0], [2.0]]}, r"one number per row, got shape \(2, 1\)"),
+        ({"feature": [1.0, float("nan")]}, "holds NaN"),
+        ({"feature": [1.0, 2.0], "slices": 0}, "slices must be at least 1"),
+        ({"feature": [1.0, 2.0, 3.0]}, "expected one label per row: 2"),
+    ],
+)
+def test_group_coverage_refuses(more: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        metrics.group_coverage(([0.0, 0.0], [1.0, 1.0]), [0.5, 0.5], **more)

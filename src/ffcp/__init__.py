@@ -13,24 +13,42 @@ __version__ = "0.1.0"
 from ffcp import bounds, metrics
 from ffcp.bands import Interval
 from ffcp.choose import Candidate, Choice
+from ffcp.classifiers import APS, FFRAPS, LAC, RAPS
 from ffcp.errors import FFCPWarning
 from ffcp.fcp import FCP, FCQR
 from ffcp.gradients import gradient_norms
+from ffcp.localize import BandwidthChoice, Localizer
+from ffcp.localized import FFLCP, FFLCQR, LCP, LCQR
 from ffcp.losses import pinball_loss
 from ffcp.predictors import CP, CQR, FFCP, FFCQR
 from ffcp.quantiles import conformal_quantile, conformal_rank
+from ffcp.sets import LabelSet
+from ffcp.tuning import SetCandidate, SetChoice
 
 __all__ = [
+    "APS",
     "CP",
     "CQR",
     "FCP",
     "FCQR",
     "FFCP",
     "FFCQR",
+    "FFLCP",
+    "FFLCQR",
+    "FFRAPS",
+    "LAC",
+    "LCP",
+    "LCQR",
+    "RAPS",
+    "BandwidthChoice",
     "Candidate",
     "Choice",
     "FFCPWarning",
     "Interval",
+    "LabelSet",
+    "Localizer",
+    "SetCandidate",
+    "SetChoice",
     "bounds",
     "conformal_quantile",
     "conformal_rank",

@@ -9,6 +9,7 @@ from typing import Annotated
 import torch
 
 import ffcp
+from ffcp.localize import KERNELS
 
 try:
     import typer
@@ -16,7 +17,11 @@ try:
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
     from rich.table import Table
 
+    from ffcp.paper import datasets
     from ffcp.paper import demo as demonstration
+    from ffcp.paper import groups as worst_groups
+    from ffcp.paper.data import MissingDataError
+    from ffcp.paper.networks import mlp
 except ImportError as missing:  # the core is installed without the extra
     sys.exit(
         f"The ffcp command needs {missing.name}, which comes with an extra: "
@@ -105,6 +110,99 @@ def _print(console: Console, result: demonstration.Result) -> None:
         table.add_row(*row)
     console.print(table)
     console.print(result.verdict(), highlight=False)
+
+
+@app.command()
+def groups(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(help=f"Data sets, by default {', '.join(worst_groups.NAMES)}."),
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of splits and networks.")] = 1,
+    kernel: Annotated[str, typer.Option(help=f"One of {', '.join(KERNELS)}.")] = "nearest",
+    on: Annotated[
+        str,
+        typer.Option(help="Where distances are taken: prediction, input, or a layer 0, 3, 6."),
+    ] = "prediction",
+    guarantee: Annotated[
+        str, typer.Option(help="Of the localized methods: marginal, random or none.")
+    ] = "marginal",
+    alpha: Annotated[float, typer.Option(help="Share of misses allowed.")] = 0.1,
+    epochs: Annotated[int, typer.Option(min=1, help="Most training epochs.")] = 1000,
+) -> None:
+    """Compare the worst group's coverage of CP, FFCP, LCP and FFLCP on real data.
+
+    Groups are the thirds of y. Networks and results are kept: a second call, or one after an
+    interruption, computes only what is missing.
+    """
+    settings = _group_settings(kernel, on, guarantee, alpha, epochs)
+    console = Console()
+    torch.set_num_threads(1)  # layers this small only lose time by being divided
+    chosen = _present(console, names or list(worst_groups.NAMES))
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        whole = progress.add_task("all runs", total=len(chosen) * seeds)
+        for name in chosen:
+            results = []
+            for seed in range(seeds):
+                # The search for the number of epochs, then as many at most again.
+                task = progress.add_task(f"training on {name}, seed {seed}", total=2 * epochs)
+                results.append(
+                    worst_groups.run(
+                        name,
+                        seed,
+                        settings,
+                        progress=lambda task=task: progress.advance(task),  # type: ignore[misc]
+                    )
+                )
+                progress.remove_task(task)
+                progress.advance(whole)
+            _print_groups(console, name, results)
+
+
+def _group_settings(
+    kernel: str, on: str, guarantee: str, alpha: float, epochs: int
+) -> worst_groups.Settings:
+    """Refuse what would fail only after the training."""
+    if not 0 < alpha < 1:
+        raise typer.BadParameter(f"{alpha} does not lie between 0 and 1", param_hint="--alpha")
+    try:
+        ffcp.LCP(mlp(1), ffcp.Localizer(kernel, on), guarantee=guarantee)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    return worst_groups.Settings(kernel, on, guarantee, alpha, epochs)
+
+
+def _present(console: Console, names: list[str]) -> list[str]:
+    """Say what is missing of the data sets asked for; return the others."""
+    unknown = [name for name in names if name not in datasets.DATA_SETS]
+    if unknown:
+        listed = ", ".join(datasets.DATA_SETS)
+        raise typer.BadParameter(f"unknown data set {unknown[0]!r}: choose from {listed}")
+    present = []
+    for name in dict.fromkeys(names):
+        missing = datasets.DATA_SETS[name].missing
+        for file in missing:
+            try:
+                file.require()
+            except MissingDataError as error:
+                console.print(f"[bold]{name}[/bold]: {error}", highlight=False, soft_wrap=True)
+        if not missing:
+            present.append(name)
+    if not present:
+        raise typer.Exit(1)
+    return present
+
+
+def _print_groups(console: Console, name: str, results: list[list[worst_groups.Result]]) -> None:
+    console.print(f"\n[bold]{name}[/bold]: {datasets.DATA_SETS[name].about}", highlight=False)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in worst_groups.COLUMNS:
+        table.add_column(column, justify="left" if column in ("method", "split") else "right")
+    for row in worst_groups.tabulate(results):
+        table.add_row(*row)
+    console.print(table)
+    console.print(worst_groups.verdict(results), highlight=False)
 
 
 def main() -> None:

@@ -113,7 +113,7 @@ def _bike(text: Any) -> tuple[pd.DataFrame, pd.Series]:
     frame = frame.drop(columns=["count", "casual", "registered", "datetime"])
     frame = pd.get_dummies(frame, columns=["season", "weather"], dtype=float)
     return frame.assign(
-        hour=when.hour, day=when.dayofweek, month=when.month, year=when.year
+        hour=when.hour, day=when.day_of_week, month=when.month, year=when.year
     ), target
 
 

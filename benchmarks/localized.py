@@ -1,0 +1,170 @@
+"""Localized thresholds against bare distances: ``python -m benchmarks.localized``.
+
+The bare contestant computes all squared distances in blocks, at the block size that suits it best
+of three, and throws them away: no kernel, no sort, no quantile.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import warnings
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import ffcp
+from benchmarks.timing import Resident, best_of, show, table, verdict
+from ffcp.localize import LEVEL_ROWS, LocalStore
+
+POINTS, ROWS, WIDTH = 20_000, 20_000, 64
+SIZES = (128, 256, 512)
+
+
+def bare_distances(points: Tensor, x: Tensor, size: int) -> None:
+    squares = points.square().sum(dim=1, keepdim=True)
+    for part in x.split(size):
+        torch.addmm(part.square().sum(dim=1), points, part.T, alpha=-2).add_(squares)
+
+
+def store(points: int, width: int) -> LocalStore:
+    made = LocalStore()
+    made.replace(torch.rand(points, 1), torch.randn(points, width))
+    return made
+
+
+def speed(rounds: int = 3) -> None:
+    torch.manual_seed(0)
+    near, x = store(POINTS, WIDTH), torch.randn(ROWS, WIDTH)
+    sizes = best_of(
+        {str(size): partial(bare_distances, near.embedding, x, size) for size in SIZES}, 2
+    )
+    size = int(min(sizes, key=lambda name: sizes[name]))
+    around = near.around("gaussian", 8.0)
+    near.level(around, 0)  # worked out once after calibration; timed on its own below
+
+    def thresholds(kernel: str, bandwidth: float, guarantee: str) -> Callable[[], object]:
+        random = np.random.default_rng(0)
+        return lambda: near.threshold(0.1, x, kernel, bandwidth, guarantee, random)
+
+    times = best_of(
+        {
+            "bare": lambda: bare_distances(near.embedding, x, size),
+            "gaussian, none": thresholds("gaussian", 8.0, "none"),
+            "gaussian, level": thresholds("gaussian", 8.0, "level"),
+            "gaussian, random": thresholds("gaussian", 8.0, "random"),
+            "laplace, none": thresholds("laplace", 8.0, "none"),
+            "box, none": thresholds("box", 11.0, "none"),
+            "nearest, none": thresholds("nearest", 500, "none"),
+            f"the level, once, by {LEVEL_ROWS:,} points": lambda: near._level(around, 0),
+        },
+        rounds,
+    )
+    made = table(
+        f"{POINTS:,} calibration x {ROWS:,} test points, {WIDTH} dimensions",
+        "what", "seconds", "against bare", "limit", "",
+    )  # fmt: skip
+    for name, seconds in times.items():
+        ratio = seconds / times["bare"]
+        last = ("4.00", verdict(ratio, 4)) if name not in ("bare",) else ()
+        made.add_row(name, f"{seconds:.2f}", f"{ratio:.2f}", *last)
+    show(made)
+
+
+def low_dimension(rounds: int = 3) -> None:
+    torch.manual_seed(0)
+    near, x = store(POINTS, 1), torch.randn(ROWS, 1)
+    times = best_of(
+        {
+            "bare": lambda: bare_distances(near.embedding, x, 256),
+            "nearest": lambda: near.threshold(0.1, x, "nearest", 500, "none"),
+            "gaussian": lambda: near.threshold(0.1, x, "gaussian", 0.1, "none"),
+        },
+        rounds,
+    )
+    made = table("The same in 1 dimension, as on the prediction", "what", "seconds", "against bare")
+    for name, seconds in times.items():
+        made.add_row(name, f"{seconds:.2f}", f"{seconds / times['bare']:.2f}")
+    show(made)
+
+
+def _memory(points: int, rows: int, answer: multiprocessing.Queue[tuple[float, float]]) -> None:
+    """In a process of its own, so that no other job's memory is counted."""
+    near, x = store(points, WIDTH), torch.randn(rows, WIDTH)
+    bare = best_of({"bare": lambda: bare_distances(near.embedding, x, 64)}, 1)["bare"]
+    with Resident() as resident:
+        times = best_of({"ours": lambda: near.threshold(0.1, x, "gaussian", 8.0, "none")}, 1)
+    answer.put((resident.grown, times["ours"] / bare))
+
+
+def memory() -> None:
+    made = table(
+        "Memory above the data", "calibration", "test", "MB more", "limit", "", "time / bare"
+    )
+    context = multiprocessing.get_context("spawn")
+    for points, rows in ((POINTS, ROWS), (1_000_000, 256)):
+        answer = context.Queue()
+        process = context.Process(target=_memory, args=(points, rows, answer))
+        process.start()
+        grown, ratio = answer.get()
+        process.join()
+        made.add_row(
+            f"{points:,}", f"{rows:,}", f"{grown:.0f}", "500", verdict(grown, 500), f"{ratio:.2f}"
+        )
+    show(made)
+
+
+def guarantees(draws: int = 300, points: int = 100, tests: int = 20) -> None:
+    """Why the recalibrated level is the default: same noise, same kernels, three guarantees."""
+    model = nn.Linear(4, 1)
+    nn.init.zeros_(model.weight)
+    nn.init.zeros_(model.bias)
+    made = table(
+        f"{draws} draws of {points} calibration and {tests} test points, alpha = 0.1",
+        "kernel", "guarantee", "coverage", "infinite", "median length",
+    )  # fmt: skip
+    for kernel, bandwidth in (
+        ("gaussian", 1.0), ("gaussian", 2.0), ("laplace", 1.0), ("box", 2.0), ("nearest", 40),
+    ):  # fmt: skip
+        for guarantee in ("none", "level", "random"):
+            if (kernel, guarantee) == ("nearest", "random"):
+                continue
+            localizer = ffcp.Localizer(kernel, "input", bandwidth)
+            covered, infinite, length = _draws(model, localizer, guarantee, draws, points, tests)
+            made.add_row(
+                f"{kernel} {bandwidth:g}", guarantee, f"{covered:.1%}", f"{infinite:.1%}",
+                f"{length:.2f}",
+            )  # fmt: skip
+    show(made)
+
+
+def _draws(
+    model: nn.Module, localizer: ffcp.Localizer, guarantee: str, draws: int, n: int, t: int
+) -> tuple[float, float, float]:
+    generator = torch.Generator().manual_seed(0)
+    inside, lengths = [], []
+    for seed in range(draws):
+        x = torch.randn(n + t, 4, generator=generator)
+        noise = torch.randn(n + t, generator=generator)
+        y = x[:, 0] + noise * (0.2 + x[:, 1].abs())  # grows outward, where points are rare
+        predictor = ffcp.LCP(model, localizer, guarantee=guarantee, seed=seed)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ffcp.FFCPWarning)
+            band = predictor.calibrate(x[:n], y[:n]).predict_interval(x[n:])
+        inside.append((band.lower[:, 0] <= y[n:]) & (y[n:] <= band.upper[:, 0]))
+        lengths.append(band.upper - band.lower)
+    length = torch.cat(lengths)
+    return (
+        float(torch.cat(inside).double().mean()),
+        float(length.isinf().double().mean()),
+        float(length.median()),
+    )
+
+
+if __name__ == "__main__":
+    speed()
+    low_dimension()
+    memory()
+    guarantees()
