@@ -270,6 +270,15 @@ def test_metrics_agree_with_loops(density: float) -> None:
     assert float(groups[3]) == pytest.approx(hits[y == 3].mean())
 
 
+@pytest.mark.parametrize(("low", "high"), [(0, 1), (2, 3), (4, 6), (7, 10), (11, 100), (101, 150)])
+def test_sizes_at_both_ends_of_a_stratum_belong_to_it(low: int, high: int) -> None:
+    # One hit and one miss at the two ends: half is covered if they share a stratum, else none
+    # is covered in one of the two.
+    mask = torch.zeros(2, 151, dtype=torch.bool)
+    mask[0, 1 : 1 + low] = mask[1, :high] = True
+    assert metrics.size_stratified_violation(mask, [0, 0], 0.1) == pytest.approx(0.4)
+
+
 @pytest.mark.parametrize(
     ("mask", "y", "error", "message"),
     [

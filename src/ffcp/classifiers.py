@@ -297,7 +297,7 @@ class SetPredictor(nn.Module):
             )
             norms = None
         else:
-            logits, norms = _with_norms(self.model, batch, self.feature, row)
+            logits, norms = run_with_norms(self.model, batch, self.feature, row)
         _check_logits(logits)
         if self.randomized:
             share = sets.uniforms(self.seed, stream, random_row, len(logits))
@@ -813,7 +813,7 @@ def _gradient_feature(
     return name
 
 
-def _with_norms(model: nn.Module, x: Any, feature: str, first_row: int) -> tuple[Tensor, Tensor]:
+def run_with_norms(model: nn.Module, x: Any, feature: str, first_row: int) -> tuple[Tensor, Tensor]:
     """Run one batch; return logits and the gradient norm of the top label's probability."""
     for key, tensor in inputs.leaves(x, "x"):
         checks.finite(tensor, key, first_row)

@@ -17,9 +17,10 @@ try:
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
     from rich.table import Table
 
-    from ffcp.paper import datasets
+    from ffcp.paper import datasets, logits, vision
     from ffcp.paper import demo as demonstration
     from ffcp.paper import groups as worst_groups
+    from ffcp.paper import labels as label_sets
     from ffcp.paper.data import MissingDataError
     from ffcp.paper.networks import mlp
 except ImportError as missing:  # the core is installed without the extra
@@ -186,7 +187,7 @@ def _present(console: Console, names: list[str]) -> list[str]:
             try:
                 file.require()
             except MissingDataError as error:
-                console.print(f"[bold]{name}[/bold]: {error}", highlight=False, soft_wrap=True)
+                console.print(f"{name}: {error}", highlight=False, soft_wrap=True, markup=False)
         if not missing:
             present.append(name)
     if not present:
@@ -203,6 +204,99 @@ def _print_groups(console: Console, name: str, results: list[list[worst_groups.R
         table.add_row(*row)
     console.print(table)
     console.print(worst_groups.verdict(results), highlight=False)
+
+
+@app.command()
+def labels(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(help=f"Networks, by default all: {', '.join(vision.NETWORKS)}; or digits."),
+    ] = None,
+    splits: Annotated[
+        int, typer.Option(min=1, help="Random divisions into calibration and test.")
+    ] = 20,
+    alpha: Annotated[float, typer.Option(help="Share of misses allowed.")] = 0.1,
+) -> None:
+    """Compare RAPS with FFRAPS on pretrained networks and real images.
+
+    Logits and results are kept: a second call, or one after an interruption, computes only what
+    is missing. Without the images, a small network on scikit-learn's digits is the example.
+    """
+    if not 0 < alpha < 1:
+        raise typer.BadParameter(f"{alpha} does not lie between 0 and 1", param_hint="--alpha")
+    console = Console()
+    chosen = _networks(console, names or list(vision.NETWORKS))
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        whole = progress.add_task("all networks", total=len(chosen))
+        for name in chosen:
+            task = progress.add_task(f"images through {name}", total=None)
+            found = label_sets.answers(
+                name,
+                lambda done, total, task=task: progress.update(  # type: ignore[misc]
+                    task, completed=done, total=total
+                ),
+            )
+            progress.update(task, description=f"splits of {name}", completed=0, total=splits)
+            results = label_sets.run(
+                name,
+                splits,
+                alpha,
+                found,
+                lambda task=task: progress.advance(task),  # type: ignore[misc]
+            )
+            progress.remove_task(task)
+            progress.advance(whole)
+            _print_labels(console, found, results, alpha)
+
+
+def _networks(console: Console, names: list[str]) -> list[str]:
+    """Say what is missing of the networks asked for; return the others, or the digits."""
+    known = [*vision.NETWORKS, label_sets.DIGITS]
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise typer.BadParameter(f"unknown network {unknown[0]!r}: choose from {', '.join(known)}")
+    present, told = [], set()
+    for name in dict.fromkeys(names):
+        missing = [] if name == label_sets.DIGITS else logits.missing(vision.NETWORKS[name])
+        if not missing:
+            present.append(name)
+        for file in missing:
+            try:
+                file.require()
+            except MissingDataError as error:
+                if str(error) not in told:
+                    console.print(str(error), highlight=False, soft_wrap=True, markup=False)
+                told.add(str(error))
+    if not present:
+        console.print("\nSo here is the example that needs no data.", highlight=False)
+        return [label_sets.DIGITS]
+    return present
+
+
+def _print_labels(
+    console: Console,
+    found: label_sets.Answers,
+    results: list[list[label_sets.Result]],
+    alpha: float,
+) -> None:
+    console.print(
+        f"\n[bold]{found.title}[/bold]: {len(found.labels):,} images, top-1 {found.top1:.1%}, "
+        f"top-5 {found.top5:.1%}",
+        highlight=False,
+    )
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in label_sets.COLUMNS:
+        table.add_column(column, justify="left" if column == "method" else "right")
+    for row in label_sets.tabulate(results):
+        table.add_row(*row)
+    console.print(table)
+    if found.top1 > 1 - alpha:
+        console.print(
+            "Top-1 is above 1 - alpha, so that one label is nearly always enough: a smaller "
+            "--alpha tells more.",
+            highlight=False,
+        )
 
 
 def main() -> None:

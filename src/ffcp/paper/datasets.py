@@ -10,17 +10,17 @@ import gzip
 import io
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 import torch
-from sklearn.model_selection import train_test_split
-from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
 from ffcp import files
 from ffcp.paper.data import DataFile, cache_dir
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _VERSION = 1  # of the parsing below; a change makes cached arrays stale
 
@@ -91,27 +91,36 @@ def _text(file: DataFile) -> io.StringIO:
 # -- one parser for each -----------------------------------------------------------------------
 
 
+def _csv(text: Any, **options: Any) -> pd.DataFrame:
+    import pandas as pd  # only who reads a file waits for the import
+
+    return pd.read_csv(text, **options)
+
+
 def _bio(text: Any) -> tuple[pd.DataFrame, pd.Series]:
-    frame = pd.read_csv(text)
+    frame = _csv(text)
     return frame.drop(columns="RMSD"), frame["RMSD"]
 
 
 def _star(text: Any) -> tuple[pd.DataFrame, pd.Series]:
-    frame = pd.read_csv(text).dropna()
+    frame = _csv(text).dropna()
     scores = [f"{subject}{grade}" for subject in ("read", "math") for grade in "k123"]
     target = frame[scores].sum(axis=1)
     # The published slices keep the unnamed column of row numbers and lose lunchk.
     frame = frame.drop(columns=[*scores, "lunchk"]).rename(columns={"Unnamed: 0": "id"})
-    for name in frame.columns[[not pd.api.types.is_numeric_dtype(t) for t in frame.dtypes]]:
+    for name in frame.select_dtypes(exclude="number"):
         frame[name] = frame[name].astype("category").cat.codes
     return frame, target
 
 
 def _bike(text: Any) -> tuple[pd.DataFrame, pd.Series]:
-    frame = pd.read_csv(text, parse_dates=["datetime"])
+    frame = _csv(text, parse_dates=["datetime"])
     target, when = frame["count"], frame["datetime"].dt
     frame = frame.drop(columns=["count", "casual", "registered", "datetime"])
-    frame = pd.get_dummies(frame, columns=["season", "weather"], dtype=float)
+    for name in ("season", "weather"):
+        for kind in sorted(frame[name].unique()):
+            frame[f"{name}_{kind}"] = frame[name] == kind
+    frame = frame.drop(columns=["season", "weather"])
     return frame.assign(
         hour=when.hour, day=when.day_of_week, month=when.month, year=when.year
     ), target
@@ -119,7 +128,7 @@ def _bike(text: Any) -> tuple[pd.DataFrame, pd.Series]:
 
 def _com(text: Any, attributes: Any) -> tuple[pd.DataFrame, pd.Series]:
     names = [name.strip() for name in attributes.read().splitlines()[1:] if name.strip()]
-    frame = pd.read_csv(text, header=None, names=names, na_values="?")
+    frame = _csv(text, header=None, names=names, na_values="?")
     frame = frame.drop(columns=["state", "county", "community", "communityname", "fold"])
     frame["OtherPerCap"] = frame["OtherPerCap"].fillna(frame["OtherPerCap"].mean())
     frame = frame.dropna(axis=1)
@@ -127,13 +136,13 @@ def _com(text: Any, attributes: Any) -> tuple[pd.DataFrame, pd.Series]:
 
 
 def _blog(text: Any) -> tuple[pd.DataFrame, pd.Series]:
-    frame = pd.read_csv(text, header=None)
+    frame = _csv(text, header=None)
     return frame.iloc[:, :-1], frame.iloc[:, -1]
 
 
 def _facebook(text: Any) -> tuple[pd.DataFrame, pd.Series]:
     # The papers' loader takes the first line for a header and loses it.
-    frame = pd.read_csv(text, header=None, skiprows=1)
+    frame = _csv(text, header=None, skiprows=1)
     return frame.iloc[:, :-1], frame.iloc[:, -1]
 
 
@@ -252,6 +261,9 @@ def split(table: Table, seed: int) -> Split:
     >>> len(parts.x_train), len(parts.x_cal), len(parts.x_test)
     (40, 40, 20)
     """
+    from sklearn.model_selection import train_test_split
+    from sklearn.preprocessing import StandardScaler
+
     rows, test = train_test_split(np.arange(len(table.y)), test_size=0.2, random_state=seed)
     train, calibrate = np.array_split(np.random.default_rng(seed).permutation(rows), 2)
     scaler = StandardScaler().fit(table.x[train])

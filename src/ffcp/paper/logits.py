@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from ffcp.classifiers import run_with_norms
 from ffcp.paper.convnets import head_of
 from ffcp.paper.data import cache_dir
 from ffcp.paper.images import CheckedFile, read
@@ -26,7 +27,7 @@ from ffcp.paper.vision import NETWORKS, Inputs, VisionNetwork
 
 CHUNK = 500  # images: what a stopped run can lose
 BATCH = 20  # images at a time: more is not faster on a CPU
-_VERSION = 1  # to be raised when the same files give other numbers
+_VERSION = 2  # to be raised when the same files give other numbers
 
 Progress = Callable[[int, int], None]
 
@@ -38,8 +39,10 @@ class Computed:
     Parameters
     ----------
     features
-        Penultimate features, float32, a row for each image. A vector each; only SqueezeNet's
-        are maps (512 x 13 x 13, together 1.7 GB, read from disk as they are used).
+        Penultimate features, float32 [images, width]; ``None`` for SqueezeNet, whose features are
+        maps (512 x 13 x 13, together 1.7 GB).
+    norms
+        Norm of the gradient of the most probable class's probability at the feature, [images].
     logits
         Logits, float32 [images, classes].
     labels
@@ -48,7 +51,8 @@ class Computed:
         The part of the network that maps features to logits.
     """
 
-    features: Tensor
+    features: Tensor | None
+    norms: Tensor
     logits: Tensor
     labels: Tensor
     head: nn.Module
@@ -81,7 +85,8 @@ def compute(network: VisionNetwork | str, progress: Progress | None = None) -> C
         assert stored is not None
     shutil.rmtree(chunks, ignore_errors=True)
     return Computed(
-        stored["features"],
+        stored.get("features"),
+        stored["norms"],
         stored["logits"],
         stored["labels"],
         head_of(stored["head.weight"], stored["head.bias"]),
@@ -108,6 +113,17 @@ def cached_path(network: VisionNetwork) -> Path:
     depends = [_VERSION, network.name, repr(network.preprocess), *map(_checksum, network.files)]
     key = hashlib.sha256(json.dumps(depends).encode()).hexdigest()[:16]
     return cache_dir() / "logits" / f"{network.name}-{key}.safetensors"
+
+
+def missing(network: VisionNetwork) -> list[CheckedFile]:
+    """List the files that computing needs and that are not there; none if all is kept already."""
+    absent = [file for file in network.files if file.found is None]
+    return [] if absent and _kept(network) else absent
+
+
+def _kept(network: VisionNetwork) -> bool:
+    # A file without a checksum of its own must be read to know the name of the result.
+    return all(file.sha256 for file in network.files) and cached_path(network).is_file()
 
 
 def _checksum(file: CheckedFile) -> str:
@@ -145,15 +161,19 @@ def _run(
     model: nn.Sequential, inputs: Inputs, start: int, stop: int, progress: Callable[[int], None]
 ) -> dict[str, Tensor]:
     feature, head = model.get_submodule("feature"), model.get_submodule("head")
-    features, logits = [], []
-    with torch.inference_mode():
-        for row in range(start, stop, BATCH):
-            end = min(row + BATCH, stop)
-            features.append(feature(inputs.batch(row, end)).float())
-            logits.append(head(features[-1]))
-            if end < stop:  # the last batch is reported when the chunk is on disk
-                progress(end)
-    return {"features": torch.cat(features), "logits": torch.cat(logits)}
+    parts: dict[str, list[Tensor]] = {"features": [], "logits": [], "norms": []}
+    for row in range(start, stop, BATCH):
+        end = min(row + BATCH, stop)
+        with torch.no_grad():
+            features = feature(inputs.batch(row, end)).float()
+        logits, norms = run_with_norms(head, features, "input", row)
+        for name, part in (("features", features), ("logits", logits), ("norms", norms)):
+            parts[name].append(part)
+        if end < stop:  # the last batch is reported when the chunk is on disk
+            progress(end)
+    if parts["features"][0].dim() > 2:
+        del parts["features"]  # maps are too large to keep
+    return {name: torch.cat(found) for name, found in parts.items()}
 
 
 def _join(paths: list[Path], model: nn.Sequential, inputs: Inputs, final: Path) -> None:
@@ -161,7 +181,7 @@ def _join(paths: list[Path], model: nn.Sequential, inputs: Inputs, final: Path) 
     found = [part for part in parts if part is not None]
     if len(found) < len(parts):
         raise FileNotFoundError(f"chunks have gone from {paths[0].parent}: compute again")
-    joined = {name: torch.cat([part[name] for part in found]) for name in ("features", "logits")}
+    joined = {name: torch.cat([part[name] for part in found]) for name in found[0]}
     state = model.get_submodule("head").state_dict()
     head = {f"head.{name.split('.')[-1]}": value for name, value in state.items()}
     _write(final, {**joined, **head, "labels": inputs.labels}, paths[0].parent)
