@@ -18,6 +18,8 @@ bench: .venv/.ready       ## time and memory, as ratios to hand-written code
 	$(BIN)/python -m benchmarks.core
 	$(BIN)/python -m benchmarks.bounds
 	$(BIN)/python -m benchmarks.fcp
+	$(BIN)/python -m benchmarks.localized
+	$(BIN)/python -m benchmarks.sets
 
 clean:
 	rm -rf .venv

@@ -33,10 +33,7 @@ from ffcp import metrics
 SOFTMAX = "softmax"
 FEATURE = "feature"
 
-# Numbers per step. A few float64 copies of them fit into the cache, and torch does not share so
-# few among threads: thousands of short steps that wait for each other are slower than one thread,
-# on a busy machine by far.
-_BLOCK = 2**15
+_BLOCK = 2**16  # numbers per step: a few float64 copies of them fit into the cache
 _FEW = 64  # most sets are smaller; finding this many largest is far cheaper than sorting all
 _LIMIT = 2.0**11  # how much FFRAPS may add to the weights of a row before sums stop being exact
 
