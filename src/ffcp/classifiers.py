@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ffcp import checks, files, gradients, inputs, sets, tuning
+from ffcp.calibrated import Calibrated
 from ffcp.errors import FFCPWarning
 from ffcp.features import OUTPUT, Cut, resolve
 from ffcp.quantiles import ScoreBuffer, ScoreStore, conformal_rank, points_needed
@@ -69,7 +69,7 @@ class _Calibrated:
     drawn: int
 
 
-class SetPredictor(nn.Module):
+class SetPredictor(Calibrated):
     """What all label-set methods share: calibrate, score, predict, merge and save.
 
     A method says which settings its score has (``given``: name to value, ``None`` for those to
@@ -91,17 +91,12 @@ class SetPredictor(nn.Module):
         class_conditional: bool = False,
         batch_size: int | None = None,
     ) -> None:
-        super().__init__()
-        if not isinstance(model, nn.Module):
-            raise TypeError(f"the model must be a torch.nn.Module, got {type(model).__name__}")
-        if batch_size is not None and batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        super().__init__(model, batch_size)
         if not 0 < tune_fraction < 1:
             raise ValueError(f"tune_fraction must lie between 0 and 1, got {tune_fraction}")
         if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
             raise ValueError(f"seed must be an integer and not negative, got {seed!r}")
         checks.exact_alpha(tune_alpha)
-        self.model = model
         self.tune = tune
         self.tune_fraction = tune_fraction
         self.tune_alpha = tune_alpha
@@ -109,11 +104,11 @@ class SetPredictor(nn.Module):
         self.randomized = randomized
         self.allow_zero_sets = allow_zero_sets
         self.class_conditional = class_conditional
-        self.batch_size = batch_size
         self.feature: str | None = None
         self.choice: SetChoice | None = None
         self.classes: int | None = None
-        self.calibration = ClassScores() if class_conditional else ScoreStore()
+        if class_conditional:
+            self.calibration = ClassScores()
         self._given = self._checked(given)
         self._drawn: dict[int, int] = {}  # by seed, how many random numbers are used up
         self._score: Score | None = None if self._open() else self._make(self._given)
@@ -162,11 +157,10 @@ class SetPredictor(nn.Module):
         """What logits are divided by; ``None`` until it is fitted."""
         return None if self._score is None else self._score.temperature
 
-    def _settings(self, score: Score | None) -> dict[str, Any]:
-        """Everything, the model apart, that a score depends on."""
-        values = dict.fromkeys(self._given) if score is None else asdict(score)
+    def _settings(self) -> dict[str, Any]:
+        values = dict.fromkeys(self._given) if self._score is None else asdict(self._score)
         return {
-            "method": type(self).__name__,
+            **super()._settings(),
             **{key: values[key] for key in self._given},
             "feature": self.feature,
             "randomized": self.randomized,
@@ -343,11 +337,7 @@ class SetPredictor(nn.Module):
             The mask of labels, their number and, on request, the labels in order.
         """
         exact = checks.exact_alpha(alpha)
-        if not len(self.calibration):
-            raise RuntimeError(
-                f"this {type(self).__name__} has no calibration: call calibrate(x, y) first, with "
-                "points that did not train the model"
-            )
+        self._must_be_calibrated()
         score, threshold = self._ready(), self._threshold(exact)
         x = self._checked_input(x, first_row)
         buffer = inputs.RowBuffer(inputs.row_count(x))
@@ -443,7 +433,7 @@ class SetPredictor(nn.Module):
             raise TypeError(f"cannot merge a {type(other).__name__}")
         if other is self:
             raise ValueError("a predictor cannot be merged with itself: points would count twice")
-        self._must_match(self._score, other._settings(other._score), "the predictor to merge")
+        self._must_match(other._settings(), "the predictor to merge")
         if not len(other.calibration):
             raise ValueError("the predictor to merge has no calibration")
         shared = sorted(self._drawn.keys() & other._drawn.keys())
@@ -460,66 +450,27 @@ class SetPredictor(nn.Module):
         self.classes, self._drawn = other.classes, {**self._drawn, **other._drawn}
         return self
 
-    def _must_match(self, score: Score | None, settings: Mapping[str, Any], whose: str) -> None:
-        mine = self._settings(score)
-        differing = [key for key in mine if mine[key] != settings.get(key)]
-        if differing:
-            listed = ", ".join(f"{k}={settings.get(k)!r} (here {mine[k]!r})" for k in differing)
-            raise ValueError(
-                f"{whose} has other settings, so its scores mean another thing: {listed}"
-            )
-
-    def get_extra_state(self) -> Tensor:
-        """Pack the settings and the choice for ``state_dict``, as a tensor."""
-        return files.pack(
-            {
-                **self._settings(self._score),
-                "choice": None if self.choice is None else asdict(self.choice),
-                "classes": self.classes,
-                "drawn": list(self._drawn.items()),
-            }
-        )
+    def _remembered(self) -> dict[str, Any]:
+        return {
+            "choice": None if self.choice is None else asdict(self.choice),
+            "classes": self.classes,
+            "drawn": list(self._drawn.items()),
+        }
 
     def set_extra_state(self, state: Tensor) -> None:
         """Take over the choice that was saved; check all other settings."""
-        saved = files.unpack(state)
-        score = self._score
+        saved, before = files.unpack(state), self._score
         if self._open():
             # Only what is left open here may come from there.
             known = {**self._given, **{key: saved.get(key) for key in self._open()}}
-            score = None if None in known.values() else self._make(known)
-        self._must_match(score, saved, "the loaded calibration")
-        self._score = score
+            self._score = None if None in known.values() else self._make(known)
+        try:
+            super().set_extra_state(state)
+        except ValueError:
+            self._score = before
+            raise
         self.choice = None if saved["choice"] is None else tuning.choice_from(saved["choice"])
         self.classes, self._drawn = saved["classes"], dict(saved["drawn"])
-
-    def save(self, path: str | Path) -> None:
-        """Write the calibration, without the model's weights, to a safetensors file.
-
-        The file is written whole or not at all.
-        """
-        own = {k: v for k, v in self.state_dict().items() if not k.startswith("model.")}
-        files.write(path, own, fingerprint=files.fingerprint(self.model))
-
-    def load(self: Self, path: str | Path) -> Self:
-        """Read a calibration written by :meth:`save`; nothing is unpickled.
-
-        The model must have the very weights it was calibrated with.
-        """
-        state, fingerprint = files.read(path)
-        if fingerprint != files.fingerprint(self.model):
-            raise ValueError(
-                f"{path} was calibrated with other weights than this model has, and would not "
-                "cover: load those weights, or calibrate again"
-            )
-        self.load_state_dict({**self.state_dict(), **state})
-        return self
-
-    def extra_repr(self) -> str:
-        """Show the settings, and how many points calibrate."""
-        shown = {k: v for k, v in self._settings(self._score).items() if k != "method"}
-        listed = ", ".join(f"{key}={value!r}" for key, value in shown.items())
-        return f"{listed}, calibrated on {len(self.calibration)} points"
 
 
 class LAC(SetPredictor):

@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from fractions import Fraction
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -15,11 +14,12 @@ from torch import Tensor, nn
 
 from ffcp import bands, checks, files, gradients, inputs
 from ffcp.bands import Base, Interval
+from ffcp.calibrated import Calibrated
 from ffcp.choose import Candidate, Choice, Chooser, Trial
 from ffcp.errors import FFCPWarning
 from ffcp.features import OUTPUT, candidates, resolve
 from ffcp.notes import GroupNotes, Notes, Pairs, Points, group_labels
-from ffcp.quantiles import ScoreBuffer, ScoreStore
+from ffcp.quantiles import ScoreBuffer
 
 AUTO = "auto"
 # What looks up thresholds, given inputs, what the model said of them, and where they stand.
@@ -29,7 +29,7 @@ _CHOICE_ROWS = 2**16
 Self = TypeVar("Self", bound="BandPredictor")
 
 
-class BandPredictor(nn.Module):
+class BandPredictor(Calibrated):
     """What all regression methods share: calibrate, score, predict, merge and save.
 
     A method says what the base band and the slack of a batch are (:meth:`_base`); everything
@@ -39,15 +39,8 @@ class BandPredictor(nn.Module):
     def __init__(
         self, model: nn.Module, *, joint: bool = False, batch_size: int | None = None
     ) -> None:
-        super().__init__()
-        if not isinstance(model, nn.Module):
-            raise TypeError(f"the model must be a torch.nn.Module, got {type(model).__name__}")
-        if batch_size is not None and batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-        self.model = model
+        super().__init__(model, batch_size)
         self.joint = joint
-        self.batch_size = batch_size
-        self.calibration = ScoreStore()
 
     # -- what a method defines ------------------------------------------------------------
 
@@ -76,8 +69,7 @@ class BandPredictor(nn.Module):
         return []
 
     def _settings(self) -> dict[str, Any]:
-        """Everything, the model apart, that a score depends on."""
-        return {"method": type(self).__name__, "joint": self.joint}
+        return {**super()._settings(), "joint": self.joint}
 
     # -- calibrating ----------------------------------------------------------------------
 
@@ -197,11 +189,7 @@ class BandPredictor(nn.Module):
             ``(lower, upper, prediction)`` in the shape and type of the model's output.
         """
         exact = checks.exact_alpha(alpha)
-        if not len(self.calibration):
-            raise RuntimeError(
-                f"this {type(self).__name__} has no calibration: call calibrate(x, y) first, with "
-                "points that did not train the model"
-            )
+        self._must_be_calibrated()
         x = inputs.to_tensors(x, self.model)
         rows = inputs.row_count(x)
         if not rows:
@@ -264,57 +252,6 @@ class BandPredictor(nn.Module):
             other.calibration.scores,
             other.calibration.labels() if other.calibration.groups else None,
         )
-
-    def _must_match(self, settings: Mapping[str, Any], whose: str) -> None:
-        mine = self._settings()
-        differing = [key for key in mine if mine[key] != settings.get(key)]
-        if differing:
-            listed = ", ".join(f"{k}={settings.get(k)!r} (here {mine[k]!r})" for k in differing)
-            raise ValueError(
-                f"{whose} has other settings, so its scores mean another thing: {listed}"
-            )
-
-    def _remembered(self) -> dict[str, Any]:
-        """Give what is saved with the settings though no score depends on it."""
-        return {}
-
-    def get_extra_state(self) -> Tensor:
-        """Pack the settings for ``state_dict``, as a tensor so that any format can hold it."""
-        return files.pack({**self._settings(), **self._remembered()})
-
-    def set_extra_state(self, state: Tensor) -> None:
-        """Check that a loaded calibration was made with this predictor's settings."""
-        self._must_match(files.unpack(state), "the loaded calibration")
-
-    def save(self, path: str | Path) -> None:
-        """Write the calibration, without the model's weights, to a safetensors file.
-
-        The file is written whole or not at all.
-        """
-        files.write(path, self._own_state(), fingerprint=files.fingerprint(self.model))
-
-    def load(self: Self, path: str | Path) -> Self:
-        """Read a calibration written by :meth:`save`; nothing is unpickled.
-
-        The model must have the very weights it was calibrated with.
-        """
-        state, fingerprint = files.read(path)
-        if fingerprint != files.fingerprint(self.model):
-            raise ValueError(
-                f"{path} was calibrated with other weights than this model has, and would not "
-                "cover: load those weights, or calibrate again"
-            )
-        self.load_state_dict({**self.state_dict(), **state})
-        return self
-
-    def _own_state(self) -> dict[str, Tensor]:
-        return {k: v for k, v in self.state_dict().items() if not k.startswith("model.")}
-
-    def extra_repr(self) -> str:
-        """Show the settings, and how many points calibrate."""
-        shown = {k: v for k, v in self._settings().items() if k != "method"}
-        listed = ", ".join(f"{key}={value!r}" for key, value in shown.items())
-        return f"{listed}, calibrated on {len(self.calibration)} points"
 
 
 class CP(BandPredictor):
