@@ -514,3 +514,41 @@ def test_a_model_of_images() -> None:
     predictor = ffcp.FFLCP(model, "0", ffcp.Localizer(on="feature")).calibrate(images, Y[:120])
     assert predictor.calibration.embedding.shape == (96, 72)
     assert predictor.predict_interval(images[:4]).upper.shape == (4, 1)
+
+
+def test_copies_of_a_point_do_not_count_it_among_its_own_neighbours() -> None:
+    # Many copies of few places: a point is often not first in the list of its neighbours.
+    where = torch.arange(6.0).repeat(10)[:, None]
+    store = LocalStore()
+    store.replace(normal(60, 1, seed=0).double(), where)
+    around = store.around("nearest", 14)
+    rows = torch.arange(60)
+    found = around.sums_without(where, rows, 0)
+    own = store._once(("order", 0), lambda: None).argsort()
+    assert not (found._positions == own[:, None]).any()
+    assert found.total.tolist() == [13] * 60
+
+
+@pytest.mark.parametrize("kernel", ["gaussian", "laplace", "box"])
+def test_random_localization_weighs_the_point_itself_like_the_others(kernel: str) -> None:
+    scores, where, x = normal(80, 1, seed=1).double(), normal(80, 2, seed=2), normal(30, 2, seed=3)
+    store = LocalStore()
+    store.replace(scores, where)
+    found = store.threshold(0.2, x, kernel, 1.5, "random", np.random.default_rng(5))
+    around = store.around(kernel, 1.5)
+    centre = x + around._draw(np.random.default_rng(5), 30, 2)
+    for row in range(30):
+        near = (where - centre[row]).square().sum(dim=1)
+        own = (x[row] - centre[row]).square().sum()
+        weights = localize.log_kernel(kernel, torch.cat([near, own[None]]), 1.5).exp()
+        order = scores[:, 0].argsort()
+        reached = weights[:-1][order].cumsum(0) >= 0.8 * weights.sum()
+        expected = float(scores[order][reached][0]) if reached.any() else math.inf
+        assert float(found[row]) == expected
+
+
+def test_only_so_many_rows_choose_the_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ffcp.localized._CHOOSING_ROWS", 25)
+    predictor = ffcp.LCP(small_mlp(), at_input()).calibrate(X, Y)
+    assert predictor.bandwidth_choice.rows == 25
+    assert len(predictor.calibration) == 275
