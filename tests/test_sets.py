@@ -122,6 +122,21 @@ def test_scores_do_not_depend_on_the_company(name: str, classes: int, dtype: tor
     assert torch.equal(score.weights(torch.nn.functional.pad(rows.logits, (1, 0))[:, 1:]), weights)
 
 
+@pytest.mark.parametrize("name", SCORES)
+def test_the_size_of_blocks_changes_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    score, rows, labels = SCORES[name], some_rows(3 * normal(90, 33, seed=3)), torch.arange(90) % 33
+
+    def everything() -> list[Tensor]:
+        scores = sets.label_scores(score, rows, labels)
+        mask = sets.label_mask(score, rows, scores.median(), allow_empty=False)
+        return [scores, mask, sets.all_scores(score, rows)]
+
+    whole = everything()
+    for block in (1, 100, 33 * 89):  # one row, three, and one left over
+        monkeypatch.setattr(sets, "_BLOCK", block)
+        assert all(map(torch.equal, everything(), whole))
+
+
 def test_a_tie_at_the_threshold_of_a_saturated_softmax_is_covered() -> None:
     # All scores are exactly 1: sums that are 1 - 1e-16 in one order and 1 in another would
     # leave labels out.

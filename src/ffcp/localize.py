@@ -39,8 +39,10 @@ PREDICTION = "prediction"
 FEATURE = "feature"
 ONE = 2**23  # the weight 1, in whole numbers
 _BLOCK = 2**22  # weights held at once: 16 MB
+_CACHE = 2**19  # of them worked on at once: they stay in the cache
+_ROWS = 2**16  # points made ready at once
 LEVEL_ROWS = 5000  # calibration points that set the recalibrated level
-_COLUMNS = (16, 256)  # test points at once: fewer are slow, more gain nothing
+_COLUMNS = (16, 128)  # test points at once: fewer are slow, more gain nothing
 _TREE_DIMENSIONS = 8  # beyond, a search tree is slower than comparing with all points
 
 
@@ -95,54 +97,91 @@ class Localizer:
         return {"kernel": self.kernel, "on": on}
 
 
-def log_kernel(kernel: str, squared: Tensor, bandwidth: float) -> Tensor:
-    """Logarithm of the kernel at squared distances; overwrites them.
+def log_kernel(kernel: str, squared: Tensor) -> Tensor:
+    """Logarithm of the kernel at squared distances in units of the bandwidth; overwrites them.
 
-    >>> log_kernel("laplace", torch.tensor([0.0, 4.0]), bandwidth=2.0)
-    tensor([-0., -1.])
+    >>> log_kernel("laplace", torch.tensor([0.0, 4.0]))
+    tensor([-0., -2.])
     """
     if kernel == "gaussian":
-        return squared.mul_(-0.5 / bandwidth**2)
+        return squared.mul_(-0.5)
     if kernel == "laplace":
-        return squared.sqrt_().mul_(-1 / bandwidth)
-    return torch.where(squared <= bandwidth**2, 0.0, -math.inf).to(squared.dtype)
+        return squared.sqrt_().neg_()
+    return torch.where(squared <= 1, 0.0, -math.inf).to(squared.dtype)
 
 
 def whole(log_weights: Tensor) -> Tensor:
-    """Turn logarithms of weights into whole numbers, 1 becoming 2**23; overwrites them."""
+    """Round weights, given by their logarithms, to multiples of 2**-23; overwrites them.
+
+    The result is in these units, and still floating point: a copy to integers cuts it off.
+
+    >>> whole(torch.tensor([0.0, -2.0, -100.0])).int()
+    tensor([8388608, 1135275,       0], dtype=torch.int32)
+    """
     # Below exp(-17) all is rounded to zero; exp() of less would only make slow tiny numbers.
-    return log_weights.clamp_min_(-17.0).exp_().mul_(ONE).round_().int()
+    weights = log_weights.clamp_(-17.0, 0.0).exp_()
+    return torch.add(weights.new_tensor(0.5), weights, alpha=ONE, out=weights)
 
 
 class Points:
-    """Embedded points to which distances are taken, in blocks."""
+    """Embedded points to which distances are taken, in blocks.
 
-    def __init__(self, embedding: Tensor, smallest: float) -> None:
+    Parameters
+    ----------
+    embedding
+        The points (n, e).
+    unit
+        What distances are measured in.
+    order
+        Rows in the order in which distances are wanted.
+    fine
+        Smallest distance that matters, in these units.
+    """
+
+    def __init__(
+        self,
+        embedding: Tensor,
+        unit: float = 1.0,
+        order: Tensor | None = None,
+        fine: float = 1.0,
+    ) -> None:
+        self._unit = unit
         # Distances come from |a|^2 + |b|^2 - 2ab, which cancels; centring makes it harmless
         # unless distances of interest are tiny beside the spread of the points.
         self._centre = embedding.mean(dim=0, dtype=torch.float64)
-        centred = embedding.double() - self._centre
-        spread = float(centred.square().sum(dim=1).max()) if len(centred) else 0.0
-        self._type = torch.float32 if 1e-6 * spread < 1e-2 * smallest**2 else torch.float64
-        self._points = centred.to(self._type)
-        self._squares = self._points.square().sum(dim=1, keepdim=True)
+        spread = max((float(p.abs().max()) for p in self._moved(embedding)), default=0.0)
+        near = spread * math.sqrt(embedding.shape[1]) < 100 * fine
+        self._type = torch.float32 if near else torch.float64
+        order = torch.arange(len(embedding)) if order is None else order
+        # Two more columns make one product of all three terms, in one pass.
+        self._points = torch.ones(len(embedding), embedding.shape[1] + 2, dtype=self._type)
+        for rows, some in zip(self._points.split(_ROWS), order.split(_ROWS), strict=True):
+            rows[:, :-2] = next(self._moved(embedding[some]))
+            rows[:, -2] = rows[:, :-2].square().sum(dim=1)
 
     def __len__(self) -> int:
         return len(self._points)
 
+    def _moved(self, x: Tensor) -> Iterator[Tensor]:
+        for part in x.split(_ROWS):
+            yield (part.double() - self._centre) / self._unit
+
     def moved(self, x: Tensor) -> Tensor:
         """Express other points as these are."""
-        return (x.double() - self._centre).to(self._type)
+        return torch.cat(list(self._moved(x))).to(self._type)
 
     def squared_distances(self, x: Tensor) -> Iterator[tuple[slice, Tensor]]:
         """Yield blocks (rows, b) of squared distances to the moved points ``x``, (b, e)."""
-        squares = x.square().sum(dim=1)
-        transposed = x.T.contiguous()
-        size = max(1, _BLOCK // 4 // max(1, len(x)))
+        factors = torch.cat([-2 * x, x.new_ones(len(x), 2)], dim=1)
+        factors[:, -1] = x.square().sum(dim=1)
+        transposed = factors.T.contiguous()
+        size = max(1, _CACHE // max(1, len(x)))
+        block = torch.empty(min(size, len(self)), len(x), dtype=self._type)
         for start in range(0, len(self), size):
             rows = slice(start, min(start + size, len(self)))
-            block = torch.addmm(squares, self._points[rows], transposed, alpha=-2)
-            yield rows, block.add_(self._squares[rows]).clamp_min_(0)
+            found = block[: rows.stop - rows.start]
+            torch.mm(self._points[rows], transposed, out=found)
+            yield rows, found.clamp_min_(0)
 
 
 class Sums(Protocol):
@@ -181,14 +220,15 @@ class Kernel:
         As in :class:`Localizer`.
     """
 
-    own = ONE
-
     def __init__(
         self, embedding: Tensor, orders: list[Tensor], kernel: str, bandwidth: float
     ) -> None:
         self.kernel, self.bandwidth = kernel, bandwidth
+        self.own = 1 if kernel == "box" else ONE
         # In the order of the first output, so that a single output needs no rearranging.
-        self.points = Points(embedding[orders[0]], bandwidth)
+        # A box is cut in the units that were given: a point on its edge is in.
+        units = (1.0, bandwidth) if kernel == "box" else (bandwidth, 1.0)
+        self.points = Points(embedding, units[0], orders[0], fine=units[1])
         place = torch.empty_like(orders[0])
         place[orders[0]] = torch.arange(len(place))
         self._places = [place[order] for order in orders]
@@ -205,44 +245,58 @@ class Kernel:
             self._last = (x, self._weigh(self.points.moved(x)))
         return self._last[1]
 
-    def _weigh(self, x: Tensor, shift: Tensor | float = 0.0) -> Tensor:
+    def _weigh(self, x: Tensor) -> Tensor:
         weights = torch.empty(len(self.points), len(x), dtype=torch.int32)
         for rows, squared in self.points.squared_distances(x):
-            weights[rows] = whole(log_kernel(self.kernel, squared, self.bandwidth).sub_(shift))
+            if self.kernel == "box":
+                weights[rows] = squared <= self.bandwidth**2
+            else:
+                weights[rows] = whole(log_kernel(self.kernel, squared))
         return weights
 
     def around_random(
         self, x: Tensor, random: np.random.Generator, output: int
     ) -> tuple[RunningSums, Tensor]:
-        """Weigh all points, and ``x`` itself, around a random neighbour of x.
-
-        Only ratios of weights matter, so the largest of each column is made 1: in many
-        dimensions the neighbour is far from everything.
-        """
+        """Weigh all points, and ``x`` itself, around a random neighbour of x."""
         if self._last is None or self._last[0] is not x:
-            x_moved = self.points.moved(x)
-            step = self._draw(random, *x.shape).to(x_moved.dtype)
-            centre = x_moved + step
-            own = log_kernel(self.kernel, step.square().sum(dim=1), self.bandwidth)
-            largest = own.clone()
-            for _, squared in self.points.squared_distances(centre):
-                logs = log_kernel(self.kernel, squared, self.bandwidth)
-                largest = torch.maximum(largest, logs.amax(dim=0))
-            self._last = (x, self._weigh(centre, largest))
-            self._own = whole(own - largest).long()
+            self._last = None
+            moved = self.points.moved(x)
+            step = self._draw(random, *x.shape).to(moved.dtype)
+            if self.kernel == "box":  # within reach of the neighbour, as x is
+                self._own = torch.ones(len(x), dtype=torch.int64)
+                weights = self._weigh(moved + self.bandwidth * step)
+            else:
+                weights, self._own = self._weigh_by_ratio(moved + step, step)
+            self._last = (x, weights)
         weights = self._last[1]
         return RunningSums(weights if output == 0 else weights[self._places[output]]), self._own
 
+    def _weigh_by_ratio(self, centre: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
+        """Weigh points, and those ``step`` away, relative to the largest weight of each column.
+
+        Only ratios matter here, and in many dimensions the centre is far from everything.
+        """
+        own = log_kernel(self.kernel, step.square().sum(dim=1))
+        logs = torch.empty(len(self.points), len(centre), dtype=centre.dtype)
+        for rows, squared in self.points.squared_distances(centre):
+            logs[rows] = log_kernel(self.kernel, squared)
+        largest = torch.maximum(own, logs.amax(dim=0))
+        weights = torch.empty(logs.shape, dtype=torch.int32)
+        size = max(1, _CACHE // max(1, len(centre)))
+        for some, part in zip(logs.split(size), weights.split(size), strict=True):
+            part.copy_(whole(some.sub_(largest)))
+        return weights, whole(own - largest).long()
+
     def _draw(self, random: np.random.Generator, rows: int, dimensions: int) -> Tensor:
-        """Draw steps from the kernel as a density."""
+        """Draw steps from the kernel as a density, in units of the bandwidth."""
         normal = random.standard_normal((rows, dimensions))
         if self.kernel == "gaussian":
-            return torch.from_numpy(self.bandwidth * normal)
+            return torch.from_numpy(normal)
         direction = normal / np.linalg.norm(normal, axis=1, keepdims=True)
         if self.kernel == "laplace":
-            length = random.gamma(dimensions, self.bandwidth, (rows, 1))
+            length = random.gamma(dimensions, 1.0, (rows, 1))
         else:
-            length = self.bandwidth * random.random((rows, 1)) ** (1 / dimensions)
+            length = random.random((rows, 1)) ** (1 / dimensions)
         return torch.from_numpy(direction * length)
 
 
@@ -306,7 +360,9 @@ class NearestSums:
 
 
 def _neighbour_search(embedding: Tensor) -> Callable[[Tensor, int], Tensor]:
-    """Return a search for the rows of the nearest points: a tree where that is faster."""
+    """Return a search for the rows of the nearest points: with an index where that is faster."""
+    if embedding.shape[1] == 1:
+        return _search_sorted(embedding[:, 0])
     if embedding.shape[1] <= _TREE_DIMENSIONS:
         try:
             from sklearn.neighbors import KDTree
@@ -317,22 +373,46 @@ def _neighbour_search(embedding: Tensor) -> Callable[[Tensor, int], Tensor]:
             return lambda x, k: torch.from_numpy(
                 tree.query(x.numpy(), k, return_distance=False, sort_results=True)
             )
-    points = Points(embedding, math.inf)
+    return _compare_all(embedding)
 
-    def compare(x: Tensor, k: int) -> Tensor:
-        best: tuple[Tensor, Tensor] | None = None
+
+def _search_sorted(values: Tensor) -> Callable[[Tensor, int], Tensor]:
+    """On a line the nearest points stand side by side: find where they begin, by bisection."""
+    line, rows = values.sort(stable=True)
+
+    def search(x: Tensor, k: int) -> Tensor:
+        at = x[:, 0]
+        low = torch.zeros(len(at), dtype=torch.int64)
+        high = torch.full_like(low, len(line) - k)
+        while bool((low < high).any()):
+            middle = (low + high) // 2
+            # The window moves on while its first point is farther than the one behind its last.
+            behind = line[(middle + k).clamp_max(len(line) - 1)]
+            on = (at - line[middle] > behind - at) & (low < high)
+            low, high = torch.where(on, middle + 1, low), torch.where(on, high, middle)
+        found: Tensor = rows[low[:, None] + torch.arange(k)]
+        return found
+
+    return search
+
+
+def _compare_all(embedding: Tensor) -> Callable[[Tensor, int], Tensor]:
+    points = Points(embedding, fine=0.01 * float(embedding.std(dim=0).max()))
+
+    def search(x: Tensor, k: int) -> Tensor:
+        distances = np.empty((len(x), len(points)), dtype=np.float32)
         for rows, squared in points.squared_distances(points.moved(x)):
-            near, found = squared.T.contiguous().topk(min(k, len(squared)), largest=False)
-            found += rows.start
-            if best is not None:
-                near, found = torch.cat([best[0], near], 1), torch.cat([best[1], found], 1)
-                near, kept = near.topk(min(k, near.shape[1]), largest=False)
-                found = found.gather(1, kept)
-            best = near, found
-        assert best is not None
-        return best[1]
+            distances[:, rows] = squared.T.numpy()
+        # numpy's vectorised partition of values, then who is within: torch.topk, which carries
+        # indices along, takes three times as long.
+        last = np.partition(distances, k - 1, axis=1)[:, k - 1 : k]
+        within = distances <= last
+        for row in np.flatnonzero(within.sum(axis=1) > k):  # equal distances at the edge
+            edge = np.flatnonzero(distances[row] == last[row])
+            within[row, edge[k - within[row].sum() :]] = False
+        return torch.from_numpy(within.nonzero()[1].reshape(len(x), k))
 
-    return compare
+    return search
 
 
 @dataclass(frozen=True)
@@ -656,7 +736,7 @@ def _candidates(
     middle = math.sqrt(float(finite.median())) or math.sqrt(float(finite.mean())) or 1.0
     for step in range(-8, 7):
         bandwidth = middle * 2.0 ** (step / 2)
-        yield bandwidth, log_kernel(kernel, squared.clone(), bandwidth).exp_()
+        yield bandwidth, log_kernel(kernel, squared / bandwidth**2).exp_()
 
 
 def _judge(weights: Tensor, scores: Tensor, level: float, ratio: float) -> tuple[Tensor, Tensor]:
@@ -683,7 +763,7 @@ def enough_bandwidth(points: Tensor, x: Tensor, kernel: str, start: float, neede
     squared = torch.cdist(x.double(), points.double()).square()
 
     def enough(bandwidth: float) -> bool:
-        weights = log_kernel(kernel, squared.clone(), bandwidth).exp_()
+        weights = log_kernel(kernel, squared / bandwidth**2).exp_()
         return bool((weights.sum(dim=1) >= needed).all())
 
     low, high = start, start
