@@ -143,14 +143,14 @@ def test_thresholds_equal_brute_force(
     k=st.integers(1, 30),
     asked=st.lists(st.floats(-10, 40), min_size=1, max_size=4),
     alpha=st.sampled_from([Fraction(1, 10), Fraction(1, 4), Fraction(1, 2)]),
-    tree=st.booleans(),
+    line=st.booleans(),
 )
 def test_nearest_neighbours_equal_brute_force(
-    scores: list[float], k: int, asked: list[float], alpha: Fraction, tree: bool
+    scores: list[float], k: int, asked: list[float], alpha: Fraction, line: bool
 ) -> None:
     k = min(k, len(scores))
     where = [i + 0.01 * i * i for i in range(len(scores))]  # no two distances alike
-    width = 1 if tree else 12  # so many dimensions are compared without a tree
+    width = 1 if line else 12
     store = LocalStore()
     embedding = torch.tensor(where)[:, None].expand(-1, width)
     store.replace(torch.tensor(scores)[:, None], embedding)
@@ -553,3 +553,21 @@ def test_only_so_many_rows_choose_the_bandwidth(monkeypatch: pytest.MonkeyPatch)
     predictor = ffcp.LCP(small_mlp(), at_input()).calibrate(X, Y)
     assert predictor.bandwidth_choice.rows == 25
     assert len(predictor.calibration) == 275
+
+
+@pytest.mark.parametrize("guarantee", ["none", "level"])
+def test_a_tree_finds_the_same_neighbours(monkeypatch: pytest.MonkeyPatch, guarantee: str) -> None:
+    pytest.importorskip("sklearn")
+    store, x = LocalStore(), normal(40, 3, seed=2)
+    store.replace(normal(1500, 1, seed=0), normal(1500, 3, seed=1))
+    by_tree = store.threshold(0.1, x, "nearest", 40, guarantee)
+    monkeypatch.setattr(localize, "_TREE_DIMENSIONS", 0)
+    store._known = {}
+    assert torch.equal(store.threshold(0.1, x, "nearest", 40, guarantee), by_tree)
+
+
+def test_equal_distances_at_the_edge_still_give_the_asked_number() -> None:
+    where = torch.zeros(30, 12)  # all in one place
+    found = localize._compare_all(where)(torch.zeros(4, 12), 7)
+    assert found.shape == (4, 7)
+    assert len(found[0].unique()) == 7

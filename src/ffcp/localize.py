@@ -43,7 +43,9 @@ _CACHE = 2**19  # of them worked on at once: they stay in the cache
 _ROWS = 2**16  # points made ready at once
 LEVEL_ROWS = 5000  # calibration points that set the recalibrated level
 _COLUMNS = (16, 128)  # test points at once: fewer are slow, more gain nothing
-_TREE_DIMENSIONS = 8  # beyond, a search tree is slower than comparing with all points
+# Beyond these dimensions and this share of all points as neighbours, a search tree is slower than
+# comparing with all points.
+_TREE_DIMENSIONS, _TREE_SHARE = 4, 32
 
 
 @dataclass(frozen=True)
@@ -312,7 +314,7 @@ class Nearest:
                 f"{neighbours} neighbours asked for: lower the bandwidth"
             )
         self.neighbours = neighbours
-        self._find = _neighbour_search(embedding)
+        self._find = _neighbour_search(embedding, neighbours)
         self._ranks = [torch.empty_like(order) for order in orders]
         for ranks, order in zip(self._ranks, orders, strict=True):
             ranks[order] = torch.arange(len(order))
@@ -359,11 +361,12 @@ class NearestSums:
         return (self._positions < row[:, None]).sum(dim=1)
 
 
-def _neighbour_search(embedding: Tensor) -> Callable[[Tensor, int], Tensor]:
+def _neighbour_search(embedding: Tensor, neighbours: int) -> Callable[[Tensor, int], Tensor]:
     """Return a search for the rows of the nearest points: with an index where that is faster."""
     if embedding.shape[1] == 1:
         return _search_sorted(embedding[:, 0])
-    if embedding.shape[1] <= _TREE_DIMENSIONS:
+    few = neighbours <= len(embedding) // _TREE_SHARE
+    if few and embedding.shape[1] <= _TREE_DIMENSIONS:
         try:
             from sklearn.neighbors import KDTree
         except ImportError:  # scikit-learn is optional; comparing with all gives the same
