@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -104,12 +105,7 @@ def _check_demo(out: Path, alpha: float) -> None:
 
 def _print(console: Console, result: demonstration.Result) -> None:
     console.print(f"\n[bold]{result.data.name}[/bold]: {result.data.about}", highlight=False)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in demonstration.COLUMNS:
-        table.add_column(name, justify="left" if name in ("method", "layer") else "right")
-    for row in demonstration.tabulate(result):
-        table.add_row(*row)
-    console.print(table)
+    _print_table(console, demonstration.COLUMNS, demonstration.tabulate(result))
     console.print(result.verdict(), highlight=False)
 
 
@@ -197,12 +193,7 @@ def _present(console: Console, names: list[str]) -> list[str]:
 
 def _print_groups(console: Console, name: str, results: list[list[worst_groups.Result]]) -> None:
     console.print(f"\n[bold]{name}[/bold]: {datasets.DATA_SETS[name].about}", highlight=False)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in worst_groups.COLUMNS:
-        table.add_column(column, justify="left" if column in ("method", "split") else "right")
-    for row in worst_groups.tabulate(results):
-        table.add_row(*row)
-    console.print(table)
+    _print_table(console, worst_groups.COLUMNS, worst_groups.tabulate(results))
     console.print(worst_groups.verdict(results), highlight=False)
 
 
@@ -285,18 +276,24 @@ def _print_labels(
         f"top-5 {found.top5:.1%}",
         highlight=False,
     )
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in label_sets.COLUMNS:
-        table.add_column(column, justify="left" if column == "method" else "right")
-    for row in label_sets.tabulate(results):
-        table.add_row(*row)
-    console.print(table)
+    _print_table(console, label_sets.COLUMNS, label_sets.tabulate(results))
     if found.top1 > 1 - alpha:
         console.print(
             "Top-1 is above 1 - alpha, so that one label is nearly always enough: a smaller "
             "--alpha tells more.",
             highlight=False,
         )
+
+
+def _print_table(console: Console, columns: Sequence[str], rows: list[list[str]]) -> None:
+    """Print words to the left and numbers to the right."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        words = column in ("method", "layer", "split")
+        table.add_column(column, justify="left" if words else "right")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
 
 
 def main() -> None:
