@@ -571,3 +571,12 @@ def test_equal_distances_at_the_edge_still_give_the_asked_number() -> None:
     found = localize._compare_all(where)(torch.zeros(4, 12), 7)
     assert found.shape == (4, 7)
     assert len(found[0].unique()) == 7
+
+
+def test_only_the_last_bandwidth_is_held_ready() -> None:
+    store = LocalStore()
+    store.replace(normal(200, 1, seed=0), normal(200, 2, seed=1))
+    for bandwidth in (1.0, 2.0, 3.0):
+        store.threshold(0.1, normal(5, 2, seed=2), "gaussian", bandwidth, "level")
+        assert sum(key[0] == "around" for key in store._known) == 1
+        assert sum(key[0] == "level" for key in store._known) == 1

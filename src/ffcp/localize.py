@@ -555,7 +555,12 @@ class LocalStore(nn.Module):
                 return Nearest(self.embedding, orders, int(bandwidth))
             return Kernel(self.embedding, orders, kernel, bandwidth)
 
-        found: Kernel | Nearest = self._once((kernel, bandwidth), make)
+        key = ("around", kernel, bandwidth)
+        if key not in self._known:  # another bandwidth: what belongs to the last one can go
+            last = [k for k in self._known if k[0] in ("around", "level")]
+            for old in last:
+                del self._known[old]
+        found: Kernel | Nearest = self._once(key, make)
         return found
 
     def level(self, around: Kernel | Nearest | Around, output: int) -> Level:
