@@ -246,7 +246,7 @@ class _Localized(BandPredictor):
         store, kernel = self.calibration, self.localizer.kernel
         bandwidth = float(self.bandwidth or 1)
         around = store.around(kernel, bandwidth)
-        weights = torch.cat([around.sums(part, 0).total for part in embedding.split(256)])
+        weights = torch.cat([around.sums(part, 0).total for part in embedding.split(_SHOWN)])
         thinnest = embedding[weights.argsort()[:_SHOWN]]
         for _ in range(_ROUNDS):
             needed = self._weight_needed(bandwidth, alpha)
