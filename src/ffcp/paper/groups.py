@@ -124,7 +124,7 @@ def tabulate(results: list[list[Result]]) -> list[list[str]]:
                 _percent([r.coverage for r in same]),
                 _percent([r.worst_group for r in same]),
                 _number([r.mean_length for r in same]),
-                f"{infinite:.1%}" if infinite else "",
+                f"{infinite:.2%}" if infinite else "",
             ]
         )
     return lines
