@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ffcp import checks, files, gradients, inputs, sets, tuning
 from ffcp.calibrated import Calibrated
 from ffcp.errors import FFCPWarning
-from ffcp.features import OUTPUT, Cut, resolve
+from ffcp.features import OUTPUT, resolve
 from ffcp.quantiles import ScoreBuffer, ScoreStore, conformal_rank, points_needed
 from ffcp.sets import FEATURE, SOFTMAX, Cumulative, LabelSet, Rows, Score, Threshold
 from ffcp.tuning import SetChoice, Tuner
@@ -766,22 +766,12 @@ def _gradient_feature(
 
 def run_with_norms(model: nn.Module, x: Any, feature: str, first_row: int) -> tuple[Tensor, Tensor]:
     """Run one batch; return logits and the gradient norm of the top label's probability."""
-    for key, tensor in inputs.leaves(x, "x"):
-        checks.finite(tensor, key, first_row)
-    with Cut(model, [feature]) as cut:
-        logits, edges = cut(x)
-        _check_logits(logits)
-        checks.finite(logits, "the prediction", first_row)
-        top = logits.double().softmax(dim=1).amax(dim=1)
-        found = torch.autograd.grad(top.sum(), edges[feature], allow_unused=True)
-    reached = [gradient for gradient in found if gradient is not None]
-    if not reached:
-        raise ValueError(f"feature {feature!r} does not influence the output: choose another layer")
-    # Over all dimensions and all tensors of one feature.
-    rows = [gradient.reshape(len(gradient), -1).double() for gradient in reached]
-    norms: Tensor = torch.linalg.vector_norm(torch.cat(rows, dim=1), dim=1)
-    checks.finite(norms, f"the gradient at feature {feature!r}", first_row)
-    return logits.detach(), norms
+    return gradients.run_scalar(model, x, feature, _top_probability, first_row)
+
+
+def _top_probability(logits: Tensor) -> Tensor:
+    _check_logits(logits)
+    return logits.double().softmax(dim=1).amax(dim=1)
 
 
 def _check_logits(logits: Tensor) -> None:

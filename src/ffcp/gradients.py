@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -108,6 +108,35 @@ def run(
     if OUTPUT in names:
         norms[OUTPUT] = torch.ones_like(prediction)
     return prediction, norms
+
+
+def run_scalar(
+    model: nn.Module, x: Any, feature: str, scalar: Callable[[Tensor], Tensor], first_row: int = 0
+) -> tuple[Tensor, Tensor]:
+    """Run one batch; return the output and the gradient norm at a feature of a number made of it.
+
+    ``scalar`` turns the output into one number per row, as the probability of the top class.
+
+    >>> model = nn.Linear(2, 3)
+    >>> _, norms = run_scalar(model, torch.ones(4, 2), "input", lambda output: output[:, 0])
+    >>> torch.allclose(norms, model.weight[0].double().norm())
+    True
+    """
+    for key, tensor in inputs.leaves(x, "x"):
+        checks.finite(tensor, key, first_row)
+    with Cut(model, [feature]) as cut:
+        prediction, edges = cut(x)
+        value = scalar(prediction)
+        checks.finite(prediction, "the prediction", first_row)
+        found = torch.autograd.grad(value.sum(), edges[feature], allow_unused=True)
+    reached = [gradient for gradient in found if gradient is not None]
+    if not reached:
+        raise ValueError(f"feature {feature!r} does not influence the output: choose another layer")
+    # Over all dimensions and all tensors of one feature.
+    rows = [gradient.reshape(len(gradient), -1).double() for gradient in reached]
+    norms: Tensor = torch.linalg.vector_norm(torch.cat(rows, dim=1), dim=1)
+    checks.finite(norms, f"the gradient at feature {feature!r}", first_row)
+    return prediction.detach(), norms
 
 
 def _finished(tap: Tapped, norm: float) -> dict[str, Tensor]:
