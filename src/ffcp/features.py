@@ -30,11 +30,16 @@ class Tapped(NamedTuple):
     """A forward pass whose graph starts at the earliest of the tapped features.
 
     ``edges`` gives, for every feature, the places in the graph where its gradient arrives
-    (several for an input of several tensors).
+    (several for an input of several tensors), ``shapes`` the shapes it has there.
     """
 
     prediction: Tensor
     edges: dict[str, list[GradientEdge]]
+    shapes: dict[str, list[torch.Size]]
+
+    def only(self, name: str) -> Tapped:
+        """Give the same pass with one of the features."""
+        return Tapped(self.prediction, {name: self.edges[name]}, {name: self.shapes[name]})
 
 
 def resolve(model: nn.Module, feature: str | nn.Module) -> str:
@@ -118,17 +123,26 @@ class Cut:
     """A model cut at named features, ready to run batches inside one ``with`` block.
 
     Inside the block the model is :func:`undisturbed`; with names, every pass builds a graph
-    from the earliest feature on, without names it builds none.
+    from the earliest feature on, without names it builds none. ``change``, if given, replaces
+    every tensor of a feature: the model then goes on from another feature than its own. With
+    ``graph=False`` it only does that.
 
     >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
     >>> with Cut(model, ["0"]) as cut:
-    ...     prediction, edges = cut(torch.randn(4, 2))
-    ...     torch.autograd.grad(prediction.sum(), edges["0"])[0].shape
+    ...     tap = cut(torch.randn(4, 2))
+    ...     torch.autograd.grad(tap.prediction.sum(), tap.edges["0"])[0].shape
     torch.Size([4, 3])
     """
 
-    def __init__(self, model: nn.Module, names: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        names: Sequence[str] = (),
+        change: Callable[[Tensor], Tensor] | None = None,
+        graph: bool = True,
+    ) -> None:
         self._model = model
+        self._change, self._graph = change, graph
         self._names = [name for name in names if name != OUTPUT]
         self._groups: dict[str, list[str]] = {}
         for name in self._names:
@@ -137,6 +151,7 @@ class Cut:
         self._open = False  # whether hooks are to take notice
         self._rows = 0
         self._edges: dict[str, list[GradientEdge]] = {}
+        self._shapes: dict[str, list[torch.Size]] = {}
         # A scalar that requires a gradient: what every graph of a pass grows from.
         self._seed = torch.ones((), requires_grad=True)
 
@@ -161,8 +176,8 @@ class Cut:
         self._rows = inputs.row_count(x)
         call = inputs.caller(self._model, x)
         if not self._names:
-            return Tapped(checks.output(call(x), self._rows), {})
-        self._edges = {}
+            return Tapped(checks.output(call(x), self._rows), {}, {})
+        self._edges, self._shapes = {}, {}
         try:
             self._open = True
             x = self._enter(x, INPUT)
@@ -170,17 +185,17 @@ class Cut:
         finally:
             self._open = False  # activation checkpointing replays forward during backward
         self._check_reached(prediction)
-        return Tapped(prediction, self._edges)
+        return Tapped(prediction, self._edges, self._shapes)
 
     def _check_reached(self, prediction: Tensor) -> None:
-        missing = [name for name in self._names if name not in self._edges]
+        missing = [name for name in self._names if name not in self._shapes]
         if missing:
             raise ValueError(
                 f"the forward pass never calls {missing[0]!r}, so it has no feature there: choose "
                 "a module that forward calls (a compiled or scripted model hides its modules: "
                 "pass the original one)"
             )
-        if not prediction.requires_grad:
+        if self._graph and not prediction.requires_grad:
             raise NoGradientError(
                 f"the output has no gradient at feature {self._names[0]!r}: the feature does not "
                 "influence the output, or forward cuts the graph after it (torch.no_grad, detach, "
@@ -191,12 +206,12 @@ class Cut:
         def record(module: nn.Module, args: Any, value: Any) -> Any:
             if not self._open:
                 return value
-            if self._groups[base][0] in self._edges:
+            if self._groups[base][0] in self._shapes:
                 raise ValueError(
                     f"module {base!r} is called more than once in a forward pass, so 'its output' "
                     "is not one feature: give each call its own module, or choose another layer"
                 )
-            if not torch.is_grad_enabled():
+            if self._graph and not torch.is_grad_enabled():
                 raise ValueError(
                     f"feature {base!r} runs under torch.no_grad or inference_mode inside the "
                     "model's forward, so the output has no gradient there: remove the decorator "
@@ -217,10 +232,14 @@ class Cut:
             keys = _select(name, tensors, whole=base == INPUT)
             for key in keys:
                 self._check_feature(name, tensors[key])
-                if not tensors[key].requires_grad:
+                if self._change is not None:
+                    tensors[key] = changed[key] = self._change(tensors[key])
+                if self._graph and not tensors[key].requires_grad:
                     tensors[key] = changed[key] = _root(tensors[key], self._seed)
-            # Edges stay put when a later in-place operation moves the tensor on.
-            self._edges[name] = [get_gradient_edge(tensors[key]) for key in keys]
+            self._shapes[name] = [tensors[key].shape for key in keys]
+            if self._graph:
+                # Edges stay put when a later in-place operation moves the tensor on.
+                self._edges[name] = [get_gradient_edge(tensors[key]) for key in keys]
         return inputs.replace(value, changed, base) if changed else value
 
     def _check_feature(self, name: str, value: Tensor) -> None:
@@ -284,7 +303,7 @@ def candidates(model: nn.Module, x: Any, limit: int = 8, sample: int = 8) -> lis
         found = [INPUT, *found]
     with Cut(model, found) as cut:
         try:
-            prediction, edges = cut(x)
+            prediction, edges, _ = cut(x)
         except NoGradientError:  # only plain CP is left
             return []
         arrivals = [edges[name][0] for name in found]

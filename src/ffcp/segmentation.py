@@ -14,12 +14,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ffcp.pixelsets import PixelSet as PixelSet
+from ffcp.pixelsets import PixelSets as PixelSets
+from ffcp.pixelsets import pixel_coverage as pixel_coverage
+
 
 def double_log(p: Tensor | float) -> Tensor:
     """Map probabilities to the whole line by log(-log p): near 1 far below, near 0 above.
 
     >>> double_log(torch.tensor([0.99, 0.5, 0.01]))
-    tensor([-4.6001, -0.3665,  1.5272])
+    tensor([-4.6002, -0.3665,  1.5272])
     """
     return torch.as_tensor(p).log().neg().log()
 
@@ -58,7 +62,7 @@ def targets(
     --------
     >>> labels = torch.tensor([[[0, 0, 1, 1]]])
     >>> targets(labels, 2, blur=0)[0, 1, 0]
-    tensor([ 1.5272,  1.5272, -4.6001, -4.6001])
+    tensor([ 1.5272,  1.5272, -4.6002, -4.6002])
     """
     if labels.dim() != 3 or labels.is_floating_point():
         raise ValueError(
@@ -73,9 +77,9 @@ def targets(
     known = torch.ones_like(labels, dtype=torch.bool) if ignore is None else labels != ignore
     bad = known & ((labels < 0) | (labels >= classes))
     if bool(bad.any()):
-        found = sorted(set(labels[bad].tolist()))[:5]
+        shown = sorted(set(labels[bad].tolist()))[:5]
         raise ValueError(
-            f"labels must be 0 to {classes - 1}, or the ignore label {ignore}; found {found}"
+            f"labels must be 0 to {classes - 1}, or the ignore label {ignore}; found {shown}"
         )
     hot = functional.one_hot(labels.where(known, 0), classes).permute(0, 3, 1, 2).float()
     weight = known[:, None].float()
