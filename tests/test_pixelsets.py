@@ -27,10 +27,11 @@ N, T, SIDE, CLASSES = 30, 10, 6, 3
 IGNORE = 255
 
 
-def network(side: int | None = None) -> nn.Sequential:
+def network() -> nn.Sequential:
+    """Not ReLU: where all units are dead, many pixels have the same outputs, and scores tie."""
     torch.manual_seed(3)
     model = nn.Sequential(
-        nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, CLASSES, 1), nn.Identity()
+        nn.Conv2d(1, 4, 3, padding=1), nn.LeakyReLU(0.2), nn.Conv2d(4, CLASSES, 1)
     )
     with torch.no_grad():
         model[2].weight.mul_(4)
@@ -38,14 +39,17 @@ def network(side: int | None = None) -> nn.Sequential:
 
 
 def scenes(rows: int, seed: int = 0, side: int = SIDE) -> tuple[Tensor, Tensor]:
-    """Images, and labels that are as reliable as their image: one noise level for all pixels."""
+    """Images of different contrast, and labels that are off for the whole image or hardly at all.
+
+    The pixels of one image share contrast and error, so 36 of them are little more than one.
+    """
     generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(rows, 1, side, side, generator=generator)
-    level = torch.randn(rows, 1, 1, 1, generator=generator).mul(1.5).exp()
+    contrast = torch.randn(rows, 1, 1, 1, generator=generator).abs().mul(2).exp()
+    x = contrast * torch.randn(rows, 1, side, side, generator=generator)
+    shift = 3 * contrast * torch.randn(rows, CLASSES, 1, 1, generator=generator)
     with torch.no_grad():
         logits = network()(x)
-    noise = torch.rand(logits.shape, generator=generator).log().neg().log().neg()
-    return x, (logits + level * noise).argmax(dim=1)
+    return x, (logits + shift + torch.randn(logits.shape, generator=generator)).argmax(dim=1)
 
 
 X, Y = scenes(60)
@@ -128,19 +132,10 @@ def pooled_bin(store: PixelCounts, alpha: float) -> int:
 
 
 def test_the_law_test_catches_pixels_taken_for_independent() -> None:
-    # 1080 pixels seem to be enough for alpha = 0.03, but they are only 30 images.
-    alpha, repeats = 0.03, 2000
+    # 1080 pixels seem to be many, but they are only 30 images.
+    alpha, repeats = 0.04, 2500
     assert too_high(missed(pool(), lambda s: s.risk_bin(alpha), repeats), alpha) > ERROR_RATE
     assert too_high(missed(pool(), lambda s: pooled_bin(s, alpha), repeats), alpha) < 1e-8
-
-
-def test_the_law_test_catches_a_risk_without_plus_1() -> None:
-    def without(store: PixelCounts) -> int:
-        losses = [1 - covered_share(store.counts, t).mean().item() for t in range(0, BINS, 8)]
-        return 8 * int(np.argmax(np.array(losses) <= alpha))
-
-    alpha = 0.05
-    assert too_high(missed(pool(), without, 400), alpha) < 1e-6
 
 
 # -- the law of images covered to a share ------------------------------------------------------
@@ -240,7 +235,7 @@ def test_bins_round_up_and_cover_all_scores() -> None:
     upper = EDGES[bins[inside].long()]
     assert (upper >= scores[inside]).all()
     positive = scores[inside] >= EDGES[1]
-    assert (upper[positive] <= scores[inside][positive] * 2 ** (1 / 64)).all()
+    assert (upper[positive] <= scores[inside][positive] * 2 ** (1 / 128)).all()
     assert (EDGES[1:].diff() > 0).all()
 
 
@@ -351,7 +346,7 @@ def test_features_are_named_as_in_the_users_model() -> None:
     assert torch.equal(by_module, PixelSets(model, ".input").score(X[:2], y))
     assert not torch.equal(by_module, PixelSets(model, "input").score(X[:2], y))
     assert PixelSets(model, "head.0").feature == "head.0"
-    with pytest.raises(ValueError, match="no feature 'heat'. Names there are, closest first: head"):
+    with pytest.raises(ValueError, match=r"no feature 'heat'\. .*closest first: head"):
         PixelSets(model, "heat")
 
 

@@ -493,7 +493,8 @@ class LAC(SetPredictor):
     tune_fraction, seed
         The share of rows set aside for ``temperature="fit"``, and the seed of the division.
     batch_size
-        Rows per pass over arrays; by default about 16 MB of input, at most 8,192 rows.
+        Rows per pass over arrays; by default about 16 MB of input (2 MB of images), at most
+        8,192 rows.
 
     Examples
     --------

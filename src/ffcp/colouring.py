@@ -91,11 +91,12 @@ def _group(seen: Tensor, positions: Tensor) -> Group:
 
 Backward = Callable[[Tensor], Tensor]
 _COMPARED = 8  # outputs
+_NUMBERS_AT_ONCE = 2**23  # 32 MB of float32
 _Key = tuple[Any, ...]
 _KNOWN: WeakKeyDictionary[nn.Module, dict[_Key, Colours | None]] = WeakKeyDictionary()
 
 
-def colours(model: nn.Module, x: Any, name: str, batch_size: int | None = None) -> Colours | None:
+def colours(model: nn.Module, x: Any, name: str) -> Colours | None:
     """Find the colours of the head behind a feature, for inputs of the shape of ``x``.
 
     ``None`` where feature and output are not maps with the same number of spatial axes. What was
@@ -109,47 +110,45 @@ def colours(model: nn.Module, x: Any, name: str, batch_size: int | None = None) 
     known = _KNOWN.setdefault(model, {})
     key = (name, shapes, str(model))  # the text of a model tells its layers and their settings
     if key not in known:
-        known[key] = _found(model, inputs.take(x, slice(0, 1)), name, batch_size)
+        known[key] = _found(model, inputs.take(x, slice(0, 1)), name)
     return known[key]
 
 
-def _found(model: nn.Module, x: Any, name: str, batch_size: int | None) -> Colours | None:
-    with Cut(model, [name]) as cut:
+def _found(model: nn.Module, x: Any, name: str) -> Colours | None:
+    with Cut(model, [name], graph=False) as cut, torch.no_grad():
         tap = cut(x)
-        shapes, output = tap.shapes[name], tap.prediction.shape
-    if len(shapes) != 1:
+    feature, output = tap.shapes[name][0], tap.prediction.shape
+    dimensions = len(feature) - 2  # rows and channels apart
+    if len(tap.shapes[name]) != 1 or dimensions < 1 or len(output) - 1 < dimensions:
         return None
-    dimensions = len(shapes[0]) - 2  # rows and channels apart
-    if dimensions < 1 or len(output) - 1 < dimensions:
-        return None
+    # A pass makes some maps of the size of the feature and of the output.
+    at_once = max(1, _NUMBERS_AT_ONCE // (feature.numel() + output.numel()))
     axes = range(-dimensions, 0)
     return Colours(
-        tuple(groups(_seen(model, x, name, axis, shapes[0][axis], batch_size)) for axis in axes),
+        tuple(groups(_seen(model, x, name, axis, feature[axis], at_once)) for axis in axes),
         channels=output[1 : len(output) - dimensions].numel(),
     )
 
 
-def _seen(
-    model: nn.Module, x: Any, name: str, axis: int, size: int, batch_size: int | None
-) -> Tensor:
+def _seen(model: nn.Module, x: Any, name: str, axis: int, size: int, at_once: int) -> Tensor:
     """Probe which output positions along an axis react to which feature positions.
 
-    One row of the batch for each feature position: a NaN in that slice of the feature.
+    One row of a batch for each feature position: a NaN in that slice of the feature.
     """
     probed = inputs.take(x, torch.zeros(size, dtype=torch.long))
     done = 0
 
     def poison(value: Tensor) -> Tensor:
         value = value.clone()
-        slices = torch.arange(done, done + len(value), device=value.device)
-        value.movedim(axis, 1)[torch.arange(len(value), device=value.device), slices] = torch.nan
+        rows = torch.arange(len(value), device=value.device)
+        value.movedim(axis, 1)[rows, rows + done] = torch.nan
         return value
 
     reached = []
-    with Cut(model, [name], change=poison) as cut:
-        for batch in inputs.batches(probed, batch_size):
-            hit = cut(batch).prediction.detach().isnan().movedim(axis, 1)
-            reached.append(hit.reshape(*hit.shape[:2], -1).any(dim=2))
+    with Cut(model, [name], change=poison, graph=False) as cut, torch.no_grad():
+        for batch in inputs.batches(probed, at_once):
+            hit = cut(batch).prediction.isnan().movedim(axis, 1)
+            reached.append(hit.flatten(2).any(dim=2) if hit.dim() > 2 else hit)
             done += len(hit)
     return torch.cat(reached).T
 

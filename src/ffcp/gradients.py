@@ -162,7 +162,7 @@ def gradient_norms(
     norm
         1, 2 or ``inf``.
     batch_size
-        Rows per pass; by default about 16 MB of input, at most 8,192 rows.
+        Rows per pass; by default about 16 MB of input (2 MB of images), at most 8,192 rows.
     method
         How the norms are taken when there are many outputs. ``"exact"``: one row of the Jacobian
         after the other. ``"coloured"``: the same numbers from far fewer passes, for heads whose
@@ -221,7 +221,7 @@ def run(
         raise ValueError("x has no rows")
     names = list(dict.fromkeys(names))
     inner = [name for name in names if name != OUTPUT]
-    take = _Taker(model, norm, checked_method(method), batch_size)
+    take = _Taker(model, norm, checked_method(method))
     buffer, sums = inputs.RowBuffer(rows), []
     with Cut(model, inner) as cut:
         for batch in inputs.batches(x, batch_size):
@@ -270,12 +270,10 @@ def run_scalar(
 class _Taker:
     """Takes from a pass the output and the norms; no graph outlives a call."""
 
-    def __init__(
-        self, model: nn.Module, norm: float, method: Method, batch_size: int | None
-    ) -> None:
+    def __init__(self, model: nn.Module, norm: float, method: Method) -> None:
         if norm != 2 and isinstance(method, Sketch):
             raise ValueError(f"a sketch estimates the L2 norm only, not norm={norm}")
-        self._model, self._norm, self._method, self._batch = model, norm, method, batch_size
+        self._model, self._norm, self._method = model, norm, method
 
     def __call__(self, cut: Cut, x: Any) -> dict[str, Tensor]:
         if isinstance(self._method, Smooth):
@@ -299,7 +297,7 @@ class _Taker:
         outputs = tap.prediction[0].numel()
         if method == AUTO and outputs <= _FEW_OUTPUTS:
             return _exact(tap, self._norm)[name]
-        found = colouring.colours(self._model, x, name, self._batch)
+        found = colouring.colours(self._model, x, name)
         if method == COLOURED and found is None:
             raise ValueError(
                 f"the head behind {name!r} cannot be coloured: its feature has shape "
@@ -428,45 +426,51 @@ def _coloured(tap: Tapped, name: str, found: colouring.Colours, norm: float) -> 
 
 
 def _sketched(model: nn.Module, x: Any, name: str, tap: Tapped, method: Sketch) -> Tensor:
-    """Estimate the norms from products J u with random signs u, some probes at a time.
+    """Estimate the norms from products J u with random signs u.
 
-    The tangents of all probes go through the head together; what they are tangent to is computed
-    once for all of them.
+    The tangents of several probes go through the head together; what they are tangent to is
+    computed once for all of them. Better few rows and many probes at a time than the reverse.
     """
+    held = tap.prediction.numel() + sum(shape.numel() for shape in tap.shapes[name])
+    held = held * tap.prediction.element_size() // len(tap.prediction)  # bytes of one row
+    rows = max(1, _BYTES_AT_ONCE // (2 * held * method.probes))
+    at_once = max(1, _BYTES_AT_ONCE // (2 * held * rows))
     shapes = [shape[1:] for shape in tap.shapes[name]]
     total = torch.zeros_like(tap.prediction, dtype=wide(tap.prediction.dtype))
-    held = tap.prediction.numel() + sum(shape.numel() for shape in tap.shapes[name])
-    at_once = max(1, _BYTES_AT_ONCE // (2 * held * tap.prediction.element_size()))
-    with Cut(model, [name], change=(swap := _Swap()), graph=False) as cut, torch.no_grad():
-        cut(x)  # lets the swap keep the feature
-        for start in range(0, method.probes, at_once):
-            probes = range(start, min(start + at_once, method.probes))
-            signs = tuple(_signs(shape, method.seed, probes, i) for i, shape in enumerate(shapes))
-            pushed = _pushed(cut, x, swap, signs, name)
-            total += pushed.to(total.dtype).square_().sum(dim=0)
+    for probes in torch.arange(method.probes).split(at_once):
+        signs = [
+            _signs(shape, method.seed, probes.tolist(), part).to(total.device)
+            for part, shape in enumerate(shapes)
+        ]
+        for start in range(0, len(total), rows):
+            part = slice(start, start + rows)
+            pushed = _pushed(model, inputs.take(x, part), name, signs)
+            total[part] += pushed.to(total.dtype).square_().sum(dim=0)
     return total.div_(method.probes).sqrt_()
 
 
-def _pushed(cut: Cut, x: Any, swap: _Swap, signs: tuple[Tensor, ...], name: str) -> Tensor:
+def _pushed(model: nn.Module, x: Any, name: str, signs: Sequence[Tensor]) -> Tensor:
     """Push tangents, (probes, *shape of a row), through the head: (probes, *shape of output)."""
-    kept = tuple(swap.kept)
+    with Cut(model, [name], change=(swap := _Swap()), graph=False) as cut, torch.no_grad():
 
-    def output(*features: Tensor) -> Tensor:
-        swap.given = iter(features)
-        return cut(x).prediction
+        def output(*features: Tensor) -> Tensor:
+            swap.given = iter(features)
+            return cut(x).prediction
 
-    def along(*tangents: Tensor) -> Tensor:
-        rows = (t.to(v).expand_as(v) for t, v in zip(tangents, kept, strict=True))
-        pushed: Tensor = torch.func.jvp(output, kept, tuple(rows))[1]
-        return pushed
+        def along(*tangents: Tensor) -> Tensor:
+            rows = (t.to(v.dtype).expand_as(v) for t, v in zip(tangents, kept, strict=True))
+            pushed: Tensor = torch.func.jvp(output, kept, tuple(rows))[1]
+            return pushed
 
-    try:
-        result: Tensor = torch.func.vmap(along)(*signs)
-    except RuntimeError as error:
-        raise ValueError(
-            f"the head behind {name!r} cannot be sketched, because torch cannot push a tangent "
-            f"through it ({error}). Use method='exact' or 'coloured'"
-        ) from error
+        cut(x)  # the swap keeps the feature
+        kept = tuple(swap.kept)
+        try:
+            result: Tensor = torch.func.vmap(along)(*signs)
+        except RuntimeError as error:
+            raise ValueError(
+                f"the head behind {name!r} cannot be sketched, because torch cannot push a "
+                f"tangent through it ({error}). Use method='exact' or 'coloured'"
+            ) from error
     return result
 
 
@@ -484,7 +488,7 @@ class _Swap:
         return next(self.given).clone()  # the next layer may work in place
 
 
-def _signs(shape: torch.Size, seed: int, probes: range, part: int) -> Tensor:
+def _signs(shape: torch.Size, seed: int, probes: Sequence[int], part: int) -> Tensor:
     """Draw random signs for one row, (probes, *shape); all rows use the same."""
     streams = (np.random.default_rng([seed, probe, part]) for probe in probes)
     size = shape.numel()

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 # 2,048 to 32,768 rows on the paper's network, with and without a graph.
 _MAX_ROWS = 8192
 _MAX_BYTES = 16 * 2**20
+_MAX_IMAGE_BYTES = 2**21
 
 
 def to_tensors(x: Any, model: nn.Module) -> Any:
@@ -81,7 +82,11 @@ def row_count(x: Any) -> int:
 
 
 def batches(x: Any, batch_size: int | None = None) -> Iterator[Any]:
-    """Cut an input into consecutive batches; ``None`` picks about 16 MB, at most 8,192 rows."""
+    """Cut an input into consecutive batches.
+
+    ``None`` picks about 16 MB, at most 8,192 rows; about 2 MB of images, because a network makes
+    many times more of them.
+    """
     n = row_count(x)
     size = batch_size or _default_batch(x, n)
     for start in range(0, n, size):
@@ -89,8 +94,10 @@ def batches(x: Any, batch_size: int | None = None) -> Iterator[Any]:
 
 
 def _default_batch(x: Any, n: int) -> int:
-    per_row = sum(t.numel() * t.element_size() for _, t in leaves(x)) / max(n, 1)
-    return int(max(1, min(_MAX_ROWS, _MAX_BYTES // max(per_row, 1.0))))
+    tensors = [tensor for _, tensor in leaves(x)]
+    per_row = sum(t.numel() * t.element_size() for t in tensors) / max(n, 1)
+    limit = _MAX_IMAGE_BYTES if any(t.dim() > 3 for t in tensors) else _MAX_BYTES
+    return int(max(1, min(_MAX_ROWS, limit // max(per_row, 1.0))))
 
 
 class RowBuffer:

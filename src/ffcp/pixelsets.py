@@ -28,9 +28,9 @@ from ffcp.quantiles import ScoreBuffer, conformal_rank, make_room, points_needed
 
 LOGITS, DOUBLE_LOG = "logits", "double_log"
 _NETWORK = "network"  # the user's model, inside the one that ends in log(-log p)
-# The grid of scores. A constant: chosen by the data it would break exchangeability. A step costs
-# at most 1 % of width; scores are about 1, and at the default floor all lie below 2**24.
-_OCTAVES, _STEPS = 24, 64
+# The grid of scores. A constant: chosen by the data it would break exchangeability. A step is half
+# a per cent, some ten steps from p = 0.01 to 0.001; at the default floor scores are below 2**24.
+_OCTAVES, _STEPS = 24, 128
 _BLOCK = 2**20  # numbers per step of the float64 arithmetic
 _IMAGES = 256  # images counted at once
 _PIXELS = 2**18  # of input per pass, by default
@@ -55,7 +55,7 @@ def to_bins(scores: Tensor) -> Tensor:
     A score is in bin j or below exactly if it is at most ``EDGES[j]``.
 
     >>> to_bins(torch.tensor([0.0, 1e-9, 1.0, 1.001, 1e9]))
-    tensor([   0,    1, 1537, 1538, 3074], dtype=torch.int32)
+    tensor([   0,    1, 3073, 3074, 6146], dtype=torch.int32)
     """
     scores = bands.as_float64(scores)
     return torch.bucketize(scores, EDGES.to(scores.device), out_int32=True)
@@ -67,7 +67,7 @@ def to_bins(scores: Tensor) -> Tensor:
 class PixelCounts(nn.Module):
     """How many labelled pixels of each calibration image fall into each bin of scores.
 
-    An image takes 12 KB whatever its size. The counts are a buffer, so ``state_dict`` carries
+    An image takes 25 KB whatever its size. The counts are a buffer, so ``state_dict`` carries
     them; ``.to()`` and ``.half()`` leave them alone.
 
     >>> store, bins = PixelCounts(), torch.zeros(3, BINS, dtype=torch.int32)
@@ -131,7 +131,7 @@ class PixelCounts(nn.Module):
         found = torch.empty(len(self), dtype=torch.int64)
         for start in range(0, len(self), _IMAGES):
             part = slice(start, start + _IMAGES)
-            sums = self.counts[part].cumsum(dim=1)
+            sums = self.counts[part].cumsum(dim=1, dtype=torch.int32)
             found[part] = (sums < needed[part, None]).sum(dim=1)
         return found
 
@@ -445,7 +445,9 @@ class PixelSets(Calibrated):
             known = maps.known[part].to(bins.device)
             images = torch.arange(len(bins), device=bins.device)[:, None, None]
             counts = torch.bincount((images * BINS + bins)[known], minlength=len(bins) * BINS)
-            yield counts.view(-1, BINS)[known.any(dim=2).any(dim=1)].int().cpu()
+            labelled = known.any(dim=2).any(dim=1)
+            if bool(labelled.any()):
+                yield counts.view(-1, BINS)[labelled].int().cpu()
 
     # -- scores ---------------------------------------------------------------------------
 

@@ -265,7 +265,8 @@ class CP(BandPredictor):
         With several outputs: ``False`` covers each on its own with probability 1 - alpha,
         ``True`` covers all of them at once.
     batch_size
-        Rows per pass over arrays; by default about 16 MB of input, at most 8,192 rows.
+        Rows per pass over arrays; by default about 16 MB of input (2 MB of images), at most
+        8,192 rows.
 
     Examples
     --------
@@ -314,7 +315,8 @@ class FFCP(BandPredictor):
         For the automatic choice: the share of the calibration rows that choose and then do not
         calibrate, the level at which lengths are compared, and the seed of the division.
     batch_size
-        Rows per pass over arrays; by default about 16 MB of input, at most 8,192 rows.
+        Rows per pass over arrays; by default about 16 MB of input (2 MB of images), at most
+        8,192 rows.
 
     Attributes
     ----------

@@ -56,16 +56,19 @@ def state_dict(content: bytes) -> dict[str, Tensor]:
 # --- TensorFlow's padding ---------------------------------------------------------------------
 
 
-def same_padding(size: int, kernel: int, stride: int) -> tuple[int, int]:
+def same_padding(size: int, kernel: int, stride: int, dilation: int = 1) -> tuple[int, int]:
     """Return TensorFlow's "SAME" padding before and after, so that ceil(size / stride) come out.
 
     Unlike PyTorch's it depends on the size, and the odd pixel goes to the end.
 
     >>> same_padding(224, 3, 2), same_padding(15, 3, 2), same_padding(7, 1, 2)
     ((0, 1), (1, 1), (0, 0))
+    >>> same_padding(33, 3, 1, dilation=2)
+    (2, 2)
     """
     outputs = -(-size // stride)
-    total = max((outputs - 1) * stride + kernel - size, 0)
+    reach = (kernel - 1) * dilation + 1
+    total = max((outputs - 1) * stride + reach - size, 0)
     return total // 2, total - total // 2
 
 
@@ -78,8 +81,12 @@ class SameConv2d(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         """Pad and convolve."""
-        top, bottom = same_padding(x.shape[2], self.kernel_size[0], self.stride[0])
-        left, right = same_padding(x.shape[3], self.kernel_size[1], self.stride[1])
+        (top, bottom), (left, right) = (
+            same_padding(size, kernel, stride, dilation)
+            for size, kernel, stride, dilation in zip(
+                x.shape[2:], self.kernel_size, self.stride, self.dilation, strict=True
+            )
+        )
         padding = (top, left)
         if top != bottom or left != right:  # the convolution itself pads both sides alike
             x, padding = functional.pad(x, (left, right, top, bottom)), (0, 0)
@@ -106,11 +113,22 @@ def dequantise(stored: Arrays, layer: int) -> tuple[Tensor, Tensor]:
 
 
 class PlannedFeature(nn.Module):
-    """Run a plan of operations (conv, dw, add, gap), each on outputs of earlier ones."""
+    """Run a plan of operations, each on outputs of earlier ones.
+
+    Known are conv, dw (a convolution of each channel alone), add, gap (global average), tile and
+    concat.
+    """
 
     def __init__(self, plan: list[dict[str, Any]], stored: Arrays) -> None:
         super().__init__()
-        self.steps = nn.ModuleList(_step(operation, stored) for operation in plan)
+        last = len(plan) - 1
+        self.steps = nn.ModuleList(
+            # What comes after an average inside the network wants a map, even of one pixel.
+            GlobalAverage(keepdim=step < last)
+            if operation["op"] == "gap"
+            else _step(operation, stored)
+            for step, operation in enumerate(plan)
+        )
         self._sources = [_sources(operation) for operation in plan]
         # After its last use an output is dropped; only shortcuts live for more than one step.
         self._last_use = {s: step for step, sources in enumerate(self._sources) for s in sources}
@@ -135,16 +153,55 @@ class Add(nn.Module):
         return left + right
 
 
+class Concat(nn.Module):
+    """Several maps as one with all their channels, as a module that has a name."""
+
+    def forward(self, *maps: Tensor) -> Tensor:
+        """Concatenate."""
+        return torch.cat(maps, dim=1)
+
+
+class Tile(nn.Module):
+    """A map of one pixel, repeated.
+
+    >>> Tile((2, 3))(torch.ones(1, 4, 1, 1)).shape
+    torch.Size([1, 4, 2, 3])
+    """
+
+    def __init__(self, size: tuple[int, int]) -> None:
+        super().__init__()
+        self.size = size
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Repeat."""
+        return x.expand(-1, -1, *self.size)
+
+
 class GlobalAverage(nn.Module):
-    """The mean over all positions of a map: [n, c, h, w] to [n, c].
+    """The mean over all positions of a map: [n, c, h, w] to [n, c], or to a map of one pixel.
 
     >>> GlobalAverage()(torch.ones(2, 3, 4, 4)).shape
     torch.Size([2, 3])
+    >>> GlobalAverage(keepdim=True)(torch.ones(2, 3, 4, 4)).shape
+    torch.Size([2, 3, 1, 1])
     """
+
+    def __init__(self, keepdim: bool = False) -> None:
+        super().__init__()
+        self.keepdim = keepdim
 
     def forward(self, x: Tensor) -> Tensor:
         """Average."""
-        return x.mean(dim=(2, 3))
+        return x.mean(dim=(2, 3), keepdim=self.keepdim)
+
+
+_ACTIVATIONS: dict[str, type[nn.Module]] = {
+    "relu6": nn.ReLU6, "relu": nn.ReLU, "none": nn.Identity,
+}  # fmt: skip
+
+
+def _unknown(kind: str, known: str) -> ValueError:
+    return ValueError(f"the plan has an operation {kind!r}; known are {known}")
 
 
 def _sources(operation: dict[str, Any]) -> tuple[int, ...]:
@@ -156,21 +213,27 @@ def _step(operation: dict[str, Any], stored: Arrays) -> nn.Module:
     kind = operation["op"]
     if kind == "add":
         return Add()
-    if kind == "gap":
-        return GlobalAverage()
+    if kind == "concat":
+        return Concat()
+    if kind == "tile":
+        height, width = operation["hw"]
+        return Tile((height, width))
     if kind not in ("conv", "dw"):
-        raise ValueError(f"the plan has an operation {kind!r}; known are conv, dw, add and gap")
+        raise _unknown(kind, "conv, dw, add, gap, tile and concat")
+    if operation.get("pad", "same") != "same":
+        raise ValueError(f"the plan pads by {operation['pad']!r}; known is only 'same'")
     weight, bias = dequantise(stored, operation["layer"])
     outputs, inputs, height, width = weight.shape
     groups = outputs if kind == "dw" else 1
     convolution = SameConv2d(
-        inputs * groups, outputs, (height, width), stride=operation["stride"], groups=groups
-    )
+        inputs * groups, outputs, (height, width), stride=operation["stride"],
+        dilation=operation.get("dilation", 1), groups=groups,
+    )  # fmt: skip
     convolution.load_state_dict({"weight": weight, "bias": bias})
     # The plan's `range` is where the 8-bit original clips. For relu6 it says 0..6 once more.
     # Elsewhere it is not applied: inside it changes no accuracy, and at the output it would take
     # the gradient away from the largest logits (and make ties of them).
-    activation = {"relu6": nn.ReLU6, "none": nn.Identity}[operation["act"]]()
+    activation = _ACTIVATIONS[operation["act"]]()
     return nn.Sequential(OrderedDict(conv=convolution, act=activation))
 
 
@@ -178,6 +241,9 @@ def mobilenet(content: bytes) -> nn.Sequential:
     """Build a MobileNet from its file; output 0, the background class, is dropped."""
     stored = arrays(content)
     plan = json.loads(str(stored["plan"]))
+    for operation in plan:
+        if operation["op"] not in ("conv", "dw", "add", "gap"):
+            raise _unknown(operation["op"], "conv, dw, add and gap")
     last = plan[-1]
     if last["op"] != "conv" or plan[-2]["op"] != "gap" or _sources(last) != (len(plan) - 2,):
         raise ValueError("the plan does not end in a global average and a linear head")

@@ -167,13 +167,16 @@ def split(count: int, calibrate: int, seed: int = 0) -> tuple[Tensor, Tensor]:
 
 _CHUNK = 64  # images that are drawn from one random stream
 _MOST_SHAPES = 4
+# Mean colours of the shapes. They overlap widely: the colour is a hint, the form decides.
+_SHAPE_COLOURS = 127 + 40 * np.array([[1.0, -0.6, -0.6], [-0.6, 1.0, -0.6], [-0.6, -0.6, 1.0]])
 
 
 def shapes(count: int, size: tuple[int, int] = (64, 96), seed: int = 0) -> Scenes:
     """Paint discs, rectangles and triangles over a noisy background.
 
-    An image has 1 to 4 shapes, which may hide one another, of any place, size, rotation and
-    colour; some are nearly transparent. The label maps have half the
+    An image has 1 to 4 shapes, which may hide one another, of any place, size and rotation. Discs
+    tend to be red, rectangles green and triangles blue, but any of them can have nearly any
+    colour, and some are half transparent. The label maps have half the
     resolution: a label is the class in the middle of a block of 2 x 2 pixels.
 
     Parameters
@@ -200,27 +203,29 @@ def shapes(count: int, size: tuple[int, int] = (64, 96), seed: int = 0) -> Scene
         _painted(np.random.default_rng([seed, number]), height, width)
         for number in range(-(-count // _CHUNK))
     ]
-    pixels, labels = (torch.from_numpy(np.concatenate(part)[:count]) for part in zip(*chunks))
+    pixels, labels = (
+        torch.from_numpy(np.concatenate(part)[:count]) for part in zip(*chunks, strict=True)
+    )
     return Scenes("shapes", SHAPE_CLASSES, None, pixels, labels)
 
 
 def _painted(rng: np.random.Generator, height: int, width: int) -> tuple[Pixels, Pixels]:
     """Paint one chunk: pixels [n, 3, height, width] and labels of half the resolution."""
     fine, coarse = _grid(height, width, 1), _grid(height, width, 2)
-    image = _texture(rng, fine, low=80, high=175)
+    image = _texture(rng, fine, np.full((_CHUNK, 3), 127.0), spread=45)
     labels = np.zeros((_CHUNK, height // 2, width // 2), dtype=np.uint8)
     present = rng.integers(1, _MOST_SHAPES + 1, _CHUNK)
     for layer in range(_MOST_SHAPES):
         shape = _Shape.drawn(rng, height, width)
-        colour = _texture(rng, fine, low=40, high=215)
+        colour = _texture(rng, fine, _SHAPE_COLOURS[shape.kind - 1], spread=60)
         # Some shapes let the background through, and are hard to tell from it.
-        opacity = rng.uniform(0.3, 1, (_CHUNK, 1, 1, 1)).astype(np.float32)
+        opacity = rng.uniform(0.4, 1, (_CHUNK, 1, 1, 1)).astype(np.float32)
         there = (present > layer)[:, None, None]
         mixed = image + opacity * (colour - image)
         image = np.where((shape.covers(fine) & there)[:, None], mixed, image)
         labels = np.where(shape.covers(coarse) & there, shape.kind[:, None, None], labels)
     # The noise differs from image to image, so that some are harder than others.
-    noise = rng.uniform(12, 40, (_CHUNK, 1, 1, 1)) * rng.standard_normal(image.shape)
+    noise = rng.uniform(8, 35, (_CHUNK, 1, 1, 1)) * rng.standard_normal(image.shape)
     pixels = np.clip(np.rint(image + noise), 0, 255).astype(np.uint8)
     return pixels, labels.astype(np.uint8)
 
@@ -232,11 +237,15 @@ def _grid(height: int, width: int, step: int) -> tuple[Floats, Floats]:
 
 
 def _texture(
-    rng: np.random.Generator, grid: tuple[Floats, Floats], low: float, high: float
+    rng: np.random.Generator,
+    grid: tuple[Floats, Floats],
+    centre: npt.NDArray[np.float64],
+    spread: float,
 ) -> Floats:
-    """A colour for each image with two waves over it: [n, 3, height, width]."""
+    """Draw a colour for each image with two waves over it: [n, 3, height, width]."""
     y, x = grid
-    colour = rng.uniform(low, high, (_CHUNK, 3, 1, 1)).astype(np.float32)
+    flat = centre + rng.uniform(-spread, spread, (_CHUNK, 3))
+    colour: Floats = flat[:, :, None, None].astype(np.float32)
     for _ in range(2):
         angle, phase, length, depth = (
             rng.uniform(least, most, (_CHUNK, 1, 1)).astype(np.float32)

@@ -5,6 +5,7 @@ Both are an ``nn.Sequential`` of two parts, ``feature`` and ``head``.
 
 from __future__ import annotations
 
+import json
 from collections import OrderedDict
 from collections.abc import Sequence
 
@@ -12,7 +13,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ffcp.paper.convnets import classifier
+from ffcp.paper.convnets import PlannedFeature, classifier, dequantise
+from ffcp.paper.data import DataFile
+from ffcp.paper.images import arrays
+from ffcp.segmentation import DoubleLog
+
+DEEPLAB_FILE = DataFile(
+    "vision/deeplab_mnet_edgetpu_cityscapes_513_u8.npz",
+    "https://github.com/google-coral/test_data (commit 104342d), its TFLite file as arrays",
+    "23533d59ea2a48577dc014d376cf9ff458803659bc663e69cf93ebc2a4a480ab",
+)
+#: The CamVid class of each of the 19 Cityscapes train ids.
+CITYSCAPES_TO_CAMVID = (3, 4, 1, 1, 7, 2, 6, 6, 5, 5, 0, 9, 10, 8, 8, 8, 8, 10, 10)
+
+_DEEPLAB_SIZE = 513
 
 # --- a residual network, in the paper's form ------------------------------------------------------
 
@@ -168,6 +182,98 @@ def camvid_net(seed: int = 0) -> nn.Sequential:
     True
     """
     return residual_net(11, width=24, outputs=32, hidden=48, dilations=(1, 2, 4, 8), seed=seed)
+
+
+# --- DeepLab ------------------------------------------------------------------------------------
+
+
+class MergeClasses(nn.Module):
+    """Merge classes into fewer: the logit of a group is the log of its members' summed weights.
+
+    The softmax over the groups is then the sum of the members' softmax.
+
+    Parameters
+    ----------
+    groups
+        The group of every class; each of 0, 1, ... up to the largest must occur.
+
+    Examples
+    --------
+    >>> logits = torch.tensor([0.5, 0.2, 0.3]).log().view(1, 3, 1, 1)
+    >>> MergeClasses([0, 1, 0])(logits).exp().flatten()
+    tensor([0.8000, 0.2000])
+    """
+
+    def __init__(self, groups: Sequence[int]) -> None:
+        super().__init__()
+        count = max(groups) + 1
+        if sorted(set(groups)) != list(range(count)):
+            raise ValueError(f"groups must be numbered 0 to {count - 1} without gaps, got {groups}")
+        self.members = [
+            [number for number, group in enumerate(groups) if group == wanted]
+            for wanted in range(count)
+        ]
+
+    def forward(self, logits: Tensor) -> Tensor:
+        """Merge the classes of (n, classes, height, width)."""
+        return torch.cat(
+            [logits[:, members].logsumexp(dim=1, keepdim=True) for members in self.members], dim=1
+        )
+
+
+def deeplab(
+    content: bytes, size: tuple[int, int] = (90, 120), *, scores: bool = True
+) -> nn.Sequential:
+    """Build DeepLab on MobileNet-EdgeTPU from its file, for the classes of CamVid.
+
+    It was trained on Cityscapes, other roads with finer classes, which are merged. ``feature`` is
+    a map of 128 x 33 x 33; ``head`` a 1x1 convolution, a bilinear resize and what follows
+    from its logits.
+
+    Parameters
+    ----------
+    content
+        The file :data:`DEEPLAB_FILE`.
+    size
+        Height and width of the output.
+    scores
+        Whether the output is log(-log p), as what :func:`ffcp.segmentation.targets` makes of
+        label maps; otherwise logits.
+
+    Returns
+    -------
+    nn.Sequential
+        From images, prepared by :func:`deeplab_inputs`, to (n, 11, height, width).
+    """
+    stored = arrays(content)
+    plan = json.loads(str(stored["plan"]))
+    kinds = [operation["op"] for operation in plan[-2:]]
+    if kinds != ["conv", "resize"] or plan[-2]["src"] != len(plan) - 3:
+        raise ValueError("the plan does not end in a convolution and a resize")
+    weight, bias = dequantise(stored, plan[-2]["layer"])
+    conv = nn.Conv2d(weight.shape[1], weight.shape[0], 1)
+    conv.load_state_dict({"weight": weight, "bias": bias})
+    head: dict[str, nn.Module] = {
+        "conv": conv,
+        "resize": nn.Upsample(size=size, mode="bilinear", align_corners=True),
+        "merge": MergeClasses(CITYSCAPES_TO_CAMVID),
+    }
+    if scores:
+        head["scores"] = DoubleLog()
+    return classifier(PlannedFeature(plan[:-2], stored), nn.Sequential(OrderedDict(head)))
+
+
+def deeplab_inputs(pixels: Tensor) -> Tensor:
+    """Turn pixels (n, 3, height, width) into inputs of DeepLab, squeezed to 513 x 513.
+
+    >>> deeplab_inputs(torch.full((1, 3, 360, 480), 192, dtype=torch.uint8)).shape
+    torch.Size([1, 3, 513, 513])
+    """
+    size = (_DEEPLAB_SIZE, _DEEPLAB_SIZE)
+    x = functional.interpolate(
+        pixels.float(), size, mode="bilinear", align_corners=False, antialias=True
+    )
+    return (x - 128) / 128
 
 
 def predicted_labels(scores: Tensor) -> Tensor:

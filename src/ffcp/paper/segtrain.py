@@ -333,7 +333,7 @@ class Recipe:
 
 def _training_shapes(seed: int) -> Scenes:
     # Far from the seeds that anyone would take for calibration and test.
-    return scenes.shapes(1000, seed=1_000_000 + seed)
+    return scenes.shapes(800, seed=1_000_000 + seed)
 
 
 def _training_camvid(seed: int) -> Scenes:
@@ -343,7 +343,7 @@ def _training_camvid(seed: int) -> Scenes:
 #: How the networks of :func:`trained` come about.
 RECIPES = {
     "shapes": Recipe(
-        segnets.shapes_net, _training_shapes, epochs=10, batch_size=16, learning_rate=6e-3,
+        segnets.shapes_net, _training_shapes, epochs=12, batch_size=8, learning_rate=6e-3,
         weight_decay=1e-3, augment=None, version="1",
     ),
     "camvid": Recipe(
