@@ -3,7 +3,9 @@
 A head is read once into a list of nodes (`trace`). Every node follows one of three
 rules: an affine map, a sum of earlier nodes, or an elementwise activation. `ibp`
 pushes intervals forward through that list; `crown` pulls linear functions back.
-A new layer needs one small function that returns its rule, and a line in `_LAYERS`.
+A new layer needs one small function that returns its rule, and a line in `_LAYERS`. A module of
+your own can bound itself, for `ibp` alone: give it a method ``bounds(lower, upper)`` that returns
+elementwise bounds on its output, given such bounds on its input.
 """
 
 import math
@@ -79,7 +81,15 @@ class _Activation:
     turning: tuple[float, ...] = ()
 
 
-_Rule = _Affine | _Sum | _Activation
+@dataclass(frozen=True)
+class _Own:
+    """A module that bounds itself, over boxes."""
+
+    apply: Callable[[Tensor], Tensor]
+    bounds: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+_Rule = _Affine | _Sum | _Activation | _Own
 
 
 class _UnsupportedError(Exception):
@@ -230,6 +240,44 @@ def _batch_norm(layer: nn.BatchNorm1d | nn.BatchNorm2d) -> _Affine:
         push=lambda x, of: x * of(scale(x)),
         pull=lambda A, shape: A * scale(A),
     )
+
+
+def _upsample(layer: nn.Upsample) -> _Affine:
+    """Interpolation is a product of one matrix of weights >= 0 for each axis."""
+    if layer.mode not in ("nearest", "nearest-exact", "linear", "bilinear"):
+        raise _UnsupportedError(f"mode {layer.mode!r} is not bounded; linear and nearest are")
+
+    def matrices(like: Tensor, shape: Sequence[int]) -> list[Tensor]:
+        wanted = layer(like.new_zeros(1, *shape)).shape[2:]
+        return [_along(layer, like, n, out) for n, out in zip(shape[1:], wanted, strict=True)]
+
+    def push(x: Tensor, of: Callable[[Tensor], Tensor]) -> Tensor:
+        for axis, weight in enumerate(matrices(x, x.shape[1:]), start=2):
+            x = torch.tensordot(x, of(weight), dims=([axis], [1])).movedim(-1, axis)
+        return x
+
+    def pull(A: Tensor, shape: torch.Size) -> Tensor:
+        for axis, weight in enumerate(matrices(A, shape), start=2):
+            A = torch.tensordot(A, weight, dims=([axis], [0])).movedim(-1, axis)
+        return A
+
+    return _Affine(apply=lambda x: layer(x), push=push, pull=pull)
+
+
+def _along(layer: nn.Upsample, like: Tensor, size: int, wanted: int) -> Tensor:
+    """Weights (wanted, size) of the interpolation along one axis."""
+    mode = "linear" if layer.mode == "bilinear" else layer.mode
+    eye = torch.eye(size, dtype=like.dtype, device=like.device)[None]
+    # The layer's own factor, if it has one, because rounding the size may have changed it.
+    factor = layer.scale_factor if isinstance(layer.scale_factor, float) else None
+    keep = None if factor is None or layer.recompute_scale_factor else factor
+    return functional.interpolate(
+        eye,
+        size=wanted if keep is None else None,
+        scale_factor=keep,
+        mode=mode,
+        align_corners=layer.align_corners,
+    )[0].T
 
 
 def _flatten(layer: nn.Flatten) -> _Affine:
@@ -419,6 +467,7 @@ _LAYERS: dict[type[nn.Module], Callable[[Any], _Rule]] = {
     nn.BatchNorm1d: _batch_norm,
     nn.BatchNorm2d: _batch_norm,
     nn.Flatten: _flatten,
+    nn.Upsample: _upsample,
     nn.Identity: _identity,
     nn.Dropout: _identity,
     nn.Dropout1d: _identity,
@@ -511,7 +560,8 @@ def _rule_of(layer: nn.Module) -> _Rule | None:
     for kind in type(layer).__mro__:
         if kind in _LAYERS and type(layer).forward is kind.forward:
             return _LAYERS[kind](layer)
-    return None
+    bounds = getattr(layer, "bounds", None)
+    return _Own(layer, bounds) if callable(bounds) else None
 
 
 class _OneLevel(fx.Tracer):
@@ -800,6 +850,8 @@ def _intervals(head: Head, ball: _Ball) -> list[_Ball | Bounds]:
                 values.append(_sum_of(node, node.rule, inputs))
             case _Activation():
                 values.append(_range(node.rule, *_box(inputs[0])))
+            case _Own(_, bounds):
+                values.append(Bounds(*bounds(*_box(inputs[0]))))
             case _Affine():
                 value = inputs[0]
                 if isinstance(value, _Ball):
@@ -1012,7 +1064,7 @@ def _values(head: Head, x: Tensor) -> list[Tensor]:
                 values.append(sum(terms[1:], terms[0] + shift))
             case _Activation(function):
                 values.append(function(inputs[0]))
-            case _Affine() as rule:
+            case _Affine() | _Own() as rule:
                 values.append(rule.apply(inputs[0]))
     return values
 
@@ -1175,6 +1227,9 @@ def crown(
     (tensor([[4.]]), tensor([[2.]]))
     """
     head = head if isinstance(head, Head) else trace(head)
+    own = [node.name for node in head.nodes if isinstance(node.rule, _Own)]
+    if own:
+        raise ValueError(f"layer {own[0]!r} bounds itself over boxes, which only ibp can use")
     ball = _ball(center, radius, norm)
     rows, specs = _portions(head, _sizes(head, ball), ball.norm)
     return _by_rows(lambda part: _crown_rows(head, part, specs), ball, rows)

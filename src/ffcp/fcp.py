@@ -23,13 +23,13 @@ from ffcp.errors import FFCPWarning
 from ffcp.features import resolve, undisturbed
 from ffcp.metrics import Coverage
 from ffcp.notes import Pairs, Points
-from ffcp.predictors import BandPredictor
+from ffcp.predictors import BONFERRONI, BandPredictor, Joint
 from ffcp.quantiles import ScoreBuffer
 
 #: The numbers of descent steps that ``steps=None`` chooses from.
 STEP_COUNTS = (1, 2, 3, 5, 8, 12, 20, 30, 50, 80, 120, 200)
 _ENOUGH_ROWS = 1000
-_BATCH_ROWS = 8192
+_MOST_OUTPUTS = 4096  # that are inverted one by one
 _BOUNDS: dict[str, Callable[..., Bounds]] = {"ibp": bounds.ibp, "crown": bounds.crown}
 
 _Chosen = tuple[Tensor, Tensor, Tensor]  # prediction, feature and target of some rows
@@ -44,7 +44,7 @@ class FCP(BandPredictor):
     Parameters
     ----------
     model
-        A trained network with one input tensor and one output per row.
+        A trained network with one input tensor.
     feature
         Where to cut: a dotted module name, a module, or ``"input"``. Nothing but the feature may
         pass the cut.
@@ -60,6 +60,15 @@ class FCP(BandPredictor):
         is then left out of the scores; ``optimizer`` is ``"sgd"`` or ``"adam"``.
     head
         The module from feature to output, if it cannot be read out of the model.
+    joint
+        With several outputs: ``False`` inverts each on its own and gives it a threshold, so that
+        each is covered with probability 1 - alpha; ``"bonferroni"`` does so at alpha / m and
+        covers all at once. ``True`` has one ball for all outputs: with ``"descent"`` the feature
+        moves until all outputs say y at once, as in the paper; with ``"exact"`` its radius is the
+        largest of the distances of the outputs, so that the box provably covers. A share, as
+        0.9, asks for that share of the outputs (``"exact"`` only).
+    missing
+        Whether NaN in ``y`` stands for a target that is not known.
     choose_fraction, choose_alpha, seed
         Of the choice of ``steps``.
     batch_size
@@ -106,12 +115,16 @@ class FCP(BandPredictor):
         lr: float = 0.01,
         optimizer: str = "sgd",
         head: nn.Module | None = None,
+        joint: Joint = False,
+        missing: bool = False,
         choose_fraction: float = 0.2,
         choose_alpha: float = 0.1,
         seed: int = 0,
         batch_size: int | None = None,
     ) -> None:
-        super().__init__(model, batch_size=batch_size)
+        super().__init__(model, joint=joint, missing=missing, batch_size=batch_size)
+        if isinstance(self.joint, float) and invert == "descent":
+            raise ValueError("a share of the outputs needs invert='exact'; or take joint=True")
         if norm not in (2, math.inf):
             raise ValueError(f"norm must be 2 or float('inf'), got {norm!r}")
         if bound not in _BOUNDS:
@@ -166,9 +179,10 @@ class FCP(BandPredictor):
 
     # -- one batch ------------------------------------------------------------------------
 
-    def _blocks(self, rows: int) -> Iterator[slice]:
+    def _blocks(self, x: Any) -> Iterator[slice]:
         # Features are large; one batch of them at a time.
-        size = self.batch_size or _BATCH_ROWS
+        rows = inputs.row_count(x)
+        size = self.batch_size or inputs.default_batch(x, rows)
         return (slice(start, start + size) for start in range(0, rows, size))
 
     def _run(self, x: Any, first_row: int) -> tuple[Tensor, ...]:
@@ -199,28 +213,22 @@ class FCP(BandPredictor):
                 "feature alone: cut elsewhere, or pass the right head=..."
             )
 
-    def _outcome(self, prediction: Tensor) -> Tensor:
-        if prediction[0].numel() != 1:
-            raise ValueError(
-                f"the model's output has shape {tuple(prediction.shape)}; FCP takes one output per "
-                "row. For several targets wrap the model, one FCP per output"
-            )
-        return prediction
-
     def _distance(
         self, v: Tensor, y: Tensor, columns: Tensor | None, steps: Sequence[int]
     ) -> Tensor:
-        """Distance to y in a column of the output of each row, after each number of steps."""
+        """Distance to y, (n, outputs), or in a column (n, 1) each, after each number of steps."""
         with self._head_at_rest() as head:
 
             def chosen(moving: Tensor) -> Tensor:
                 outputs: Tensor = head(moving)
                 outputs = outputs.reshape(len(moving), -1)
-                return outputs[:, 0] if columns is None else outputs.gather(1, columns)[:, 0]
+                return outputs if columns is None else outputs.gather(1, columns)
 
             y = y.to(v)
             if self.invert == "exact":
-                return surrogate.exact_distance(chosen, v, y, norm=self.norm)[None]
+                return surrogate.exact_distance(
+                    lambda moving: chosen(moving)[:, 0], v, y[:, 0], norm=self.norm
+                )[None]
             return surrogate.descend(
                 chosen, v, y, steps, lr=self.lr, norm=self.norm, optimizer=self.optimizer
             )
@@ -239,26 +247,57 @@ class FCP(BandPredictor):
 
     def _score(self, run: tuple[Tensor, ...], y: Tensor) -> Tensor:
         prediction, v = run
-        target = checks.target(y, self._outcome(prediction)).reshape(len(y))
-        scores = self._scores_after(prediction, v, target, [self.steps or 1])[0]
-        return as_float64(scores)[:, None]
+        target = checks.target(y, self._outcome(prediction)).reshape(len(y), -1)
+        return as_float64(self._scores_after(prediction, v, target, [self.steps or 1])[0])
 
     def _scores_after(
         self, prediction: Tensor, v: Tensor, y: Tensor, steps: Sequence[int]
     ) -> Tensor:
-        """Scores (len(steps), n) after each number of steps."""
-        return self._distance(v, y, None, steps)
+        """Scores (len(steps), n, outputs or 1) after each number of steps."""
+        if self._one_ball and self.invert == "descent":
+            return self._distance(v, y, None, steps)[..., None]
+        return torch.stack([self._reduced(s) for s in self._each_distance(v, y, steps)])
+
+    @property
+    def _one_ball(self) -> bool:
+        """Whether all outputs of a row share one radius."""
+        return not self._per_output
+
+    def _each_distance(self, v: Tensor, y: Tensor, steps: Sequence[int]) -> Tensor:
+        """Give the distances (len(steps), n, outputs) of every output on its own."""
+        rows, outputs = y.shape
+        if outputs > _MOST_OUTPUTS:
+            raise ValueError(
+                f"FCP would have to invert each of {outputs} outputs on its own: take joint=True "
+                "with invert='descent', which inverts all of them at once"
+            )
+        counts = len(steps) if self.invert == "descent" else 1
+        found = v.new_empty(counts, rows, outputs)
+        for column in range(outputs):
+            place = torch.full((rows, 1), column, device=v.device)
+            found[..., column] = self._distance(v, y[:, column : column + 1], place, steps)
+        # The distance of a missing target means nothing.
+        return found.masked_fill(y.isnan().to(found.device), math.nan)
 
     def _interval(self, run: Sequence[Tensor], threshold: Tensor) -> Interval:
         prediction, v = run
         outcome = self._outcome(prediction)
-        lower, upper = self._ends(prediction, v, threshold.reshape(-1).expand(len(v)))
+        self._check_outputs(outcome, threshold)
+        radius = threshold.expand(len(v), threshold.shape[-1])
+        lower, upper = self._ends(prediction, v, radius)
         return Interval(lower.view_as(outcome), upper.view_as(outcome), outcome)
 
     def _ends(self, prediction: Tensor, v: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
-        """Give the ends of the band, (n,) each, for a threshold per row."""
-        low, high = self._ball_bounds(v, radius)
-        return low[:, 0], high[:, 0]
+        """Give the ends of the bands, (n, outputs) each, for thresholds (n, outputs or 1)."""
+        if radius.shape[1] == 1:
+            return self._ball_bounds(v, radius[:, 0])
+        # Each output has a ball of its own, and of its bounds only that output counts.
+        ends = [self._ball_bounds(v, own) for own in radius.T]
+        lower, upper = (
+            torch.stack([end[side][:, column] for column, end in enumerate(ends)], dim=1)
+            for side in (0, 1)
+        )
+        return lower, upper
 
     def feature_coverage(self, x: Any, y: Any, alpha: Any = 0.1) -> Coverage:
         """Measure coverage in feature space: the share of points whose score is in the ball.
@@ -267,8 +306,14 @@ class FCP(BandPredictor):
         it describes another object: with an inversion stopped early, a point can be covered
         here and missed by its band. Compare with ``metrics.coverage`` of the band.
         """
-        inside = self.score(x, y) <= self.calibration.threshold(alpha)
-        return Coverage(float(inside.double().mean()), len(inside))
+        exact = checks.exact_alpha(alpha)
+        if self.joint == BONFERRONI:
+            exact /= self.calibration.coordinates
+        scores = self.score(x, y)
+        scores = scores.reshape(len(scores), -1)
+        inside = (scores <= self.calibration.threshold(exact)).double()
+        inside = inside.amin(dim=1) if self.joint == BONFERRONI else inside
+        return Coverage(float(inside.mean()), len(inside))
 
     # -- calibrating ----------------------------------------------------------------------
 
@@ -279,7 +324,7 @@ class FCP(BandPredictor):
     def _run_calibration(self, pairs: Pairs, update: bool) -> Points:
         if not self._search or (update and self.steps is not None):
             scores, kept, _ = super()._run_calibration(pairs, update)
-            lost = scores[:, 0].isinf().nonzero()[:, 0].tolist()
+            lost = scores.isinf().any(dim=1).nonzero()[:, 0].tolist()
             return Points(scores, kept, (self.steps, self.step_coverage, lost))
         before, self.steps = self.steps, None
         try:
@@ -348,7 +393,7 @@ class FCP(BandPredictor):
         if mask.any():
             prediction, v = self._run(inputs.take(x, mask), row)
             target = checks.target(y[mask], self._outcome(prediction))
-            chosen.append((prediction, v, target.reshape(len(target))))
+            chosen.append((prediction, v, target.reshape(len(target), -1)))
         return inputs.take(x, ~mask), y[~mask], row
 
     def _choose_steps(self, chosen: list[_Chosen]) -> dict[int, float]:
@@ -360,36 +405,39 @@ class FCP(BandPredictor):
         scores = torch.cat(
             [
                 self._scores_after(prediction[rows], v[rows], y[rows], STEP_COUNTS)
-                for rows in self._blocks(len(v))
+                for rows in self._blocks(v)
             ],
             dim=1,
         )
         level = 1 - checks.exact_alpha(self.choose_alpha)
-        thresholds = scores.kthvalue(max(1, math.ceil(len(y) * level)), dim=1).values
-        covered = torch.cat(
-            [
-                self._covered(prediction[rows], v[rows], y[rows], thresholds)
-                for rows in self._blocks(len(v))
-            ],
-            dim=1,
-        )
-        shares = covered.double().mean(dim=1).tolist()
-        coverage = dict(zip(STEP_COUNTS, shares, strict=True))
+        rank = max(1, math.ceil(len(y) * level))
+        thresholds = scores.nan_to_num(-math.inf, math.inf).kthvalue(rank, dim=1).values
+        coverage = {
+            count: self._chosen_coverage(prediction, v, y, threshold)
+            for count, threshold in zip(STEP_COUNTS, thresholds, strict=True)
+        }
         enough = [count for count, share in coverage.items() if share >= float(level)]
         self.steps = enough[0] if enough else STEP_COUNTS[-1]
         return coverage
 
-    def _covered(self, prediction: Tensor, v: Tensor, y: Tensor, thresholds: Tensor) -> Tensor:
-        """Say for each threshold which rows its band covers: shape (thresholds, n)."""
-        count, n = len(thresholds), len(v)
-        ends = self._ends(
-            prediction.repeat(count, *[1] * (prediction.dim() - 1)),
-            v.repeat(count, *[1] * (v.dim() - 1)),
-            thresholds.repeat_interleave(n),
-        )
-        lower, upper = (end.view(count, n) for end in ends)
-        y = y.to(lower)
-        return (lower <= y) & (y <= upper)
+    def _chosen_coverage(
+        self, prediction: Tensor, v: Tensor, y: Tensor, threshold: Tensor
+    ) -> float:
+        """Measure the share of known targets, or of rows if all count at once, in the bands."""
+        hits = torch.zeros((), dtype=torch.float64)
+        known = torch.zeros((), dtype=torch.float64)
+        for rows in self._blocks(v):
+            radius = threshold.expand(len(v[rows]), len(threshold))
+            lower, upper = self._ends(prediction[rows], v[rows], radius)
+            target = y[rows].to(lower)
+            inside = ((lower <= target) & (target <= upper)).cpu()
+            counted = ~target.isnan().cpu()
+            if self.joint is not False:
+                inside = (inside | ~counted).all(dim=1, keepdim=True)
+                counted = counted.any(dim=1, keepdim=True)
+            hits += (inside & counted).sum()
+            known += counted.sum()
+        return float(hits / known.clamp_min(1))
 
 
 class FCQR(FCP):
@@ -427,19 +475,20 @@ class FCQR(FCP):
         self, prediction: Tensor, v: Tensor, y: Tensor, steps: Sequence[int]
     ) -> Tensor:
         ends, order = prediction.sort(dim=1)
-        y = y.to(ends)
         # Both ends of all rows in one batch: columns[:n] are the lower ends.
         columns = order.T.reshape(-1, 1)
-        distance = self._distance(v.repeat(2, *[1] * (v.dim() - 1)), y.repeat(2), columns, steps)
+        twice = v.repeat(2, *[1] * (v.dim() - 1))
+        distance = self._distance(twice, y.repeat(2, 1), columns, steps)
         below, above = distance.chunk(2, dim=1)
+        y = y[:, 0].to(ends)
         return torch.maximum(
             torch.where(ends[:, 0] > y, below, -below), torch.where(y > ends[:, 1], above, -above)
-        )
+        )[..., None]
 
     def _ends(self, prediction: Tensor, v: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
         ends, order = prediction.sort(dim=1)
-        low, high = self._ball_bounds(v, radius.clamp_min(0))
+        low, high = self._ball_bounds(v, radius[:, 0].clamp_min(0))
         shrunk = (radius < 0).to(v.device)
-        lower = torch.where(shrunk, ends[:, 0], low.gather(1, order[:, :1])[:, 0])
-        upper = torch.where(shrunk, ends[:, 1], high.gather(1, order[:, 1:])[:, 0])
+        lower = torch.where(shrunk, ends[:, :1], low.gather(1, order[:, :1]))
+        upper = torch.where(shrunk, ends[:, 1:], high.gather(1, order[:, 1:]))
         return lower, upper

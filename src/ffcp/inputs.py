@@ -88,12 +88,13 @@ def batches(x: Any, batch_size: int | None = None) -> Iterator[Any]:
     many times more of them.
     """
     n = row_count(x)
-    size = batch_size or _default_batch(x, n)
+    size = batch_size or default_batch(x, n)
     for start in range(0, n, size):
         yield take(x, slice(start, start + size))
 
 
-def _default_batch(x: Any, n: int) -> int:
+def default_batch(x: Any, n: int) -> int:
+    """Say how many rows of an input with n rows make a batch."""
     tensors = [tensor for _, tensor in leaves(x)]
     per_row = sum(t.numel() * t.element_size() for t in tensors) / max(n, 1)
     limit = _MAX_IMAGE_BYTES if any(t.dim() > 3 for t in tensors) else _MAX_BYTES

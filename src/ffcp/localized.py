@@ -17,6 +17,7 @@ from ffcp.bands import Interval
 from ffcp.choose import RowSplit
 from ffcp.errors import FFCPWarning
 from ffcp.features import INPUT, resolve
+from ffcp.gradients import Method
 from ffcp.localize import (
     AUTO,
     FEATURE,
@@ -27,7 +28,7 @@ from ffcp.localize import (
     LocalStore,
 )
 from ffcp.notes import EmbeddingNotes, Notes, Points, inputs_embedding
-from ffcp.predictors import CP, CQR, FFCP, FFCQR, BandPredictor, Thresholds
+from ffcp.predictors import CP, CQR, FFCP, FFCQR, BandPredictor, Joint, Thresholds
 from ffcp.quantiles import points_needed
 
 GUARANTEES = {"marginal": "level", "level": "level", "random": "random", "none": "none"}
@@ -324,8 +325,7 @@ class LCP(_Localized, CP):
         guarantee by randomisation (Hore and Barber, 2023). ``"none"`` is the plain localized
         quantile, which has no guarantee.
     joint
-        With several outputs: ``False`` covers each on its own with probability 1 - alpha,
-        ``True`` covers all of them at once.
+        With several outputs, as in :class:`CP`.
     choose_fraction, choose_alpha, seed
         For an automatic bandwidth that :meth:`fit_localizer` has not chosen before: the share of
         the calibration rows that choose it (at most 2,000) and then do not calibrate, the level
@@ -360,7 +360,7 @@ class LCP(_Localized, CP):
         localizer: Localizer | str = "nearest",
         *,
         guarantee: str = "marginal",
-        joint: bool = False,
+        joint: Joint = False,
         choose_fraction: float = 0.2,
         choose_alpha: float = 0.1,
         seed: int = 0,
@@ -392,7 +392,7 @@ class FFLCP(_Localized, FFCP):
 
     Parameters
     ----------
-    model, feature, norm, floor, joint, batch_size
+    model, feature, norm, floor, method, joint, batch_size
         As in :class:`FFCP`.
     localizer, guarantee
         As in :class:`LCP`; a localizer on ``"feature"`` measures distances at the layer whose
@@ -419,8 +419,9 @@ class FFLCP(_Localized, FFCP):
         norm: float = 2,
         floor: float = 1e-6,
         *,
+        method: Method = "auto",
         guarantee: str = "marginal",
-        joint: bool = False,
+        joint: Joint = False,
         choose_fraction: float = 0.2,
         choose_alpha: float = 0.1,
         seed: int = 0,
@@ -431,6 +432,7 @@ class FFLCP(_Localized, FFCP):
             feature,
             norm,
             floor,
+            method=method,
             joint=joint,
             choose_fraction=choose_fraction,
             choose_alpha=choose_alpha,

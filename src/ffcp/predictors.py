@@ -22,10 +22,15 @@ from ffcp.notes import GroupNotes, Notes, Pairs, Points, group_labels
 from ffcp.quantiles import ScoreBuffer
 
 AUTO = "auto"
+BONFERRONI = "bonferroni"
+# How the outputs of a row are covered: each on its own (False), all at once (True), at least a
+# share of them at once (a number), or all at once by a union bound ("bonferroni").
+Joint = bool | float | str
 # What looks up thresholds, given inputs, what the model said of them, and where they stand.
 Thresholds = Callable[[Any, Sequence[Tensor], slice], Tensor]
 _BLOCK = 2**17  # numbers per step of the band arithmetic
 _CHOICE_ROWS = 2**16
+_MOST_OUTPUTS = 4096  # of a model whose layer is chosen
 Self = TypeVar("Self", bound="BandPredictor")
 
 
@@ -37,10 +42,16 @@ class BandPredictor(Calibrated):
     """
 
     def __init__(
-        self, model: nn.Module, *, joint: bool = False, batch_size: int | None = None
+        self,
+        model: nn.Module,
+        *,
+        joint: Joint = False,
+        missing: bool = False,
+        batch_size: int | None = None,
     ) -> None:
         super().__init__(model, batch_size)
-        self.joint = joint
+        self.joint = _checked_joint(joint)
+        self.missing = missing
 
     # -- what a method defines ------------------------------------------------------------
 
@@ -60,16 +71,16 @@ class BandPredictor(Calibrated):
         """Give the base band, of shape (n, m), of the model's output and a slack of its shape."""
         return bands.symmetric(_columns(prediction), _columns(slack))
 
-    def _blocks(self, rows: int) -> Iterator[slice]:
+    def _blocks(self, x: Any) -> Iterator[slice]:
         """Say how many rows :meth:`_run` takes at once; it cuts them into batches itself."""
-        yield slice(0, rows)
+        yield slice(0, inputs.row_count(x))
 
     def _features(self) -> list[str]:
         """Name the features whose gradients must stay within their row."""
         return []
 
     def _settings(self) -> dict[str, Any]:
-        return {**super()._settings(), "joint": self.joint}
+        return {**super()._settings(), "joint": self.joint, "missing": self.missing}
 
     # -- calibrating ----------------------------------------------------------------------
 
@@ -130,9 +141,13 @@ class BandPredictor(Calibrated):
         for batch, target in inputs.pairs(x, y, self.model):
             rows = inputs.row_count(batch)
             if rows:
-                checks.finite(target, "y", row)
+                self._check_target(target, row)
                 yield batch, target, row
             row += rows
+
+    def _check_target(self, y: Tensor, first_row: int = 0) -> None:
+        """Refuse NaN, unless it stands for a missing target, and infinity."""
+        checks.finite(y.masked_fill(y.isnan(), 0) if self.missing else y, "y", first_row)
 
     def _checked(self, pairs: Pairs, features: Sequence[str]) -> Pairs:
         """Look for mixed rows in the first batch."""
@@ -143,7 +158,7 @@ class BandPredictor(Calibrated):
 
     def _scores(self, pairs: Pairs) -> Iterator[Tensor]:
         for x, y, row in pairs:
-            for part in self._blocks(len(y)):
+            for part in self._blocks(x):
                 run = self._run(inputs.take(x, part), row + part.start)
                 yield self._score(run, y[part]).cpu()
 
@@ -152,14 +167,20 @@ class BandPredictor(Calibrated):
         return self._reduced(bands.score(self._base(*run), _columns(target)))
 
     def _reduced(self, scores: Tensor) -> Tensor:
-        return scores.amax(dim=1, keepdim=True) if self.joint else scores
+        """Turn the scores (n, m) of all outputs into those that are kept: (n, 1) if joint."""
+        return scores if self._per_output else _covering(scores, float(self.joint))
+
+    @property
+    def _per_output(self) -> bool:
+        """Whether every output has a threshold of its own."""
+        return self.joint is False or self.joint == BONFERRONI
 
     # -- using the calibration ------------------------------------------------------------
 
     def score(self, x: Any, y: Any) -> Tensor:
         """Return the non-conformity scores of points, in float64.
 
-        Shape (n,) for one output or ``joint=True``, else the shape of the output.
+        Shape (n,) for one output or if they are covered jointly, else the shape of the output.
         """
         self._ready()
         if y is None:
@@ -167,7 +188,7 @@ class BandPredictor(Calibrated):
         ((x, y),) = inputs.pairs(x, y, self.model)
         if not len(y):
             raise ValueError("x has no rows")
-        checks.finite(y, "y")
+        self._check_target(y)
         scores = torch.cat(list(self._scores(iter([(x, y, 0)]))))
         return scores[:, 0] if scores.shape[1] == 1 else scores.view_as(y)
 
@@ -194,9 +215,11 @@ class BandPredictor(Calibrated):
         rows = inputs.row_count(x)
         if not rows:
             raise ValueError("x has no rows")
+        if self.joint == BONFERRONI:
+            exact /= self.calibration.coordinates
         thresholds = self._thresholds(x, exact, groups)
         buffer = inputs.RowBuffer(rows)
-        for part in self._blocks(rows):
+        for part in self._blocks(x):
             some = inputs.take(x, part)
             run = self._run(some, part.start)
             buffer.add(self._interval(run, thresholds(some, run, part))._asdict())
@@ -224,7 +247,7 @@ class BandPredictor(Calibrated):
 
     def _check_outputs(self, outcome: Tensor, threshold: Tensor) -> None:
         outputs = outcome[0].numel()
-        if not self.joint and outputs != threshold.shape[-1]:
+        if self._per_output and outputs != threshold.shape[-1]:
             raise ValueError(
                 f"calibrated on {threshold.shape[-1]} outputs, but the model now gives {outputs}"
             )
@@ -262,8 +285,14 @@ class CP(BandPredictor):
     model
         A trained network; forward returns one tensor with a row per input row.
     joint
-        With several outputs: ``False`` covers each on its own with probability 1 - alpha,
-        ``True`` covers all of them at once.
+        With several outputs: ``False`` covers each on its own with probability 1 - alpha.
+        ``True`` covers all of them at once, by the largest of their scores. ``0.9`` (any number
+        between 0 and 1) covers at least that share of the outputs of a row at once.
+        ``"bonferroni"`` covers all at once too, with a threshold of its own for every output at
+        level alpha / m.
+    missing
+        Whether NaN in ``y`` stands for a target that is not known. Such outputs of a row do not
+        calibrate; bands are promised for targets that are known, as if the others did not exist.
     batch_size
         Rows per pass over arrays; by default about 16 MB of input (2 MB of images), at most
         8,192 rows.
@@ -308,9 +337,18 @@ class FFCP(BandPredictor):
     floor
         Smallest slack, for gradients that vanish. A constant; it must not be estimated from
         the calibration data.
+    method
+        How the gradients of many outputs are taken, see :func:`ffcp.gradient_norms`: ``"auto"``,
+        ``"exact"``, ``"coloured"``, ``ffcp.Sketch(probes)`` or ``ffcp.Smooth(sigma, samples)``.
     joint
-        With several outputs: ``False`` covers each on its own with probability 1 - alpha,
-        ``True`` covers all of them at once.
+        With several outputs: ``False`` covers each on its own with probability 1 - alpha.
+        ``True`` covers all of them at once, by the largest of their scores. ``0.9`` (any number
+        between 0 and 1) covers at least that share of the outputs of a row at once.
+        ``"bonferroni"`` covers all at once too, with a threshold of its own for every output at
+        level alpha / m.
+    missing
+        Whether NaN in ``y`` stands for a target that is not known. Such outputs of a row do not
+        calibrate; bands are promised for targets that are known, as if the others did not exist.
     choose_fraction, choose_alpha, seed
         For the automatic choice: the share of the calibration rows that choose and then do not
         calibrate, the level at which lengths are compared, and the seed of the division.
@@ -344,19 +382,22 @@ class FFCP(BandPredictor):
         norm: float = 2,
         floor: float = 1e-6,
         *,
-        joint: bool = False,
+        method: gradients.Method = gradients.AUTO,
+        joint: Joint = False,
+        missing: bool = False,
         choose_fraction: float = 0.2,
         choose_alpha: float = 0.1,
         seed: int = 0,
         batch_size: int | None = None,
     ) -> None:
-        super().__init__(model, joint=joint, batch_size=batch_size)
+        super().__init__(model, joint=joint, missing=missing, batch_size=batch_size)
         if not (0 < floor < math.inf):
             raise ValueError(f"floor must be a positive number, got {floor}")
         if not 0 < choose_fraction < 1:
             raise ValueError(f"choose_fraction must lie between 0 and 1, got {choose_fraction}")
         checks.exact_alpha(choose_alpha)
         self.norm = gradients.checked_norm(norm)
+        self.method = gradients.checked_method(method)
         self.floor = floor
         self.choose_fraction = choose_fraction
         self.choose_alpha = choose_alpha
@@ -373,6 +414,8 @@ class FFCP(BandPredictor):
             self._candidates = [resolve(model, f) for f in feature]
             if not self._candidates:
                 raise ValueError("the list of candidate features is empty")
+        if missing and self._automatic:
+            raise ValueError("with missing=True name one feature: the choice needs all targets")
 
     def _features(self) -> list[str]:
         return [self.feature] if self.feature else []
@@ -383,12 +426,13 @@ class FFCP(BandPredictor):
             "feature": self.feature,
             "norm": float(self.norm),
             "floor": self.floor,
+            "gradient": str(self.method),
         }
 
     def _run(self, x: Any, first_row: int) -> tuple[Tensor, ...]:
         assert self.feature is not None
         prediction, norms = gradients.run(
-            self.model, x, [self.feature], self.norm, self.batch_size, first_row
+            self.model, x, [self.feature], self.norm, self.batch_size, first_row, self.method
         )
         return prediction, norms[self.feature]
 
@@ -451,9 +495,14 @@ class FFCP(BandPredictor):
 
     def _show(self, chooser: Chooser, x: Any, y: Tensor, row: int) -> None:
         prediction, norms = gradients.run(
-            self.model, x, self._tried, self.norm, self.batch_size, row
+            self.model, x, self._tried, self.norm, self.batch_size, row, self.method
         )
         target = _columns(checks.target(y, self._outcome(prediction)))
+        if target.shape[1] > _MOST_OUTPUTS:
+            raise ValueError(
+                f"the model has {target.shape[1]} outputs, and the automatic choice keeps the "
+                f"scores of all candidates: name one feature above {_MOST_OUTPUTS} outputs"
+            )
         trials = {}
         for name in self._tried:
             slack = norms[name] if name == OUTPUT else bands.floored(norms[name], self.floor)
@@ -549,6 +598,36 @@ class FFCQR(_TwoQuantiles, FFCP):
     >>> predictor.predict_interval(torch.randn(5, 3)).upper.shape
     torch.Size([5])
     """
+
+
+def _checked_joint(joint: Joint) -> Joint:
+    if isinstance(joint, bool) or joint == BONFERRONI:
+        return joint
+    if isinstance(joint, float) and 0 < joint <= 1:
+        return joint == 1 or joint
+    raise ValueError(
+        "joint must be False, True, a share of the outputs between 0 and 1, or 'bonferroni', "
+        f"got {joint!r}"
+    )
+
+
+def _covering(scores: Tensor, share: float) -> Tensor:
+    """Give for each row the smallest threshold that covers this share of its known outputs.
+
+    >>> scores = torch.tensor([[1.0, 4.0, 2.0, 3.0], [5.0, torch.nan, 6.0, torch.nan]])
+    >>> _covering(scores, 0.75)[:, 0], _covering(scores, 1)[:, 0]
+    (tensor([3., 6.]), tensor([4., 6.]))
+    """
+    known = (~scores.isnan()).sum(dim=1)
+    if share == 1:
+        largest = scores.nan_to_num(-math.inf, math.inf).amax(dim=1)
+    else:
+        exact = checks.exact_alpha(share)
+        ranks = {count: math.ceil(exact * count) for count in known.unique().tolist()}
+        place = torch.tensor([ranks[count] for count in known.tolist()], device=scores.device)
+        in_order = scores.sort(dim=1).values  # NaN comes last
+        largest = in_order.gather(1, (place - 1).clamp_min(0)[:, None])[:, 0]
+    return largest.masked_fill(known == 0, math.nan)[:, None]
 
 
 def _in_blocks(pairs: Pairs) -> Pairs:

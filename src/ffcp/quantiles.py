@@ -157,9 +157,9 @@ class ScoreBuffer:
 class ScoreStore(nn.Module):
     """All calibration scores, sorted inside their group, in float64 on the CPU.
 
-    Without groups all points are one. Scores are a buffer, so ``state_dict`` carries them, but
-    ``.to()`` and ``.half()`` leave them alone: a threshold is one number, and rounding it would
-    break the guarantee.
+    Without groups all points are one. NaN stands for a score that is not known. Scores are a
+    buffer, so ``state_dict`` carries them, but ``.to()`` and ``.half()`` leave them alone: a
+    threshold is one number, and rounding it would break the guarantee.
 
     >>> store = ScoreStore()
     >>> store.replace(torch.tensor([[4.0], [1.0], [3.0], [2.0]]), ["a", "b", "a", "b"])
@@ -246,12 +246,14 @@ class ScoreStore(nn.Module):
         return table[self._codes(labels)]
 
     def _checked_quantile(self, alpha: Any) -> Tensor:
-        if conformal_rank(len(self), alpha) > len(self):
+        found = _sorted_quantile(self.scores, alpha)
+        fewest = int(_known(self.scores).min())
+        if conformal_rank(fewest, alpha) > fewest:
             _warn(
                 f"the band is infinite: alpha={float(alpha):g} needs at least "
-                f"{points_needed(alpha)} calibration points and there are {len(self)}"
+                f"{points_needed(alpha)} calibration points and there are {fewest}"
             )
-        return _sorted_quantile(self.scores, alpha)
+        return found
 
     def _codes(self, labels: Sequence[Label]) -> Tensor:
         codes = {label: code for code, label in enumerate(self.groups)}
@@ -313,8 +315,23 @@ def make_room(store: nn.Module, state_dict: Mapping[str, Tensor], prefix: str) -
 
 
 def _sorted_quantile(scores: Tensor, alpha: Any) -> Tensor:
-    k = conformal_rank(len(scores), alpha)
-    return scores[k - 1] if k <= len(scores) else scores.new_full(scores.shape[1:], math.inf)
+    """Look up the quantile of each sorted column; NaN, at the end, are no scores."""
+    known = _known(scores)
+    counts = known.unique().tolist()
+    ranks = {count: conformal_rank(count, alpha) for count in counts}
+    if len(counts) == 1:
+        (k,) = ranks.values()
+        return scores[k - 1] if k <= counts[0] else scores.new_full(scores.shape[1:], math.inf)
+    place = torch.tensor([ranks[count] for count in known.tolist()])
+    found = scores.gather(0, (place - 1).clamp(max=len(scores) - 1)[None])[0]
+    return found.masked_fill(place > known, math.inf)
+
+
+def _known(scores: Tensor) -> Tensor:
+    """How many of each column's scores are known; NaN are sorted to the end."""
+    if len(scores) and not bool(scores[-1].isnan().any()):
+        return torch.full(scores.shape[1:], len(scores))
+    return len(scores) - scores.isnan().sum(dim=0)
 
 
 def _listed(labels: Iterable[Label]) -> str:

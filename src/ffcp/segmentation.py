@@ -119,11 +119,19 @@ class DoubleLog(nn.Module):
 
     def forward(self, logits: Tensor) -> Tensor:
         """Map logits."""
-        return _log_softplus(_against_rest(logits))
+        return _log_softplus(_of_others(logits) - logits)
+
+    def bounds(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+        """Bound the output, given bounds on the logits: it grows with all of them but its own."""
+        low = _log_softplus(_of_others(lower) - upper)
+        high = _log_softplus(_of_others(upper) - lower)
+        return low.nan_to_num(-math.inf, math.inf, -math.inf), high.nan_to_num(
+            math.inf, math.inf, -math.inf
+        )
 
 
-def _against_rest(logits: Tensor) -> Tensor:
-    """For every class the log of the odds against it: logsumexp of the others minus its own."""
+def _of_others(logits: Tensor) -> Tensor:
+    """Give for every class the logsumexp of the others."""
     top = logits.argmax(dim=1, keepdim=True)
     is_top = torch.zeros_like(logits, dtype=torch.bool).scatter(1, top, True)
     everything = logits.logsumexp(dim=1, keepdim=True)
@@ -132,7 +140,7 @@ def _against_rest(logits: Tensor) -> Tensor:
     # and only the top one can be.
     share = (logits - everything).masked_fill(is_top, -1.0)
     rest = everything + torch.log1p(-share.exp())
-    return torch.where(is_top, others, rest) - logits
+    return torch.where(is_top, others, rest)
 
 
 def _log_softplus(t: Tensor) -> Tensor:

@@ -64,9 +64,10 @@ def descend(
     Parameters
     ----------
     head
-        Maps features (n, ...) to one output per row, (n,).
+        Maps features (n, ...) to one output per row, (n,), or to several, (n, m).
     v, y
-        Features and targets of n rows.
+        Features and targets of n rows; with several outputs all are to be met at once. NaN is a
+        target that is not known.
     steps
         Numbers of steps, in increasing order.
     lr, optimizer
@@ -90,10 +91,14 @@ def descend(
     with torch.inference_mode(False), torch.enable_grad():
         moving = v.detach().clone().requires_grad_()
         update = _updater(moving, optimizer, lr)
+        unknown = y.isnan()
+        missing = bool(unknown.any())
         distances, done = [], 0
         for count in steps:
             for _ in range(count - done):
-                loss = (head(moving) - y).square().sum()  # a sum: each row has its own loss
+                # A sum: each row has its own loss. A target that is not known asks for nothing.
+                gap = torch.where(unknown, 0.0, head(moving) - y) if missing else head(moving) - y
+                loss = gap.square().sum()
                 update(torch.autograd.grad(loss, moving)[0])
             done = max(done, count)
             distances.append(row_distance(moving.detach(), v, norm))

@@ -168,16 +168,16 @@ def split(count: int, calibrate: int, seed: int = 0) -> tuple[Tensor, Tensor]:
 _CHUNK = 64  # images that are drawn from one random stream
 _MOST_SHAPES = 4
 # Mean colours of the shapes. They overlap widely: the colour is a hint, the form decides.
-_SHAPE_COLOURS = 127 + 40 * np.array([[1.0, -0.6, -0.6], [-0.6, 1.0, -0.6], [-0.6, -0.6, 1.0]])
+_SHAPE_COLOURS = 127 + 50 * np.array([[1.0, -0.6, -0.6], [-0.6, 1.0, -0.6], [-0.6, -0.6, 1.0]])
 
 
 def shapes(count: int, size: tuple[int, int] = (64, 96), seed: int = 0) -> Scenes:
     """Paint discs, rectangles and triangles over a noisy background.
 
     An image has 1 to 4 shapes, which may hide one another, of any place, size and rotation. Discs
-    tend to be red, rectangles green and triangles blue, but any of them can have nearly any
-    colour, and some are half transparent. The label maps have half the
-    resolution: a label is the class in the middle of a block of 2 x 2 pixels.
+    tend to be red, rectangles green and triangles blue, but their colours overlap, and some are
+    half transparent. The label maps have half the resolution: a label is the class in the middle
+    of a block of 2 x 2 pixels.
 
     Parameters
     ----------
@@ -219,13 +219,13 @@ def _painted(rng: np.random.Generator, height: int, width: int) -> tuple[Pixels,
         shape = _Shape.drawn(rng, height, width)
         colour = _texture(rng, fine, _SHAPE_COLOURS[shape.kind - 1], spread=60)
         # Some shapes let the background through, and are hard to tell from it.
-        opacity = rng.uniform(0.4, 1, (_CHUNK, 1, 1, 1)).astype(np.float32)
+        opacity = rng.uniform(0.5, 1, (_CHUNK, 1, 1, 1)).astype(np.float32)
         there = (present > layer)[:, None, None]
         mixed = image + opacity * (colour - image)
         image = np.where((shape.covers(fine) & there)[:, None], mixed, image)
         labels = np.where(shape.covers(coarse) & there, shape.kind[:, None, None], labels)
     # The noise differs from image to image, so that some are harder than others.
-    noise = rng.uniform(8, 35, (_CHUNK, 1, 1, 1)) * rng.standard_normal(image.shape)
+    noise = rng.uniform(8, 30, (_CHUNK, 1, 1, 1)) * rng.standard_normal(image.shape)
     pixels = np.clip(np.rint(image + noise), 0, 255).astype(np.uint8)
     return pixels, labels.astype(np.uint8)
 

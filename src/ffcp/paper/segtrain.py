@@ -55,6 +55,11 @@ class Augment:
         self, pixels: Tensor, labels: Tensor, generator: torch.Generator
     ) -> tuple[Tensor, Tensor]:
         """Vary each image of a batch; returns a network's inputs and the labels."""
+        if any(side % part for side, part in zip(pixels.shape[2:], labels.shape[1:], strict=True)):
+            raise ValueError(
+                f"images of {tuple(pixels.shape[2:])} pixels cannot be cut along with labels of "
+                f"{tuple(labels.shape[1:])}: their sides must be multiples"
+            )
         pairs = [self._one(*pair, generator) for pair in zip(pixels, labels, strict=True)]
         images, maps = zip(*pairs, strict=True)
         return torch.stack(images), torch.stack(maps)
@@ -167,7 +172,7 @@ def fit(
     Examples
     --------
     >>> model = segnets.residual_net(4, width=4, outputs=4, hidden=4, dilations=(1,))
-    >>> _ = fit(model, scenes.shapes(16), epochs=1, progress=print)
+    >>> _ = fit(model, scenes.shapes(16, size=(16, 24)), epochs=1, progress=print)
     epoch 1 of 1: loss ...
     """
     settings = {
@@ -343,7 +348,7 @@ def _training_camvid(seed: int) -> Scenes:
 #: How the networks of :func:`trained` come about.
 RECIPES = {
     "shapes": Recipe(
-        segnets.shapes_net, _training_shapes, epochs=12, batch_size=8, learning_rate=6e-3,
+        segnets.shapes_net, _training_shapes, epochs=15, batch_size=8, learning_rate=6e-3,
         weight_decay=1e-3, augment=None, version="1",
     ),
     "camvid": Recipe(
