@@ -248,11 +248,6 @@ def test_a_model_with_one_output_is_refused_by_quantile_methods(make) -> None:
         make(leaky(1)).calibrate(X, torch.zeros(200))
 
 
-def test_fcp_refuses_several_outputs() -> None:
-    with pytest.raises(ValueError, match="FCP takes one output per row"):
-        ffcp.FCP(leaky(2), "0", steps=2).calibrate(X, torch.zeros(200, 2))
-
-
 def test_bad_numbers_are_found() -> None:
     x = X.clone()
     x[5, 0] = math.nan

@@ -10,13 +10,13 @@ torch.Size([5, 1])
 
 __version__ = "0.1.0"
 
-from ffcp import bounds, metrics
+from ffcp import bounds, metrics, segmentation
 from ffcp.bands import Interval
 from ffcp.choose import Candidate, Choice
 from ffcp.classifiers import APS, FFRAPS, LAC, RAPS
 from ffcp.errors import FFCPWarning
 from ffcp.fcp import FCP, FCQR
-from ffcp.gradients import gradient_norms
+from ffcp.gradients import Sketch, Smooth, gradient_norms
 from ffcp.localize import BandwidthChoice, Localizer
 from ffcp.localized import FFLCP, FFLCQR, LCP, LCQR
 from ffcp.losses import pinball_loss
@@ -49,10 +49,13 @@ __all__ = [
     "Localizer",
     "SetCandidate",
     "SetChoice",
+    "Sketch",
+    "Smooth",
     "bounds",
     "conformal_quantile",
     "conformal_rank",
     "gradient_norms",
     "metrics",
     "pinball_loss",
+    "segmentation",
 ]

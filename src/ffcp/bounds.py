@@ -249,7 +249,9 @@ def _upsample(layer: nn.Upsample) -> _Affine:
 
     def matrices(like: Tensor, shape: Sequence[int]) -> list[Tensor]:
         wanted = layer(like.new_zeros(1, *shape)).shape[2:]
-        return [_along(layer, like, n, out) for n, out in zip(shape[1:], wanted, strict=True)]
+        factors = _each_dimension(layer.scale_factor, len(wanted))
+        each = zip(shape[1:], wanted, factors, strict=True)
+        return [_along(layer, like, n, out, factor) for n, out, factor in each]
 
     def push(x: Tensor, of: Callable[[Tensor], Tensor]) -> Tensor:
         for axis, weight in enumerate(matrices(x, x.shape[1:]), start=2):
@@ -264,13 +266,14 @@ def _upsample(layer: nn.Upsample) -> _Affine:
     return _Affine(apply=lambda x: layer(x), push=push, pull=pull)
 
 
-def _along(layer: nn.Upsample, like: Tensor, size: int, wanted: int) -> Tensor:
+def _along(
+    layer: nn.Upsample, like: Tensor, size: int, wanted: int, factor: float | None
+) -> Tensor:
     """Weights (wanted, size) of the interpolation along one axis."""
     mode = "linear" if layer.mode == "bilinear" else layer.mode
     eye = torch.eye(size, dtype=like.dtype, device=like.device)[None]
     # The layer's own factor, if it has one, because rounding the size may have changed it.
-    factor = layer.scale_factor if isinstance(layer.scale_factor, float) else None
-    keep = None if factor is None or layer.recompute_scale_factor else factor
+    keep = None if layer.recompute_scale_factor else factor
     return functional.interpolate(
         eye,
         size=wanted if keep is None else None,

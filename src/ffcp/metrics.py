@@ -2,7 +2,8 @@
 
 All functions take a band, any tuple that starts with ``(lower, upper)``, as tensors or arrays.
 With several outputs a row counts by the share of its outputs that are covered, or, with
-``joint=True``, as covered only if all of them are.
+``joint=True``, as covered only if all of them are, or, with a number as 0.9, if at least that
+share of them is.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from statistics import NormalDist
 from typing import Any
 
@@ -109,11 +111,14 @@ class GroupCoverage:
         return float(max(self.groups.values())) - float(self.worst)
 
 
-def coverage(band: Sequence[Any], y: Any, *, joint: bool = False) -> Coverage:
+def coverage(band: Sequence[Any], y: Any, *, joint: bool | float = False) -> Coverage:
     """Measure the share of targets inside their band.
 
     >>> coverage(([0.0, 0.0], [1.0, 1.0]), [0.5, 2.0])
     0.500 [0.095, 0.905]
+    >>> box = [[0.0, 0.0]], [[1.0, 1.0]]  # one row, two outputs, of which one is covered
+    >>> [float(coverage(box, [[0.5, 2.0]], joint=joint)) for joint in (False, True, 0.5)]
+    [0.5, 0.0, 1.0]
     """
     hits = _hits(band, y, joint)
     return Coverage(float(hits.mean()), len(hits))
@@ -150,7 +155,7 @@ def group_coverage(
     *,
     feature: Any = None,
     slices: int = 3,
-    joint: bool = False,
+    joint: bool | float = False,
 ) -> GroupCoverage:
     """Measure coverage inside groups of rows.
 
@@ -235,7 +240,7 @@ def tertiles(y: Any) -> np.ndarray:
 
 
 def size_stratified_coverage(
-    band: Sequence[Any], y: Any, bins: int = 5, *, joint: bool = False
+    band: Sequence[Any], y: Any, bins: int = 5, *, joint: bool | float = False
 ) -> GroupCoverage:
     """Measure coverage among rows of similar band length, from the shortest to the longest.
 
@@ -276,7 +281,7 @@ def worst_slab_coverage(
     share: float = 0.1,
     directions: int = 1000,
     seed: int = 0,
-    joint: bool = False,
+    joint: bool | float = False,
 ) -> Coverage:
     """Measure coverage on the worst slab ``a <= v.x <= b`` that holds a share of the rows.
 
@@ -356,12 +361,17 @@ def _by_label(hits: Tensor, labels: np.ndarray) -> dict[Hashable, Coverage]:
     }
 
 
-def _hits(band: Sequence[Any], y: Any, joint: bool) -> Tensor:
+def _hits(band: Sequence[Any], y: Any, joint: bool | float) -> Tensor:
     """Covered share of each row, in [0, 1]."""
     lower, upper = _bounds(band)
     target = _target(y, lower)
     inside = ((lower <= target) & (target <= upper)).double().reshape(len(target), -1)
-    return inside.amin(dim=1) if joint else inside.mean(dim=1)
+    if joint is False:
+        return inside.mean(dim=1)
+    if not 0 < joint <= 1:
+        raise ValueError(f"joint must be False, True or a share between 0 and 1, got {joint}")
+    wanted = math.ceil(Fraction(str(float(joint))) * inside.shape[1])
+    return (inside.sum(dim=1) >= wanted).double()
 
 
 def _bounds(band: Sequence[Any]) -> tuple[Tensor, Tensor]:

@@ -125,9 +125,8 @@ class DoubleLog(nn.Module):
         """Bound the output, given bounds on the logits: it grows with all of them but its own."""
         low = _log_softplus(_of_others(lower) - upper)
         high = _log_softplus(_of_others(upper) - lower)
-        return low.nan_to_num(-math.inf, math.inf, -math.inf), high.nan_to_num(
-            math.inf, math.inf, -math.inf
-        )
+        # Infinite logits can leave inf - inf: no bound.
+        return low.where(~low.isnan(), -math.inf), high.where(~high.isnan(), math.inf)
 
 
 def _of_others(logits: Tensor) -> Tensor:

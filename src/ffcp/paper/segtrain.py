@@ -69,33 +69,40 @@ class Augment:
     ) -> tuple[Tensor, Tensor]:
         share, top, left, mirror, contrast, brightness = torch.rand(6, generator=generator).tolist()
         height, width = labels.shape
-        ratio_y, ratio_x = pixels.shape[1] // height, pixels.shape[2] // width
-        share = self.smallest + (1 - self.smallest) * share
-        # The window starts and ends between two labels: image and labels are cut alike.
-        rows, columns = round(share * height), round(share * width)
-        y, x = int(top * (height - rows + 1)), int(left * (width - columns + 1))
-        labels = labels[y : y + rows, x : x + columns]
-        image = scenes.normalised(
-            pixels[
-                :,
-                y * ratio_y : (y + rows) * ratio_y,
-                x * ratio_x : (x + columns) * ratio_x,
-            ]
-        )
         size = (round(self.size * height), round(self.size * width))
-        if size != (rows, columns):
-            image = functional.interpolate(
-                image[None], (size[0] * ratio_y, size[1] * ratio_x), mode="bilinear",
-                align_corners=False, antialias=True,
-            )[0]  # fmt: skip
-            labels = functional.interpolate(labels[None, None], size, mode="nearest-exact")[0, 0]
+        share = self.smallest + (1 - self.smallest) * share
+        pixels, labels = _window(pixels, labels, share, top, left)
+        image, labels = _resized(scenes.normalised(pixels), labels, size)
         if mirror < 0.5:
             image, labels = image.flip(2), labels.flip(1)
-        # The inputs span 4.
-        image = image * (1 + self.light * (2 * contrast - 1)) + 4 * self.light * (
-            2 * brightness - 1
-        )
+        factor = 1 + self.light * (2 * contrast - 1)
+        shift = 4 * self.light * (2 * brightness - 1)  # the inputs span 4
+        return image * factor + shift, labels
+
+
+def _window(
+    pixels: Tensor, labels: Tensor, share: float, top: float, left: float
+) -> tuple[Tensor, Tensor]:
+    """Cut a window out of an image and its labels, of a share of the sides."""
+    height, width = labels.shape
+    # It starts and ends between two labels, so that both are cut at the same place.
+    rows, columns = round(share * height), round(share * width)
+    y, x = int(top * (height - rows + 1)), int(left * (width - columns + 1))
+    down, across = pixels.shape[1] // height, pixels.shape[2] // width  # pixels of a label
+    inside = pixels[:, y * down : (y + rows) * down, x * across : (x + columns) * across]
+    return inside, labels[y : y + rows, x : x + columns]
+
+
+def _resized(image: Tensor, labels: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """Resize labels to a size, and their image along with them."""
+    if labels.shape == size:
         return image, labels
+    down, across = image.shape[1] // labels.shape[0], image.shape[2] // labels.shape[1]
+    image = functional.interpolate(
+        image[None], (size[0] * down, size[1] * across), mode="bilinear", align_corners=False,
+        antialias=True,
+    )[0]  # fmt: skip
+    return image, functional.interpolate(labels[None, None], size, mode="nearest-exact")[0, 0]
 
 
 def masked_mse(scores: Tensor, wanted: Tensor) -> Tensor:
