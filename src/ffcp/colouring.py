@@ -23,8 +23,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from ffcp import inputs
-from ffcp.features import Cut
+from ffcp import heads, inputs
 
 
 class Group(NamedTuple):
@@ -115,41 +114,31 @@ def colours(model: nn.Module, x: Any, name: str) -> Colours | None:
 
 
 def _found(model: nn.Module, x: Any, name: str) -> Colours | None:
-    with Cut(model, [name], graph=False) as cut, torch.no_grad():
-        tap = cut(x)
-    feature, output = tap.shapes[name][0], tap.prediction.shape
-    dimensions = len(feature) - 2  # rows and channels apart
-    if len(tap.shapes[name]) != 1 or dimensions < 1 or len(output) - 1 < dimensions:
-        return None
-    # A pass makes some maps of the size of the feature and of the output.
-    at_once = max(1, _NUMBERS_AT_ONCE // (feature.numel() + output.numel()))
-    axes = range(-dimensions, 0)
-    return Colours(
-        tuple(groups(_seen(model, x, name, axis, feature[axis], at_once)) for axis in axes),
-        channels=output[1 : len(output) - dimensions].numel(),
-    )
+    with heads.behind(model, x, name) as (values, output):
+        feature, shape = values[0], output(*values).shape
+        dimensions = feature.dim() - 2  # rows and channels apart
+        if len(values) != 1 or dimensions < 1 or len(shape) - 1 < dimensions:
+            return None
+        # A pass makes some maps of the size of the feature and of the output.
+        at_once = max(1, _NUMBERS_AT_ONCE // (feature.numel() + shape.numel()))
+        return Colours(
+            tuple(groups(_seen(output, feature, axis, at_once)) for axis in range(-dimensions, 0)),
+            channels=shape[1 : len(shape) - dimensions].numel(),
+        )
 
 
-def _seen(model: nn.Module, x: Any, name: str, axis: int, size: int, at_once: int) -> Tensor:
+def _seen(output: Callable[..., Tensor], feature: Tensor, axis: int, at_once: int) -> Tensor:
     """Probe which output positions along an axis react to which feature positions.
 
     One row of a batch for each feature position: a NaN in that slice of the feature.
     """
-    probed = inputs.take(x, torch.zeros(size, dtype=torch.long))
-    done = 0
-
-    def poison(value: Tensor) -> Tensor:
-        value = value.clone()
-        rows = torch.arange(len(value), device=value.device)
-        value.movedim(axis, 1)[rows, rows + done] = torch.nan
-        return value
-
     reached = []
-    with Cut(model, [name], change=poison, graph=False) as cut, torch.no_grad():
-        for batch in inputs.batches(probed, at_once):
-            hit = cut(batch).prediction.isnan().movedim(axis, 1)
-            reached.append(hit.flatten(2).any(dim=2) if hit.dim() > 2 else hit)
-            done += len(hit)
+    for positions in torch.arange(feature.shape[axis], device=feature.device).split(at_once):
+        poisoned = feature.repeat(len(positions), *[1] * (feature.dim() - 1))
+        rows = torch.arange(len(positions), device=feature.device)
+        poisoned.movedim(axis, 1)[rows, positions] = torch.nan
+        hit = output(poisoned).isnan().movedim(axis, 1)
+        reached.append(hit.flatten(2).any(dim=2) if hit.dim() > 2 else hit)
     return torch.cat(reached).T
 
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
-from ffcp import checks, colouring, inputs
+from ffcp import checks, colouring, heads, inputs
 from ffcp.colouring import wide
 from ffcp.features import OUTPUT, Cut, Tapped, resolve
 
@@ -435,57 +435,38 @@ def _sketched(model: nn.Module, x: Any, name: str, tap: Tapped, method: Sketch) 
     held = held * tap.prediction.element_size() // len(tap.prediction)  # bytes of one row
     rows = max(1, _BYTES_AT_ONCE // (2 * held * method.probes))
     at_once = max(1, _BYTES_AT_ONCE // (2 * held * rows))
-    shapes = [shape[1:] for shape in tap.shapes[name]]
     total = torch.zeros_like(tap.prediction, dtype=wide(tap.prediction.dtype))
-    for probes in torch.arange(method.probes).split(at_once):
-        signs = [
-            _signs(shape, method.seed, probes.tolist(), part).to(total.device)
-            for part, shape in enumerate(shapes)
-        ]
-        for start in range(0, len(total), rows):
-            part = slice(start, start + rows)
-            pushed = _pushed(model, inputs.take(x, part), name, signs)
-            total[part] += pushed.to(total.dtype).square_().sum(dim=0)
+    for start in range(0, len(total), rows):
+        part = slice(start, start + rows)
+        with heads.behind(model, inputs.take(x, part), name) as (values, output):
+            for probes in torch.arange(method.probes).split(at_once):
+                signs = [
+                    _signs(value.shape[1:], method.seed, probes.tolist(), number).to(value)
+                    for number, value in enumerate(values)
+                ]
+                pushed = _pushed(output, values, signs, name)
+                total[part] += pushed.to(total.dtype).square_().sum(dim=0)
     return total.div_(method.probes).sqrt_()
 
 
-def _pushed(model: nn.Module, x: Any, name: str, signs: Sequence[Tensor]) -> Tensor:
+def _pushed(
+    output: Callable[..., Tensor], values: tuple[Tensor, ...], signs: Sequence[Tensor], name: str
+) -> Tensor:
     """Push tangents, (probes, *shape of a row), through the head: (probes, *shape of output)."""
-    with Cut(model, [name], change=(swap := _Swap()), graph=False) as cut, torch.no_grad():
 
-        def output(*features: Tensor) -> Tensor:
-            swap.given = iter(features)
-            return cut(x).prediction
+    def along(*tangents: Tensor) -> Tensor:
+        rows = tuple(t.expand_as(v) for t, v in zip(tangents, values, strict=True))
+        pushed: Tensor = torch.func.jvp(output, values, rows)[1]
+        return pushed
 
-        def along(*tangents: Tensor) -> Tensor:
-            rows = (t.to(v.dtype).expand_as(v) for t, v in zip(tangents, kept, strict=True))
-            pushed: Tensor = torch.func.jvp(output, kept, tuple(rows))[1]
-            return pushed
-
-        cut(x)  # the swap keeps the feature
-        kept = tuple(swap.kept)
-        try:
-            result: Tensor = torch.func.vmap(along)(*signs)
-        except RuntimeError as error:
-            raise ValueError(
-                f"the head behind {name!r} cannot be sketched, because torch cannot push a "
-                f"tangent through it ({error}). Use method='exact' or 'coloured'"
-            ) from error
+    try:
+        result: Tensor = torch.func.vmap(along)(*signs)
+    except RuntimeError as error:
+        raise ValueError(
+            f"the head behind {name!r} cannot be sketched, because torch cannot push a tangent "
+            f"through it ({error}). Use method='exact' or 'coloured'"
+        ) from error
     return result
-
-
-class _Swap:
-    """Keeps the feature of the first pass, and puts given tensors in its place afterwards."""
-
-    def __init__(self) -> None:
-        self.kept: list[Tensor] = []
-        self.given: Iterator[Tensor] | None = None
-
-    def __call__(self, value: Tensor) -> Tensor:
-        if self.given is None:
-            self.kept.append(value.clone())
-            return value
-        return next(self.given).clone()  # the next layer may work in place
 
 
 def _signs(shape: torch.Size, seed: int, probes: Sequence[int], part: int) -> Tensor:

@@ -1,18 +1,22 @@
 """The head g of f = g o h as a module of its own, for methods that move the feature.
 
 FFCP needs only the gradient of g at one point and takes it from the running model. FCP asks for
-g at other features, so here g is read out of the model.
+g at other features, so here g is read out of the model. Where that is not possible, :func:`behind`
+runs the whole model and exchanges the feature on the way.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, fx, nn
 
 from ffcp import checks, inputs
-from ffcp.features import INPUT, OUTPUT, resolve, undisturbed
+from ffcp.features import INPUT, OUTPUT, Cut, resolve, undisturbed
 
 
 def head(model: nn.Module, feature: str | nn.Module) -> nn.Module:
@@ -180,3 +184,77 @@ class _caught:  # noqa: N801 - a context manager, used like a function
     def __exit__(self, *error: object) -> None:
         if self._module is not None:
             self._handle.remove()
+
+
+_CUT_OUT: WeakKeyDictionary[nn.Module, dict[tuple[str, str], nn.Module | None]] = (
+    WeakKeyDictionary()
+)
+
+
+@contextmanager
+def behind(
+    model: nn.Module, x: Any, name: str
+) -> Iterator[tuple[tuple[Tensor, ...], Callable[..., Tensor]]]:
+    """Give the feature's tensors, and the model as a function of them, without a graph.
+
+    The function takes tensors of any number of rows. It runs the head alone where that can be
+    cut out, else the whole model on the rows of ``x``, over and over.
+
+    >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
+    >>> with behind(model, torch.randn(4, 2), "0") as ((v,), output):
+    ...     output(2 * v[:1]).shape
+    torch.Size([1, 1])
+    """
+    swap = _Swap()
+    with Cut(model, [name], change=swap, graph=False) as cut, torch.no_grad():
+        prediction = cut(x).prediction
+        kept = tuple(swap.kept)
+        alone = _cut_out(model, name, kept, prediction)
+
+        def output(*values: Tensor) -> Tensor:
+            rows = len(values[0])
+            if alone is not None:
+                return checks.output(alone(values[0].clone()), rows)  # it may work in place
+            swap.given = iter(values)
+            numbers = torch.arange(rows) % inputs.row_count(x)
+            return cut(x if rows == inputs.row_count(x) else inputs.take(x, numbers)).prediction
+
+        with ExitStack() as stack:
+            if alone is not None:
+                stack.enter_context(undisturbed(alone))
+                stack.enter_context(torch.no_grad())
+            yield kept, output
+
+
+class _Swap:
+    """Keeps the feature of the first pass, and puts given tensors in its place afterwards."""
+
+    def __init__(self) -> None:
+        self.kept: list[Tensor] = []
+        self.given: Iterator[Tensor] | None = None
+
+    def __call__(self, value: Tensor) -> Tensor:
+        if self.given is None:
+            self.kept.append(value.clone())
+            return value
+        return next(self.given).clone()  # the next layer may work in place
+
+
+def _cut_out(
+    model: nn.Module, name: str, kept: tuple[Tensor, ...], prediction: Tensor
+) -> nn.Module | None:
+    """Find the head as a module of its own, if there is one that gives the same output."""
+    if name == INPUT or len(kept) != 1:
+        return None  # nothing comes before the input, so there is nothing to save
+    known = _CUT_OUT.setdefault(model, {})
+    key = (name, str(model))
+    if key not in known:
+        try:
+            found = head(model, name)
+            with undisturbed(found), torch.no_grad():
+                again = found(kept[0].clone())
+            same = torch.allclose(again, prediction, rtol=1e-3, equal_nan=True)
+            known[key] = found if same else None
+        except Exception:  # whatever a user's layers do when they are called apart
+            known[key] = None
+    return known[key]
