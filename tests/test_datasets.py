@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import hashlib
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,9 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
+from ffcp import FFCPWarning
 from ffcp.cli import app
-from ffcp.paper import datasets, groups, runs
+from ffcp.paper import datalist, datasets, groups, runs
 from ffcp.paper.data import DataFile, MissingDataError, cache_dir, data_dir
 from ffcp.paper.networks import mlp
 from ffcp.paper.training import train_as_published
@@ -44,6 +46,7 @@ SMALL = {
     ),
     "blogData_train.csv": "1,2,3\n4,5,6\n",
     "Features_Variant_1.csv": "9,9,9\r\n1,2,3\r\n4,5,6\r\n",
+    "Features_Variant_2.csv": "9,9,9\n1,2,3\n4,5,6\n7,8,9\n",
 }  # fmt: skip
 EXPECTED = {
     "bio": ([[2, 3], [5, 6]], [1.5, 4.5], ("F1", "F2")),
@@ -63,6 +66,7 @@ EXPECTED = {
     "com": ([[0.19, 0.3], [0.1, 0.3]], [0.2, 0.67], ("population", "OtherPerCap")),
     "blog": ([[1, 2], [4, 5]], [3, 6], ("0", "1")),
     "fb1": ([[1, 2], [4, 5]], [3, 6], ("0", "1")),
+    "fb2": ([[1, 2], [4, 5], [7, 8]], [3, 6, 9], ("0", "1")),
 }  # fmt: skip
 
 
@@ -83,14 +87,16 @@ def small(folders: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             path.with_name(name + ".gz").write_bytes(gzip.compress(content.encode()))
         else:
             path.write_text(content, newline="")
-    for name, data in datasets.DATA_SETS.items():
+    for name, (x, _, names) in EXPECTED.items():
+        data = datasets.DATASETS[name]
         own = tuple(
             dataclasses.replace(
                 file, sha256=hashlib.sha256(SMALL[Path(file.path).name].encode()).hexdigest()
             )
             for file in data.files
         )
-        monkeypatch.setitem(datasets.DATA_SETS, name, dataclasses.replace(data, files=own))
+        other = dataclasses.replace(data, files=own, rows=len(x), columns=len(names))
+        monkeypatch.setitem(datasets.DATASETS, name, other)
     return folders
 
 
@@ -103,10 +109,10 @@ def test_every_format_is_read_as_documented(small: Path, name: str) -> None:
         np.testing.assert_allclose(table.y, y, rtol=1e-6)
         assert table.names == names
         assert table.x.dtype == table.y.dtype == np.float32
-    assert list((small / "cache" / "tables").iterdir())
+    assert list((small / "cache" / "datasets").iterdir())
 
 
-@pytest.mark.parametrize("name", EXPECTED)
+@pytest.mark.parametrize("name", [*EXPECTED, "meps19", "meps20", "meps21"])
 def test_a_missing_file_is_named_with_its_source_and_place(folders: Path, name: str) -> None:
     file = datasets.DATA_SETS[name].files[0]
     with pytest.raises(MissingDataError, match=r"is missing\. It comes from") as raised:
@@ -121,8 +127,85 @@ def test_another_file_of_that_name_is_refused(small: Path) -> None:
         datasets.load("blog")
 
 
+def test_a_damaged_cache_file_is_parsed_anew(small: Path) -> None:
+    table = datasets.load("blog")
+    (kept,) = (small / "cache" / "datasets").iterdir()
+    whole = kept.read_bytes()
+    for damaged in (
+        b"",
+        b"no archive",
+        b"PK\x03\x04 cut off",
+        whole[:-9],
+        whole[: len(whole) // 2],
+    ):
+        kept.write_bytes(damaged)
+        np.testing.assert_array_equal(datasets.load("blog").x, table.x)
+        assert kept.read_bytes() == whole
+    for position in range(0, len(whole), 17):
+        flipped = bytearray(whole)
+        flipped[position] ^= 255
+        kept.write_bytes(flipped)
+        again = datasets.load("blog")
+        np.testing.assert_array_equal(again.x, table.x)
+        np.testing.assert_array_equal(again.y, table.y)
+        assert again.names == table.names
+
+
+def test_the_cache_is_used_until_the_file_is_another_one(
+    small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = datasets.load("fb2")
+    data = datasets.DATASETS["fb2"]
+    broken = dataclasses.replace(data, parse=lambda stream: pytest.fail("parsed twice"))
+    monkeypatch.setitem(datasets.DATASETS, "fb2", broken)
+    np.testing.assert_array_equal(datasets.load("fb2").x, first.x)
+    file = dataclasses.replace(data.files[0], sha256=None)
+    monkeypatch.setitem(datasets.DATASETS, "fb2", dataclasses.replace(data, files=(file,)))
+    file.place.write_text("0,0,0\n5,5,5\n6,6,6\n7,7,7\n")
+    np.testing.assert_array_equal(datasets.load("fb2").y, [5, 6, 7])
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("1,2\n3,4\n5,6\n", "fb2 has 1 features where 2 are expected: its file is not"),
+        ("1,2,3\n4,abc,6\n", "fb2 cannot be read from .*Features_Variant_2.csv: could not conv"),
+        ("1,2,3\n4,,6\n", "fb2 holds NaN after parsing"),
+        ("", "fb2 cannot be read from"),
+    ],
+)
+def test_a_file_without_checksum_is_checked_by_what_it_holds(
+    small: Path, monkeypatch: pytest.MonkeyPatch, content: str, message: str
+) -> None:
+    data = datasets.DATASETS["fb2"]
+    file = dataclasses.replace(data.files[0], sha256=None)
+    monkeypatch.setitem(datasets.DATASETS, "fb2", dataclasses.replace(data, files=(file,)))
+    file.place.write_text(content)
+    with pytest.raises(ValueError, match=message):
+        datasets.load("fb2")
+    assert not (small / "cache" / "datasets").exists()
+
+
+def test_synthetic_data_follows_its_formula() -> None:
+    table = datasets.load("synthetic", seed=3)
+    assert table.x.shape == (10_000, 100)
+    assert table.x.dtype == table.y.dtype == np.float32
+    assert 0 <= table.x.min() < 0.001
+    assert 0.999 < table.x.max() <= 1
+    weights, (rest,), *_ = np.linalg.lstsq(table.x, table.y, rcond=None)
+    # 10,000 rows determine each weight to 0.035, and the variance of the noise to 0.014.
+    assert weights.min() > -0.2
+    assert weights.max() < 1.2
+    assert weights.mean() == pytest.approx(0.5, abs=0.15)
+    assert rest / 9_900 == pytest.approx(1, abs=0.06)
+    np.testing.assert_array_equal(datasets.load("synthetic", seed=3).y, table.y)
+    assert not np.array_equal(datasets.load("synthetic").y, table.y)
+
+
 def test_an_unknown_name_lists_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="unknown data set 'wine': choose one of bike, com"):
+    with pytest.raises(
+        ValueError, match="unknown data set 'wine': choose one of synthetic, com, fb1, fb2"
+    ):
         datasets.load("wine")
 
 
@@ -154,7 +237,8 @@ def test_scaling_looks_at_the_training_rows_alone() -> None:
 
 SHAPES = {
     "bike": (10_886, 18), "com": (1_994, 100), "bio": (45_730, 9), "star": (2_161, 39),
-    "blog": (52_397, 280), "fb1": (40_948, 53),
+    "blog": (52_397, 280), "fb1": (40_948, 53), "fb2": (81_311, 53), "meps19": (15_785, 139),
+    "meps20": (17_541, 139), "meps21": (15_656, 139), "synthetic": (10_000, 100),
 }  # fmt: skip
 
 
@@ -164,6 +248,233 @@ def test_the_real_files_have_the_shapes_of_the_papers(name: str) -> None:
     if missing:
         pytest.skip(f"{missing[0].path} is not there: set FFCP_DATA")
     assert datasets.load(name).x.shape == SHAPES[name]
+
+
+def test_the_paper_s_data_sets_are_known_in_its_order() -> None:
+    assert list(datasets.DATASETS) == [
+        "synthetic", "com", "fb1", "fb2", "meps19", "meps20", "meps21", "star", "bio", "blog",
+        "bike",
+    ]  # fmt: skip
+    assert {name: (d.rows, d.columns) for name, d in datasets.DATASETS.items()} == SHAPES
+
+
+# -- the survey --------------------------------------------------------------------------------
+
+YES_NO = [
+    "HIBPDX", "CHDDX", "ANGIDX", "MIDX", "OHRTDX", "STRKDX", "EMPHDX", "CHBRON53", "CHOLDX",
+    "CANCERDX", "DIABDX", "JTPAIN53", "ARTHDX", "ADHDADDX", "PREGNT53", "WLKLIM53", "ACTLIM53",
+    "SOCLIM53", "COGLIM53", "DFHEAR42", "DFSEE42", "ADSMOK42",
+]  # fmt: skip
+OTHERS = [
+    "ACTDTY53", "HONRDC53", "RTHLTH53", "MNHLTH53", "FTSTU53X", "ARTHTYPE", "ASTHDX", "EMPST53",
+    "POVCAT15", "INSCOV15", "SEX", "REGION53", "MARRY53X", "EDUCYR", "HIDEG",
+]  # fmt: skip
+PERSON = {
+    **dict.fromkeys([*YES_NO, *OTHERS], 1.0),
+    "PANEL": 19.0, "HISPANX": 2.0, "RACEV2X": 1.0, "PHQ242": 0.0, "AGE53X": 44.0, "PCS42": 51.25,
+    "MCS42": -1.0, "K6SUM42": 3.0, "PERWT15F": 4711.125, "OBTOTV15": 5.0, "OPTOTV15": 0.0,
+    "ERTOT15": 1.0, "IPNGTD15": 2.0, "HHTOTD15": 0.0, "UNUSED": 1.0,
+}  # fmt: skip
+SECOND = {"HISPANX": 1.0, "PHQ242": 6.0, "HIBPDX": -1.0, "SEX": 2.0, "OBTOTV15": 0.0}
+LEFT_OUT: list[dict[str, float]] = [
+    {"PANEL": 20.0}, {"REGION53": -1.0}, {"AGE53X": -1.0}, {"MARRY53X": -7.0}, {"ASTHDX": -1.0},
+    {"CHOLDX": -8.0}, {"EDUCYR": -9.0}, {"HIDEG": -2.0}, {"INSCOV15": -3.0}, {"ERTOT15": -1.0},
+    {"PCS42": float("nan")},
+]  # fmt: skip
+SURVEY = [PERSON | change for change in ({}, *LEFT_OUT, SECOND)]
+
+
+def ibm_double(value: float) -> bytes:
+    """Code a number as SAS does: sign, exponent of 16 plus 64, 56 bits of a fraction."""
+    if value != value:
+        return b"." + bytes(7)
+    if value == 0:
+        return bytes(8)
+    exponent, fraction = 64, abs(value)
+    while fraction >= 1:
+        exponent, fraction = exponent + 1, fraction / 16
+    while fraction < 1 / 16:
+        exponent, fraction = exponent - 1, fraction * 16
+    sign = 128 if value < 0 else 0
+    return bytes([sign | exponent]) + int(fraction * 2**56).to_bytes(7, "big")
+
+
+def transport(rows: list[dict[str, float]]) -> bytes:
+    """Write a SAS transport file, version 5: numbers, and a column of words as in the survey."""
+
+    def header(kind: str, end: str = "0" * 30) -> str:
+        return f"HEADER RECORD*******{kind:<8}HEADER RECORD!!!!!!!{end}  "
+
+    date = "01JAN17:00:00:00"
+    names = ["DUPERSID", *rows[0]]
+    parts = [
+        header("LIBRARY"),
+        f"SAS     SAS     SASLIB  9.4     X64_7PRO{'':24}{date}",
+        f"{date:<80}",
+        header("MEMBER", "000000000000000001600000000140"),
+        header("DSCRPTR"),
+        f"SAS     H181    SASDATA 9.4     X64_7PRO{'':24}{date}",
+        f"{date:<80}",
+        header("NAMESTR", f"000000{len(names):04d}{'0' * 20}"),
+    ]
+    fields, position = b"", 0
+    for number, name in enumerate(names):
+        # Codes are kept in 3 bytes, as SAS does to save room.
+        size = 8 if number == 0 or name in ("PCS42", "PERWT15F") else 3
+        kind = 2 if number == 0 else 1
+        fields += struct.pack(
+            ">hhhh8s40s8shhh2s8shhl52s", kind, 0, size, number, name.encode().ljust(8),
+            b" " * 40, b" " * 8, 0, 0, 0, b"", b" " * 8, 0, 0, position, b"",
+        )  # fmt: skip
+        position += size
+    data = b""
+    for row in rows:
+        data += b"\xc9d 1    "
+        for name, value in row.items():
+            data += ibm_double(value)[: 8 if name in ("PCS42", "PERWT15F") else 3]
+    blocks = [part.encode() for part in parts] + [fields, header("OBS").encode(), data]
+    return b"".join(block + b" " * (-len(block) % 80) for block in blocks)
+
+
+def comma_separated(rows: list[dict[str, float]]) -> bytes:
+    """Write what R's write.csv(quote=FALSE) writes."""
+    lines = [["NA" if v != v else f"{v:.15g}" for v in row.values()] for row in rows]
+    return "\n".join([",".join(rows[0]), *map(",".join, lines), ""]).encode()
+
+
+def in_2016(rows: list[dict[str, float]]) -> list[dict[str, float]]:
+    names = {name: name.replace("15", "16") for name in rows[0]}
+    panels = {19.0: 21.0, 20.0: 22.0}
+    changed = [{names[name]: value for name, value in row.items()} for row in rows]
+    return [row | {"PANEL": panels[row["PANEL"]]} for row in changed]
+
+
+@pytest.mark.parametrize("form", ["h181.ssp", "h181.ssp.gz", "h181.csv", "h181.csv.gz"])
+def test_the_survey_is_read_as_the_cqr_paper_does(
+    folders: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    content = transport(SURVEY) if "ssp" in form else comma_separated(SURVEY)
+    path = folders / "data" / "tabular" / form
+    path.write_bytes(gzip.compress(content) if form.endswith(".gz") else content)
+    data = datasets.DATASETS["meps19"]
+    monkeypatch.setitem(datasets.DATASETS, "meps19", dataclasses.replace(data, rows=2))
+    assert not data.missing
+    table = datasets.load("meps19")
+    assert table.x.shape == (2, 139)
+    assert table.names[:6] == ("AGE", "PCS42", "MCS42", "K6SUM42", "PERWT15F", "REGION=1")
+    assert table.names[-2:] == ("INSCOV=3", "RACE")
+    np.testing.assert_array_equal(table.x[:, :5], [[44, 51.25, -1, 3, 4711.125]] * 2)
+    np.testing.assert_array_equal(table.y, [8, 3])
+    first, second = (dict(zip(table.names, row.tolist(), strict=True)) for row in table.x)
+    assert sum(list(first.values())[5:-1]) == sum(list(second.values())[5:-1]) == 36
+    assert (first["RACE"], second["RACE"]) == (1, 0)  # Hispanics count apart
+    assert (first["PHQ242=0"], second["PHQ242=6"]) == (1, 1)
+    assert (first["HIBPDX=1"], second["HIBPDX=-1"]) == (1, 1)
+    assert (first["SEX=1"], second["SEX=2"]) == (1, 1)
+    assert "ASTHDX=-1" not in table.names
+
+
+def test_the_other_panels_are_read_from_their_files(
+    folders: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = folders / "data" / "tabular"
+    (folder / "h181.ssp").write_bytes(transport(SURVEY))
+    (folder / "h192.ssp").write_bytes(transport(in_2016(SURVEY)))
+    for name, rows in (("meps20", 1), ("meps21", 2)):
+        data = datasets.DATASETS[name]
+        monkeypatch.setitem(datasets.DATASETS, name, dataclasses.replace(data, rows=rows))
+        assert datasets.load(name).x.shape == (rows, 139)
+    assert "PERWT16F" in datasets.load("meps21").names
+
+
+def test_the_extract_of_the_cqr_paper_will_do_too(
+    folders: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = folders / "data" / "tabular"
+    data = dataclasses.replace(datasets.DATASETS["meps19"], rows=2)
+    monkeypatch.setitem(datasets.DATASETS, "meps19", data)
+    (folder / "h181.csv").write_bytes(comma_separated(SURVEY))
+    table = datasets.load("meps19")
+    (folder / "h181.csv").unlink()
+    names = ["", "UTILIZATION_reg", *reversed(table.names)]
+    rows = [
+        [number, y, *reversed(x)]
+        for number, (x, y) in enumerate(zip(table.x.tolist(), table.y.tolist(), strict=True))
+    ]
+    lines = [",".join(names), *(",".join(map(str, row)) for row in rows)]
+    (folder / "meps_19_reg.csv").write_text("\n".join(lines))
+    again = datasets.load("meps19")
+    assert again.names == table.names
+    np.testing.assert_array_equal(again.x, table.x)
+    np.testing.assert_array_equal(again.y, table.y)
+
+
+def test_another_number_of_rows_than_the_papers_is_told(folders: Path) -> None:
+    (folders / "data" / "tabular" / "h181.ssp").write_bytes(transport(SURVEY))
+    with pytest.warns(FFCPWarning, match="meps19 has 2 rows, in the papers 15,785"):
+        datasets.load("meps19")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (comma_separated([{"PANEL": 19.0}]), "h181.csv: it has no column ACTDTY53, .* more"),
+        (comma_separated([PERSON | {"PANEL": 18.0}]), "it holds no usable row of panel 19"),
+        (b"HEADER RECORD*******LIBRARY", "meps19 cannot be read from"),
+        (transport(SURVEY)[:900], "meps19 cannot be read from"),
+        (b"", "meps19 cannot be read from"),
+    ],
+)
+def test_a_file_that_is_not_the_survey_is_refused(
+    folders: Path, content: bytes, message: str
+) -> None:
+    (folders / "data" / "tabular" / "h181.csv").write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        datasets.load("meps19")
+
+
+def test_a_packed_survey_that_is_cut_off_is_refused(folders: Path) -> None:
+    packed = gzip.compress(transport(SURVEY))
+    (folders / "data" / "tabular" / "h181.ssp.gz").write_bytes(packed[:-40])
+    with pytest.raises(ValueError, match="meps19 cannot be read from"):
+        datasets.load("meps19")
+
+
+# -- the list ----------------------------------------------------------------------------------
+
+
+def test_the_list_says_what_is_there(small: Path) -> None:
+    (small / "data" / "tabular" / "communities_attributes.csv").unlink()
+    (small / "data" / "tabular" / "blogData_train.csv").write_text("1,2,3\n")
+    listed = {entry.name: entry for entry in datalist.entries(check=True)}
+    assert list(listed) == list(datasets.DATASETS)
+    status = {name: entry.status for name, entry in listed.items()}
+    assert status == {
+        "synthetic": "built in", "com": "missing", "fb1": "present", "fb2": "present",
+        "meps19": "missing", "meps20": "missing", "meps21": "missing", "star": "present",
+        "bio": "present", "blog": "damaged", "bike": "present",
+    }  # fmt: skip
+    assert listed["com"].files == ("communities_attributes.csv",)
+    assert listed["bio"].files == ("CASP.csv.gz",)
+    assert listed["meps20"].place == small / "data" / "tabular"
+    unchecked = {entry.name: entry.status for entry in datalist.entries()}
+    assert unchecked == status | {"blog": "present"}
+
+
+def test_the_list_says_how_to_get_what_is_not_there(folders: Path) -> None:
+    listed = datalist.entries()
+    lines = dict(zip([e.name for e in listed][1:], datalist.advice(listed), strict=True))
+    for name, line in lines.items():
+        assert line.startswith(f"{name} is missing: ")
+        assert str(folders / "data" / "tabular") in line
+        assert "\n" not in line
+        assert ("ffcp data fetch" in line) == (name != "bike")
+    assert "Kaggle asks for an account" in lines["bike"]
+    assert "communities.data" in lines["com"]
+    assert "communities_attributes.csv" in lines["com"]
+    table = datalist.tabulate(listed)
+    assert all(len(line) == len(datalist.COLUMNS) for line in table)
+    assert table[4][2:6] == ["missing", "15,785", "139", "h181.ssp"]
 
 
 # -- runs --------------------------------------------------------------------------------------

@@ -26,10 +26,12 @@ from ffcp.features import OUTPUT, Cut, Tapped, resolve
 _NORMS = (1, 2, math.inf)
 _OUTPUTS_AT_ONCE = 8  # a batched backward pass holds the gradients of at most this many outputs
 _BYTES_AT_ONCE = 2**26  # ... and at most this much memory for what goes in and what comes out
-# How ``"auto"`` picks: outputs so few that probing the head does not pay; passes so many that
-# an estimate is better.
+# How ``"auto"`` picks: outputs so few that probing the head does not pay; coloured passes and
+# outputs so many that an estimate is better.
 _FEW_OUTPUTS = 64
-_MANY_PASSES = 4096
+_MANY_PASSES = 256
+_MANY_OUTPUTS = 4096
+
 
 EXACT, COLOURED, AUTO = "exact", "coloured", "auto"
 
@@ -169,7 +171,7 @@ def gradient_norms(
         outputs see only a window of the feature map (convolutions, pooling, interpolation).
         :class:`Sketch`: an estimate. :class:`Smooth`: the mean over perturbed features.
         ``"auto"``: exact for up to 64 outputs; else coloured if it needs at most half as many
-        passes and at most 4,096; else exact for up to 4,096 outputs; else ``Sketch(32)``, or
+        passes and at most 256; else exact for up to 4,096 outputs; else ``Sketch(32)``, or
         exact for norms other than 2.
 
     Returns
@@ -306,7 +308,7 @@ class _Taker:
             )
         if found and (method == COLOURED or found.passes <= min(outputs // 2, _MANY_PASSES)):
             return _coloured(tap, name, found, self._norm)
-        if outputs <= _MANY_PASSES or self._norm != 2:
+        if outputs <= _MANY_OUTPUTS or self._norm != 2:
             return _exact(tap, self._norm)[name]
         return _sketched(self._model, x, name, tap, Sketch())
 

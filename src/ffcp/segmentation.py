@@ -18,6 +18,8 @@ from ffcp.pixelsets import PixelSet as PixelSet
 from ffcp.pixelsets import PixelSets as PixelSets
 from ffcp.pixelsets import pixel_coverage as pixel_coverage
 
+SMALLEST = 0.01  # probability in targets
+
 
 def double_log(p: Tensor | float) -> Tensor:
     """Map probabilities to the whole line by log(-log p): near 1 far below, near 0 above.
@@ -34,7 +36,7 @@ def targets(
     *,
     ignore: int | None = None,
     blur: float = 1.0,
-    smallest: float = 0.01,
+    smallest: float = SMALLEST,
 ) -> Tensor:
     """Turn label maps into numbers to regress on: blurred one-hot maps, under log(-log).
 
@@ -108,25 +110,52 @@ class DoubleLog(nn.Module):
     """From logits (n, classes, height, width) to log(-log p), p the softmax over classes.
 
     Behind a network that was trained with cross entropy it gives the numbers that
-    :func:`targets` makes of label maps. Computed without rounding p to 0 or 1, so the gradient
-    never vanishes for that reason.
+    :func:`targets` makes of label maps.
 
+    Parameters
+    ----------
+    smallest
+        Of the targets: p is squeezed into [smallest, 1 - smallest], smoothly, so that a network
+        that is surer than the targets can be is not counted as wrong. With 0 it is not squeezed,
+        and computed without rounding p to 0 or 1, so the gradient never vanishes.
+
+    Examples
+    --------
     >>> DoubleLog()(torch.tensor([[[[0.0]], [[0.0]]]]))[0, :, 0, 0]
     tensor([-0.3665, -0.3665])
-    >>> DoubleLog()(torch.tensor([[[[100.0]], [[0.0]]]]))[0, :, 0, 0]  # -100 and log(100)
+    >>> sure = torch.tensor([[[[100.0]], [[0.0]]]])
+    >>> DoubleLog()(sure)[0, :, 0, 0]  # -100 and log(100)
     tensor([-100.0000,    4.6052])
+    >>> DoubleLog(0.01)(sure)[0, :, 0, 0]
+    tensor([-4.6002,  1.5272])
     """
+
+    def __init__(self, smallest: float = 0.0) -> None:
+        super().__init__()
+        if not 0 <= smallest < 0.5:
+            raise ValueError(f"smallest must be at least 0 and below 0.5, got {smallest}")
+        self.smallest = smallest
 
     def forward(self, logits: Tensor) -> Tensor:
         """Map logits."""
-        return _log_softplus(_of_others(logits) - logits)
+        return self._of_odds(_of_others(logits) - logits)
 
     def bounds(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
         """Bound the output, given bounds on the logits: it grows with all of them but its own."""
-        low = _log_softplus(_of_others(lower) - upper)
-        high = _log_softplus(_of_others(upper) - lower)
+        low = self._of_odds(_of_others(lower) - upper)
+        high = self._of_odds(_of_others(upper) - lower)
         # Infinite logits can leave inf - inf: no bound.
         return low.where(~low.isnan(), -math.inf), high.where(~high.isnan(), math.inf)
+
+    def _of_odds(self, against: Tensor) -> Tensor:
+        """Map the log of the odds against a class."""
+        if not self.smallest:
+            return _log_softplus(against)
+        return double_log(self.smallest + (1 - 2 * self.smallest) * torch.sigmoid(-against))
+
+    def extra_repr(self) -> str:
+        """Show the setting."""
+        return f"smallest={self.smallest}"
 
 
 def _of_others(logits: Tensor) -> Tensor:

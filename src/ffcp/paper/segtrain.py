@@ -371,7 +371,8 @@ def trained(name: str, seed: int = 0, progress: Progress = lambda message: None)
     Parameters
     ----------
     name
-        ``"shapes"`` (under a minute, no file is needed) or ``"camvid"`` (about twenty minutes).
+        ``"shapes"`` (about a minute, no file is needed) or ``"camvid"`` (about twenty minutes,
+        more if other programs run).
     seed
         For the first weights and the training; for shapes also for the training images.
     progress
