@@ -35,7 +35,7 @@ def test_output_has_half_the_size_of_the_image(size: tuple[int, int]) -> None:
 def test_head_is_two_convolutions_behind_a_feature_without_relu() -> None:
     model = small_net()
     names = [name for name, _ in model.head.named_children()]
-    assert names == ["relu0", "conv1", "relu1", "conv2"]
+    assert names == ["relu0", "conv1", "relu1", "conv2", "scores"]
     x = torch.randn(2, 3, 16, 16)
     feature = model.feature(x)
     assert (feature < 0).any()  # a ReLU would leave zeros, with no gradient behind them
@@ -131,7 +131,8 @@ def test_plan_with_dilation_tile_and_concat_is_computed() -> None:
     torch.testing.assert_close(merged[:, 0], logits[:, 10])  # sky has one member
     torch.testing.assert_close(merged[:, 5], logits[:, [8, 9]].logsumexp(dim=1))  # tree has two
     scores = segnets.deeplab(content, size=(6, 5))(x)
-    torch.testing.assert_close(scores, double_log(merged.double().softmax(dim=1)).float())
+    squeezed = 0.01 + 0.98 * merged.double().softmax(dim=1)
+    torch.testing.assert_close(scores, double_log(squeezed).float(), rtol=1e-4, atol=1e-4)
     assert segnets.predicted_labels(scores).equal(merged.argmax(dim=1))
 
 
@@ -337,7 +338,8 @@ def test_training_learns_the_targets() -> None:
     counts = scenes.confusion(segnets.predicted_labels(out), labels, 2, ignore=9)
     assert scenes.pixel_accuracy(counts) > 0.95
     wanted = targets(labels, 2, ignore=9)
-    assert segtrain.masked_mse(out, wanted) < 0.25 * wanted[~wanted.isnan()].var()
+    known = ~wanted.isnan()
+    assert (out - wanted)[known].square().mean() < 0.25 * wanted[known].var()
 
 
 def test_trained_network_is_kept_and_its_checkpoint_removed(

@@ -11,7 +11,7 @@ from ffcp.paper.datasets import DATASETS, DataSet
 from ffcp.paper.images import read
 
 PRESENT, MISSING, DAMAGED, BUILT_IN = "present", "missing", "damaged", "built in"
-COLUMNS = ("name", "data", "status", "rows", "columns", "file", "source")
+COLUMNS = ("name", "status", "rows", "columns", "about")
 
 
 @dataclass(frozen=True)
@@ -68,19 +68,11 @@ def entries(check: bool = False) -> list[Entry]:
 def tabulate(listed: list[Entry]) -> list[list[str]]:
     """Format a line for each data set, in the order of :data:`COLUMNS`.
 
-    >>> tabulate(entries())[0][:5]
-    ['synthetic', 'a linear function with normal noise', 'built in', '10,000', '100']
+    >>> tabulate(entries())[0]
+    ['synthetic', 'built in', '10,000', '100', 'a linear function with normal noise']
     """
     return [
-        [
-            entry.name,
-            entry.title,
-            entry.status,
-            f"{entry.rows:,}",
-            f"{entry.columns:,}",
-            ", ".join(entry.files),
-            entry.source,
-        ]
+        [entry.name, entry.status, f"{entry.rows:,}", f"{entry.columns:,}", entry.title]
         for entry in listed
     ]
 

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from ffcp import CP, FCP, FFCP, Interval, Sketch, gradients
-from ffcp.metrics import Coverage
-from ffcp.paper import scenes, segnets, segtrain
+from ffcp import files as stored_files
+from ffcp.paper import runs, scenes, segnets, segtrain
+from ffcp.paper.data import DataFile
 from ffcp.paper.images import read
 from ffcp.paper.scenes import Scenes
 from ffcp.predictors import BandPredictor
@@ -28,8 +29,11 @@ if TYPE_CHECKING:
 
 FEATURE = "feature"
 PROBES = 32
-FCP_STEPS = 20
+# FCP's number of descent steps is chosen on images that then neither calibrate nor test.
+FCP_STEPS = (1, 2, 3, 5, 8, 12, 20)
+_CHOOSING, _CALIBRATE = 40, 200  # images
 _WITHIN = 2  # pixels: what counts as a boundary
+_VERSION = 1  # of what a run computes; a change makes stored results stale
 
 Progress = Callable[[str], None]
 
@@ -40,6 +44,7 @@ class Experiment:
 
     title: str
     model: nn.Sequential
+    choosing: Scenes  # what FCP chooses its steps on
     calibration: Scenes
     test: Scenes
     inputs: Callable[[Tensor], Tensor]
@@ -60,33 +65,39 @@ def _targets(part: Scenes) -> Tensor:
     return targets(part.labels, part.classes, ignore=part.ignore)
 
 
+def _experiment(
+    title: str, model: nn.Sequential, pool: Scenes, inputs: Callable[[Tensor], Tensor], seed: int,
+    batch: int,
+) -> Experiment:  # fmt: skip
+    """Divide a pool of images at random."""
+    rows, test = scenes.split(len(pool), _CHOOSING + _CALIBRATE, seed)
+    choosing, calibration = rows[:_CHOOSING], rows[_CHOOSING:]
+    return Experiment(
+        title, model, pool.take(choosing), pool.take(calibration), pool.take(test), inputs, batch
+    )
+
+
 def _shapes(seed: int, progress: Progress) -> Experiment:
-    pool = scenes.shapes(300, seed=seed)
-    rows, others = scenes.split(len(pool), 200, seed)
     model = segtrain.trained("shapes", progress=progress)
     title = "painted shapes, a small residual network"
-    return Experiment(title, model, pool.take(rows), pool.take(others), scenes.normalised, batch=16)
+    return _experiment(title, model, scenes.shapes(340, seed=seed), scenes.normalised, seed, 16)
 
 
 def _camvid(seed: int, progress: Progress) -> Experiment:
     model = segtrain.trained("camvid", progress=progress)
     title = "CamVid road scenes, a residual network trained on CamVid"
-    return _road_scenes(title, model, scenes.normalised, seed, size=(180, 240))
+    return _experiment(title, model, _road_scenes(180, 240), scenes.normalised, seed, 4)
 
 
 def _deeplab(seed: int, progress: Progress) -> Experiment:
     model = segnets.deeplab(read(segnets.DEEPLAB_FILE))
     title = "CamVid road scenes, a DeepLab trained on Cityscapes"
-    return _road_scenes(title, model, segnets.deeplab_inputs, seed, size=(360, 480))
+    return _experiment(title, model, _road_scenes(360, 480), segnets.deeplab_inputs, seed, 2)
 
 
-def _road_scenes(
-    title: str, model: nn.Sequential, inputs: Callable[[Tensor], Tensor], seed: int,
-    size: tuple[int, int],
-) -> Experiment:  # fmt: skip
-    pool = scenes.join(list(scenes.camvid(*size, splits=("val", "test")).values()))
-    rows, others = scenes.split(len(pool), 200, seed)
-    return Experiment(title, model, pool.take(rows), pool.take(others), inputs, batch=4)
+def _road_scenes(height: int, width: int) -> Scenes:
+    """Pool the road scenes that no network was trained on."""
+    return scenes.join(list(scenes.camvid(height, width, splits=("val", "test")).values()))
 
 
 #: The experiments by the name of their network.
@@ -95,25 +106,49 @@ EXPERIMENTS: dict[str, Callable[[int, Progress], Experiment]] = {
     "camvid": _camvid,
     "deeplab": _deeplab,
 }
+#: The files each of them needs.
+FILES: dict[str, tuple[DataFile, ...]] = {
+    "shapes": (),
+    "camvid": (scenes.CAMVID_FILE,),
+    "deeplab": (scenes.CAMVID_FILE, segnets.DEEPLAB_FILE),
+}
 
 
-def methods(model: nn.Module) -> dict[str, BandPredictor]:
-    """Give the methods that are compared, by name.
+METHODS = ("CP", "FCP", "FFCP", f"FFCP, {PROBES} probes")
+
+
+def predictor(experiment: Experiment, method: str, alpha: float) -> BandPredictor:
+    """Give one of the methods that are compared.
 
     CP and FFCP have a threshold for every pixel and class, as in the paper. FCP, whose inversion
     is too slow to be done for each of them, has one ball for a whole image, as in the paper.
     """
-    ways: dict[str, gradients.Method] = {
-        "FFCP": "auto",
-        f"FFCP, {PROBES} probes": Sketch(PROBES),
-    }
-    return {
-        "CP": CP(model, missing=True),
-        "FCP": FCP(model, FEATURE, joint=True, missing=True, steps=FCP_STEPS),
-        **{
-            name: FFCP(model, FEATURE, method=method, missing=True) for name, method in ways.items()
-        },
-    }
+    model = experiment.model
+    if method == "CP":
+        return CP(model, missing=True)
+    if method == "FCP":
+        return fcp(model, _steps(experiment, alpha))
+    way: gradients.Method = "auto" if method == "FFCP" else Sketch(PROBES)
+    return FFCP(model, FEATURE, method=way, missing=True)
+
+
+def fcp(model: nn.Module, steps: int) -> FCP:
+    """Give FCP with one ball for all pixels and classes of an image."""
+    return FCP(model, FEATURE, joint=True, missing=True, steps=steps)
+
+
+def _steps(experiment: Experiment, alpha: float) -> int:
+    """Choose FCP's number of steps: the smallest whose bands cover enough."""
+    half = _CHOOSING // 2
+    first, second = (experiment.choosing.take(part) for part in (slice(half), slice(half, None)))
+    for steps in FCP_STEPS:
+        tried = fcp(experiment.model, steps).calibrate(experiment.pairs(first))
+        sums = _Sums()
+        for some in experiment.batches(second):
+            sums.add(tried.predict_interval(experiment.inputs(some.pixels), alpha), some)
+        if sums.hits >= (1 - alpha) * sums.known:
+            return steps
+    return FCP_STEPS[-1]
 
 
 @dataclass
@@ -129,8 +164,9 @@ class _Sums:
     inner: float = 0.0
     inners: float = 0.0
 
-    def add(self, band: Interval, target: Tensor, some: Scenes) -> Tensor:
+    def add(self, band: Interval, some: Scenes) -> Tensor:
         """Count a batch; return its map of band lengths, averaged over classes."""
+        target = _targets(some)
         known = ~target.isnan()
         inside = (band.lower <= target) & (target <= band.upper)
         self.hits += float(inside[known].double().sum())
@@ -165,6 +201,17 @@ class Row:
         """How many times longer bands are on boundaries than inside of objects."""
         return self.boundary / self.interior
 
+    def saved(self) -> dict[str, Any]:
+        """Give plain values, the maps to four digits."""
+        values = {name: value for name, value in vars(self).items() if name != "maps"}
+        return {**values, "maps": [[[float(f"{v:.4g}") for v in line] for line in one]
+                                   for one in self.maps.tolist()]}  # fmt: skip
+
+    @staticmethod
+    def restored(values: dict[str, Any]) -> Row:
+        """Undo :meth:`saved`."""
+        return Row(**{**values, "maps": torch.tensor(values["maps"])})
+
 
 @dataclass(frozen=True)
 class SetRow:
@@ -172,7 +219,7 @@ class SetRow:
 
     score: str
     promise: str
-    coverage: Coverage
+    kept: float
     size: float
     certain: float
     boundary: float
@@ -219,33 +266,46 @@ def run(
     if name not in EXPERIMENTS:
         raise ValueError(f"there is no network {name!r}; there are: {', '.join(EXPERIMENTS)}")
     experiment = EXPERIMENTS[name](seed, progress)
-    shown = experiment.test.take(slice(0, drawn))
+    key = {
+        "version": _VERSION, "data": name, "alpha": alpha, "seed": seed, "drawn": drawn,
+        "weights": stored_files.fingerprint(experiment.model),
+    }  # fmt: skip
     rows = []
-    for method, predictor in methods(experiment.model).items():
-        progress(f"{method}: calibrating on {len(experiment.calibration)} images")
-        rows.append(_measure(experiment, method, predictor, alpha, drawn))
+    for method in METHODS:
+        progress(f"{method}: {len(experiment.calibration)} images calibrate")
+        saved = runs.record(
+            "segments",
+            {**key, "method": method},
+            lambda method=method: _measure(experiment, method, alpha, drawn).saved(),  # type: ignore[misc]
+        )
+        rows.append(Row.restored(saved))
     progress("label sets")
+    saved_sets = runs.record(
+        "segments",
+        {**key, "sets": True},
+        lambda: [asdict(r) for r in _label_sets(experiment, alpha)],
+    )
     confusion, predicted = _predictions(experiment)
     return Result(
         experiment, alpha, scenes.pixel_accuracy(confusion), scenes.mean_iou(confusion), rows,
-        list(_label_sets(experiment, alpha)), shown, predicted[:drawn],
+        [SetRow(**row) for row in saved_sets], experiment.test.take(slice(0, drawn)),
+        predicted[:drawn],
     )  # fmt: skip
 
 
-def _measure(
-    experiment: Experiment, method: str, predictor: BandPredictor, alpha: float, drawn: int
-) -> Row:
+def _measure(experiment: Experiment, method: str, alpha: float, drawn: int) -> Row:
+    used = predictor(experiment, method, alpha)
     start = time.perf_counter()
-    predictor.calibrate(experiment.pairs(experiment.calibration))
+    used.calibrate(experiment.pairs(experiment.calibration))
     calibrated = time.perf_counter() - start
     sums, predicting = _Sums(), 0.0
     maps: list[Tensor] = []
     for some in experiment.batches(experiment.test):
-        x, target = experiment.inputs(some.pixels), _targets(some)
+        x = experiment.inputs(some.pixels)
         start = time.perf_counter()
-        band = predictor.predict_interval(x, alpha)
+        band = used.predict_interval(x, alpha)
         predicting += time.perf_counter() - start
-        lengths = sums.add(band, target, some)
+        lengths = sums.add(band, some)
         if sum(len(part) for part in maps) < drawn:
             maps.append(lengths)
     return Row(
@@ -300,7 +360,7 @@ def _measure_sets(
     # One promise is about the mean share of an image, the other about how often it is enough.
     kept = share.nanmean() if wanted is None else (share >= wanted).double().mean()
     return SetRow(
-        score, promise, Coverage(float(kept), len(share)), float(torch.cat(sizes).mean()),
+        score, promise, float(kept), float(torch.cat(sizes).mean()),
         float(torch.cat(certain).mean()), float(torch.cat(edge).mean()),
         float(torch.cat(inner).mean()),
     )  # fmt: skip
@@ -326,7 +386,7 @@ def tabulate_sets(result: Result) -> list[list[str]]:
     """Format the lines of the table of label sets."""
     return [
         [
-            row.score, row.promise, f"{row.coverage:.1%}", f"{row.size:.2f}",
+            row.score, row.promise, f"{row.kept:.1%}", f"{row.size:.2f}",
             f"{row.certain:.0%}", f"{row.boundary:.2f}", f"{row.interior:.2f}",
         ]
         for row in result.sets
@@ -336,42 +396,55 @@ def tabulate_sets(result: Result) -> list[list[str]]:
 def picture(result: Result) -> Figure:
     """Draw image, label, prediction and the maps of band length side by side."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.colors import ListedColormap
     from matplotlib.figure import Figure
 
     shown = result.drawn
-    by_method = {row.method: row for row in result.rows if row.method in ("CP", "FCP", "FFCP")}
+    found = [row for row in result.rows if row.method in ("CP", "FCP", "FFCP")]
     height, width = shown.labels.shape[1:]
-    columns = 3 + len(by_method)
-    figure = Figure(
-        figsize=(2.3 * columns, (2.3 * height / width + 0.1) * len(shown) + 0.75),
-        layout="constrained",
-    )
+    columns = 3 + len(found)
+    tall = 2.3 * height / width
+    figure = Figure(figsize=(2.35 * columns, (tall + 0.05) * len(shown) + 0.6))
     FigureCanvasAgg(figure)
-    axes = figure.subplots(len(shown), columns, squeeze=False)
-    colours = ListedColormap([*_COLOURS[: shown.classes], "black"])
-    last = shown.classes  # ignored pixels are black
-    for row, line in enumerate(axes):
-        labels = shown.labels[row].long()
-        if shown.ignore is not None:
-            labels = labels.masked_fill(labels == shown.ignore, last)
-        line[0].imshow(shown.pixels[row].permute(1, 2, 0).numpy())
-        for axis, drawn in zip(line[1:3], (labels, result.predicted[row]), strict=True):
-            axis.imshow(drawn.numpy(), cmap=colours, vmin=0, vmax=last, interpolation="nearest")
-        for axis, found in zip(line[3:], by_method.values(), strict=True):
-            # One scale for all images of a method; a few extreme pixels do not set it.
-            low, high = torch.quantile(found.maps.flatten()[:: _step(found.maps)], _SCALE).tolist()
-            drawn_map = axis.imshow(found.maps[row].numpy(), cmap="inferno", vmin=low, vmax=high)
-            if row == len(axes) - 1:
-                figure.colorbar(drawn_map, ax=axes[:, 3 + list(by_method).index(found.method)],
-                                location="bottom", aspect=25, pad=0.01)  # fmt: skip
-    titles = ["image", "label", "prediction", *(f"{m}: band length" for m in by_method)]
-    for axis, title in zip(axes[0], titles, strict=True):
-        axis.set_title(title, fontsize=9)
-    for axis in axes.flat:
-        axis.set_xticks([])
-        axis.set_yticks([])
+    # A thin last line holds the scales, so that all images are of one size.
+    grid = figure.add_gridspec(
+        len(shown) + 1, columns, height_ratios=[*[tall] * len(shown), 0.08],
+        left=0.005, right=0.995, top=1 - 0.28 / figure.get_figheight(),
+        bottom=0.3 / figure.get_figheight(), wspace=0.03, hspace=0.04,
+    )  # fmt: skip
+    titles = ["image", "label", "prediction", *(f"{row.method}: band length" for row in found)]
+    for line in range(len(shown)):
+        for column, drawn in enumerate([*_views(result, line), *(row.maps[line] for row in found)]):
+            axis = figure.add_subplot(grid[line, column])
+            axis.set_axis_off()
+            if not line:
+                axis.set_title(titles[column], fontsize=9)
+            # A length takes the scale of its method, which serves all images.
+            scale = _scale(found[column - 3].maps) if column > 2 else {}
+            image = axis.imshow(drawn.numpy(), aspect="auto", interpolation="nearest", **scale)
+            if column > 2 and line == len(shown) - 1:
+                bar = figure.add_subplot(grid[-1, column])
+                figure.colorbar(image, cax=bar, orientation="horizontal")
+                bar.tick_params(labelsize=7)
     return figure
+
+
+def _views(result: Result, line: int) -> list[Tensor]:
+    """Give the image, its label map and the prediction, each as colours (height, width, 3)."""
+    shown = result.drawn
+    labels = shown.labels[line].long()
+    if shown.ignore is not None:
+        labels = labels.masked_fill(labels == shown.ignore, shown.classes)
+    colours = torch.tensor([[int(c[i : i + 2], 16) for i in (1, 3, 5)] for c in _COLOURS])
+    colours = torch.cat([colours[: shown.classes], torch.zeros(1, 3, dtype=torch.long)])  # ignored
+    painted = [colours[label_map].byte() for label_map in (labels, result.predicted[line])]
+    return [shown.pixels[line].permute(1, 2, 0), *painted]
+
+
+def _scale(maps: Tensor) -> dict[str, Any]:
+    """Say how lengths become colours; a few extreme pixels do not set the scale."""
+    thinned = maps.flatten()[:: 1 + maps.numel() // 2**20]  # torch.quantile has a limit
+    low, high = torch.quantile(thinned, _SCALE).tolist()
+    return {"cmap": "inferno", "vmin": low, "vmax": high}
 
 
 _SCALE = torch.tensor([0.005, 0.995])
@@ -380,8 +453,3 @@ _COLOURS = (
     "#9ecae9", "#7a3b2e", "#f7f7f7", "#8a6fa8", "#f2a7c3", "#3f8f4f", "#f0e442", "#b08d57",
     "#1f3b8c", "#e6550d", "#40c8c8",
 )  # fmt: skip
-
-
-def _step(maps: Tensor) -> int:
-    """Thin out the pixels, because torch.quantile takes 16 million numbers at most."""
-    return 1 + maps.numel() // 2**20

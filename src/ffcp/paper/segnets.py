@@ -126,10 +126,11 @@ def residual_net(
     dilations: Sequence[int] = (1, 2, 4, 8),
     seed: int = 0,
 ) -> nn.Sequential:
-    """Build a network that regresses :func:`ffcp.segmentation.targets`, at half the image's size.
+    """Build a network whose outputs are as :func:`ffcp.segmentation.targets`, at half size.
 
-    As in the paper, ``feature`` is a residual encoder and ``head`` are two convolutions. The
-    class of a pixel is the one with the smallest output, since log(-log p) falls with p.
+    As in the paper, ``feature`` is a residual encoder and ``head`` are two convolutions; what
+    comes behind them has no weights and turns their logits into log(-log p). The class of a
+    pixel is the one with the smallest output, since log(-log p) falls with p.
 
     Parameters
     ----------
@@ -161,6 +162,7 @@ def residual_net(
                 conv1=nn.Conv2d(outputs, hidden, 3, padding=1),
                 relu1=nn.ReLU(),
                 conv2=nn.Conv2d(hidden, classes, 1),
+                scores=DoubleLog(SMALLEST),
             )
         )
         return classifier(ResidualEncoder(width, dilations, outputs), head)

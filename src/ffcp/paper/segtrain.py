@@ -355,12 +355,12 @@ def _training_camvid(seed: int) -> Scenes:
 #: How the networks of :func:`trained` come about.
 RECIPES = {
     "shapes": Recipe(
-        segnets.shapes_net, _training_shapes, epochs=15, batch_size=8, learning_rate=6e-3,
-        weight_decay=1e-3, augment=None, version="1",
+        segnets.shapes_net, _training_shapes, epochs=12, batch_size=8, learning_rate=6e-3,
+        weight_decay=1e-3, augment=None, version="3",
     ),
     "camvid": Recipe(
-        segnets.camvid_net, _training_camvid, epochs=45, batch_size=8, learning_rate=4e-3,
-        weight_decay=1e-2, augment=Augment(smallest=0.5, size=0.75, light=0.15), version="1",
+        segnets.camvid_net, _training_camvid, epochs=30, batch_size=8, learning_rate=4e-3,
+        weight_decay=1e-2, augment=Augment(smallest=0.5, size=0.75, light=0.15), version="3",
     ),
 }  # fmt: skip
 
