@@ -20,6 +20,7 @@ bench: .venv/.ready       ## time and memory, as ratios to hand-written code
 	$(BIN)/python -m benchmarks.fcp
 	$(BIN)/python -m benchmarks.localized
 	$(BIN)/python -m benchmarks.sets
+	$(BIN)/python -m benchmarks.rows
 
 clean:
 	rm -rf .venv

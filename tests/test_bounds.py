@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -849,3 +849,67 @@ def test_bounds_unpack_as_lower_and_upper():
     lower, upper = box = ibp(nn.Identity(), torch.zeros(1, 1), 1.0)
     assert isinstance(box, Bounds)
     assert (lower.item(), upper.item()) == (-1, 1)
+
+
+# --- interpolation, and modules that bound themselves -------------------------------------------
+
+UPSAMPLES = {
+    "size": lambda: nn.Upsample(size=(7, 9), mode="bilinear", align_corners=True),
+    "factor": lambda: nn.Upsample(scale_factor=2.5, mode="bilinear"),
+    "two factors": lambda: nn.Upsample(scale_factor=(1.5, 2.4)),
+    "nearest": lambda: nn.Upsample(scale_factor=3),
+    "smaller": lambda: nn.Upsample(size=(2, 3), mode="bilinear"),
+}
+
+
+@pytest.mark.parametrize("name", UPSAMPLES)
+@pytest.mark.parametrize("norm", [math.inf, 2])
+def test_interpolation_is_bounded_exactly(name: str, norm: float) -> None:
+    torch.manual_seed(0)
+    head, center = UPSAMPLES[name](), torch.randn(2, 3, 4, 5)
+    value = head(center)
+    jacobian = torch.func.jacrev(lambda v: head(v[None])[0])(center[0])
+    rows = jacobian.reshape(value[0].numel(), -1)
+    reach = 0.3 * (rows.norm(dim=1) if norm == 2 else rows.abs().sum(dim=1))
+    for bound in (ibp, crown):
+        found = bound(head, center, 0.3, norm)
+        torch.testing.assert_close((found.upper - value)[0].reshape(-1), reach)
+        torch.testing.assert_close((value - found.lower)[0].reshape(-1), reach)
+
+
+def test_crown_pulls_back_through_interpolation() -> None:
+    torch.manual_seed(0)
+    head = nn.Sequential(
+        nn.Conv2d(2, 3, 1), nn.ReLU(), UPSAMPLES["factor"](), nn.Conv2d(3, 2, 3, padding=1)
+    )
+    center = torch.randn(1, 2, 4, 5)
+    moved = center + 0.2 * (2 * torch.rand(300, 2, 4, 5) - 1)
+    inner, outer = crown(head, center, 0.2), ibp(head, center, 0.2)
+    values = head(moved)
+    assert (values >= inner.lower - 1e-5).all()
+    assert (values <= inner.upper + 1e-5).all()
+    assert (inner.upper - inner.lower).sum() < (outer.upper - outer.lower).sum()
+
+
+def test_cubic_interpolation_is_refused() -> None:
+    with pytest.raises(TypeError, match="mode .bicubic. is not bounded"):
+        trace(nn.Upsample(scale_factor=2, mode="bicubic"))
+
+
+class Halved(nn.Module):
+    """A module that says itself how it maps bounds."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return -x / 2
+
+    def bounds(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+        return -upper / 2, -lower / 2
+
+
+def test_a_module_can_bound_itself_for_ibp_alone() -> None:
+    head = nn.Sequential(Halved(), nn.ReLU())
+    found = ibp(head, torch.tensor([[-3.0, 1.0]]), 1.0)
+    assert found.lower.tolist() == [[1.0, 0.0]]
+    assert found.upper.tolist() == [[2.0, 0.0]]
+    with pytest.raises(ValueError, match="layer '0' bounds itself over boxes, which only ibp"):
+        crown(head, torch.zeros(1, 2), 1.0)

@@ -353,6 +353,13 @@ def _print_segments(console: Console, result: segments.Result) -> None:
         highlight=False,
     )
     _print_table(console, segments.COLUMNS, segments.tabulate(result))
+    for row in result.rows:
+        if row.infinite:
+            console.print(
+                f"{row.method}: {row.infinite:.1%} of the places have no finite band, because too "
+                "few calibration images are labelled there; the lengths leave them out.",
+                highlight=False,
+            )
     console.print("\nLabel sets for every pixel", highlight=False)
     _print_table(console, segments.SET_COLUMNS, segments.tabulate_sets(result))
 

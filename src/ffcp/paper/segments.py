@@ -7,6 +7,7 @@ unsure. Beside it stand the label sets of :class:`ffcp.segmentation.PixelSets`.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
@@ -159,6 +160,7 @@ class _Sums:
     known: float = 0.0
     length: float = 0.0
     places: float = 0.0
+    infinite: float = 0.0
     edge: float = 0.0
     edges: float = 0.0
     inner: float = 0.0
@@ -172,15 +174,18 @@ class _Sums:
         self.hits += float(inside[known].double().sum())
         self.known += float(known.sum())
         lengths = (band.upper - band.lower).double().mean(dim=1)
-        self.length += float(lengths.sum())
-        self.places += lengths.numel()
-        edge = scenes.boundaries(some.labels, _WITHIN, some.ignore)
-        inner = scenes.interior(some.labels, _WITHIN, some.ignore)
+        # Where hardly any calibration image has a label nothing is known, and the band infinite.
+        finite = lengths.isfinite()
+        self.infinite += float((~finite).sum())
+        self.length += float(lengths[finite].sum())
+        self.places += float(finite.sum())
+        edge = finite & scenes.boundaries(some.labels, _WITHIN, some.ignore)
+        inner = finite & scenes.interior(some.labels, _WITHIN, some.ignore)
         self.edge += float(lengths[edge].sum())
         self.edges += float(edge.sum())
         self.inner += float(lengths[inner].sum())
         self.inners += float(inner.sum())
-        return lengths.float()
+        return lengths.float().masked_fill(~finite, math.nan)
 
 
 @dataclass(frozen=True)
@@ -192,6 +197,7 @@ class Row:
     length: float
     boundary: float
     interior: float
+    infinite: float  # share of places without a band, which the lengths leave out
     calibrate: float  # seconds
     predict: float
     maps: Tensor = field(repr=False)  # band lengths of the images that are drawn
@@ -310,7 +316,8 @@ def _measure(experiment: Experiment, method: str, alpha: float, drawn: int) -> R
             maps.append(lengths)
     return Row(
         method, sums.hits / sums.known, sums.length / sums.places, sums.edge / sums.edges,
-        sums.inner / sums.inners, calibrated, predicting, torch.cat(maps)[:drawn],
+        sums.inner / sums.inners, sums.infinite / (sums.infinite + sums.places), calibrated,
+        predicting, torch.cat(maps)[:drawn],
     )  # fmt: skip
 
 
@@ -442,7 +449,8 @@ def _views(result: Result, line: int) -> list[Tensor]:
 
 def _scale(maps: Tensor) -> dict[str, Any]:
     """Say how lengths become colours; a few extreme pixels do not set the scale."""
-    thinned = maps.flatten()[:: 1 + maps.numel() // 2**20]  # torch.quantile has a limit
+    known = maps[maps.isfinite()]
+    thinned = known[:: 1 + known.numel() // 2**20]  # torch.quantile has a limit
     low, high = torch.quantile(thinned, _SCALE).tolist()
     return {"cmap": "inferno", "vmin": low, "vmax": high}
 
