@@ -11,7 +11,6 @@ from typer.testing import CliRunner
 from ffcp.cli import app
 from ffcp.paper import scenes, segments, segnets
 
-
 # Two images are too few for FCP to choose its steps on.
 pytestmark = pytest.mark.filterwarnings("ignore:the band is infinite")
 

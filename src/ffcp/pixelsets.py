@@ -371,7 +371,7 @@ class PixelSets(Calibrated):
             "norm": float(self.norm),
             "floor": self.floor,
             "smallest": self.smallest,
-            "gradients": str(self.method),
+            "gradient": str(self.method),
             "bins": BINS,
         }
 
