@@ -74,9 +74,9 @@ def with_threads(threads: int, work: Callable[[], list[nn.Module]]) -> list[nn.M
 
 def compare(names: list[str], rounds: int) -> None:
     made = table(
-        "Five networks, microseconds per step of all five; the ratio is of the best to the best",
-        "data set", "dropout", "one by one", "2 threads", "stacked", "2 threads", "ratio",
-        "1 thread", "difference of weights",
+        "Microseconds per step of all five networks, with 1 and 2 threads",
+        "data", "dropout", "single 1", "single 2", "stacked 1", "stacked 2", "ratio 1", "of best",
+        "differ by",
     )  # fmt: skip
     for name, dropout in itertools.product(names, DROPOUT):
         rows, inputs, epochs = SIZES[name]

@@ -91,7 +91,7 @@ def test_the_command_prints_tables_and_draws_a_picture(
     assert found.exit_code == 0, found.output
     lines = found.output.splitlines()
     assert max(map(len, lines[:-1])) <= 80
-    assert any(line.startswith("FFCP, 32 probes") for line in lines)
+    assert any(line.startswith("FFCP, 8 probes") for line in lines)
     picture = tmp_path / "ffcp_segment_shapes.png"
     assert picture.read_bytes().startswith(b"\x89PNG")
 
