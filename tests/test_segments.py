@@ -11,22 +11,19 @@ from typer.testing import CliRunner
 from ffcp.cli import app
 from ffcp.paper import scenes, segments, segnets
 
-# Two images are too few for FCP to choose its steps on.
-pytestmark = pytest.mark.filterwarnings("ignore:the band is infinite")
-
 
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> segments.Experiment:
     """A small experiment in place of the shapes."""
     model = segnets.residual_net(4, width=4, outputs=4, hidden=4, dilations=(1,))
-    pool = scenes.shapes(34, size=(16, 24))
+    pool = scenes.shapes(36, size=(16, 24))
     made = segments.Experiment(
-        "tiny shapes", model, pool.take(slice(0, 4)), pool.take(slice(4, 24)),
-        pool.take(slice(24, 34)), scenes.normalised, batch=5,
+        "tiny shapes", model, pool.take(slice(0, 8)), pool.take(slice(8, 26)),
+        pool.take(slice(26, 36)), scenes.normalised, batch=5,
     )  # fmt: skip
     monkeypatch.setenv("FFCP_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(segments, "_CHOOSING", 4)
     monkeypatch.setattr(segments, "FCP_STEPS", (1, 2))
+    monkeypatch.setattr(segments, "FLOORS", (1e-6, 0.1))
     monkeypatch.setitem(segments.EXPERIMENTS, "shapes", lambda seed, progress: made)
     return made
 

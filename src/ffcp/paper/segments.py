@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ffcp import CP, FCP, FFCP, Interval, Sketch, gradients
+from ffcp import CP, FCP, FFCP, FFCPWarning, Interval, Sketch, gradients
 from ffcp import files as stored_files
 from ffcp.paper import runs, scenes, segnets, segtrain
 from ffcp.paper.data import DataFile
@@ -30,8 +31,10 @@ if TYPE_CHECKING:
 
 FEATURE = "feature"
 PROBES = 8
-# FCP's number of descent steps is chosen on images that then neither calibrate nor test.
+# FCP's number of descent steps and FFCP's floor are chosen on images that then neither calibrate
+# nor test.
 FCP_STEPS = (1, 2, 3, 5, 8, 12, 20)
+FLOORS = (1e-6, 0.01, 0.03, 0.1, 0.3)
 _CHOOSING, _CALIBRATE = 40, 200  # images
 _WITHIN = 2  # pixels: what counts as a boundary
 _VERSION = 1  # of what a run computes; a change makes stored results stale
@@ -45,7 +48,7 @@ class Experiment:
 
     title: str
     model: nn.Sequential
-    choosing: Scenes  # what FCP chooses its steps on
+    choosing: Scenes  # for FCP's steps and FFCP's floor
     calibration: Scenes
     test: Scenes
     inputs: Callable[[Tensor], Tensor]
@@ -130,7 +133,7 @@ def predictor(experiment: Experiment, method: str, alpha: float) -> BandPredicto
     if method == "FCP":
         return fcp(model, _steps(experiment, alpha))
     way: gradients.Method = "auto" if method == "FFCP" else Sketch(PROBES)
-    return FFCP(model, FEATURE, method=way, missing=True)
+    return FFCP(model, FEATURE, floor=_floor(experiment, alpha), method=way, missing=True)
 
 
 def fcp(model: nn.Module, steps: int) -> FCP:
@@ -140,16 +143,38 @@ def fcp(model: nn.Module, steps: int) -> FCP:
 
 def _steps(experiment: Experiment, alpha: float) -> int:
     """Choose FCP's number of steps: the smallest whose bands cover enough."""
-    half = _CHOOSING // 2
-    first, second = (experiment.choosing.take(part) for part in (slice(half), slice(half, None)))
     for steps in FCP_STEPS:
-        tried = fcp(experiment.model, steps).calibrate(experiment.pairs(first))
-        sums = _Sums()
-        for some in experiment.batches(second):
-            sums.add(tried.predict_interval(experiment.inputs(some.pixels), alpha), some)
+        sums = _trial(experiment, fcp(experiment.model, steps), alpha)
         if sums.hits >= (1 - alpha) * sums.known:
             return steps
     return FCP_STEPS[-1]
+
+
+def _floor(experiment: Experiment, alpha: float) -> float:
+    """Choose FFCP's floor: the one with the shortest bands.
+
+    Where the network is sure and wrong its gradient is next to nothing. Without a floor the scores
+    there are huge, and so are the thresholds wherever that happens in a share alpha of images.
+    """
+    lengths = {}
+    for floor in FLOORS:
+        tried = FFCP(experiment.model, FEATURE, floor=floor, method=Sketch(PROBES), missing=True)
+        sums = _trial(experiment, tried, alpha)
+        lengths[floor] = sums.length / sums.places
+    return min(lengths, key=lambda floor: lengths[floor])
+
+
+def _trial(experiment: Experiment, tried: BandPredictor, alpha: float) -> _Sums:
+    """Calibrate on one half of the images for choosing, and measure on the other."""
+    half = len(experiment.choosing) // 2
+    first, second = (experiment.choosing.take(part) for part in (slice(half), slice(half, None)))
+    sums = _Sums()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FFCPWarning)  # few images, so some places have no band
+        tried.calibrate(experiment.pairs(first))
+        for some in experiment.batches(second):
+            sums.add(tried.predict_interval(experiment.inputs(some.pixels), alpha), some)
+    return sums
 
 
 @dataclass
@@ -301,7 +326,7 @@ def run(
 
 def _measure(experiment: Experiment, method: str, alpha: float, drawn: int) -> Row:
     start = time.perf_counter()
-    used = predictor(experiment, method, alpha)  # FCP's choice of steps is a part of its price
+    used = predictor(experiment, method, alpha)  # its choices are a part of its price
     used.calibrate(experiment.pairs(experiment.calibration))
     calibrated = time.perf_counter() - start
     sums, predicting = _Sums(), 0.0
