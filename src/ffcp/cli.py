@@ -22,6 +22,7 @@ try:
     from ffcp.paper import demo as demonstration
     from ffcp.paper import groups as worst_groups
     from ffcp.paper import labels as label_sets
+    from ffcp.paper import report as page
     from ffcp.paper.data import MissingDataError
     from ffcp.paper.networks import mlp
 except ImportError as missing:  # the core is installed without the extra
@@ -362,6 +363,21 @@ def _print_segments(console: Console, result: segments.Result) -> None:
             )
     console.print("\nLabel sets for every pixel", highlight=False)
     _print_table(console, segments.SET_COLUMNS, segments.tabulate_sets(result))
+
+
+@app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(help="Results: tables, figures and settings.json.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Where to write the page. [default: FOLDER/report.html]")
+    ] = None,
+) -> None:
+    """Write one page of results that needs no network: claims, tables, figures, settings."""
+    try:
+        place = page.write(folder, out)
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(str(error)) from error
+    Console().print(f"Page: {place}", highlight=False, soft_wrap=True)
 
 
 data_app = typer.Typer(help="The paper's data sets: list and fetch them.", add_completion=False)

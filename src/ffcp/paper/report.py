@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import itertools
 import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from html import escape
 from importlib import resources
@@ -262,7 +263,7 @@ def _read_table(path: Path, name: str) -> _Table:
     held, of = verdict.whole("held"), verdict.whole("of")
     if not 0 <= held <= of:
         raise verdict.error("held", f"must lie between 0 and {of}, not {held}")
-    columns = [_read_column(column) for column in found.parts("columns")]
+    columns = _pair([_read_column(column) for column in found.parts("columns")])
     if not columns:
         raise found.error("columns", "must not be empty")
     return _Table(
@@ -293,6 +294,15 @@ def _read_column(found: _Part) -> _Column:
         percent=bool(found.content.get("percent")),
         source=source,
     )
+
+
+def _pair(columns: Sequence[_Column]) -> list[_Column]:
+    """Give a column called only "paper" the name of our column that it stands beside."""
+    made = list(columns)
+    for i, (before, column) in enumerate(itertools.pairwise(columns), 1):
+        if column.source == "paper" and column.label.lower() == "paper" and before.source == "ours":
+            made[i] = replace(column, label=before.label)
+    return made
 
 
 @dataclass(frozen=True)
@@ -445,8 +455,9 @@ def _warning(run: _Run) -> str:
     if not run.quick:
         return ""
     return (
-        '<p class="warning"><strong>A quick run.</strong> Its networks are trained briefly and its '
-        "numbers are rough: they show that everything works, not what the paper found.</p>"
+        '<p class="warning"><strong>A quick run.</strong> It does less than a full one, so its '
+        "numbers are rough: they show that everything works, and may differ from the paper's for "
+        "that reason alone.</p>"
     )
 
 
@@ -471,9 +482,9 @@ def _headline(tables: Sequence[_Table]) -> str:
     total = len(tables)
     ends = {_PART: "held in part", _FAILS: "did not hold", _NONE: "could not be checked"}
     rest = [f"{number[status]} {words}" for status, words in ends.items() if number[status]]
-    claims = "the paper's one claim" if total == 1 else f"the paper's {total} claims"
-    start = f"Of {claims}, <strong>{number[_HOLDS]} held</strong> here wherever it was checked"
-    return f"{start}; {', '.join(rest)}." if rest else f"{start}."
+    start = f"Of {total} claim{'s' * (total > 1)} of the paper"
+    full = f"<strong>{number[_HOLDS] or 'none'} held</strong> in full"
+    return f"{', '.join([start, full, *rest])}."
 
 
 def _claim(table: _Table) -> str:
@@ -528,7 +539,7 @@ def _table(table: _Table) -> str:
 
 
 def _alpha(alpha: float | None) -> str:
-    return "" if alpha is None else f" <span>alpha = {number_text(alpha)}.</span>"
+    return "" if alpha is None else f" <span>alpha = {alpha:g}.</span>"
 
 
 def _counts(table: _Table) -> set[int]:
@@ -548,11 +559,14 @@ def _count_note(counts: set[int]) -> list[str]:
 
 
 def _head(column: _Column) -> str:
+    source, name = "", column.label
     # A label that already says whose number it is needs no second word.
-    told = column.source and column.source in column.label.lower()
-    source = f' <span class="source">{column.source}</span>' if column.source and not told else ""
+    if column.source and not re.search(rf"\b{column.source}\b", column.label, re.IGNORECASE):
+        source = f' <span class="source">{column.source}</span>'
+        name = f"{column.label} ({column.source})"
     return (
-        f'<th scope="col" class="{column.kind}" data-kind="{column.kind}" aria-sort="none">'
+        f'<th scope="col" class="{column.kind}" data-kind="{column.kind}" '
+        f'data-name="{escape(name)}" aria-sort="none">'
         f'<button type="button">{escape(column.label)}'
         f'<span class="arrow" aria-hidden="true"></span>{source}</button></th>'
     )
@@ -674,14 +688,15 @@ def _run(run: _Run) -> str:
     }
     machine = {_MACHINE.get(key, key): _value(run.machine[key]) for key in _ordered(run.machine)}
     versions = {name: _value(version) for name, version in run.versions.items()}
-    return "\n".join(
-        f"<h3>{title}</h3>\n{_list(entries)}"
+    parts = "\n".join(
+        f"<div><h3>{title}</h3>\n{_list(entries)}</div>"
         for title, entries in (
             ("Settings", settings),
             ("Machine", machine),
             ("Versions", versions),
         )
     )
+    return f'<div class="lists">{parts}</div>'
 
 
 def _ordered(machine: Mapping[str, Any]) -> list[str]:
@@ -691,7 +706,7 @@ def _ordered(machine: Mapping[str, Any]) -> list[str]:
 def _value(value: object) -> str:
     if value is None or value == "":
         return "unknown"
-    return escape(number_text(value) if isinstance(value, float) else str(value))
+    return escape(f"{value:g}" if isinstance(value, float) else str(value))
 
 
 def _list(entries: Mapping[str, str]) -> str:

@@ -118,7 +118,8 @@ FILES: dict[str, tuple[DataFile, ...]] = {
 }
 
 
-METHODS = ("CP", "FCP", "FFCP", f"FFCP, {PROBES} probes")
+_SKETCHED, _FLOORED = f"FFCP, {PROBES} probes", "FFCP, floor"
+METHODS = ("CP", "FCP", "FFCP", _SKETCHED, _FLOORED)
 
 
 def predictor(experiment: Experiment, method: str, alpha: float) -> BandPredictor:
@@ -126,14 +127,16 @@ def predictor(experiment: Experiment, method: str, alpha: float) -> BandPredicto
 
     CP and FFCP have a threshold for every pixel and class, as in the paper. FCP, whose inversion
     is too slow to be done for each of them, has one ball for a whole image, as in the paper.
+    FFCP once more: with norms from a few probes, and with a floor that is chosen.
     """
     model = experiment.model
     if method == "CP":
         return CP(model, missing=True)
     if method == "FCP":
         return fcp(model, _steps(experiment, alpha))
-    way: gradients.Method = "auto" if method == "FFCP" else Sketch(PROBES)
-    return FFCP(model, FEATURE, floor=_floor(experiment, alpha), method=way, missing=True)
+    way: gradients.Method = Sketch(PROBES) if method == _SKETCHED else "auto"
+    floor = _floor(experiment, alpha) if method == _FLOORED else FLOORS[0]
+    return FFCP(model, FEATURE, floor=floor, method=way, missing=True)
 
 
 def fcp(model: nn.Module, steps: int) -> FCP:

@@ -57,7 +57,7 @@
           sorted.sort(compare(column, head.dataset.kind, way === "ascending" ? 1 : -1));
         }
         body.append(...sorted);
-        order = way === "none" ? "" : `, ${way} by ${button.textContent.trim().replace(/\s+/g, " ")}`;
+        order = way === "none" ? "" : `, ${way} by ${head.dataset.name}`;
         tell();
       });
     });
