@@ -316,7 +316,7 @@ def _split(method: Method, found: Sequence[Measured]) -> str:
     if method.layer != AUTO:
         return "" if method.layer is None else str(method.layer)
     chosen = [one.chosen for one in found if one.chosen is not None]
-    return "/".join(str(layer) for layer in sorted(set(chosen)))
+    return ", ".join(str(layer) for layer in sorted(set(chosen)))
 
 
 def _covers_and_shorter(row: Row) -> Row:
