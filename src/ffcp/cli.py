@@ -23,6 +23,8 @@ try:
     from ffcp.paper import groups as worst_groups
     from ffcp.paper import labels as label_sets
     from ffcp.paper import report as page
+    from ffcp.paper import reproduce as reproduction
+    from ffcp.paper import tables as paper_tables
     from ffcp.paper.data import MissingDataError
     from ffcp.paper.networks import mlp
 except ImportError as missing:  # the core is installed without the extra
@@ -363,6 +365,50 @@ def _print_segments(console: Console, result: segments.Result) -> None:
             )
     console.print("\nLabel sets for every pixel", highlight=False)
     _print_table(console, segments.SET_COLUMNS, segments.tabulate_sets(result))
+
+
+@app.command()
+def reproduce(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(help=f"Tables, by default all: {', '.join(paper_tables.NAMES)}."),
+    ] = None,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="Splits and networks. [default: 5, or 2 if quick]")
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Small data and short training: does all of it work?")
+    ] = False,
+    out: Annotated[Path, typer.Option(help="Folder for the tables.")] = Path("reproduced"),
+) -> None:
+    """Make the paper's tables, its numbers and ours side by side.
+
+    Every table says whether the paper's claim holds here. Data sets that are missing are shown as
+    not available. What is finished is kept: a second call, or one after an interruption, computes
+    only what is missing.
+    """
+    unknown = [name for name in names or [] if name not in paper_tables.NAMES]
+    if unknown:
+        listed = ", ".join(paper_tables.NAMES)
+        raise typer.BadParameter(f"unknown table {unknown[0]!r}: choose from {listed}")
+    console = Console()
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("starting", total=None)
+        reproduction.run(
+            names or (),
+            seeds,
+            quick,
+            out,
+            lambda done, total, text: progress.update(
+                task, completed=done, total=total, description=text
+            ),
+            finished=lambda table: console.print(
+                f"\n{paper_tables.to_text(table, min(console.width, 120))}",
+                highlight=False, markup=False, soft_wrap=True,
+            ),
+        )  # fmt: skip
+    console.print(f"\nTables: {out / 'tables'}", highlight=False, soft_wrap=True, markup=False)
 
 
 @app.command()
