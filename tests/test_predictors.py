@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import ffcp
+from ffcp import files
 from tests.conftest import normal, small_mlp
 
 X, Y, NEW = normal(200, 4, seed=0), normal(200, seed=1), normal(50, 4, seed=2)
@@ -296,3 +297,12 @@ def test_numpy_types_are_fine_for_alpha(mlp: nn.Module) -> None:
     expected = predictor.predict_interval(NEW, alpha=0.1)
     for alpha in (np.float32(0.1), np.float64(0.1), torch.tensor(0.1)):
         torch.testing.assert_close(predictor.predict_interval(NEW, alpha=alpha), expected)
+
+
+def test_saved_files_have_the_permissions_of_any_new_file(tmp_path) -> None:
+    plain = tmp_path / "plain"
+    plain.touch()
+    saved = tmp_path / "saved"
+    files.put(saved, b"x")
+    assert saved.stat().st_mode == plain.stat().st_mode
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["plain", "saved"]
