@@ -458,7 +458,7 @@ def picture(result: Result) -> Figure:
             image = axis.imshow(drawn.numpy(), aspect="auto", interpolation="nearest", **scale)
             if column > 2 and line == len(shown) - 1:
                 bar = figure.add_subplot(grid[-1, column])
-                figure.colorbar(image, cax=bar, orientation="horizontal")
+                figure.colorbar(image, cax=bar, orientation="horizontal", extend="max")
                 bar.tick_params(labelsize=7)
     return figure
 
@@ -483,7 +483,7 @@ def _scale(maps: Tensor) -> dict[str, Any]:
     return {"cmap": "inferno", "vmin": low, "vmax": high}
 
 
-_SCALE = torch.tensor([0.005, 0.995])
+_SCALE = torch.tensor([0.01, 0.96])  # quantiles; what is above is drawn as the brightest
 # Dark and light alternate, so that neighbours differ in grey too.
 _COLOURS = (
     "#9ecae9", "#7a3b2e", "#f7f7f7", "#8a6fa8", "#f2a7c3", "#3f8f4f", "#f0e442", "#b08d57",
