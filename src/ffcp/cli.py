@@ -381,11 +381,11 @@ def reproduce(
     ] = False,
     out: Annotated[Path, typer.Option(help="Folder for the tables.")] = Path("reproduced"),
 ) -> None:
-    """Make the paper's tables, its numbers and ours side by side.
+    """Make the paper's tables, its numbers and ours side by side, and its figures.
 
-    Every table says whether the paper's claim holds here. Data sets that are missing are shown as
-    not available. What is finished is kept: a second call, or one after an interruption, computes
-    only what is missing.
+    Without names all of them. Every table says whether the paper's claim holds here. Data sets
+    that are missing are shown as not available. What is finished is kept: a second call, or one
+    after an interruption, computes only what is missing.
     """
     unknown = [name for name in names or [] if name not in paper_tables.NAMES]
     if unknown:
@@ -403,12 +403,16 @@ def reproduce(
             lambda done, total, text: progress.update(
                 task, completed=done, total=total, description=text
             ),
+            draw=not names,
             finished=lambda table: console.print(
                 f"\n{paper_tables.to_text(table, min(console.width, 120))}",
                 highlight=False, markup=False, soft_wrap=True,
             ),
         )  # fmt: skip
-    console.print(f"\nTables: {out / 'tables'}", highlight=False, soft_wrap=True, markup=False)
+    console.print(
+        f"\nTables and figures: {out}. One page of them: ffcp report {out}",
+        highlight=False, soft_wrap=True, markup=False,
+    )  # fmt: skip
 
 
 @app.command()

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ffcp import files
-from ffcp.paper import experiments, printed, tables
+from ffcp.paper import experiments, figures, printed, tables
 from ffcp.paper.experiments import QUICK, Collected, LabelWork, Settings, Study, Work
 
 Progress = Callable[[float, float, str], None]  # done, total, and what is being done
@@ -46,6 +46,7 @@ def run(
     progress: Progress = lambda done, total, text: None,
     *,
     settings: Settings | None = None,
+    draw: bool = False,
     finished: Callable[[tables.Table], None] = lambda table: None,
 ) -> list[tables.Table]:
     """Make tables of the paper with our numbers, and write each when it is finished.
@@ -59,12 +60,15 @@ def run(
     quick
         Few rows, epochs and data sets: a check that everything works, within 3 minutes.
     out
-        The folder to write to: ``tables/NAME`` in five formats, and ``settings.json``.
+        The folder to write to: ``tables/NAME`` in five formats, ``figures/NAME`` and
+        ``settings.json``.
     progress
         Called with what is done and what there is in total, in a rough unit of time, and with
         what is being done.
     settings
         How much is computed, in place of ``seeds`` and ``quick``.
+    draw
+        Whether to draw the figures too, behind the tables.
     finished
         Called with each table when it is written.
 
@@ -91,12 +95,9 @@ def run(
     runner = _Runner(chosen, bar)
     started, clock = datetime.now(timezone.utc), time.monotonic()
     made: list[tables.Table] = []
-    for name, listed in plan.items():
-        for work in listed:
-            runner.do(work)
-        table = tables.build(name, runner.found, chosen)
-        tables.write(table, Path(out))
-        made.append(table)
+
+    def note(drawn: list[str]) -> None:
+        """Write what this run was, and what there is of it so far."""
         about = {
             "command": _command(names, seeds, quick, out),
             "seeds": chosen.seeds,
@@ -106,10 +107,20 @@ def run(
             "started": started.isoformat(timespec="seconds"),
             "seconds": round(time.monotonic() - clock, 1),
             "tables": [table["name"] for table in made],
-            "figures": [],
+            "figures": drawn,
         }
         files.put(Path(out) / "settings.json", (json.dumps(about, indent=1) + "\n").encode())
+
+    for name, listed in plan.items():
+        for work in listed:
+            runner.do(work)
+        table = tables.build(name, runner.found, chosen)
+        tables.write(table, Path(out))
+        made.append(table)
+        note([])
         finished(table)
+    if draw:
+        note(figures.write((), out, chosen, progress))
     return made
 
 
