@@ -210,7 +210,7 @@ def test_the_norm_of_a_row_does_not_depend_on_the_batch(method) -> None:
 def test_a_sketch_in_small_parts_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = HEADS["3x3"](), normal(7, 2, 8, 9, seed=1)
     whole = norms(model, x, Sketch(9))
-    monkeypatch.setattr(gradients, "_BYTES_AT_ONCE", 10_000)
+    monkeypatch.setattr(gradients, "_PROBE_BYTES", 10_000)
     torch.testing.assert_close(norms(model, x, Sketch(9)), whole)
     exact = norms(model, x, "exact")
     monkeypatch.setattr(gradients, "_BYTES_AT_ONCE", 1)

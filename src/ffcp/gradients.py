@@ -8,6 +8,7 @@ features. ``"auto"`` looks at the head and picks.
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +27,7 @@ from ffcp.features import OUTPUT, Cut, Tapped, resolve
 _NORMS = (1, 2, math.inf)
 _OUTPUTS_AT_ONCE = 8  # a batched backward pass holds the gradients of at most this many outputs
 _BYTES_AT_ONCE = 2**26  # ... and at most this much memory for what goes in and what comes out
+_PROBE_BYTES = 36 * 2**20  # the same for probes; half or twice as much is slower
 # How ``"auto"`` picks: outputs so few that probing the head does not pay; coloured passes and
 # outputs so many that an estimate is better.
 _FEW_OUTPUTS = 64
@@ -435,17 +437,19 @@ def _sketched(model: nn.Module, x: Any, name: str, tap: Tapped, method: Sketch) 
     """
     held = tap.prediction.numel() + sum(shape.numel() for shape in tap.shapes[name])
     held = held * tap.prediction.element_size() // len(tap.prediction)  # bytes of one row
-    rows = max(1, _BYTES_AT_ONCE // (2 * held * method.probes))
-    at_once = max(1, _BYTES_AT_ONCE // (2 * held * rows))
+    rows = max(1, _PROBE_BYTES // (2 * held * method.probes))
+    at_once = max(1, _PROBE_BYTES // (2 * held * rows))
     total = torch.zeros_like(tap.prediction, dtype=wide(tap.prediction.dtype))
+    shapes = [shape[1:] for shape in tap.shapes[name]]
+    draw: Callable[[range], list[Tensor]] = functools.partial(_signs, shapes, method.seed)
+    if held * method.probes <= 4 * _PROBE_BYTES:  # small enough to be drawn once for all rows
+        draw = functools.cache(draw)
     for start in range(0, len(total), rows):
         part = slice(start, start + rows)
         with heads.behind(model, inputs.take(x, part), name) as (values, output):
-            for probes in torch.arange(method.probes).split(at_once):
-                signs = [
-                    _signs(value.shape[1:], method.seed, probes.tolist(), number).to(value)
-                    for number, value in enumerate(values)
-                ]
+            for first in range(0, method.probes, at_once):
+                signs = draw(range(first, min(first + at_once, method.probes)))
+                signs = [one.to(value) for one, value in zip(signs, values, strict=True)]
                 pushed = _pushed(output, values, signs, name)
                 total[part] += pushed.to(total.dtype).square_().sum(dim=0)
     return total.div_(method.probes).sqrt_()
@@ -471,14 +475,18 @@ def _pushed(
     return result
 
 
-def _signs(shape: torch.Size, seed: int, probes: Sequence[int], part: int) -> Tensor:
-    """Draw random signs for one row, (probes, *shape); all rows use the same."""
-    streams = (np.random.default_rng([seed, probe, part]) for probe in probes)
-    size = shape.numel()
-    # Bits are 25 times faster than Bernoulli numbers.
-    bits = [np.frombuffer(stream.bytes(-(-size // 8)), dtype=np.uint8) for stream in streams]
-    signs = np.unpackbits(np.stack(bits), axis=1, count=size)
-    return torch.from_numpy(signs).view(-1, *shape).float().mul_(2).sub_(1)
+def _signs(shapes: Sequence[torch.Size], seed: int, probes: range) -> list[Tensor]:
+    """Draw random signs for one row of every tensor, (probes, *shape); all rows use the same."""
+    drawn = []
+    for number, shape in enumerate(shapes):
+        size = shape.numel()
+        streams = (np.random.default_rng([seed, probe, number]) for probe in probes)
+        # Bits are 25 times faster than Bernoulli numbers.
+        bits = [np.frombuffer(stream.bytes(-(-size // 8)), dtype=np.uint8) for stream in streams]
+        signs = np.unpackbits(np.stack(bits), axis=1, count=size)
+        # In single bytes as long as possible.
+        drawn.append(torch.from_numpy(signs.view(np.int8)).mul_(2).sub_(1).view(-1, *shape))
+    return drawn
 
 
 def _combine(gradients: Sequence[Tensor], norm: float) -> Tensor:

@@ -186,9 +186,8 @@ class _caught:  # noqa: N801 - a context manager, used like a function
             self._handle.remove()
 
 
-_CUT_OUT: WeakKeyDictionary[nn.Module, dict[tuple[str, str], nn.Module | None]] = (
-    WeakKeyDictionary()
-)
+_CutOut = tuple[nn.Module | None, bool]
+_CUT_OUT: WeakKeyDictionary[nn.Module, dict[tuple[str, str], _CutOut]] = WeakKeyDictionary()
 
 
 @contextmanager
@@ -209,12 +208,12 @@ def behind(
     with Cut(model, [name], change=swap, graph=False) as cut, torch.no_grad():
         prediction = cut(x).prediction
         kept = tuple(swap.kept)
-        alone = _cut_out(model, name, kept, prediction)
+        alone, in_place = _cut_out(model, name, kept, prediction)
 
         def output(*values: Tensor) -> Tensor:
             rows = len(values[0])
             if alone is not None:
-                return checks.output(alone(values[0].clone()), rows)  # it may work in place
+                return checks.output(alone(values[0].clone() if in_place else values[0]), rows)
             swap.given = iter(values)
             numbers = torch.arange(rows) % inputs.row_count(x)
             return cut(x if rows == inputs.row_count(x) else inputs.take(x, numbers)).prediction
@@ -242,19 +241,23 @@ class _Swap:
 
 def _cut_out(
     model: nn.Module, name: str, kept: tuple[Tensor, ...], prediction: Tensor
-) -> nn.Module | None:
-    """Find the head as a module of its own, if there is one that gives the same output."""
+) -> tuple[nn.Module | None, bool]:
+    """Find the head as a module of its own, if there is one that gives the same output.
+
+    Also says whether it changes its input.
+    """
     if name == INPUT or len(kept) != 1:
-        return None  # nothing comes before the input, so there is nothing to save
+        return None, True  # nothing comes before the input, so there is nothing to save
     known = _CUT_OUT.setdefault(model, {})
     key = (name, str(model))
     if key not in known:
         try:
             found = head(model, name)
+            given = kept[0].clone()
             with undisturbed(found), torch.no_grad():
-                again = found(kept[0].clone())
+                again = found(given)
             same = torch.allclose(again, prediction, rtol=1e-3, equal_nan=True)
-            known[key] = found if same else None
+            known[key] = (found if same else None, not given.equal(kept[0]))
         except Exception:  # whatever a user's layers do when they are called apart
-            known[key] = None
+            known[key] = None, True
     return known[key]
