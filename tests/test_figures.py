@@ -16,7 +16,7 @@ from scipy import stats
 from torch import nn
 
 from ffcp import CP, FFCP
-from ffcp.paper import figures, report, runs, scenes, segments, segnets
+from ffcp.paper import figures, report, scenes, segments, segnets
 from ffcp.paper.experiments import Settings
 from ffcp.paper.figures import Pair, Request, Spread
 from ffcp.paper.networks import mlp
@@ -79,7 +79,7 @@ def test_figures_are_written_in_three_files_with_words(tmp_path: Path) -> None:
     assert {path.stem for path in (tmp_path / "figures").iterdir()} == set(made)
     done = [step[0] for step in steps]
     assert done == sorted(done)
-    assert steps[-1][:2] == (3, 3)
+    assert steps[-1][0] == steps[-1][1] == sum(map(figures.cost, made))
     assert all(0 <= share <= total and text for share, total, text in steps)
 
 
@@ -209,22 +209,24 @@ def test_the_data_set_is_bike_if_it_is_there(monkeypatch: pytest.MonkeyPatch) ->
 def test_segmentation_is_drawn_when_asked_for(
     tiny_shapes: segments.Experiment, tmp_path: Path
 ) -> None:
-    assert not figures.segmentation_ready()
-    assert not figures._last_record(tiny_shapes.model).is_file()
-    assert figures.write(["segmentation"], tmp_path, TINY) == ["segmentation"]
-    words = _check_files(tmp_path, "segmentation")
+    assert figures.write(["segmentation_shapes"], tmp_path, TINY) == ["segmentation_shapes"]
+    words = _check_files(tmp_path, "segmentation_shapes")
+    assert "tiny shapes" in words["title"]
     assert "tiny shapes" in words["caption"]
-    assert figures._last_record(tiny_shapes.model).is_file()
 
 
-def test_segmentation_is_drawn_unasked_once_it_is_computed(
-    tiny_shapes: segments.Experiment, monkeypatch: pytest.MonkeyPatch
+def test_segmentation_is_drawn_unasked_in_full_runs_where_its_files_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    segments.run("shapes")
-    kept = runs.place(
-        "networks", figures.segtrain.RECIPES["shapes"].key("shapes", 0), ".safetensors"
-    )
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    kept.touch()
-    monkeypatch.setattr(figures.segtrain, "trained", lambda name: tiny_shapes.model)
-    assert "segmentation" in figures._cheap()
+    assert not any(name.startswith("segmentation") for name in figures.at_hand(TINY))
+    drawn = [name for name in figures.at_hand(Settings()) if name.startswith("segmentation")]
+    assert drawn == ["segmentation_shapes"]  # the others need files
+    assert [file.path for file in figures.missing("segmentation_camvid")] == [
+        scenes.CAMVID_FILE.path
+    ]
+    monkeypatch.setenv("FFCP_DATA", str(tmp_path))
+    place = scenes.CAMVID_FILE.place
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.touch()
+    drawn = [name for name in figures.at_hand(Settings()) if name.startswith("segmentation")]
+    assert drawn == ["segmentation_shapes", "segmentation_camvid"]

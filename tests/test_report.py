@@ -125,6 +125,7 @@ def write_folder(folder: Path, **changes: object) -> Path:
         "machine": {"system": "Linux", "processor": "x86_64", "cores": 8, "memory_gb": 15.6},
         "started": "2024-05-01T12:30:00+00:00",
         "seconds": 4210.0,
+        "earlier": [],
         "tables": [table["name"] for table in TABLES],
         "figures": ["lengths", "times", "gone"],
         **changes,

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from scipy import stats
 
-from ffcp.paper import datasets, experiments, printed, reproduce, tables
+from ffcp.paper import claims, datasets, experiments, printed, render, reproduce, tables
 from ffcp.paper.experiments import (
     TRAINED,
     UNTRAINED,
@@ -48,13 +48,15 @@ def _own_folders(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 @pytest.fixture(scope="module")
 def made(
     cache: Path, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Path, dict[str, tables.Table], list[tuple[float, float, str]]]:
+) -> tuple[Path, dict[str, render.Table], list[tuple[float, float, str]]]:
     """All tables, once, without any data file."""
     out, steps = tmp_path_factory.mktemp("out"), []
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FFCP_CACHE", str(cache))
         patch.setenv("FFCP_DATA", str(out / "no-data"))
-        found = reproduce.run(out=out, settings=TINY, progress=lambda *step: steps.append(step))
+        found = reproduce.run(
+            tables.NAMES, out=out, settings=TINY, progress=lambda *step: steps.append(step)
+        )
     return out, {table["name"]: table for table in found}, steps
 
 
@@ -102,7 +104,7 @@ def test_the_settings_are_written_with_the_tables(made) -> None:
     about = json.loads((made[0] / "settings.json").read_text())
     assert {"command", "seeds", "quick", "versions", "machine"} < set(about)
     assert set(about) - {"command", "seeds", "quick", "versions", "machine"} == {
-        "started", "seconds", "tables", "figures"
+        "started", "seconds", "tables", "figures", "earlier"
     }  # fmt: skip
     assert about["seeds"] == 2
     assert about["tables"] == list(printed.TABLES)
@@ -164,7 +166,7 @@ def test_the_table_of_all_networks_fits_a_terminal(monkeypatch) -> None:
     every = tables.members("raps_imagenet", Settings())
     found = Collected(labels={name: _labels() for name in every})
     table = tables.build("raps_imagenet", found, Settings())
-    assert max(map(len, tables.to_text(table).splitlines())) <= 80
+    assert max(map(len, render.to_text(table).splitlines())) <= 80
 
 
 def test_a_full_table_of_bands_fits_a_terminal(monkeypatch) -> None:
@@ -178,7 +180,7 @@ def test_a_full_table_of_bands_fits_a_terminal(monkeypatch) -> None:
                 found.bands[work.data, work.training, method, work.alpha] = [
                     Measured(0.9, 12.5, 0.9, 1000, 1000, 0.9, layer) for layer in chosen
                 ]
-        text = tables.to_text(tables.build(name, found, Settings()))
+        text = render.to_text(tables.build(name, found, Settings()))
         assert max(map(len, text.splitlines())) <= 80
 
 
@@ -196,13 +198,13 @@ def test_smaller_sets_decide_the_claim_of_raps(made) -> None:
 
 def test_label_sets_may_cover_more_than_the_law_but_not_less() -> None:
     few, right, many = ([Result("RAPS", c, 2.0, 0.0, 0.0)] * 3 for c in (0.86, 0.9, 0.99))
-    assert tables.covers(right, 5000, 0.1)
-    assert tables.covers(many, 5000, 0.1)
-    assert not tables.covers(few, 5000, 0.1)
+    assert claims.covers(right, 5000, 0.1)
+    assert claims.covers(many, 5000, 0.1)
+    assert not claims.covers(few, 5000, 0.1)
 
 
 def test_unknown_names_and_no_seeds_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no table 'nonsense': choose from ffcp_runtime"):
+    with pytest.raises(ValueError, match="no table or figure 'nonsense': choose from ffcp_runtime"):
         reproduce.run(["nonsense"], out=tmp_path)
     with pytest.raises(ValueError, match="seeds must be at least 1"):
         reproduce.run(seeds=0, out=tmp_path)
@@ -219,8 +221,52 @@ def test_a_second_run_computes_nothing(made, tmp_path: Path, monkeypatch) -> Non
     for name in ("train_stacked", "train_as_published_stacked", "_measure", "_times"):
         monkeypatch.setattr(experiments, name, _forbidden)
     monkeypatch.setattr(experiments.labels, "answers", _forbidden)
-    again = reproduce.run(out=tmp_path, settings=TINY)
+    again = reproduce.run(tables.NAMES, out=tmp_path, settings=TINY)
     assert {table["name"]: table for table in again} == made[1]
+
+
+def test_the_results_of_every_seed_are_json_lines(made) -> None:
+    lines = (made[0] / "results.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    assert len({json.dumps(one["of"]) for one in records}) == len(records)
+    own = [
+        one["result"]["length"]
+        for one in records
+        if (one["of"]["what"], one["of"].get("method"), one["of"].get("training"))
+        == ("bands", "CP", "mean")
+        and one["of"]["alpha"] == 0.1
+    ]
+    row = next(r for r in made[1]["regression_bands"]["rows"] if r["method"] == "CP")
+    assert row["length"]["n"] == len(own) == 2
+    assert row["length"]["mean"] == pytest.approx(sum(own) / 2)
+    assert {one["of"]["what"] for one in records} == {"bands", "seconds", "label sets"}
+
+
+def test_calls_into_one_folder_add_up(made, tmp_path: Path) -> None:
+    reproduce.run(["bands_by_layer"], out=tmp_path, settings=TINY)
+    first = (tmp_path / "results.jsonl").read_text()
+    reproduce.run(["regression_bands", "overview"], out=tmp_path, settings=TINY)
+    about = json.loads((tmp_path / "settings.json").read_text())
+    assert about["tables"] == ["regression_bands", "bands_by_layer"]  # as in the paper
+    assert about["figures"] == ["overview"]
+    assert [call["command"] for call in about["earlier"]] == [
+        f"ffcp reproduce bands_by_layer --out {tmp_path}"
+    ]
+    assert (tmp_path / "results.jsonl").read_text().startswith(first)
+    # With other settings, the old tables are no part of the run.
+    reproduce.run(["bands_by_layer"], out=tmp_path, settings=replace(TINY, seeds=1))
+    about = json.loads((tmp_path / "settings.json").read_text())
+    assert (about["tables"], about["figures"], about["earlier"]) == (["bands_by_layer"], [], [])
+    assert len((tmp_path / "results.jsonl").read_text()) < len(first)
+
+
+def test_a_foreign_settings_file_is_no_earlier_call(made, tmp_path: Path) -> None:
+    for content in ("not json", "[]", '{"seeds": 2, "quick": false}'):
+        (tmp_path / "settings.json").write_text(content)
+        reproduce.run(["bands_by_layer"], out=tmp_path, settings=TINY)
+        about = json.loads((tmp_path / "settings.json").read_text())
+        assert about["earlier"] == []
+        (tmp_path / "results.jsonl").unlink()
 
 
 def test_one_seed_more_trains_one_network(made, monkeypatch) -> None:
@@ -288,20 +334,20 @@ def test_more_epochs_do_not_touch_untrained_networks() -> None:
 def test_the_range_is_that_of_the_beta_binomial_law() -> None:
     n, rows, alpha = 200, 150, 0.1
     k = 181  # ceil(201 * 0.9)
-    low, high = tables.law_range(n, rows, alpha, 0.01)
+    low, high = claims.law_range(n, rows, alpha, 0.01)
     law = stats.betabinom(rows, k, n + 1 - k)
     assert law.cdf(round(low * rows) - 1) < 0.005 <= law.cdf(round(low * rows))
     assert law.sf(round(high * rows)) <= 0.005 < law.sf(round(high * rows) - 1)
-    assert tables.law_range(20_000, 150, alpha)[0] > low  # more calibration points, narrower
-    assert tables.law_range(n, 15_000, alpha)[0] > low  # more test rows too
-    assert tables.law_range(5, rows, alpha) == (1.0, 1.0)  # infinite bands
+    assert claims.law_range(20_000, 150, alpha)[0] > low  # more calibration points, narrower
+    assert claims.law_range(n, 15_000, alpha)[0] > low  # more test rows too
+    assert claims.law_range(5, rows, alpha) == (1.0, 1.0)  # infinite bands
 
 
 def test_every_seed_must_keep_the_law() -> None:
     good, bad = (Measured(c, 1.0, 0.8, calibrated=1000, tested=1000) for c in (0.9, 0.8))
-    assert tables.lawful([good] * 5, 0.1)
-    assert not tables.lawful([good] * 4 + [bad], 0.1)
-    assert not tables.lawful([good] * 5, 0.05)
+    assert claims.lawful([good] * 5, 0.1)
+    assert not claims.lawful([good] * 4 + [bad], 0.1)
+    assert not claims.lawful([good] * 5, 0.05)
 
 
 def _made_up(lengths: dict[Method, float], coverage: float = 0.9, **where: Any) -> Collected:
@@ -388,8 +434,8 @@ def test_the_papers_number_stands_beside_ours() -> None:
 
 
 def test_infinite_lengths_are_left_empty() -> None:
-    assert tables.summary([1.0, float("inf")]) is None
-    assert tables.summary([None, None]) is None
+    assert claims.summary([1.0, float("inf")]) is None
+    assert claims.summary([None, None]) is None
 
 
 # -- methods -----------------------------------------------------------------------------------

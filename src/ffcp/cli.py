@@ -18,13 +18,12 @@ try:
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
     from rich.table import Table
 
-    from ffcp.paper import datalist, datasets, fetch, logits, segments, vision
+    from ffcp.paper import datalist, datasets, fetch, figures, logits, render, segments, vision
     from ffcp.paper import demo as demonstration
     from ffcp.paper import groups as worst_groups
     from ffcp.paper import labels as label_sets
     from ffcp.paper import report as page
     from ffcp.paper import reproduce as reproduction
-    from ffcp.paper import tables as paper_tables
     from ffcp.paper.data import MissingDataError
     from ffcp.paper.networks import mlp
 except ImportError as missing:  # the core is installed without the extra
@@ -371,7 +370,9 @@ def _print_segments(console: Console, result: segments.Result) -> None:
 def reproduce(
     names: Annotated[
         list[str] | None,
-        typer.Argument(help=f"Tables, by default all: {', '.join(paper_tables.NAMES)}."),
+        typer.Argument(
+            help=f"Tables and figures, by default all: {', '.join(reproduction.NAMES)}."
+        ),
     ] = None,
     seeds: Annotated[
         int | None, typer.Option(min=1, help="Splits and networks. [default: 5, or 2 if quick]")
@@ -379,7 +380,7 @@ def reproduce(
     quick: Annotated[
         bool, typer.Option("--quick", help="Small data and short training: does all of it work?")
     ] = False,
-    out: Annotated[Path, typer.Option(help="Folder for the tables.")] = Path("reproduced"),
+    out: Annotated[Path, typer.Option(help="Folder for tables and figures.")] = Path("reproduced"),
 ) -> None:
     """Make the paper's tables, its numbers and ours side by side, and its figures.
 
@@ -387,10 +388,13 @@ def reproduce(
     that are missing are shown as not available. What is finished is kept: a second call, or one
     after an interruption, computes only what is missing.
     """
-    unknown = [name for name in names or [] if name not in paper_tables.NAMES]
-    if unknown:
-        listed = ", ".join(paper_tables.NAMES)
-        raise typer.BadParameter(f"unknown table {unknown[0]!r}: choose from {listed}")
+    try:
+        reproduction.check_names(names or [])
+        for name in names or []:
+            for file in figures.missing(name):
+                file.require()
+    except (ValueError, MissingDataError) as error:
+        raise typer.BadParameter(str(error)) from error
     console = Console()
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as progress:
@@ -403,9 +407,8 @@ def reproduce(
             lambda done, total, text: progress.update(
                 task, completed=done, total=total, description=text
             ),
-            draw=not names,
             finished=lambda table: console.print(
-                f"\n{paper_tables.to_text(table, min(console.width, 120))}",
+                f"\n{render.to_text(table, min(console.width, 120))}",
                 highlight=False, markup=False, soft_wrap=True,
             ),
         )  # fmt: skip

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -212,6 +212,33 @@ class Collected:
     ) -> list[Measured]:
         """Give what was measured, one for each seed; an error if it was not."""
         return self.bands[data, training, method, alpha]
+
+    def records(self) -> Iterator[dict[str, Any]]:
+        """Give everything as plain values, for each seed or division: whose result, and the result.
+
+        >>> good = Measured(0.9, 1.5, 0.8, calibrated=100, tested=50)
+        >>> found = Collected(bands={("com", TRAINED, Method("FFCP", 2), 0.1): [good]})
+        >>> [(one["of"]["data"], one["of"]["seed"], one["result"]["length"])
+        ...  for one in found.records()]
+        [('com', 0, 1.5)]
+        """
+        for (data, training, method, alpha), measured in self.bands.items():
+            about = {"what": "bands", **_network(data, training), "method": method.name,
+                     "layer": method.layer, "alpha": alpha}  # fmt: skip
+            for seed, one in enumerate(measured):
+                yield {"of": {**about, "seed": seed}, "result": asdict(one)}
+        for (data, training), timed in self.seconds.items():
+            about = {"what": "seconds", **_network(data, training)}
+            for seed, seconds in enumerate(timed):
+                yield {"of": {**about, "seed": seed}, "result": seconds}
+        for network, found in self.labels.items():
+            for split, results in enumerate(found.splits):
+                about = {"what": "label sets", "network": network, "split": split}
+                yield {"of": about, "result": [asdict(result) for result in results]}
+
+
+def _network(data: str, training: Training) -> dict[str, Any]:
+    return {"data": data, "training": training.kind, "levels": training.levels}
 
 
 def available(data: str) -> bool:

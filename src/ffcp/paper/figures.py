@@ -13,6 +13,7 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from ffcp import CP, FCP, FFCP, FFCPWarning, Interval, files, gradient_norms, metrics
-from ffcp.paper import demo, runs, segments, segtrain
+from ffcp.paper import demo, runs, segments
+from ffcp.paper.data import DataFile
 from ffcp.paper.datasets import Split
 from ffcp.paper.experiments import TRAINED, Report, Settings, Study, available
 from ffcp.paper.networks import SPLIT_POINTS, mlp
@@ -573,18 +575,16 @@ def _overview_caption(request: Request, panels: Sequence[_Panel], calibrate: int
 
 # -- segmentation --------------------------------------------------------------------------------
 
-_SHAPES = "shapes"
 _DRAWN = 3  # images
-_SEGMENT_ALPHA, _SEGMENT_SEED = 0.1, 0  # as :func:`ffcp.paper.segments.run` has them by default
+_SEGMENTATION = "segmentation_"  # what the names of these figures begin with
 
 
-def segmentation(request: Request) -> Drawn:
-    """Draw the band lengths for painted shapes; about 80 seconds if nothing is in the cache."""
-    request.report(0.0, "segmentation: painted shapes")
+def segmentation(name: str, request: Request) -> Drawn:
+    """Draw the band lengths for one of the networks of ``ffcp segment``."""
+    request.report(0.0, f"{name}: starting")
     result = segments.run(
-        _SHAPES, alpha=_SEGMENT_ALPHA, seed=_SEGMENT_SEED, drawn=_DRAWN,
-        progress=lambda text: request.report(0.0, f"segmentation: {text}"),
-    )  # fmt: skip
+        name, drawn=_DRAWN, progress=lambda text: request.report(0.0, f"{name}: {text}")
+    )
     figure = segments.picture(result)
     _enlarge(figure)
     ratios = ", ".join(
@@ -594,7 +594,7 @@ def segmentation(request: Request) -> Drawn:
     )
     return Drawn(
         figure,
-        "Where bands are long: segmentation",
+        f"Where bands are long: {result.experiment.title}",
         f"Test images of {result.experiment.title}: image, label, prediction, and the length of "
         "the bands for a pixel, averaged over classes; brighter is longer. Each method has its "
         "own scale, which leaves out a few extreme pixels. Mean length on boundaries over mean "
@@ -612,23 +612,6 @@ def _enlarge(figure: Figure) -> None:
         axis.tick_params(labelsize=12)
 
 
-def segmentation_ready() -> bool:
-    """Tell whether the segmentation experiment is in the cache, so that its figure costs little."""
-    trained = segtrain.RECIPES[_SHAPES].key(_SHAPES, 0)
-    if not runs.place("networks", trained, ".safetensors").is_file():
-        return False
-    return _last_record(segtrain.trained(_SHAPES)).is_file()
-
-
-def _last_record(model: nn.Module) -> Path:
-    """Say where the last result of :func:`ffcp.paper.segments.run` is kept."""
-    key: dict[str, Any] = {
-        "version": segments._VERSION, "data": _SHAPES, "alpha": _SEGMENT_ALPHA,
-        "seed": _SEGMENT_SEED, "drawn": _DRAWN, "weights": files.fingerprint(model), "sets": True,
-    }  # fmt: skip
-    return runs.place("segments", key, ".json")
-
-
 # -- writing -------------------------------------------------------------------------------------
 
 #: The figures by name, in the order of the page.
@@ -636,9 +619,14 @@ FIGURES: dict[str, Callable[[Request], Drawn]] = {
     "overview": overview,
     "scores_fcp_ffcp": scores_fcp_ffcp,
     "score_histograms": score_histograms,
-    "segmentation": segmentation,
+    **{f"{_SEGMENTATION}{name}": partial(segmentation, name) for name in segments.EXPERIMENTS},
 }
 DPI = 150
+_SECONDS = {
+    f"{_SEGMENTATION}shapes": 80.0,
+    f"{_SEGMENTATION}camvid": 1200.0,
+    f"{_SEGMENTATION}deeplab": 300.0,
+}
 _QUICK_NOTE = "A quick run: few rows and epochs, which say nothing about the paper."
 
 
@@ -657,14 +645,14 @@ def write(
     Parameters
     ----------
     names
-        Which, of :data:`FIGURES`. If empty all, but segmentation only if it is computed already:
-        it takes longer than all others.
+        Which, of :data:`FIGURES`; those :func:`at_hand` if empty.
     folder
         Where to write: ``figures/NAME.svg``, ``figures/NAME.png`` and ``figures/NAME.json``.
     settings
         How much is computed, as for the tables, whose networks are used.
     progress
-        Called with the figures done, as a fraction, their number, and what is being done.
+        Called with what is done and what there is in total, in rough seconds, and with what is
+        being done.
     data
         The data set of the figures about scores, or that of :func:`default_data`.
     seed, alpha
@@ -688,24 +676,50 @@ def write(
     unknown = [name for name in names if name not in FIGURES]
     if unknown:
         raise ValueError(f"there is no figure {unknown[0]!r}: choose from {', '.join(FIGURES)}")
-    wanted = [name for name in FIGURES if name in names] if names else _cheap()
     chosen = Settings() if settings is None else settings
+    wanted = [name for name in FIGURES if name in names] if names else at_hand(chosen)
     used = default_data(chosen) if data is None else data
-    for number, name in enumerate(wanted):
+    total, done = sum(map(cost, wanted)), 0.0
+    for name in wanted:
 
-        def report(share: float, text: str, number: int = number) -> None:
-            progress(number + min(1.0, share), len(wanted), text)
+        def report(share: float, text: str, name: str = name, done: float = done) -> None:
+            progress(done + min(1.0, share) * cost(name), total, text)
 
         drawn = FIGURES[name](Request(chosen, used, seed, alpha, report))
-        if name != "segmentation" and chosen.rows is not None:
+        if not name.startswith(_SEGMENTATION) and chosen.rows is not None:
             drawn = replace(drawn, caption=f"{drawn.caption} {_QUICK_NOTE}")
         save(name, drawn, Path(folder))
-        progress(number + 1, len(wanted), name)
+        done += cost(name)
+        progress(done, total, name)
     return wanted
 
 
-def _cheap() -> list[str]:
-    return [name for name in FIGURES if name != "segmentation" or segmentation_ready()]
+def at_hand(settings: Settings) -> list[str]:
+    """List the figures that can be drawn; a quick run leaves out segmentation, which takes long.
+
+    >>> at_hand(Settings(rows=2000))
+    ['overview', 'scores_fcp_ffcp', 'score_histograms']
+    """
+    return [
+        name
+        for name in FIGURES
+        if not name.startswith(_SEGMENTATION) or (settings.rows is None and not missing(name))
+    ]
+
+
+def missing(name: str) -> list[DataFile]:
+    """List the files that a figure needs and that are not there."""
+    wanted = segments.FILES.get(name.removeprefix(_SEGMENTATION), ())
+    return [file for file in wanted if file.found is None]
+
+
+def cost(name: str) -> float:
+    """Guess the seconds that a figure takes if nothing is in the cache, for a progress bar.
+
+    >>> cost("overview") < cost("segmentation_camvid")
+    True
+    """
+    return _SECONDS.get(name, 10.0)
 
 
 def save(name: str, drawn: Drawn, folder: Path) -> list[Path]:

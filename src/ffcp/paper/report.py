@@ -71,7 +71,7 @@ def write(folder: Path, out: Path | None = None) -> Path:
     >>> folder = Path(tempfile.mkdtemp())
     >>> settings = {"command": "ffcp reproduce", "seeds": 1, "quick": True, "versions": {},
     ...             "machine": {}, "started": "2024-05-01T10:00:00", "seconds": 3.0,
-    ...             "tables": [], "figures": []}
+    ...             "earlier": [], "tables": [], "figures": []}
     >>> _ = (folder / "settings.json").write_text(json.dumps(settings))
     >>> write(folder).name
     'report.html'
@@ -197,6 +197,7 @@ class _Run:
     machine: dict[str, Any]
     started: str
     seconds: float
+    earlier: list[float]
     tables: list[str]
     figures: list[str]
 
@@ -211,6 +212,7 @@ def _read_run(folder: Path) -> _Run:
         machine=found.part("machine").content,
         started=found.text("started"),
         seconds=found.number("seconds"),
+        earlier=[call.number("seconds") for call in found.parts("earlier")],
         tables=_names(found, "tables"),
         figures=_names(found, "figures"),
     )
@@ -684,7 +686,7 @@ def _run(run: _Run) -> str:
         "Seeds": str(run.seeds),
         "Kind": "quick" if run.quick else "full",
         "Started": _when(run.started),
-        "Time taken": escape(_duration(run.seconds)),
+        "Time taken": escape(_taken(run)),
     }
     machine = {_MACHINE.get(key, key): _value(run.machine[key]) for key in _ordered(run.machine)}
     versions = {name: _value(version) for name, version in run.versions.items()}
@@ -697,6 +699,14 @@ def _run(run: _Run) -> str:
         )
     )
     return f'<div class="lists">{parts}</div>'
+
+
+def _taken(run: _Run) -> str:
+    taken = _duration(run.seconds)
+    if not run.earlier:
+        return taken
+    calls = "1 earlier call" if len(run.earlier) == 1 else f"{len(run.earlier)} earlier calls"
+    return f"{taken}, and {_duration(sum(run.earlier))} in {calls}"
 
 
 def _ordered(machine: Mapping[str, Any]) -> list[str]:

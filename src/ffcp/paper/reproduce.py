@@ -1,8 +1,8 @@
-"""The paper's tables from beginning to end: train, measure, compare, write.
+"""The paper from beginning to end: train, measure, compare, write.
 
-:func:`run` makes the tables one after the other and writes each when it is finished. All that
-takes time is kept in the cache, so a run that was stopped goes on where it was, and a second run
-only writes.
+:func:`run` makes tables and figures one after the other and writes each when it is finished. All
+that takes time is kept in the cache, so a run that was stopped goes on where it was, and a second
+run only writes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import platform
 import shlex
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from importlib import metadata
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ffcp import files
-from ffcp.paper import experiments, figures, printed, tables
+from ffcp.paper import experiments, figures, render, tables
 from ffcp.paper.experiments import QUICK, Collected, LabelWork, Settings, Study, Work
 
 Progress = Callable[[float, float, str], None]  # done, total, and what is being done
@@ -46,29 +46,27 @@ def run(
     progress: Progress = lambda done, total, text: None,
     *,
     settings: Settings | None = None,
-    draw: bool = False,
-    finished: Callable[[tables.Table], None] = lambda table: None,
-) -> list[tables.Table]:
-    """Make tables of the paper with our numbers, and write each when it is finished.
+    finished: Callable[[render.Table], None] = lambda table: None,
+) -> list[render.Table]:
+    """Make tables and figures of the paper with our numbers; write each when it is finished.
 
     Parameters
     ----------
     names
-        Which, of :data:`ffcp.paper.tables.NAMES`; all if empty.
+        Which, of :data:`NAMES`; all that the data at hand allow if empty.
     seeds
         How many; 5 as in the paper, or 2 if quick, if not given.
     quick
         Few rows, epochs and data sets: a check that everything works, within 3 minutes.
     out
-        The folder to write to: ``tables/NAME`` in five formats, ``figures/NAME`` and
-        ``settings.json``.
+        The folder to write to: ``tables/NAME`` in five formats, ``figures/NAME`` in three,
+        ``results.jsonl`` with the results of every seed, and ``settings.json``. Tables and
+        figures that the same settings made there before stay listed.
     progress
-        Called with what is done and what there is in total, in a rough unit of time, and with
-        what is being done.
+        Called with what is done and what there is in total, in rough seconds, and with what is
+        being done.
     settings
         How much is computed, in place of ``seeds`` and ``quick``.
-    draw
-        Whether to draw the figures too, behind the tables.
     finished
         Called with each table when it is written.
 
@@ -88,48 +86,104 @@ def run(
     >>> made[0]["verdict"]["text"]  # doctest: +SKIP
     'The claim holds in 9 of 14 rows (FFCP, best on test: 6 of 7; FFCP, auto: 3 of 7).'
     """
-    wanted = _wanted(names)
+    check_names(names)
     chosen = settings_for(seeds, quick) if settings is None else settings
-    plan = {name: tables.works(name, chosen) for name in wanted}
-    bar = _Bar(progress, sum(work.cost for listed in plan.values() for work in listed))
+    wanted = names or (*tables.NAMES, *figures.at_hand(chosen))
+    plan = {name: tables.works(name, chosen) for name in tables.NAMES if name in wanted}
+    pictures = [name for name in figures.FIGURES if name in wanted]
+    work = sum(one.cost for listed in plan.values() for one in listed)
+    bar = _Bar(progress, work + sum(map(figures.cost, pictures)))
     runner = _Runner(chosen, bar)
-    started, clock = datetime.now(timezone.utc), time.monotonic()
-    made: list[tables.Table] = []
-
-    def note(drawn: list[str]) -> None:
-        """Write what this run was, and what there is of it so far."""
-        about = {
-            "command": _command(names, seeds, quick, out),
-            "seeds": chosen.seeds,
-            "quick": quick,
-            "versions": _versions(),
-            "machine": _machine(),
-            "started": started.isoformat(timespec="seconds"),
-            "seconds": round(time.monotonic() - clock, 1),
-            "tables": [table["name"] for table in made],
-            "figures": drawn,
-        }
-        files.put(Path(out) / "settings.json", (json.dumps(about, indent=1) + "\n").encode())
-
+    log = _Log(Path(out), _command(names, seeds, quick, out), chosen, quick)
+    made: list[render.Table] = []
     for name, listed in plan.items():
-        for work in listed:
-            runner.do(work)
+        for one in listed:
+            runner.do(one)
         table = tables.build(name, runner.found, chosen)
-        tables.write(table, Path(out))
+        render.write(table, Path(out))
         made.append(table)
-        note([])
+        log.add("tables", name, runner.found)
         finished(table)
-    if draw:
-        note(figures.write((), out, chosen, progress))
+    for name in pictures:
+        bar.start(figures.cost(name))
+        figures.write([name], out, chosen, lambda done, total, text: bar.say(done / total, text))
+        bar.end(name)
+        log.add("figures", name, runner.found)
     return made
 
 
-def _wanted(names: Sequence[str]) -> list[str]:
-    unknown = [name for name in names if name not in tables.NAMES]
+#: The tables and figures that can be made.
+NAMES = (*tables.NAMES, *figures.FIGURES)
+
+
+def check_names(names: Sequence[str]) -> None:
+    """Refuse a name that is neither a table nor a figure.
+
+    >>> check_names(["regression_bands", "overview"])
+    """
+    unknown = [name for name in names if name not in NAMES]
     if unknown:
-        listed = ", ".join(tables.NAMES)
-        raise ValueError(f"there is no table {unknown[0]!r}: choose from {listed}")
-    return [name for name in printed.TABLES if name in (names or tables.NAMES)]
+        listed = ", ".join(NAMES)
+        raise ValueError(f"there is no table or figure {unknown[0]!r}: choose from {listed}")
+
+
+class _Log:
+    """Writes what a run was and the results of every seed, as far as it has come.
+
+    What an earlier call with as many seeds made in the same folder stays listed, with the time
+    that it took: a run that was stopped and started again is one run.
+    """
+
+    def __init__(self, out: Path, command: str, settings: Settings, quick: bool) -> None:
+        self._out, self._clock = out, time.monotonic()
+        self._about: dict[str, Any] = {
+            "command": command,
+            "seeds": settings.seeds,
+            "quick": quick,
+            "versions": _versions(),
+            "machine": _machine(),
+            "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "seconds": 0.0,
+            "tables": [],
+            "figures": [],
+            "earlier": [],
+        }
+        self._results: dict[str, Any] = {}  # by whose they are, as JSON
+        before = _before(out)
+        if all(before.get(key) == self._about[key] for key in ("seeds", "quick")):
+            self._continue(before)
+
+    def _continue(self, before: dict[str, Any]) -> None:
+        call = {key: before[key] for key in ("command", "started", "seconds")}
+        self._about["earlier"] = [*before.get("earlier", []), call]
+        for kind in ("tables", "figures"):
+            self._about[kind] = list(before[kind])
+        results = self._out / "results.jsonl"
+        if results.is_file():
+            self._keep(map(json.loads, results.read_text(encoding="utf-8").splitlines()))
+
+    def _keep(self, records: Iterable[dict[str, Any]]) -> None:
+        self._results.update((json.dumps(one["of"]), one) for one in records)
+
+    def add(self, kind: str, name: str, found: Collected) -> None:
+        """Note that a table or a figure is written."""
+        every = tables.NAMES if kind == "tables" else tuple(figures.FIGURES)
+        self._about[kind] = [one for one in every if one in (*self._about[kind], name)]
+        self._about["seconds"] = round(time.monotonic() - self._clock, 1)
+        self._keep(found.records())
+        lines = "".join(f"{json.dumps(one)}\n" for one in self._results.values())
+        files.put(self._out / "results.jsonl", lines.encode())
+        files.put(self._out / "settings.json", (json.dumps(self._about, indent=1) + "\n").encode())
+
+
+def _before(out: Path) -> dict[str, Any]:
+    """Read what an earlier call wrote; nothing if there is none, or another file of that name."""
+    try:
+        found = json.loads((out / "settings.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    wanted = ("command", "started", "seconds", "tables", "figures")
+    return found if isinstance(found, dict) and all(key in found for key in wanted) else {}
 
 
 class _Bar:

@@ -1,28 +1,18 @@
-"""The paper's tables with our numbers beside them, as plain data and as files.
+"""The paper's tables with our numbers beside them, as plain data.
 
 A table knows which pieces of work it needs (:func:`works`) and is built from what they found
-(:func:`build`). :func:`write` puts it into a folder as JSON, CSV, Markdown, LaTeX and text.
-Shares, such as coverage, are fractions in the data; a column marked ``percent`` shows them times
-100.
+(:func:`build`); :mod:`ffcp.paper.render` writes it. Shares, such as coverage, are fractions in
+the data; a column marked ``percent`` shows them times 100.
 """
 
 from __future__ import annotations
 
-import csv
-import io
-import json
-import math
-import statistics
-import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
-from ffcp import files
-from ffcp.choose import RowSplit
 from ffcp.paper import datasets, labels, printed, vision
+from ffcp.paper.claims import LAW_ERROR, covers, lawful, mean, shorter, summary, summary_of
 from ffcp.paper.datasets import NOT_AVAILABLE
 from ffcp.paper.experiments import (
     AUTO,
@@ -40,125 +30,12 @@ from ffcp.paper.experiments import (
     available,
     network_available,
 )
-from ffcp.quantiles import conformal_rank
-
-Row = dict[str, Any]
-Table = dict[str, Any]
+from ffcp.paper.render import Row, Table
 
 BEST = "best on test"  # a layer that was looked up on the test rows, as the paper does
-LAW_ERROR = 0.01  # how often a correct program may be found outside the law's range, for each row
-_SHORTER = 1 - 1e-6  # the same bands at two layers differ by rounding
 _AS_LONG = 0.1  # how far "about as long" may be off
-_TUNED = 0.3  # the share of calibration images on which :mod:`ffcp.paper.labels` tunes
 _SPLITS = range(5)
 _INSIDE = range(4)  # split point 4 is plain CP
-
-
-# -- what a claim is checked by ----------------------------------------------------------------
-
-
-@lru_cache(maxsize=1024)
-def law_range(n: int, rows: int, alpha: float, error: float = LAW_ERROR) -> tuple[float, float]:
-    """Give the range in which the coverage of one split must lie.
-
-    With n calibration scores and k = ceil((n + 1)(1 - alpha)), the number of covered rows among
-    those tested is beta-binomial with parameters k and n + 1 - k. A correct program is outside
-    the range with a probability of at most ``error``.
-
-    Parameters
-    ----------
-    n, rows
-        How many scores set the threshold, and how many rows were tested.
-    alpha
-        The miscoverage level.
-    error
-        Half of it is left out on each side.
-
-    Examples
-    --------
-    >>> low, high = law_range(1000, 500, 0.1)
-    >>> round(low, 3), round(high, 3)
-    (0.854, 0.94)
-    """
-    from scipy import stats
-
-    k = conformal_rank(n, alpha)
-    if k > n:
-        return 1.0, 1.0
-    law = stats.betabinom(rows, k, n + 1 - k)
-    return float(law.ppf(error / 2)) / rows, float(law.isf(error / 2)) / rows
-
-
-def lawful(found: Sequence[Measured], alpha: float) -> bool:
-    """Tell whether the coverage of every seed lies in the law's range for its n and rows.
-
-    The seeds divide the same rows, so they are not independent: the allowed error is divided by
-    their number, which holds whatever the dependence.
-
-    >>> lawful([Measured(0.9, 1.0, 0.8, calibrated=1000, tested=500)], 0.1)
-    True
-    >>> lawful([Measured(0.8, 1.0, 0.8, calibrated=1000, tested=500)], 0.1)
-    False
-    """
-    for one in found:
-        low, high = law_range(one.calibrated, one.tested, alpha, LAW_ERROR / len(found))
-        if not low - 1e-9 <= one.coverage <= high + 1e-9:
-            return False
-    return True
-
-
-def covers(found: Sequence[labels.Result], images: int, alpha: float) -> bool:
-    """Tell whether label sets cover at least as the law says, on every division of the images.
-
-    Half of the images calibrate, less the share that tunes; the other half tests. Sets may cover
-    more: they are never empty, and one label alone can be enough.
-
-    >>> covers([labels.Result("RAPS", 0.9, 2.0, 0.1, 0.0)], 5000, 0.1)
-    True
-    >>> covers([labels.Result("RAPS", 0.8, 2.0, 0.1, 0.0)], 5000, 0.1)
-    False
-    """
-    calibrate = (images + 1) // 2
-    for seed, one in enumerate(found):
-        n = calibrate - int(RowSplit(_TUNED, seed).mask(calibrate).sum())
-        low, _ = law_range(n, images - calibrate, alpha, 2 * LAW_ERROR / len(found))
-        if one.coverage < low - 1e-9:
-            return False
-    return True
-
-
-def shorter(ours: Sequence[Measured], other: Sequence[Measured]) -> bool:
-    """Tell whether the mean length over seeds is below another, by more than rounding.
-
-    >>> one, two = (Measured(0.9, length, 0.8, 100, 100) for length in (1.0, 2.0))
-    >>> shorter([one], [two]), shorter([one], [one])
-    (True, False)
-    """
-    return _mean(ours, "length") < _SHORTER * _mean(other, "length")
-
-
-def _mean(found: Sequence[Any], what: str) -> float:
-    return statistics.fmean(getattr(one, what) for one in found)
-
-
-def summary(values: Iterable[float | None]) -> dict[str, Any] | None:
-    """Give mean, standard deviation and number; nothing if there is none, or an infinite one.
-
-    >>> summary([1.0, 3.0])
-    {'mean': 2.0, 'sd': 1.4142135623730951, 'n': 2}
-    >>> summary([2.0])
-    {'mean': 2.0, 'sd': None, 'n': 1}
-    """
-    listed = list(values)
-    known = [value for value in listed if value is not None and math.isfinite(value)]
-    if not known or len(known) < len(listed):
-        return None
-    spread = statistics.stdev(known) if len(known) > 1 else None
-    return {"mean": statistics.fmean(known), "sd": spread, "n": len(known)}
-
-
-def _of(found: Sequence[Any], what: str) -> dict[str, Any] | None:
-    return summary(getattr(one, what) for one in found)
 
 
 # -- columns -----------------------------------------------------------------------------------
@@ -271,7 +148,7 @@ class _Bands:
     def best(self, found: Collected, data: str, among: Iterable[int]) -> int:
         """Look up the split point with the shortest bands on the test rows."""
         layers = [Method(self.fast, layer) for layer in among]
-        found_at = min(layers, key=lambda m: _mean(self.get(found, data, m), "length"))
+        found_at = min(layers, key=lambda m: mean(self.get(found, data, m), "length"))
         return int(found_at.layer or 0)
 
     def row(
@@ -296,10 +173,10 @@ class _Bands:
             **({"levels": _levels(self.training)} if self.training.levels else {}),
             "method": label or method.name,
             "split": _split(method, ours),
-            "coverage": _of(ours, "coverage"),
+            "coverage": summary_of(ours, "coverage"),
             "coverage_paper": paper("coverage", 100),
-            "feature_coverage": _of(ours, "feature_coverage"),
-            "length": _of(ours, "length"),
+            "feature_coverage": summary_of(ours, "feature_coverage"),
+            "length": summary_of(ours, "length"),
             "length_paper": paper("length", 1),
             "lawful": lawful(ours, self.alpha),
             "shorter": None if plain else shorter(ours, self.get(found, data, Method(self.base))),
@@ -368,7 +245,7 @@ def _split_ablation(found: Collected, data: str, settings: Settings) -> list[Row
 
 def _untrained(found: Collected, data: str, settings: Settings) -> list[Row]:
     of = _Bands("untrained", "CP", "FFCP", 0.1, UNTRAINED)
-    base = _mean(of.get(found, data, Method("CP")), "length")
+    base = mean(of.get(found, data, Method("CP")), "length")
     best = of.best(found, data, _INSIDE)
     rows = [of.row(found, data, Method("CP"))]
     for row in (_best(of, found, data, best, None), _auto(of, found, data)):
@@ -414,15 +291,15 @@ def _groups(
         ours, auto = found.of(data, method), method.layer == AUTO
         which = {"method": method.name, "layer": method.layer}
         judged = method.name == fast and (auto or method.layer in _INSIDE)
-        better = _mean(ours, "worst") > _mean(found.of(data, Method(base)), "worst")
+        better = mean(ours, "worst") > mean(found.of(data, Method(base)), "worst")
         return {
             "data": data,
             "method": f"{fast}, auto" if auto else method.name,
             "split": _split(method, ours),
-            "group_coverage": _of(ours, "worst"),
+            "group_coverage": summary_of(ours, "worst"),
             "group_coverage_paper": _paper(table, data, "group_coverage", 100, **which),
-            "coverage": _of(ours, "coverage"),
-            "feature_coverage": _of(ours, "feature_coverage"),
+            "coverage": summary_of(ours, "coverage"),
+            "feature_coverage": summary_of(ours, "feature_coverage"),
             "lawful": lawful(ours, 0.1),
             "holds": better if judged else None,
         }
@@ -504,12 +381,12 @@ def _raps(found: Collected, network: str, settings: Settings) -> list[Row]:
                 "top1_paper": value("top1", "") if number == 0 else None,
                 "top5": result.top5 if number == 0 else None,
                 "top5_paper": value("top5", "") if number == 0 else None,
-                "coverage": _of(ours, "coverage"),
+                "coverage": summary_of(ours, "coverage"),
                 "coverage_paper": value("coverage", printed_as),
-                "length": _of(ours, "size"),
+                "length": summary_of(ours, "size"),
                 "length_paper": value("length", printed_as),
                 "lawful": covers(ours, result.images, printed.TABLES[_LABELS].alpha),
-                "holds": _mean(ours, "size") < _mean(plain, "size") if number else None,
+                "holds": mean(ours, "size") < mean(plain, "size") if number else None,
             }
         )
     return rows
@@ -758,253 +635,3 @@ def _quick_note(settings: Settings) -> str:
         f"A quick run: {rows}, at most {settings.epochs} epochs, few data sets and levels. It "
         "shows that everything works, and says nothing about the paper."
     )
-
-
-# -- rendering ---------------------------------------------------------------------------------
-
-
-def cell(value: Any, column: dict[str, Any], spread: bool = True) -> str:
-    """Show a value as text.
-
-    >>> column = {"kind": "number", "digits": 1, "percent": True}
-    >>> cell({"mean": 0.9012, "sd": 0.005, "n": 5}, column)
-    '90.1 ± 0.5'
-    >>> cell(True, {"kind": "claim"}), cell(None, {"kind": "text"})
-    ('yes', '')
-    """
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, str):
-        return value
-    scale, digits = 100 if column.get("percent") else 1, column.get("digits", 3)
-    if isinstance(value, dict):
-        shown = f"{scale * value['mean']:.{digits}f}"
-        if spread and value["sd"] is not None:
-            shown += f" ± {scale * value['sd']:.{digits}f}"
-        return shown
-    return f"{scale * value:.{digits}f}"
-
-
-def _headings(table: Table) -> list[str]:
-    return [
-        f"{column['label']} %" if column.get("percent") else str(column["label"])
-        for column in table["columns"]
-    ]
-
-
-def _has_notes(table: Table) -> bool:
-    return any(row.get("note") for row in table["rows"])
-
-
-def _cells(table: Table, row: Row, spread: Callable[[dict[str, Any]], bool]) -> list[str]:
-    return [cell(row[c["key"]], c, spread(c)) for c in table["columns"]]
-
-
-def to_csv(table: Table) -> str:
-    """Write a table as CSV: full numbers, a column each for mean, deviation and count."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    heads: list[str] = []
-    for column in table["columns"]:
-        key = column["key"]
-        heads += [key, f"{key}_sd", f"{key}_n"] if column["kind"] == "number" else [key]
-    writer.writerow([*heads, "note"])
-    for row in table["rows"]:
-        cells: list[Any] = []
-        for column in table["columns"]:
-            value = row[column["key"]]
-            if column["kind"] != "number":
-                cells.append(cell(value, column))
-            elif isinstance(value, dict):
-                cells += [value["mean"], value["sd"], value["n"]]
-            else:
-                cells += [value, None, None]
-        writer.writerow([*cells, row.get("note", "")])
-    return out.getvalue()
-
-
-def to_markdown(table: Table) -> str:
-    """Write a table as Markdown, with its claim, verdict and notes."""
-    notes = _has_notes(table)
-    heads = [*_headings(table), *(["note"] if notes else [])]
-    right = [c["kind"] == "number" for c in table["columns"]] + [False] * notes
-    lines = [
-        f"# {table['title']}",
-        "",
-        f"Claim: {table['claim']} {table['verdict']['text']}",
-        "",
-        _pipes(heads),
-        _pipes(["--:" if number else "---" for number in right]),
-    ]
-    for row in table["rows"]:
-        cells = _cells(table, row, lambda column: True)
-        lines.append(_pipes([*cells, *([row.get("note", "")] if notes else [])]))
-    return "\n".join([*lines, "", *(f"- {note}" for note in table["notes"]), ""])
-
-
-def _pipes(cells: Iterable[str]) -> str:
-    return "| " + " | ".join(text.replace("|", "\\|") for text in cells) + " |"
-
-
-_LATEX = {
-    "\\": r"\textbackslash{}",
-    "&": r"\&",
-    "%": r"\%",
-    "$": r"\$",
-    "#": r"\#",
-    "_": r"\_",
-    "{": r"\{",
-    "}": r"\}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "±": r"$\pm$",
-}
-
-
-def escape(text: str) -> str:
-    r"""Make text safe for LaTeX.
-
-    >>> print(escape("a_b & 90 %"))
-    a\_b \& 90 \%
-    """
-    return "".join(_LATEX.get(sign, sign) for sign in text)
-
-
-def to_latex(table: Table) -> str:
-    """Write a table as a LaTeX ``table`` that needs no package."""
-    notes = _has_notes(table)
-    heads = [*_headings(table), *(["note"] if notes else [])]
-    places = "".join("r" if c["kind"] == "number" else "l" for c in table["columns"])
-    lines = [
-        r"\begin{table}",
-        rf"\caption{{{escape(table['title'])}. {escape(table['claim'])} "
-        rf"{escape(table['verdict']['text'])}}}",
-        rf"\label{{tab:{table['name']}}}",
-        rf"\begin{{tabular}}{{{places}{'l' if notes else ''}}}",
-        r"\hline",
-        " & ".join(map(escape, heads)) + r" \\",
-        r"\hline",
-    ]
-    for row in table["rows"]:
-        cells = _cells(table, row, lambda column: True)
-        cells += [row.get("note", "")] if notes else []
-        lines.append(" & ".join(map(escape, cells)) + r" \\")
-    return "\n".join([*lines, r"\hline", r"\end{tabular}", r"\end{table}", ""])
-
-
-def to_text(table: Table, width: int = 80) -> str:
-    """Write a table for a terminal; deviations are left out where they do not fit."""
-    lines = textwrap.wrap(table["title"], width)
-    lines += textwrap.wrap(f"Claim: {table['claim']} {table['verdict']['text']}", width)
-    for layout in _LAYOUTS:
-        body = _grid(table, layout)
-        if max(map(len, body)) <= width:
-            break
-    lines += ["", *body, ""]
-    for note in table["notes"]:
-        lines += textwrap.wrap(note, width, initial_indent="- ", subsequent_indent="  ")
-    return "\n".join(lines) + "\n"
-
-
-@dataclass(frozen=True)
-class _Layout:
-    """How a table is squeezed: whose deviations are shown, gaps, and the width of words."""
-
-    spread: tuple[str | None, ...] = ("ours", "paper")
-    gap: str = "  "
-    words: int = 40
-    short: bool = False
-
-
-_LAYOUTS = (
-    _Layout(),
-    _Layout(("ours",)),
-    _Layout(("ours",), " ", 14),
-    _Layout(()),
-    _Layout((), " ", 14),
-    _Layout((), " ", 12, short=True),
-    _Layout((), " ", 8, short=True),
-)
-_SHORT = {
-    "coverage": "cov.",
-    "feature": "feat.",
-    "within": "in",
-    "shorter": "short",
-    "labels": "size",
-}
-
-
-def _grid(table: Table, layout: _Layout) -> list[str]:
-    columns = table["columns"]
-    right = [column["kind"] == "number" for column in columns]
-    heads = [_heading(column, layout) for column in columns]
-    height = max(map(len, heads))
-    heads = [[""] * (height - len(head)) + head for head in heads]
-    body = [
-        [
-            [text] if number else textwrap.wrap(text, layout.words, break_long_words=False) or [""]
-            for text, number in zip(
-                _cells(table, row, lambda column: column["source"] in layout.spread),
-                right,
-                strict=True,
-            )
-        ]
-        for row in table["rows"]
-    ]
-    widths = [
-        max(map(len, sum([row[at] for row in body], heads[at]))) for at in range(len(columns))
-    ]
-
-    def lines(cells: Sequence[Sequence[str]]) -> list[str]:
-        tall = max(map(len, cells))
-        made = []
-        for level in range(tall):
-            words = [cell[level] if level < len(cell) else "" for cell in cells]
-            placed = (
-                text.rjust(size) if number else text.ljust(size)
-                for text, size, number in zip(words, widths, right, strict=True)
-            )
-            made.append(layout.gap.join(placed).rstrip())
-        return made
-
-    made = [*lines(heads), layout.gap.join("-" * size for size in widths)]
-    for row, cells in zip(table["rows"], body, strict=True):
-        known = sum(row[column["key"]] is not None for column in columns)
-        if row.get("note") and known == 1:  # the name alone
-            name = row[columns[0]["key"]]
-            made.append(f"{name.ljust(widths[0])}{layout.gap}{row['note']}")
-        else:
-            made += lines(cells)
-    return made
-
-
-def _heading(column: dict[str, Any], layout: _Layout) -> list[str]:
-    """Break a heading into short lines."""
-    words = str(column["label"]).split(" ")
-    if layout.short:
-        words = [_SHORT.get(word, word) for word in words]
-    if column.get("percent"):
-        words[-1] += " %" if len(words[-1]) < 5 else ""
-        words += [] if words[-1].endswith("%") else ["%"]
-    return words
-
-
-FORMATS: dict[str, Callable[[Table], str]] = {
-    ".csv": to_csv,
-    ".md": to_markdown,
-    ".tex": to_latex,
-    ".txt": to_text,
-    ".json": lambda table: json.dumps(table, indent=1, ensure_ascii=False, allow_nan=False) + "\n",
-}
-
-
-def write(table: Table, folder: Path) -> list[Path]:
-    """Write a table into ``folder/tables`` in all formats, each file whole or not at all."""
-    places = []
-    for suffix, render in FORMATS.items():  # JSON last: who finds it finds the others too
-        place = Path(folder) / "tables" / f"{table['name']}{suffix}"
-        files.put(place, render(table).encode())
-        places.append(place)
-    return places
