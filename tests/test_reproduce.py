@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 from scipy import stats
+from typer.testing import CliRunner
 
+from ffcp import cli
 from ffcp.paper import claims, datasets, experiments, printed, render, reproduce, tables
 from ffcp.paper.experiments import (
     TRAINED,
@@ -457,3 +459,40 @@ def test_split_point_four_is_cp(made) -> None:
 def test_works_ask_for_nothing_that_is_missing() -> None:
     listed = tables.works("regression_bands", Settings())
     assert [work.data for work in listed if isinstance(work, Work)] == ["synthetic"]
+
+
+# -- the command -------------------------------------------------------------------------------
+
+
+def _command(*arguments: str) -> Any:
+    return CliRunner().invoke(cli.app, ["reproduce", *arguments], env={"COLUMNS": "80"})
+
+
+def test_the_command_makes_what_is_named(made, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(reproduce, "QUICK", TINY)
+    out = tmp_path / "out"
+    result = _command("untrained", "overview", "--quick", "--out", str(out))
+    assert result.exit_code == 0, result.output
+    assert "Claim: " in result.output
+    assert "data not available" in result.output
+    assert sorted(p.name for p in out.iterdir()) == [
+        "figures", "results.jsonl", "settings.json", "tables"
+    ]  # fmt: skip
+    assert sorted({p.stem for p in (out / "tables").iterdir()}) == ["untrained"]
+    assert sorted({p.stem for p in (out / "figures").iterdir()}) == ["overview"]
+    page = CliRunner().invoke(cli.app, ["report", str(out)])
+    assert page.exit_code == 0, page.output
+    assert (out / "report.html").is_file()
+
+
+def test_the_command_refuses_what_it_cannot_make(tmp_path: Path) -> None:
+    out = str(tmp_path / "out")
+    unknown = _command("nonsense", "--out", out)
+    assert unknown.exit_code == 2
+    assert "nonsense" in unknown.output
+    assert "segmentation_shapes" in unknown.output  # the names there are
+    missing = _command("segmentation_camvid", "--out", out)
+    assert missing.exit_code == 2
+    assert "is missing" in missing.output
+    assert _command("--seeds", "0", "--out", out).exit_code == 2
+    assert not (tmp_path / "out").exists()
