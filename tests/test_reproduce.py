@@ -6,6 +6,10 @@ import csv
 import io
 import json
 import re
+import signal
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -306,6 +310,45 @@ def test_a_stopped_run_keeps_what_was_finished(tmp_path: Path, monkeypatch) -> N
     assert len(calls) == 4 + 2 * 7 - 3  # CP, five split points and the choice, for two seeds
     kept = [p for p in tmp_path.rglob("*") if p.is_file() and p.name.startswith(".")]
     assert kept == []
+
+
+_PROGRAM = """
+import sys
+from ffcp.paper import reproduce
+from ffcp.paper.experiments import Settings
+tiny = Settings(seeds=2, epochs=1, rows=300, only=("synthetic",), rounds=1)
+reproduce.run(["regression_bands", "untrained"], out=sys.argv[1], settings=tiny)
+"""
+
+
+def _start(out: Path) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", _PROGRAM, str(out)])
+
+
+def _tables(out: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in (out / "tables").iterdir()}
+
+
+def test_a_killed_process_goes_on_and_two_at_once_do_no_harm(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("FFCP_CACHE", str(tmp_path / "cache"))
+    killed, results = _start(tmp_path / "killed"), tmp_path / "cache" / "bands"
+    for _ in range(600):
+        if results.is_dir() and len(list(results.glob("*.json"))) >= 2:
+            break
+        time.sleep(0.1)
+    killed.send_signal(signal.SIGKILL)
+    assert killed.wait() == -signal.SIGKILL
+    kept = {path: path.stat().st_mtime_ns for path in results.glob("*.json")}
+    assert len(kept) >= 2
+    both = [_start(tmp_path / "first"), _start(tmp_path / "second")]
+    assert [one.wait() for one in both] == [0, 0]
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept  # nothing was found again
+    first, second = (_tables(tmp_path / name) for name in ("first", "second"))
+    assert first == second
+    # Bands do not depend on when they were computed: those of a run in one piece are the same.
+    monkeypatch.setenv("FFCP_CACHE", str(tmp_path / "another"))
+    assert _start(tmp_path / "whole").wait() == 0
+    assert _tables(tmp_path / "whole") == first
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from typing import Any
 
 from ffcp import files
 from ffcp.paper import experiments, figures, render, tables
-from ffcp.paper.experiments import QUICK, Collected, LabelWork, Settings, Study, Work
+from ffcp.paper.experiments import QUICK, Collected, LabelWork, Settings, Study, Training, Work
 
 Progress = Callable[[float, float, str], None]  # done, total, and what is being done
 
@@ -89,16 +89,16 @@ def run(
     check_names(names)
     chosen = settings_for(seeds, quick) if settings is None else settings
     wanted = names or (*tables.NAMES, *figures.at_hand(chosen))
-    plan = {name: tables.works(name, chosen) for name in tables.NAMES if name in wanted}
+    plan = _plan([name for name in tables.NAMES if name in wanted], chosen)
     pictures = [name for name in figures.FIGURES if name in wanted]
-    work = sum(one.cost for listed in plan.values() for one in listed)
-    bar = _Bar(progress, work + sum(map(figures.cost, pictures)))
+    costs = [cost for listed in plan.values() for _, cost in listed]
+    bar = _Bar(progress, sum(costs) + sum(map(figures.cost, pictures)))
     runner = _Runner(chosen, bar)
     log = _Log(Path(out), _command(names, seeds, quick, out), chosen, quick)
     made: list[render.Table] = []
     for name, listed in plan.items():
-        for one in listed:
-            runner.do(one)
+        for work, cost in listed:
+            runner.do(work, cost)
         table = tables.build(name, runner.found, chosen)
         render.write(table, Path(out))
         made.append(table)
@@ -186,6 +186,24 @@ def _before(out: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) and all(key in found for key in wanted) else {}
 
 
+def _plan(
+    names: Sequence[str], settings: Settings
+) -> dict[str, list[tuple[Work | LabelWork, float]]]:
+    """List the work for each table, and guess its seconds; networks are trained once."""
+    trained: set[tuple[str, Training]] = set()
+    plan: dict[str, list[tuple[Work | LabelWork, float]]] = {}
+    for name in names:
+        plan[name] = []
+        for work in tables.works(name, settings):
+            if isinstance(work, LabelWork):
+                plan[name].append((work, work.cost))
+                continue
+            network = (work.data, work.training)
+            plan[name].append((work, work.cost(settings, network in trained)))
+            trained.add(network)
+    return plan
+
+
 class _Bar:
     """Adds up what is done, of pieces of work that differ in size."""
 
@@ -215,8 +233,8 @@ class _Runner:
         self._settings, self._bar = settings, bar
         self._studies: dict[str, Study] = {}
 
-    def do(self, work: Work | LabelWork) -> None:
-        self._bar.start(work.cost)
+    def do(self, work: Work | LabelWork, cost: float) -> None:
+        self._bar.start(cost)
         if isinstance(work, LabelWork):
             experiments.collect_labels(work, self._settings, self.found, self._bar.say)
             self._bar.end(work.network)
