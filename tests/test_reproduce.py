@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import re
 import signal
 import subprocess
@@ -322,7 +323,9 @@ reproduce.run(["regression_bands", "untrained"], out=sys.argv[1], settings=tiny)
 
 
 def _start(out: Path) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-c", _PROGRAM, str(out)])
+    # Threads of several processes would wait for each other.
+    alone = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen([sys.executable, "-c", _PROGRAM, str(out)], env=alone)
 
 
 def _tables(out: Path) -> dict[str, bytes]:
