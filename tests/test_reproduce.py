@@ -430,6 +430,25 @@ def test_cp_itself_is_not_shorter_than_cp() -> None:
     assert _holds("regression_bands", _made_up(lengths)) == [None, None, False, True]
 
 
+def test_a_choice_of_plain_cp_is_no_merit() -> None:
+    lengths = _ffcp(3.0, 2.5, 2.9, 2.5, 2.0, auto=1.9)
+    found = _made_up(lengths)
+    place = ("synthetic", TRAINED, Method("FFCP", "auto"), 0.1)
+    found.bands[place] = [replace(one, chosen=4, worst=0.99) for one in found.bands[place]]
+    assert _holds("regression_bands", found)[-1] is False
+    assert _holds("group_coverage_cp", found)[-1] is False
+    found.bands[place] = [
+        replace(one, chosen=k) for one, k in zip(found.bands[place], (3, 4), strict=True)
+    ]
+    assert _holds("regression_bands", found)[-1] is True  # one seed is shorter by choice
+
+
+def test_the_law_of_fcp_is_about_its_ball() -> None:
+    wide = Measured(0.99, 1.0, 0.8, calibrated=1000, tested=1000, feature_coverage=0.9)
+    assert claims.lawful([wide], 0.1)
+    assert not claims.lawful([replace(wide, coverage=0.9, feature_coverage=0.99)], 0.1)
+
+
 def test_coverage_decides_by_layer_and_inside_the_ablation() -> None:
     lengths = _ffcp(1.0, 2.5, 2.9, 2.5, 2.0, auto=1.5)
     assert _holds("bands_by_layer", _made_up(lengths)) == [True] * 6

@@ -47,6 +47,8 @@ FCP_FEATURE = "4"
 #: The split point at which FFCP is timed: the same layer, before its ReLU.
 TIMED_SPLIT = 2
 AUTO = "auto"
+#: The last split point, the output itself, where FFCP is CP.
+OUTPUT = len(SPLIT_POINTS) - 1
 _REPEATS = 5  # of the methods that take milliseconds, which the first call distorts
 
 Report = Callable[[float, str], None]  # the share of a piece of work that is done, and what it is
