@@ -595,8 +595,8 @@ _RULES = {
     "its coverage is within the law's range. Split point 4 is CQR.",
     _LABELS: "The claim holds in a row of FFRAPS if its sets are smaller on average than those of "
     "RAPS; networks whose first label is right more often than the level asks are not judged, for "
-    "one label is nearly always enough. These are the networks and images at hand, not those of the paper; its numbers stand "
-    "beside ours only where the architecture is the same.",
+    "one label is nearly always enough. These are the networks and images at hand, not those of "
+    "the paper; its numbers stand beside ours only where the architecture is the same.",
 }
 
 
