@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from scipy import stats
 from typer.testing import CliRunner
 
 from ffcp import cli
-from ffcp.paper import claims, datasets, experiments, printed, render, reproduce, tables
+from ffcp.paper import claims, datasets, experiments, printed, render, reproduce, runs, tables
 from ffcp.paper.experiments import (
     TRAINED,
     UNTRAINED,
@@ -34,6 +35,7 @@ from ffcp.paper.experiments import (
     Work,
 )
 from ffcp.paper.labels import Result
+from ffcp.paper.training import train_as_published
 
 TINY = Settings(
     seeds=2, epochs=1, rows=300, only=("synthetic",), networks=("digits",), splits=1, rounds=1
@@ -228,7 +230,7 @@ def _forbidden(*args: Any, **kwargs: Any) -> Any:
 
 
 def test_a_second_run_computes_nothing(made, tmp_path: Path, monkeypatch) -> None:
-    for name in ("train_stacked", "train_as_published_stacked", "_measure", "_times"):
+    for name in ("train_stacked", "search_epochs_stacked", "_measure", "_times"):
         monkeypatch.setattr(experiments, name, _forbidden)
     monkeypatch.setattr(experiments.labels, "answers", _forbidden)
     again = reproduce.run(tables.NAMES, out=tmp_path, settings=TINY)
@@ -281,16 +283,76 @@ def test_a_foreign_settings_file_is_no_earlier_call(made, tmp_path: Path) -> Non
 
 def test_one_seed_more_trains_one_network(made, monkeypatch) -> None:
     trained: list[int] = []
-    train = experiments.train_as_published_stacked
+    train = experiments.train_stacked
 
-    def watched(xs: Any, ys: Any, *, seeds: list[int], **rest: Any) -> Any:
+    def watched(models: Any, *, seeds: list[int], **rest: Any) -> Any:
         trained.extend(seeds)
-        return train(xs, ys, seeds=seeds, **rest)
+        return train(models, seeds=seeds, **rest)
 
-    monkeypatch.setattr(experiments, "train_as_published_stacked", watched)
+    monkeypatch.setattr(experiments, "train_stacked", watched)
     study = Study("synthetic", replace(TINY, seeds=3))
     assert len(study.models(TRAINED)) == 3
     assert trained == [2]
+
+
+def _weights(study: Study, training: Training) -> list[dict[str, Any]]:
+    return [model.state_dict() for model in study.models(training)]
+
+
+def _assert_equal(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> None:
+    for one, other in zip(ours, theirs, strict=True):
+        for name, weight in one.items():
+            torch.testing.assert_close(weight, other[name], atol=1e-6, rtol=0)
+
+
+def test_all_levels_are_trained_at_once_and_as_one_by_one(tmp_path: Path, monkeypatch) -> None:
+    settings = replace(TINY, epochs=3, patience=1)
+    pairs = [Training("quantiles", levels) for levels in ((0.1, 0.9), (0.4, 0.6))]
+    monkeypatch.setenv("FFCP_CACHE", str(tmp_path / "apart"))
+    apart = [_weights(Study("synthetic", settings), training) for training in pairs]
+    monkeypatch.setenv("FFCP_CACHE", str(tmp_path / "together"))
+    study = Study("synthetic", settings, coming=[TRAINED, UNTRAINED, *pairs])
+    first = _weights(study, pairs[0])
+    for name in ("train_stacked", "search_epochs_stacked"):
+        monkeypatch.setattr(experiments, name, _forbidden)
+    _assert_equal(first, apart[0])
+    _assert_equal(_weights(study, pairs[1]), apart[1])
+    with pytest.raises(AssertionError, match="computed again"):
+        study.models(TRAINED)  # another kind of network
+
+
+def test_networks_follow_the_papers_protocol() -> None:
+    settings = replace(TINY, epochs=4, patience=2)
+    study = Study("synthetic", settings)
+    theirs = [
+        train_as_published(study.parts(seed).x_train, study.parts(seed).y_train, seed=seed,
+                           epochs=4, patience=2).state_dict()
+        for seed in range(2)
+    ]  # fmt: skip
+    _assert_equal(_weights(study, TRAINED), theirs)
+
+
+def test_a_training_that_is_stopped_keeps_networks_and_searches(
+    tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.setenv("FFCP_CACHE", str(tmp_path / "cache"))
+    settings = replace(TINY, epochs=6, patience=1)
+    whole = _weights(Study("synthetic", settings), TRAINED)
+    monkeypatch.setenv("FFCP_CACHE", str(tmp_path / "killed"))
+    keep = runs.keep_network
+
+    def killed(*args: Any) -> None:
+        keep(*args)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runs, "keep_network", killed)
+    with pytest.raises(KeyboardInterrupt):
+        Study("synthetic", settings).models(TRAINED)
+    assert len(list((tmp_path / "killed" / "networks").iterdir())) == 1
+    assert len(list((tmp_path / "killed" / "epochs").iterdir())) == 2
+    monkeypatch.setattr(runs, "keep_network", keep)
+    monkeypatch.setattr(experiments, "search_epochs_stacked", _forbidden)
+    _assert_equal(_weights(Study("synthetic", settings), TRAINED), whole)
 
 
 def test_a_stopped_run_keeps_what_was_finished(tmp_path: Path, monkeypatch) -> None:
@@ -309,7 +371,7 @@ def test_a_stopped_run_keeps_what_was_finished(tmp_path: Path, monkeypatch) -> N
         reproduce.run(**wanted)
     assert not (tmp_path / "out").exists()
     assert len(list((tmp_path / "cache" / "bands").iterdir())) == 3
-    monkeypatch.setattr(experiments, "train_as_published_stacked", _forbidden)
+    monkeypatch.setattr(experiments, "train_stacked", _forbidden)
     reproduce.run(**wanted)
     assert len(calls) == 4 + 2 * 7 - 3  # CP, five split points and the choice, for two seeds
     kept = [p for p in tmp_path.rglob("*") if p.is_file() and p.name.startswith(".")]

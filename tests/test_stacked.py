@@ -135,7 +135,7 @@ def test_the_slope_of_the_pinball_loss_is_that_of_autograd_at_ties_too() -> None
     y = torch.tensor([[[0.0], [2.0], [0.5]]])
     pinball(guess, y).backward()
     out = torch.empty_like(guess)
-    stacked._pinball_slope(LEVELS)(guess.detach(), y, out)
+    stacked._pinball_slope(guess.detach(), y, out, torch.tensor([[LEVELS]]))
     torch.testing.assert_close(out, guess.grad)
 
 

@@ -8,17 +8,19 @@ missing. :mod:`ffcp.paper.tables` says which of them a table needs.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import math
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ffcp import (
     CP,
@@ -32,12 +34,11 @@ from ffcp import (
     FFCPWarning,
     Localizer,
     metrics,
-    pinball_loss,
 )
 from ffcp.paper import datasets, groups, labels, logits, runs, vision
 from ffcp.paper.datasets import Split
-from ffcp.paper.networks import SPLIT_POINTS, mlp
-from ffcp.paper.stacked import train_as_published_stacked, train_stacked
+from ffcp.paper.networks import SPLIT_POINTS
+from ffcp.paper.stacked import pair, search_epochs_stacked, train_stacked
 from ffcp.predictors import BandPredictor
 
 _VERSION = 1  # of what is computed below; a change makes stored networks and results stale
@@ -167,13 +168,12 @@ class Work:
     alpha: float = 0.1
     timed: tuple[Method, ...] = ()
 
-    def cost(self, settings: Settings, trained: bool = False) -> float:
-        """Guess the seconds it takes, for a progress bar; fewer if the networks are there."""
+    def cost(self, settings: Settings, trainings: int = 1) -> float:
+        """Guess the seconds it takes with a number of trainings before it, for a progress bar."""
         rows = min(datasets.known(self.data).rows, settings.rows or math.inf)
         bands = 2e-5 * rows * settings.seeds * len(self.methods + self.timed)
-        if trained or self.training.kind == "none":
-            return bands
-        return bands + 1e-6 * rows * settings.seeds * settings.epochs
+        each = 0.0 if self.training.kind == "none" else 1e-6 * rows * settings.seeds
+        return bands + trainings * each * settings.epochs
 
 
 @dataclass(frozen=True)
@@ -266,6 +266,9 @@ class Study:
         How much is computed.
     report
         Called now and then with the share that is done of a training, and what is being done.
+    coming
+        Trainings that will be asked for. Those at other quantile levels are done together with
+        the first, which takes less time than one after the other.
 
     Examples
     --------
@@ -276,9 +279,14 @@ class Study:
     """
 
     def __init__(
-        self, data: str, settings: Settings, report: Report = lambda share, text: None
+        self,
+        data: str,
+        settings: Settings,
+        report: Report = lambda share, text: None,
+        coming: Sequence[Training] = (),
     ) -> None:
         self.data, self.settings, self._report = data, settings, report
+        self._coming = coming
         self._digests: dict[int, str] = {}
         self._tables: dict[int, datasets.Table] = {}
         self._parts: dict[int, Split] = {}
@@ -332,48 +340,75 @@ class Study:
         return self._models[training]
 
     def _fresh(self, seed: int, training: Training) -> nn.Module:
-        return _fresh(self._table(seed).x.shape[1], training.outputs, seed)
+        return pair(self._table(seed).x.shape[1], seed, training.outputs)[0]
 
     def _kept_or_trained(self, training: Training) -> list[nn.Module]:
-        keys = [self._key(seed, training) for seed in range(self.settings.seeds)]
-        missing = [
-            seed
-            for seed, key in enumerate(keys)
-            if not runs.place("networks", key, ".safetensors").is_file()
-        ]
-        trained: dict[int, nn.Module] = {}
-        if missing:
-            trained = dict(zip(missing, self._train(training, missing), strict=True))
-        return [
-            runs.network(
-                key,
-                lambda seed=seed: self._fresh(seed, training),  # type: ignore[misc]
-                lambda seed=seed: trained[seed],  # type: ignore[misc]
+        if None in (kept := self._kept(training)):
+            alike = [other for other in self._coming if other.kind == training.kind]
+            self._train(
+                [
+                    (other, seed)
+                    for other in dict.fromkeys((training, *alike))
+                    for seed, model in enumerate(self._kept(other))
+                    if model is None
+                ]
             )
-            for seed, key in enumerate(keys)
+            kept = self._kept(training)
+        return [model for model in kept if model is not None]
+
+    def _kept(self, training: Training) -> list[nn.Module | None]:
+        """Give the networks of all seeds that are in the cache."""
+        return [
+            runs.known_network(self._key(seed, training), partial(self._fresh, seed, training))
+            for seed in range(self.settings.seeds)
         ]
 
-    def _train(self, training: Training, seeds: list[int]) -> list[nn.Module]:
-        """Train for some seeds at once."""
-        xs = [self.parts(seed).x_train for seed in seeds]
-        ys = [self.parts(seed).y_train for seed in seeds]
-        most = 2 * self.settings.epochs * len(seeds)  # the search, and the training itself
-        done = 0
+    def _train(self, wanted: Sequence[tuple[Training, int]]) -> None:
+        """Train networks of one shape at once, by the paper's protocol; keep each when it is done.
+
+        5 % of the rows pick the number of epochs, which is kept too, and training starts over on
+        all rows for that many.
+        """
+        most = 2 * self.settings.epochs * len(wanted)  # the search, and the training itself
+        told = 0
 
         def progress() -> None:
-            nonlocal done
-            done += 1
-            self._report(done / most, f"{self.data}: training")
+            nonlocal told
+            told += 1
+            self._report(told / most, f"{self.data}: training")
 
-        limits: dict[str, Any] = {
-            "seeds": seeds,
-            "epochs": self.settings.epochs,
-            "patience": self.settings.patience,
-            "progress": progress,
-        }
-        if training.levels is None:
-            return train_as_published_stacked(xs, ys, **limits)
-        return train_quantiles_as_published(xs, ys, training.levels, **limits)
+        def arguments(some: Sequence[tuple[Training, int]]) -> dict[str, Any]:
+            levels = [training.levels for training, _ in some]
+            return {
+                "xs": [self.parts(seed).x_train for _, seed in some],
+                "ys": [self.parts(seed).y_train for _, seed in some],
+                "seeds": [seed for _, seed in some],
+                "levels": None if None in levels else levels,
+                "progress": progress,
+            }
+
+        keys = [self._key(seed, training) for training, seed in wanted]
+        known = [runs.known("epochs", key) for key in keys]
+        unknown = [number for number, best in enumerate(known) if best is None]
+        if unknown:
+            search_epochs_stacked(
+                [self._pair(*wanted[number])[0] for number in unknown],
+                epochs=self.settings.epochs,
+                patience=self.settings.patience,
+                done=lambda at, best: runs.keep("epochs", keys[unknown[at]], best),
+                **arguments([wanted[number] for number in unknown]),
+            )
+        train_stacked(
+            [self._pair(training, seed)[1] for training, seed in wanted],
+            epochs=[int(runs.known("epochs", key)) for key in keys],
+            done=lambda at, model: runs.keep_network(keys[at], model),
+            **arguments(wanted),
+        )
+
+    def _pair(self, training: Training, seed: int) -> tuple[nn.Module, nn.Module]:
+        """Build the networks of the search and of the training."""
+        first, second = pair(self._table(seed).x.shape[1], seed, training.outputs)
+        return first, second if training.levels is None else copy.deepcopy(first)
 
     # -- measurements ---------------------------------------------------------------------
 
@@ -444,68 +479,13 @@ def _digest(table: datasets.Table) -> str:
     return digest.hexdigest()[:16]
 
 
-def _fresh(inputs: int, outputs: int, seed: int) -> nn.Module:
-    """Build a network whose first weights depend on the seed alone."""
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        return mlp(inputs, outputs)
-
-
-def train_quantiles_as_published(
-    xs: Sequence[Tensor],
-    ys: Sequence[Tensor],
-    levels: tuple[float, float],
-    *,
-    seeds: Sequence[int],
-    epochs: int = 1000,
-    patience: int = 100,
-    progress: Callable[[], None] = lambda: None,
-) -> list[nn.Module]:
-    """Train quantile networks for several seeds at once, by the paper's protocol.
-
-    As :func:`ffcp.paper.stacked.train_as_published_stacked`, with the pinball loss: 5 % of the
-    rows pick the number of epochs, and training starts over on all rows for that many.
-
-    >>> xs = [torch.rand(200, 2) for _ in range(2)]
-    >>> ys = [x[:, 0] for x in xs]
-    >>> models = train_quantiles_as_published(xs, ys, (0.1, 0.9), seeds=[0, 1], epochs=2)
-    >>> models[1](xs[1]).shape
-    torch.Size([200, 2])
-    """
-    held = max(1, len(xs[0]) // 20)
-    errors: list[list[float]] = [[] for _ in xs]
-
-    def no_hope(number: int, model: nn.Module) -> bool:
-        own = errors[number]
-        with torch.no_grad():
-            own.append(float(pinball_loss(model(xs[number][:held]), ys[number][:held], levels)))
-        return len(own) - own.index(min(own)) > patience
-
-    def networks() -> list[nn.Module]:
-        return [_fresh(x.shape[1], 2, seed) for x, seed in zip(xs, seeds, strict=True)]
-
-    train_stacked(
-        networks(),
-        [x[held:] for x in xs],
-        [y[held:] for y in ys],
-        epochs=epochs,
-        seeds=seeds,
-        levels=levels,
-        progress=progress,
-        stop=no_hope,
-    )
-    best = [own.index(min(own)) + 1 for own in errors]
-    return train_stacked(
-        networks(), xs, ys, epochs=best, seeds=seeds, levels=levels, progress=progress
-    )
-
-
 # -- one method on one network -----------------------------------------------------------------
 
 
 def predictor(method: Method, model: nn.Module, alpha: float = 0.1, seed: int = 0) -> BandPredictor:
     """Build the predictor of a method as the tables use it.
 
+    >>> from ffcp.paper.networks import mlp
     >>> predictor(Method("FFCP", 2), mlp(3)).feature
     '3'
     """

@@ -7,6 +7,7 @@ run only writes.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import platform
@@ -93,7 +94,7 @@ def run(
     pictures = [name for name in figures.FIGURES if name in wanted]
     costs = [cost for listed in plan.values() for _, cost in listed]
     bar = _Bar(progress, sum(costs) + sum(map(figures.cost, pictures)))
-    runner = _Runner(chosen, bar)
+    runner = _Runner(chosen, bar, [work for listed in plan.values() for work, _ in listed])
     log = _Log(Path(out), _command(names, seeds, quick, out), chosen, quick)
     made: list[render.Table] = []
     for name, listed in plan.items():
@@ -189,19 +190,22 @@ def _before(out: Path) -> dict[str, Any]:
 def _plan(
     names: Sequence[str], settings: Settings
 ) -> dict[str, list[tuple[Work | LabelWork, float]]]:
-    """List the work for each table, and guess its seconds; networks are trained once."""
-    trained: set[tuple[str, Training]] = set()
-    plan: dict[str, list[tuple[Work | LabelWork, float]]] = {}
-    for name in names:
-        plan[name] = []
-        for work in tables.works(name, settings):
-            if isinstance(work, LabelWork):
-                plan[name].append((work, work.cost))
-                continue
-            network = (work.data, work.training)
-            plan[name].append((work, work.cost(settings, network in trained)))
-            trained.add(network)
-    return plan
+    """List the work for each table, and guess its seconds.
+
+    The first work on a data set that needs a kind of training has all of that kind done.
+    """
+    listed = {name: tables.works(name, settings) for name in names}
+    trainings: dict[tuple[str, str], set[Training]] = {}
+    for work in itertools.chain.from_iterable(listed.values()):
+        if isinstance(work, Work):
+            trainings.setdefault((work.data, work.training.kind), set()).add(work.training)
+
+    def cost(work: Work | LabelWork) -> float:
+        if isinstance(work, LabelWork):
+            return work.cost
+        return work.cost(settings, len(trainings.pop((work.data, work.training.kind), ())))
+
+    return {name: [(work, cost(work)) for work in works] for name, works in listed.items()}
 
 
 class _Bar:
@@ -228,9 +232,12 @@ class _Bar:
 class _Runner:
     """Does pieces of work, with one data set in memory at a time."""
 
-    def __init__(self, settings: Settings, bar: _Bar) -> None:
+    def __init__(
+        self, settings: Settings, bar: _Bar, coming: Sequence[Work | LabelWork] = ()
+    ) -> None:
         self.found = Collected()
         self._settings, self._bar = settings, bar
+        self._coming = [work for work in coming if isinstance(work, Work)]
         self._studies: dict[str, Study] = {}
 
     def do(self, work: Work | LabelWork, cost: float) -> None:
@@ -245,7 +252,8 @@ class _Runner:
 
     def _study(self, data: str) -> Study:
         if data not in self._studies:
-            self._studies[data] = Study(data, self._settings, self._bar.say)
+            coming = [work.training for work in self._coming if work.data == data]
+            self._studies[data] = Study(data, self._settings, self._bar.say, coming)
         for other, study in self._studies.items():
             if other != data:
                 study.release()

@@ -30,7 +30,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from ffcp.losses import pinball_loss
 from ffcp.paper.networks import mlp
+
+Levels = tuple[float, ...] | list[tuple[float, ...]]  # of all networks, or of each
 
 _BLOCK = 16  # steps whose dropout is drawn at a time: few calls, and it stays in the cache
 _BETAS, _EPS = (0.9, 0.999), 1e-8  # the defaults of torch.optim.Adam
@@ -43,12 +46,13 @@ def train_stacked(
     *,
     epochs: int | Sequence[int],
     seeds: Sequence[int],
-    levels: tuple[float, ...] | None = None,
+    levels: Levels | None = None,
     learning_rate: float = 5e-4,
     weight_decay: float = 1e-6,
     batch_size: int = 64,
     progress: Callable[[], None] = lambda: None,
     stop: Callable[[int, nn.Module], bool] | None = None,
+    done: Callable[[int, nn.Module], None] = lambda number, model: None,
 ) -> list[nn.Module]:
     """Fit networks of one shape, each to its own data, in place and all at once.
 
@@ -65,10 +69,11 @@ def train_stacked(
         How often each network sees its rows: one number for all, or one for each. A network that
         is done leaves the stack.
     seeds
-        One for each network; its order of rows and its dropout depend on it alone.
+        One for each network; its order of rows and its dropout depend on it alone. They are
+        drawn once for networks of the same seed.
     levels
         Train with the pinball loss at these quantile levels, one for each output; with the squared
-        error if not given.
+        error if not given. A list has the levels of each network.
     learning_rate, weight_decay, batch_size
         As in :func:`ffcp.paper.training.train`.
     progress
@@ -76,6 +81,8 @@ def train_stacked(
     stop
         Called after every epoch with the position of each network that took part and the network
         itself in eval mode; ends its training if it says so.
+    done
+        Called with the position of a network and the network itself when its training has ended.
 
     Returns
     -------
@@ -90,11 +97,12 @@ def train_stacked(
     >>> [tuple(model(x).shape) for model, x in zip(models, xs)]
     [(100, 1), (100, 1)]
     """
-    shape, left = _check(models, xs, ys, epochs, seeds, levels, batch_size)
-    slope = _squared_slope if levels is None else _pinball_slope(levels)
+    each = _each(levels, len(models))
+    shape, left = _check(models, xs, ys, epochs, seeds, each, batch_size)
     alive = [number for number, count in enumerate(left) if count > 0]
     if alive:
-        stack = _Stack([models[i] for i in alive], shape, slope, learning_rate, weight_decay)
+        kept = None if each is None else torch.tensor([each[i] for i in alive])[:, None]
+        stack = _Stack([models[i] for i in alive], shape, kept, learning_rate, weight_decay)
         draws = _Draws(alive, seeds, len(xs[0]), batch_size, shape, xs[0].dtype)
         targets = [y.reshape(len(y), 1) for y in ys]
         blocks = _ahead(draws) if torch.get_num_threads() > 1 else iter(draws, None)
@@ -102,17 +110,81 @@ def train_stacked(
         with torch.no_grad(), _one_thread():
             _epoch(stack, draws, blocks, alive, xs, targets)
             stack.give([models[i] for i in alive])
-        done = set()
+        ended = set()
         for number in alive:
             left[number] -= 1
             progress()
-            ended = stop is not None and stop(number, models[number].eval())
-            if ended or not left[number]:
-                done.add(number)
-        if done and done < set(alive):
-            stack.keep([at for at, number in enumerate(alive) if number not in done])
-        alive = draws.alive = [number for number in alive if number not in done]
+            if (stop is not None and stop(number, models[number].eval())) or not left[number]:
+                ended.add(number)
+                done(number, models[number].eval())
+        if ended and ended < set(alive):
+            stack.keep([at for at, number in enumerate(alive) if number not in ended])
+        alive = draws.alive = [number for number in alive if number not in ended]
     return [model.eval() for model in models]
+
+
+def search_epochs_stacked(
+    models: Sequence[nn.Module],
+    xs: Sequence[Tensor],
+    ys: Sequence[Tensor],
+    *,
+    seeds: Sequence[int],
+    epochs: int = 1000,
+    patience: int = 100,
+    levels: Levels | None = None,
+    progress: Callable[[], None] = lambda: None,
+    done: Callable[[int, int], None] = lambda number, best: None,
+) -> list[int]:
+    """Find the number of epochs of each network: train on 95 % of its rows, look at the others.
+
+    Parameters
+    ----------
+    models, xs, ys, seeds, levels, progress
+        As for :func:`train_stacked`. The models are trained in the search and of no further use.
+    epochs
+        The most that is tried.
+    patience
+        After how many epochs without a smaller error the search of a network ends.
+    done
+        Called with the position of a network and its number of epochs when its search has ended.
+
+    Examples
+    --------
+    >>> xs = [torch.rand(200, 2) for _ in range(2)]
+    >>> ys = [x[:, 0] for x in xs]
+    >>> search_epochs_stacked([mlp(2), mlp(2)], xs, ys, seeds=[0, 1], epochs=1)
+    [1, 1]
+    """
+    each = _each(levels, len(models))
+    held = [max(1, len(x) // 20) for x in xs]
+    errors: list[list[float]] = [[] for _ in xs]
+
+    def best(number: int) -> int:
+        return errors[number].index(min(errors[number])) + 1
+
+    def no_hope(number: int, model: nn.Module) -> bool:
+        x, y = xs[number][: held[number]], ys[number][: held[number]]
+        with torch.no_grad():
+            error = (
+                nn.functional.mse_loss(model(x), y[:, None])
+                if each is None
+                else pinball_loss(model(x), y, each[number])
+            )
+        errors[number].append(float(error))
+        return len(errors[number]) - best(number) >= patience
+
+    train_stacked(
+        models,
+        [x[rows:] for x, rows in zip(xs, held, strict=True)],
+        [y[rows:] for y, rows in zip(ys, held, strict=True)],
+        epochs=epochs,
+        seeds=seeds,
+        levels=levels,
+        progress=progress,
+        stop=no_hope,
+        done=lambda number, model: done(number, best(number)),
+    )
+    return [best(number) for number in range(len(models))]
 
 
 def train_as_published_stacked(
@@ -135,29 +207,11 @@ def train_as_published_stacked(
     >>> len(models), models[0](xs[0]).shape
     (2, torch.Size([200, 1]))
     """
-    pairs = [_fresh(xs[0].shape[1], seed, 2) for seed in seeds]
-    held = [max(1, len(x) // 20) for x in xs]
-    errors: list[list[float]] = [[] for _ in xs]
-
-    def no_hope(number: int, model: nn.Module) -> bool:
-        rows, own = held[number], errors[number]
-        with torch.no_grad():
-            error = nn.functional.mse_loss(model(xs[number][:rows]), ys[number][:rows, None])
-        own.append(float(error))
-        return len(own) - own.index(min(own)) > patience
-
-    train_stacked(
-        [searching for searching, _ in pairs],
-        [x[rows:] for x, rows in zip(xs, held, strict=True)],
-        [y[rows:] for y, rows in zip(ys, held, strict=True)],
-        epochs=epochs,
-        seeds=seeds,
-        progress=progress,
-        stop=no_hope,
+    searching, fresh = zip(*(pair(xs[0].shape[1], seed) for seed in seeds), strict=True)
+    best = search_epochs_stacked(
+        searching, xs, ys, seeds=seeds, epochs=epochs, patience=patience, progress=progress
     )
-    best = [own.index(min(own)) + 1 for own in errors]
-    models = [fresh for _, fresh in pairs]
-    return train_stacked(models, xs, ys, epochs=best, seeds=seeds, progress=progress)
+    return train_stacked(fresh, xs, ys, epochs=best, seeds=seeds, progress=progress)
 
 
 def train_quantiles_stacked(
@@ -178,17 +232,26 @@ def train_quantiles_stacked(
     >>> models[2](xs[2]).shape
     torch.Size([128, 2])
     """
-    models = [_fresh(xs[0].shape[1], seed, 1, outputs=2)[0] for seed in seeds]
+    models = [pair(xs[0].shape[1], seed, outputs=2)[0] for seed in seeds]
     return train_stacked(
         models, xs, ys, epochs=epochs, seeds=seeds, levels=levels, progress=progress
     )
 
 
-def _fresh(inputs: int, seed: int, count: int, outputs: int = 1) -> list[nn.Sequential]:
-    """Build networks one after the other from a seed, as single training does."""
+def pair(inputs: int, seed: int, outputs: int = 1) -> tuple[nn.Sequential, nn.Sequential]:
+    """Build the network of a search and that of the training, as single training does.
+
+    >>> [len(list(model.children())) for model in pair(3, seed=0)]
+    [10, 10]
+    """
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return [mlp(inputs, outputs=outputs) for _ in range(count)]
+        return mlp(inputs, outputs=outputs), mlp(inputs, outputs=outputs)
+
+
+def _each(levels: Levels | None, count: int) -> list[tuple[float, ...]] | None:
+    """Give the quantile levels of each network."""
+    return [levels] * count if isinstance(levels, tuple) else levels
 
 
 # -- what can be stacked -----------------------------------------------------------------------
@@ -233,12 +296,13 @@ def _check(
     ys: Sequence[Tensor],
     epochs: int | Sequence[int],
     seeds: Sequence[int],
-    levels: tuple[float, ...] | None,
+    levels: list[tuple[float, ...]] | None,
     batch_size: int,
 ) -> tuple[_Shape, list[int]]:
     """Refuse what cannot be stacked; give the common shape and each network's epochs."""
     left = [epochs] * len(models) if isinstance(epochs, int) else list(epochs)
     counts = {"xs": len(xs), "ys": len(ys), "seeds": len(seeds), "epochs": len(left)}
+    counts |= {} if levels is None else {"levels": len(levels)}
     for name, count in counts.items():
         if count != len(models):
             raise ValueError(f"{len(models)} models but {count} {name}: give one for each")
@@ -257,10 +321,11 @@ def _check(
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
     inputs, outputs = shapes[0].sizes[0], shapes[0].sizes[-1]
     _check_data(xs, ys, inputs)
-    if len(levels or (0,)) != outputs:
-        raise ValueError(f"{len(levels or (0,))} targets or levels but {outputs} outputs")
-    if levels and not all(0 < level < 1 for level in levels):
-        raise ValueError(f"quantile levels must lie strictly between 0 and 1, got {levels}")
+    for own in [(0.5,)] if levels is None else levels:
+        if len(own) != outputs:
+            raise ValueError(f"{len(own)} targets or levels but {outputs} outputs")
+        if not all(0 < level < 1 for level in own):
+            raise ValueError(f"quantile levels must lie strictly between 0 and 1, got {own}")
     return shapes[0], left
 
 
@@ -299,7 +364,7 @@ class _Block:
     """The dropout of some steps, and at the start of an epoch the order of the rows.
 
     ``masks`` has a line for each of the networks ``numbers``: for each step and hidden layer the
-    zeros and ones of a batch, one after the other.
+    factors of a batch, one after the other.
     """
 
     numbers: list[int]
@@ -318,7 +383,7 @@ class _Block:
 
 
 class _Draws:
-    """Draws orders and dropout, block by block, from one generator for each network.
+    """Draws orders and dropout, block by block, from one generator for each seed.
 
     Single training draws both from the one global generator: the order of an epoch, then for
     each step and layer the dropout.
@@ -335,18 +400,23 @@ class _Draws:
     ) -> None:
         self.alive = alive
         self.rows, self.batch_size, self.shape = rows, batch_size, shape
-        self._dtype = dtype
-        self._generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+        self._dtype, self._seeds = dtype, seeds
+        self._generators = {seed: torch.Generator().manual_seed(seed) for seed in seeds}
         self._start = 0
 
     def __call__(self) -> _Block:
         """Draw the next block for the networks that are alive."""
         numbers, start = self.alive, self._start
-        generators = [self._generators[number] for number in numbers]
+        seeds = list(dict.fromkeys(self._seeds[number] for number in numbers))
+        generators = [self._generators[seed] for seed in seeds]
         stop = min(self.rows, start + _BLOCK * self.batch_size)
         orders = [] if start else [torch.randperm(self.rows, generator=g) for g in generators]
         self._start = stop % self.rows
-        return _Block(numbers, start, stop, orders, self._masks(generators, start, stop))
+        masks = self._masks(generators, start, stop)
+        if len(seeds) < len(numbers):
+            at = [seeds.index(self._seeds[number]) for number in numbers]
+            orders, masks = [orders[i] for i in at] if orders else [], masks[at]
+        return _Block(numbers, start, stop, orders, masks)
 
     def _masks(self, generators: list[torch.Generator], start: int, stop: int) -> Tensor:
         dropout, hidden = self.shape.dropout, self.shape.hidden
@@ -361,7 +431,7 @@ class _Draws:
         for line, generator in zip(masks, generators, strict=True):
             for part in (line,) if _draws_join() else line.split(sizes):
                 part.bernoulli_(1 - dropout, generator=generator)
-        return masks
+        return masks.div_(1 - dropout)
 
 
 @functools.cache
@@ -399,7 +469,6 @@ def _epoch(
 ) -> None:
     """Take each network once through its rows, in its order."""
     size, hidden = draws.batch_size, draws.shape.hidden
-    keep = 1 - draws.shape.dropout
     stop = 0
     while stop < draws.rows:
         block = next(blocks).only(alive)
@@ -413,14 +482,11 @@ def _epoch(
             rows = min(size, stop - start)
             masks: list[Tensor] = []
             if draws.shape.dropout:
-                noise = block.masks[:, at : at + rows * sum(hidden)].div_(keep)
+                noise = block.masks[:, at : at + rows * sum(hidden)]
                 parts = noise.split([rows * width for width in hidden], dim=1)
                 masks = [part.unflatten(1, (rows, -1)) for part in parts]
                 at += rows * sum(hidden)
             stack.step(x[:, start : start + rows], y[:, start : start + rows], masks)
-
-
-_Slope = Callable[[Tensor, Tensor, Tensor], None]
 
 
 def _squared_slope(guess: Tensor, y: Tensor, out: Tensor) -> None:
@@ -428,18 +494,14 @@ def _squared_slope(guess: Tensor, y: Tensor, out: Tensor) -> None:
     torch.sub(guess, y, out=out).mul_(2 / guess[0].numel())
 
 
-def _pinball_slope(levels: tuple[float, ...]) -> _Slope:
-    level = torch.tensor(levels)
-
-    def slope(guess: Tensor, y: Tensor, out: Tensor) -> None:
-        """Put the derivative of each network's mean pinball loss into ``out``."""
-        share = torch.tensor(1 / guess[0].numel(), dtype=guess.dtype)
-        rise, fall = (1 - level.to(guess)) * share, -level.to(guess) * share
-        side = torch.where(guess > y, rise, fall)
-        # At a tie, autograd goes half of both ways.
-        out.copy_(torch.where(guess == y, (rise + fall) / 2, side))
-
-    return slope
+def _pinball_slope(guess: Tensor, y: Tensor, out: Tensor, levels: Tensor) -> None:
+    """Put the derivative of each network's mean pinball loss at its levels into ``out``."""
+    level = levels.to(guess)
+    share = torch.tensor(1 / guess[0].numel(), dtype=guess.dtype)
+    rise, fall = (1 - level) * share, -level * share
+    side = torch.where(guess > y, rise, fall)
+    # At a tie, autograd goes half of both ways.
+    out.copy_(torch.where(guess == y, (rise + fall) / 2, side))
 
 
 class _Stack:
@@ -449,11 +511,11 @@ class _Stack:
         self,
         models: Sequence[nn.Module],
         shape: _Shape,
-        slope: _Slope,
+        levels: Tensor | None,
         learning_rate: float,
         weight_decay: float,
     ) -> None:
-        self._shape, self._slope = shape, slope
+        self._shape, self._levels = shape, levels  # levels (networks, 1, outputs)
         self._learning_rate, self._weight_decay = learning_rate, weight_decay
         each = zip(*(model.parameters() for model in models), strict=True)
         weights = [torch.stack([w.detach() for w in same]) for same in each]
@@ -484,6 +546,8 @@ class _Stack:
     def keep(self, positions: list[int]) -> None:
         """Go on with some of the networks only."""
         self._place([[w[positions] for w in state] for state in self._states])
+        if self._levels is not None:
+            self._levels = self._levels[positions]
 
     def give(self, models: Sequence[nn.Module]) -> None:
         """Copy the weights into the networks."""
@@ -495,7 +559,10 @@ class _Stack:
         """Take one step on a batch of each network: x (networks, rows, inputs)."""
         values, below = self._room(x.shape[1], x.dtype)
         self._forward(x, values, masks)
-        self._slope(values[-1], y, below[-1])
+        if self._levels is None:
+            _squared_slope(values[-1], y, below[-1])
+        else:
+            _pinball_slope(values[-1], y, below[-1], self._levels)
         self._backward(x, values, below, masks)
         self._steps.add_(1)
         # What torch.optim.Adam(fused=True) calls; its own step() takes longer than this.
