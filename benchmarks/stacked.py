@@ -1,4 +1,6 @@
-"""Training five seeds at once against one by one: ``python -m benchmarks.stacked``.
+"""Training many networks at once against one by one: ``python -m benchmarks.stacked``.
+
+First five seeds of a data set, then five seeds at five pairs of quantile levels, 25 networks.
 
 The rows are random numbers of the size of the paper's data sets; the time of a step does not
 depend on what they say. Both ways are run with one thread and with two, which needs two free
@@ -19,12 +21,13 @@ from torch import Tensor, nn
 from benchmarks.timing import best_of, show, table
 from ffcp.paper.networks import mlp
 from ffcp.paper.stacked import train_stacked
-from ffcp.paper.training import train
+from ffcp.paper.training import train, train_quantiles
 
 SEEDS = range(5)
 # rows and columns for training, and how many epochs to take
 SIZES = {"bio": (18_292, 9, 1), "com": (798, 100, 10), "bike": (4_354, 18, 2)}
 DROPOUT = (0.1, 0.0)
+LEVELS = ((0.1, 0.9), (0.2, 0.8), (0.3, 0.7), (0.4, 0.6), (0.49, 0.51))
 THREADS = (1, 2)
 
 Data = list[tuple[Tensor, Tensor]]
@@ -75,7 +78,7 @@ def with_threads(threads: int, work: Callable[[], list[nn.Module]]) -> list[nn.M
 def compare(names: list[str], rounds: int) -> None:
     made = table(
         "Microseconds per step of all five networks, with 1 and 2 threads",
-        "data", "dropout", "single 1", "single 2", "stacked 1", "stacked 2", "ratio 1", "of best",
+        "data", "dropout", "single 1", "single 2", "stacked 1", "stacked 2", "of best", "ratio 1",
         "differ by",
     )  # fmt: skip
     for name, dropout in itertools.product(names, DROPOUT):
@@ -107,12 +110,49 @@ def compare(names: list[str], rounds: int) -> None:
     show(made)
 
 
+def quantiles(parts: Data, epochs: int, at_a_time: int) -> None:
+    """Train for all seeds and levels: one by one, the seeds of a pair at a time, or all at once."""
+    wanted = [(levels, seed) for levels in LEVELS for seed in SEEDS]
+    for start in range(0, len(wanted), at_a_time):
+        levels, seeds = zip(*wanted[start : start + at_a_time], strict=True)
+        if at_a_time == 1:
+            x, y = parts[seeds[0]]
+            train_quantiles(x, y, levels[0], epochs=epochs, seed=seeds[0])
+            continue
+        models = [mlp(parts[0][0].shape[1], outputs=2) for _ in seeds]
+        xs, ys = zip(*(parts[seed] for seed in seeds), strict=True)
+        train_stacked(models, xs, ys, epochs=epochs, seeds=seeds, levels=list(levels))
+
+
+def compare_levels(names: list[str], rounds: int) -> None:
+    made = table(
+        "Microseconds per step of 25 networks: five seeds at five pairs of levels",
+        "data", "single", "5 stacked", "25 stacked", "ratio of 5", "ratio of 25",
+    )  # fmt: skip
+    torch.set_num_threads(max(THREADS))
+    for name in names:
+        rows, inputs, epochs = SIZES[name]
+        parts, steps = data(rows, inputs), epochs * -(-rows // 64)
+        times = best_of(
+            {str(count): partial(quantiles, parts, epochs, count) for count in (1, 5, 25)}, rounds
+        )
+        single, five, every = (seconds / steps * 1e6 for seconds in times.values())
+        made.add_row(
+            name,
+            *(f"{time:.0f}" for time in (single, five, every)),
+            f"{single / five:.1f}",
+            f"{single / every:.1f}",
+        )
+    show(made)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", metavar="data set", help=f"of {', '.join(SIZES)}")
     parser.add_argument("--rounds", type=int, default=5)
     given = parser.parse_args()
     compare(given.names or list(SIZES), given.rounds)
+    compare_levels(given.names or list(SIZES), given.rounds)
 
 
 if __name__ == "__main__":

@@ -225,6 +225,12 @@ def test_settings_versions_and_machine_are_shown(folder: Path) -> None:
         assert words in text
 
 
+def test_a_run_in_several_calls_is_one_run(tmp_path: Path) -> None:
+    call = {"command": "ffcp reproduce", "started": "2024-05-01T09:00:00+00:00", "seconds": 3600.0}
+    text = plain(report.page(write_folder(tmp_path, earlier=[call, call])))
+    assert "started 2024-05-01 09:00 UTC, took 3 h 10 min in 3 calls." in text
+
+
 def test_the_number_of_runs_is_in_the_cells_where_it_differs(tmp_path: Path) -> None:
     table = bands_table()
     table["rows"][0]["CP"] = {"mean": 2.0, "sd": 0.1, "n": 3}

@@ -285,7 +285,7 @@ TABLES: dict[str, PrintedTable] = {
         PrintedTable(
             "regression_bands",
             "2",
-            "Bands of CP, FCP and FFCP, the latter at its layer with the shortest",
+            "Bands of CP, FCP and FFCP, the latter at its best layer",
             _BANDS,
             "FFCP's bands are shorter than CP's and cover as much.",
             (1, 3, 4, 5),

@@ -204,15 +204,16 @@ class _Run:
 
 def _read_run(folder: Path) -> _Run:
     found = _load(Path(folder) / "settings.json")
+    earlier = found.parts("earlier")
     return _Run(
         command=found.text("command"),
         seeds=found.whole("seeds"),
         quick=bool(found.get("quick", bool, what="true or false")),
         versions=found.part("versions").content,
         machine=found.part("machine").content,
-        started=found.text("started"),
+        started=(earlier[0] if earlier else found).text("started"),
         seconds=found.number("seconds"),
-        earlier=[call.number("seconds") for call in found.parts("earlier")],
+        earlier=[call.number("seconds") for call in earlier],
         tables=_names(found, "tables"),
         figures=_names(found, "figures"),
     )
@@ -422,7 +423,7 @@ def _optional(part: _Part, key: str) -> float | None:
 
 def _lead(run: _Run) -> str:
     seeds = "One seed" if run.seeds == 1 else f"{run.seeds} seeds"
-    return f"{seeds}, started {_when(run.started)}, took {escape(_duration(run.seconds))}."
+    return f"{seeds}, started {_when(run.started)}, took {escape(_taken(run))}."
 
 
 def _when(started: str) -> str:
@@ -702,11 +703,8 @@ def _run(run: _Run) -> str:
 
 
 def _taken(run: _Run) -> str:
-    taken = _duration(run.seconds)
-    if not run.earlier:
-        return taken
-    calls = "1 earlier call" if len(run.earlier) == 1 else f"{len(run.earlier)} earlier calls"
-    return f"{taken}, and {_duration(sum(run.earlier))} in {calls}"
+    taken = _duration(run.seconds + sum(run.earlier))
+    return f"{taken} in {1 + len(run.earlier)} calls" if run.earlier else taken
 
 
 def _ordered(machine: Mapping[str, Any]) -> list[str]:

@@ -95,21 +95,24 @@ def run(
     costs = [cost for listed in plan.values() for _, cost in listed]
     bar = _Bar(progress, sum(costs) + sum(map(figures.cost, pictures)))
     runner = _Runner(chosen, bar, [work for listed in plan.values() for work, _ in listed])
-    log = _Log(Path(out), _command(names, seeds, quick, out), chosen, quick)
+    log = _Log(Path(out), _command(names, seeds, quick), chosen, quick)
     made: list[render.Table] = []
     for name, listed in plan.items():
         for work, cost in listed:
             runner.do(work, cost)
+            log.save(runner.found)
         table = tables.build(name, runner.found, chosen)
         render.write(table, Path(out))
         made.append(table)
-        log.add("tables", name, runner.found)
+        log.add("tables", name)
+        log.save(runner.found)
         finished(table)
     for name in pictures:
         bar.start(figures.cost(name))
         figures.write([name], out, chosen, lambda done, total, text: bar.say(done / total, text))
         bar.end(name)
-        log.add("figures", name, runner.found)
+        log.add("figures", name)
+        log.save(runner.found)
     return made
 
 
@@ -166,10 +169,13 @@ class _Log:
     def _keep(self, records: Iterable[dict[str, Any]]) -> None:
         self._results.update((json.dumps(one["of"]), one) for one in records)
 
-    def add(self, kind: str, name: str, found: Collected) -> None:
-        """Note that a table or a figure is written."""
+    def add(self, kind: str, name: str) -> None:
+        """Note that a table or a figure is made."""
         every = tables.NAMES if kind == "tables" else tuple(figures.FIGURES)
         self._about[kind] = [one for one in every if one in (*self._about[kind], name)]
+
+    def save(self, found: Collected) -> None:
+        """Write all that is found so far."""
         self._about["seconds"] = round(time.monotonic() - self._clock, 1)
         self._keep(found.records())
         lines = "".join(f"{json.dumps(one)}\n" for one in self._results.values())
@@ -263,11 +269,12 @@ class _Runner:
 # -- what a run was ----------------------------------------------------------------------------
 
 
-def _command(names: Sequence[str], seeds: int | None, quick: bool, out: str | Path) -> str:
+def _command(names: Sequence[str], seeds: int | None, quick: bool) -> str:
+    """Give the command of a run, without its folder, which says nothing about the results."""
     parts = ["ffcp", "reproduce", *names]
     parts += [] if seeds is None else ["--seeds", str(seeds)]
     parts += ["--quick"] if quick else []
-    return shlex.join([*parts, "--out", str(out)])
+    return shlex.join(parts)
 
 
 def _versions() -> dict[str, str]:
