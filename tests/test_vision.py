@@ -599,3 +599,15 @@ def test_imagenet_labels_are_flat() -> None:
     stored = images.imagenet()
     assert stored.labels.bincount().tolist() == [5] * 1000
     assert stored.pixels(0, 2, size=224).shape == (2, 224, 224, 3)
+
+
+def test_activations_that_overwrite_change_nothing(tiny: VisionNetwork) -> None:
+    plain, saving, inputs = tiny.load(), tiny.load(), tiny.inputs()
+    logits._overwrite(saving.get_submodule("feature"))
+    assert any(getattr(layer, "inplace", False) for layer in saving.modules())
+    before = inputs.batch(0, ROWS).clone()
+    expected = logits._run(plain, inputs, 0, ROWS, lambda done: None)
+    found = logits._run(saving, inputs, 0, ROWS, lambda done: None)
+    for name, values in expected.items():
+        torch.testing.assert_close(found[name], values, rtol=0, atol=0)
+    torch.testing.assert_close(inputs.batch(0, ROWS), before, rtol=0, atol=0)
