@@ -613,6 +613,12 @@ def test_the_command_makes_what_is_named(made, tmp_path: Path, monkeypatch) -> N
     assert (out / "report.html").is_file()
 
 
+def test_the_help_names_the_defaults() -> None:
+    words = " ".join(_command("--help").output.replace("│", " ").split())
+    assert "[default: 5, or 2 if quick]" in words
+    assert "segmentation_shapes" in words
+
+
 def test_the_command_refuses_what_it_cannot_make(tmp_path: Path) -> None:
     out = str(tmp_path / "out")
     unknown = _command("nonsense", "--out", out)
