@@ -386,9 +386,9 @@ def reproduce(
     """Make the paper's tables, its numbers and ours side by side, and its figures.
 
     Without names all of them: a minute with --quick, an hour and a half with all data. Every table
-    says whether the paper's claim holds here. Data sets that are missing are shown as not available.
-    What is finished is kept: a second call, or one after an interruption, computes only what is
-    missing.
+    says whether the paper's claim holds here. Data sets that are missing are shown as not
+    available. What is finished is kept: a second call, or one after an interruption, computes only
+    what is missing.
     """
     try:
         reproduction.check_names(names or [])
