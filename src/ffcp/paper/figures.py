@@ -556,7 +556,7 @@ def _bands(axis: Axes, panel: _Panel, x: Tensor, y: Tensor, hatch: str, alpha: f
 def _top(panels: Sequence[_Panel]) -> float | None:
     """Give the end of the y axis: a point far above all bands would press them flat."""
     ends = torch.cat([panel.band.upper for panel in panels])
-    return 1.35 * float(ends.max()) if ends.isfinite().all() else None
+    return 1.1 * float(ends.max()) if ends.isfinite().all() else None
 
 
 def _overview_caption(request: Request, panels: Sequence[_Panel], calibrate: int, test: int) -> str:
@@ -583,15 +583,12 @@ def segmentation(name: str, request: Request) -> Drawn:
     """Draw the band lengths for one of the networks of ``ffcp segment``."""
     request.report(0.0, f"{name}: starting")
     result = segments.run(
-        name, drawn=_DRAWN, progress=lambda text: request.report(0.0, f"{name}: {text}")
-    )
+        name, drawn=_DRAWN, methods=("CP", "FCP", "FFCP"), sets=False,
+        progress=lambda text: request.report(0.0, f"{name}: {text}"),
+    )  # fmt: skip
     figure = segments.picture(result)
     _enlarge(figure)
-    ratios = ", ".join(
-        f"{row.method} {row.contrast:.2f}"
-        for row in result.rows
-        if row.method in ("CP", "FCP", "FFCP")
-    )
+    ratios = ", ".join(f"{row.method} {row.contrast:.2f}" for row in result.rows)
     return Drawn(
         figure,
         f"Where bands are long: {result.experiment.title}",

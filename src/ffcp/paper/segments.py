@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -280,9 +280,11 @@ def run(
     alpha: float = 0.1,
     seed: int = 0,
     drawn: int = 3,
+    methods: Sequence[str] = METHODS,
+    sets: bool = True,
     progress: Progress = lambda m: None,
 ) -> Result:
-    """Calibrate all methods on one network, and measure them on its test images.
+    """Calibrate methods on one network, and measure them on its test images.
 
     Parameters
     ----------
@@ -294,6 +296,10 @@ def run(
         Of the split into calibration and test images.
     drawn
         How many test images the picture shows.
+    methods
+        Which, of :data:`METHODS`.
+    sets
+        Whether to make label sets for every pixel too.
     progress
         Called with a line to read.
     """
@@ -305,7 +311,7 @@ def run(
         "weights": stored_files.fingerprint(experiment.model),
     }  # fmt: skip
     rows = []
-    for method in METHODS:
+    for method in methods:
         progress(f"{method}: {len(experiment.calibration)} images calibrate")
         saved = runs.record(
             "segments",
@@ -313,12 +319,14 @@ def run(
             lambda method=method: _measure(experiment, method, alpha, drawn).saved(),  # type: ignore[misc]
         )
         rows.append(Row.restored(saved))
-    progress("label sets")
-    saved_sets = runs.record(
-        "segments",
-        {**key, "sets": True},
-        lambda: [asdict(r) for r in _label_sets(experiment, alpha)],
-    )
+    saved_sets: list[dict[str, Any]] = []
+    if sets:
+        progress("label sets")
+        saved_sets = runs.record(
+            "segments",
+            {**key, "sets": True},
+            lambda: [asdict(r) for r in _label_sets(experiment, alpha)],
+        )
     confusion, predicted = _predictions(experiment)
     return Result(
         experiment, alpha, scenes.pixel_accuracy(confusion), scenes.mean_iou(confusion), rows,
