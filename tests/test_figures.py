@@ -210,6 +210,8 @@ def test_segmentation_is_drawn_when_asked_for(
     tiny_shapes: segments.Experiment, tmp_path: Path
 ) -> None:
     assert figures.write(["segmentation_shapes"], tmp_path, TINY) == ["segmentation_shapes"]
+    measured = list((tmp_path / "cache" / "segments").iterdir())
+    assert len(measured) == 3  # CP, FCP and FFCP; nothing that is not shown
     words = _check_files(tmp_path, "segmentation_shapes")
     assert "tiny shapes" in words["title"]
     assert "tiny shapes" in words["caption"]

@@ -225,6 +225,20 @@ def test_settings_versions_and_machine_are_shown(folder: Path) -> None:
         assert words in text
 
 
+def test_a_row_to_compare_with_is_neither_held_nor_without_data(tmp_path: Path) -> None:
+    rows = bands_table()["rows"]
+    rows[0]["claim"] = None
+    first = re.findall(r"<tr.*?</tr>", report.page(change_table(tmp_path, rows=rows)))[1]
+    assert plain(first).endswith("-")
+    assert "no data" not in plain(first)
+
+
+def test_the_number_of_runs_is_said_once(tmp_path: Path) -> None:
+    noted = ["Ours: mean and standard deviation over 5 seeds."]
+    text = plain(report.page(change_table(tmp_path, notes=noted)))
+    assert text.count("Ours: mean") == 1
+
+
 def test_a_run_in_several_calls_is_one_run(tmp_path: Path) -> None:
     call = {"command": "ffcp reproduce", "started": "2024-05-01T09:00:00+00:00", "seconds": 3600.0}
     text = plain(report.page(write_folder(tmp_path, earlier=[call, call])))

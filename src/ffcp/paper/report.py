@@ -517,7 +517,7 @@ def _table(table: _Table) -> str:
     head = "".join(map(_head, table.columns))
     body = "\n".join(_row(table, row, len(counts) > 1) for row in table.rows)
     long = " long" if len(table.rows) > _LONG else ""
-    notes = [*_count_note(counts), *table.notes]
+    notes = [*_count_note(table, counts), *table.notes]
     listed = "".join(f"<li>{escape(note)}</li>" for note in notes)
     rows = "1 row" if len(table.rows) == 1 else f"{len(table.rows)} rows"
     field = f"filter-{table.name}"
@@ -554,9 +554,9 @@ def _counts(table: _Table) -> set[int]:
     return {n for n in found if n is not None}
 
 
-def _count_note(counts: set[int]) -> list[str]:
-    if len(counts) != 1:  # then every cell says its own
-        return []
+def _count_note(table: _Table, counts: set[int]) -> list[str]:
+    if len(counts) != 1 or any(note.startswith("Ours:") for note in table.notes):
+        return []  # every cell says its own, or the table does
     (n,) = counts
     return [f"Ours: mean ± standard deviation of {n} runs." if n > 1 else "Ours: a single run."]
 
@@ -642,8 +642,8 @@ def _shared_digits(mean: float, column: _Column) -> int:
 
 def _claim_cell(row: _Part, column: _Column, count: bool) -> tuple[str, str | None]:
     value = row.content.get(column.key)
-    if value is None:
-        return _mark(_NONE), None
+    if value is None:  # some rows are only there to be compared with
+        return _mark(_NONE) if _unavailable(row) else _MISSING, None
     if not isinstance(value, bool):
         raise row.error(column.key, f"must be true, false or null, not {_shorten(value)}")
     return _mark(_HOLDS if value else _FAILS), "1" if value else "0"
