@@ -11,12 +11,12 @@ products of some shapes. Where this was measured, with one thread, there was non
 com and bio, and the weights were equal to the last bit; at the size of bike they differed by 6e-8
 after four epochs. Where there is some it grows with the steps, as between any two processors.
 
-``python -m benchmarks.stacked`` compares with training one by one. On two quiet cores, each way with
-the number of threads that suits it, five seeds are 4.6 to 6.0 times faster together. With one
+``python -m benchmarks.stacked`` compares with training one by one. On two quiet cores, each way
+with the number of threads that suits it, five seeds are 4.6 to 6.0 times faster together. With one
 thread half of their time goes into drawing dropout, which must follow the same stream of random
-numbers as in single training; with two, it is drawn while the other thread computes. Networks of one
-seed share it: five seeds at five pairs of quantile levels, 25 networks, are 9 to 10 times faster
-together than one by one.
+numbers as in single training; with two, it is drawn while the other thread computes. Networks of
+one seed share it: five seeds at five pairs of quantile levels, 25 networks, are 9 to 10 times
+faster together than one by one.
 """
 
 from __future__ import annotations
