@@ -11,11 +11,7 @@ from torch import Tensor, nn
 from ffcp.losses import pinball_loss
 from ffcp.paper import stacked
 from ffcp.paper.networks import mlp
-from ffcp.paper.stacked import (
-    train_as_published_stacked,
-    train_quantiles_stacked,
-    train_stacked,
-)
+from ffcp.paper.stacked import pair, search_epochs_stacked, train_stacked
 from ffcp.paper.training import train, train_as_published, train_quantiles
 from tests.conftest import normal
 
@@ -109,9 +105,15 @@ def test_other_settings_are_passed_on() -> None:
 def test_the_protocol_gives_each_network_its_own_epochs(patience: int) -> None:
     settings = {"epochs": 25, "patience": patience}
     calls: list[int] = []
-    ours = train_as_published_stacked(
-        XS, YS, seeds=SEEDS, progress=lambda: calls.append(1), **settings
-    )
+    told: dict[int, int] = {}
+    common = {"seeds": SEEDS, "progress": lambda: calls.append(1)}
+    searching, fresh = zip(*(pair(9, seed) for seed in SEEDS), strict=True)
+    best = search_epochs_stacked(
+        searching, XS, YS, done=lambda number, epochs: told.update({number: epochs}), **common,
+        **settings,
+    )  # fmt: skip
+    assert told == dict(enumerate(best))
+    ours = train_stacked(fresh, XS, YS, epochs=best, **common)
     expected: list[int] = []
     theirs = [
         train_as_published(x, y, seed=seed, progress=lambda: expected.append(1), **settings)
@@ -122,12 +124,57 @@ def test_the_protocol_gives_each_network_its_own_epochs(patience: int) -> None:
 
 
 def test_quantile_networks() -> None:
-    ours = train_quantiles_stacked(XS, YS, LEVELS, epochs=3, seeds=SEEDS)
+    models = [pair(9, seed, outputs=2)[0] for seed in SEEDS]
+    ours = train_stacked(models, XS, YS, epochs=3, seeds=SEEDS, levels=LEVELS)
     theirs = [
         train_quantiles(x, y, LEVELS, epochs=3, seed=seed)
         for x, y, seed in zip(XS, YS, SEEDS, strict=True)
     ]
     assert_same(ours, theirs)
+
+
+@pytest.mark.parametrize("threads", ["one_thread", "two_threads"])
+def test_networks_of_one_seed_have_levels_and_epochs_of_their_own(
+    threads: str, request: pytest.FixtureRequest
+) -> None:
+    if threads == "two_threads":
+        request.getfixturevalue(threads)
+    wanted = [(0, LEVELS, 2), (1, LEVELS, 3), (0, (0.4, 0.6), 3), (0, (0.2, 0.7), 1)]
+    numbers, levels, epochs = (list(part) for part in zip(*wanted, strict=True))
+    seeds = [SEEDS[number] for number in numbers]
+    done: list[int] = []
+    ours = train_stacked(
+        [pair(9, seed, outputs=2)[0] for seed in seeds],
+        [XS[number] for number in numbers],
+        [YS[number] for number in numbers],
+        epochs=epochs,
+        seeds=seeds,
+        levels=levels,
+        done=lambda number, model: done.append(number),
+    )
+    theirs = [
+        train_quantiles(XS[number], YS[number], own, epochs=count, seed=SEEDS[number])
+        for number, own, count in wanted
+    ]
+    assert_same(ours, theirs)
+    assert done == [3, 0, 1, 2]  # in the order in which they end
+
+
+def test_the_search_looks_at_the_loss_that_is_trained() -> None:
+    every = [(0.05, 0.1), (0.9, 0.95), (0.4, 0.6)]
+    models = [pair(9, seed, outputs=2)[0] for seed in SEEDS]
+    found = search_epochs_stacked(models, XS, YS, seeds=SEEDS, epochs=12, patience=100,
+                                  levels=every)  # fmt: skip
+    for x, y, seed, own, best in zip(XS, YS, SEEDS, every, found, strict=True):
+        held, errors = len(x) // 20, []
+
+        def note(model: nn.Module, x=x, y=y, own=own, held=held, errors=errors) -> bool:
+            errors.append(float(pinball_loss(model(x[:held]), y[:held], own).detach()))
+            return False
+
+        train(pair(9, seed, outputs=2)[0], x[held:], y[held:], epochs=12, seed=seed, stop=note,
+              loss=lambda guess, y, own=own: pinball_loss(guess, y, own))  # fmt: skip
+        assert best == errors.index(min(errors)) + 1
 
 
 def test_the_slope_of_the_pinball_loss_is_that_of_autograd_at_ties_too() -> None:
@@ -163,7 +210,8 @@ def test_the_callers_random_state_is_left_alone() -> None:
     torch.manual_seed(0)
     before = torch.get_rng_state()
     train_stacked(models, XS, YS, epochs=1, seeds=SEEDS)
-    train_as_published_stacked(XS, YS, seeds=SEEDS, epochs=1)
+    search_epochs_stacked(models, XS, YS, seeds=SEEDS, epochs=1)
+    pair(9, 0)
     assert torch.equal(before, torch.get_rng_state())
 
 
@@ -182,6 +230,7 @@ def test_the_callers_random_state_is_left_alone() -> None:
         ({"epochs": [1]}, "3 models but 1 epochs"),
         ({"levels": (0.1, 0.9)}, "2 targets or levels but 1 outputs"),
         ({"levels": (1.0,)}, "strictly between 0 and 1"),
+        ({"levels": [(0.5,), (0.5,)]}, "3 models but 2 levels"),
         ({"batch_size": 0}, "batch_size must be at least 1"),
     ],
 )

@@ -187,57 +187,6 @@ def search_epochs_stacked(
     return [best(number) for number in range(len(models))]
 
 
-def train_as_published_stacked(
-    xs: Sequence[Tensor],
-    ys: Sequence[Tensor],
-    *,
-    seeds: Sequence[int],
-    epochs: int = 1000,
-    patience: int = 100,
-    progress: Callable[[], None] = lambda: None,
-) -> list[nn.Module]:
-    """Train the paper's networks for several seeds at once, by the paper's protocol.
-
-    For each network, 5 % of its rows pick its number of epochs, and training starts over on all
-    of its rows for that many: the same as :func:`ffcp.paper.training.train_as_published` for each
-    seed.
-
-    >>> xs = [torch.rand(200, 2) for _ in range(2)]
-    >>> models = train_as_published_stacked(xs, [x[:, 0] for x in xs], seeds=[0, 1], epochs=3)
-    >>> len(models), models[0](xs[0]).shape
-    (2, torch.Size([200, 1]))
-    """
-    searching, fresh = zip(*(pair(xs[0].shape[1], seed) for seed in seeds), strict=True)
-    best = search_epochs_stacked(
-        searching, xs, ys, seeds=seeds, epochs=epochs, patience=patience, progress=progress
-    )
-    return train_stacked(fresh, xs, ys, epochs=best, seeds=seeds, progress=progress)
-
-
-def train_quantiles_stacked(
-    xs: Sequence[Tensor],
-    ys: Sequence[Tensor],
-    levels: tuple[float, float] = (0.05, 0.95),
-    *,
-    epochs: int,
-    seeds: Sequence[int],
-    progress: Callable[[], None] = lambda: None,
-) -> list[nn.Module]:
-    """Train the paper's quantile networks for several seeds at once.
-
-    The same as :func:`ffcp.paper.training.train_quantiles` for each seed.
-
-    >>> xs = [torch.rand(128, 1) for _ in range(3)]
-    >>> models = train_quantiles_stacked(xs, [x[:, 0] for x in xs], epochs=1, seeds=[0, 1, 2])
-    >>> models[2](xs[2]).shape
-    torch.Size([128, 2])
-    """
-    models = [pair(xs[0].shape[1], seed, outputs=2)[0] for seed in seeds]
-    return train_stacked(
-        models, xs, ys, epochs=epochs, seeds=seeds, levels=levels, progress=progress
-    )
-
-
 def pair(inputs: int, seed: int, outputs: int = 1) -> tuple[nn.Sequential, nn.Sequential]:
     """Build the network of a search and that of the training, as single training does.
 
