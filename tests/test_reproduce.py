@@ -35,7 +35,7 @@ from ffcp.paper.experiments import (
     Work,
 )
 from ffcp.paper.labels import Result
-from ffcp.paper.training import train_as_published
+from ffcp.paper.training import train_as_published, train_quantiles
 
 TINY = Settings(
     seeds=2, epochs=1, rows=300, only=("synthetic",), networks=("digits",), splits=1, rounds=1
@@ -263,6 +263,11 @@ def test_calls_into_one_folder_add_up(made, tmp_path: Path) -> None:
     assert about["figures"] == ["overview"]
     assert [call["command"] for call in about["earlier"]] == ["ffcp reproduce bands_by_layer"]
     assert (tmp_path / "results.jsonl").read_text().startswith(first)
+    reproduce.run(["bands_by_layer"], out=tmp_path, settings=TINY)
+    about = json.loads((tmp_path / "settings.json").read_text())
+    assert [call["command"] for call in about["earlier"]] == [
+        "ffcp reproduce bands_by_layer", "ffcp reproduce regression_bands overview"
+    ]  # fmt: skip
     # With other settings, the old tables are no part of the run.
     reproduce.run(["bands_by_layer"], out=tmp_path, settings=replace(TINY, seeds=1))
     about = json.loads((tmp_path / "settings.json").read_text())
@@ -328,6 +333,42 @@ def test_networks_follow_the_papers_protocol() -> None:
         for seed in range(2)
     ]  # fmt: skip
     _assert_equal(_weights(study, TRAINED), theirs)
+
+
+def test_quantile_networks_follow_the_protocol() -> None:
+    levels = (0.2, 0.7)
+    study, training = Study("synthetic", replace(TINY, epochs=4)), Training("quantiles", levels)
+    ours = _weights(study, training)
+    theirs = []
+    for seed in range(2):
+        epochs = runs.known("epochs", study._key(seed, training))
+        parts = study.parts(seed)
+        made = train_quantiles(parts.x_train, parts.y_train, levels, epochs=epochs, seed=seed)
+        theirs.append(made.state_dict())
+    _assert_equal(ours, theirs)
+
+
+def test_a_search_that_is_stopped_goes_on(tmp_path: Path, monkeypatch) -> None:
+    settings = replace(TINY, epochs=5, seeds=3, patience=1)
+    monkeypatch.setenv("FFCP_CACHE", str(tmp_path / "whole"))
+    study = Study("synthetic", settings)
+    whole = _weights(study, TRAINED)
+    keys = [study._key(seed, TRAINED) for seed in range(3)]
+    best = [runs.known("epochs", key) for key in keys]
+    monkeypatch.setenv("FFCP_CACHE", str(tmp_path / "killed"))
+    runs.keep("epochs", keys[0], best[0])  # the search of the first network had ended
+    _assert_equal(_weights(Study("synthetic", settings), TRAINED), whole)
+    assert [runs.known("epochs", key) for key in keys] == best
+
+
+def test_a_record_of_something_else_is_not_taken(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("FFCP_CACHE", str(tmp_path))
+    runs.keep("epochs", {"seed": 0}, 7)
+    place = runs.place("epochs", {"seed": 0}, ".json")
+    place.replace(runs.place("epochs", {"seed": 1}, ".json"))  # as if the hashes were equal
+    assert runs.known("epochs", {"seed": 1}) is None
+    assert runs.record("epochs", {"seed": 1}, lambda: 8) == 8
+    assert runs.known("epochs", {"seed": 1}) == 8
 
 
 def test_a_training_that_is_stopped_keeps_networks_and_searches(
