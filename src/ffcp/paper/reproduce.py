@@ -83,9 +83,9 @@ def run(
 
     Examples
     --------
-    >>> made = run(["regression_bands"], seeds=3, out="somewhere")  # doctest: +SKIP
+    >>> made = run(["regression_bands"], out="somewhere")  # doctest: +SKIP
     >>> made[0]["verdict"]["text"]  # doctest: +SKIP
-    'The claim holds in 9 of 14 rows (FFCP, best on test: 6 of 7; FFCP, auto: 3 of 7).'
+    'The claim holds in 8 of 14 rows (FFCP, best on test: 4 of 7; FFCP, auto: 4 of 7).'
     """
     check_names(names)
     chosen = settings_for(seeds, quick) if settings is None else settings
