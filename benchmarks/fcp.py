@@ -18,7 +18,7 @@ import ffcp
 from benchmarks.timing import Resident, best_of, show, table, verdict
 from ffcp import surrogate
 from ffcp.fcp import STEP_COUNTS
-from ffcp.heads import head
+from ffcp.network.heads import head
 from ffcp.paper.networks import SPLIT_POINTS, mlp
 from ffcp.predictors import BandPredictor
 

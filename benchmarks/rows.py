@@ -16,8 +16,11 @@ from torch import Tensor, nn
 
 import ffcp
 from benchmarks.timing import Resident, best_of, show, table, verdict
-from ffcp import Sketch, Smooth, colouring, gradients, metrics
-from ffcp.features import Cut
+from ffcp import Sketch, Smooth, metrics
+from ffcp.network.features import Cut
+from ffcp.network.jacobian import Method
+from ffcp.network.jacobian.coloured import colours
+from ffcp.network.jacobian.exact import jacobian_rows
 from ffcp.paper.training import train
 
 CHANNELS, CLASSES, HEIGHT, WIDTH, PROBES = 64, 20, 64, 128, 32
@@ -39,7 +42,7 @@ def exact_part(model: nn.Module, x: Tensor) -> None:
     """Take the first rows one after the other, as method="exact" does."""
     with Cut(model, ["0"]) as cut:
         tap = cut(x)
-        for (gradient,) in islice(gradients._jacobian_rows(tap, tap.edges["0"]), COUNTED):
+        for (gradient,) in islice(jacobian_rows(tap, tap.edges["0"]), COUNTED):
             assert gradient is not None
             gradient.norm()
 
@@ -59,7 +62,7 @@ def bare_forward(head: nn.Module, v: Tensor, passes: int) -> None:
         head(v)
 
 
-def norms(model: nn.Module, x: Tensor, method: gradients.Method) -> Callable[[], object]:
+def norms(model: nn.Module, x: Tensor, method: Method) -> Callable[[], object]:
     return partial(ffcp.gradient_norms, model, x, ["0"], method=method)
 
 
@@ -69,7 +72,7 @@ def speed(rows: int, rounds: int = 3) -> None:
     x = torch.randn(rows, 3, HEIGHT, WIDTH)
     v = model[0](x)
     start = time.perf_counter()
-    found = colouring.colours(model, x, "0")
+    found = colours(model, x, "0")
     probing = time.perf_counter() - start
     assert found is not None
     times = best_of(
@@ -106,7 +109,7 @@ def memory() -> None:
     for rows in (8, 32):
         x = torch.randn(rows, 3, HEIGHT, WIDTH)
         y = torch.randn(rows, CLASSES, HEIGHT, WIDTH)
-        ways: tuple[gradients.Method, ...] = ("coloured", Sketch(4))
+        ways: tuple[Method, ...] = ("coloured", Sketch(4))
         for method in ways:
             predictor = ffcp.FFCP(model, "0", method=method, joint=True, batch_size=2)
             with Resident() as watched:
@@ -160,7 +163,7 @@ def smoothing() -> None:
         model = train(narrow(width), x, y[:, None], epochs=60, learning_rate=3e-3)
         _, at = ffcp.gradient_norms(model, x_test, ["2"])
         cells = [name, f"{float((at['2'] < 1e-6).double().mean()):.0%}"]
-        methods: list[gradients.Method] = ["exact", *(Smooth(sigma, 8) for sigma in SIGMAS)]
+        methods: list[Method] = ["exact", *(Smooth(sigma, 8) for sigma in SIGMAS)]
         for predictor in (ffcp.CP(model), *(ffcp.FFCP(model, "2", method=m) for m in methods)):
             band = predictor.calibrate(x_cal, y_cal).predict_interval(x_test)
             assert abs(metrics.coverage(band, y_test) - 0.9) < 0.03

@@ -11,8 +11,10 @@ from torch import Tensor, nn
 
 import ffcp
 from ffcp import surrogate
-from ffcp.heads import head
+from ffcp.network.heads import head
+from ffcp.network.passes import see
 from ffcp.paper.training import train_quantiles
+from ffcp.pieces import Needs
 from tests.conftest import normal, small_mlp
 
 X, NEW = normal(200, 4, seed=0), normal(50, 4, seed=2)
@@ -76,11 +78,9 @@ class Nested(nn.Module):
     ],
 )
 def test_head_of_the_feature_is_the_model(model: nn.Module, feature: str) -> None:
-    from ffcp.heads import feature_values
-
     model.eval()
-    prediction, v = feature_values(model, X, feature)
-    torch.testing.assert_close(head(model, feature)(v), prediction)
+    seen = see(model, X, Needs(values=(feature,)))
+    torch.testing.assert_close(head(model, feature)(seen.values[feature]), seen.output)
 
 
 def test_a_skip_connection_around_the_cut_is_named() -> None:

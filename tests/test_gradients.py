@@ -12,7 +12,7 @@ from torch.func import functional_call, jacrev, vmap
 from torch.utils.checkpoint import checkpoint
 
 import ffcp
-from ffcp.features import candidates
+from ffcp.network.features import candidates
 from tests.conftest import small_mlp
 
 NORMS = [1, 2, math.inf]

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 import ffcp
 from ffcp.choose import RowSplit
-from ffcp.quantiles import ScoreStore, conformal_quantile
+from ffcp.conformal.rank import conformal_quantile
+from ffcp.quantiles import ScoreStore
 from tests.conftest import normal, small_mlp
 
 X, Y = normal(120, 4, seed=0), normal(120, seed=1)

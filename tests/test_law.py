@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import ffcp
 from ffcp.choose import Trial, choose
-from ffcp.quantiles import conformal_rank
+from ffcp.conformal.rank import conformal_rank
 from tests.conftest import small_mlp
 from tests.law import ERROR_RATE, draw_hits, p_value, upper_p_value
 

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 import ffcp
 from ffcp import localize
 from ffcp.choose import RowSplit
+from ffcp.conformal.rank import conformal_rank
 from ffcp.localize import ONE, LocalStore
-from ffcp.quantiles import RunningSums, conformal_rank
+from ffcp.quantiles import RunningSums
 from tests.conftest import normal, small_mlp
 
 X, Y = normal(300, 4, seed=0), normal(300, seed=1)

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 import ffcp
 from ffcp import Sketch, Smooth, metrics
-from ffcp.quantiles import ScoreStore, conformal_rank
+from ffcp.conformal.rank import conformal_rank
+from ffcp.quantiles import ScoreStore
 from tests.conftest import normal, small_mlp
 from tests.law import ERROR_RATE, draw_hits, p_value, upper_p_value
 

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 import ffcp
 from ffcp import pixelsets
+from ffcp.conformal.rank import conformal_quantile, conformal_rank
 from ffcp.pixelsets import BINS, EDGES, PixelCounts, to_bins
-from ffcp.quantiles import conformal_quantile, conformal_rank
 from ffcp.segmentation import DoubleLog, PixelSet, PixelSets, double_log, pixel_coverage
 from tests.conftest import normal
 from tests.law import ERROR_RATE, upper_p_value

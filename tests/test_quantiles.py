@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ffcp import FFCPWarning, conformal_quantile, conformal_rank
-from ffcp.checks import exact_alpha
-from ffcp.quantiles import ScoreStore, points_needed
+from ffcp.conformal.rank import exact_alpha, points_needed
+from ffcp.quantiles import ScoreStore
 
 # A user writes alpha with a few decimals; the double nearest to it is a little off.
 decimals = st.integers(1, 6).flatmap(

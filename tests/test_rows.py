@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import ffcp
-from ffcp import Sketch, Smooth, colouring, gradients
-from ffcp.features import Cut
+from ffcp import Sketch, Smooth
+from ffcp.network.features import Cut
+from ffcp.network.jacobian import Method, coloured, exact, sketched, smoothed
 from tests.conftest import normal, small_mlp
 
 
@@ -76,7 +77,7 @@ HEADS = {
 SHAPES = {"one dimension": (2, 24), "three dimensions": (2, 3, 4, 5)}
 
 
-def norms(model: nn.Module, x: Tensor, method: gradients.Method, feature: str = "0", norm=2):
+def norms(model: nn.Module, x: Tensor, method: Method, feature: str = "0", norm=2):
     return ffcp.gradient_norms(model, x, [feature], norm, method=method)[1][feature]
 
 
@@ -103,14 +104,14 @@ def test_coloured_sees_through_skip_connections(feature: str) -> None:
 )
 def test_outputs_share_passes_as_the_windows_allow(name: str, per_channel: int) -> None:
     model, x = HEADS[name](), normal(1, 2, 24, 36, seed=1)
-    found = colouring.colours(model, x, "0")
+    found = coloured.colours(model, x, "0")
     assert found.passes == per_channel * found.channels
 
 
 def test_dead_units_do_not_hide_a_window() -> None:
     model = maps(nn.ReLU(), conv(3, 2, 3, padding=1))
     nn.init.constant_(model[0].bias, -100.0)  # every ReLU is dead at every input we have
-    found = colouring.colours(model, torch.zeros(1, 2, 6, 6), "0")
+    found = coloured.colours(model, torch.zeros(1, 2, 6, 6), "0")
     assert found.passes == 9 * found.channels
 
 
@@ -147,7 +148,7 @@ def test_exact_needs_no_matrix_of_all_outputs() -> None:
     x = torch.zeros(1, 1, 500, 500)  # a million outputs: their unit vectors would take 4 TB
     with Cut(model, ["input"]) as cut:
         tap = cut(x)
-        first = next(iter(gradients._jacobian_rows(tap, tap.edges["input"])))
+        first = next(iter(exact.jacobian_rows(tap, tap.edges["input"])))
     assert first[0].norm().item() == pytest.approx(model.weight[0].norm().item())
 
 
@@ -160,7 +161,7 @@ def test_auto_colours_maps() -> None:
 
 
 def test_auto_takes_few_outputs_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(colouring, "colours", lambda *args: pytest.fail("probed the head"))
+    monkeypatch.setattr(coloured, "colours", lambda *args: pytest.fail("probed the head"))
     model, x = HEADS["3x3"](), normal(2, 2, 5, 6, seed=1)  # 60 outputs
     assert norms(model, x, "auto").equal(norms(model, x, "exact"))
 
@@ -210,10 +211,10 @@ def test_the_norm_of_a_row_does_not_depend_on_the_batch(method) -> None:
 def test_a_sketch_in_small_parts_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = HEADS["3x3"](), normal(7, 2, 8, 9, seed=1)
     whole = norms(model, x, Sketch(9))
-    monkeypatch.setattr(gradients, "_PROBE_BYTES", 10_000)
+    monkeypatch.setattr(sketched, "_PROBE_BYTES", 10_000)
     torch.testing.assert_close(norms(model, x, Sketch(9)), whole)
     exact = norms(model, x, "exact")
-    monkeypatch.setattr(gradients, "_BYTES_AT_ONCE", 1)
+    monkeypatch.setattr("ffcp.network.jacobian.exact._BYTES_AT_ONCE", 1)
     torch.testing.assert_close(norms(model, x, "exact"), exact)
 
 
@@ -259,7 +260,7 @@ def test_smoothing_is_the_mean_over_perturbed_features() -> None:
     v, sigma, samples = model[0](x).detach(), 0.5, 3
     expected = torch.zeros(5, 2)
     for sample in range(samples):
-        noise = gradients._Noise(sigma, 0, sample)(torch.zeros_like(v))
+        noise = smoothed.Noise(sigma, 0, sample)(torch.zeros_like(v))
         torch.testing.assert_close(noise, noise[:1].expand_as(noise))  # the same for every row
         jacobian = torch.func.vmap(torch.func.jacrev(model[1:], chunk_size=None))
         expected += jacobian((v + noise)[:, None]).reshape(5, 2, -1).norm(dim=2) / samples

@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from ffcp import FFCPWarning, features
+from ffcp import FFCPWarning
+from ffcp.network import features
 from ffcp.paper import convnets, images, scenes, segnets, segtrain
 from ffcp.paper.scenes import Scenes
 from ffcp.paper.segtrain import Augment

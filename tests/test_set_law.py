@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import ffcp
-from ffcp.quantiles import conformal_rank
+from ffcp.conformal.rank import conformal_rank
 from tests.law import ERROR_RATE, draw_hits, p_value, upper_p_value
 
 N, T, K, ALPHA, REPEATS = 40, 30, 5, 0.1, 400

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from ffcp import features
+from ffcp.network import features
 from ffcp.paper import convnets, images, logits, vision
 from ffcp.paper.data import DataFile, MissingDataError
 from ffcp.paper.vision import NETWORKS, Accuracy, PackageFile, Preprocess, VisionNetwork

@@ -14,14 +14,15 @@ from ffcp import bounds, metrics, segmentation
 from ffcp.bands import Interval
 from ffcp.choose import Candidate, Choice
 from ffcp.classifiers import APS, FFRAPS, LAC, RAPS
+from ffcp.conformal.rank import conformal_quantile, conformal_rank
 from ffcp.errors import FFCPWarning
 from ffcp.fcp import FCP, FCQR
-from ffcp.gradients import Sketch, Smooth, gradient_norms
 from ffcp.localize import BandwidthChoice, Localizer
 from ffcp.localized import FFLCP, FFLCQR, LCP, LCQR
 from ffcp.losses import pinball_loss
+from ffcp.network.jacobian import Sketch, Smooth
+from ffcp.network.passes import gradient_norms
 from ffcp.predictors import CP, CQR, FFCP, FFCQR
-from ffcp.quantiles import conformal_quantile, conformal_rank
 from ffcp.sets import LabelSet
 from ffcp.tuning import SetCandidate, SetChoice
 

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ffcp.checks import exact_alpha
-from ffcp.features import OUTPUT
+from ffcp.conformal.rank import exact_alpha
+from ffcp.network.features import OUTPUT
 
 # Enough to tell layers apart; beyond it a longer stream would only cost time and memory.
 _ENOUGH_ROWS = 10_000

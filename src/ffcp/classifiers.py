@@ -12,11 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ffcp import checks, files, gradients, inputs, sets, tuning
+from ffcp import files, sets, tuning
 from ffcp.calibrated import Calibrated
+from ffcp.conformal.rank import conformal_rank, exact_alpha, points_needed
 from ffcp.errors import FFCPWarning
-from ffcp.features import OUTPUT, resolve
-from ffcp.quantiles import ScoreBuffer, ScoreStore, conformal_rank, points_needed
+from ffcp.network import inputs, passes
+from ffcp.network.features import OUTPUT, resolve
+from ffcp.pieces import Needs
+from ffcp.quantiles import ScoreBuffer, ScoreStore
 from ffcp.sets import FEATURE, SOFTMAX, Cumulative, LabelSet, Rows, Score, Threshold
 from ffcp.tuning import SetChoice, Tuner
 
@@ -96,7 +99,7 @@ class SetPredictor(Calibrated):
             raise ValueError(f"tune_fraction must lie between 0 and 1, got {tune_fraction}")
         if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
             raise ValueError(f"seed must be an integer and not negative, got {seed!r}")
-        checks.exact_alpha(tune_alpha)
+        exact_alpha(tune_alpha)
         self.tune = tune
         self.tune_fraction = tune_fraction
         self.tune_alpha = tune_alpha
@@ -228,7 +231,7 @@ class SetPredictor(Calibrated):
             start = 0
             for batch in inputs.batches(whole, self.batch_size) if len(target) else ():
                 if not row:
-                    gradients.check_rows(self.model, batch, self._features())
+                    passes.check_rows(self.model, batch, self._features())
                 rows = self._rows(batch, row, _CALIBRATION, drawn + row)
                 if not row:
                     _refuse_probabilities(rows.logits)
@@ -286,7 +289,7 @@ class SetPredictor(Calibrated):
     def _rows(self, batch: Any, row: int, stream: int, random_row: int) -> Rows:
         """Run the model on one batch; ``row`` is the number that errors give to its first row."""
         if self.feature is None:
-            logits, _ = gradients.run(
+            logits, _ = passes.run(
                 self.model, batch, [], batch_size=inputs.row_count(batch), first_row=row
             )
             norms = None
@@ -336,7 +339,7 @@ class SetPredictor(Calibrated):
         LabelSet
             The mask of labels, their number and, on request, the labels in order.
         """
-        exact = checks.exact_alpha(alpha)
+        exact = exact_alpha(alpha)
         self._must_be_calibrated()
         score, threshold = self._ready(), self._threshold(exact)
         x = self._checked_input(x, first_row)
@@ -767,7 +770,9 @@ def _gradient_feature(
 
 def run_with_norms(model: nn.Module, x: Any, feature: str, first_row: int) -> tuple[Tensor, Tensor]:
     """Run one batch; return logits and the gradient norm of the top label's probability."""
-    return gradients.run_scalar(model, x, feature, _top_probability, first_row)
+    needs = Needs(norms=(feature,), of=_top_probability)
+    seen = passes.see(model, x, needs, first_row)
+    return seen.output, seen.norms[feature]
 
 
 def _top_probability(logits: Tensor) -> Tensor:

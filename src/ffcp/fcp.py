@@ -15,14 +15,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ffcp import bounds, checks, files, heads, inputs, surrogate
+from ffcp import bounds, files, surrogate
 from ffcp.bands import Interval, as_float64
 from ffcp.bounds import Bounds
 from ffcp.choose import RowSplit
+from ffcp.conformal.rank import exact_alpha
 from ffcp.errors import FFCPWarning
-from ffcp.features import resolve, undisturbed
 from ffcp.metrics import Coverage
+from ffcp.network import checks, heads, inputs, passes
+from ffcp.network.features import resolve, undisturbed
 from ffcp.notes import Pairs, Points
+from ffcp.pieces import Needs
 from ffcp.predictors import BONFERRONI, BandPredictor, Joint
 from ffcp.quantiles import ScoreBuffer
 
@@ -140,7 +143,7 @@ class FCP(BandPredictor):
         if optimizer not in surrogate.OPTIMIZERS:
             known = ", ".join(surrogate.OPTIMIZERS)
             raise ValueError(f"optimizer must be one of {known}, got {optimizer!r}")
-        checks.exact_alpha(choose_alpha)
+        exact_alpha(choose_alpha)
         self.feature = resolve(model, feature)
         self.norm, self.bound, self.invert = norm, bound, invert
         self.lr, self.optimizer = lr, optimizer
@@ -186,10 +189,8 @@ class FCP(BandPredictor):
         return (slice(start, start + size) for start in range(0, rows, size))
 
     def _run(self, x: Any, first_row: int) -> tuple[Tensor, ...]:
-        for key, tensor in inputs.leaves(x, "x"):
-            checks.finite(tensor, key, first_row)
-        prediction, v = heads.feature_values(self.model, x, self.feature)
-        checks.finite(prediction, "the prediction", first_row)
+        seen = passes.see(self.model, x, Needs(values=(self.feature,)), first_row)
+        prediction, v = seen.output, seen.values[self.feature]
         if not first_row:
             self._check_head(prediction[:8], v[:8])
         return prediction, v
@@ -306,7 +307,7 @@ class FCP(BandPredictor):
         it describes another object: with an inversion stopped early, a point can be covered
         here and missed by its band. Compare with ``metrics.coverage`` of the band.
         """
-        exact = checks.exact_alpha(alpha)
+        exact = exact_alpha(alpha)
         if self.joint == BONFERRONI:
             exact /= self.calibration.coordinates
         scores = self.score(x, y)
@@ -409,7 +410,7 @@ class FCP(BandPredictor):
             ],
             dim=1,
         )
-        level = 1 - checks.exact_alpha(self.choose_alpha)
+        level = 1 - exact_alpha(self.choose_alpha)
         rank = max(1, math.ceil(len(y) * level))
         thresholds = scores.nan_to_num(-math.inf, math.inf).kthvalue(rank, dim=1).values
         coverage = {

@@ -30,8 +30,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ffcp.checks import exact_alpha
-from ffcp.quantiles import RunningSums, conformal_rank, make_room, points_needed
+from ffcp.conformal.rank import conformal_rank, exact_alpha, points_needed
+from ffcp.quantiles import RunningSums, make_room
 
 KERNELS = ("gaussian", "laplace", "box", "nearest")
 AUTO = "auto"

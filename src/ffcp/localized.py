@@ -12,12 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ffcp import checks, files, heads, inputs, localize
+from ffcp import files, localize
 from ffcp.bands import Interval
 from ffcp.choose import RowSplit
+from ffcp.conformal.rank import exact_alpha, points_needed
 from ffcp.errors import FFCPWarning
-from ffcp.features import INPUT, resolve
-from ffcp.gradients import Method
 from ffcp.localize import (
     AUTO,
     FEATURE,
@@ -27,9 +26,12 @@ from ffcp.localize import (
     Localizer,
     LocalStore,
 )
-from ffcp.notes import EmbeddingNotes, Notes, Points, inputs_embedding
+from ffcp.network import checks, inputs, passes
+from ffcp.network.features import INPUT, resolve
+from ffcp.network.jacobian import Method
+from ffcp.notes import EmbeddingNotes, Notes, Points
+from ffcp.pieces import Needs
 from ffcp.predictors import CP, CQR, FFCP, FFCQR, BandPredictor, Joint, Thresholds
-from ffcp.quantiles import points_needed
 
 GUARANTEES = {"marginal": "level", "level": "level", "random": "random", "none": "none"}
 _CHOOSING_ROWS = 2000  # enough for a bandwidth; the work grows with their square
@@ -66,7 +68,7 @@ class _Localized(BandPredictor):
             )
         if not 0 < choose_fraction < 1:
             raise ValueError(f"choose_fraction must lie between 0 and 1, got {choose_fraction}")
-        checks.exact_alpha(choose_alpha)
+        exact_alpha(choose_alpha)
         self.localizer = localizer
         self.guarantee = GUARANTEES[guarantee]
         self.choose_fraction, self.choose_alpha, self.seed = choose_fraction, choose_alpha, seed
@@ -105,7 +107,7 @@ class _Localized(BandPredictor):
         if callable(on):
             found = torch.as_tensor(on(x))
         elif on == INPUT:
-            found = inputs_embedding(x)
+            found = inputs.side_by_side(x)
         elif on == PREDICTION and run is not None:
             found = run[0]
         else:
@@ -125,8 +127,8 @@ class _Localized(BandPredictor):
         """Run the model once more; beside the distances to all calibration points it is little."""
         buffer = inputs.RowBuffer(inputs.row_count(x))
         for batch in inputs.batches(x, self.batch_size):
-            prediction, value = heads.feature_values(self.model, batch, layer or INPUT)
-            found = prediction if layer is None else value
+            seen = passes.see(self.model, batch, Needs(values=(layer or INPUT,)))
+            found = seen.output if layer is None else seen.values[layer]
             buffer.add({"value": found.reshape(len(found), -1)})
         return buffer["value"]
 
@@ -264,7 +266,7 @@ class _Localized(BandPredictor):
 
     def _weight_needed(self, bandwidth: float, alpha: Any) -> float | None:
         """How much weight around a point makes its band finite; None if no weight does."""
-        level: Fraction | None = 1 - checks.exact_alpha(alpha)
+        level: Fraction | None = 1 - exact_alpha(alpha)
         if self.guarantee == "level":
             store = self.calibration
             around = store.around(self.localizer.kernel, bandwidth)

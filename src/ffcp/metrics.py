@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ffcp.checks import exact_alpha
+from ffcp.conformal.rank import exact_alpha
 
 __all__ = [
     "Coverage",

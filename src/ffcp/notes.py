@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ffcp import inputs
 from ffcp.quantiles import Label, ScoreBuffer
 
 Pairs = Iterator[tuple[Any, Tensor, int]]  # inputs, targets, number of the first row
@@ -132,13 +131,3 @@ def _labels(groups: Any) -> list[Label]:
             "their own"
         )
     return labels
-
-
-def inputs_embedding(x: Any) -> Tensor:
-    """Lay all numbers of an input side by side, a row for each row.
-
-    >>> inputs_embedding({"a": torch.zeros(2, 3), "b": torch.ones(2)})
-    tensor([[0., 0., 0., 1.],
-            [0., 0., 0., 1.]])
-    """
-    return torch.cat([t.reshape(len(t), -1).float() for _, t in inputs.leaves(x)], dim=1)

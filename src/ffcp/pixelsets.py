@@ -20,11 +20,13 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ffcp import bands, checks, files, gradients, inputs
+from ffcp import bands, files
 from ffcp.calibrated import Calibrated
+from ffcp.conformal.rank import conformal_rank, exact_alpha, points_needed
 from ffcp.errors import FFCPWarning
-from ffcp.features import INPUT, OUTPUT, resolve
-from ffcp.quantiles import ScoreBuffer, conformal_rank, make_room, points_needed
+from ffcp.network import inputs, jacobian, passes
+from ffcp.network.features import INPUT, OUTPUT, resolve
+from ffcp.quantiles import ScoreBuffer, make_room
 
 LOGITS, DOUBLE_LOG = "logits", "double_log"
 _NETWORK = "network"  # the user's model, inside the one that ends in log(-log p)
@@ -104,7 +106,7 @@ class PixelCounts(nn.Module):
         """
         # Losses are ratios k / m, and m differs between images: no floating point, which could
         # fall on the wrong side where the sum meets the budget exactly.
-        budget = checks.exact_alpha(alpha) * (len(self) + 1) - 1
+        budget = exact_alpha(alpha) * (len(self) + 1) - 1
         if budget < 0:
             return BINS - 1
         pixels = self._within(BINS - 1)
@@ -335,7 +337,7 @@ class PixelSets(Calibrated):
         norm: float = 2,
         floor: float = 1e-6,
         smallest: float = 0.01,
-        method: gradients.Method = gradients.AUTO,
+        method: jacobian.Method = jacobian.AUTO,
         batch_size: int | None = None,
     ) -> None:
         super().__init__(model, batch_size)
@@ -350,10 +352,10 @@ class PixelSets(Calibrated):
         self.feature = resolve(model, feature)
         self.outputs = outputs
         self.ignore = ignore
-        self.norm = gradients.checked_norm(norm)
+        self.norm = jacobian.checked_norm(norm)
         self.floor = floor
         self.smallest = smallest
-        self.method = gradients.checked_method(method)
+        self.method = jacobian.checked_method(method)
         self.classes: int | None = None
         self.skipped = 0
         self.calibration = PixelCounts()
@@ -429,7 +431,7 @@ class PixelSets(Calibrated):
             for batch in self._batches(whole):
                 if not row:
                     # Four images, as they can be large.
-                    gradients.check_rows(self.model, batch, self._features(), sample=4)
+                    passes.check_rows(self.model, batch, self._features(), sample=4)
                 f, slack = self._run(batch, row, classes)
                 classes = f.shape[1]
                 part = target[start : start + len(f)].to(f.device)
@@ -462,7 +464,7 @@ class PixelSets(Calibrated):
 
     def _run(self, x: Any, row: int, classes: int | None) -> tuple[Tensor, Tensor | None]:
         """Run the model on a batch; return outputs and gradient norms, ``None`` for slack 1."""
-        f, norms = gradients.run(
+        f, norms = passes.run(
             self.model, x, self._features(), self.norm, self.batch_size, row, method=self.method
         )
         _check_maps(f)
@@ -528,7 +530,7 @@ class PixelSets(Calibrated):
         PixelSet
             The mask of labels and the most likely label of every pixel.
         """
-        exact = checks.exact_alpha(alpha)
+        exact = exact_alpha(alpha)
         self._must_be_calibrated()
         level = self._level(exact, share)
         x = inputs.to_tensors(x, self.model)
@@ -715,7 +717,7 @@ def _exact_share(share: Any) -> Fraction:
     """
     try:
         one = not isinstance(share, bool) and bool(share == 1)
-        return Fraction(1) if one else checks.exact_alpha(share)
+        return Fraction(1) if one else exact_alpha(share)
     except (TypeError, ValueError) as error:
         raise type(error)(
             f"share must be a number above 0 and at most 1, got {share!r}: it is the share of an "

@@ -12,12 +12,14 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ffcp import bands, checks, files, gradients, inputs
+from ffcp import bands, files
 from ffcp.bands import Base, Interval
 from ffcp.calibrated import Calibrated
 from ffcp.choose import Candidate, Choice, Chooser, Trial
+from ffcp.conformal.rank import exact_alpha
 from ffcp.errors import FFCPWarning
-from ffcp.features import OUTPUT, candidates, resolve
+from ffcp.network import checks, inputs, jacobian, passes
+from ffcp.network.features import OUTPUT, candidates, resolve
 from ffcp.notes import GroupNotes, Notes, Pairs, Points, group_labels
 from ffcp.quantiles import ScoreBuffer
 
@@ -153,7 +155,7 @@ class BandPredictor(Calibrated):
         """Look for mixed rows in the first batch."""
         for batch, target, row in pairs:
             if not row:
-                gradients.check_rows(self.model, batch, features)
+                passes.check_rows(self.model, batch, features)
             yield batch, target, row
 
     def _scores(self, pairs: Pairs) -> Iterator[Tensor]:
@@ -209,7 +211,7 @@ class BandPredictor(Calibrated):
         Interval
             ``(lower, upper, prediction)`` in the shape and type of the model's output.
         """
-        exact = checks.exact_alpha(alpha)
+        exact = exact_alpha(alpha)
         self._must_be_calibrated()
         x = inputs.to_tensors(x, self.model)
         rows = inputs.row_count(x)
@@ -308,7 +310,7 @@ class CP(BandPredictor):
     """
 
     def _run(self, x: Any, first_row: int) -> tuple[Tensor, ...]:
-        prediction, _ = gradients.run(
+        prediction, _ = passes.run(
             self.model, x, [], batch_size=self.batch_size, first_row=first_row
         )
         return (prediction,)
@@ -382,7 +384,7 @@ class FFCP(BandPredictor):
         norm: float = 2,
         floor: float = 1e-6,
         *,
-        method: gradients.Method = gradients.AUTO,
+        method: jacobian.Method = jacobian.AUTO,
         joint: Joint = False,
         missing: bool = False,
         choose_fraction: float = 0.2,
@@ -395,9 +397,9 @@ class FFCP(BandPredictor):
             raise ValueError(f"floor must be a positive number, got {floor}")
         if not 0 < choose_fraction < 1:
             raise ValueError(f"choose_fraction must lie between 0 and 1, got {choose_fraction}")
-        checks.exact_alpha(choose_alpha)
-        self.norm = gradients.checked_norm(norm)
-        self.method = gradients.checked_method(method)
+        exact_alpha(choose_alpha)
+        self.norm = jacobian.checked_norm(norm)
+        self.method = jacobian.checked_method(method)
         self.floor = floor
         self.choose_fraction = choose_fraction
         self.choose_alpha = choose_alpha
@@ -431,7 +433,7 @@ class FFCP(BandPredictor):
 
     def _run(self, x: Any, first_row: int) -> tuple[Tensor, ...]:
         assert self.feature is not None
-        prediction, norms = gradients.run(
+        prediction, norms = passes.run(
             self.model, x, [self.feature], self.norm, self.batch_size, first_row, self.method
         )
         return prediction, norms[self.feature]
@@ -488,13 +490,13 @@ class FFCP(BandPredictor):
         names = self._candidates
         if names is None:
             names = candidates(self.model, batch)
-            gradients.check_rows(self.model, batch, names)
+            passes.check_rows(self.model, batch, names)
         # Plain CP, the model's output, is always a candidate.
         self._tried = [OUTPUT, *(name for name in dict.fromkeys(names) if name != OUTPUT)]
         return Chooser(self.choose_fraction, self.seed, self.choose_alpha)
 
     def _show(self, chooser: Chooser, x: Any, y: Tensor, row: int) -> None:
-        prediction, norms = gradients.run(
+        prediction, norms = passes.run(
             self.model, x, self._tried, self.norm, self.batch_size, row, self.method
         )
         target = _columns(checks.target(y, self._outcome(prediction)))
@@ -622,7 +624,7 @@ def _covering(scores: Tensor, share: float) -> Tensor:
     if share == 1:
         largest = scores.nan_to_num(-math.inf, math.inf).amax(dim=1)
     else:
-        exact = checks.exact_alpha(share)
+        exact = exact_alpha(share)
         ranks = {count: math.ceil(exact * count) for count in known.unique().tolist()}
         place = torch.tensor([ranks[count] for count in known.tolist()], device=scores.device)
         in_order = scores.sort(dim=1).values  # NaN comes last

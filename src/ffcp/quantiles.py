@@ -11,55 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from ffcp import files
-from ffcp.checks import exact_alpha
+from ffcp.conformal.rank import conformal_rank, points_needed
 from ffcp.errors import FFCPWarning
 
 Label = str | int | float | bool  # of a group of points
-
-
-def conformal_rank(n: int, alpha: Any) -> int:
-    """Return k = ceil((n + 1)(1 - alpha)), computed in exact rational arithmetic.
-
-    The k-th smallest of n scores covers a new exchangeable score with probability at least
-    1 - alpha. If k > n no finite threshold does.
-
-    >>> conformal_rank(9, 0.7)  # in floating point this comes out as 4
-    3
-    """
-    return math.ceil((n + 1) * (1 - exact_alpha(alpha)))
-
-
-def points_needed(alpha: Any) -> int:
-    """Return the smallest number of calibration points with a finite threshold at ``alpha``.
-
-    >>> points_needed(0.1)
-    9
-    """
-    exact = exact_alpha(alpha)
-    return math.ceil((1 - exact) / exact)
-
-
-def conformal_quantile(scores: Tensor, alpha: Any) -> Tensor:
-    """Return the k-th smallest score, or infinity where k exceeds the number of scores.
-
-    Parameters
-    ----------
-    scores
-        Shape (n,) or (n, m) for m coordinates, each with its own quantile. Not sorted.
-    alpha
-        Share of misses allowed, in (0, 1).
-
-    Examples
-    --------
-    >>> conformal_quantile(torch.tensor([3.0, 1.0, 2.0]), alpha=0.5)
-    tensor(2.)
-    >>> conformal_quantile(torch.tensor([3.0, 1.0, 2.0]), alpha=0.1)
-    tensor(inf)
-    """
-    k = conformal_rank(len(scores), alpha)
-    if k > len(scores):
-        return scores.new_full(scores.shape[1:], math.inf)
-    return scores.kthvalue(k, dim=0).values
 
 
 class RunningSums:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from ffcp import metrics, sets
-from ffcp.checks import exact_alpha
 from ffcp.choose import RowSplit
+from ffcp.conformal.rank import exact_alpha
 from ffcp.sets import Cumulative, Place, Rows
 
 SIZE = "size"

@@ -9,9 +9,9 @@ from functools import lru_cache
 from typing import Any
 
 from ffcp.choose import RowSplit
+from ffcp.conformal.rank import conformal_rank
 from ffcp.paper import labels
 from ffcp.paper.experiments import OUTPUT, Measured
-from ffcp.quantiles import conformal_rank
 
 LAW_ERROR = 0.01  # how often a correct program may be found outside the law's range, for each row
 _SHORTER = 1 - 1e-6  # the same bands at two layers differ by rounding

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from ffcp import CP, FCP, FFCP, FFCPWarning, Interval, files, gradient_norms, metrics
+from ffcp.conformal.rank import conformal_quantile
 from ffcp.paper import demo, runs, segments
 from ffcp.paper.data import DataFile
 from ffcp.paper.datasets import Split
@@ -28,7 +29,6 @@ from ffcp.paper.experiments import TRAINED, Report, Settings, Study, available
 from ffcp.paper.networks import SPLIT_POINTS, mlp
 from ffcp.paper.training import train
 from ffcp.predictors import BandPredictor
-from ffcp.quantiles import conformal_quantile
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ffcp import CP, FCP, FFCP, FFCPWarning, Interval, Sketch, gradients
+from ffcp import CP, FCP, FFCP, FFCPWarning, Interval, Sketch
 from ffcp import files as stored_files
+from ffcp.network.jacobian import Method
 from ffcp.paper import runs, scenes, segnets, segtrain
 from ffcp.paper.data import DataFile
 from ffcp.paper.images import read
@@ -134,7 +135,7 @@ def predictor(experiment: Experiment, method: str, alpha: float) -> BandPredicto
         return CP(model, missing=True)
     if method == "FCP":
         return fcp(model, _steps(experiment, alpha))
-    way: gradients.Method = Sketch(PROBES) if method == _SKETCHED else "auto"
+    way: Method = Sketch(PROBES) if method == _SKETCHED else "auto"
     floor = _floor(experiment, alpha) if method == _FLOORED else FLOORS[0]
     return FFCP(model, FEATURE, floor=floor, method=way, missing=True)
 

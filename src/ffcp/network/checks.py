@@ -2,43 +2,13 @@
 
 from __future__ import annotations
 
-import math
-import numbers
 from collections.abc import Callable
-from decimal import Decimal
-from fractions import Fraction
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ffcp import inputs
-
-
-def exact_alpha(alpha: Any) -> Fraction:
-    """Read ``alpha`` as the decimal number the user wrote, and check that it lies in (0, 1).
-
-    A float stands for its shortest decimal form: 0.7 is 7/10, although the nearest double is
-    a little less. With n = 9 the double would ask for 4 scores where 3 are right.
-
-    >>> exact_alpha(0.7)
-    Fraction(7, 10)
-    """
-    if isinstance(alpha, Fraction) and 0 < alpha < 1:
-        return alpha
-    if isinstance(alpha, Tensor) and alpha.dim() == 0:
-        alpha = alpha.detach().cpu().numpy()[()]  # keeps float32 apart from float64
-    if isinstance(alpha, bool) or not isinstance(alpha, (numbers.Real, Decimal)):
-        raise TypeError(f"alpha must be a number between 0 and 1, got {alpha!r}")
-    if math.isfinite(alpha):
-        exact = isinstance(alpha, (numbers.Rational, Decimal))
-        value = Fraction(alpha) if exact else Fraction(str(alpha))  # type: ignore[arg-type]
-        if 0 < value < 1:
-            return value
-    raise ValueError(
-        f"alpha must lie strictly between 0 and 1, got {alpha}: "
-        "it is the share of misses allowed, so 0.1 asks for 90 % coverage"
-    )
+from ffcp.network import inputs
 
 
 def finite(values: Tensor, what: str, first_row: int = 0) -> None:

@@ -23,7 +23,9 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from ffcp import heads, inputs
+from ffcp.network import heads, inputs
+from ffcp.network.features import Tapped
+from ffcp.network.jacobian.norms import reached, wide
 
 
 class Group(NamedTuple):
@@ -142,6 +144,18 @@ def _seen(output: Callable[..., Tensor], feature: Tensor, axis: int, at_once: in
     return torch.cat(reached).T
 
 
+def coloured(tap: Tapped, name: str, colours: Colours, norm: float) -> Tensor:
+    """Take the norms at a feature with one backward pass per colour."""
+
+    def backward(start: Tensor) -> Tensor:
+        gradients = torch.autograd.grad(
+            tap.prediction, tap.edges[name], start, retain_graph=True, allow_unused=True
+        )
+        return reached(name, gradients)[0]
+
+    return norms(backward, tap.prediction, colours, norm)
+
+
 def norms(backward: Backward, prediction: Tensor, found: Colours, norm: float) -> Tensor:
     """Take the norms of all rows of the Jacobian, in the shape of the prediction.
 
@@ -181,11 +195,6 @@ def _compare(backward: Backward, result: Tensor, dtype: torch.dtype, norm: float
                 "this head hides on which positions of the feature its outputs depend (as "
                 "torch.where does), so it cannot be coloured: use method='exact' or Sketch"
             )
-
-
-def wide(dtype: torch.dtype) -> torch.dtype:
-    """Give the type in which squares do not overflow."""
-    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
 def _window_norms(gradient: Tensor, chosen: Sequence[Group], norm: float) -> Tensor:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from ffcp import checks, inputs
+from ffcp.network import checks, inputs
 
 INPUT = "input"
 OUTPUT = "output"
@@ -30,16 +30,18 @@ class Tapped(NamedTuple):
     """A forward pass whose graph starts at the earliest of the tapped features.
 
     ``edges`` gives, for every feature, the places in the graph where its gradient arrives
-    (several for an input of several tensors), ``shapes`` the shapes it has there.
+    (several for an input of several tensors), ``shapes`` the shapes it has there. ``values``
+    holds what was recorded.
     """
 
     prediction: Tensor
     edges: dict[str, list[GradientEdge]]
     shapes: dict[str, list[torch.Size]]
+    values: dict[str, Tensor]
 
     def only(self, name: str) -> Tapped:
         """Give the same pass with one of the features."""
-        return Tapped(self.prediction, {name: self.edges[name]}, {name: self.shapes[name]})
+        return self._replace(edges={name: self.edges[name]}, shapes={name: self.shapes[name]})
 
 
 def resolve(model: nn.Module, feature: str | nn.Module) -> str:
@@ -122,15 +124,31 @@ def _random_state_kept(model: nn.Module) -> Iterator[None]:
 class Cut:
     """A model cut at named features, ready to run batches inside one ``with`` block.
 
-    Inside the block the model is :func:`undisturbed`; with names, every pass builds a graph
-    from the earliest feature on, without names it builds none. ``change``, if given, replaces
-    every tensor of a feature: the model then goes on from another feature than its own. With
-    ``graph=False`` it only does that.
+    Inside the block the model is :func:`undisturbed`. The block can be entered again.
 
+    Parameters
+    ----------
+    model
+        The model.
+    names
+        Features at which gradients are wanted: every pass builds a graph from the earliest of
+        them on, and without names it builds none.
+    change
+        Replaces every tensor of these features, so that the model goes on from another feature
+        than its own.
+    graph
+        ``False`` changes the features only, and builds no graph.
+    values
+        Layers whose values every pass records.
+
+    Examples
+    --------
     >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
-    >>> with Cut(model, ["0"]) as cut:
+    >>> with Cut(model, ["0"], values=["1"]) as cut:
     ...     tap = cut(torch.randn(4, 2))
     ...     torch.autograd.grad(tap.prediction.sum(), tap.edges["0"])[0].shape
+    torch.Size([4, 3])
+    >>> tap.values["1"].shape
     torch.Size([4, 3])
     """
 
@@ -140,18 +158,22 @@ class Cut:
         names: Sequence[str] = (),
         change: Callable[[Tensor], Tensor] | None = None,
         graph: bool = True,
+        values: Sequence[str] = (),
     ) -> None:
         self._model = model
         self._change, self._graph = change, graph
         self._names = [name for name in names if name != OUTPUT]
-        self._groups: dict[str, list[str]] = {}
-        for name in self._names:
-            self._groups.setdefault(name.partition("[")[0], []).append(name)
+        self._features = _by_module(self._names)
+        self._recorded = _by_module(values)
+        self._modules = {base for base in (*self._features, *self._recorded) if base != INPUT}
+        self._modules.discard(OUTPUT)
         self._stack = ExitStack()
         self._open = False  # whether hooks are to take notice
         self._rows = 0
+        self._called: set[str] = set()
         self._edges: dict[str, list[GradientEdge]] = {}
         self._shapes: dict[str, list[torch.Size]] = {}
+        self._values: dict[str, Tensor] = {}
         # A scalar that requires a gradient: what every graph of a pass grows from.
         self._seed = torch.ones((), requires_grad=True)
 
@@ -160,11 +182,10 @@ class Cut:
             stack.enter_context(undisturbed(self._model))
             if not self._names:
                 stack.enter_context(torch.no_grad())
-            modules = _module_names(self._model) if self._names else {}
-            for base in self._groups:
-                if base != INPUT:
-                    handle = modules[base].register_forward_hook(self._hook(base))
-                    stack.callback(handle.remove)
+            modules = _module_names(self._model) if self._modules else {}
+            for base in self._modules:
+                handle = modules[base].register_forward_hook(self._hook(base))
+                stack.callback(handle.remove)
             self._stack = stack.pop_all()
         return self
 
@@ -174,28 +195,27 @@ class Cut:
     def __call__(self, x: Any) -> Tapped:
         """Run one batch."""
         self._rows = inputs.row_count(x)
+        self._called, self._edges, self._shapes, self._values = set(), {}, {}, {}
         call = inputs.caller(self._model, x)
-        if not self._names:
-            return Tapped(checks.output(call(x), self._rows), {}, {})
-        self._edges, self._shapes = {}, {}
         try:
             self._open = True
-            x = self._enter(x, INPUT)
-            prediction = checks.output(call(x), self._rows)
+            self._record(x, INPUT)
+            prediction = checks.output(call(self._enter(x, INPUT)), self._rows)
+            self._record(prediction, OUTPUT)
         finally:
             self._open = False  # activation checkpointing replays forward during backward
         self._check_reached(prediction)
-        return Tapped(prediction, self._edges, self._shapes)
+        return Tapped(prediction, self._edges, self._shapes, self._values)
 
     def _check_reached(self, prediction: Tensor) -> None:
-        missing = [name for name in self._names if name not in self._shapes]
+        missing = self._modules - self._called
         if missing:
             raise ValueError(
-                f"the forward pass never calls {missing[0]!r}, so it has no feature there: choose "
-                "a module that forward calls (a compiled or scripted model hides its modules: "
-                "pass the original one)"
+                f"the forward pass never calls {min(missing)!r}, so it has no feature there: "
+                "choose a module that forward calls (a compiled or scripted model hides its "
+                "modules: pass the original one)"
             )
-        if self._graph and not prediction.requires_grad:
+        if self._names and self._graph and not prediction.requires_grad:
             raise NoGradientError(
                 f"the output has no gradient at feature {self._names[0]!r}: the feature does not "
                 "influence the output, or forward cuts the graph after it (torch.no_grad, detach, "
@@ -203,27 +223,42 @@ class Cut:
             )
 
     def _hook(self, base: str) -> Callable[..., Any]:
-        def record(module: nn.Module, args: Any, value: Any) -> Any:
+        def take_notice(module: nn.Module, args: Any, value: Any) -> Any:
             if not self._open:
                 return value
-            if self._groups[base][0] in self._shapes:
+            if base in self._called:
                 raise ValueError(
                     f"module {base!r} is called more than once in a forward pass, so 'its output' "
                     "is not one feature: give each call its own module, or choose another layer"
                 )
-            if self._graph and not torch.is_grad_enabled():
+            self._called.add(base)
+            if base in self._features and self._graph and not torch.is_grad_enabled():
                 raise ValueError(
                     f"feature {base!r} runs under torch.no_grad or inference_mode inside the "
                     "model's forward, so the output has no gradient there: remove the decorator "
                     "or context, choose a later layer, or use CP"
                 )
+            self._record(value, base)
             return self._enter(value, base)
 
-        return record
+        return take_notice
+
+    def _record(self, value: Any, base: str) -> None:
+        """Keep a copy of the tensors of ``value`` that were asked for."""
+        for name in self._recorded.get(base, []):
+            tensors = dict(inputs.leaves(value, base))
+            if name == INPUT and len(tensors) > 1:
+                self._values[name] = inputs.side_by_side(value)
+                continue
+            key = next(iter(tensors)) if name == INPUT else _select(name, tensors, whole=False)[0]
+            self._check_rows(name, tensors[key])
+            kept = tensors[key].detach()
+            # A copy of what lies inside: the next layer may work in place.
+            self._values[name] = kept if base in (INPUT, OUTPUT) else kept.clone()
 
     def _enter(self, value: Any, base: str) -> Any:
         """Start or tap the graph at the tensors of ``value`` that are features."""
-        names = self._groups.get(base, [])
+        names = self._features.get(base, [])
         if not names:
             return value
         tensors = dict(inputs.leaves(value, base))
@@ -248,11 +283,22 @@ class Cut:
                 f"feature {name!r} has type {value.dtype}, which has no gradient: "
                 "choose a floating-point one, such as the embedding behind it"
             )
+        self._check_rows(name, value)
+
+    def _check_rows(self, name: str, value: Tensor) -> None:
         if value.dim() == 0 or value.shape[0] != self._rows:
             raise ValueError(
                 f"feature {name!r} has shape {tuple(value.shape)} for {self._rows} input rows: "
                 "its first dimension must be the rows"
             )
+
+
+def _by_module(names: Sequence[str]) -> dict[str, list[str]]:
+    """Sort feature names by the module they belong to: ``lstm[0]`` and ``lstm[1]`` by ``lstm``."""
+    sorted_names: dict[str, list[str]] = {}
+    for name in dict.fromkeys(names):
+        sorted_names.setdefault(name.partition("[")[0], []).append(name)
+    return sorted_names
 
 
 def _select(name: str, tensors: dict[str, Tensor], *, whole: bool) -> list[str]:
@@ -298,21 +344,21 @@ def candidates(model: nn.Module, x: Any, limit: int = 8, sample: int = 8) -> lis
     floating-point output that has a row for each input row and influences the prediction.
     """
     x = inputs.take(x, slice(0, sample))
-    found = _distinct_features(model, x)
+    names = _distinct_features(model, x)
     if all(tensor.is_floating_point() for _, tensor in inputs.leaves(x)):
-        found = [INPUT, *found]
-    with Cut(model, found) as cut:
+        names = [INPUT, *names]
+    with Cut(model, names) as cut:
         try:
-            prediction, edges, _ = cut(x)
+            tap = cut(x)
         except NoGradientError:  # only plain CP is left
             return []
-        arrivals = [edges[name][0] for name in found]
-        reached = torch.autograd.grad(prediction.sum(), arrivals, allow_unused=True)
-    found = [name for name, gradient in zip(found, reached, strict=True) if gradient is not None]
-    if len(found) <= limit:
-        return found
-    spread = torch.linspace(0, len(found) - 1, limit).round().long().tolist()
-    return [found[index] for index in spread]
+        arrivals = [tap.edges[name][0] for name in names]
+        gradients = torch.autograd.grad(tap.prediction.sum(), arrivals, allow_unused=True)
+    names = [name for name, gradient in zip(names, gradients, strict=True) if gradient is not None]
+    if len(names) <= limit:
+        return names
+    spread = torch.linspace(0, len(names) - 1, limit).round().long().tolist()
+    return [names[index] for index in spread]
 
 
 def _distinct_features(model: nn.Module, x: Any) -> list[str]:

@@ -141,6 +141,16 @@ def take(x: Any, rows: slice | Tensor) -> Any:
     return _map(lambda leaf: leaf[rows] if isinstance(leaf, Tensor) else leaf, x)
 
 
+def side_by_side(x: Any) -> Tensor:
+    """Lay all numbers of an input side by side in float32, a row for each row.
+
+    >>> side_by_side({"a": torch.zeros(2, 3), "b": torch.ones(2)})
+    tensor([[0., 0., 0., 1.],
+            [0., 0., 0., 1.]])
+    """
+    return torch.cat([t.reshape(len(t), -1).float() for _, t in leaves(x)], dim=1)
+
+
 def pairs(x: Any, y: Any, model: nn.Module) -> Iterator[tuple[Any, Tensor]]:
     """Yield (input, target): arrays whole, or batch after batch from a loader, ``y=None``."""
     if y is not None:

@@ -15,8 +15,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, fx, nn
 
-from ffcp import checks, inputs
-from ffcp.features import INPUT, OUTPUT, Cut, resolve, undisturbed
+from ffcp.network import checks, inputs
+from ffcp.network.features import INPUT, OUTPUT, Cut, resolve, undisturbed
 
 
 def head(model: nn.Module, feature: str | nn.Module) -> nn.Module:
@@ -147,43 +147,6 @@ def _subgraph(
         if node in needed and node is not cut:
             copies[node] = new.node_copy(node, lambda old: copies[old])
     return fx.GraphModule(model, new)
-
-
-def feature_values(model: nn.Module, x: Any, feature: str) -> tuple[Tensor, Tensor]:
-    """Run the model without a graph; return its prediction and the feature."""
-    rows = inputs.row_count(x)
-    with undisturbed(model), torch.no_grad(), _caught(model, feature) as found:
-        prediction = checks.output(inputs.caller(model, x)(x), rows)
-    if feature == INPUT:
-        ((_, value),) = inputs.leaves(x)
-    elif feature == OUTPUT:
-        value = prediction
-    elif len(found) != 1:
-        raise ValueError(f"the forward pass calls {feature!r} {len(found)} times instead of once")
-    else:
-        value = found[0]
-    return prediction, value
-
-
-class _caught:  # noqa: N801 - a context manager, used like a function
-    """Collects what a module returns while the block runs."""
-
-    def __init__(self, model: nn.Module, feature: str) -> None:
-        inner = feature not in (INPUT, OUTPUT)
-        self._module = model.get_submodule(feature.removeprefix(".")) if inner else None
-
-    def __enter__(self) -> list[Tensor]:
-        found: list[Tensor] = []
-        if self._module is not None:
-            self._handle = self._module.register_forward_hook(
-                # A copy: the next layer may work in place.
-                lambda module, args, value: found.append(value.detach().clone())
-            )
-        return found
-
-    def __exit__(self, *error: object) -> None:
-        if self._module is not None:
-            self._handle.remove()
 
 
 _CutOut = tuple[nn.Module | None, bool]

@@ -1,0 +1,1 @@
+"""Thresholds from scores; nothing here knows networks."""

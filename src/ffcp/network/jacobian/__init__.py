@@ -1,0 +1,31 @@
+"""Norms of the rows of the head's Jacobian: the only place that calls autograd for a score.
+
+One output needs one backward pass. Of many outputs the rows are taken one by one (``"exact"``),
+several at once where windows do not overlap (``"coloured"``), or estimated for all outputs
+together by random probes (:class:`Sketch`). :class:`Smooth` takes the mean over perturbed
+features. ``"auto"`` looks at the head and picks.
+"""
+
+from ffcp.network.jacobian.choice import take_norms
+from ffcp.network.jacobian.methods import (
+    AUTO,
+    COLOURED,
+    EXACT,
+    Method,
+    Sketch,
+    Smooth,
+    checked_method,
+    checked_norm,
+)
+
+__all__ = [
+    "AUTO",
+    "COLOURED",
+    "EXACT",
+    "Method",
+    "Sketch",
+    "Smooth",
+    "checked_method",
+    "checked_norm",
+    "take_norms",
+]

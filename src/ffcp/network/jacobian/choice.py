@@ -1,0 +1,88 @@
+"""Pick how the gradient norms of a pass are taken, and take them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ffcp.network.features import Tapped
+from ffcp.network.jacobian import coloured
+from ffcp.network.jacobian.exact import exact
+from ffcp.network.jacobian.methods import AUTO, COLOURED, EXACT, Sketch, Smooth
+from ffcp.network.jacobian.norms import reached, row_norms
+from ffcp.network.jacobian.sketched import sketched
+from ffcp.network.jacobian.smoothed import smoothed
+from ffcp.pieces import Needs
+
+# How ``"auto"`` picks: outputs so few that probing the head does not pay; coloured passes and
+# outputs so many that an estimate is better.
+_FEW_OUTPUTS = 64
+_MANY_PASSES = 256
+_MANY_OUTPUTS = 4096
+
+
+def take_norms(
+    model: nn.Module, x: Any, tap: Tapped, names: Sequence[str], needs: Needs
+) -> dict[str, Tensor]:
+    """Take the norms at the named features that ``needs`` asks for, from a pass over ``x``."""
+    if not names:
+        return {}
+    if isinstance(needs.method, Smooth):
+        each = needs._replace(method=needs.method.method)
+
+        def norms_of(moved: Tapped) -> Tensor:
+            (norms,) = _norms(model, x, moved, each).values()
+            return norms
+
+        return {name: smoothed(model, x, name, needs.method, norms_of) for name in names}
+    return _norms(model, x, tap, needs)
+
+
+def _norms(model: nn.Module, x: Any, tap: Tapped, needs: Needs) -> dict[str, Tensor]:
+    method, norm = needs.method, needs.norm
+    if needs.of is not None:
+        return _norms_of_scalar(tap, needs)
+    if isinstance(method, Sketch):
+        if norm != 2:
+            raise ValueError(f"a sketch estimates the L2 norm only, not norm={norm}")
+        return {name: sketched(model, x, name, tap, method) for name in tap.edges}
+    if method == EXACT or tap.prediction[0].numel() == 1:
+        return exact(tap, norm)
+    return {name: _mapped(model, x, tap.only(name), name, method, norm) for name in tap.edges}
+
+
+def _norms_of_scalar(tap: Tapped, needs: Needs) -> dict[str, Tensor]:
+    """Take the norms (n,), in float64, of the gradient of one number per row."""
+    if isinstance(needs.method, Sketch):
+        raise ValueError("one number per row has one gradient: nothing to sketch, use 'exact'")
+    assert needs.of is not None
+    scalar = needs.of(tap.prediction)
+    edges = [edge for group in tap.edges.values() for edge in group]
+    rest = iter(torch.autograd.grad(scalar.sum(), edges, allow_unused=True))
+    norms = {}
+    for name, group in tap.edges.items():
+        gradients = reached(name, [next(rest) for _ in group])
+        norms[name] = row_norms([gradient.double() for gradient in gradients], needs.norm)
+    return norms
+
+
+def _mapped(model: nn.Module, x: Any, tap: Tapped, name: str, method: str, norm: float) -> Tensor:
+    """Colour if that was asked for or, for ``"auto"``, if it pays."""
+    outputs = tap.prediction[0].numel()
+    if method == AUTO and outputs <= _FEW_OUTPUTS:
+        return exact(tap, norm)[name]
+    colours = coloured.colours(model, x, name)
+    if method == COLOURED and colours is None:
+        raise ValueError(
+            f"the head behind {name!r} cannot be coloured: its feature has shape "
+            f"{tuple(tap.shapes[name][0])} and its output {tuple(tap.prediction.shape)}, and "
+            "both must be maps (rows, channels, positions ...). Use method='exact' or Sketch"
+        )
+    if colours and (method == COLOURED or colours.passes <= min(outputs // 2, _MANY_PASSES)):
+        return coloured.coloured(tap, name, colours, norm)
+    if outputs <= _MANY_OUTPUTS or norm != 2:
+        return exact(tap, norm)[name]
+    return sketched(model, x, name, tap, Sketch())

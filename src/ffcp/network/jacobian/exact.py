@@ -1,0 +1,78 @@
+"""Take the rows of the Jacobian one after the other, a few outputs in one batched pass."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge
+
+from ffcp.network.features import Tapped
+from ffcp.network.jacobian.norms import reached, row_norms
+
+_OUTPUTS_AT_ONCE = 8  # a batched backward pass holds the gradients of at most this many outputs
+_BYTES_AT_ONCE = 2**26  # ... and at most this much memory for what goes in and what comes out
+
+
+def exact(tap: Tapped, norm: float) -> dict[str, Tensor]:
+    """Take the norms, one output coordinate of all rows at a time."""
+    edges = [edge for group in tap.edges.values() for edge in group]
+    rows, outputs = len(tap.prediction), tap.prediction[0].numel()
+    norms: dict[str, Tensor] = {}
+    for output, gradients in enumerate(jacobian_rows(tap, edges)):
+        rest = iter(gradients)
+        for name, group in tap.edges.items():
+            own = [next(rest) for _ in group]
+            column = row_norms(reached(name, own), norm)
+            if outputs == 1:
+                norms[name] = column
+                continue
+            if name not in norms:
+                norms[name] = column.new_empty(rows, outputs)
+            norms[name][:, output] = column
+    return {name: values.view_as(tap.prediction) for name, values in norms.items()}
+
+
+def jacobian_rows(tap: Tapped, edges: Sequence[GradientEdge]) -> Iterator[Sequence[Tensor | None]]:
+    """Yield the gradients of output 0 of every row, then of output 1, and so on.
+
+    Rows are independent, so one backward pass with a one in every row serves them all; a few
+    outputs share one batched pass.
+    """
+    outputs = tap.prediction.reshape(len(tap.prediction), -1)
+    count = outputs.shape[1]
+    if count == 1:  # the sum's gradient is a one in every row
+        yield torch.autograd.grad(outputs.sum(), edges, allow_unused=True)
+        return
+    held = outputs.numel() + sum(shape.numel() for group in tap.shapes.values() for shape in group)
+    at_once = max(1, min(_OUTPUTS_AT_ONCE, _BYTES_AT_ONCE // (held * outputs.element_size())))
+    for start in range(0, count, at_once):
+        columns = range(start, min(start + at_once, count))
+        yield from _batched_rows(outputs, edges, columns, keep=columns.stop < count)
+
+
+def _batched_rows(
+    outputs: Tensor, edges: Sequence[GradientEdge], columns: range, *, keep: bool
+) -> Iterator[Sequence[Tensor | None]]:
+    """Take the gradients of several outputs in one pass; one by one where that is impossible."""
+    seeds = outputs.new_zeros(len(columns), *outputs.shape)
+    for j, column in enumerate(columns):
+        seeds[j, :, column] = 1
+    try:
+        with warnings.catch_warnings():
+            # Some operations are batched by a loop inside torch: still right, and no one's bug.
+            warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
+            stacked = torch.autograd.grad(
+                outputs, edges, seeds, retain_graph=True, allow_unused=True, is_grads_batched=True
+            )
+    except RuntimeError:  # an operation that cannot be batched; the loop raises all else again
+        for j, seed in enumerate(seeds):
+            last = j == len(seeds) - 1 and not keep
+            yield torch.autograd.grad(
+                outputs, edges, seed, retain_graph=not last, allow_unused=True
+            )
+        return
+    for j in range(len(columns)):
+        yield [None if gradient is None else gradient[j] for gradient in stacked]

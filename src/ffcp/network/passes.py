@@ -1,0 +1,204 @@
+"""One pass over a batch brings the output, gradient norms and values of layers, all at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ffcp.network import checks, inputs, jacobian
+from ffcp.network.features import OUTPUT, Cut, resolve
+from ffcp.network.jacobian import AUTO, Method, Smooth
+from ffcp.pieces import Needs, Seen
+
+ONLY_OUTPUT = Needs()
+
+
+def see(
+    model: nn.Module, x: Any, needs: Needs = ONLY_OUTPUT, first_row: int = 0, groups: Any = None
+) -> Seen:
+    """Run the model once on one batch and bring what is needed.
+
+    Parameters
+    ----------
+    model
+        A module whose forward returns one floating-point tensor with a row per input row.
+    x
+        Tensors as the model takes them (see :func:`ffcp.network.inputs.to_tensors`).
+    needs
+        Features by their names (see :func:`ffcp.network.features.resolve`). The norm at
+        ``"output"`` is 1. The value at ``"input"`` is the input, all its tensors side by side
+        if there are several, and that at ``"output"`` the output.
+    first_row
+        The number that errors give to the first row. NaN and infinity in the input, the
+        prediction or a gradient are errors.
+    groups
+        Handed on as it is.
+
+    Examples
+    --------
+    >>> model = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1))
+    >>> seen = see(model, torch.ones(4, 2), Needs(norms=("0",), values=("1",)))
+    >>> seen.norms["0"].shape, seen.values["1"].shape
+    (torch.Size([4, 1]), torch.Size([4, 3]))
+    """
+    return _Pass(model, needs)(x, first_row, groups)
+
+
+def over(
+    model: nn.Module,
+    x: Any,
+    needs: Needs = ONLY_OUTPUT,
+    batch_size: int | None = None,
+    first_row: int = 0,
+) -> Iterator[Seen]:
+    """Cut an input into batches and see each; between them the model is as the user left it.
+
+    >>> parts = over(nn.Linear(2, 1), torch.ones(5, 2), batch_size=2)
+    >>> [seen.rows for seen in parts]
+    [range(0, 2), range(2, 4), range(4, 5)]
+    """
+    if not inputs.row_count(x):
+        raise ValueError("x has no rows")
+    run_batch = _Pass(model, needs)
+    for batch in inputs.batches(x, batch_size):
+        seen = run_batch(batch, first_row)
+        first_row = seen.rows.stop
+        yield seen
+
+
+class _Pass:
+    """A model made ready for passes of one kind."""
+
+    def __init__(self, model: nn.Module, needs: Needs) -> None:
+        jacobian.checked_norm(needs.norm)
+        jacobian.checked_method(needs.method)
+        self._model, self._needs = model, needs
+        self._inner = [name for name in dict.fromkeys(needs.norms) if name != OUTPUT]
+        # Smoothing runs the model on perturbed features; the plain pass needs no graph then.
+        tapped = [] if isinstance(needs.method, Smooth) else self._inner
+        self._cut = Cut(model, tapped, values=needs.values)
+
+    def __call__(self, x: Any, first_row: int = 0, groups: Any = None) -> Seen:
+        rows = inputs.row_count(x)
+        if not rows:
+            raise ValueError("x has no rows")
+        for key, tensor in inputs.leaves(x, "x"):
+            checks.finite(tensor, key, first_row)
+        with self._cut as cut:
+            tap = cut(x)
+            output = tap.prediction.detach()
+            checks.finite(output, "the prediction", first_row)
+            norms = jacobian.take_norms(self._model, x, tap, self._inner, self._needs)
+        for name, values in norms.items():
+            checks.finite(values, f"the gradient at feature {name!r}", first_row)
+        if OUTPUT in self._needs.norms:
+            norms[OUTPUT] = _ones(output, self._needs)
+        return Seen(x, output, norms, tap.values, range(first_row, first_row + rows), groups)
+
+
+def _ones(output: Tensor, needs: Needs) -> Tensor:
+    """Give the norms at the output itself."""
+    if needs.of is None:
+        return torch.ones_like(output)
+    return torch.ones(len(output), dtype=torch.float64, device=output.device)
+
+
+def gradient_norms(
+    model: nn.Module,
+    x: Any,
+    features: Sequence[str | nn.Module],
+    norm: float = 2,
+    batch_size: int | None = None,
+    method: Method = AUTO,
+) -> tuple[Tensor, dict[str | nn.Module, Tensor]]:
+    """Predict, and measure how strongly each output reacts to each named feature.
+
+    One forward pass and, for a model with one output, one backward pass give the norms at all
+    features. The part of the model before the earliest feature runs without a graph. The model
+    runs in eval mode and is afterwards as it was: mode, ``requires_grad``, hooks, random state.
+
+    Parameters
+    ----------
+    model
+        Any module whose forward returns one floating-point tensor with a row per input row.
+    x
+        A tensor or array, or a tuple or dict of them as the model takes them.
+    features
+        Dotted module names, modules, ``"input"`` or ``"output"`` (whose norm is 1).
+    norm
+        1, 2 or ``inf``.
+    batch_size
+        Rows per pass; by default about 16 MB of input (2 MB of images), at most 8,192 rows.
+    method
+        How the norms are taken when there are many outputs. ``"exact"``: one row of the Jacobian
+        after the other. ``"coloured"``: the same numbers from far fewer passes, for heads whose
+        outputs see only a window of the feature map (convolutions, pooling, interpolation).
+        :class:`Sketch`: an estimate. :class:`Smooth`: the mean over perturbed features.
+        ``"auto"``: exact for up to 64 outputs; else coloured if it needs at most half as many
+        passes and at most 256; else exact for up to 4,096 outputs; else ``Sketch(32)``, or
+        exact for norms other than 2.
+
+    Returns
+    -------
+    prediction : Tensor
+        The model's output, detached.
+    norms : dict
+        For each feature as given, the norms in the shape of the output: at output j of row i
+        the norm of the gradient of that output with respect to the feature of row i.
+
+    Examples
+    --------
+    >>> model = nn.Sequential(nn.Linear(2, 1, bias=False))
+    >>> _ = nn.init.constant_(model[0].weight, 3.0)
+    >>> prediction, norms = gradient_norms(model, torch.ones(1, 2), ["input", "output"])
+    >>> norms["input"]  # the norm of (3, 3)
+    tensor([[4.2426]])
+    """
+    names = [resolve(model, feature) for feature in features]
+    x = inputs.to_tensors(x, model)
+    prediction, norms = run(model, x, names, norm, batch_size, method=method)
+    return prediction, {f: norms[name] for f, name in zip(features, names, strict=True)}
+
+
+def run(
+    model: nn.Module,
+    x: Any,
+    names: Sequence[str],
+    norm: float = 2,
+    batch_size: int | None = None,
+    first_row: int = 0,
+    method: Method = AUTO,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Run the model on tensors in batches; return the prediction and the norms by name."""
+    needs = Needs(norms=tuple(dict.fromkeys(names)), norm=norm, method=method)
+    outputs, norms = (inputs.RowBuffer(inputs.row_count(x)) for _ in range(2))
+    for seen in over(model, x, needs, batch_size, first_row):
+        outputs.add({"": seen.output})
+        norms.add(seen.norms)
+    return outputs[""], {name: norms[name] for name in needs.norms}
+
+
+def check_rows(model: nn.Module, x: Any, names: Sequence[str], sample: int = 8) -> None:
+    """Refuse a model that mixes rows, by its predictions and by its gradients."""
+    x = inputs.take(x, slice(0, sample))
+    if inputs.row_count(x) == 1:  # a loader of single rows: the row beside itself
+        x = inputs.take(x, torch.tensor([0, 0]))
+    asked = inputs.row_count(x) // 2
+    names = [name for name in names if name != OUTPUT]
+    # One block around all passes: each of them then draws other random numbers, if it draws.
+    with Cut(model) as cut:
+        checks.rows_independent(lambda batch: cut(batch).prediction, x)
+    if not names or not asked:
+        return
+    with Cut(model, names) as cut:
+        tap = cut(x)
+        flat = [(name, edge) for name, group in tap.edges.items() for edge in group]
+        gradients = torch.autograd.grad(
+            tap.prediction[:asked].sum(), [edge for _, edge in flat], allow_unused=True
+        )
+    for (name, _), gradient in zip(flat, gradients, strict=True):
+        if gradient is not None:
+            checks.gradient_stays_in_row(name, gradient, asked)

@@ -1,0 +1,87 @@
+"""What a piece of a predictor asks of a pass over the model, and what that pass then hands it.
+
+Slacks, bases, scores and calibrations say what they need; the needs are joined, one pass over a
+batch brings all of it, and every piece reads its own part. The module imports nothing of ffcp,
+so that networks and statistics can both speak of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+
+class Needs(NamedTuple):
+    """What a piece asks of the pass over the model.
+
+    Parameters
+    ----------
+    norms
+        Names of the features whose gradient norms the pass must bring.
+    values
+        Names of the layers whose values it must bring.
+    norm, method
+        Which norm of the gradient, and how it is taken: see :func:`ffcp.gradient_norms`.
+    of
+        A function from the output (n, ...) to one number per row, (n,), whose gradient is taken
+        in place of that of every output. ``None``: of every output.
+
+    Examples
+    --------
+    >>> needs = Needs(norms=("trunk.4",)).joined(Needs(values=("input",)))
+    >>> needs.norms, needs.values
+    (('trunk.4',), ('input',))
+    """
+
+    norms: tuple[str, ...] = ()
+    values: tuple[str, ...] = ()
+    norm: float = 2
+    method: Any = "auto"
+    of: Callable[[Tensor], Tensor] | None = None
+
+    def joined(self, other: Needs) -> Needs:
+        """Ask for what either asks for.
+
+        Raises ValueError if both ask for gradient norms, but not for norms of the same kind.
+        """
+        for setting in ("norm", "method", "of"):
+            mine, theirs = getattr(self, setting), getattr(other, setting)
+            if self.norms and other.norms and mine != theirs:
+                raise ValueError(
+                    f"one pass takes one kind of gradient norm, but one piece asks for "
+                    f"{setting}={mine!r} and another for {setting}={theirs!r}: give both the same"
+                )
+        kind = self if self.norms or not other.norms else other
+        return kind._replace(
+            norms=tuple(dict.fromkeys(self.norms + other.norms)),
+            values=tuple(dict.fromkeys(self.values + other.values)),
+        )
+
+
+class Seen(NamedTuple):
+    """What one pass over a batch saw; it serves every piece.
+
+    Attributes
+    ----------
+    x
+        The batch as the model took it.
+    output : Tensor
+        What the model returned, detached: (n, ...).
+    norms : mapping of str to Tensor
+        Gradient norms by feature, in the shape of the output; with ``Needs.of`` (n,) in float64.
+    values : mapping of str to Tensor
+        Values by layer, as they were when the layer returned them.
+    rows : range
+        The numbers of these rows in the data, by which errors name them.
+    groups
+        The groups of these rows, if the user gave any.
+    """
+
+    x: Any
+    output: Tensor
+    norms: Mapping[str, Tensor]
+    values: Mapping[str, Tensor]
+    rows: range
+    groups: Any = None
