@@ -1,10 +1,4 @@
-"""Segmentation: label maps as targets for bands, and label sets for every pixel.
-
-A segmentation network says, for every pixel and class, how well the class fits. Two ways lead
-to conformal prediction. The paper's: the label map is turned into numbers (:func:`targets`), one
-per pixel and class, and CP, FCP or FFCP put a band around each. What a user mostly wants: for
-every pixel the set of labels that are still possible.
-"""
+"""Label maps as targets for bands: numbers to regress on, one per pixel and class."""
 
 from __future__ import annotations
 
@@ -13,10 +7,6 @@ import math
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-
-from ffcp.pixelsets import PixelSet as PixelSet
-from ffcp.pixelsets import PixelSets as PixelSets
-from ffcp.pixelsets import pixel_coverage as pixel_coverage
 
 SMALLEST = 0.01  # probability in targets
 
@@ -89,8 +79,8 @@ def targets(
     if blur:
         # Divided by the blurred weight: beyond the border and in ignored pixels there is nothing.
         hot = _blurred(hot, blur) / _blurred(weight, blur).clamp_min(1e-12)
-    found = double_log(hot.clamp(smallest, 1 - smallest))
-    return found.masked_fill(~known[:, None], math.nan)
+    numbers = double_log(hot.clamp(smallest, 1 - smallest))
+    return numbers.masked_fill(~known[:, None], math.nan)
 
 
 def _blurred(maps: Tensor, sigma: float) -> Tensor:

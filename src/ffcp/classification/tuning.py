@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ffcp import metrics, sets
-from ffcp.choose import RowSplit
+from ffcp import metrics
+from ffcp.classification.rules import Cumulative, Rows
+from ffcp.classification.weights import Place, blocks, largest, places
 from ffcp.conformal.rank import exact_alpha
-from ffcp.sets import Cumulative, Place, Rows
 
 SIZE = "size"
 COVERAGE = "coverage"
@@ -26,7 +26,6 @@ LAMS: Mapping[str, tuple[float, ...]] = {
 # The range of the published code; 0 is plain RAPS.
 DELTAS = (0.0, 1e-5, 1e-4, 1e-3, 0.005, 0.01, 0.025, 0.05, 0.075)
 
-_ENOUGH_ROWS = 10_000  # beyond it a longer stream would only cost time and memory
 _COOLEST, _HOTTEST = 0.05, 20.0  # temperatures further off fit only data that need none
 
 
@@ -89,48 +88,6 @@ def choice_from(saved: Mapping[str, Any]) -> SetChoice:
     return SetChoice(**{**saved, "candidates": shown})
 
 
-class Tuner:
-    """Divides a stream of rows into those that tune and those that wait to calibrate.
-
-    The division depends on the seed and the row's position only. What waits are logits, until
-    the settings that turn them into scores are known.
-    """
-
-    def __init__(self, fraction: float, seed: int) -> None:
-        self._split = RowSplit(fraction, seed)
-        self._left = _ENOUGH_ROWS
-        self._parts: dict[bool, list[tuple[Rows, Tensor]]] = {True: [], False: []}
-
-    def add(self, rows: Rows, labels: Tensor) -> None:
-        """Take in the next rows."""
-        mask = self._split.mask(len(labels))
-        mask &= mask.cumsum(0) <= self._left
-        self._left -= int(mask.sum())
-        for tunes, chosen in ((True, mask), (False, ~mask)):
-            if chosen.any():
-                index = chosen.nonzero()[:, 0].to(labels.device)
-                self._parts[tunes].append((rows.take(index), labels[index]))
-
-    @property
-    def enough(self) -> bool:
-        """Whether no further row would tune."""
-        return not self._left
-
-    def finish(self) -> tuple[tuple[Rows, Tensor], tuple[Rows, Tensor]]:
-        """Return the rows that tune, and those that are to calibrate, with their labels."""
-        if not all(self._parts.values()):
-            count = sum(len(labels) for part in self._parts.values() for _, labels in part)
-            raise ValueError(
-                f"{count} rows cannot be divided into some that tune and some that calibrate: "
-                "give more rows, or settings that need no tuning"
-            )
-        return self._joined(True), self._joined(False)
-
-    def _joined(self, tunes: bool) -> tuple[Rows, Tensor]:
-        rows, labels = zip(*self._parts.pop(tunes), strict=True)
-        return Rows.join(rows), torch.cat(labels)
-
-
 def fit_temperature(logits: Tensor, labels: Tensor) -> float:
     """Return the temperature that minimises the negative log-likelihood, from 0.05 to 20.
 
@@ -163,7 +120,7 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
 def _slope(logits: Tensor, labels: Tensor, inverse: float) -> tuple[float, float]:
     """First and second derivative of the negative log-likelihood in the inverse temperature."""
     slope = curvature = 0.0
-    for block in sets.blocks(*logits.shape):
+    for block in blocks(*logits.shape):
         values = logits[block].double()
         # Against the true label's logit: shifting a row changes no probability.
         values = values - values.gather(1, labels[block][:, None])
@@ -237,8 +194,8 @@ def _quantile(values: Tensor, alpha: Any) -> Tensor:
 
 def _all_places(rows: Rows, labels: Tensor, score: Cumulative) -> Place:
     parts = [
-        sets.places(score.weights(rows.logits[block]), labels[block])
-        for block in sets.blocks(*rows.logits.shape)
+        places(score.weights(rows.logits[block]), labels[block])
+        for block in blocks(*rows.logits.shape)
     ]
     return Place(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
@@ -257,9 +214,9 @@ def _try_lams(
     scores = [rule.at(place, rows) for rule in rules]
     thresholds = [_quantile(values, alpha) for values in scores]
     sizes = torch.empty(len(lams), len(labels), dtype=torch.int64, device=labels.device)
-    for block in sets.blocks(*rows.logits.shape):
+    for block in blocks(*rows.logits.shape):
         part = rows.take(block)
-        ordered = sets.largest(score.weights(part.logits), part.logits.shape[1])
+        ordered = largest(score.weights(part.logits), part.logits.shape[1])
         for size, rule, threshold in zip(sizes, rules, thresholds, strict=True):
             size[block] = rule.sizes(ordered, part, threshold)
     found = []

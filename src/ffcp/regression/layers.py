@@ -1,4 +1,4 @@
-"""Choosing the layer honestly: on rows that do not calibrate, plain CP among the candidates."""
+"""Choosing the slack honestly: on rows that do not calibrate, plain CP among the candidates."""
 
 from __future__ import annotations
 
@@ -7,15 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from ffcp.conformal.rank import exact_alpha
+from ffcp.conformal.rank import exact_alpha, points_needed
 from ffcp.network.features import OUTPUT
 
-# Enough to tell layers apart; beyond it a longer stream would only cost time and memory.
-_ENOUGH_ROWS = 10_000
 # A gradient that is the same everywhere gives the bands of plain CP, up to rounding.
 _TIE = 1 - 1e-6
 
@@ -98,14 +95,14 @@ def choose(widths: Tensor, trials: Mapping[str, Trial], alpha: Any) -> Choice:
     """
     lengths = {name: _lengths(widths, trial, alpha) for name, trial in trials.items()}
     reference = lengths[OUTPUT].abs().clamp_min(torch.finfo(torch.float64).tiny)
-    ratios = {name: float((length / reference).mean()) for name, length in lengths.items()}
+    ratios = {name: float((length / reference).nanmean()) for name, length in lengths.items()}
     best = min(ratios, key=lambda name: ratios[name])
     if ratios[best] > _TIE * ratios[OUTPUT]:
         best = OUTPUT
     residuals = trials[OUTPUT].scores
     candidates = {
         name: Candidate(
-            float(lengths[name].mean()),
+            float(lengths[name].nanmean()),
             rank_correlation(residuals, _as_many(trial.slacks, residuals.shape[1])),
         )
         for name, trial in trials.items()
@@ -123,9 +120,21 @@ def _lengths(widths: Tensor, trial: Trial, alpha: Any) -> Tensor:
 
     No n + 1 here: the comparison needs no guarantee, and stays finite on few rows.
     """
-    k = max(1, math.ceil(len(widths) * (1 - exact_alpha(alpha))))
-    thresholds = trial.scores.kthvalue(k, dim=0).values
+    thresholds = plain_quantile(trial.scores, alpha)
     return widths.mean(dim=0) + thresholds * trial.slacks.mean(dim=0)
+
+
+def plain_quantile(scores: Tensor, alpha: Any) -> Tensor:
+    """Give the plain empirical quantile of each column; NaN are scores that are not known.
+
+    >>> plain_quantile(torch.tensor([[1.0, 1.0], [2.0, torch.nan], [3.0, torch.nan]]), 0.1)
+    tensor([3., 1.])
+    """
+    known = (~scores.isnan()).sum(dim=0)
+    level = 1 - exact_alpha(alpha)
+    places = [max(1, math.ceil(count * level)) - 1 for count in known.tolist()]
+    ordered = scores.sort(dim=0).values  # NaN come last
+    return ordered.gather(0, torch.tensor(places, device=scores.device)[None])[0]
 
 
 def rank_correlation(a: Tensor, b: Tensor) -> float:
@@ -134,7 +143,8 @@ def rank_correlation(a: Tensor, b: Tensor) -> float:
     >>> rank_correlation(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1.0, 4.0, 9.0]))
     1.0
     """
-    a, b = _centred_ranks(a), _centred_ranks(b)
+    known = ~a.isnan()
+    a, b = _centred_ranks(a[known]), _centred_ranks(b[known])
     scale = float(a.norm() * b.norm())
     return round(float(a @ b) / scale, 12) if scale > 0 else 0.0
 
@@ -147,71 +157,39 @@ def _centred_ranks(values: Tensor) -> Tensor:
     return spread - spread.mean()
 
 
-class RowSplit:
-    """Send about a ``fraction`` of a stream of rows to choosing, the rest to calibrating.
-
-    Every 1 / fraction consecutive rows give one row, picked at random. The split depends on
-    the seed and the row's position only, so how the stream is cut into batches changes
-    nothing, and neither part looks at the data: both stay exchangeable with new points.
-
-    >>> split = RowSplit(fraction=0.25, seed=0)
-    >>> int(split.mask(8).sum())
-    2
-    """
-
-    def __init__(self, fraction: float, seed: int) -> None:
-        self._fraction = fraction
-        self._random = np.random.default_rng(seed)
-        self._seen = 0
-        self._strata = 0
-        self._ahead = np.empty(0, dtype=np.int64)  # rows drawn but not reached yet
-
-    def mask(self, rows: int) -> Tensor:
-        """Mark which of the next ``rows`` rows choose."""
-        end = self._seen + rows
-        new = max(0, math.ceil(end * self._fraction) - self._strata)
-        drawn = self._strata + np.arange(new) + self._random.random(new)
-        picked = np.concatenate([self._ahead, (drawn / self._fraction).astype(np.int64)])
-        here = picked[picked < end]
-        mask = np.zeros(rows, dtype=bool)
-        mask[here[here >= self._seen] - self._seen] = True
-        self._ahead, self._strata, self._seen = picked[picked >= end], self._strata + new, end
-        return torch.from_numpy(mask)
+def choice_from(saved: Mapping[str, Any]) -> Choice:
+    """Build the choice again from what :func:`dataclasses.asdict` made of it."""
+    shown = {name: Candidate(**values) for name, values in saved["candidates"].items()}
+    return Choice(saved["feature"], shown, saved["rows"], saved["alpha"])
 
 
-class Chooser:
-    """Collects what candidates say of a stream until there are enough rows to choose."""
+def why_plain(choice: Choice) -> str:
+    """Say why plain CP was chosen."""
+    plain = choice.candidates[OUTPUT]
+    others = {
+        name: c
+        for name, c in choice.candidates.items()
+        # A layer whose gradient is the same everywhere is plain CP by another name.
+        if name != OUTPUT and abs(c.mean_length - plain.mean_length) > 1e-6 * plain.mean_length
+    }
+    if len(choice.candidates) == 1:
+        return "plain CP is used: no layer of this model passes a gradient to the output"
+    if not others:
+        return "plain CP is used: at every layer the gradient has the same size for all inputs"
+    name = min(others, key=lambda key: others[key].mean_length)
+    best = others[name]
+    return (
+        f"plain CP was chosen: on {choice.rows} rows set aside no layer gave shorter bands (best: "
+        f"{name!r} with mean length {best.mean_length:.4g} against {plain.mean_length:.4g}). The "
+        "gradient says little about the noise here: its rank correlation with the residual is "
+        f"{best.rank_correlation:+.2f}"
+    )
 
-    def __init__(self, fraction: float, seed: int, alpha: Any) -> None:
-        self._split = RowSplit(fraction, seed)
-        self._alpha = alpha
-        self._rows = 0
-        self._parts: list[tuple[Tensor, Tensor, Mapping[str, Trial]]] = []
 
-    def add(self, widths: Tensor, trials: Mapping[str, Trial]) -> None:
-        """Take in the next rows (see :func:`choose`)."""
-        mask = self._split.mask(len(widths))
-        self._rows += int(mask.sum())
-        self._parts.append((mask, widths, trials))
-
-    @property
-    def enough(self) -> bool:
-        """Whether more rows would not change much."""
-        return self._rows >= _ENOUGH_ROWS
-
-    def choose(self) -> tuple[Choice, Tensor, Tensor]:
-        """Choose; return the choice, the scores (n, m) of the rows that did not, and which."""
-        mask = torch.cat([mask for mask, _, _ in self._parts])
-        if mask.all() or not mask.any():
-            raise ValueError(
-                f"{len(mask)} rows cannot be divided into some that choose the layer and some "
-                "that calibrate: give more rows, or name the feature"
-            )
-        widths = torch.cat([widths for _, widths, _ in self._parts])[mask]
-        trials = {name: self._joined(name, mask) for name in self._parts[0][2]}
-        choice = choose(widths, trials, self._alpha)
-        return choice, self._joined(choice.feature, ~mask).scores, ~mask
-
-    def _joined(self, name: str, mask: Tensor) -> Trial:
-        columns = zip(*(trials[name] for _, _, trials in self._parts), strict=True)
-        return Trial(*(torch.cat(column)[mask] for column in columns))
+def why_no_choice(rows: int, alpha: Any) -> str:
+    """Say why nothing was chosen."""
+    return (
+        f"plain CP is used: of {rows} rows none can be spared to choose the layer, as "
+        f"alpha={float(exact_alpha(alpha)):g} needs {points_needed(alpha)} to calibrate. Give more "
+        "rows, or name the feature"
+    )

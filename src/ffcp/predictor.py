@@ -1,0 +1,439 @@
+"""What all predictors share: a model, pieces, and a calibration that can grow, merge and be saved."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, is_dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from ffcp import files
+from ffcp.conformal.calibration import Calibration
+from ffcp.conformal.columns import Columns, prefixed, with_prefix
+from ffcp.conformal.rank import exact_alpha
+from ffcp.conformal.selection import Division, Scorer, Selection
+from ffcp.network import inputs, passes
+from ffcp.network.features import resolve
+from ffcp.pieces import Needs, Seen
+from ffcp.warnings import FFCPWarning, lines_up
+
+Self = TypeVar("Self", bound="Predictor")
+
+
+class Batch(NamedTuple):
+    """Some rows to calibrate on: inputs, targets, the number of the first, and their groups."""
+
+    x: Any
+    y: Tensor
+    row: int
+    groups: Any
+
+
+class Predictor(nn.Module):
+    """A model, a scorer and a calibration: calibrate, merge, save and load, once for all tasks.
+
+    The scorer gives points their scores; the calibration keeps them and gives thresholds. Where
+    either leaves something open, a share of the rows is set aside to choose it and does not
+    calibrate. The model runs in eval mode and is left as it was found.
+    """
+
+    calibration: Calibration
+    #: What is predicted; only predictors of the same kind can be merged.
+    task = ""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        scorer: Scorer,
+        calibration: Calibration,
+        *,
+        choose_fraction: float = 0.2,
+        choose_alpha: float = 0.1,
+        seed: int = 0,
+        batch_size: int | None = None,
+    ) -> None:
+        super().__init__()
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"the model must be a torch.nn.Module, got {type(model).__name__}")
+        if batch_size is not None and batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        if not 0 < choose_fraction < 1:
+            raise ValueError(f"choose_fraction must lie between 0 and 1, got {choose_fraction}")
+        if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+            raise ValueError(f"seed must be an integer and not negative, got {seed!r}")
+        exact_alpha(choose_alpha)
+        self.model = model
+        self.batch_size = batch_size
+        self.choose_fraction, self.choose_alpha, self.seed = choose_fraction, choose_alpha, seed
+        # As given, with whatever they leave open; in a tuple, so that no module is held twice.
+        self._given: tuple[Scorer, Calibration] = (scorer, calibration)
+        self._check_features(scorer.needs().joined(calibration.needs()))
+        # As they are in use.
+        self._scorer = scorer
+        self._choices: dict[str, Any] = {}
+        self._set_aside = 0
+        self.calibration = calibration.empty()
+
+    # -- what a task defines ----------------------------------------------------------------
+
+    def _checked_target(self, y: Tensor, first_row: int) -> Tensor:
+        """Refuse targets that cannot be meant."""
+        return y
+
+    def _own_settings(self) -> dict[str, Any]:
+        """Say what scores depend on besides model, scorer and calibration."""
+        return {}
+
+    def _remembered(self) -> dict[str, Any]:
+        """Give what is saved with the settings though no score depends on it."""
+        return {}
+
+    def _recall(self, saved: Mapping[str, Any]) -> None:
+        """Take over what :meth:`_remembered` gave."""
+
+    # -- settings ---------------------------------------------------------------------------
+
+    def _check_features(self, needs: Needs) -> None:
+        for name in (*needs.norms, *needs.values):
+            resolve(self.model, name)
+
+    def settings(self) -> dict[str, Any]:
+        """Everything, the model apart, that a threshold depends on."""
+        return self._settings_of(self._scorer, self.calibration)
+
+    def _settings_of(self, scorer: Scorer, calibration: Calibration) -> dict[str, Any]:
+        return {
+            "task": self.task,
+            **scorer.settings(),
+            **calibration.settings(),
+            **self._own_settings(),
+        }
+
+    def _must_match(
+        self, mine: Mapping[str, Any], theirs: Mapping[str, Any], whose: str
+    ) -> None:
+        keys = dict.fromkeys([*mine, *theirs])
+        differing = [key for key in keys if mine.get(key) != theirs.get(key)]
+        if differing:
+            listed = ", ".join(f"{k}={theirs.get(k)!r} (here {mine.get(k)!r})" for k in differing)
+            raise ValueError(
+                f"{whose} has other settings, so its scores mean another thing: {listed}"
+            )
+
+    def _must_be_calibrated(self) -> None:
+        if not len(self.calibration):
+            raise RuntimeError(
+                f"this {type(self).__name__} has no calibration: call calibrate(x, y) first, with "
+                "points that did not train the model"
+            )
+
+    # -- calibrating ------------------------------------------------------------------------
+
+    def calibrate(
+        self: Self, x: Any, y: Any = None, *, groups: Any = None, update: bool = False
+    ) -> Self:
+        """Score held-out points; whatever is predicted later rests on these scores.
+
+        Parameters
+        ----------
+        x, y
+            Inputs and targets, as tensors or arrays; or ``x`` alone, a loader that yields
+            pairs ``(x, y)``. The points must not have trained the model.
+        groups
+            A label for each point (strings or numbers), or a function from a batch of inputs to
+            labels: every group then gets a threshold of its own, and the guarantee holds
+            inside every group (Mondrian calibration). New points need a label too.
+        update
+            Add to the scores there are instead of replacing them. What was chosen stays.
+
+        Returns
+        -------
+        self
+            Unchanged if anything goes wrong on the way.
+        """
+        with torch.inference_mode(False):  # the scores outlive the caller's inference_mode
+            run = self._run_of(groups, update and len(self.calibration) > 0)
+            run.columns = run.selection.run(self._batches(x, y, groups))
+            run.calibration.add(*self._entries(run.columns))
+        self._take_over(run)
+        for message in run.warnings:
+            self._warn(message)
+        return self
+
+    def _run_of(self, groups: Any, update: bool) -> Calibrating:
+        scorer, calibration = (self._scorer, self.calibration) if update else self._given
+        if groups is not None:
+            if update and not calibration.takes_groups:
+                raise ValueError(
+                    "some points have groups and some have none: calibrate all of them with "
+                    "groups=, or none"
+                )
+            calibration = calibration.grouped()
+        return self._calibrating(scorer, calibration, update)
+
+    def _calibrating(self, scorer: Scorer, calibration: Calibration, update: bool) -> Calibrating:
+        return Calibrating(self, scorer, calibration, update)
+
+    def _entries(self, columns: Columns) -> tuple[Tensor, Columns]:
+        """Give the scores and notes that the calibration is to keep."""
+        return columns["score"], with_prefix("note.", columns)
+
+    def _take_over(self, run: Calibrating) -> None:
+        """Take over a calibration that has ended well."""
+        self._scorer, self.calibration = run.scorer, run.calibration
+        if not run.is_update:
+            self._choices, self._set_aside = run.choices, run.selection.set_aside
+
+    def _batches(self, x: Any, y: Any, groups: Any) -> Iterator[Batch]:
+        """Cut the data into batches that the model takes at once."""
+        labels = groups if groups is None or callable(groups) else _as_list(groups)
+        row = 0
+        for whole, target in inputs.pairs(x, y, self.model):
+            start = 0
+            for batch in self._cut(whole) if len(target) else ():
+                count = inputs.row_count(batch)
+                part = self._checked_target(target[start : start + count], row)
+                yield Batch(batch, part, row, _groups_of(labels, batch, row, count))
+                start, row = start + count, row + count
+        if labels is not None and not callable(labels) and len(labels) != row:
+            raise ValueError(f"groups has {len(labels)} labels, but x has {row} rows")
+
+    def _cut(self, x: Any) -> Iterator[Any]:
+        return inputs.batches(x, self.batch_size)
+
+    # -- predicting -------------------------------------------------------------------------
+
+    def _seen(self, x: Any, groups: Any = None) -> Iterator[Seen]:
+        """Run the model on rows to predict, batch by batch."""
+        if groups is not None and not self.calibration.takes_groups:
+            raise ValueError(
+                "this predictor was calibrated without groups: calibrate(x, y, groups=...) gives "
+                "every group a threshold of its own"
+            )
+        labels = groups if groups is None or callable(groups) else _as_list(groups)
+        rows = inputs.row_count(x)
+        if not rows:
+            raise ValueError("x has no rows")
+        if labels is not None and not callable(labels) and len(labels) != rows:
+            raise ValueError(f"groups has {len(labels)} labels, but x has {rows} rows")
+        row = 0
+        for batch in self._cut(x):
+            count = inputs.row_count(batch)
+            yield self._see(batch, row, _groups_of(labels, batch, row, count))
+            row += count
+
+    def _see(self, batch: Any, row: int = 0, groups: Any = None) -> Seen:
+        """Run the model on one batch."""
+        needs = self._scorer.needs().joined(self.calibration.needs())
+        return passes.see(self.model, batch, needs, row, groups)
+
+    @staticmethod
+    def _warn(message: str) -> None:
+        """Warn the user, at the first line that is not the library's own."""
+        warnings.warn(message, FFCPWarning, stacklevel=lines_up())
+
+    def _why_infinite(self, alpha: Any, notes: Columns) -> str:
+        """Say why thresholds of points are infinite, and what to do."""
+        reason = self.calibration.why_infinite(alpha, notes)
+        if self._set_aside:
+            reason += (
+                f" ({self._set_aside} more chose what was left open: to calibrate on all points, "
+                "give it)"
+            )
+        return reason
+
+    # -- sharing the calibration ------------------------------------------------------------
+
+    def merge(self: Self, other: Predictor) -> Self:
+        """Add the scores of another predictor of the same model, calibrated on other points.
+
+        So calibration can be divided over workers and put together here.
+        """
+        if not isinstance(other, Predictor) or other.task != self.task:
+            raise TypeError(f"cannot merge a {type(other).__name__}")
+        if other is self:
+            raise ValueError("a predictor cannot be merged with itself: points would count twice")
+        if not len(other.calibration):
+            raise ValueError(
+                "the predictor to merge has no calibration: call calibrate(x, y) on it first"
+            )
+        if not len(self.calibration) and other.calibration.takes_groups:
+            mine = self._settings_of(self._scorer, self.calibration.grouped())
+        else:
+            mine = self.settings()
+        self._must_match(mine, other.settings(), "the predictor to merge")
+        self._check_merge(other)
+        merged = other.calibration.empty()
+        if len(self.calibration):
+            merged.keep(self.calibration.points())
+        merged.merge(other.calibration)
+        self.calibration = merged
+        self._merged(other)
+        return self
+
+    def _check_merge(self, other: Any) -> None:
+        """Refuse another predictor whose points cannot stand beside these."""
+
+    def _merged(self, other: Any) -> None:
+        """Take over what else belongs to the points of another predictor."""
+
+    def get_extra_state(self) -> Tensor:
+        """Pack the settings for ``state_dict``, as a tensor so that any format can hold it."""
+        choices = {n: asdict(c) if is_dataclass(c) else c for n, c in self._choices.items()}  # type: ignore[arg-type]
+        kept = {"choices": choices, "set_aside": self._set_aside, **self._remembered()}
+        return files.pack({"settings": self.settings(), "kept": kept})
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Check that a loaded calibration was made with this predictor's settings.
+
+        What was left open here comes from there.
+        """
+        saved = files.unpack(state)
+        settings, kept = saved["settings"], saved["kept"]
+        scorer, calibration = self._given
+        scorer, calibration = scorer.restored(settings), calibration.restored(settings)
+        if settings.get("groups"):
+            calibration = calibration.grouped()
+        mine = self._settings_of(scorer, calibration)
+        self._must_match(mine, settings, "the loaded calibration")
+        self._scorer, self.calibration = scorer, calibration.empty()
+        self._choices = {
+            **scorer.choices_from(kept["choices"]),
+            **calibration.choices_from(kept["choices"]),
+        }
+        self._set_aside = kept["set_aside"]
+        self._recall(kept)
+
+    def save(self, path: str | Path) -> None:
+        """Write the calibration, without the model's weights, to a safetensors file.
+
+        The file is written whole or not at all.
+        """
+        own = {k: v for k, v in self.state_dict().items() if not k.startswith("model.")}
+        files.write(path, own, fingerprint=files.fingerprint(self.model))
+
+    def load(self: Self, path: str | Path) -> Self:
+        """Read a calibration written by :meth:`save`; nothing is unpickled.
+
+        The model must have the very weights it was calibrated with. Where something is wrong
+        with the file, this predictor stays as it is.
+        """
+        tensors, fingerprint = files.read(path)
+        if fingerprint != files.fingerprint(self.model):
+            raise ValueError(
+                f"{path} was calibrated with other weights than this model has, and would not "
+                "cover: load those weights, or calibrate again"
+            )
+        before = dict(self.__dict__), dict(self._modules)
+        try:
+            keys = self.load_state_dict(tensors, strict=False)
+            missing = [key for key in keys.missing_keys if not key.startswith("model.")]
+            foreign = [key for key in tensors if key.startswith("model.")]
+            if missing or keys.unexpected_keys or foreign:
+                wrong = ", ".join([*missing, *keys.unexpected_keys, *foreign])
+                raise ValueError(f"{path} does not fit this {type(self).__name__}: {wrong}")
+        except BaseException:
+            self.__dict__.update(before[0])
+            self._modules.update(before[1])
+            raise
+        return self
+
+    def extra_repr(self) -> str:
+        """Show the settings, and how many points calibrate."""
+        listed = ", ".join(f"{key}={value!r}" for key, value in self.settings().items())
+        return f"{listed}, calibrated on {len(self.calibration)} points"
+
+
+class Calibrating:
+    """One calibration under way; nothing of it is seen outside until it has ended well."""
+
+    def __init__(
+        self, predictor: Predictor, scorer: Scorer, calibration: Calibration, is_update: bool
+    ) -> None:
+        self._predictor = predictor
+        self.scorer = scorer
+        self.calibration = calibration.empty()
+        if is_update:
+            self.calibration.keep(calibration.points())
+        self.is_update = is_update
+        self.choices: dict[str, Any] = {}
+        self.columns: Columns = {}  # scores and notes of the rows that calibrate
+        self.warnings: list[str] = []
+        self._is_first = True
+        self.selection: Selection[Batch] = Selection(
+            self, self._division(), predictor.choose_alpha
+        )
+
+    def _division(self) -> Division | None:
+        open_pieces = [p for p in (self.scorer, self.calibration) if p.is_open]
+        if not open_pieces:
+            return None
+        most = max(piece.most_rows for piece in open_pieces)
+        return Division(self._predictor.choose_fraction, self._predictor.seed, most)
+
+    def note(self, batch: Batch) -> Columns:
+        """Run the model on a batch, and note of its rows what scores and choices need."""
+        seen = self.see(batch)
+        return {
+            **prefixed("score.", self.scorer.note(seen, batch.y)),
+            **prefixed("note.", self.calibration.note(seen, batch.y)),
+        }
+
+    def see(self, batch: Batch) -> Seen:
+        """Run the model on a batch; look at the first one for what the model must not do."""
+        model = self._predictor.model
+        if self._is_first:
+            self.scorer = self.scorer.prepared(model, batch.x)
+            passes.check_rows(model, batch.x, self.scorer.needs().norms, self.scorer.sample)
+            self._is_first = False
+        needs = self.scorer.needs().joined(self.calibration.needs())
+        return passes.see(model, batch.x, needs, batch.row, batch.groups)
+
+    def choose(self, aside: Columns, left: int) -> None:
+        """Choose what is open, first of the scorer and then of the calibration."""
+        alpha = self._predictor.choose_alpha
+        noted, notes = with_prefix("score.", aside), with_prefix("note.", aside)
+        if self.scorer.is_open:
+            self.scorer, choices, warning = self.scorer.choose(noted, alpha)
+            self.choices.update(choices)
+            self.warnings += [warning] if warning else []
+        if self.calibration.is_open:
+            scores = self.scorer.scores(noted)
+            self.calibration, choice = self.calibration.choose(scores, notes, left, alpha)
+            self.choices["bandwidth"] = choice
+
+    def do_without(self, rows: int) -> bool:
+        """Settle the scorer without rows, where it can be and nothing else is open."""
+        if self.calibration.is_open:
+            return False
+        settled = self.scorer.without_choice(rows, self._predictor.choose_alpha)
+        if settled is None:
+            return False
+        self.scorer, self.choices, warning = settled
+        self.warnings.append(warning)
+        return True
+
+    def finish(self, noted: Columns) -> Columns:
+        """Turn what was noted into scores and notes to keep."""
+        scores = self.scorer.scores(with_prefix("score.", noted))
+        notes = prefixed("note.", with_prefix("note.", noted))
+        return {"score": scores.cpu(), **notes}
+
+
+def _as_list(groups: Any) -> Any:
+    if isinstance(groups, Tensor):
+        groups = groups.detach().cpu().numpy()
+    return groups.tolist() if hasattr(groups, "tolist") else list(groups)
+
+
+def _groups_of(labels: Any, batch: Any, row: int, count: int) -> Any:
+    """Give the groups of some rows: a part of the labels, or what the function says."""
+    if labels is None or callable(labels):
+        return None if labels is None else labels(batch)
+    if len(labels) < row + count:
+        raise ValueError(f"groups has {len(labels)} labels, fewer than x has rows")
+    return labels[row : row + count]
