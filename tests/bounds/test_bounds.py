@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ffcp import bounds
-from ffcp.bounds import Bounds, crown, ibp, trace
+from ffcp.bounds import Bounds, balls, crown, ibp, rules, trace
 
 METHODS = pytest.mark.parametrize("bound", [ibp, crown])
 NORMS = pytest.mark.parametrize("norm", [math.inf, 2])
@@ -241,7 +240,7 @@ ACTIVATIONS = [
 )
 def test_lines_enclose_the_activation_on_its_interval(layer, middle, width, share):
     low, high = torch.tensor([middle - width / 2]), torch.tensor([middle + width / 2])
-    rule = bounds._rule_of(layer)
+    rule = rules.rule_of(layer)
     lines = rule.lines(low, high, low + share * (high - low))
     below, below_shift, above, above_shift = lines
     x = low + (high - low) * torch.linspace(0, 1, 501)
@@ -497,7 +496,7 @@ def test_a_row_gets_the_same_bounds_alone_and_in_any_batch(name, norm, bound, mo
         torch.testing.assert_close(end, torch.cat(parts))
     # Also when memory allows a few rows, or one coordinate of one row, at a time.
     for elements in (5000, 1):
-        monkeypatch.setattr(bounds, "_ELEMENTS", elements)
+        monkeypatch.setattr(balls, "ELEMENTS", elements)
         torch.testing.assert_close(tuple(bound(head, center, radius, norm)), tuple(whole))
 
 
@@ -539,7 +538,7 @@ class LargestTensor(TorchDispatchMode):
 @NORMS
 @pytest.mark.parametrize("widths", [(16, 24, 32, 1), (16, 24, 16, 40)])
 def test_memory_does_not_grow_with_rows_and_units(bound, norm, widths, monkeypatch):
-    monkeypatch.setattr(bounds, "_ELEMENTS", 2**13)
+    monkeypatch.setattr(balls, "ELEMENTS", 2**13)
     head = nn.Sequential(nn.ReLU(), mlp(*widths))
     with LargestTensor() as largest:
         bound(head, torch.randn(150, widths[0]), 0.5, norm)
