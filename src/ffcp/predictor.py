@@ -8,12 +8,13 @@ from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ffcp import files
 from ffcp.conformal.calibration import Calibration
-from ffcp.conformal.columns import Columns, prefixed, with_prefix
+from ffcp.conformal.columns import Columns, Table, prefixed, take, with_prefix
 from ffcp.conformal.rank import exact_alpha
 from ffcp.conformal.selection import Division, Scorer, Selection
 from ffcp.network import inputs, passes
@@ -226,6 +227,25 @@ class Predictor(nn.Module):
             yield self._see(batch, row, _groups_of(labels, batch, row, count))
             row += count
 
+    def _looked_up(
+        self, x: Any, alpha: Any, groups: Any
+    ) -> Iterator[tuple[Seen, Columns, Tensor]]:
+        """Give batches with what the calibration notes of them, and their thresholds."""
+        look_up, random = self.calibration.threshold, np.random.default_rng(self.seed)
+        if not self.calibration.is_random:
+            for seen in self._seen(x, groups):
+                notes = self.calibration.note(seen)
+                yield seen, notes, look_up(alpha, notes, random)
+            return
+        # All at once, or the random numbers would depend on how rows are cut into batches.
+        batches, table = list(self._seen(x, groups)), Table()
+        for seen in batches:
+            table.add(self.calibration.note(seen))
+        thresholds = look_up(alpha, table.columns, random)
+        for seen in batches:
+            rows = torch.arange(seen.rows.start, seen.rows.stop)
+            yield seen, take(table.columns, rows), thresholds[rows]
+
     def _see(self, batch: Any, row: int = 0, groups: Any = None) -> Seen:
         """Run the model on one batch."""
         needs = self._scorer.needs().joined(self.calibration.needs())
@@ -237,7 +257,7 @@ class Predictor(nn.Module):
         warnings.warn(message, FFCPWarning, stacklevel=lines_up())
 
     def _why_infinite(self, alpha: Any, notes: Columns) -> str:
-        """Say why thresholds of points are infinite, and what to do."""
+        """Go on behind "the band is infinite": why, and what to do."""
         reason = self.calibration.why_infinite(alpha, notes)
         if self._set_aside:
             reason += (

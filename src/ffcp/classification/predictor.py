@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
@@ -145,19 +144,18 @@ class LabelSets(Predictor):
         exact = exact_alpha(alpha)
         self._must_be_calibrated()
         x = self._checked_input(x, first_row)
-        score, random = self._drawing(first_row), np.random.default_rng(self.seed)
+        score = self._drawing(first_row)
         rows = inputs.row_count(x)
         buffer, infinite = inputs.RowBuffer(rows), _Infinite()
-        for seen in self._seen(x, groups):
+        for seen, notes, thresholds in self._looked_up(x, exact, groups):
             self._check_classes(seen.output)
-            notes = self.calibration.note(seen)
-            threshold = self._wide(self.calibration.threshold(exact, notes, random))
+            threshold = self._wide(thresholds)
             infinite.look(threshold, notes, len(seen.rows))
             mask = score.mask(seen, threshold, allow_empty=self.allow_zero_sets)
             buffer.add({"mask": mask})
         if infinite.notes is not None:
             what = infinite.described(rows)
-            self._warn(f"{what}: {self._why_infinite(exact, infinite.notes)}")
+            self._warn(f"{what}{self._why_infinite(exact, infinite.notes)}")
         return LabelSet(buffer["mask"], partial(self._order, score, x))
 
     def _wide(self, threshold: Tensor) -> Tensor:

@@ -57,6 +57,6 @@ class ByLabel(Calibration):
     def why_infinite(self, alpha: Any, notes: Columns) -> str:
         """Say how many points a class needs."""
         return (
-            f"alpha={float(alpha):g} needs at least {points_needed(alpha)} calibration points of "
+            f": alpha={float(alpha):g} needs at least {points_needed(alpha)} calibration points of "
             "each class"
         )

@@ -33,6 +33,10 @@ class Calibration(nn.Module):
     takes_groups = False
     #: Whether NaN may stand for a score that is not known.
     takes_missing = False
+    #: Whether thresholds differ from point to point, so that some may be infinite.
+    is_local = False
+    #: Whether thresholds use random numbers; those of one call are then looked up at once.
+    is_random = False
     #: Whether something is still to be chosen before points can be kept.
     is_open = False
 
@@ -80,11 +84,11 @@ class Calibration(nn.Module):
         return {"calibration": type(self).__name__}
 
     def why_infinite(self, alpha: Any, notes: Columns) -> str:
-        """Say why thresholds of these points are infinite, and what to do."""
+        """Go on behind "the band is infinite": why, and what to do."""
         fewest = int(known(self.scores).min())
         return (
-            f"alpha={float(alpha):g} needs at least {points_needed(alpha)} calibration points and "
-            f"there are {fewest}"
+            f": alpha={float(alpha):g} needs at least {points_needed(alpha)} calibration points "
+            f"and there are {fewest}"
         )
 
     def grouped(self) -> Calibration:

@@ -116,6 +116,7 @@ class Local(Calibration):
 
     embedding: Tensor
     most_rows = CHOOSING_ROWS
+    is_local = True
 
     def __init__(
         self, localizer: Localizer | str = "nearest", guarantee: str = "marginal"
@@ -146,6 +147,11 @@ class Local(Calibration):
         self.register_buffer("embedding", torch.empty(0, 0))
 
     # -- what it is -------------------------------------------------------------------------
+
+    @property
+    def is_random(self) -> bool:  # type: ignore[override]
+        """Whether thresholds use random numbers."""
+        return self.guarantee == "random"
 
     @property
     def is_open(self) -> bool:  # type: ignore[override]
@@ -325,7 +331,7 @@ class Local(Calibration):
 
     def why_infinite(self, alpha: Any, notes: Columns) -> str:
         """Say which bandwidth would make bands finite at these points."""
-        few = "too little weight lies around these points: "
+        few = ", for too little weight lies around these points: "
         bandwidth = self.bandwidth_for(notes["embedding"], alpha)
         if bandwidth is None:
             return (

@@ -65,6 +65,16 @@ class Mondrian(Calibration):
         return self.inner.takes_missing
 
     @property
+    def is_local(self) -> bool:  # type: ignore[override]
+        """Whether thresholds differ inside a group."""
+        return self.inner.is_local
+
+    @property
+    def is_random(self) -> bool:  # type: ignore[override]
+        """Whether thresholds use random numbers."""
+        return self.inner.is_random
+
+    @property
     def is_open(self) -> bool:  # type: ignore[override]
         """Whether something is still to be chosen before points can be kept."""
         return self.inner.is_open
@@ -207,12 +217,12 @@ class Mondrian(Calibration):
             listed = ", ".join(f"{label!r} ({count})" for label, count in list(small.items())[:5])
             more = f" and {len(small) - 5} more" if len(small) > 5 else ""
             return (
-                f"there are groups with too few calibration points: {listed}{more}; "
+                f" in groups with too few calibration points: {listed}{more}; "
                 f"alpha={float(alpha):g} needs at least {needed} in each"
             )
         label, rows = next(iter(asked.items()))
         reason = parts[label].why_infinite(alpha, take(_without_group(notes), rows))
-        return f"in group {label!r} {reason}"
+        return f" in group {label!r}{reason}"
 
 
 def labels_of(groups: Any, rows: int) -> list[Label]:

@@ -114,11 +114,8 @@ class BandPredictor(Predictor):
         if self.joint == BONFERRONI:
             exact /= self.calibration.coordinates
         x = inputs.to_tensors(x, self.model)
-        random = np.random.default_rng(self.seed)
         buffer, infinite = inputs.RowBuffer(inputs.row_count(x)), Table()
-        for seen in self._seen(x, groups):
-            notes = self.calibration.note(seen)
-            thresholds = self.calibration.threshold(exact, notes, random)
+        for seen, notes, thresholds in self._looked_up(x, exact, groups):
             lost = thresholds.isinf().any(dim=-1).expand(len(seen.rows))
             if bool(lost.any()):
                 infinite.add({**take(notes, lost), "row": lost.nonzero()[:, 0]})
@@ -143,9 +140,9 @@ class BandPredictor(Predictor):
     def _warn_of_infinite(self, alpha: Any, infinite: Table, rows: int) -> None:
         notes = infinite.columns
         notes.pop("row")
-        every = len(infinite) == rows
-        what = "the band is" if every else f"{len(infinite)} of {rows} bands are"
-        self._warn(f"{what} infinite: {self._why_infinite(alpha, notes)}")
+        some = f"{len(infinite)} of {rows} bands are"
+        what = some if self.calibration.is_local else "the band is"
+        self._warn(f"{what} infinite{self._why_infinite(alpha, notes)}")
 
     def _must_be_settled(self) -> None:
         """Raise if something must be chosen before there are scores at all."""

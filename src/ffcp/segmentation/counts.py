@@ -94,11 +94,11 @@ class PixelCounts(Calibration):
         needed = points_needed(alpha)
         if len(self) < needed:
             return (
-                f"alpha={float(alpha):g} needs at least {needed} calibration images and there are "
+                f": alpha={float(alpha):g} needs at least {needed} calibration images and there are "
                 f"{len(self)}"
             )
         return (
-            f"too many scores lie beyond {float(EDGES[-1]):g}, the end of the grid. Where "
+            f": too many scores lie beyond {float(EDGES[-1]):g}, the end of the grid. Where "
             "gradients vanish, a larger floor or another feature helps"
         )
 

@@ -302,7 +302,7 @@ class PixelSets(Predictor):
             what = "every set holds all labels"
             if len(infinite) < rows:
                 what = f"the sets of {len(infinite)} of {rows} images hold all labels"
-            self._warn(f"{what}: {self._why_infinite(exact, infinite.columns)}")
+            self._warn(f"{what}{self._why_infinite(exact, infinite.columns)}")
         return PixelSet(buffer["mask"], buffer["prediction"])
 
     def _check_classes(self, output: Tensor) -> None:
