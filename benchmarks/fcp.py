@@ -19,8 +19,8 @@ from benchmarks.timing import Resident, best_of, show, table, verdict
 from ffcp import surrogate
 from ffcp.fcp import STEP_COUNTS
 from ffcp.heads import head
-from ffcp.paper.networks import SPLIT_POINTS, mlp
 from ffcp.predictors import BandPredictor
+from ffcp_paper.networks import SPLIT_POINTS, mlp
 
 COLUMNS, CALIBRATE, TEST = 100, 20_000, 10_000
 FEATURE = SPLIT_POINTS[2]

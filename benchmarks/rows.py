@@ -18,7 +18,7 @@ import ffcp
 from benchmarks.timing import Resident, best_of, show, table, verdict
 from ffcp import Sketch, Smooth, colouring, gradients, metrics
 from ffcp.features import Cut
-from ffcp.paper.training import train
+from ffcp_paper.training import train
 
 CHANNELS, CLASSES, HEIGHT, WIDTH, PROBES = 64, 20, 64, 128, 32
 COUNTED = 64  # rows of the exact Jacobian that are timed; all of them would take minutes
