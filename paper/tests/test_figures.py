@@ -16,7 +16,7 @@ from scipy import stats
 from torch import nn
 
 from ffcp import CP, FFCP
-from ffcp_paper import figures, report, scenes, segments, segnets
+from ffcp_paper import figures, report_files, scenes, segments, segnets
 from ffcp_paper.experiments import Settings
 from ffcp_paper.figures import Pair, Request, Spread
 from ffcp_paper.networks import mlp
@@ -112,7 +112,7 @@ def test_a_figure_that_fails_leaves_no_file(
 
 def test_the_report_shows_the_figures(tmp_path: Path) -> None:
     figures.write(["score_histograms"], tmp_path, TINY)
-    read = report._read_figure(tmp_path / "figures", "score_histograms")
+    read = report_files.read_figure(tmp_path / "figures", "score_histograms")
     assert read.address is not None
     assert read.address.startswith("data:image/svg+xml")
 

