@@ -435,6 +435,7 @@ def _tables(out: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in (out / "tables").iterdir()}
 
 
+@pytest.mark.slow
 def test_a_killed_process_goes_on_and_two_at_once_do_no_harm(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("FFCP_CACHE", str(tmp_path / "cache"))
     killed, results = _start(tmp_path / "killed"), tmp_path / "cache" / "bands"
