@@ -16,10 +16,19 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+import requests
+from typer.testing import CliRunner
 
-from ffcp_paper import datasets, fetch
+from ffcp_paper import datasets, download, fetch
+from ffcp_paper.cli import app
 from ffcp_paper.data import DataFile
-from ffcp_paper.fetch import FetchError, Origin, WrongFileError
+from ffcp_paper.download import (
+    FetchError,
+    Origin,
+    UnverifiedError,
+    WrongFileError,
+    fetch_file,
+)
 
 CONTENT = b"".join(f"{number},{number * 7 % 1000}\n".encode() for number in range(40_000))
 SHA = hashlib.sha256(CONTENT).hexdigest()
@@ -117,7 +126,7 @@ def test_a_file_comes_whole_and_progress_is_told(server: Server, says_length: bo
     server.says_length = says_length
     told: list[tuple[int, int | None]] = []
     origin = Origin(server.url("numbers.csv"))
-    path = fetch.fetch_file(FILE, origin, lambda done, total: told.append((done, total)))
+    path = fetch_file(FILE, origin, lambda done, total: told.append((done, total)))
     assert path == FILE.place
     assert path.read_bytes() == CONTENT
     assert left() == ["numbers.csv"]
@@ -134,7 +143,7 @@ def test_a_part_is_completed_or_begun_again(server: Server, ranges: bool) -> Non
     part = FILE.place.with_name("numbers.csv.part")
     part.parent.mkdir(parents=True)
     part.write_bytes(CONTENT[:1000] if ranges else b"x" * 1000)
-    fetch.fetch_file(FILE, Origin(server.url("numbers.csv")))
+    fetch_file(FILE, Origin(server.url("numbers.csv")))
     assert server.asked == ["bytes=1000-"]
     assert FILE.place.read_bytes() == CONTENT
     assert left() == ["numbers.csv"]
@@ -144,7 +153,7 @@ def test_a_part_that_is_complete_is_not_loaded_again(server: Server) -> None:
     server.pages["numbers.csv"] = CONTENT
     FILE.place.parent.mkdir(parents=True)
     FILE.place.with_name("numbers.csv.part").write_bytes(CONTENT)
-    fetch.fetch_file(FILE, Origin(server.url("numbers.csv")))
+    fetch_file(FILE, Origin(server.url("numbers.csv")))
     assert FILE.place.read_bytes() == CONTENT
     assert len(server.asked) == 1
 
@@ -154,28 +163,37 @@ def test_a_part_of_an_older_release_is_thrown_away(server: Server, size: int) ->
     server.pages["numbers.csv"] = CONTENT
     FILE.place.parent.mkdir(parents=True)
     FILE.place.with_name("numbers.csv.part").write_bytes(b"x" * size)
-    fetch.fetch_file(FILE, Origin(server.url("numbers.csv")))
+    fetch_file(FILE, Origin(server.url("numbers.csv")))
     assert FILE.place.read_bytes() == CONTENT
     assert left() == ["numbers.csv"]
+
+
+def whole_blocks(size: int) -> int:
+    """Say how much is kept of what came before a connection broke."""
+    return size - size % download._BLOCK
 
 
 def test_a_broken_connection_is_taken_up_again(server: Server) -> None:
     server.pages["numbers.csv"] = CONTENT
     server.breaks_after = [100_000, 50_000]
-    fetch.fetch_file(FILE, Origin(server.url("numbers.csv")))
-    assert server.asked == [None, "bytes=100000-", "bytes=150000-"]
+    fetch_file(FILE, Origin(server.url("numbers.csv")))
+    first = whole_blocks(100_000)
+    second = first + whole_blocks(50_000)
+    assert server.asked == [None, f"bytes={first}-", f"bytes={second}-"]
     assert FILE.place.read_bytes() == CONTENT
 
 
 def test_after_too_many_breaks_the_part_is_kept_for_the_next_run(server: Server) -> None:
     server.pages["numbers.csv"] = CONTENT
-    server.breaks_after = [100_000, 50_000, 1000]
+    server.breaks_after = [100_000, 50_000, 20_000]
     origin = Origin(server.url("numbers.csv"))
-    with pytest.raises(FetchError, match=r"broke \(.* bytes are missing\) after 151,000 bytes"):
-        fetch.fetch_file(FILE, origin)
+    kept = sum(map(whole_blocks, server.breaks_after))
+    missing = f"{len(CONTENT) - kept:,} bytes are missing"
+    with pytest.raises(FetchError, match=rf"broke \({missing}\) after {kept:,} bytes; run"):
+        fetch_file(FILE, origin)
     assert left() == ["numbers.csv.part"]
-    fetch.fetch_file(FILE, origin)
-    assert server.asked[-1] == "bytes=151000-"
+    fetch_file(FILE, origin)
+    assert server.asked[-1] == f"bytes={kept}-"
     assert FILE.place.read_bytes() == CONTENT
 
 
@@ -183,7 +201,7 @@ def test_a_connection_that_brings_nothing_is_not_tried_again(server: Server) -> 
     server.pages["numbers.csv"] = CONTENT
     server.breaks_after = [0, 0]
     with pytest.raises(FetchError, match="run the command again"):
-        fetch.fetch_file(FILE, Origin(server.url("numbers.csv")))
+        fetch_file(FILE, Origin(server.url("numbers.csv")))
     assert len(server.asked) == 1
 
 
@@ -196,11 +214,11 @@ def test_an_interruption_leaves_the_part(server: Server) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        fetch.fetch_file(FILE, origin, interrupt)
+        fetch_file(FILE, origin, interrupt)
     assert left() == ["numbers.csv.part"]
     size = FILE.place.with_name("numbers.csv.part").stat().st_size
     assert 0 < size < len(CONTENT)
-    fetch.fetch_file(FILE, origin)
+    fetch_file(FILE, origin)
     assert server.asked[-1] == f"bytes={size}-"
     assert FILE.place.read_bytes() == CONTENT
 
@@ -208,7 +226,7 @@ def test_an_interruption_leaves_the_part(server: Server) -> None:
 def test_a_wrong_checksum_keeps_nothing(server: Server) -> None:
     server.pages["numbers.csv"] = CONTENT + b"1,2\n"
     with pytest.raises(WrongFileError, match=r"is not the expected numbers\.csv: its sha256 is"):
-        fetch.fetch_file(FILE, Origin(server.url("numbers.csv")))
+        fetch_file(FILE, Origin(server.url("numbers.csv")))
     assert left() == []
 
 
@@ -217,13 +235,13 @@ def test_a_wrong_file_leaves_the_old_one(server: Server) -> None:
     FILE.place.write_text("old")
     server.pages["numbers.csv"] = b"wrong"
     with pytest.raises(WrongFileError):
-        fetch.fetch_file(FILE, Origin(server.url("numbers.csv")))
+        fetch_file(FILE, Origin(server.url("numbers.csv")))
     assert FILE.place.read_text() == "old"
 
 
 def test_what_is_not_there_is_told_in_one_line(server: Server) -> None:
     with pytest.raises(FetchError) as raised:
-        fetch.fetch_file(FILE, Origin(server.url("nowhere.csv")))
+        fetch_file(FILE, Origin(server.url("nowhere.csv")))
     message = str(raised.value)
     assert re.match(r"127\.0\.0\.1:\d+ answers 404 Not Found for http.*/nowhere\.csv; ", message)
     assert message.endswith(f"put numbers.csv into {FILE.place.parent} by hand")
@@ -236,7 +254,7 @@ def test_no_network_is_told_in_one_line(server: Server) -> None:
         closed.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{closed.getsockname()[1]}/numbers.csv"
         with pytest.raises(FetchError) as raised:
-            fetch.fetch_file(FILE, Origin(url))
+            fetch_file(FILE, Origin(url))
     message = str(raised.value)
     assert re.fullmatch(
         r"cannot reach 127\.0\.0\.1:\d+: Connection refused; put numbers\.csv into .*tabular "
@@ -246,27 +264,77 @@ def test_no_network_is_told_in_one_line(server: Server) -> None:
 
 
 def test_a_silent_server_is_given_up(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch, "TIMEOUT", 0.1)
+    monkeypatch.setattr(download, "TIMEOUT", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/numbers.csv"
         with pytest.raises(FetchError, match=r"cannot reach .*: timed out; put numbers"):
-            fetch.fetch_file(FILE, Origin(url))
+            fetch_file(FILE, Origin(url))
 
 
 def test_a_folder_that_cannot_be_written_is_told(server: Server) -> None:
     FILE.place.parent.parent.mkdir()
     FILE.place.parent.write_text("a file where the folder should be")
     with pytest.raises(FetchError, match=r"cannot write into .*tabular: .*; set FFCP_DATA to"):
-        fetch.fetch_file(FILE, Origin(server.url("numbers.csv")))
+        fetch_file(FILE, Origin(server.url("numbers.csv")))
 
 
 def test_redirections_are_followed_but_not_out_of_encryption(server: Server) -> None:
     server.pages["numbers.csv"] = CONTENT
     server.redirects["old.csv"] = server.url("numbers.csv")
-    fetch.fetch_file(FILE, Origin(server.url("old.csv")))
+    fetch_file(FILE, Origin(server.url("old.csv")))
     assert FILE.place.read_bytes() == CONTENT
-    assert fetch._safe("https://a/b", "https://c/d")
-    assert not fetch._safe("https://a/b", "http://a/b")
+    assert download._safe("https://a/b", "https://c/d")
+    assert not download._safe("https://a/b", "http://a/b")
+
+
+def test_a_server_may_not_lead_out_of_encryption(server: Server) -> None:
+    answer = requests.Response()
+    answer.url, answer.status_code = "https://a/b", 302
+    answer.headers["Location"] = "http://c/d"
+    sink = download._Sink(FILE, Origin("https://a/b"), FILE.place, 0, lambda done, total: None)
+    with pytest.raises(FetchError, match="a redirects to an address without encryption"):
+        sink.look(answer)
+
+
+# -- checksums ---------------------------------------------------------------------------------
+
+
+def test_a_file_without_a_known_checksum_is_refused_unless_asked_for(server: Server) -> None:
+    server.pages["numbers.csv"] = CONTENT
+    unknown, origin = dataclasses.replace(FILE, sha256=None), Origin(server.url("numbers.csv"))
+    with pytest.raises(UnverifiedError, match=r"^no checksum of numbers\.csv is known") as raised:
+        fetch_file(unknown, origin)
+    assert "say --unverified" in str(raised.value)
+    assert server.asked == []
+    assert fetch_file(unknown, origin, unverified=True).read_bytes() == CONTENT
+
+
+def test_a_known_checksum_counts_even_if_others_need_not_be_known(server: Server) -> None:
+    server.pages["numbers.csv"] = CONTENT + b"1,2\n"
+    with pytest.raises(WrongFileError, match="its sha256 is not"):
+        fetch_file(FILE, Origin(server.url("numbers.csv")), unverified=True)
+    assert left() == []
+
+
+def test_the_command_refuses_and_says_how_to_go_on(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = datasets.DATASETS["meps19"].files[0]
+    origin = Origin(server.url("h181ssp.zip"), "h181.ssp")
+    monkeypatch.setitem(fetch.ORIGINS, file.path, origin)
+    server.pages["h181ssp.zip"] = zipped({"h181.ssp": CONTENT})
+    refused = CliRunner().invoke(app, ["data", "fetch", "meps19"], env={"COLUMNS": "500"})
+    assert refused.exit_code == 1
+    assert "no checksum of h181.ssp is known" in refused.output
+    taken = CliRunner().invoke(app, ["data", "fetch", "meps19", "--unverified"])
+    assert taken.exit_code == 0, taken.output
+    assert file.place.read_bytes() == CONTENT
+
+
+def test_pooch_says_nothing_of_its_own(server: Server, capfd: pytest.CaptureFixture[str]) -> None:
+    server.pages["numbers.csv"] = CONTENT
+    fetch_file(FILE, Origin(server.url("numbers.csv")))
+    assert "".join(capfd.readouterr()) == ""
 
 
 # -- archives ----------------------------------------------------------------------------------
@@ -279,7 +347,7 @@ def test_redirections_are_followed_but_not_out_of_encryption(server: Server) -> 
 def test_only_the_wanted_member_is_unpacked(server: Server, name: str) -> None:
     others = {"../evil.csv": b"evil", "/etc/evil": b"evil", "other.csv": b"1,2\n"}
     server.pages["all.zip"] = zipped({**others, name: CONTENT})
-    fetch.fetch_file(FILE, Origin(server.url("all.zip"), "Data/numbers.csv"))
+    fetch_file(FILE, Origin(server.url("all.zip"), "Data/numbers.csv"))
     assert FILE.place.read_bytes() == CONTENT
     assert left() == ["numbers.csv"]
     assert sorted(p.name for p in FILE.place.parent.parent.iterdir()) == ["tabular"]
@@ -288,8 +356,8 @@ def test_only_the_wanted_member_is_unpacked(server: Server, name: str) -> None:
 def test_an_archive_is_resumed_too(server: Server) -> None:
     server.pages["all.zip"] = zipped({"numbers.csv": CONTENT})
     server.breaks_after = [50_000]
-    fetch.fetch_file(FILE, Origin(server.url("all.zip"), "numbers.csv"))
-    assert server.asked == [None, "bytes=50000-"]
+    fetch_file(FILE, Origin(server.url("all.zip"), "numbers.csv"))
+    assert server.asked == [None, f"bytes={whole_blocks(50_000)}-"]
     assert FILE.place.read_bytes() == CONTENT
 
 
@@ -312,7 +380,7 @@ def test_a_bad_archive_is_refused_and_nothing_kept(
 ) -> None:
     server.pages["all.zip"] = archive
     with pytest.raises(WrongFileError, match=message):
-        fetch.fetch_file(FILE, Origin(server.url("all.zip"), "numbers.csv"))
+        fetch_file(FILE, Origin(server.url("all.zip"), "numbers.csv"))
     assert left() == []
     assert not (FILE.place.parent.parent / "numbers.csv").exists()
 
@@ -323,7 +391,7 @@ def test_damage_within_an_archive_is_found(server: Server) -> None:
     server.pages["all.zip"] = bytes(archive)
     unknown = dataclasses.replace(FILE, sha256=None)  # the archive's own checks must do
     with pytest.raises(WrongFileError, match="is no archive or a damaged one"):
-        fetch.fetch_file(unknown, Origin(server.url("all.zip"), "numbers.csv"))
+        fetch_file(unknown, Origin(server.url("all.zip"), "numbers.csv"), unverified=True)
     assert left() == []
 
 
@@ -331,14 +399,14 @@ def test_an_archive_that_unpacks_without_end_is_stopped(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bomb = bytearray(zipped({"numbers.csv": bytes(5_000_000)}))
-    monkeypatch.setattr(fetch, "LIMIT", 1_000_000)
+    monkeypatch.setattr(download, "LIMIT", 1_000_000)
     server.pages["all.zip"] = bytes(bomb)
     origin = Origin(server.url("all.zip"), "numbers.csv")
     with pytest.raises(WrongFileError, match="is said to have 5,000,000 bytes"):
-        fetch.fetch_file(FILE, origin)
+        fetch_file(FILE, origin)
     server.pages["numbers.csv.gz"] = gzip.compress(bytes(5_000_000))
     with pytest.raises(WrongFileError, match="unpacks to more than 1,000,000 bytes"):
-        fetch.fetch_file(FILE, Origin(server.url("numbers.csv.gz")))
+        fetch_file(FILE, Origin(server.url("numbers.csv.gz")))
     assert left() == []
 
 
@@ -346,11 +414,11 @@ def test_an_archive_that_unpacks_without_end_is_stopped(
 def test_a_download_without_end_is_stopped(
     server: Server, monkeypatch: pytest.MonkeyPatch, says_length: bool
 ) -> None:
-    monkeypatch.setattr(fetch, "LIMIT", 100_000)
+    monkeypatch.setattr(download, "LIMIT", 100_000)
     server.pages["numbers.csv"] = CONTENT
     server.says_length = says_length
     with pytest.raises(FetchError, match=r"is said to have|does not end"):
-        fetch.fetch_file(FILE, Origin(server.url("numbers.csv")))
+        fetch_file(FILE, Origin(server.url("numbers.csv")))
     assert left() == []
 
 
@@ -361,10 +429,10 @@ def test_a_gzip_file_is_unpacked(server: Server, cut: bool) -> None:
     origin = Origin(server.url("numbers.csv.gz"))
     if cut:
         with pytest.raises(WrongFileError, match="is no archive or a damaged one"):
-            fetch.fetch_file(FILE, origin)
+            fetch_file(FILE, origin)
         assert left() == []
     else:
-        assert fetch.fetch_file(FILE, origin).read_bytes() == CONTENT
+        assert fetch_file(FILE, origin).read_bytes() == CONTENT
 
 
 # -- data sets by name -------------------------------------------------------------------------

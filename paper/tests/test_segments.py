@@ -117,7 +117,7 @@ def test_data_sets_are_listed(tmp_path: Path) -> None:
     found = CliRunner().invoke(app, ["data"], env={"FFCP_DATA": str(tmp_path), "COLUMNS": "80"})
     assert found.exit_code == 0
     assert "synthetic  built in" in found.output
-    assert "meps21 is missing: run 'ffcp-paper data fetch meps21'" in found.output
+    assert "meps21 is missing: run 'ffcp-paper data fetch meps21 --unverified'" in found.output
 
 
 def test_unknown_data_sets_cannot_be_fetched() -> None:

@@ -21,6 +21,7 @@ from ffcp_paper import report as page
 from ffcp_paper import reproduce as reproduction
 from ffcp_paper.core import KERNELS
 from ffcp_paper.data import MissingDataError
+from ffcp_paper.download import FetchError
 from ffcp_paper.networks import mlp
 
 app = typer.Typer(
@@ -393,8 +394,16 @@ def data(context: typer.Context) -> None:
 @data_app.command("fetch")
 def data_fetch(
     names: Annotated[list[str], typer.Argument(help="Data sets, as ffcp-paper data lists them.")],
+    unverified: Annotated[
+        bool,
+        typer.Option("--unverified", help="Take files whose checksum is not known; else refused."),
+    ] = False,
 ) -> None:
-    """Download data sets from their official sources; an interrupted download goes on."""
+    """Download data sets from their official sources.
+
+    Every file is compared with its checksum and gets its name only if that is right. An
+    interrupted download goes on where it was.
+    """
     console = Console()
     unknown = [name for name in names if name not in datasets.DATASETS]
     if unknown:
@@ -414,8 +423,9 @@ def data_fetch(
                     lambda done, total, task=task: progress.update(  # type: ignore[misc]
                         task, completed=done, total=total
                     ),
+                    unverified=unverified,
                 )
-            except fetch.FetchError as error:
+            except FetchError as error:
                 failed = True
                 lines = [f"{name}: {error}"]
             else:

@@ -108,7 +108,9 @@ def _entry(data: DataSet, check: bool) -> Entry:
 def _todo(data: DataSet, status: str, concerned: list[DataFile]) -> str:
     ways = []
     if fetch.fetchable(data.name):
-        ways.append(f"run 'ffcp-paper data fetch {data.name}'")
+        # Files without a known checksum come only if their user says that they may.
+        option = "" if fetch.verifiable(data.name) else " --unverified"
+        ways.append(f"run 'ffcp-paper data fetch {data.name}{option}'")
     ways += [fetch.by_hand(file) for file in concerned]
     return f"{data.name} is {status}: {', or '.join(ways[:2])}" + "".join(
         f"; {way}" for way in ways[2:]
