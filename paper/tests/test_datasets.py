@@ -114,7 +114,7 @@ def test_every_format_is_read_as_documented(small: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", [*EXPECTED, "meps19", "meps20", "meps21"])
 def test_a_missing_file_is_named_with_its_source_and_place(folders: Path, name: str) -> None:
-    file = datasets.DATA_SETS[name].files[0]
+    file = datasets.DATASETS[name].files[0]
     with pytest.raises(MissingDataError, match=r"is missing\. It comes from") as raised:
         datasets.load(name)
     for part in (file.path, file.source, str(folders / "data"), "FFCP_DATA"):
@@ -244,7 +244,7 @@ SHAPES = {
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_the_real_files_have_the_shapes_of_the_papers(name: str) -> None:
-    missing = datasets.DATA_SETS[name].missing
+    missing = datasets.DATASETS[name].missing
     if missing:
         pytest.skip(f"{missing[0].path} is not there: set FFCP_DATA")
     assert datasets.load(name).x.shape == SHAPES[name]

@@ -16,10 +16,20 @@ from scipy import stats
 from torch import nn
 
 from ffcp import CP, FFCP
-from ffcp_paper import figures, report_files, scenes, segments, segnets
-from ffcp_paper.experiments import Settings
-from ffcp_paper.figures import Pair, Request, Spread
+from ffcp_paper import (
+    band_figures,
+    drawing,
+    figures,
+    report_files,
+    scenes,
+    score_figures,
+    segments,
+    segnets,
+)
+from ffcp_paper.drawing import Request
 from ffcp_paper.networks import mlp
+from ffcp_paper.score_figures import Pair, Spread
+from ffcp_paper.works import Settings
 
 TINY = Settings(seeds=1, epochs=2, rows=300, only=("synthetic",))
 SCORES = ("scores_fcp_ffcp", "score_histograms")
@@ -118,7 +128,7 @@ def test_the_report_shows_the_figures(tmp_path: Path) -> None:
 
 
 def test_titles_show_the_rank_correlation_of_the_points_drawn() -> None:
-    drawn = figures.scores_fcp_ffcp(Request(TINY))
+    drawn = score_figures.scores_fcp_ffcp(Request(TINY))
     assert len(drawn.figure.axes) == 8
     for number, axis in enumerate(drawn.figure.axes):
         x, y = np.asarray(axis.collections[0].get_offsets()).T
@@ -134,7 +144,7 @@ def test_both_scores_are_taken_at_the_same_layer() -> None:
     layers = [nn.Linear(3, 8), nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 1)]
     between = [nn.Identity(), nn.Identity()]  # in the place of ReLU and dropout
     model = nn.Sequential(*[part for layer in layers[:3] for part in (layer, *between)], layers[3])
-    pairs = figures.score_pairs(model, torch.rand(40, 3), torch.rand(40), alpha=0.1, seed=0)
+    pairs = score_figures.score_pairs(model, torch.rand(40, 3), torch.rand(40), alpha=0.1, seed=0)
     assert [pair.split for pair in pairs] == [0, 1, 2, 3] * 2
     for pair in pairs[4:]:
         torch.testing.assert_close(pair.matched, pair.fcp, rtol=1e-3, atol=1e-6)
@@ -146,9 +156,11 @@ def test_points_that_have_no_place_on_the_axes_are_left_out_and_counted(
     scores = torch.linspace(0.1, 1, 20, dtype=torch.float64)[:, None]
     lost = scores.clone()
     lost[3], lost[7] = math.inf, 0.0
-    monkeypatch.setattr(figures.FCP, "score", lambda self, x, y: lost)
-    monkeypatch.setattr(figures.FFCP, "score", lambda self, x, y: scores)
-    pair = figures.score_pairs(mlp(2), torch.rand(20, 2), torch.rand(20), alpha=0.1, seed=0)[0]
+    monkeypatch.setattr(score_figures.FCP, "score", lambda self, x, y: lost)
+    monkeypatch.setattr(score_figures.FFCP, "score", lambda self, x, y: scores)
+    pair = score_figures.score_pairs(mlp(2), torch.rand(20, 2), torch.rand(20), alpha=0.1, seed=0)[
+        0
+    ]
     assert (pair.left_out, len(pair.fcp), pair.rank_correlation) == (2, 18, pytest.approx(1))
 
 
@@ -169,7 +181,7 @@ def test_distances_from_the_quantile() -> None:
 
 def test_spreads_are_those_of_the_bands() -> None:
     model, x, y = mlp(2).eval(), torch.rand(200, 2), torch.rand(200)
-    found = figures.spreads(model, x, y, 0.1)
+    found = score_figures.spreads(model, x, y, 0.1)
     for spread, made in zip(found, (CP(model), FFCP(model, "3")), strict=True):
         band = made.calibrate(x, y).predict_interval(x, 0.1)
         assert spread.half_length == pytest.approx(float((band.upper - band.lower).mean()) / 2)
@@ -179,11 +191,11 @@ def test_spreads_are_those_of_the_bands() -> None:
 
 def test_a_histogram_needs_a_quantile() -> None:
     with pytest.raises(ValueError, match=r"8 calibration points are too few for alpha = 0\.1"):
-        figures.score_histograms(Request(replace(TINY, rows=20)))
+        score_figures.score_histograms(Request(replace(TINY, rows=20)))
 
 
 def test_the_overview_shows_the_same_points_three_times() -> None:
-    drawn = figures.overview(Request(TINY))
+    drawn = band_figures.overview(Request(TINY))
     axes = drawn.figure.axes
     assert [axis.get_title(loc="left").split("\n")[0] for axis in axes] == ["CP", "FCP", "FFCP"]
     points = []
@@ -199,11 +211,11 @@ def test_the_overview_shows_the_same_points_three_times() -> None:
 
 
 def test_the_data_set_is_bike_if_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert figures.default_data(Settings()) == "synthetic"
-    monkeypatch.setattr(figures, "available", lambda name: True)
-    assert figures.default_data(Settings()) == "bike"
-    assert figures.default_data(TINY) == "synthetic"
-    assert figures.default_data(Settings(only=("com",))) == "com"
+    assert drawing.default_data(Settings()) == "synthetic"
+    monkeypatch.setattr(drawing, "available", lambda name: True)
+    assert drawing.default_data(Settings()) == "bike"
+    assert drawing.default_data(TINY) == "synthetic"
+    assert drawing.default_data(Settings(only=("com",))) == "com"
 
 
 def test_segmentation_is_drawn_when_asked_for(

@@ -21,7 +21,10 @@ from scipy import stats
 from typer.testing import CliRunner
 
 from ffcp_paper import claims, cli, datasets, experiments, printed, render, reproduce, runs, tables
-from ffcp_paper.experiments import (
+from ffcp_paper.experiments import Study
+from ffcp_paper.labels import Result
+from ffcp_paper.training import train_as_published, train_quantiles
+from ffcp_paper.works import (
     TRAINED,
     UNTRAINED,
     Collected,
@@ -29,12 +32,9 @@ from ffcp_paper.experiments import (
     Measured,
     Method,
     Settings,
-    Study,
     Training,
     Work,
 )
-from ffcp_paper.labels import Result
-from ffcp_paper.training import train_as_published, train_quantiles
 
 TINY = Settings(
     seeds=2, epochs=1, rows=300, only=("synthetic",), networks=("digits",), splits=1, rounds=1
@@ -419,7 +419,7 @@ def test_a_stopped_run_keeps_what_was_finished(tmp_path: Path, monkeypatch) -> N
 _PROGRAM = """
 import sys
 from ffcp_paper import reproduce
-from ffcp_paper.experiments import Settings
+from ffcp_paper.works import (Settings,)
 tiny = Settings(seeds=2, epochs=1, rows=300, only=("synthetic",), rounds=1)
 reproduce.run(["regression_bands", "untrained"], out=sys.argv[1], settings=tiny)
 """

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from ffcp_paper import convnets, core, images, logits, vision
+from ffcp_paper import convnets, core, efficientnets, images, logits, vision
 from ffcp_paper.data import DataFile, MissingDataError
 from ffcp_paper.vision import NETWORKS, Accuracy, PackageFile, Preprocess, VisionNetwork
 
@@ -337,7 +337,7 @@ def efficientnet_state() -> dict[str, torch.Tensor]:
     torch.manual_seed(0)
     state = {"_conv_stem.weight": torch.randn(32, 3, 3, 3), "_fc.weight": torch.randn(1000, 1280)}
     norms = {"_bn0": 32, "_bn1": 1280}
-    for number, block in enumerate(convnets.efficientnet_blocks(1.0, 1.0)):
+    for number, block in enumerate(efficientnets.efficientnet_blocks(1.0, 1.0)):
         for name, value in block.state_dict().items():
             part, kind = name.rsplit(".", 1)
             state[f"_blocks.{number}.{EFFICIENTNET_NAMES[part]}.{kind}"] = value
@@ -350,7 +350,7 @@ def efficientnet_state() -> dict[str, torch.Tensor]:
 
 def test_efficientnet_reads_the_names_of_the_packages() -> None:
     state = efficientnet_state()
-    model = convnets.efficientnet_lite(checkpoint(state), 1.0, 1.0)
+    model = efficientnets.efficientnet_lite(checkpoint(state), 1.0, 1.0)
     torch.testing.assert_close(model.feature.top.norm.bias.data, state["_bn1.bias"])
     torch.testing.assert_close(
         model.feature.blocks[3].depthwise.conv.weight.data,
@@ -360,7 +360,7 @@ def test_efficientnet_reads_the_names_of_the_packages() -> None:
         assert model.feature(torch.randn(1, 3, 33, 33)).shape == (1, 1280)
         assert model(torch.randn(1, 3, 32, 32)).shape == (1, 1000)
     with pytest.raises(ValueError, match=r"do not fit .*blocks.10.depthwise"):
-        convnets.efficientnet_lite(checkpoint(state), 1.0, 1.1)
+        efficientnets.efficientnet_lite(checkpoint(state), 1.0, 1.1)
 
 
 def test_stored_features_stand_in_for_images(home: Path) -> None:

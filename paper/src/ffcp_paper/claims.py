@@ -11,7 +11,10 @@ from typing import Any
 from ffcp import conformal_rank
 from ffcp_paper import labels
 from ffcp_paper.core import RowSplit
-from ffcp_paper.experiments import OUTPUT, Measured
+from ffcp_paper.works import (
+    OUTPUT,
+    Measured,
+)
 
 LAW_ERROR = 0.01  # how often a correct program may be found outside the law's range, for each row
 _SHORTER = 1 - 1e-6  # the same bands at two layers differ by rounding

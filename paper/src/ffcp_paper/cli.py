@@ -115,13 +115,13 @@ def _group_settings(
 
 def _present(console: Console, names: list[str]) -> list[str]:
     """Say what is missing of the data sets asked for; return the others."""
-    unknown = [name for name in names if name not in datasets.DATA_SETS]
+    unknown = [name for name in names if name not in datasets.DATASETS]
     if unknown:
-        listed = ", ".join(datasets.DATA_SETS)
+        listed = ", ".join(datasets.DATASETS)
         raise typer.BadParameter(f"unknown data set {unknown[0]!r}: choose from {listed}")
     present = []
     for name in dict.fromkeys(names):
-        missing = datasets.DATA_SETS[name].missing
+        missing = datasets.DATASETS[name].missing
         for file in missing:
             try:
                 file.require()
@@ -135,7 +135,7 @@ def _present(console: Console, names: list[str]) -> list[str]:
 
 
 def _print_groups(console: Console, name: str, results: list[list[worst_groups.Result]]) -> None:
-    console.print(f"\n[bold]{name}[/bold]: {datasets.DATA_SETS[name].about}", highlight=False)
+    console.print(f"\n[bold]{name}[/bold]: {datasets.DATASETS[name].about}", highlight=False)
     _print_table(console, worst_groups.COLUMNS, worst_groups.tabulate(results))
     console.print(worst_groups.verdict(results), highlight=False)
 

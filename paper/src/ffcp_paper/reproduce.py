@@ -22,7 +22,15 @@ from typing import Any
 
 from ffcp_paper import experiments, figures, render, tables
 from ffcp_paper.core import put
-from ffcp_paper.experiments import QUICK, Collected, LabelWork, Settings, Study, Training, Work
+from ffcp_paper.experiments import Study
+from ffcp_paper.works import (
+    QUICK,
+    Collected,
+    LabelWork,
+    Settings,
+    Training,
+    Work,
+)
 
 Progress = Callable[[float, float, str], None]  # done, total, and what is being done
 

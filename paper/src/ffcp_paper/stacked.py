@@ -22,20 +22,17 @@ faster together than one by one.
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from ffcp import pinball_loss
+from ffcp_paper.draws import Block, Draws, Shape, ahead
 from ffcp_paper.networks import mlp
 
 Levels = tuple[float, ...] | list[tuple[float, ...]]  # of all networks, or of each
 
-_BLOCK = 16  # steps whose dropout is drawn at a time: few calls, and it stays in the cache
 _BETAS, _EPS = (0.9, 0.999), 1e-8  # the defaults of torch.optim.Adam
 
 
@@ -103,9 +100,9 @@ def train_stacked(
     if alive:
         kept = None if each is None else torch.tensor([each[i] for i in alive])[:, None]
         stack = _Stack([models[i] for i in alive], shape, kept, learning_rate, weight_decay)
-        draws = _Draws(alive, seeds, len(xs[0]), batch_size, shape, xs[0].dtype)
+        draws = Draws(alive, seeds, len(xs[0]), batch_size, shape, xs[0].dtype)
         targets = [y.reshape(len(y), 1) for y in ys]
-        blocks = _ahead(draws) if torch.get_num_threads() > 1 else iter(draws, None)
+        blocks = ahead(draws) if torch.get_num_threads() > 1 else iter(draws, None)
     while alive:
         with torch.no_grad(), _one_thread():
             _epoch(stack, draws, blocks, alive, xs, targets)
@@ -206,19 +203,7 @@ def _each(levels: Levels | None, count: int) -> list[tuple[float, ...]] | None:
 # -- what can be stacked -----------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Shape:
-    """Sizes from the inputs to the outputs, and the dropout after each hidden layer."""
-
-    sizes: tuple[int, ...]
-    dropout: float
-
-    @property
-    def hidden(self) -> tuple[int, ...]:
-        return self.sizes[1:-1]
-
-
-def _shape_of(model: nn.Module) -> _Shape:
+def _shape_of(model: nn.Module) -> Shape:
     layers = list(model.children()) if isinstance(model, nn.Sequential) else []
     kinds = [type(layer) for layer in layers]
     blocks = (len(kinds) - 1) // 3
@@ -236,7 +221,7 @@ def _shape_of(model: nn.Module) -> _Shape:
             f"below 1; got {model}"
         )
     sizes = (linear[0].in_features, *(layer.out_features for layer in linear))
-    return _Shape(sizes, rates.pop())
+    return Shape(sizes, rates.pop())
 
 
 def _check(
@@ -247,7 +232,7 @@ def _check(
     seeds: Sequence[int],
     levels: list[tuple[float, ...]] | None,
     batch_size: int,
-) -> tuple[_Shape, list[int]]:
+) -> tuple[Shape, list[int]]:
     """Refuse what cannot be stacked; give the common shape and each network's epochs."""
     left = [epochs] * len(models) if isinstance(epochs, int) else list(epochs)
     counts = {"xs": len(xs), "ys": len(ys), "seeds": len(seeds), "epochs": len(left)}
@@ -305,113 +290,13 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-# -- random numbers ----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Block:
-    """The dropout of some steps, and at the start of an epoch the order of the rows.
-
-    ``masks`` has a line for each of the networks ``numbers``: for each step and hidden layer the
-    factors of a batch, one after the other.
-    """
-
-    numbers: list[int]
-    start: int
-    stop: int
-    orders: list[Tensor]
-    masks: Tensor
-
-    def only(self, numbers: list[int]) -> _Block:
-        """Leave out networks that ended their training since the block was drawn."""
-        if numbers == self.numbers:
-            return self
-        at = [self.numbers.index(number) for number in numbers]
-        orders = [self.orders[i] for i in at] if self.orders else []
-        return _Block(numbers, self.start, self.stop, orders, self.masks[at])
-
-
-class _Draws:
-    """Draws orders and dropout, block by block, from one generator for each seed.
-
-    Single training draws both from the one global generator: the order of an epoch, then for
-    each step and layer the dropout.
-    """
-
-    def __init__(
-        self,
-        alive: list[int],
-        seeds: Sequence[int],
-        rows: int,
-        batch_size: int,
-        shape: _Shape,
-        dtype: torch.dtype,
-    ) -> None:
-        self.alive = alive
-        self.rows, self.batch_size, self.shape = rows, batch_size, shape
-        self._dtype, self._seeds = dtype, seeds
-        self._generators = {seed: torch.Generator().manual_seed(seed) for seed in seeds}
-        self._start = 0
-
-    def __call__(self) -> _Block:
-        """Draw the next block for the networks that are alive."""
-        numbers, start = self.alive, self._start
-        seeds = list(dict.fromkeys(self._seeds[number] for number in numbers))
-        generators = [self._generators[seed] for seed in seeds]
-        stop = min(self.rows, start + _BLOCK * self.batch_size)
-        orders = [] if start else [torch.randperm(self.rows, generator=g) for g in generators]
-        self._start = stop % self.rows
-        masks = self._masks(generators, start, stop)
-        if len(seeds) < len(numbers):
-            at = [seeds.index(self._seeds[number]) for number in numbers]
-            orders, masks = [orders[i] for i in at] if orders else [], masks[at]
-        return _Block(numbers, start, stop, orders, masks)
-
-    def _masks(self, generators: list[torch.Generator], start: int, stop: int) -> Tensor:
-        dropout, hidden = self.shape.dropout, self.shape.hidden
-        if not dropout:
-            return torch.empty(len(generators), 0)  # nn.Dropout(0) draws nothing
-        masks = torch.empty(len(generators), (stop - start) * sum(hidden), dtype=self._dtype)
-        sizes = [
-            min(self.batch_size, stop - at) * width
-            for at in range(start, stop, self.batch_size)
-            for width in hidden
-        ]
-        for line, generator in zip(masks, generators, strict=True):
-            for part in (line,) if _draws_join() else line.split(sizes):
-                part.bernoulli_(1 - dropout, generator=generator)
-        return masks.div_(1 - dropout)
-
-
-@functools.cache
-def _draws_join() -> bool:
-    """Tell whether one long draw is the same as short ones one after the other.
-
-    It is not on processors for which torch takes its draws from a vendor's library.
-    """
-    one, two = (torch.Generator().manual_seed(0) for _ in range(2))
-    long = torch.empty(2000).bernoulli_(0.5, generator=one)
-    short = [torch.empty(1000).bernoulli_(0.5, generator=two) for _ in range(2)]
-    return torch.equal(long, torch.cat(short))
-
-
-def _ahead(draw: Callable[[], _Block]) -> Iterator[_Block]:
-    """Draw a block on another thread while the one before is in use."""
-    with ThreadPoolExecutor(1) as pool:
-        coming = pool.submit(draw)
-        while True:
-            block = coming.result()
-            coming = pool.submit(draw)
-            yield block
-
-
 # -- steps -------------------------------------------------------------------------------------
 
 
 def _epoch(
     stack: _Stack,
-    draws: _Draws,
-    blocks: Iterator[_Block],
+    draws: Draws,
+    blocks: Iterator[Block],
     alive: list[int],
     xs: Sequence[Tensor],
     ys: Sequence[Tensor],
@@ -459,7 +344,7 @@ class _Stack:
     def __init__(
         self,
         models: Sequence[nn.Module],
-        shape: _Shape,
+        shape: Shape,
         levels: Tensor | None,
         learning_rate: float,
         weight_decay: float,

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ffcp_paper import convnets, images
+from ffcp_paper import convnets, efficientnets, images
 from ffcp_paper.data import DataFile, MissingDataError
 from ffcp_paper.images import CheckedFile, Digits, ImageSet, Pixels
 from ffcp_paper.training import train
@@ -243,7 +243,7 @@ def _efficientnet(
         sha256,
     )
     width, depth = multipliers
-    build = partial(convnets.efficientnet_lite, width=width, depth=depth)
+    build = partial(efficientnets.efficientnet_lite, width=width, depth=depth)
     preprocess = Preprocess(size, 127.0, 128.0)
     title = f"EfficientNet-lite{number}"
     return VisionNetwork(name, title, "imagenet", file, build, preprocess, expected)
