@@ -19,7 +19,7 @@ from benchmarks.timing import Resident, best_of, show, table, verdict
 from ffcp import surrogate
 from ffcp.fcp import STEP_COUNTS
 from ffcp.network.heads import head
-from ffcp.paper.networks import SPLIT_POINTS, mlp
+from ffcp_paper.networks import SPLIT_POINTS, mlp
 from ffcp.predictors import BandPredictor
 
 COLUMNS, CALIBRATE, TEST = 100, 20_000, 10_000
