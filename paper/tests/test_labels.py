@@ -28,8 +28,9 @@ def test_replaying_norms_equals_taking_the_gradient() -> None:
     features = normal(300, 6, seed=0)
     y = torch.distributions.Categorical(logits=head(features)).sample()
     logits, norms = core.run_with_norms(head, features, "input", 0)
-    settings = {"delta": 0.5, "lam": 0.1, "kreg": 1, "gradient": "feature", "feature": "input"}
-    live = ffcp.FFRAPS(head, **settings).calibrate(features[:200], y[:200])
+    settings = {"delta": 0.5, "lam": 0.1, "kreg": 1}
+    live = ffcp.FFRAPS(head, **settings, gradient="feature", feature="input")
+    live.calibrate(features[:200], y[:200])
     replayed = core.Replayed(core.Replay(), **settings)
     replayed.calibrate((logits[:200], norms[:200]), y[:200])
     assert torch.equal(live.calibration.scores, replayed.calibration.scores)

@@ -10,7 +10,7 @@ from typing import Any
 
 from ffcp import conformal_rank
 from ffcp_paper import labels
-from ffcp_paper.core import RowSplit
+from ffcp_paper.core import Division
 from ffcp_paper.works import (
     OUTPUT,
     Measured,
@@ -86,7 +86,7 @@ def covers(found: Sequence[labels.Result], images: int, alpha: float) -> bool:
     """
     calibrate = (images + 1) // 2
     for seed, one in enumerate(found):
-        n = calibrate - int(RowSplit(_TUNED, seed).mask(calibrate).sum())
+        n = calibrate - int(Division(_TUNED, seed, most=10_000).mask(range(calibrate)).sum())
         low, _ = law_range(n, images - calibrate, alpha, 2 * LAW_ERROR / len(found))
         if one.coverage < low - 1e-9:
             return False

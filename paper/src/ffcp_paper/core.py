@@ -11,29 +11,39 @@ from typing import Any
 from torch import Tensor, nn
 
 from ffcp import FFRAPS
-from ffcp.choose import RowSplit
-from ffcp.classifiers import SetPredictor, run_with_norms
-from ffcp.features import Cut, resolve
+from ffcp.classification.methods import Named
+from ffcp.classification.predictor import LabelSets as SetPredictor
+from ffcp.classification.rules import FEATURE, Cumulative, Rows
+from ffcp.classification.scores import RuleScore, top_probability
+from ffcp.conformal.kernels import KERNELS
+from ffcp.conformal.selection import Division
 from ffcp.files import fingerprint, put
-from ffcp.gradients import Method
-from ffcp.localize import KERNELS
-from ffcp.predictors import BandPredictor
-from ffcp.sets import Rows, uniforms
+from ffcp.network.features import Cut, resolve
+from ffcp.network.jacobian import Method
+from ffcp.network.passes import see
+from ffcp.pieces import Needs, Seen
+from ffcp.regression.predictor import BandPredictor
 
 __all__ = [
     "KERNELS",
     "BandPredictor",
     "Cut",
+    "Division",
     "Method",
     "Replay",
     "Replayed",
-    "RowSplit",
     "SetPredictor",
     "fingerprint",
     "put",
     "resolve",
     "run_with_norms",
 ]
+
+
+def run_with_norms(model: nn.Module, x: Any, feature: str, first_row: int) -> tuple[Tensor, Tensor]:
+    """Run one batch; return logits and the gradient norm of the top label's probability."""
+    seen = see(model, x, Needs((feature,), of=top_probability), first_row)
+    return seen.output, seen.norms[feature]
 
 
 class Replay(nn.Module):
@@ -44,12 +54,53 @@ class Replay(nn.Module):
         return logits
 
 
+class StoredNorms(RuleScore):
+    """The score of FFRAPS with gradient norms that were computed before, the second input."""
+
+    def needs(self) -> Needs:
+        """Ask for nothing: the norms are known."""
+        return Needs()
+
+    def _rows(self, seen: Seen) -> Rows:
+        assert self.shares is not None
+        logits, norms = seen.x
+        return Rows(logits, self.shares(seen.rows).to(logits.device), norms)
+
+
 class Replayed(FFRAPS):
     """FFRAPS at a feature, with gradient norms that were computed before."""
 
-    def _features(self) -> list[str]:
-        return []
-
-    def _rows(self, batch: Any, row: int, stream: int, random_row: int) -> Rows:
-        logits, norms = batch
-        return Rows(logits, uniforms(self.seed, stream, random_row, len(logits)), norms)
+    def __init__(
+        self,
+        model: Replay,
+        *,
+        delta: float | None = None,
+        lam: float | None = None,
+        kreg: int | None = None,
+        temperature: float | str = 1.0,
+        tune: str | None = None,
+        tune_fraction: float = 0.2,
+        tune_alpha: float = 0.1,
+        allow_zero_sets: bool = False,
+        seed: int = 0,
+    ) -> None:
+        given = {"lam": lam, "kreg": kreg, "delta": delta, "gradient": FEATURE}
+        score = StoredNorms(
+            "ffraps",
+            {"temperature": temperature, **given},
+            Cumulative,
+            tune=tune,
+            randomized=True,
+            allow_empty=allow_zero_sets,
+        )
+        Named.__init__(
+            self,
+            model,
+            score,
+            allow_zero_sets=allow_zero_sets,
+            class_conditional=False,
+            tune_fraction=tune_fraction,
+            tune_alpha=tune_alpha,
+            seed=seed,
+            batch_size=None,
+        )

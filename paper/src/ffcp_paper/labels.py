@@ -128,7 +128,7 @@ def _predictors(alpha: float, seed: int) -> Iterator[SetPredictor]:
     settings: dict[str, Any] = {"temperature": "fit", "seed": seed, **tuned}
     yield RAPS(model, **settings)
     yield FFRAPS(model, **settings)
-    yield Replayed(model, gradient="feature", feature="input", **settings)
+    yield Replayed(model, **settings)
 
 
 COLUMNS = ("method", "coverage", "size", "against RAPS", "violation", "delta")

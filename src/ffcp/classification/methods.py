@@ -12,7 +12,7 @@ from ffcp.conformal.calibration import Calibration
 from ffcp.conformal.marginal import Marginal
 
 
-class _Named(LabelSets):
+class Named(LabelSets):
     """What the named methods show of their score."""
 
     def __init__(
@@ -51,7 +51,7 @@ class _Named(LabelSets):
         return value
 
 
-class LAC(_Named):
+class LAC(Named):
     """Least ambiguous sets: all labels of at least a certain probability (Sadinle et al., 2019).
 
     Sets are the smallest on average, but rows that are hard are covered too rarely.
@@ -105,7 +105,7 @@ class LAC(_Named):
         )
 
 
-class APS(_Named):
+class APS(Named):
     """Adaptive prediction sets: labels in order until their probabilities suffice (Romano, 2020).
 
     Parameters
@@ -151,7 +151,7 @@ class APS(_Named):
         )
 
 
-class RAPS(_Named):
+class RAPS(Named):
     """Regularised adaptive prediction sets: APS with a price on ranks (Angelopoulos, 2021).
 
     The score of the label at rank r grows by ``lam * max(r - kreg, 0)``, which keeps the long
@@ -302,7 +302,7 @@ class FFRAPS(RAPS):
             randomized=randomized,
             allow_empty=allow_zero_sets,
         )
-        _Named.__init__(
+        Named.__init__(
             self,
             model,
             score,
