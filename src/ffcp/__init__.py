@@ -26,6 +26,7 @@ from ffcp.conformal.mondrian import Mondrian
 from ffcp.conformal.rank import conformal_quantile, conformal_rank
 from ffcp.network.jacobian import Sketch, Smooth
 from ffcp.network.passes import gradient_norms
+from ffcp.network.stored import Stored
 from ffcp.pieces import Needs, Seen
 from ffcp.regression.bands import Ends, Interval
 from ffcp.regression.bases import Point, Quantiles
@@ -89,6 +90,7 @@ __all__ = [
     "SetChoice",
     "Sketch",
     "Smooth",
+    "Stored",
     "bounds",
     "conformal_quantile",
     "conformal_rank",
