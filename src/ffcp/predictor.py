@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ffcp import files
 from ffcp.conformal.calibration import Calibration
 from ffcp.conformal.columns import Columns, Table, prefixed, take, with_prefix
+from ffcp.conformal.mondrian import by_groups
 from ffcp.conformal.rank import exact_alpha
 from ffcp.conformal.selection import Division, Scorer, Selection
 from ffcp.network import inputs, passes
@@ -173,7 +174,7 @@ class Predictor(nn.Module):
                     "some points have groups and some have none: calibrate all of them with "
                     "groups=, or none"
                 )
-            calibration = calibration.grouped()
+            calibration = by_groups(calibration)
         return self._calibrating(scorer, calibration, update)
 
     def _calibrating(self, scorer: Scorer, calibration: Calibration, update: bool) -> Calibrating:
@@ -282,7 +283,7 @@ class Predictor(nn.Module):
                 "the predictor to merge has no calibration: call calibrate(x, y) on it first"
             )
         if not len(self.calibration) and other.calibration.takes_groups:
-            mine = self._settings_of(self._scorer, self.calibration.grouped())
+            mine = self._settings_of(self._scorer, by_groups(self.calibration))
         else:
             mine = self.settings()
         self._must_match(mine, other.settings(), "the predictor to merge")
@@ -317,7 +318,7 @@ class Predictor(nn.Module):
         scorer, calibration = self._given
         scorer, calibration = scorer.restored(settings), calibration.restored(settings)
         if settings.get("groups"):
-            calibration = calibration.grouped()
+            calibration = by_groups(calibration)
         mine = self._settings_of(scorer, calibration)
         self._must_match(mine, settings, "the loaded calibration")
         self._scorer, self.calibration = scorer, calibration.empty()

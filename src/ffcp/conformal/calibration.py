@@ -91,12 +91,6 @@ class Calibration(nn.Module):
             f"and there are {fewest}"
         )
 
-    def grouped(self) -> Calibration:
-        """Give the same calibration with thresholds of their own for groups."""
-        from ffcp.conformal.mondrian import Mondrian  # which is made of calibrations
-
-        return Mondrian(self)
-
     # -- only where something is open -------------------------------------------------------
 
     #: How many rows are enough to choose.

@@ -98,10 +98,6 @@ class Mondrian(Calibration):
         """Give a calibration of the same settings without points."""
         return Mondrian(self.inner, self.by)
 
-    def grouped(self) -> Mondrian:
-        """Give this calibration: it has groups already."""
-        return self
-
     def note(self, seen: Seen, y: Tensor | None = None) -> dict[str, Any]:
         """Note the group of every point, and what the inner calibration does."""
         groups = seen.groups if self.by is None else self.by(seen.x)
@@ -223,6 +219,11 @@ class Mondrian(Calibration):
         label, rows = next(iter(asked.items()))
         reason = parts[label].why_infinite(alpha, take(_without_group(notes), rows))
         return f" in group {label!r}{reason}"
+
+
+def by_groups(calibration: Calibration) -> Calibration:
+    """Give a calibration with thresholds of their own for groups, if it has none."""
+    return calibration if calibration.takes_groups else Mondrian(calibration)
 
 
 def labels_of(groups: Any, rows: int) -> list[Label]:
