@@ -209,10 +209,7 @@ def test_a_head_that_takes_no_nan_is_not_coloured() -> None:
 
 
 def test_a_gradient_that_is_nan_is_not_taken_for_a_hidden_window() -> None:
-    model, x = (
-        maps(Call(lambda v: v.abs().sqrt()), conv(3, 2, 3, padding=1)),
-        torch.ones(3, 2, 8, 9),
-    )
+    model = maps(Call(lambda v: v.abs().sqrt()), conv(3, 2, 3, padding=1))
     nn.init.zeros_(model[0].weight[0])
     nn.init.zeros_(model[0].bias)
     for method in ("coloured", "auto"):
