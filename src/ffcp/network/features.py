@@ -184,6 +184,8 @@ class Cut:
                 stack.enter_context(torch.no_grad())
             modules = _module_names(self._model) if self._modules else {}
             for base in self._modules:
+                if base not in modules:
+                    resolve(self._model, base)  # says which names there are
                 handle = modules[base].register_forward_hook(self._hook(base))
                 stack.callback(handle.remove)
             self._stack = stack.pop_all()
