@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-_FORMAT = "ffcp-calibration-1"
+_FORMAT = "ffcp-calibration-2"
 
 
 def pack(settings: Mapping[str, Any]) -> Tensor:
