@@ -83,6 +83,12 @@ def read(path: str | Path) -> tuple[dict[str, Tensor], str]:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
         raise ValueError(f"{path} is damaged or not a safetensors file ({error})") from error
-    if metadata.get("format") != _FORMAT:
+    kind = metadata.get("format", "")
+    if kind.startswith("ffcp-calibration-") and kind != _FORMAT:
+        raise ValueError(
+            f"{path} was saved by another version of ffcp, in a format that this one does not "
+            "read: calibrate again"
+        )
+    if kind != _FORMAT:
         raise ValueError(f"{path} is not a calibration saved by ffcp")
     return tensors, metadata["fingerprint"]
