@@ -196,7 +196,7 @@ class Cut:
 
     def __exit__(self, *error: Any) -> None:
         self._stack.close()
-        self._edges, self._values = {}, {}  # no graph outlives its pass
+        self._edges, self._values = {}, {}  # the result of the pass alone keeps them
 
     def __call__(self, x: Any) -> Tapped:
         """Run one batch."""
