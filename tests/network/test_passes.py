@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import weakref
 
 import pytest
 import torch
@@ -230,6 +232,22 @@ def test_batches_follow_each_other_and_leave_the_model_alone() -> None:
             assert torch.get_rng_state().equal(state)
             assert len(seen.x) == len(seen.output) == len(seen.values["act"]) == len(seen.rows)
     assert rows == [range(3, 7), range(7, 9)]
+
+
+@pytest.mark.parametrize("outputs", [1, 3])
+def test_no_graph_outlives_its_pass(outputs: int) -> None:
+    class Watched(Counted):
+        def forward(self, x: Tensor) -> Tensor:
+            v = torch.tanh(self.first(x))  # tanh keeps its output for the backward pass
+            self.inside = weakref.ref(v)
+            return self.second(v)
+
+    model = Watched(outputs)
+    parts = over(model, X, Needs(("first",), ("first",)), batch_size=2)
+    kept = next(parts)
+    gc.collect()
+    assert model.inside() is None
+    assert kept.values["first"].shape == (2, 5)
 
 
 def test_an_error_in_a_later_batch_names_the_row() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,7 @@ def finite(values: Tensor, what: str, first_row: int = 0) -> None:
     """Raise a ValueError naming the first row of ``values`` that holds NaN or infinity."""
     # One sum finds every NaN and infinity in a single fast read; it can also overflow on
     # large finite values, so only the slow look may complain.
-    if not values.is_floating_point() or bool(torch.isfinite(values.detach().sum())):
+    if not values.is_floating_point() or math.isfinite(values.detach().sum().item()):
         return
     bad = ~torch.isfinite(values.detach()).reshape(len(values), -1).all(dim=1)
     if bad.any():

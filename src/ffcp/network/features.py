@@ -91,8 +91,11 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
     are enabled whatever the caller's setting, so that a band can be asked for under
     ``torch.no_grad()``.
     """
-    modes = [module for module in model.modules() if module.training]
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    # Once over the modules: model.parameters() would go over them again, and takes its time.
+    modules = list(model.modules())
+    modes = [module for module in modules if module.training]
+    parameters = (p for module in modules for p in module._parameters.values())
+    trained = [p for p in parameters if p is not None and p.requires_grad]
     with _random_state_kept(model), torch.inference_mode(False), torch.enable_grad():
         try:
             # Modules one by one: an overridden train() may do more than switch the mode.
@@ -193,6 +196,7 @@ class Cut:
 
     def __exit__(self, *error: Any) -> None:
         self._stack.close()
+        self._edges, self._values = {}, {}  # the result of the pass alone keeps them
 
     def __call__(self, x: Any) -> Tapped:
         """Run one batch."""

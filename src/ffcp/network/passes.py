@@ -135,11 +135,12 @@ def gradient_norms(
     method
         How the norms are taken when there are many outputs. ``"exact"``: one row of the Jacobian
         after the other. ``"coloured"``: the same numbers from far fewer passes, for heads whose
-        outputs see only a window of the feature map (convolutions, pooling, interpolation).
-        :class:`Sketch`: an estimate. :class:`Smooth`: the mean over perturbed features.
-        ``"auto"``: exact for up to 64 outputs; else coloured if it needs at most half as many
-        passes and at most 256; else exact for up to 4,096 outputs; else ``Sketch(32)``, or
-        exact for norms other than 2.
+        outputs see only a window of the feature map (convolutions, pooling, interpolation). One
+        more pass proves on every batch that no output depends on anything outside its window;
+        a head where one does is an error. :class:`Sketch`: an estimate. :class:`Smooth`: the
+        mean over perturbed features. ``"auto"``: exact for up to 64 outputs; else coloured if
+        it needs at most half as many passes and at most 256, and proves right; else exact for
+        up to 4,096 outputs; else ``Sketch(32)``, or exact for norms other than 2.
 
     Returns
     -------
