@@ -15,6 +15,8 @@ from ffcp.conformal.rank import conformal_rank
 from tests.conftest import small_mlp
 from tests.law import ERROR_RATE, draw_hits, p_value, upper_p_value
 
+pytestmark = pytest.mark.long
+
 N, T, ALPHA, REPEATS = 40, 30, 0.1, 1200
 
 
