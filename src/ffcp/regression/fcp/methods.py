@@ -14,8 +14,7 @@ from torch import nn
 
 from ffcp.conformal.rank import exact_alpha
 from ffcp.metrics import Coverage
-from ffcp.network import heads
-from ffcp.network.features import resolve, undisturbed
+from ffcp.network.features import resolve
 from ffcp.predictor import Calibrating
 from ffcp.regression.fcp.ball import Ball, QuantileBall
 from ffcp.regression.joint import BONFERRONI, Joint, checked_joint
@@ -113,11 +112,10 @@ class FCP(BandPredictor):
         batch_size: int | None = None,
     ) -> None:
         self.feature = resolve(model, feature)
-        with undisturbed(model):  # so that tracing sees dropout switched off
-            cut = heads.head(model, self.feature) if head is None else head
         ball = self._family(
-            cut,
+            model,
             self.feature,
+            head,
             norm=norm,
             bound=bound,
             invert=invert,
