@@ -17,7 +17,7 @@ from ffcp.conformal.calibration import Calibration
 from ffcp.conformal.columns import Columns, Table, prefixed, take, with_prefix
 from ffcp.conformal.mondrian import by_groups
 from ffcp.conformal.rank import exact_alpha
-from ffcp.conformal.selection import Division, Scorer, Selection
+from ffcp.conformal.selection import Chosen, Division, Scorer, Selection
 from ffcp.network import inputs, passes
 from ffcp.network.features import resolve
 from ffcp.pieces import Needs, Seen
@@ -77,6 +77,7 @@ class Predictor(nn.Module):
         # As they are in use.
         self._scorer = scorer
         self._choices: dict[str, Any] = {}
+        self._fitted: dict[str, Any] = {}  # choices made before calibrating, on other points
         self._set_aside = 0
         self.calibration = calibration.empty()
 
@@ -188,11 +189,12 @@ class Predictor(nn.Module):
         """Take over a calibration that has ended well."""
         self._scorer, self.calibration = run.scorer, run.calibration
         if not run.is_update:
-            self._choices, self._set_aside = run.choices, run.selection.set_aside
+            self._choices = {**self._fitted, **run.choices}
+            self._set_aside = run.selection.set_aside
 
     def _batches(self, x: Any, y: Any, groups: Any) -> Iterator[Batch]:
         """Cut the data into batches that the model takes at once."""
-        labels = groups if groups is None or callable(groups) else _as_list(groups)
+        labels = _as_labels(groups)
         row = 0
         for whole, target in inputs.pairs(x, y, self.model):
             start = 0
@@ -216,7 +218,7 @@ class Predictor(nn.Module):
                 "this predictor was calibrated without groups: calibrate(x, y, groups=...) gives "
                 "every group a threshold of its own"
             )
-        labels = groups if groups is None or callable(groups) else _as_list(groups)
+        labels = _as_labels(groups)
         rows = inputs.row_count(x)
         if not rows:
             raise ValueError("x has no rows")
@@ -261,10 +263,8 @@ class Predictor(nn.Module):
         """Go on behind "the band is infinite": why, and what to do."""
         reason = self.calibration.why_infinite(alpha, notes)
         if self._set_aside:
-            reason += (
-                f" ({self._set_aside} more chose what was left open: to calibrate on all points, "
-                "give it)"
-            )
+            what = " and ".join(piece.what_is_open for piece in self._given if piece.is_open)
+            reason += f" ({self._set_aside} more rows chose {what}, and so do not calibrate)"
         return reason
 
     # -- sharing the calibration ------------------------------------------------------------
@@ -409,6 +409,7 @@ class Calibrating:
         model = self._predictor.model
         if self._is_first:
             self.scorer = self.scorer.prepared(model, batch.x)
+            self.selection.division = self._division()  # how many rows choose, too, is known now
             passes.check_rows(model, batch.x, self.scorer.needs().norms, self.scorer.sample)
             self._is_first = False
         needs = self.scorer.needs().joined(self.calibration.needs())
@@ -416,16 +417,23 @@ class Calibrating:
 
     def choose(self, aside: Columns, left: int) -> None:
         """Choose what is open, first of the scorer and then of the calibration."""
-        alpha = self._predictor.choose_alpha
-        noted, notes = with_prefix("score.", aside), with_prefix("note.", aside)
         if self.scorer.is_open:
-            self.scorer, choices, warning = self.scorer.choose(noted, alpha)
-            self.choices.update(choices)
-            self.warnings += [warning] if warning else []
+            noted = with_prefix("score.", aside)
+            self._settle(self.scorer.choose(noted, self._predictor.choose_alpha))
         if self.calibration.is_open:
-            scores = self.scorer.scores(noted)
-            self.calibration, choice = self.calibration.choose(scores, notes, left, alpha)
-            self.choices["bandwidth"] = choice
+            self.choose_calibration(aside, left)
+
+    def choose_calibration(self, aside: Columns, left: int) -> None:
+        """Choose what the calibration leaves open; ``left`` other rows will calibrate."""
+        scores = self.scorer.scores(with_prefix("score.", aside))
+        notes, alpha = with_prefix("note.", aside), self._predictor.choose_alpha
+        self.calibration, choice = self.calibration.choose(scores, notes, left, alpha)
+        self.choices["bandwidth"] = choice
+
+    def _settle(self, chosen: Chosen) -> None:
+        self.scorer = chosen.scorer
+        self.choices.update(chosen.choices)
+        self.warnings += [chosen.warning] if chosen.warning else []
 
     def do_without(self, rows: int) -> bool:
         """Settle the scorer without rows, where it can be and nothing else is open."""
@@ -434,8 +442,7 @@ class Calibrating:
         settled = self.scorer.without_choice(rows, self._predictor.choose_alpha)
         if settled is None:
             return False
-        self.scorer, self.choices, warning = settled
-        self.warnings.append(warning)
+        self._settle(settled)
         return True
 
     def finish(self, noted: Columns) -> Columns:
@@ -445,10 +452,18 @@ class Calibrating:
         return {"score": scores.cpu(), **notes}
 
 
-def _as_list(groups: Any) -> Any:
+def _as_labels(groups: Any) -> Any:
+    """Read the labels of all rows; ``None`` and functions stay as they are."""
+    if groups is None or callable(groups):
+        return groups
     if isinstance(groups, Tensor):
-        groups = groups.detach().cpu().numpy()
-    return groups.tolist() if hasattr(groups, "tolist") else list(groups)
+        groups = groups.detach().cpu()
+    if not hasattr(groups, "__array__"):
+        return list(groups)
+    array = np.asarray(groups)
+    if array.ndim != 1:
+        raise ValueError(f"groups must be one label per row, got shape {array.shape}")
+    return array.tolist()
 
 
 def _groups_of(labels: Any, batch: Any, row: int, count: int) -> Any:

@@ -39,6 +39,8 @@ class Calibration(nn.Module):
     is_random = False
     #: Whether something is still to be chosen before points can be kept.
     is_open = False
+    #: What that is, in words.
+    what_is_open = "what is left open"
 
     def __init__(self) -> None:
         super().__init__()

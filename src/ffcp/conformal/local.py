@@ -117,6 +117,7 @@ class Local(Calibration):
     embedding: Tensor
     most_rows = CHOOSING_ROWS
     is_local = True
+    what_is_open = "the bandwidth"
 
     def __init__(
         self, localizer: Localizer | str = "nearest", guarantee: str = "marginal"

@@ -80,6 +80,11 @@ class Mondrian(Calibration):
         return self.inner.is_open
 
     @property
+    def what_is_open(self) -> str:  # type: ignore[override]
+        """What that is, in words."""
+        return self.inner.what_is_open
+
+    @property
     def groups(self) -> dict[Label, int]:
         """How many points each group has, in the order of the scores."""
         saved = files.unpack(self.names)
@@ -101,6 +106,8 @@ class Mondrian(Calibration):
     def note(self, seen: Seen, y: Tensor | None = None) -> dict[str, Any]:
         """Note the group of every point, and what the inner calibration does."""
         groups = seen.groups if self.by is None else self.by(seen.x)
+        if groups is None and not len(self):
+            raise ValueError("every point needs a group: pass groups=..., one label per row")
         if groups is None:
             raise ValueError(
                 "this predictor was calibrated by groups, so every new point needs one: pass "

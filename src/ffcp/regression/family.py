@@ -78,6 +78,11 @@ class SlackBands(Family):
         """Whether the slack is still to be chosen."""
         return bool(getattr(self.slack, "is_open", False))
 
+    @property
+    def what_is_open(self) -> str:  # type: ignore[override]
+        """What of the slack is to be chosen, in words."""
+        return str(getattr(self.slack, "what_is_open", "the slack"))
+
     def prediction(self, output: Tensor) -> Tensor:
         """Give the point prediction, in the shape of the target."""
         return self.base.prediction(output)

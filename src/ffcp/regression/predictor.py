@@ -148,8 +148,8 @@ class BandPredictor(Predictor):
         """Raise if something must be chosen before there are scores at all."""
         if self._scorer.is_open:
             raise RuntimeError(
-                "what scores depend on is not chosen yet: call calibrate(x, y) first, or leave "
-                "nothing open (name the feature, or give steps)"
+                f"{self._scorer.what_is_open} is not chosen yet: call calibrate(x, y) first, or "
+                "give it when the predictor is made"
             )
 
 
@@ -257,11 +257,12 @@ class Bands(BandPredictor):
             run, table = Calibrating(self, self._scorer, calibration, is_update=False), Table()
             for batch in self._batches(inputs.take(x, picked), y[picked], None):
                 table.add(run.note(batch))
-            run.choose(table.columns, planned or len(y))
+            run.choose_calibration(table.columns, planned or len(y))
         self._given = (self._given[0], run.calibration)
-        self._choices.update(run.choices)
+        self._fitted.update(run.choices)
         if not len(self.calibration):
             self.calibration = run.calibration.empty()
+            self._choices.update(run.choices)
 
 
 def _blocks(seen: Seen) -> Iterator[tuple[Seen, slice]]:

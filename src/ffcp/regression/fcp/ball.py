@@ -48,6 +48,7 @@ class Ball(Family):
     """
 
     most_rows = 1000
+    what_is_open = "the number of steps"
 
     def __init__(
         self,
