@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import ffcp
+from ffcp.classification import predictor, scores, weights
+from ffcp.conformal import marginal
 from ffcp.conformal.rank import conformal_rank
 from tests.law import ERROR_RATE, draw_hits, p_value, upper_p_value
 
@@ -84,7 +86,12 @@ EXACT = {
 }
 
 
-@pytest.mark.parametrize("name", EXACT)
+SLOW = ("FFRAPS at a feature", "RAPS tuned by size", "FFRAPS tuned by coverage")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.long] if n in SLOW else []) for n in EXACT]
+)
 def test_coverage_follows_the_beta_binomial_law(name: str) -> None:
     hits, used = hits_of(lambda seed: EXACT[name](seed=seed, allow_zero_sets=True))
     assert used == (32 if "tuned" in name or "fitted" in name else N)  # a fifth of the rows tunes
@@ -176,21 +183,22 @@ def test_without_classes_the_hard_one_is_covered_too_rarely() -> None:
 def test_the_law_test_catches_a_calibration_that_is_not_randomised(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    drawn = ffcp.sets.uniforms
+    drawn = weights.uniforms
 
     def only_for_prediction(seed: int, stream: int, first_row: int, rows: int) -> Tensor:
         shares = drawn(seed, stream, first_row, rows)
-        return torch.ones_like(shares) if stream == ffcp.classifiers._CALIBRATION else shares
+        return torch.ones_like(shares) if stream == predictor._CALIBRATION else shares
 
-    monkeypatch.setattr(ffcp.sets, "uniforms", only_for_prediction)
+    monkeypatch.setattr(scores, "uniforms", only_for_prediction)
     hits, used = hits_of(lambda seed: EXACT["APS"](seed=seed, allow_zero_sets=True))
     assert p_value(hits, T, used, conformal_rank(used, ALPHA)) < 1e-8
 
 
+@pytest.mark.long
 def test_the_law_test_catches_a_quantile_without_n_plus_1(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = math.ceil(N * (1 - ALPHA))
     assert wrong != conformal_rank(N, ALPHA)
-    monkeypatch.setattr(ffcp.classifiers, "conformal_rank", lambda n, alpha: wrong)
+    monkeypatch.setattr(marginal, "conformal_rank", lambda n, alpha: wrong)
     # A shift by one rank of 41 is small: it takes more draws to be this sure of it.
     hits, used = hits_of(
         lambda seed: EXACT["RAPS"](seed=seed, allow_zero_sets=True), repeats=2 * REPEATS

@@ -12,8 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ffcp import metrics, sets, tuning
-from ffcp.sets import Cumulative, LabelSet, Rows, Threshold
+from ffcp.classification import rules
+from ffcp.classification import weights as arithmetic
+from ffcp.classification.rules import Cumulative, Rows, Rule, Threshold
+from ffcp.classification.sets import LabelSet
+from ffcp.classification.weights import jacobian_norms, probabilities, uniforms
 from tests.conftest import normal
 
 SCORES = {
@@ -32,7 +35,7 @@ def some_rows(logits: Tensor, seed: int = 0) -> Rows:
     return Rows(logits, share, normal(len(logits), seed=seed).abs())
 
 
-def by_loop(score: sets.Score, rows: Rows) -> list[list[float]]:
+def by_loop(score: Rule, rows: Rows) -> list[list[float]]:
     """All scores of all labels: sort labels in Python, add weights as exact fractions."""
     result = []
     for i, weights in enumerate(score.weights(rows.logits).tolist()):
@@ -72,15 +75,15 @@ LOGITS = st.integers(2, 9).flatmap(
 def test_scores_and_sets_agree_with_loops(name: str, values: list, threshold: object) -> None:
     score, rows = SCORES[name], some_rows(torch.tensor(values))
     expected = torch.tensor(by_loop(score, rows), dtype=torch.float64)
-    assert torch.equal(sets.all_scores(score, rows), expected)
+    assert torch.equal(rules.all_scores(score, rows), expected)
     for label in range(expected.shape[1]):
         labels = torch.full((len(expected),), label)
-        assert torch.equal(sets.label_scores(score, rows, labels), expected[:, label])
+        assert torch.equal(rules.label_scores(score, rows, labels), expected[:, label])
     # A threshold that is the score of a label: it must let that label in.
     level = expected[0, -1] if threshold == "own" else torch.tensor(threshold, dtype=torch.float64)
-    mask = sets.label_mask(score, rows, level, allow_empty=True)
+    mask = rules.label_mask(score, rows, level, allow_empty=True)
     assert torch.equal(mask, expected <= level)
-    forced = sets.label_mask(score, rows, level, allow_empty=False)
+    forced = rules.label_mask(score, rows, level, allow_empty=False)
     top = score.weights(rows.logits).argmax(dim=1)
     mask[~mask.any(dim=1), top[~mask.any(dim=1)]] = True
     assert torch.equal(forced, mask)
@@ -91,10 +94,10 @@ def test_scores_and_sets_agree_with_loops(name: str, values: list, threshold: ob
 def test_sets_of_many_labels_are_found_without_a_full_sort(name: str, spread: float) -> None:
     # 700 labels: sets of more than 64 and more than 256 labels, and of all, occur.
     score, rows = SCORES[name], some_rows((normal(40, 700, seed=1) * spread).round(decimals=1))
-    scores = sets.all_scores(score, rows)
+    scores = rules.all_scores(score, rows)
     for q in (0.01, 0.1, 0.5, 0.9, 1.0):
         level = scores.flatten().quantile(q, interpolation="lower")
-        mask = sets.label_mask(score, rows, level, allow_empty=True)
+        mask = rules.label_mask(score, rows, level, allow_empty=True)
         assert torch.equal(mask, scores <= level)
 
 
@@ -102,8 +105,8 @@ def test_sets_of_many_labels_are_found_without_a_full_sort(name: str, spread: fl
 def test_a_threshold_for_each_label(name: str) -> None:
     score, rows = SCORES[name], some_rows(normal(30, 6, seed=2))
     levels = torch.tensor([0.1, 0.5, math.inf, -1.0, 0.9, 0.7], dtype=torch.float64)
-    mask = sets.label_mask(score, rows, levels, allow_empty=True)
-    assert torch.equal(mask, sets.all_scores(score, rows) <= levels)
+    mask = rules.label_mask(score, rows, levels, allow_empty=True)
+    assert torch.equal(mask, rules.all_scores(score, rows) <= levels)
 
 
 @pytest.mark.parametrize("name", SCORES)
@@ -111,11 +114,11 @@ def test_a_threshold_for_each_label(name: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
 def test_scores_do_not_depend_on_the_company(name: str, classes: int, dtype: torch.dtype) -> None:
     score, rows = SCORES[name], some_rows((3 * normal(90, classes, seed=3)).to(dtype))
-    whole = sets.all_scores(score, rows)
+    whole = rules.all_scores(score, rows)
     weights = score.weights(rows.logits)
     for size in (1, 2, 7, 64):
         parts = [rows.take(slice(i, i + size)) for i in range(0, 90, size)]
-        assert torch.equal(torch.cat([sets.all_scores(score, part) for part in parts]), whole)
+        assert torch.equal(torch.cat([rules.all_scores(score, part) for part in parts]), whole)
     # Another layout in memory is the same numbers.
     turned = rows.logits.t().contiguous().t()
     assert torch.equal(score.weights(turned), weights)
@@ -127,13 +130,13 @@ def test_the_size_of_blocks_changes_nothing(name: str, monkeypatch: pytest.Monke
     score, rows, labels = SCORES[name], some_rows(3 * normal(90, 33, seed=3)), torch.arange(90) % 33
 
     def everything() -> list[Tensor]:
-        scores = sets.label_scores(score, rows, labels)
-        mask = sets.label_mask(score, rows, scores.median(), allow_empty=False)
-        return [scores, mask, sets.all_scores(score, rows)]
+        scores = rules.label_scores(score, rows, labels)
+        mask = rules.label_mask(score, rows, scores.median(), allow_empty=False)
+        return [scores, mask, rules.all_scores(score, rows)]
 
     whole = everything()
     for block in (1, 100, 33 * 89):  # one row, three, and one left over
-        monkeypatch.setattr(sets, "_BLOCK", block)
+        monkeypatch.setattr(arithmetic, "_BLOCK", block)
         assert all(map(torch.equal, everything(), whole))
 
 
@@ -144,9 +147,9 @@ def test_a_tie_at_the_threshold_of_a_saturated_softmax_is_covered() -> None:
     logits[:, 0] = 200.0
     rows = Rows(logits, torch.ones(50, dtype=torch.float64))
     labels = torch.arange(50) % 30
-    scores = sets.label_scores(Cumulative(), rows, labels)
+    scores = rules.label_scores(Cumulative(), rows, labels)
     assert (scores == 1).all()
-    assert sets.label_mask(Cumulative(), rows, scores[0], allow_empty=True).all()
+    assert rules.label_mask(Cumulative(), rows, scores[0], allow_empty=True).all()
 
 
 @pytest.mark.parametrize("gradient", ["softmax", "feature"])
@@ -154,7 +157,7 @@ def test_ffraps_without_delta_is_raps_to_the_bit(gradient: str) -> None:
     rows = some_rows(normal(50, 20, seed=4))
     raps = Cumulative(lam=0.02, kreg=3, temperature=1.2)
     ffraps = Cumulative(lam=0.02, kreg=3, temperature=1.2, delta=0.0, gradient=gradient)
-    assert torch.equal(sets.all_scores(ffraps, rows), sets.all_scores(raps, rows))
+    assert torch.equal(rules.all_scores(ffraps, rows), rules.all_scores(raps, rows))
 
 
 @given(classes=st.integers(2, 8), spread=st.sampled_from([0.1, 1.0, 5.0, 40.0]))
@@ -164,8 +167,8 @@ def test_the_norm_in_closed_form_is_that_of_the_jacobian(classes: int, spread: f
         jacobian = torch.autograd.functional.jacobian(
             lambda v, t=temperature: (v / t).softmax(dim=0), z
         )
-        p = sets.probabilities(z[None], temperature)
-        norms = sets.jacobian_norms(p)[0] / temperature
+        p = probabilities(z[None], temperature)
+        norms = jacobian_norms(p)[0] / temperature
         torch.testing.assert_close(norms, jacobian.norm(dim=1), rtol=1e-6, atol=1e-9)
         weights = Cumulative(temperature, delta=0.5).weights(z[None])[0]
         torch.testing.assert_close(weights, p[0] + 0.5 * norms, rtol=0, atol=2**-40)
@@ -173,9 +176,9 @@ def test_the_norm_in_closed_form_is_that_of_the_jacobian(classes: int, spread: f
 
 def test_the_norms_do_not_depend_on_the_order_of_the_labels() -> None:
     # A sum of squares that rounds would: and with it on how a device adds.
-    p = sets.probabilities(3 * normal(50, 1000, seed=7))
+    p = probabilities(3 * normal(50, 1000, seed=7))
     order = torch.randperm(1000)
-    assert torch.equal(sets.jacobian_norms(p[:, order]), sets.jacobian_norms(p)[:, order])
+    assert torch.equal(jacobian_norms(p[:, order]), jacobian_norms(p)[:, order])
 
 
 def test_weights_are_probabilities_up_to_the_grid() -> None:
@@ -191,15 +194,15 @@ def test_large_logits_do_not_overflow() -> None:
     z = torch.tensor([[1e308, -1e308, 1e308]], dtype=torch.float64)
     for temperature in (1.0, 0.1):
         expected = torch.tensor([[0.5, 0.0, 0.5]], dtype=torch.float64)
-        assert torch.equal(sets.probabilities(z, temperature), expected)
+        assert torch.equal(probabilities(z, temperature), expected)
 
 
 def test_random_shares_do_not_depend_on_batches_and_differ_by_stream_and_seed() -> None:
-    whole = sets.uniforms(5, 0, 0, 100)
-    assert torch.equal(torch.cat([sets.uniforms(5, 0, i, 10) for i in range(0, 100, 10)]), whole)
+    whole = uniforms(5, 0, 0, 100)
+    assert torch.equal(torch.cat([uniforms(5, 0, i, 10) for i in range(0, 100, 10)]), whole)
     assert ((whole >= 0) & (whole < 1)).all()
     assert len(whole.unique()) == 100
-    for other in (sets.uniforms(6, 0, 0, 100), sets.uniforms(5, 1, 0, 100)):
+    for other in (uniforms(6, 0, 0, 100), uniforms(5, 1, 0, 100)):
         assert not torch.isin(other, whole).any()
 
 
@@ -243,92 +246,9 @@ def test_labels_come_best_first_and_only_when_asked_for() -> None:
         yield weights[:2]
         yield weights[2:]
 
-    found = LabelSet(mask, blocks)
-    assert found.sizes.tolist() == [2, 0, 3]
+    sets = LabelSet(mask, blocks)
+    assert sets.sizes.tolist() == [2, 0, 3]
     assert not asked
-    assert [labels.tolist() for labels in found.labels] == [[1, 0], [], [0, 1, 2]]
-    assert len(found.labels) == len(found) == 3
+    assert [labels.tolist() for labels in sets.labels] == [[1, 0], [], [0, 1, 2]]
+    assert len(sets.labels) == len(sets) == 3
     assert len(asked) == 1  # kept after the first time
-
-
-# -- metrics -----------------------------------------------------------------------------------
-
-
-def by_strata(mask: np.ndarray, y: np.ndarray, alpha: float) -> float:
-    worst, sizes = 0.0, mask.sum(axis=1)
-    for low, high in ((0, 1), (2, 3), (4, 6), (7, 10), (11, 100), (101, 10**9)):
-        inside = (sizes >= low) & (sizes <= high)
-        if inside.any():
-            share = mask[np.arange(len(y)), y][inside].mean()
-            worst = max(worst, abs(share - (1 - alpha)))
-    return worst
-
-
-@pytest.mark.parametrize("density", [0.001, 0.01, 0.03, 0.05, 0.9])
-def test_metrics_agree_with_loops(density: float) -> None:
-    random = np.random.default_rng(0)
-    mask, y = random.random((300, 150)) < density, random.integers(0, 40, 300)
-    hits = mask[np.arange(300), y]
-    for given_sets in (LabelSet(torch.from_numpy(mask)), torch.from_numpy(mask), mask):
-        assert float(metrics.set_coverage(given_sets, y)) == pytest.approx(hits.mean())
-        assert metrics.mean_set_size(given_sets) == pytest.approx(mask.sum(axis=1).mean())
-        assert metrics.median_set_size(given_sets) == np.median(mask.sum(axis=1))
-        assert metrics.size_stratified_violation(given_sets, y, 0.2) == pytest.approx(
-            by_strata(mask, y, 0.2)
-        )
-        gaps = [abs(hits[y == label].mean() - 0.8) for label in np.unique(y)]
-        assert metrics.class_coverage_gap(given_sets, y, 0.2) == pytest.approx(np.mean(gaps))
-        single = (hits & (mask.sum(axis=1) == 1)).mean()
-        assert float(metrics.singleton_hit_ratio(given_sets, y)) == pytest.approx(single)
-    groups = metrics.class_coverage(mask, y).groups
-    assert groups[3].rows == (y == 3).sum()
-    assert float(groups[3]) == pytest.approx(hits[y == 3].mean())
-
-
-@pytest.mark.parametrize(("low", "high"), [(0, 1), (2, 3), (4, 6), (7, 10), (11, 100), (101, 150)])
-def test_sizes_at_both_ends_of_a_stratum_belong_to_it(low: int, high: int) -> None:
-    # One hit and one miss at the two ends: half is covered if they share a stratum, else none
-    # is covered in one of the two.
-    mask = torch.zeros(2, 151, dtype=torch.bool)
-    mask[0, 1 : 1 + low] = mask[1, :high] = True
-    assert metrics.size_stratified_violation(mask, [0, 0], 0.1) == pytest.approx(0.4)
-
-
-@pytest.mark.parametrize(
-    ("mask", "y", "error", "message"),
-    [
-        (torch.ones(3, 2), [0, 1, 0], ValueError, "boolean mask of shape"),
-        (torch.ones(3, dtype=torch.bool), [0, 1, 0], ValueError, "boolean mask of shape"),
-        (torch.ones(0, 2, dtype=torch.bool), [], ValueError, "not empty"),
-        (torch.ones(3, 2, dtype=torch.bool), [0.0, 1.0, 0.0], TypeError, "must be integers"),
-        (torch.ones(3, 2, dtype=torch.bool), [0, 1], ValueError, r"shape \(2,\), sets \(3, 2\)"),
-        (torch.ones(3, 2, dtype=torch.bool), [0, 2, 0], ValueError, "between 0 and 1, got 0 to 2"),
-        (torch.ones(3, 2, dtype=torch.bool), [0, -1, 0], ValueError, "between 0 and 1"),
-    ],
-)
-def test_bad_sets_and_labels(mask: Tensor, y: list, error: type, message: str) -> None:
-    with pytest.raises(error, match=message):
-        metrics.set_coverage(mask, y)
-
-
-# -- temperature -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("true", [0.3, 1.0, 2.5, 8.0])
-def test_the_fitted_temperature_minimises_the_likelihood(true: float) -> None:
-    logits = 4 * normal(4000, 12, seed=6).double()
-    y = torch.multinomial((logits / true).softmax(1), 1, generator=torch.manual_seed(0))[:, 0]
-    fitted = tuning.fit_temperature(logits, y)
-    assert fitted == pytest.approx(true, rel=0.1)
-
-    def loss(temperature: float) -> float:
-        return float(torch.nn.functional.cross_entropy(logits / temperature, y))
-
-    assert loss(fitted) < min(loss(0.999 * fitted), loss(1.001 * fitted))
-
-
-def test_a_temperature_without_optimum_stays_in_bounds() -> None:
-    logits = torch.eye(3) * 5
-    assert 0.05 <= tuning.fit_temperature(logits, torch.arange(3)) < 0.06  # always right
-    assert 19 < tuning.fit_temperature(logits, torch.tensor([1, 2, 0])) <= 20  # always wrong
-    assert tuning.fit_temperature(torch.zeros(3, 4), torch.arange(3)) == 1  # knows nothing

@@ -1,4 +1,4 @@
-"""Label sets for pixels: the two guarantees as laws over many splits, and all around them."""
+"""Label sets for pixels as a user meets them."""
 
 from __future__ import annotations
 
@@ -7,171 +7,20 @@ import math
 import re
 import warnings
 from fractions import Fraction
-from functools import cache
 
 import numpy as np
 import pytest
 import torch
-from scipy import stats
 from torch import Tensor, nn
 
 import ffcp
-from ffcp import pixelsets
-from ffcp.conformal.rank import conformal_quantile, conformal_rank
-from ffcp.pixelsets import BINS, EDGES, PixelCounts, to_bins
+from ffcp.conformal.rank import conformal_quantile
 from ffcp.segmentation import DoubleLog, PixelSet, PixelSets, double_log, pixel_coverage
+from ffcp.segmentation import counts as pixel_counts
+from ffcp.segmentation import predictor as pixel_predictor
+from ffcp.segmentation.counts import BINS, EDGES, PixelCounts, to_bins
 from tests.conftest import normal
-from tests.law import ERROR_RATE, upper_p_value
-
-N, T, SIDE, CLASSES = 30, 10, 6, 3
-IGNORE = 255
-
-
-def network() -> nn.Sequential:
-    """Not ReLU: where all units are dead, many pixels have the same outputs, and scores tie."""
-    torch.manual_seed(3)
-    model = nn.Sequential(
-        nn.Conv2d(1, 4, 3, padding=1), nn.LeakyReLU(0.2), nn.Conv2d(4, CLASSES, 1)
-    )
-    with torch.no_grad():
-        model[2].weight.mul_(4)
-    return model
-
-
-def scenes(rows: int, seed: int = 0, side: int = SIDE) -> tuple[Tensor, Tensor]:
-    """Images of different contrast, and labels that are off for the whole image or hardly at all.
-
-    The pixels of one image share contrast and error, so 36 of them are little more than one.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    contrast = torch.randn(rows, 1, 1, 1, generator=generator).abs().mul(2).exp()
-    x = contrast * torch.randn(rows, 1, side, side, generator=generator)
-    shift = 3 * contrast * torch.randn(rows, CLASSES, 1, 1, generator=generator)
-    with torch.no_grad():
-        logits = network()(x)
-    return x, (logits + shift + torch.randn(logits.shape, generator=generator)).argmax(dim=1)
-
-
-X, Y = scenes(60)
-
-
-def holed(y: Tensor, share: float = 0.3, seed: int = 5) -> Tensor:
-    """Label maps without the labels of some pixels."""
-    return y.masked_fill(normal(*y.shape, seed=seed) < stats.norm.ppf(share), IGNORE)
-
-
-@cache
-def pool(feature: str = "output") -> Tensor:
-    """Counts of pixels in bins, for many images.
-
-    Given the pool, a random draw of N + T of its images is exchangeable, and draws are
-    independent: the laws hold exactly for every pool, so it is scored only once.
-    """
-    x, y = scenes(3000, seed=1)
-    return PixelSets(network(), feature).calibrate(x, y).calibration.counts
-
-
-def splits(counts: Tensor, repeats: int, tested: int = T, seed: int = 0):
-    """Draw calibration stores and the counts of the test images."""
-    generator = torch.Generator().manual_seed(seed)
-    for _ in range(repeats):
-        drawn = counts[torch.randperm(len(counts), generator=generator)[: N + tested]]
-        store = PixelCounts()
-        store.replace(drawn[:N])
-        yield store, drawn[N:]
-
-
-def covered_share(counts: Tensor, t: int) -> Tensor:
-    return counts[:, : t + 1].sum(dim=1) / counts.sum(dim=1)
-
-
-def too_high(losses: np.ndarray, alpha: float) -> float:
-    """P-value against "the mean is at most alpha": small where too much is missed."""
-    z = (losses.mean() - alpha) / (losses.std(ddof=1) / math.sqrt(len(losses)))
-    return float(stats.norm.sf(z))
-
-
-# -- the law of the mean share missed ----------------------------------------------------------
-
-
-def missed(counts: Tensor, rule, repeats: int, tested: int = T) -> np.ndarray:
-    found = [
-        1 - covered_share(test, rule(store)).mean().item()
-        for store, test in splits(counts, repeats, tested)
-    ]
-    return np.array(found)
-
-
-@pytest.mark.parametrize("feature", ["output", "0", "input"])
-@pytest.mark.parametrize("alpha", [0.05, 0.1, 0.3])
-def test_the_mean_share_missed_is_at_most_alpha(feature: str, alpha: float) -> None:
-    losses = missed(pool(feature), lambda store: store.risk_bin(alpha), 400)
-    assert too_high(losses, alpha) > ERROR_RATE
-    # Conformal risk control is at most 2 / (n + 1) below alpha where losses fall in small steps.
-    noise = 4 * losses.std() / math.sqrt(len(losses))
-    assert losses.mean() >= alpha - 2 / (N + 1) - noise
-
-
-def test_the_mean_share_missed_from_images_to_sets() -> None:
-    # Nothing precomputed: every draw calibrates and predicts, and some pixels have no label.
-    model, alpha, losses = network(), 0.1, []
-    for seed in range(300):
-        x, y = scenes(N + T, seed=100 + seed)
-        y = holed(y, seed=seed)
-        predictor = PixelSets(model, ignore=IGNORE).calibrate(x[:N], y[:N])
-        shares = predictor.predict_set(x[N:], alpha).coverage(y[N:], IGNORE)
-        losses.append(1 - shares.mean().item())
-    assert too_high(np.array(losses), alpha) > ERROR_RATE
-    assert np.mean(losses) >= alpha - 2 / (N + 1) - 4 * np.std(losses) / math.sqrt(len(losses))
-
-
-def pooled_bin(store: PixelCounts, alpha: float) -> int:
-    """The conformal quantile over all pixels, as if they were exchangeable points."""
-    total = store.counts.sum(dim=0).cumsum(dim=0)
-    return int((total < conformal_rank(int(total[-1]), alpha)).sum())
-
-
-def test_the_law_test_catches_pixels_taken_for_independent() -> None:
-    # 1080 pixels seem to be many, but they are only 30 images.
-    alpha = 0.04
-    right = missed(pool(), lambda store: store.risk_bin(alpha), 500, tested=40)
-    wrong = missed(pool(), lambda store: pooled_bin(store, alpha), 1500, tested=40)
-    assert too_high(right, alpha) > ERROR_RATE
-    assert too_high(wrong, alpha) < 1e-8
-
-
-# -- the law of images covered to a share ------------------------------------------------------
-
-
-@pytest.mark.parametrize("feature", ["output", "0", "input"])
-@pytest.mark.parametrize("share", [0.5, 0.9, 1])
-def test_images_covered_to_a_share_follow_the_law(feature: str, share: float) -> None:
-    alpha, k = 0.1, conformal_rank(N, 0.1)
-    hits = np.array(
-        [
-            int((covered_share(test, store.share_bin(alpha, share)) >= share - 1e-9).sum())
-            for store, test in splits(pool(feature), 400)
-        ]
-    )
-    # One-sided: images share bins, above all bin 0, and a tie covers more than the law says.
-    assert upper_p_value(hits, T, N, k) > ERROR_RATE
-    bins = PixelCounts()
-    bins.replace(pool(feature))
-    tied = bins.image_bins(share)
-    at_threshold = tied[tied >= tied.kthvalue(len(tied) * 7 // 10).values]
-    largest = int(at_threshold.bincount().max()) / len(tied)
-    noise = 4 * hits.std() / math.sqrt(len(hits)) / T
-    assert hits.mean() / T <= k / (N + 1) + largest + noise
-
-
-def test_the_law_test_catches_the_wrong_guarantee() -> None:
-    # A mean share of 0.9 does not make nine of ten images be covered to 0.9.
-    hits = [
-        int((covered_share(test, store.risk_bin(0.1)) >= 0.9).sum())
-        for store, test in splits(pool(), 600)
-    ]
-    assert upper_p_value(hits, T, N, conformal_rank(N, 0.1)) < 1e-8
-
+from tests.segmentation.material import CLASSES, IGNORE, SIDE, X, Y, holed, network, pool, scenes
 
 # -- thresholds, exactly -----------------------------------------------------------------------
 
@@ -191,7 +40,7 @@ def test_risk_bin_is_that_of_fractions(seed: int) -> None:
     counts[:, :40] = torch.randint(0, 3, (12, 40), generator=generator)
     counts[:, 0] += 1
     store = PixelCounts()
-    store.replace(counts)
+    store.add(counts)
     for alpha in (0.1, 0.2, 0.35):
         assert store.risk_bin(alpha) == exact_risk_bin(counts, Fraction(str(alpha)))
 
@@ -203,7 +52,7 @@ def test_a_risk_that_meets_alpha_exactly_is_enough() -> None:
     for row, (part, whole) in enumerate([(1, 3), (1, 7), (11, 21)]):
         counts[row, 4], counts[row, 9] = whole - part, part
     store = PixelCounts()
-    store.replace(counts)
+    store.add(counts)
     assert store.risk_bin(0.2) == 4
     assert store.risk_bin(Fraction(2, 10) - Fraction(1, 10**15)) == 9
 
@@ -212,7 +61,7 @@ def test_a_risk_that_meets_alpha_exactly_is_enough() -> None:
 def test_image_bins_count_exactly(share: float) -> None:
     exact = Fraction(str(share))
     store = PixelCounts()
-    store.replace(pool()[:40])
+    store.add(pool()[:40])
     for bins, row in zip(store.image_bins(share).tolist(), pool()[:40], strict=True):
         within = row.cumsum(0)
         assert int(within[bins]) >= exact * int(within[-1])
@@ -224,7 +73,7 @@ def test_share_of_seven_tenths_of_ten_pixels_is_seven() -> None:
     counts = torch.zeros(1, BINS, dtype=torch.int32)
     counts[0, :100] = 1
     store = PixelCounts()
-    store.replace(counts)
+    store.add(counts)
     assert store.image_bins(0.07).tolist() == [6]
 
 
@@ -270,8 +119,8 @@ def test_scores_are_those_by_hand(feature: str, method: str) -> None:
     expected = by_hand(copy.deepcopy(model), x, parts)
     predictor = PixelSets(model, feature, method=method)
     for label in range(CLASSES):
-        found = predictor.score(x, torch.full((4, SIDE, SIDE), label))
-        torch.testing.assert_close(found, expected[:, label])
+        scores = predictor.score(x, torch.full((4, SIDE, SIDE), label))
+        torch.testing.assert_close(scores, expected[:, label])
 
 
 @pytest.mark.parametrize("feature", ["output", "0"])
@@ -280,16 +129,16 @@ def test_a_label_is_in_the_set_if_its_bin_is_within_the_threshold(
     feature: str, share: float | None
 ) -> None:
     predictor = PixelSets(network(), feature).calibrate(X[:40], Y[:40])
-    found = predictor.predict_set(X[40:], 0.2, share=share)
+    sets = predictor.predict_set(X[40:], 0.2, share=share)
     store = predictor.calibration
     t = store.risk_bin(0.2) if share is None else store.share_bin(0.2, share)
     assert 0 < t < BINS - 1
     for label in range(CLASSES):
         scores = predictor.score(X[40:], torch.full_like(Y[40:], label))
-        assert torch.equal(found.mask[:, label], to_bins(scores) <= t)
-        assert (scores[found.prediction == label] == 0).all()
+        assert torch.equal(sets.mask[:, label], to_bins(scores) <= t)
+        assert (scores[sets.prediction == label] == 0).all()
     # The threshold leaves something out, or the test says nothing.
-    assert 0 < found.mask.double().mean() < 1
+    assert 0 < sets.mask.double().mean() < 1
 
 
 def test_a_score_on_the_edge_of_the_threshold_is_within() -> None:
@@ -308,7 +157,7 @@ def test_counts_are_those_of_the_scores() -> None:
     predictor.calibrate(X, y)
     scores = predictor.score(X, y)
     assert torch.equal(scores.isnan(), y == IGNORE)
-    for counts, row in zip(predictor.calibration.counts, scores, strict=True):
+    for counts, row in zip(predictor.calibration.scores, scores, strict=True):
         expected = to_bins(row[~row.isnan()]).bincount(minlength=BINS)
         assert torch.equal(counts.long(), expected)
 
@@ -319,10 +168,10 @@ def test_sets_are_nested_in_alpha_and_never_empty(feature: str, share: float | N
     predictor = PixelSets(network(), feature).calibrate(X[:40], Y[:40])
     before = None
     for alpha in (0.05, 0.1, 0.2, 0.5, 0.9, 0.99):
-        found = predictor.predict_set(X[40:], alpha, share=share)
-        assert found.mask.gather(1, found.prediction[:, None]).all()
-        assert before is None or not (found.mask & ~before).any()
-        before = found.mask
+        sets = predictor.predict_set(X[40:], alpha, share=share)
+        assert sets.mask.gather(1, sets.prediction[:, None]).all()
+        assert before is None or not (sets.mask & ~before).any()
+        before = sets.mask
 
 
 def test_a_larger_share_gives_larger_sets() -> None:
@@ -336,9 +185,9 @@ def test_the_most_likely_label_of_equal_ones_is_the_first() -> None:
     predictor = PixelSets(nn.Identity()).calibrate(
         torch.zeros(20, 3, 2, 2), torch.zeros(20, 2, 2).long()
     )
-    found = predictor.predict_set(torch.zeros(1, 3, 2, 2), 0.1)
-    assert (found.prediction == 0).all()
-    assert (found.size == 1).all()
+    sets = predictor.predict_set(torch.zeros(1, 3, 2, 2), 0.1)
+    assert (sets.prediction == 0).all()
+    assert (sets.size == 1).all()
 
 
 def test_a_network_of_double_logs_gives_the_same_sets() -> None:
@@ -346,7 +195,7 @@ def test_a_network_of_double_logs_gives_the_same_sets() -> None:
     numbers = nn.Sequential(*logits, DoubleLog())
     a = PixelSets(logits, "0").calibrate(X[:40], Y[:40])
     b = PixelSets(numbers, "0", outputs="double_log").calibrate(X[:40], Y[:40])
-    assert torch.equal(a.calibration.counts, b.calibration.counts)
+    assert torch.equal(a.calibration.scores, b.calibration.scores)
     assert torch.equal(a.predict_set(X[40:]).mask, b.predict_set(X[40:]).mask)
 
 
@@ -373,34 +222,35 @@ def test_the_batch_size_does_not_matter(feature: str) -> None:
     expected = whole.predict_set(x[40:], 0.2)
     for size in (1, 7):
         parts = PixelSets(model, feature, batch_size=size).calibrate(x[:40], Y[:40])
-        assert torch.equal(parts.calibration.counts, whole.calibration.counts)
-        found = parts.predict_set(x[40:], 0.2)
-        assert torch.equal(found.mask, expected.mask)
-        assert torch.equal(found.prediction, expected.prediction)
+        assert torch.equal(parts.calibration.scores, whole.calibration.scores)
+        sets = parts.predict_set(x[40:], 0.2)
+        assert torch.equal(sets.mask, expected.mask)
+        assert torch.equal(sets.prediction, expected.prediction)
 
 
 def test_large_maps_are_cut_into_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     predictor = PixelSets(network(), "0").calibrate(X[:40], Y[:40])
     expected = predictor.predict_set(X[40:], 0.2).mask
-    monkeypatch.setattr(pixelsets, "_BLOCK", 40)
-    monkeypatch.setattr(pixelsets, "_IMAGES", 3)
+    monkeypatch.setattr(pixel_predictor, "_BLOCK", 40)
+    monkeypatch.setattr(pixel_predictor, "_IMAGES", 3)
+    monkeypatch.setattr(pixel_counts, "_IMAGES", 3)
     assert torch.equal(predictor.predict_set(X[40:], 0.2).mask, expected)
     again = PixelSets(network(), "0").calibrate(X[:40], Y[:40])
-    assert torch.equal(again.calibration.counts, predictor.calibration.counts)
+    assert torch.equal(again.calibration.scores, predictor.calibration.scores)
     assert torch.equal(again.calibration.image_bins(0.9), predictor.calibration.image_bins(0.9))
 
 
 def test_a_loader_of_different_sizes() -> None:
     batches = [scenes(rows, seed=rows, side=side) for rows, side in ((5, 4), (8, 6), (3, 9))]
     predictor = PixelSets(network(), "0").calibrate(batches)
-    assert predictor.calibration.counts.sum(dim=1).tolist() == [16] * 5 + [36] * 8 + [81] * 3
+    assert predictor.calibration.scores.sum(dim=1).tolist() == [16] * 5 + [36] * 8 + [81] * 3
     one_by_one = PixelSets(network(), "0")
     for x, y in batches:
         one_by_one.calibrate(x, y, update=True)
-    assert torch.equal(one_by_one.calibration.counts, predictor.calibration.counts)
+    assert torch.equal(one_by_one.calibration.scores, predictor.calibration.scores)
     for side in (3, 10):
-        found = predictor.predict_set(scenes(2, side=side)[0], 0.2)
-        assert found.size.shape == (2, side, side)
+        sets = predictor.predict_set(scenes(2, side=side)[0], 0.2)
+        assert sets.size.shape == (2, side, side)
 
 
 def test_merge_save_and_load_equal_one_calibration(tmp_path) -> None:
@@ -410,11 +260,11 @@ def test_merge_save_and_load_equal_one_calibration(tmp_path) -> None:
     y = holed(Y)
     whole = make().calibrate(X[:40], y[:40])
     merged = make().calibrate(X[:15], y[:15]).merge(make().calibrate(X[15:40], y[15:40]))
-    assert torch.equal(merged.calibration.counts, whole.calibration.counts)
+    assert torch.equal(merged.calibration.scores, whole.calibration.scores)
     merged.save(tmp_path / "sets.safetensors")
     loaded = make().load(tmp_path / "sets.safetensors")
     assert loaded.classes == CLASSES
-    assert loaded.calibration.counts.dtype == torch.int32
+    assert loaded.calibration.scores.dtype == torch.int32
     by_state = make()
     by_state.load_state_dict(whole.state_dict())
     for other in (merged, loaded, by_state):
@@ -425,10 +275,10 @@ def test_merge_save_and_load_equal_one_calibration(tmp_path) -> None:
 
 def test_the_calibration_stays_as_it_is_when_the_model_moves() -> None:
     predictor = PixelSets(network()).calibrate(X, Y)
-    before = predictor.calibration.counts.clone()
+    before = predictor.calibration.scores.clone()
     predictor.to(torch.bfloat16)
-    assert predictor.calibration.counts.dtype == torch.int32
-    assert torch.equal(predictor.calibration.counts, before)
+    assert predictor.calibration.scores.dtype == torch.int32
+    assert torch.equal(predictor.calibration.scores, before)
     assert predictor.predict_set(X.bfloat16(), 0.2).mask.any(dim=1).all()
 
 
@@ -466,10 +316,10 @@ def test_merge_refuses_what_it_cannot_add() -> None:
 def test_ignored_pixels_do_not_count() -> None:
     y = holed(Y)
     predictor = PixelSets(network(), ignore=IGNORE).calibrate(X, y)
-    assert torch.equal(predictor.calibration.counts.sum(dim=1), (y != IGNORE).sum(dim=(1, 2)))
+    assert torch.equal(predictor.calibration.scores.sum(dim=1), (y != IGNORE).sum(dim=(1, 2)))
     # Whatever the label of an ignored pixel might have been.
     zeros = PixelSets(network(), ignore=-1).calibrate(X, y.where(y != IGNORE, -1))
-    assert torch.equal(zeros.calibration.counts, predictor.calibration.counts)
+    assert torch.equal(zeros.calibration.scores, predictor.calibration.scores)
 
 
 def test_images_without_labels_are_left_out() -> None:
@@ -481,7 +331,7 @@ def test_images_without_labels_are_left_out() -> None:
     assert predictor.skipped == 2
     kept = [i for i in range(60) if i not in (3, 17)]
     expected = PixelSets(network()).calibrate(X[kept], Y[kept])
-    assert torch.equal(predictor.calibration.counts, expected.calibration.counts)
+    assert torch.equal(predictor.calibration.scores, expected.calibration.scores)
     shares = predictor.predict_set(X, 0.2).coverage(y, IGNORE)
     assert torch.equal(shares.isnan(), (y == IGNORE).all(dim=2).all(dim=1))
     with pytest.raises(ValueError, match="empty: no image has a labelled pixel"):
@@ -496,8 +346,8 @@ def test_images_without_labels_are_left_out() -> None:
 def test_too_few_images_give_all_labels_and_a_warning(share: float | None) -> None:
     predictor = PixelSets(network(), "0").calibrate(X[:8], Y[:8])
     with pytest.warns(ffcp.FFCPWarning, match="at least 9 calibration images and there are 8"):
-        found = predictor.predict_set(X[8:], 0.1, share=share)
-    assert found.mask.all()
+        sets = predictor.predict_set(X[8:], 0.1, share=share)
+    assert sets.mask.all()
     predictor.calibrate(X[8:9], Y[8:9], update=True)
     with warnings.catch_warnings():
         warnings.simplefilter("error", ffcp.FFCPWarning)
@@ -542,9 +392,9 @@ def test_nothing_there() -> None:
     predictor = PixelSets(network())
     with pytest.raises(RuntimeError, match="no calibration: call calibrate"):
         predictor.predict_set(X)
-    with pytest.raises(ValueError, match="calibration data is empty: there are no images"):
+    with pytest.raises(ValueError, match="calibration data is empty"):
         predictor.calibrate(X[:0], Y[:0])
-    with pytest.raises(ValueError, match="calibration data is empty: there are no images"):
+    with pytest.raises(ValueError, match="calibration data is empty"):
         predictor.calibrate([])
     predictor.calibrate(X, Y)
     with pytest.raises(ValueError, match="x has no rows"):
@@ -651,20 +501,20 @@ def test_ignore_must_be_an_integer() -> None:
 
 
 def test_the_result_and_its_measures() -> None:
-    found = PixelSets(network(), "0").calibrate(X[:40], Y[:40]).predict_set(X[40:], 0.2)
-    assert isinstance(found, PixelSet)
-    assert len(found) == 20
-    assert torch.equal(found.size, found.mask.sum(dim=1))
-    assert torch.equal(found.certain, found.size == 1)
-    torch.testing.assert_close(found.mean_size, found.size.double().mean(dim=(1, 2)))
+    sets = PixelSets(network(), "0").calibrate(X[:40], Y[:40]).predict_set(X[40:], 0.2)
+    assert isinstance(sets, PixelSet)
+    assert len(sets) == 20
+    assert torch.equal(sets.size, sets.mask.sum(dim=1))
+    assert torch.equal(sets.certain, sets.size == 1)
+    torch.testing.assert_close(sets.mean_size, sets.size.double().mean(dim=(1, 2)))
     y = holed(Y[40:])
-    shares = pixel_coverage(found.mask, y.numpy(), IGNORE)
-    for mask, labels, share in zip(found.mask, y, shares, strict=True):
+    shares = pixel_coverage(sets.mask, y.numpy(), IGNORE)
+    for mask, labels, share in zip(sets.mask, y, shares, strict=True):
         pixels = [(i, j) for i in range(SIDE) for j in range(SIDE) if labels[i, j] != IGNORE]
         inside = [bool(mask[labels[i, j], i, j]) for i, j in pixels]
         assert share.item() == pytest.approx(np.mean(inside))
     with pytest.raises(ValueError, match="mask must have shape"):
-        pixel_coverage(found.mask[0], y)
+        pixel_coverage(sets.mask[0], y)
 
 
 def test_share_1_covers_whole_images_where_scores_do_not_tie() -> None:

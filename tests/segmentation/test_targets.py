@@ -15,15 +15,15 @@ from tests.conftest import normal
 LABELS = torch.randint(0, 4, (3, 9, 11), generator=torch.Generator().manual_seed(0))
 
 
-def probabilities(found: Tensor) -> Tensor:
-    return torch.exp(-torch.exp(found))
+def probabilities(numbers: Tensor) -> Tensor:
+    return torch.exp(-torch.exp(numbers))
 
 
 def test_targets_without_blur_are_two_values() -> None:
-    found = targets(LABELS, 4, blur=0, smallest=0.02)
+    numbers = targets(LABELS, 4, blur=0, smallest=0.02)
     hot = nn.functional.one_hot(LABELS, 4).permute(0, 3, 1, 2).bool()
-    assert found[hot].unique().item() == pytest.approx(math.log(-math.log(0.98)), rel=1e-5)
-    assert found[~hot].unique().item() == pytest.approx(math.log(-math.log(0.02)), rel=1e-5)
+    assert numbers[hot].unique().item() == pytest.approx(math.log(-math.log(0.98)), rel=1e-5)
+    assert numbers[~hot].unique().item() == pytest.approx(math.log(-math.log(0.02)), rel=1e-5)
 
 
 @pytest.mark.parametrize("blur", [0.5, 1.0, 2.5])
@@ -42,9 +42,9 @@ def test_blurred_targets_are_shares_of_the_neighbourhood(blur: float) -> None:
 def test_ignored_pixels_have_no_target_and_do_not_blur_into_others() -> None:
     labels = torch.zeros(1, 5, 6, dtype=torch.long)
     labels[0, 2, 2:4] = 9
-    found = targets(labels, 2, ignore=9)
-    assert found.isnan().equal((labels == 9)[:, None].expand_as(found))
-    known = found[:, :, labels[0] != 9]
+    numbers = targets(labels, 2, ignore=9)
+    assert numbers.isnan().equal((labels == 9)[:, None].expand_as(numbers))
+    known = numbers[:, :, labels[0] != 9]
     assert known[:, 0].unique().numel() == 1  # class 0 everywhere, as if nothing were missing
 
 
@@ -72,11 +72,11 @@ def test_double_log_of_logits_is_that_of_their_softmax(smallest: float, scale: f
 
 def test_double_log_is_finite_where_a_softmax_rounds_to_one() -> None:
     logits = torch.tensor([80.0, -80.0, 0.0]).view(1, 3, 1, 1).requires_grad_()
-    found = DoubleLog()(logits)
-    (gradient,) = torch.autograd.grad(found.sum(), logits)
-    assert found.isfinite().all()
+    numbers = DoubleLog()(logits)
+    (gradient,) = torch.autograd.grad(numbers.sum(), logits)
+    assert numbers.isfinite().all()
     assert gradient.isfinite().all()
-    assert found[0, 0, 0, 0].item() == pytest.approx(-80, rel=1e-3)
+    assert numbers[0, 0, 0, 0].item() == pytest.approx(-80, rel=1e-3)
     assert gradient.abs().max() > 0.5
 
 

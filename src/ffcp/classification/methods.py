@@ -6,10 +6,11 @@ from torch import nn
 
 from ffcp.classification.predictor import LabelSets
 from ffcp.classification.rules import SOFTMAX
-from ffcp.classification.scores import Aps, FFRaps, Lac, Raps, RuleScore, gradient_feature
+from ffcp.classification.scores import Aps, FFRaps, Lac, Raps, RuleScore
 from ffcp.conformal.bylabel import ByLabel
 from ffcp.conformal.calibration import Calibration
 from ffcp.conformal.marginal import Marginal
+from ffcp.network.features import resolve
 
 
 class Named(LabelSets):
@@ -296,7 +297,7 @@ class FFRAPS(RAPS):
             lam,
             kreg,
             gradient,
-            gradient_feature(model, gradient, feature),
+            None if feature is None else resolve(model, feature),
             temperature=temperature,
             tune=tune,
             randomized=randomized,

@@ -9,14 +9,14 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ffcp.classification import rules, tuning
 from ffcp.classification.rules import FEATURE, SOFTMAX, Cumulative, Rows, Rule, Threshold
 from ffcp.classification.weights import blocks, uniforms
 from ffcp.conformal.columns import Columns
 from ffcp.conformal.selection import Chosen, Scorer
-from ffcp.network.features import OUTPUT, resolve
+from ffcp.network.features import OUTPUT
 from ffcp.pieces import Needs, Seen
 
 FIT = "fit"
@@ -355,6 +355,7 @@ def FFRaps(  # noqa: N802
     allow_empty: bool = False,
 ) -> RuleScore:
     """Make the score of FFRAPS: that of RAPS with the size of the gradient in it."""
+    _check_feature(gradient, feature)
     given = {
         "temperature": temperature,
         "lam": lam,
@@ -378,29 +379,23 @@ def as_score(score: Any) -> LabelScore:
     return score if isinstance(score, LabelScore) else FunctionScore(score)
 
 
-def gradient_feature(
-    model: nn.Module, gradient: str, feature: str | nn.Module | None
-) -> str | None:
-    """Name the layer of FFRAPS, or refuse one that has no part in it."""
-    if gradient == SOFTMAX:
-        if feature is not None:
-            raise ValueError(
-                f"feature={feature!r} has no part in gradient={SOFTMAX!r}, which is taken in the "
-                f"logits: leave it out, or use gradient={FEATURE!r}"
-            )
-        return None
-    if feature is None:
+def _check_feature(gradient: str, feature: str | None) -> None:
+    """Refuse a layer that has no part in the gradient, or one that is missing."""
+    if gradient == SOFTMAX and feature is not None:
+        raise ValueError(
+            f"feature={feature!r} has no part in gradient={SOFTMAX!r}, which is taken in the "
+            f"logits: leave it out, or use gradient={FEATURE!r}"
+        )
+    if gradient == FEATURE and feature is None:
         raise ValueError(
             f"gradient={FEATURE!r} needs a layer: give feature=, a dotted module name, a module "
             "or 'input'"
         )
-    name = resolve(model, feature)
-    if name == OUTPUT:
+    if feature == OUTPUT:
         raise ValueError(
             f"gradient={FEATURE!r} needs a layer before the output: in the logits themselves use "
             f"gradient={SOFTMAX!r}"
         )
-    return name
 
 
 def top_probability(logits: Tensor) -> Tensor:

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ffcp import metrics
 from ffcp.classification.rules import Cumulative, Rows
 from ffcp.classification.weights import Place, blocks, largest, places
 from ffcp.conformal.rank import exact_alpha
+from ffcp.metrics.sets import stratified_violation
 
 SIZE = "size"
 COVERAGE = "coverage"
@@ -224,7 +224,7 @@ def _try_lams(
         hits = values <= threshold
         if not allow_empty:
             size, hits = size.clamp_min(1), hits | (place.rank == 1)
-        violation = metrics.stratified_violation(size.cpu(), hits.cpu(), alpha)
+        violation = stratified_violation(size.cpu(), hits.cpu(), alpha)
         mean = float(size.double().mean())
         found.append(SetCandidate(score.kreg, lam, score.delta, mean, violation))
     return found
