@@ -13,7 +13,7 @@ __version__ = "0.1.0"
 from ffcp import bounds, metrics, segmentation
 from ffcp.classification.methods import APS, FFRAPS, LAC, RAPS
 from ffcp.classification.predictor import LabelSets
-from ffcp.classification.scores import Aps, FFRaps, FunctionScore, Lac, LabelScore, Raps
+from ffcp.classification.scores import Aps, FFRaps, FunctionScore, LabelScore, Lac, Raps
 from ffcp.classification.sets import LabelSet
 from ffcp.classification.tuning import SetCandidate, SetChoice
 from ffcp.conformal.bandwidths import BandwidthChoice

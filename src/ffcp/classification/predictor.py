@@ -10,10 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from ffcp.calibrating import Batch, Calibrating
 from ffcp.classification.scores import (
     LabelScore,
     Shares,
     as_score,
+    check_logits,
     checked_labels,
     refuse_probabilities,
 )
@@ -26,7 +28,7 @@ from ffcp.conformal.rank import exact_alpha
 from ffcp.conformal.selection import Scorer
 from ffcp.network import inputs
 from ffcp.pieces import Seen
-from ffcp.predictor import Batch, Calibrating, Predictor
+from ffcp.predictor import Predictor, steady
 
 # Streams of random numbers. Not 0: numpy takes [seed, 0] for seed, which divides the rows.
 _CALIBRATION, _PREDICTION = 1, 2
@@ -108,7 +110,12 @@ class LabelSets(Predictor):
     # -- calibrating ------------------------------------------------------------------------
 
     def _calibrating(self, scorer: Scorer, calibration: Calibration, update: bool) -> Calibrating:
-        return CalibratingLabels(self, scorer, calibration, update)
+        assert isinstance(scorer, LabelScore)
+        start = self._drawn.get(self.seed, 0) if update else 0
+        scorer = scorer.drawing(Shares(self.seed, _CALIBRATION, start))
+        run = CalibratingLabels(self.model, scorer, calibration, self._choosing, update)
+        run.classes, run.drawn = (self.classes if update else None), start
+        return run
 
     def _take_over(self, run: Calibrating) -> None:
         assert isinstance(run, CalibratingLabels)
@@ -118,6 +125,7 @@ class LabelSets(Predictor):
 
     # -- using the calibration --------------------------------------------------------------
 
+    @steady
     def predict_set(
         self, x: Any, alpha: Any = 0.1, *, first_row: int = 0, groups: Any = None
     ) -> LabelSet:
@@ -172,6 +180,7 @@ class LabelSets(Predictor):
         for batch in self._cut(x):
             yield from score.order(self._see(batch))
 
+    @steady
     def score(self, x: Any, y: Any, *, first_row: int = 0) -> Tensor:
         """Return the scores of one label per row, shape (n,), in float64.
 
@@ -187,6 +196,7 @@ class LabelSets(Predictor):
             buffer.add({"scores": score.of_labels(seen, labels)})
         return buffer["scores"]
 
+    @steady
     def score_all(self, x: Any, *, first_row: int = 0) -> Tensor:
         """Return the scores of every label, shape (n, K), in float64.
 
@@ -217,7 +227,9 @@ class LabelSets(Predictor):
     def _must_be_settled(self) -> None:
         if self._scorer.is_open:
             names = ", ".join(getattr(self._scorer, "open_settings", ["settings"]))
-            raise RuntimeError(f"{names} not chosen yet: call calibrate(x, y) first, or give values")
+            raise RuntimeError(
+                f"{names} not chosen yet: call calibrate(x, y) first, or give values"
+            )
 
     # -- sharing the calibration ------------------------------------------------------------
 
@@ -246,27 +258,15 @@ class LabelSets(Predictor):
 class CalibratingLabels(Calibrating):
     """A calibration of label sets under way: it counts classes and random numbers."""
 
-    def __init__(
-        self, predictor: LabelSets, scorer: Scorer, calibration: Calibration, is_update: bool
-    ) -> None:
-        start = predictor._drawn.get(predictor.seed, 0) if is_update else 0
-        assert isinstance(scorer, LabelScore)
-        scorer = scorer.drawing(Shares(predictor.seed, _CALIBRATION, start))
-        super().__init__(predictor, scorer, calibration, is_update)
-        self.classes = predictor.classes if is_update else None
-        self.drawn = start
+    drawn = 0
 
     def see(self, batch: Batch) -> Seen:
         """Run the model on a batch of rows; refuse outputs that cannot be logits."""
         seen = super().see(batch)
+        check_logits(seen.output)
         if not batch.row:
             refuse_probabilities(seen.output)
-        if self.classes not in (None, seen.output.shape[-1]):
-            raise ValueError(
-                f"calibrated on {self.classes} classes, but the model now gives "
-                f"{seen.output.shape[-1]}"
-            )
-        self.classes = seen.output.shape[-1]
+        self.count_classes(seen.output)
         self.drawn += len(seen.rows)
         return seen
 
@@ -285,9 +285,7 @@ class _Infinite:
             return
         if threshold.dim() and threshold.shape[-1] > 1:
             by_class = lost.reshape(-1, lost.shape[-1]).any(dim=0)
-            self._classes = max(
-                self._classes or (0, 0), (int(by_class.sum()), threshold.shape[-1])
-            )
+            self._classes = max(self._classes or (0, 0), (int(by_class.sum()), threshold.shape[-1]))
         by_row = lost.reshape(-1, max(1, threshold.shape[-1] if threshold.dim() else 1)).any(dim=1)
         by_row = by_row.expand(rows)
         self._rows += int(by_row.sum())
@@ -298,4 +296,8 @@ class _Infinite:
         if self._classes is not None:
             return f"{self._classes[0]} of {self._classes[1]} classes are in every set"
         every = self._rows == rows
-        return "every set holds all labels" if every else f"{self._rows} of {rows} sets hold all labels"
+        return (
+            "every set holds all labels"
+            if every
+            else f"{self._rows} of {rows} sets hold all labels"
+        )

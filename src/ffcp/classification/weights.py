@@ -140,5 +140,3 @@ def uniforms(seed: int, stream: int, first_row: int, rows: int) -> Tensor:
     bits = np.random.PCG64(np.random.SeedSequence([seed, stream]))
     bits.advance(first_row)  # a number takes one step
     return torch.from_numpy(np.random.Generator(bits).random(rows))
-
-

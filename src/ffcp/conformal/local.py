@@ -119,9 +119,7 @@ class Local(Calibration):
     is_local = True
     what_is_open = "the bandwidth"
 
-    def __init__(
-        self, localizer: Localizer | str = "nearest", guarantee: str = "marginal"
-    ) -> None:
+    def __init__(self, localizer: Localizer | str = "nearest", guarantee: str = "marginal") -> None:
         super().__init__()
         if isinstance(localizer, str):
             localizer = Localizer(localizer)

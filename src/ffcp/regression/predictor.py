@@ -15,7 +15,7 @@ from ffcp.conformal.marginal import Marginal
 from ffcp.conformal.rank import exact_alpha
 from ffcp.network import checks, inputs
 from ffcp.pieces import Seen
-from ffcp.predictor import Batch, Calibrating, Predictor
+from ffcp.predictor import Predictor, steady
 from ffcp.regression.bands import Interval
 from ffcp.regression.bases import Base, Point
 from ffcp.regression.family import Family, SlackBands
@@ -72,6 +72,7 @@ class BandPredictor(Predictor):
 
     # -- using the calibration --------------------------------------------------------------
 
+    @steady
     def score(self, x: Any, y: Any) -> Tensor:
         """Return the non-conformity scores of points, in float64.
 
@@ -90,6 +91,7 @@ class BandPredictor(Predictor):
         scores = buffer["score"].cpu()
         return scores[:, 0] if scores.shape[1] == 1 else scores.view_as(y)
 
+    @steady
     def predict_interval(self, x: Any, alpha: Any = 0.1, *, groups: Any = None) -> Interval:
         """Give bands that hold the truth with probability at least 1 - alpha.
 
@@ -254,7 +256,7 @@ class Bands(BandPredictor):
             ((x, y),) = inputs.pairs(x, y, self.model)
             order = np.random.default_rng(self.seed).permutation(len(y))[: calibration.most_rows]
             picked = torch.from_numpy(np.sort(order))
-            run, table = Calibrating(self, self._scorer, calibration, is_update=False), Table()
+            run, table = self._calibrating(self._scorer, calibration, update=False), Table()
             for batch in self._batches(inputs.take(x, picked), y[picked], None):
                 table.add(run.note(batch))
             run.choose_calibration(table.columns, planned or len(y))
@@ -288,4 +290,4 @@ def _part(seen: Seen, rows: slice) -> Seen:
     )
 
 
-__all__ = ["BandPredictor", "Bands", "Batch"]
+__all__ = ["BandPredictor", "Bands"]

@@ -12,10 +12,11 @@ from typing import Any, ClassVar
 import torch  # noqa: F401 - for the examples
 from torch import nn
 
+from ffcp.calibrating import Calibrating
 from ffcp.conformal.rank import exact_alpha
 from ffcp.metrics import Coverage
 from ffcp.network.features import resolve
-from ffcp.predictor import Calibrating
+from ffcp.predictor import steady
 from ffcp.regression.fcp.ball import Ball, QuantileBall
 from ffcp.regression.joint import BONFERRONI, Joint, checked_joint
 from ffcp.regression.predictor import BandPredictor
@@ -159,6 +160,7 @@ class FCP(BandPredictor):
                 "widens the bands"
             )
 
+    @steady
     def feature_coverage(self, x: Any, y: Any, alpha: Any = 0.1) -> Coverage:
         """Measure coverage in feature space: the share of points whose score is in the ball.
 
