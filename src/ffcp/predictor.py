@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from ffcp import files
 from ffcp.calibrating import Batch, Calibrating, Choosing
 from ffcp.conformal.calibration import Calibration
-from ffcp.conformal.columns import Columns, Table, take, with_prefix
+from ffcp.conformal.columns import Columns, with_prefix
+from ffcp.conformal.draws import Draws, Stream
 from ffcp.conformal.mondrian import by_groups
 from ffcp.conformal.rank import exact_alpha
 from ffcp.conformal.selection import Scorer
@@ -29,6 +30,7 @@ from ffcp.warnings import FFCPWarning, lines_up
 
 Self = TypeVar("Self", bound="Predictor")
 P = ParamSpec("P")
+_LOOK_UP = 3  # the stream of random numbers for thresholds
 Result = TypeVar("Result")
 
 
@@ -72,7 +74,7 @@ class Predictor(nn.Module):
         *,
         choose_fraction: float = 0.2,
         choose_alpha: float = 0.1,
-        seed: int = 0,
+        seed: int | None = None,
         batch_size: int | None = None,
     ) -> None:
         super().__init__()
@@ -82,7 +84,7 @@ class Predictor(nn.Module):
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         if not 0 < choose_fraction < 1:
             raise ValueError(f"choose_fraction must lie between 0 and 1, got {choose_fraction}")
-        if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or seed < 0):
             raise ValueError(f"seed must be an integer and not negative, got {seed!r}")
         exact_alpha(choose_alpha)
         self.model = model
@@ -98,6 +100,7 @@ class Predictor(nn.Module):
         self._set_aside = 0
         self._identity: Identity | None = None  # of the model that was calibrated
         self.calibration = calibration.empty()
+        self._stream = Stream(seed)
         self._lock = threading.Lock()  # held while one calibration takes the place of another
 
     # -- what a task defines ----------------------------------------------------------------
@@ -226,7 +229,7 @@ class Predictor(nn.Module):
 
     @property
     def _choosing(self) -> Choosing:
-        return Choosing(self.choose_fraction, self.choose_alpha, self.seed)
+        return Choosing(self.choose_fraction, self.choose_alpha, self.seed or 0)
 
     def _must_have(self, fingerprint: str, whose: str) -> None:
         """Refuse scores of another network."""
@@ -286,22 +289,21 @@ class Predictor(nn.Module):
             yield self._see(batch, row, _groups_of(labels, batch, row, count))
             row += count
 
-    def _looked_up(self, x: Any, alpha: Any, groups: Any) -> Iterator[tuple[Seen, Columns, Tensor]]:
+    def _looked_up(
+        self, x: Any, alpha: Any, groups: Any, place: tuple[int, int]
+    ) -> Iterator[tuple[Seen, Columns, Tensor]]:
         """Give batches with what the calibration notes of them, and their thresholds."""
-        look_up, random = self.calibration.threshold, np.random.default_rng(self.seed)
-        if not self.calibration.is_random:
-            for seen in self._seen(x, groups):
-                notes = self.calibration.note(seen)
-                yield seen, notes, look_up(alpha, notes, random)
-            return
-        # All at once, or the random numbers would depend on how rows are cut into batches.
-        batches, table = list(self._seen(x, groups)), Table()
-        for seen in batches:
-            table.add(self.calibration.note(seen))
-        thresholds = look_up(alpha, table.columns, random)
-        for seen in batches:
-            rows = torch.arange(seen.rows.start, seen.rows.stop)
-            yield seen, take(table.columns, rows), thresholds[rows]
+        entropy, first = place
+        for seen in self._seen(x, groups):
+            rows = torch.arange(first + seen.rows.start, first + seen.rows.stop)
+            notes = {**self.calibration.note(seen), "row": rows}
+            yield seen, notes, self.calibration.threshold(alpha, notes, Draws(entropy, _LOOK_UP))
+
+    def _place(self, x: Any, first_row: int | None) -> tuple[int, int]:
+        """Give the entropy and the row numbers of the random numbers for some rows."""
+        if first_row is not None and first_row < 0:
+            raise ValueError(f"first_row counts from 0, got {first_row}")
+        return self._stream.place(inputs.row_count(x), first_row)
 
     def _see(self, batch: Any, row: int = 0, groups: Any = None) -> Seen:
         """Run the model on one batch."""

@@ -13,6 +13,7 @@ from torch.nn.functional import pad
 from ffcp import files
 from ffcp.conformal.calibration import Calibration
 from ffcp.conformal.columns import Columns, take
+from ffcp.conformal.draws import Draws
 from ffcp.conformal.marginal import Marginal
 from ffcp.conformal.rank import points_needed
 from ffcp.pieces import Needs, Seen
@@ -68,11 +69,6 @@ class Mondrian(Calibration):
     def is_local(self) -> bool:  # type: ignore[override]
         """Whether thresholds differ inside a group."""
         return self.inner.is_local
-
-    @property
-    def is_random(self) -> bool:  # type: ignore[override]
-        """Whether thresholds use random numbers."""
-        return self.inner.is_random
 
     @property
     def is_open(self) -> bool:  # type: ignore[override]
@@ -188,7 +184,7 @@ class Mondrian(Calibration):
     # -- thresholds -------------------------------------------------------------------------
 
     def threshold(
-        self, alpha: Any, notes: Columns | None = None, random: np.random.Generator | None = None
+        self, alpha: Any, notes: Columns | None = None, random: Draws | None = None
     ) -> Tensor:
         """Look up the threshold of each point's group, shape (n, m)."""
         assert notes is not None

@@ -109,7 +109,7 @@ class FCP(BandPredictor):
         missing: bool = False,
         choose_fraction: float = 0.2,
         choose_alpha: float = 0.1,
-        seed: int = 0,
+        seed: int | None = None,
         batch_size: int | None = None,
     ) -> None:
         self.feature = resolve(model, feature)
