@@ -10,17 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from ffcp.classification.scores import (
-    LabelScore,
-    Shares,
-    as_score,
-    checked_labels,
-    refuse_probabilities,
-)
+from ffcp.classification.scores import LabelScore, Shares, as_score, checked_labels
 from ffcp.classification.sets import LabelSet
 from ffcp.classification.tuning import SetChoice
 from ffcp.conformal.calibration import Calibration
-from ffcp.conformal.columns import Columns, take
+from ffcp.conformal.columns import Table, take
 from ffcp.conformal.marginal import Marginal
 from ffcp.conformal.rank import exact_alpha
 from ffcp.conformal.selection import Scorer
@@ -144,28 +138,28 @@ class LabelSets(Predictor):
         exact = exact_alpha(alpha)
         self._must_be_calibrated()
         x = self._checked_input(x, first_row)
-        score = self._drawing(first_row)
-        rows = inputs.row_count(x)
-        buffer, infinite = inputs.RowBuffer(rows), _Infinite()
+        score, rows = self._drawing(first_row), inputs.row_count(x)
+        buffer, lost, in_all = inputs.RowBuffer(rows), Table(), torch.tensor(False)
         for seen, notes, thresholds in self._looked_up(x, exact, groups):
             self._check_classes(seen.output)
-            threshold = self._wide(thresholds)
-            infinite.look(threshold, notes, len(seen.rows))
-            mask = score.mask(seen, threshold, allow_empty=self.allow_zero_sets)
-            buffer.add({"mask": mask})
-        if infinite.notes is not None:
-            what = infinite.described(rows)
-            self._warn(f"{what}{self._why_infinite(exact, infinite.notes)}")
+            thresholds = self._for_all_classes(thresholds)
+            infinite = thresholds.isinf().reshape(-1, thresholds.shape[-1])
+            in_all = in_all | infinite.any(dim=0)
+            where = infinite.any(dim=1).expand(len(seen.rows))
+            lost.add({**take(notes, where), "row": where.nonzero()[:, 0]})
+            levels = thresholds.expand(len(seen.rows), -1)
+            buffer.add({"mask": score.mask(seen, levels, allow_empty=self.allow_zero_sets)})
+        if len(lost):
+            what = _what_is_infinite(in_all, len(lost), rows)
+            self._warn(f"{what}{self._why_infinite(exact, lost.columns)}")
         return LabelSet(buffer["mask"], partial(self._order, score, x))
 
-    def _wide(self, threshold: Tensor) -> Tensor:
-        """Give one threshold, one per row (n, 1), or one per class, (K,) or (n, K)."""
-        if threshold.shape[-1] == 1:
-            return threshold[0] if threshold.dim() == 1 else threshold
+    def _for_all_classes(self, thresholds: Tensor) -> Tensor:
+        """Complete thresholds by class, if they are: classes without points are in every set."""
+        if thresholds.shape[-1] == 1:
+            return thresholds
         assert self.classes is not None
-        # Classes behind the last one that has points are in every set.
-        lacking = self.classes - threshold.shape[-1]
-        return pad(threshold, (0, lacking), value=torch.inf)
+        return pad(thresholds, (0, self.classes - thresholds.shape[-1]), value=torch.inf)
 
     def _order(self, score: LabelScore, x: Any) -> Iterator[Tensor]:
         # No groups here: only the labels' order is asked for.
@@ -197,7 +191,7 @@ class LabelSets(Predictor):
         buffer = inputs.RowBuffer(inputs.row_count(x))
         for seen in self._seen(x):
             self._check_classes(seen.output)
-            buffer.add({"scores": score.of_all(seen)})
+            buffer.add({"scores": score.of_all(seen).double()})
         return buffer["scores"]
 
     def _drawing(self, first_row: int) -> LabelScore:
@@ -216,8 +210,10 @@ class LabelSets(Predictor):
 
     def _must_be_settled(self) -> None:
         if self._scorer.is_open:
-            names = ", ".join(getattr(self._scorer, "open_settings", ["settings"]))
-            raise RuntimeError(f"{names} not chosen yet: call calibrate(x, y) first, or give values")
+            names = ", ".join(self._scorer.open_settings)
+            raise RuntimeError(
+                f"{names} not chosen yet: call calibrate(x, y) first, or give values"
+            )
 
     # -- sharing the calibration ------------------------------------------------------------
 
@@ -257,10 +253,8 @@ class CalibratingLabels(Calibrating):
         self.drawn = start
 
     def see(self, batch: Batch) -> Seen:
-        """Run the model on a batch of rows; refuse outputs that cannot be logits."""
+        """Run the model on a batch of rows; refuse another number of classes."""
         seen = super().see(batch)
-        if not batch.row:
-            refuse_probabilities(seen.output)
         if self.classes not in (None, seen.output.shape[-1]):
             raise ValueError(
                 f"calibrated on {self.classes} classes, but the model now gives "
@@ -271,31 +265,12 @@ class CalibratingLabels(Calibrating):
         return seen
 
 
-class _Infinite:
-    """Looks out for sets that hold all labels, or labels that are in all sets."""
+def _what_is_infinite(in_all: Tensor, sets: int, rows: int) -> str:
+    """Say which sets hold all labels, or how many classes, of those marked, are in all sets.
 
-    def __init__(self) -> None:
-        self.notes: Columns | None = None
-        self._rows = 0
-        self._classes: tuple[int, int] | None = None
-
-    def look(self, threshold: Tensor, notes: Columns, rows: int) -> None:
-        lost = threshold.isinf()
-        if not bool(lost.any()):
-            return
-        if threshold.dim() and threshold.shape[-1] > 1:
-            by_class = lost.reshape(-1, lost.shape[-1]).any(dim=0)
-            self._classes = max(
-                self._classes or (0, 0), (int(by_class.sum()), threshold.shape[-1])
-            )
-        by_row = lost.reshape(-1, max(1, threshold.shape[-1] if threshold.dim() else 1)).any(dim=1)
-        by_row = by_row.expand(rows)
-        self._rows += int(by_row.sum())
-        if self.notes is None:
-            self.notes = take(notes, by_row)
-
-    def described(self, rows: int) -> str:
-        if self._classes is not None:
-            return f"{self._classes[0]} of {self._classes[1]} classes are in every set"
-        every = self._rows == rows
-        return "every set holds all labels" if every else f"{self._rows} of {rows} sets hold all labels"
+    >>> _what_is_infinite(torch.tensor([True]), 2, 5)
+    '2 of 5 sets hold all labels'
+    """
+    if len(in_all) > 1:
+        return f"{int(in_all.sum())} of {len(in_all)} classes are in every set"
+    return f"{sets} of {rows} sets hold all labels" if sets < rows else "every set holds all labels"

@@ -172,7 +172,6 @@ class PixelSets(Predictor):
 
     task = "pixel sets"
     _scorer: PixelScore
-    calibration: PixelCounts
 
     def __init__(
         self,
