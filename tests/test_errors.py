@@ -41,7 +41,7 @@ def test_predict_before_calibrate(make, mlp: nn.Module) -> None:
 
 
 def test_automatic_score_before_calibrate(mlp: nn.Module) -> None:
-    with pytest.raises(RuntimeError, match="not chosen yet: call calibrate.*name the feature"):
+    with pytest.raises(RuntimeError, match=r"not chosen yet: call calibrate.*name the feature"):
         ffcp.FFCP(mlp).score(X, Y)
 
 

@@ -26,7 +26,7 @@ def network() -> nn.Sequential:
     return model
 
 
-def scenes(rows: int, seed: int = 0, side: int = SIDE) -> tuple[Tensor, Tensor]:
+def scenes(rows: int, seed: int = 0, side: int = SIDE, error: float = 3.0) -> tuple[Tensor, Tensor]:
     """Images of different contrast, and labels that are off for the whole image or hardly at all.
 
     The pixels of one image share contrast and error, so 36 of them are little more than one.
@@ -34,7 +34,7 @@ def scenes(rows: int, seed: int = 0, side: int = SIDE) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     contrast = torch.randn(rows, 1, 1, 1, generator=generator).abs().mul(2).exp()
     x = contrast * torch.randn(rows, 1, side, side, generator=generator)
-    shift = 3 * contrast * torch.randn(rows, CLASSES, 1, 1, generator=generator)
+    shift = error * contrast * torch.randn(rows, CLASSES, 1, 1, generator=generator)
     with torch.no_grad():
         logits = network()(x)
     return x, (logits + shift + torch.randn(logits.shape, generator=generator)).argmax(dim=1)

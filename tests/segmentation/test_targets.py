@@ -51,8 +51,8 @@ def test_ignored_pixels_have_no_target_and_do_not_blur_into_others() -> None:
 @pytest.mark.parametrize(("labels", "settings", "message"), [
     (torch.zeros(2, 3, 4), {}, "integer maps of shape"),
     (torch.zeros(2, 3, dtype=torch.long), {}, r"integer maps.*\(2, 3\)"),
-    (torch.full((1, 2, 2), 7), {}, r"labels must be 0 to 3.*found \[7\]"),
-    (torch.full((1, 2, 2), -1), {"ignore": 255}, r"ignore label 255; found \[-1\]"),
+    (torch.full((1, 2, 2), 7), {}, r"labels must be 0 to 3.*got \[7\]"),
+    (torch.full((1, 2, 2), -1), {"ignore": 255}, r"ignore label 255; got \[-1\]"),
     (LABELS, {"smallest": 0.5}, "smallest must lie between 0 and 0.5"),
     (LABELS, {"blur": -1.0}, "blur must be at least 0"),
 ])  # fmt: skip

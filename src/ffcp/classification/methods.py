@@ -153,7 +153,23 @@ class APS(Named):
         )
 
 
-class RAPS(Named):
+class Penalised(Named):
+    """What the methods with a price on ranks show of their score."""
+
+    @property
+    def lam(self) -> float | None:
+        """Price of a rank; ``None`` until it is chosen."""
+        value: float | None = self.setting("lam")
+        return value
+
+    @property
+    def kreg(self) -> int | None:
+        """How many ranks are free; ``None`` until it is chosen."""
+        value: int | None = self.setting("kreg")
+        return value
+
+
+class RAPS(Penalised):
     """Regularised adaptive prediction sets: APS with a price on ranks (Angelopoulos, 2021).
 
     The score of the label at rank r grows by ``lam * max(r - kreg, 0)``, which keeps the long
@@ -228,20 +244,8 @@ class RAPS(Named):
             batch_size=batch_size,
         )
 
-    @property
-    def lam(self) -> float | None:
-        """Price of a rank; ``None`` until it is chosen."""
-        value: float | None = self.setting("lam")
-        return value
 
-    @property
-    def kreg(self) -> int | None:
-        """How many ranks are free; ``None`` until it is chosen."""
-        value: int | None = self.setting("kreg")
-        return value
-
-
-class FFRAPS(RAPS):
+class FFRAPS(Penalised):
     """RAPS with the size of the network's gradient in the score (the paper's FFRAPS).
 
     With ``delta=0`` it is RAPS, to the last bit.
@@ -304,8 +308,7 @@ class FFRAPS(RAPS):
             randomized=randomized,
             allow_empty=allow_zero_sets,
         )
-        Named.__init__(
-            self,
+        super().__init__(
             model,
             score,
             allow_zero_sets=allow_zero_sets,

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+<<<<<<< HEAD
 from ffcp.calibrating import Batch, Calibrating
 from ffcp.classification.scores import (
     LabelScore,
@@ -24,6 +25,13 @@ from ffcp.classification.tuning import SetChoice
 from ffcp.conformal.calibration import Calibration
 from ffcp.conformal.columns import Columns, take
 from ffcp.conformal.draws import Draws
+=======
+from ffcp.classification.scores import LabelScore, Shares, as_score, checked_labels
+from ffcp.classification.sets import LabelSet
+from ffcp.classification.tuning import SetChoice
+from ffcp.conformal.calibration import Calibration
+from ffcp.conformal.columns import Table, take
+>>>>>>> porta
 from ffcp.conformal.marginal import Marginal
 from ffcp.conformal.rank import exact_alpha
 from ffcp.conformal.selection import Scorer
@@ -155,29 +163,37 @@ class LabelSets(Predictor):
         """
         exact = exact_alpha(alpha)
         self._must_be_calibrated()
+<<<<<<< HEAD
         x = inputs.to_tensors(x, self.model)
         rows, place = inputs.row_count(x), self._place(x, first_row)
         score = self._drawing(place)
         buffer, infinite = inputs.RowBuffer(rows), _Infinite()
         for seen, notes, thresholds in self._looked_up(x, exact, groups, place):
+=======
+        x = self._checked_input(x, first_row)
+        score, rows = self._drawing(first_row), inputs.row_count(x)
+        buffer, lost, in_all = inputs.RowBuffer(rows), Table(), torch.tensor(False)
+        for seen, notes, thresholds in self._looked_up(x, exact, groups):
+>>>>>>> porta
             self._check_classes(seen.output)
-            threshold = self._wide(thresholds)
-            infinite.look(threshold, notes, len(seen.rows))
-            mask = score.mask(seen, threshold, allow_empty=self.allow_zero_sets)
-            buffer.add({"mask": mask})
-        if infinite.notes is not None:
-            what = infinite.described(rows)
-            self._warn(f"{what}{self._why_infinite(exact, infinite.notes)}")
+            thresholds = self._for_all_classes(thresholds)
+            infinite = thresholds.isinf().reshape(-1, thresholds.shape[-1])
+            in_all = in_all | infinite.any(dim=0)
+            where = infinite.any(dim=1).expand(len(seen.rows))
+            lost.add({**take(notes, where), "row": where.nonzero()[:, 0]})
+            levels = thresholds.expand(len(seen.rows), -1)
+            buffer.add({"mask": score.mask(seen, levels, allow_empty=self.allow_zero_sets)})
+        if len(lost):
+            what = _what_is_infinite(in_all, len(lost), rows)
+            self._warn(f"{what}{self._why_infinite(exact, lost.columns)}")
         return LabelSet(buffer["mask"], partial(self._order, score, x))
 
-    def _wide(self, threshold: Tensor) -> Tensor:
-        """Give one threshold, one per row (n, 1), or one per class, (K,) or (n, K)."""
-        if threshold.shape[-1] == 1:
-            return threshold[0] if threshold.dim() == 1 else threshold
+    def _for_all_classes(self, thresholds: Tensor) -> Tensor:
+        """Complete thresholds by class, if they are: classes without points are in every set."""
+        if thresholds.shape[-1] == 1:
+            return thresholds
         assert self.classes is not None
-        # Classes behind the last one that has points are in every set.
-        lacking = self.classes - threshold.shape[-1]
-        return pad(threshold, (0, lacking), value=torch.inf)
+        return pad(thresholds, (0, self.classes - thresholds.shape[-1]), value=torch.inf)
 
     def _order(self, score: LabelScore, x: Any) -> Iterator[Tensor]:
         # No groups here: only the labels' order is asked for.
@@ -212,7 +228,7 @@ class LabelSets(Predictor):
         buffer = inputs.RowBuffer(inputs.row_count(x))
         for seen in self._seen(x):
             self._check_classes(seen.output)
-            buffer.add({"scores": score.of_all(seen)})
+            buffer.add({"scores": score.of_all(seen).double()})
         return buffer["scores"]
 
     def _drawing(self, place: tuple[int, int]) -> LabelScore:
@@ -227,7 +243,11 @@ class LabelSets(Predictor):
 
     def _must_be_settled(self) -> None:
         if self._scorer.is_open:
+<<<<<<< HEAD
             names = ", ".join(getattr(self._scorer, "open_settings", ["settings"]))
+=======
+            names = ", ".join(self._scorer.open_settings)
+>>>>>>> porta
             raise RuntimeError(
                 f"{names} not chosen yet: call calibrate(x, y) first, or give values"
             )
@@ -262,19 +282,29 @@ class CalibratingLabels(Calibrating):
     drawn = 0
 
     def see(self, batch: Batch) -> Seen:
-        """Run the model on a batch of rows; refuse outputs that cannot be logits."""
+        """Run the model on a batch of rows; refuse another number of classes."""
         seen = super().see(batch)
+<<<<<<< HEAD
         check_logits(seen.output)
         if not batch.row:
             refuse_probabilities(seen.output)
         self.count_classes(seen.output)
+=======
+        if self.classes not in (None, seen.output.shape[-1]):
+            raise ValueError(
+                f"calibrated on {self.classes} classes, but the model now gives "
+                f"{seen.output.shape[-1]}"
+            )
+        self.classes = seen.output.shape[-1]
+>>>>>>> porta
         self.drawn += len(seen.rows)
         return seen
 
 
-class _Infinite:
-    """Looks out for sets that hold all labels, or labels that are in all sets."""
+def _what_is_infinite(in_all: Tensor, sets: int, rows: int) -> str:
+    """Say which sets hold all labels, or how many classes, of those marked, are in all sets.
 
+<<<<<<< HEAD
     def __init__(self) -> None:
         self.notes: Columns | None = None
         self._rows = 0
@@ -302,3 +332,11 @@ class _Infinite:
             if every
             else f"{self._rows} of {rows} sets hold all labels"
         )
+=======
+    >>> _what_is_infinite(torch.tensor([True]), 2, 5)
+    '2 of 5 sets hold all labels'
+    """
+    if len(in_all) > 1:
+        return f"{int(in_all.sum())} of {len(in_all)} classes are in every set"
+    return f"{sets} of {rows} sets hold all labels" if sets < rows else "every set holds all labels"
+>>>>>>> porta

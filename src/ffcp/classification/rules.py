@@ -76,7 +76,8 @@ class Threshold:
 class Cumulative:
     """The score of APS (``lam=0``), RAPS and FFRAPS (``delta > 0``).
 
-    >>> rows, rule = Rows(torch.tensor([[0.7, 0.1, 0.2]]).log(), torch.ones(1)), Cumulative(1, 0.5, 1)
+    >>> rows = Rows(torch.tensor([[0.7, 0.1, 0.2]]).log(), share=torch.ones(1))
+    >>> rule = Cumulative(lam=0.5, kreg=1)
     >>> rule.of_all(rule.weights(rows.logits), rows)  # 0.7, then 0.9 + 0.5, 1.0 + 2 * 0.5
     tensor([[0.7000, 2.0000, 1.4000]], dtype=torch.float64)
     """

@@ -45,8 +45,10 @@ class LabelScore(Scorer):
 
     #: Whether scores use a random number per row.
     randomized = False
-    #: Where those numbers come from.
+    #: The random numbers.
     shares: Shares | None = None
+    #: The names of settings that are still to be chosen.
+    open_settings: Sequence[str] = ()
 
     def of_all(self, seen: Seen) -> Tensor:
         """Score every label of each row: (n, K), the smaller the better a label fits."""
@@ -66,9 +68,10 @@ class LabelScore(Scorer):
         return inside
 
     def order(self, seen: Seen) -> Iterator[Tensor]:
-        """Yield positive numbers by which labels are listed, the largest first."""
-        scores = self.of_all(seen).double()
-        yield scores.amax(dim=1, keepdim=True) - scores
+        """Yield numbers of at least 0 by which labels are listed, the largest first."""
+        # Places, since differences of scores would be NaN where scores are infinite.
+        places = self.of_all(seen).argsort(dim=1, stable=True).argsort(dim=1)
+        yield (places.shape[1] - places).double()
 
     def note(self, seen: Seen, y: Any) -> dict[str, Any]:
         """Note the scores of the true labels."""
@@ -162,6 +165,7 @@ class RuleScore(LabelScore):
         self.name, self.tune, self.randomized, self.feature = name, tune, randomized, feature
         self._make, self._allow_empty = rule, allow_empty
         self._given = self._checked(given)
+        self.open_settings = [k for k, v in self._given.items() if v is None or v == FIT]
         self.rule: Rule | None = None if self.open_settings else rule(**self._given)
 
     # -- settings ---------------------------------------------------------------------------
@@ -189,11 +193,6 @@ class RuleScore(LabelScore):
         fitted = {"temperature": 1.0} if known["temperature"] == FIT else {}
         self._make(**{**known, **missing, **fitted})  # which raises for values out of range
         return known
-
-    @property
-    def open_settings(self) -> list[str]:
-        """The settings that are to be chosen."""
-        return [key for key, value in self._given.items() if value is None or value == FIT]
 
     @property
     def is_open(self) -> bool:  # type: ignore[override]
@@ -266,6 +265,9 @@ class RuleScore(LabelScore):
 
     def note(self, seen: Seen, y: Any) -> dict[str, Any]:
         """Note the scores of the true labels; or, while settings are open, all they need."""
+        check_logits(seen.output)
+        if not seen.rows.start:
+            refuse_probabilities(seen.output)
         if not self.is_open:
             return super().note(seen, y)
         rows = self._rows(seen)

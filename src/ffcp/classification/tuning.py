@@ -39,6 +39,12 @@ class SetCandidate:
     mean_size: float
     violation: float
 
+    def __str__(self) -> str:
+        return (
+            f"  kreg {self.kreg:<4} lam {self.lam:<8g} delta {self.delta:<8g} "
+            f"mean size {self.mean_size:<9.4g} violation {self.violation:.3f}"
+        )
+
 
 @dataclass(frozen=True)
 class SetChoice:
@@ -74,11 +80,7 @@ class SetChoice:
         lines = [f"temperature {self.temperature:.4g}{listed}, chosen on {self.rows} rows"]
         if self.criterion:
             lines[0] += f" by {self.criterion} at alpha={self.alpha:g}"
-        for found in sorted(self.candidates, key=lambda c: _cost(c, self.criterion)):
-            lines.append(
-                f"  kreg {found.kreg:<4} lam {found.lam:<8g} delta {found.delta:<8g} "
-                f"mean size {found.mean_size:<9.4g} violation {found.violation:.3f}"
-            )
+        lines += map(str, sorted(self.candidates, key=lambda c: _cost(c, self.criterion)))
         return "\n".join(lines)
 
 
@@ -165,21 +167,21 @@ def tune(
     if kreg is None:
         kreg = _usual_rank(rows, labels, replace(score, delta=deltas[0]), alpha)
     candidates = [
-        found
+        candidate
         for delta in deltas
-        for found in _try_lams(
+        for candidate in _try_lams(
             rows, labels, replace(score, kreg=kreg, delta=delta), lams, alpha, allow_empty
         )
     ]
-    best = min(candidates, key=lambda found: _cost(found, criterion))
+    best = min(candidates, key=lambda candidate: _cost(candidate, criterion))
     return SetChoice(
         score.temperature, kreg, best.lam, best.delta, len(labels), float(exact_alpha(alpha)),
         criterion, tuple(candidates),
     )  # fmt: skip
 
 
-def _cost(found: SetCandidate, criterion: str | None) -> float:
-    return found.violation if criterion == COVERAGE else found.mean_size
+def _cost(candidate: SetCandidate, criterion: str | None) -> float:
+    return candidate.violation if criterion == COVERAGE else candidate.mean_size
 
 
 def _usual_rank(rows: Rows, labels: Tensor, score: Cumulative, alpha: Any) -> int:
@@ -219,12 +221,12 @@ def _try_lams(
         ordered = largest(score.weights(part.logits), part.logits.shape[1])
         for size, rule, threshold in zip(sizes, rules, thresholds, strict=True):
             size[block] = rule.sizes(ordered, part, threshold)
-    found = []
+    candidates = []
     for lam, size, values, threshold in zip(lams, sizes, scores, thresholds, strict=True):
         hits = values <= threshold
         if not allow_empty:
             size, hits = size.clamp_min(1), hits | (place.rank == 1)
         violation = stratified_violation(size.cpu(), hits.cpu(), alpha)
         mean = float(size.double().mean())
-        found.append(SetCandidate(score.kreg, lam, score.delta, mean, violation))
-    return found
+        candidates.append(SetCandidate(score.kreg, lam, score.delta, mean, violation))
+    return candidates

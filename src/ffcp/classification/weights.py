@@ -11,7 +11,7 @@ has the score 1 - p_j. A set holds the labels with a score of at most the thresh
 
 All this is exact: weights are multiples of 2^-40, so that their sums, below 2^13, are the same
 in float64 in whatever order they are taken. The score of a label is then one number, whether it
-is found by comparing (calibration) or by sorting (prediction), in batches of any size; ties at
+is worked out by comparing (calibration) or by sorting (prediction), in batches of any size; ties at
 the threshold, common where the softmax is saturated, stay ties.
 """
 
@@ -27,9 +27,6 @@ from torch import Tensor
 # Numbers per step: 2 MB in float64. Smaller steps are not faster with one thread, and with
 # several they meet more often, which a busy machine punishes.
 _BLOCK = 2**18
-
-
-# -- weights -----------------------------------------------------------------------------------
 
 
 def probabilities(logits: Tensor, temperature: float = 1.0) -> Tensor:
@@ -89,6 +86,11 @@ def largest(weights: Tensor, count: int) -> Tensor:
 
 
 def ordered_places(ordered: Tensor) -> Place:
+    """Say where labels stand whose weights are given in descending order.
+
+    >>> ordered_places(torch.tensor([[0.5, 0.25, 0.25]])).before
+    tensor([[0.0000, 0.5000, 0.7500]])
+    """
     rank = torch.arange(1, ordered.shape[1] + 1, device=ordered.device)
     return Place(ordered.cumsum(dim=1) - ordered, ordered, rank)
 
@@ -126,3 +128,20 @@ def blocks(rows: int, classes: int) -> Iterator[slice]:
     size = max(1, _BLOCK // classes)
     for start in range(0, rows, size):
         yield slice(start, min(start + size, rows))
+<<<<<<< HEAD
+=======
+
+
+def uniforms(seed: int, stream: int, first_row: int, rows: int) -> Tensor:
+    """Draw a number in [0, 1) for each of some consecutive rows.
+
+    Row i of a stream gets the same number however the rows are cut into batches.
+
+    >>> whole, part = uniforms(0, 1, 0, 10), uniforms(0, 1, 7, 3)
+    >>> torch.equal(whole[7:], part)
+    True
+    """
+    bits = np.random.PCG64(np.random.SeedSequence([seed, stream]))
+    bits.advance(first_row)  # a number takes one step
+    return torch.from_numpy(np.random.Generator(bits).random(rows))
+>>>>>>> porta

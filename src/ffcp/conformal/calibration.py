@@ -85,9 +85,11 @@ class Calibration(nn.Module):
 
     def why_infinite(self, alpha: Any, notes: Columns) -> str:
         """Go on behind "the band is infinite": why, and what to do."""
-        fewest = int(known(self.scores).min())
+        needed, fewest = points_needed(alpha), int(known(self.scores).min())
+        if fewest >= needed:
+            return f": more than a share {float(alpha):g} of the calibration scores are infinite"
         return (
-            f": alpha={float(alpha):g} needs at least {points_needed(alpha)} calibration points "
+            f": alpha={float(alpha):g} needs at least {needed} calibration points "
             f"and there are {fewest}"
         )
 

@@ -101,6 +101,8 @@ class Mondrian(Calibration):
 
     def note(self, seen: Seen, y: Tensor | None = None) -> dict[str, Any]:
         """Note the group of every point, and what the inner calibration does."""
+        if self.by is not None and seen.groups is not None:
+            raise ValueError("the groups come from Mondrian(by=...): leave out groups=")
         groups = seen.groups if self.by is None else self.by(seen.x)
         if groups is None and not len(self):
             raise ValueError("every point needs a group: pass groups=..., one label per row")

@@ -94,8 +94,8 @@ class PixelCounts(Calibration):
         needed = points_needed(alpha)
         if len(self) < needed:
             return (
-                f": alpha={float(alpha):g} needs at least {needed} calibration images and there are "
-                f"{len(self)}"
+                f": alpha={float(alpha):g} needs at least {needed} calibration images and there "
+                f"are {len(self)}"
             )
         return (
             f": too many scores lie beyond {float(EDGES[-1]):g}, the end of the grid. Where "

@@ -173,7 +173,6 @@ class PixelSets(Predictor):
 
     task = "pixel sets"
     _scorer: PixelScore
-    calibration: PixelCounts
 
     def __init__(
         self,

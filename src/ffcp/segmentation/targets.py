@@ -71,7 +71,7 @@ def targets(
     if bool(bad.any()):
         shown = sorted(set(labels[bad].tolist()))[:5]
         raise ValueError(
-            f"labels must be 0 to {classes - 1}, or the ignore label {ignore}; found {shown}"
+            f"labels must be 0 to {classes - 1}, or the ignore label {ignore}; got {shown}"
         )
     hot = functional.one_hot(labels.where(known, 0), classes).permute(0, 3, 1, 2).float()
     weight = known[:, None].float()
