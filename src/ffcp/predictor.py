@@ -1,10 +1,12 @@
-"""What all predictors share: a model, pieces, and a calibration that can grow, merge and be saved."""
+"""What all predictors share: a model, pieces, and a calibration that grows, merges, is saved."""
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, is_dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -86,6 +88,10 @@ class Predictor(nn.Module):
         """Refuse targets that cannot be meant."""
         return y
 
+    def alpha_of_each(self, alpha: Any, thresholds: int) -> Fraction:
+        """Give the share of misses that each of several thresholds allows."""
+        return exact_alpha(alpha)
+
     def _own_settings(self) -> dict[str, Any]:
         """Say what scores depend on besides model, scorer and calibration."""
         return {}
@@ -115,9 +121,7 @@ class Predictor(nn.Module):
             **self._own_settings(),
         }
 
-    def _must_match(
-        self, mine: Mapping[str, Any], theirs: Mapping[str, Any], whose: str
-    ) -> None:
+    def _must_match(self, mine: Mapping[str, Any], theirs: Mapping[str, Any], whose: str) -> None:
         keys = dict.fromkeys([*mine, *theirs])
         differing = [key for key in keys if mine.get(key) != theirs.get(key)]
         if differing:
@@ -229,9 +233,7 @@ class Predictor(nn.Module):
             yield self._see(batch, row, _groups_of(labels, batch, row, count))
             row += count
 
-    def _looked_up(
-        self, x: Any, alpha: Any, groups: Any
-    ) -> Iterator[tuple[Seen, Columns, Tensor]]:
+    def _looked_up(self, x: Any, alpha: Any, groups: Any) -> Iterator[tuple[Seen, Columns, Tensor]]:
         """Give batches with what the calibration notes of them, and their thresholds."""
         look_up, random = self.calibration.threshold, np.random.default_rng(self.seed)
         if not self.calibration.is_random:
@@ -348,18 +350,17 @@ class Predictor(nn.Module):
                 f"{path} was calibrated with other weights than this model has, and would not "
                 "cover: load those weights, or calibrate again"
             )
-        before = dict(self.__dict__), dict(self._modules)
-        try:
-            keys = self.load_state_dict(tensors, strict=False)
-            missing = [key for key in keys.missing_keys if not key.startswith("model.")]
-            foreign = [key for key in tensors if key.startswith("model.")]
-            if missing or keys.unexpected_keys or foreign:
-                wrong = ", ".join([*missing, *keys.unexpected_keys, *foreign])
-                raise ValueError(f"{path} does not fit this {type(self).__name__}: {wrong}")
-        except BaseException:
-            self.__dict__.update(before[0])
-            self._modules.update(before[1])
-            raise
+        loaded = copy.copy(self)  # nothing here changes until all is read
+        loaded._modules = {**self._modules, "calibration": self.calibration.empty()}
+        if "_extra_state" in tensors:
+            loaded.set_extra_state(tensors["_extra_state"])
+        own = {name for name in loaded.state_dict() if not name.startswith("model.")}
+        wrong = [f"{name} is missing" for name in sorted(own - set(tensors))]
+        wrong += [f"{name} does not belong" for name in sorted(set(tensors) - own)]
+        if wrong:
+            raise ValueError(f"{path} does not fit this {type(self).__name__}: {', '.join(wrong)}")
+        loaded.load_state_dict(tensors, strict=False)
+        self.__dict__.update(loaded.__dict__)
         return self
 
     def extra_repr(self) -> str:
@@ -384,9 +385,7 @@ class Calibrating:
         self.columns: Columns = {}  # scores and notes of the rows that calibrate
         self.warnings: list[str] = []
         self._is_first = True
-        self.selection: Selection[Batch] = Selection(
-            self, self._division(), predictor.choose_alpha
-        )
+        self.selection: Selection[Batch] = Selection(self, self._division(), predictor.choose_alpha)
 
     def _division(self) -> Division | None:
         open_pieces = [p for p in (self.scorer, self.calibration) if p.is_open]
@@ -425,7 +424,8 @@ class Calibrating:
     def choose_calibration(self, aside: Columns, left: int) -> None:
         """Choose what the calibration leaves open; ``left`` other rows will calibrate."""
         scores = self.scorer.scores(with_prefix("score.", aside))
-        notes, alpha = with_prefix("note.", aside), self._predictor.choose_alpha
+        notes = with_prefix("note.", aside)
+        alpha = self._predictor.alpha_of_each(self._predictor.choose_alpha, scores.shape[1])
         self.calibration, choice = self.calibration.choose(scores, notes, left, alpha)
         self.choices["bandwidth"] = choice
 

@@ -154,7 +154,8 @@ class Calibration(nn.Module):
     def empty(self: Self) -> Self:
         """Give a calibration of the same settings without points."""
         fresh = copy.copy(self)
-        fresh._buffers = {name: b.new_empty((0, *b.shape[1:])) for name, b in self._buffers.items()}
+        points = self.points()
+        fresh._buffers = {name: b.new_empty((0, *b.shape[1:])) for name, b in points.items()}
         fresh._cache = {}
         return fresh
 

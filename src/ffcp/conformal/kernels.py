@@ -126,6 +126,4 @@ def as_kernel(kernel: Any) -> Kernel:
         return KERNELS[kernel]
     if isinstance(kernel, Kernel):
         return kernel
-    raise TypeError(
-        f"a kernel is one of {', '.join(KERNELS)}, or an ffcp.Kernel; got {kernel!r}"
-    )
+    raise TypeError(f"a kernel is one of {', '.join(KERNELS)}, or an ffcp.Kernel; got {kernel!r}")

@@ -163,9 +163,7 @@ class Weighed:
     def sums(self, output: int) -> RunningSums:
         """Give the weights in the order of one output's scores."""
         # They are in the order of the first output, so that a single one needs no rearranging.
-        return RunningSums(
-            self._weights if output == 0 else self._weights[self._places[output]]
-        )
+        return RunningSums(self._weights if output == 0 else self._weights[self._places[output]])
 
 
 class KernelWeights:

@@ -158,9 +158,7 @@ class Ball(Family):
         v = seen.values[self.feature]
         return as_float64(self._scores_after(seen.output, v, y, [self.steps or 1])[0])
 
-    def _scores_after(
-        self, output: Tensor, v: Tensor, y: Tensor, steps: Sequence[int]
-    ) -> Tensor:
+    def _scores_after(self, output: Tensor, v: Tensor, y: Tensor, steps: Sequence[int]) -> Tensor:
         """Scores (len(steps), n, outputs or 1) after each number of steps."""
         if not has_own_thresholds(self.joint) and self.invert == "descent":
             return self._distance(v, y, None, steps)[..., None]
@@ -241,7 +239,9 @@ class Ball(Family):
             for count, threshold in zip(STEP_COUNTS, thresholds, strict=True)
         }
         enough = [count for count, share in coverage.items() if share >= float(level)]
-        return Chosen(self._with_steps(enough[0] if enough else STEP_COUNTS[-1]), {"steps": coverage})
+        return Chosen(
+            self._with_steps(enough[0] if enough else STEP_COUNTS[-1]), {"steps": coverage}
+        )
 
     def _coverage(self, aside: Columns, threshold: Tensor) -> float:
         """Measure the share of known targets, or of rows if all count at once, in the bands."""
@@ -295,9 +295,7 @@ class QuantileBall(Ball):
             )
         return output.mean(dim=-1)
 
-    def _scores_after(
-        self, output: Tensor, v: Tensor, y: Tensor, steps: Sequence[int]
-    ) -> Tensor:
+    def _scores_after(self, output: Tensor, v: Tensor, y: Tensor, steps: Sequence[int]) -> Tensor:
         ends, order = output.sort(dim=1)
         # Both ends of all rows in one batch: columns[:n] are the lower ends.
         columns = order.T.reshape(-1, 1)
@@ -369,8 +367,9 @@ def _steepest(head: nn.Module, v: Tensor, column: Tensor, norm: float) -> Tensor
     (gradient,) = torch.autograd.grad(head(moving).gather(1, column).sum(), moving)
     if norm != 2:
         return gradient.sign()
-    length = gradient.reshape(len(v), -1).norm(dim=1).reshape(-1, *[1] * (v.dim() - 1))
-    return gradient / length.clamp_min(torch.finfo(v.dtype).tiny)
+    length = torch.linalg.vector_norm(gradient.reshape(len(v), -1), dim=1)
+    direction: Tensor = gradient / inversion.like(length, v).clamp_min(torch.finfo(v.dtype).tiny)
+    return direction
 
 
 def _guard(low: Tensor, high: Tensor) -> Tensor:
