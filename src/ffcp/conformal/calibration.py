@@ -87,10 +87,16 @@ class Calibration(nn.Module):
 
     def why_infinite(self, alpha: Any, notes: Columns) -> str:
         """Go on behind "the band is infinite": why, and what to do."""
-        fewest = int(known(self.scores).min())
+        fewest, needed = int(known(self.scores).min()), points_needed(alpha)
+        if fewest >= needed:
+            infinite = int(self.scores.isinf().sum(dim=0).max())
+            return (
+                f": {infinite} of {len(self)} calibration scores are infinite, more than "
+                f"alpha={float(alpha):g} allows for"
+            )
         return (
-            f": alpha={float(alpha):g} needs at least {points_needed(alpha)} calibration points "
-            f"and there are {fewest}"
+            f": alpha={float(alpha):g} needs at least {needed} calibration points and there are "
+            f"{fewest}"
         )
 
     def grouped(self) -> Calibration:
