@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, TypeVar
 
@@ -52,7 +52,7 @@ class CP(Bands):
     torch.Size([100, 1])
     """
 
-    _base: ClassVar[Callable[[], Base]] = Point
+    _base: ClassVar[type[Base]] = Point
 
     def __init__(
         self,
@@ -158,7 +158,7 @@ class FFCP(Bands):
     tensor(True)
     """
 
-    _base: ClassVar[Callable[[], Base]] = Point
+    _base: ClassVar[type[Base]] = Point
 
     def __init__(
         self,
@@ -239,8 +239,13 @@ class Localized(Bands):
         return choice
 
     def bandwidth_for(self, embedding: Tensor, alpha: Any = 0.1) -> float | None:
-        """Find a bandwidth that gives finite bands at embedded points; None if none does."""
-        return self.calibration.bandwidth_for(embedding, alpha)
+        """Find a bandwidth that gives finite bands at embedded points; None if none does.
+
+        With groups it is one that does in every group.
+        """
+        parts = getattr(self.calibration, "parts", lambda: {"all": self.calibration})()
+        wide = [part.bandwidth_for(embedding, alpha) for part in parts.values()]
+        return None if None in wide else max(bandwidth for bandwidth in wide if bandwidth)
 
     def fit_localizer(self: Self, x: Any, y: Any, planned: int | None = None) -> Self:
         """Choose the bandwidth on points of their own, so that all others can calibrate.
@@ -303,7 +308,7 @@ class LCP(Localized):
     True
     """
 
-    _base: ClassVar[Callable[[], Base]] = Point
+    _base: ClassVar[type[Base]] = Point
 
     def __init__(
         self,
@@ -373,7 +378,7 @@ class FFLCP(Localized):
     torch.Size([5, 1])
     """
 
-    _base: ClassVar[Callable[[], Base]] = Point
+    _base: ClassVar[type[Base]] = Point
 
     def __init__(
         self,
