@@ -1,18 +1,27 @@
 # Every target sets up its own virtual environment in .venv first.
 PYTHON ?= python3
 BIN := .venv/bin
+PYTEST := $(BIN)/python -m pytest -n 2
 
-.PHONY: demo test lint bench reproduce quick clean
+.PHONY: demo check test test-slow lint bench reproduce quick clean
 demo: .venv/.ready        ## train, calibrate, print the table, draw the bands
 	$(BIN)/ffcp demo
 
-test: lint                ## ruff, mypy, doctests and the test suite
-	$(BIN)/python -m pytest -n 2
+check: lint               ## lint, types and the fast tests, in a minute and a half
+	$(PYTEST) -m "not slow and not long"
+
+test: lint                ## lint, types, doctests and all that a user relies on
+	$(PYTEST) -m "not slow"
+
+test-slow: .venv/.ready   ## long fuzzing, browsers, killed processes, and `make quick`
+	$(PYTEST) -m slow
+	cache=$$(mktemp -d) && trap 'rm -rf "$$cache"' EXIT && FFCP_CACHE=$$cache $(MAKE) quick
 
 lint: .venv/.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
 
 bench: .venv/.ready       ## time and memory, as ratios to hand-written code
 	$(BIN)/python -m benchmarks.core
@@ -24,17 +33,17 @@ bench: .venv/.ready       ## time and memory, as ratios to hand-written code
 	$(BIN)/python -m benchmarks.stacked
 
 reproduce: .venv/.ready   ## every table and figure of the paper, and one page of them
-	$(BIN)/ffcp reproduce
-	$(BIN)/ffcp report reproduced
+	$(BIN)/ffcp-paper reproduce
+	$(BIN)/ffcp-paper report reproduced
 
 quick: .venv/.ready       ## the same in small, within 3 minutes: does all of it work?
-	$(BIN)/ffcp reproduce --quick --out reproduced/quick
-	$(BIN)/ffcp report reproduced/quick
+	$(BIN)/ffcp-paper reproduce --quick --out reproduced/quick
+	$(BIN)/ffcp-paper report reproduced/quick
 
 clean:
 	rm -rf .venv
 
-.venv/.ready: pyproject.toml constraints.txt
+.venv/.ready: pyproject.toml paper/pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev]" --editable "./paper[dev]"
 	touch $@

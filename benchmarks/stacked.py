@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.timing import best_of, show, table
-from ffcp.paper.networks import mlp
-from ffcp.paper.stacked import train_stacked
-from ffcp.paper.training import train, train_quantiles
+from ffcp_paper.networks import mlp
+from ffcp_paper.stacked import train_stacked
+from ffcp_paper.training import train, train_quantiles
 
 SEEDS = range(5)
 # rows and columns for training, and how many epochs to take

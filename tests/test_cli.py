@@ -10,11 +10,12 @@ import pytest
 from typer.testing import CliRunner
 
 import ffcp
-from ffcp.cli import app
+from ffcp.cli.app import app
 
 runner = CliRunner()
 
 
+@pytest.mark.long
 def test_demo_prints_both_tables_and_writes_the_picture(tmp_path: Path) -> None:
     out = tmp_path / "bands.png"
     result = runner.invoke(app, ["demo", "--epochs", "3", "--out", str(out)])
@@ -73,9 +74,35 @@ def test_import_brings_in_nothing_heavy() -> None:
         assert repr(heavy) not in loaded
 
 
-def test_the_command_without_its_extra_says_what_to_install() -> None:
-    code = (
-        "import sys; sys.modules['typer'] = None\n"
-        "try:\n import ffcp.cli\nexcept SystemExit as stop: print(stop)"
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("package", "arguments"), [("typer", []), ("rich", ["--help"]), ("matplotlib", ["demo"])]
+)
+def test_the_command_without_its_extra_says_what_to_install(
+    package: str, arguments: list[str]
+) -> None:
+    said = run_python(
+        f"import sys; sys.modules[{package!r}] = None; sys.argv = ['ffcp', *{arguments}]\n"
+        "from ffcp.cli import main\n"
+        "try:\n main()\nexcept SystemExit as stop: print(stop)"
     )
-    assert "pip install 'ffcp[paper]'" in run_python(code)
+    assert said == (
+        f"The ffcp command needs {package}, which comes with an extra of this library: "
+        "pip install 'ffcp[cli]'"
+    )
+
+
+@pytest.mark.long
+def test_the_command_is_a_module_too() -> None:
+    shown = subprocess.run(
+        [sys.executable, "-m", "ffcp.cli", "--version"], capture_output=True, text=True, check=True
+    )
+    assert shown.stdout.strip() == f"ffcp {ffcp.__version__}"
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"], ["demo", "--help"]])
+def test_help_explains_every_command_and_option(arguments: list[str]) -> None:
+    said = runner.invoke(app, arguments, env={"COLUMNS": "100"}).output
+    words = ("half a minute", "--alpha", "--out") if "demo" in arguments else ("demo", "guarantee")
+    for word in (*words, "Usage"):
+        assert word in said

@@ -11,20 +11,32 @@ torch.Size([5, 1])
 __version__ = "0.1.0"
 
 from ffcp import bounds, metrics, segmentation
-from ffcp.bands import Interval
-from ffcp.choose import Candidate, Choice
-from ffcp.classifiers import APS, FFRAPS, LAC, RAPS
+from ffcp.classification.methods import APS, FFRAPS, LAC, RAPS
+from ffcp.classification.predictor import LabelSets
+from ffcp.classification.scores import Aps, FFRaps, FunctionScore, LabelScore, Lac, Raps
+from ffcp.classification.sets import LabelSet
+from ffcp.classification.tuning import SetCandidate, SetChoice
+from ffcp.conformal.bandwidths import BandwidthChoice
+from ffcp.conformal.bylabel import ByLabel
+from ffcp.conformal.calibration import Calibration
+from ffcp.conformal.kernels import Box, Gaussian, Kernel, Laplace, Nearest
+from ffcp.conformal.local import Local, Localizer
+from ffcp.conformal.marginal import Marginal
+from ffcp.conformal.mondrian import Mondrian
 from ffcp.conformal.rank import conformal_quantile, conformal_rank
-from ffcp.errors import FFCPWarning
-from ffcp.fcp import FCP, FCQR
-from ffcp.localize import BandwidthChoice, Localizer
-from ffcp.localized import FFLCP, FFLCQR, LCP, LCQR
-from ffcp.losses import pinball_loss
 from ffcp.network.jacobian import Sketch, Smooth
 from ffcp.network.passes import gradient_norms
-from ffcp.predictors import CP, CQR, FFCP, FFCQR
-from ffcp.sets import LabelSet
-from ffcp.tuning import SetCandidate, SetChoice
+from ffcp.network.stored import Stored
+from ffcp.pieces import Needs, Seen
+from ffcp.regression.bands import Ends, Interval
+from ffcp.regression.bases import Point, Quantiles
+from ffcp.regression.fcp.methods import FCP, FCQR
+from ffcp.regression.layers import Candidate, Choice
+from ffcp.regression.losses import pinball_loss
+from ffcp.regression.methods import CP, CQR, FFCP, FFCQR, FFLCP, FFLCQR, LCP, LCQR
+from ffcp.regression.predictor import Bands
+from ffcp.regression.slacks import Constant, FunctionOf, GradientNorm
+from ffcp.warnings import FFCPWarning
 
 __all__ = [
     "APS",
@@ -41,17 +53,44 @@ __all__ = [
     "LCP",
     "LCQR",
     "RAPS",
+    "Aps",
+    "Bands",
     "BandwidthChoice",
+    "Box",
+    "ByLabel",
+    "Calibration",
     "Candidate",
     "Choice",
+    "Constant",
+    "Ends",
     "FFCPWarning",
+    "FFRaps",
+    "FunctionOf",
+    "FunctionScore",
+    "Gaussian",
+    "GradientNorm",
     "Interval",
+    "Kernel",
+    "LabelScore",
     "LabelSet",
+    "LabelSets",
+    "Lac",
+    "Laplace",
+    "Local",
     "Localizer",
+    "Marginal",
+    "Mondrian",
+    "Nearest",
+    "Needs",
+    "Point",
+    "Quantiles",
+    "Raps",
+    "Seen",
     "SetCandidate",
     "SetChoice",
     "Sketch",
     "Smooth",
+    "Stored",
     "bounds",
     "conformal_quantile",
     "conformal_rank",

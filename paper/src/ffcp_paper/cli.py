@@ -1,0 +1,461 @@
+"""The ``ffcp-paper`` command."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+import ffcp
+import ffcp_paper
+from ffcp_paper import datalist, datasets, fetch, figures, logits, render, segments, vision
+from ffcp_paper import groups as worst_groups
+from ffcp_paper import labels as label_sets
+from ffcp_paper import report as page
+from ffcp_paper import reproduce as reproduction
+from ffcp_paper.core import KERNELS
+from ffcp_paper.data import MissingDataError
+from ffcp_paper.download import FetchError
+from ffcp_paper.networks import mlp
+
+app = typer.Typer(
+    help="""The paper on Fast Feature Conformal Prediction: its tables and figures, made again.
+
+    **ffcp-paper reproduce --quick** tries all of it in a minute. Data files are looked for in the
+    folder that FFCP_DATA names; **ffcp-paper data** says which are there.""",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",  # lines of a paragraph are joined; brackets stay
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"ffcp-paper {ffcp_paper.__version__}, ffcp {ffcp.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the versions.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def groups(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(help=f"Data sets, by default {', '.join(worst_groups.NAMES)}."),
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of splits and networks.")] = 1,
+    kernel: Annotated[str, typer.Option(help=f"One of {', '.join(KERNELS)}.")] = "nearest",
+    on: Annotated[
+        str,
+        typer.Option(help="Where distances are taken: prediction, input, or a layer 0, 3, 6."),
+    ] = "prediction",
+    guarantee: Annotated[
+        str, typer.Option(help="Of the localized methods: marginal, random or none.")
+    ] = "marginal",
+    alpha: Annotated[float, typer.Option(help="Share of misses allowed.")] = 0.1,
+    epochs: Annotated[int, typer.Option(min=1, help="Most training epochs.")] = 1000,
+) -> None:
+    """Compare the worst group's coverage of CP, FFCP, LCP and FFLCP on real data.
+
+    Groups are the thirds of y. Networks and results are kept: a second call, or one after an
+    interruption, computes only what is missing.
+    """
+    settings = _group_settings(kernel, on, guarantee, alpha, epochs)
+    console = Console()
+    torch.set_num_threads(1)  # layers this small only lose time by being divided
+    chosen = _present(console, names or list(worst_groups.NAMES))
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        whole = progress.add_task("all runs", total=len(chosen) * seeds)
+        for name in chosen:
+            results = []
+            for seed in range(seeds):
+                # The search for the number of epochs, then as many at most again.
+                task = progress.add_task(f"training on {name}, seed {seed}", total=2 * epochs)
+                results.append(
+                    worst_groups.run(
+                        name,
+                        seed,
+                        settings,
+                        progress=lambda task=task: progress.advance(task),  # type: ignore[misc]
+                    )
+                )
+                progress.remove_task(task)
+                progress.advance(whole)
+            _print_groups(console, name, results)
+
+
+def _group_settings(
+    kernel: str, on: str, guarantee: str, alpha: float, epochs: int
+) -> worst_groups.Settings:
+    """Refuse what would fail only after the training."""
+    if not 0 < alpha < 1:
+        raise typer.BadParameter(f"{alpha} does not lie between 0 and 1", param_hint="--alpha")
+    try:
+        ffcp.LCP(mlp(1), ffcp.Localizer(kernel, on), guarantee=guarantee)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    return worst_groups.Settings(kernel, on, guarantee, alpha, epochs)
+
+
+def _present(console: Console, names: list[str]) -> list[str]:
+    """Say what is missing of the data sets asked for; return the others."""
+    unknown = [name for name in names if name not in datasets.DATASETS]
+    if unknown:
+        listed = ", ".join(datasets.DATASETS)
+        raise typer.BadParameter(f"unknown data set {unknown[0]!r}: choose from {listed}")
+    present = []
+    for name in dict.fromkeys(names):
+        missing = datasets.DATASETS[name].missing
+        for file in missing:
+            try:
+                file.require()
+            except MissingDataError as error:
+                console.print(f"{name}: {error}", highlight=False, soft_wrap=True, markup=False)
+        if not missing:
+            present.append(name)
+    if not present:
+        raise typer.Exit(1)
+    return present
+
+
+def _print_groups(console: Console, name: str, results: list[list[worst_groups.Result]]) -> None:
+    console.print(f"\n[bold]{name}[/bold]: {datasets.DATASETS[name].about}", highlight=False)
+    _print_table(console, worst_groups.COLUMNS, worst_groups.tabulate(results))
+    console.print(worst_groups.verdict(results), highlight=False)
+
+
+@app.command()
+def labels(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(help=f"Networks, by default all: {', '.join(vision.NETWORKS)}; or digits."),
+    ] = None,
+    splits: Annotated[
+        int, typer.Option(min=1, help="Random divisions into calibration and test.")
+    ] = 20,
+    alpha: Annotated[float, typer.Option(help="Share of misses allowed.")] = 0.1,
+) -> None:
+    """Compare RAPS with FFRAPS on pretrained networks and real images.
+
+    Logits and results are kept: a second call, or one after an interruption, computes only what
+    is missing. Without the images, a small network on scikit-learn's digits is the example.
+    """
+    if not 0 < alpha < 1:
+        raise typer.BadParameter(f"{alpha} does not lie between 0 and 1", param_hint="--alpha")
+    console = Console()
+    chosen = _networks(console, names or list(vision.NETWORKS))
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        whole = progress.add_task("all networks", total=len(chosen))
+        for name in chosen:
+            task = progress.add_task(f"images through {name}", total=None)
+            found = label_sets.answers(
+                name,
+                lambda done, total, task=task: progress.update(  # type: ignore[misc]
+                    task, completed=done, total=total
+                ),
+            )
+            progress.update(task, description=f"splits of {name}", completed=0, total=splits)
+            results = label_sets.run(
+                name,
+                splits,
+                alpha,
+                found,
+                lambda task=task: progress.advance(task),  # type: ignore[misc]
+            )
+            progress.remove_task(task)
+            progress.advance(whole)
+            _print_labels(console, found, results, alpha)
+
+
+def _networks(console: Console, names: list[str]) -> list[str]:
+    """Say what is missing of the networks asked for; return the others, or the digits."""
+    known = [*vision.NETWORKS, label_sets.DIGITS]
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise typer.BadParameter(f"unknown network {unknown[0]!r}: choose from {', '.join(known)}")
+    present, told = [], set()
+    for name in dict.fromkeys(names):
+        missing = [] if name == label_sets.DIGITS else logits.missing(vision.NETWORKS[name])
+        if not missing:
+            present.append(name)
+        for file in missing:
+            try:
+                file.require()
+            except MissingDataError as error:
+                if str(error) not in told:
+                    console.print(str(error), highlight=False, soft_wrap=True, markup=False)
+                told.add(str(error))
+    if not present:
+        console.print("\nSo here is the example that needs no data.", highlight=False)
+        return [label_sets.DIGITS]
+    return present
+
+
+def _print_labels(
+    console: Console,
+    found: label_sets.Answers,
+    results: list[list[label_sets.Result]],
+    alpha: float,
+) -> None:
+    console.print(
+        f"\n[bold]{found.title}[/bold]: {len(found.labels):,} images, top-1 {found.top1:.1%}, "
+        f"top-5 {found.top5:.1%}",
+        highlight=False,
+    )
+    _print_table(console, label_sets.COLUMNS, label_sets.tabulate(results))
+    if found.top1 > 1 - alpha:
+        console.print(
+            "Top-1 is above 1 - alpha, so that one label is nearly always enough: a smaller "
+            "--alpha tells more.",
+            highlight=False,
+        )
+
+
+@app.command()
+def segment(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(help=f"Networks, of {', '.join(segments.EXPERIMENTS)}. [default: shapes]"),
+    ] = None,
+    alpha: Annotated[float, typer.Option(help="Share of misses allowed.")] = 0.1,
+    seed: Annotated[int, typer.Option(help="Of the division into calibration and test.")] = 0,
+    images: Annotated[int, typer.Option(min=1, max=20, help="Images in the picture.")] = 3,
+    out: Annotated[Path, typer.Option(help="Folder for the pictures.")] = Path("."),
+) -> None:
+    """Put bands around every pixel and class of segmented images: CP, FCP and FFCP.
+
+    shapes needs no data and takes about two minutes. camvid trains a network on road scenes first
+    (at most 25 minutes, once); deeplab is a network trained on other roads. Both need data files.
+
+    Prints coverage, band length on object boundaries and inside, seconds, and the label sets of
+    every pixel; draws image, label, prediction and the maps of band length. What is finished is
+    kept: a second call, or one after an interruption, computes only what is missing.
+    """
+    if not 0 < alpha < 1:
+        raise typer.BadParameter(f"{alpha} does not lie between 0 and 1", param_hint="--alpha")
+    if not out.is_dir():
+        raise typer.BadParameter(f"there is no folder {out}", param_hint="--out")
+    console = Console()
+    for name in _segmentations(console, names or ["shapes"]):
+        with console.status(f"{name}: starting") as status:
+            result = segments.run(
+                name,
+                alpha=alpha,
+                seed=seed,
+                drawn=images,
+                progress=lambda line, name=name: status.update(f"{name}: {line}"),  # type: ignore[misc]
+            )
+        _print_segments(console, result)
+        place = out / f"ffcp_segment_{name}.png"
+        segments.picture(result).savefig(place, dpi=130)
+        console.print(f"Picture: {place}", highlight=False, soft_wrap=True)
+
+
+def _segmentations(console: Console, names: list[str]) -> list[str]:
+    """Say which files are missing for the networks asked for; return the others."""
+    known = segments.EXPERIMENTS
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise typer.BadParameter(f"unknown network {unknown[0]!r}: choose from {', '.join(known)}")
+    present = []
+    for name in dict.fromkeys(names):
+        try:
+            for file in segments.FILES[name]:
+                file.require()
+        except MissingDataError as error:
+            console.print(f"{name}: {error}", highlight=False, soft_wrap=True, markup=False)
+        else:
+            present.append(name)
+    if not present:
+        console.print("ffcp-paper segment shapes needs no data.", highlight=False)
+        raise typer.Exit(1)
+    return present
+
+
+def _print_segments(console: Console, result: segments.Result) -> None:
+    console.print(
+        f"\n[bold]{result.experiment.title}[/bold]: {result.accuracy:.1%} of pixels right, "
+        f"mean IoU {result.mean_iou:.2f}",
+        highlight=False,
+    )
+    _print_table(console, segments.COLUMNS, segments.tabulate(result))
+    for row in result.rows:
+        if row.infinite:
+            console.print(
+                f"{row.method}: {row.infinite:.1%} of the places have no finite band, because too "
+                "few calibration images are labelled there; the lengths leave them out.",
+                highlight=False,
+            )
+    console.print("\nLabel sets for every pixel", highlight=False)
+    _print_table(console, segments.SET_COLUMNS, segments.tabulate_sets(result))
+
+
+@app.command()
+def reproduce(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help=f"Tables and figures, by default all: {', '.join(reproduction.NAMES)}."
+        ),
+    ] = None,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="Splits and networks. [default: 5, or 2 if quick]")
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Small data and short training: does all of it work?")
+    ] = False,
+    out: Annotated[Path, typer.Option(help="Folder for tables and figures.")] = Path("reproduced"),
+) -> None:
+    """Make the paper's tables, its numbers and ours side by side, and its figures.
+
+    Without names all of them: a minute with --quick, an hour and a half with all data. Every table
+    says whether the paper's claim holds here. Data sets that are missing are shown as not
+    available. What is finished is kept: a second call, or one after an interruption, computes only
+    what is missing.
+    """
+    try:
+        reproduction.check_names(names or [])
+        for name in names or []:
+            for file in figures.missing(name):
+                file.require()
+    except (ValueError, MissingDataError) as error:
+        raise typer.BadParameter(str(error)) from error
+    console = Console()
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("starting", total=None)
+        reproduction.run(
+            names or (),
+            seeds,
+            quick,
+            out,
+            lambda done, total, text: progress.update(
+                task, completed=done, total=total, description=text
+            ),
+            finished=lambda table: console.print(
+                f"\n{render.to_text(table, min(console.width, 120))}",
+                highlight=False, markup=False, soft_wrap=True,
+            ),
+        )  # fmt: skip
+    console.print(
+        f"\nTables and figures: {out}. One page of them: ffcp-paper report {out}",
+        highlight=False, soft_wrap=True, markup=False,
+    )  # fmt: skip
+
+
+@app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(help="Results: tables, figures and settings.json.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Where to write the page. [default: FOLDER/report.html]")
+    ] = None,
+) -> None:
+    """Write one page of results that needs no network: claims, tables, figures, settings."""
+    try:
+        place = page.write(folder, out)
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(str(error)) from error
+    Console().print(f"Page: {place}", highlight=False, soft_wrap=True)
+
+
+data_app = typer.Typer(help="The paper's data sets: list and fetch them.", add_completion=False)
+app.add_typer(data_app, name="data")
+
+
+@data_app.callback(invoke_without_command=True)
+def data(context: typer.Context) -> None:
+    """List the paper's data sets: which are present, and what to do about the others."""
+    if context.invoked_subcommand:
+        return
+    console = Console()
+    entries = datalist.entries()
+    _print_table(console, datalist.COLUMNS, datalist.tabulate(entries))
+    for line in datalist.advice(entries):
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
+
+
+@data_app.command("fetch")
+def data_fetch(
+    names: Annotated[list[str], typer.Argument(help="Data sets, as ffcp-paper data lists them.")],
+    unverified: Annotated[
+        bool,
+        typer.Option("--unverified", help="Take files whose checksum is not known; else refused."),
+    ] = False,
+) -> None:
+    """Download data sets from their official sources.
+
+    Every file is compared with its checksum and gets its name only if that is right. An
+    interrupted download goes on where it was.
+    """
+    console = Console()
+    unknown = [name for name in names if name not in datasets.DATASETS]
+    if unknown:
+        listed = ", ".join(datasets.DATASETS)
+        raise typer.BadParameter(f"unknown data set {unknown[0]!r}: choose from {listed}")
+    failed = False
+    for name in dict.fromkeys(names):
+        terms = fetch.terms(name)
+        if terms:
+            console.print(f"{name}: terms of use at {terms}", highlight=False, soft_wrap=True)
+        columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=console, transient=True) as progress:
+            task = progress.add_task(f"fetching {name}", total=None)
+            try:
+                places = fetch.fetch(
+                    name,
+                    lambda done, total, task=task: progress.update(  # type: ignore[misc]
+                        task, completed=done, total=total
+                    ),
+                    unverified=unverified,
+                )
+            except FetchError as error:
+                failed = True
+                lines = [f"{name}: {error}"]
+            else:
+                lines = [f"{name}: {place}" for place in places] or [f"{name}: nothing to fetch"]
+        for line in lines:
+            console.print(line, highlight=False, soft_wrap=True, markup=False)
+    if failed:
+        raise typer.Exit(1)
+
+
+def _print_table(console: Console, columns: Sequence[str], rows: list[list[str]]) -> None:
+    """Print words to the left and numbers to the right."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        words = column in (
+            "method",
+            "layer",
+            "split",
+            "score",
+            "promise",
+            "name",
+            "status",
+            "about",
+        )
+        table.add_column(column, justify="left" if words else "right")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+
+
+def main() -> None:
+    """Run the command; Ctrl-C ends it without a traceback."""
+    app()

@@ -1,0 +1,106 @@
+"""What the paper needs of ``ffcp`` beyond its public names: all of it is here, and nowhere else.
+
+The other modules import ``ffcp``, ``ffcp.metrics`` and ``ffcp.segmentation``; whatever lies deeper
+may move between releases, and then this module is the one to change.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from ffcp import FFRAPS
+from ffcp.classification.methods import Named
+from ffcp.classification.predictor import LabelSets as SetPredictor
+from ffcp.classification.rules import FEATURE, Cumulative, Rows
+from ffcp.classification.scores import RuleScore, top_probability
+from ffcp.conformal.kernels import KERNELS
+from ffcp.conformal.selection import Division
+from ffcp.files import fingerprint, put
+from ffcp.network.features import Cut, resolve
+from ffcp.network.jacobian import Method
+from ffcp.network.passes import see
+from ffcp.pieces import Needs, Seen
+from ffcp.regression.predictor import BandPredictor
+
+__all__ = [
+    "KERNELS",
+    "BandPredictor",
+    "Cut",
+    "Division",
+    "Method",
+    "Replay",
+    "Replayed",
+    "SetPredictor",
+    "fingerprint",
+    "put",
+    "resolve",
+    "run_with_norms",
+]
+
+
+def run_with_norms(model: nn.Module, x: Any, feature: str, first_row: int) -> tuple[Tensor, Tensor]:
+    """Run one batch; return logits and the gradient norm of the top label's probability."""
+    seen = see(model, x, Needs((feature,), of=top_probability), first_row)
+    return seen.output, seen.norms[feature]
+
+
+class Replay(nn.Module):
+    """Stands in for a network whose answers are known: gives back the logits among its inputs."""
+
+    def forward(self, logits: Tensor, norms: Tensor) -> Tensor:
+        """Return the logits."""
+        return logits
+
+
+class StoredNorms(RuleScore):
+    """The score of FFRAPS with gradient norms that were computed before, the second input."""
+
+    def needs(self) -> Needs:
+        """Ask for nothing: the norms are known."""
+        return Needs()
+
+    def _rows(self, seen: Seen) -> Rows:
+        assert self.shares is not None
+        logits, norms = seen.x
+        return Rows(logits, self.shares(seen.rows).to(logits.device), norms)
+
+
+class Replayed(FFRAPS):
+    """FFRAPS at a feature, with gradient norms that were computed before."""
+
+    def __init__(
+        self,
+        model: Replay,
+        *,
+        delta: float | None = None,
+        lam: float | None = None,
+        kreg: int | None = None,
+        temperature: float | str = 1.0,
+        tune: str | None = None,
+        tune_fraction: float = 0.2,
+        tune_alpha: float = 0.1,
+        allow_zero_sets: bool = False,
+        seed: int = 0,
+    ) -> None:
+        given = {"lam": lam, "kreg": kreg, "delta": delta, "gradient": FEATURE}
+        score = StoredNorms(
+            "ffraps",
+            {"temperature": temperature, **given},
+            Cumulative,
+            tune=tune,
+            randomized=True,
+            allow_empty=allow_zero_sets,
+        )
+        Named.__init__(
+            self,
+            model,
+            score,
+            allow_zero_sets=allow_zero_sets,
+            class_conditional=False,
+            tune_fraction=tune_fraction,
+            tune_alpha=tune_alpha,
+            seed=seed,
+            batch_size=None,
+        )

@@ -1,0 +1,126 @@
+"""What is said of a table: in how many rows its claim holds, and by which rule."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ffcp_paper import printed
+from ffcp_paper.claims import (
+    LAW_ERROR,
+)
+from ffcp_paper.render import Row
+from ffcp_paper.table_columns import columns_of
+from ffcp_paper.table_rows import (
+    AS_LONG,
+    BEST,
+    LABELS,
+    RUNTIMES,
+    smallest_speedup,
+)
+from ffcp_paper.works import (
+    FCP_FEATURE,
+    TIMED_SPLIT,
+    Settings,
+)
+
+
+def verdict(rows: Sequence[Row]) -> dict[str, Any]:
+    """Count the rows in which the paper's claim holds, and say it by method.
+
+    >>> rows = [{"method": "FFCP", "split": "0", "holds": True}, {"method": "CP", "holds": None}]
+    >>> verdict([*rows, {"method": "FFCP", "split": "1", "holds": False}])["text"]
+    'The claim holds in 1 of 2 rows (FFCP at split 0: 1 of 1; FFCP at split 1: 0 of 1).'
+    """
+    judged: dict[str, list[bool]] = {}
+    for row in rows:
+        if row.get("holds") is not None:
+            judged.setdefault(_kind(row), []).append(row["holds"])
+    held, of = sum(map(sum, judged.values())), sum(map(len, judged.values()))
+    if not of:
+        return {"held": 0, "of": 0, "text": "No row could be judged: its data is not available."}
+    parts = "; ".join(f"{kind}: {sum(own)} of {len(own)}" for kind, own in judged.items())
+    more = f" ({parts})" if len(judged) > 1 else ""
+    return {"held": held, "of": of, "text": f"The claim holds in {held} of {of} rows{more}."}
+
+
+def _kind(row: Row) -> str:
+    """Name what rows of several data sets have in common."""
+    method, split = str(row.get("method") or ""), row.get("split")
+    named = split and "," not in method  # the best and the automatic split differ by data set
+    return f"{method} at split {split}" if named else method
+
+
+_RULES = {
+    "regression_bands": "The claim holds in a row of FFCP if its mean length is below that of CP "
+    "and its coverage is within the law's range.",
+    "bands_by_layer": "The claim holds in a row if its coverage is within the law's range. The "
+    "paper's numbers are those printed one layer higher.",
+    "split_ablation": "The claim holds for a split point if its coverage is within the law's "
+    "range, and for the best one inside the network if it is shorter than CP as well.",
+    "untrained": f"The claim holds in a row of FFCP if its mean length is within "
+    f"{AS_LONG:.0%} of that of CP. The networks have their first weights, drawn from the seed.",
+    "group_coverage_cp": "The claim holds for a split point if its worst group is covered better, "
+    "on average over seeds, than that of CP. Split point 4 is CP.",
+    "group_coverage_lcp": "The claim holds for a split point if its worst group is covered better, "
+    "on average over seeds, than that of LCP. Split point 4 is LCP. Thresholds come from the "
+    "points with the nearest predictions, with the marginal guarantee.",
+    "ffcqr_bands": "The claim holds in a row of FFCQR if its mean length is below that of CQR and "
+    "its coverage is within the law's range. Split point 4 is CQR.",
+    LABELS: "The claim holds in a row of FFRAPS if its sets are smaller on average than those of "
+    "RAPS; networks whose first label is right more often than the level asks are not judged, for "
+    "one label is nearly always enough. These are the networks and images at hand, not those of "
+    "the paper; its numbers stand beside ours only where the architecture is the same.",
+}
+
+
+def notes_of(name: str, settings: Settings) -> list[str]:
+    """List what is said below a table."""
+    notes = [_RULES[name]] if name in _RULES else []
+    if name in RUNTIMES:
+        notes += [
+            "Seconds from scoring the calibration rows to the test bands, all methods in one "
+            "process in turn, the shortest of several. The gradient is taken at split point "
+            f"{TIMED_SPLIT}. The slow method searches its number of steps, as published. The "
+            "paper's seconds are those of another machine; ratios can be compared.",
+            "The claim holds in a row if the ratio is at least "
+            f"{smallest_speedup(name):g}, the smallest that the paper prints.",
+        ]
+    columns = {column.key for column in columns_of(name)}
+    if name == LABELS:
+        notes.append(
+            "Within law: the coverage of every division is at least the low end of the "
+            f"beta-binomial law for its n, at an error of {LAW_ERROR:.0%} for a row. More is "
+            "possible, for sets are never empty."
+        )
+    elif "lawful" in columns:
+        notes.append(
+            "Within law: with n calibration scores, the number of test rows covered is "
+            "beta-binomial; the coverage of every seed must lie in the range that a correct "
+            f"program leaves in at most {LAW_ERROR:.0%} of all runs of a row."
+        )
+    if "feature_coverage" in columns:
+        notes.append(
+            f"FCP and FCQR cut the network at layer {FCP_FEATURE!r}, as published, and choose "
+            "their number of steps on calibration rows that then do not calibrate. The law is "
+            "about their coverage in feature space, not that of their bands."
+        )
+    if "length" in columns and name != LABELS:
+        notes.append(
+            f"'{BEST}' is the split point with the shortest bands on the test rows, as in the "
+            "paper; 'auto' is chosen on calibration rows that then do not calibrate. A seed for "
+            "which it is split point 4, which is plain CP, counts as no shorter."
+        )
+    division = f"{settings.splits} divisions" if name == LABELS else f"{settings.seeds} seeds"
+    notes.append(f"Ours: mean and standard deviation over {division}.")
+    if settings.rows is not None or settings.only is not None:
+        notes.append(_quick_note(settings))
+    return notes + [f"The paper: {text}" for text in printed.TABLES[name].contradictions]
+
+
+def _quick_note(settings: Settings) -> str:
+    rows = "all rows" if settings.rows is None else f"at most {settings.rows:,} rows"
+    return (
+        f"A quick run: {rows}, at most {settings.epochs} epochs, few data sets and levels. It "
+        "shows that everything works, and says nothing about the paper."
+    )

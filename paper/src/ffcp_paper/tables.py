@@ -1,0 +1,183 @@
+"""The paper's tables with our numbers beside them, as plain data.
+
+A table knows which pieces of work it needs (:func:`works`) and is built from what they found
+(:func:`build`); :mod:`ffcp_paper.render` writes it. Shares, such as coverage, are fractions in
+the data; a column marked ``percent`` shows them times 100.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ffcp_paper import datasets, labels, printed, vision
+from ffcp_paper.datasets import NOT_AVAILABLE
+from ffcp_paper.experiments import available, network_available
+from ffcp_paper.render import Row, Table
+from ffcp_paper.table_columns import Column, columns_of
+from ffcp_paper.table_notes import notes_of, verdict
+from ffcp_paper.table_rows import (
+    LABELS,
+    RUNTIMES,
+    SAME_NETWORK,
+    SPLITS,
+    Rows,
+    bands_by_layer,
+    ffcqr_bands,
+    groups,
+    label_sets,
+    network_title,
+    printed_value,
+    quantile_levels,
+    regression_bands,
+    runtimes,
+    split_ablation,
+    untrained,
+)
+from ffcp_paper.works import (
+    AUTO,
+    TRAINED,
+    UNTRAINED,
+    Collected,
+    LabelWork,
+    Method,
+    Settings,
+    Training,
+    Work,
+)
+
+_FFCP = tuple(Method("FFCP", layer) for layer in SPLITS)
+_FFCQR = tuple(Method("FFCQR", layer) for layer in SPLITS)
+_BUILDERS: dict[str, Rows] = {
+    "ffcp_runtime": runtimes("ffcp_runtime"),
+    "regression_bands": regression_bands,
+    LABELS: label_sets,
+    "group_coverage_lcp": groups("group_coverage_lcp", "LCP", "FFLCP", (), tuple(SPLITS)),
+    "bands_by_layer": bands_by_layer,
+    "untrained": untrained,
+    "split_ablation": split_ablation,
+    "ffcqr_runtime": runtimes("ffcqr_runtime"),
+    "ffcqr_bands": ffcqr_bands,
+    "group_coverage_cp": groups("group_coverage_cp", "CP", "FFCP", ("FCP",), (*SPLITS, AUTO)),
+}
+#: The tables that can be made, in the paper's order.
+NAMES = tuple(_BUILDERS)
+
+
+def members(name: str, settings: Settings) -> tuple[str, ...]:
+    """Name the rows of a table: data sets in the paper's order, or image networks.
+
+    With ``settings.only``, those data sets, and the paper's that are missing, so that the table
+    says so.
+
+    >>> members("split_ablation", Settings())
+    ('fb1', 'meps19', 'blog')
+    """
+    printed.known(name)
+    if name == LABELS:
+        return settings.networks or (*vision.NETWORKS, labels.DIGITS)
+    own = {row.row for row in printed.TABLES[name].rows}
+    if settings.only is not None:
+        own = {data for data in own if not available(data)} | set(settings.only)
+    return tuple(data for data in datasets.DATASETS if data in own)
+
+
+def works(name: str, settings: Settings) -> list[Work | LabelWork]:
+    """List the pieces of work that a table needs, for what is there.
+
+    >>> tiny = Settings(only=("synthetic",))
+    >>> [(work.data, work.alpha) for work in works("split_ablation", tiny)]
+    [('synthetic', 0.05)]
+    """
+    listed: list[Work | LabelWork] = []
+    for member in members(name, settings):
+        if name == LABELS:
+            listed += [LabelWork(member)] if network_available(member) else []
+        elif available(member):
+            listed += _works(name, member, settings)
+    return listed
+
+
+def _works(name: str, data: str, settings: Settings) -> list[Work]:
+    chosen, slow, plain = Method("FFCP", AUTO), Method("FCP"), Method("CP")
+    if name in RUNTIMES:
+        setup = RUNTIMES[name]
+        return [Work(data, setup.training, timed=setup.methods)]
+    if name == "ffcqr_bands":
+        methods = (Method("CQR"), Method("FCQR"), *_FFCQR, Method("FFCQR", AUTO))
+        pairs = quantile_levels(settings)
+        return [Work(data, Training("quantiles", levels), methods) for levels in pairs]
+    if name == "group_coverage_lcp":
+        local = (Method("LCP"), *(Method("FFLCP", layer) for layer in SPLITS))
+        return [Work(data, TRAINED, local)]
+    with_fcp = name in ("regression_bands", "group_coverage_cp")
+    methods = (plain, *((slow,) if with_fcp else ()), *_FFCP, chosen)
+    training = UNTRAINED if name == "untrained" else TRAINED
+    return [Work(data, training, methods, printed.TABLES[name].alpha)]
+
+
+def build(name: str, found: Collected, settings: Settings) -> Table:
+    """Make a table of what was found, as plain data.
+
+    Parameters
+    ----------
+    name
+        One of :data:`NAMES`.
+    found
+        What all of its :func:`works` found.
+    settings
+        How much was computed.
+
+    Returns
+    -------
+    dict
+        Name, title, claim, alpha, verdict, columns, rows and notes.
+    """
+    about, columns = printed.known(name), columns_of(name)
+    rows: list[Row] = []
+    for member in members(name, settings):
+        there = network_available(member) if name == LABELS else available(member)
+        made = _BUILDERS[name](found, member, settings) if there else [_missing(name, member)]
+        rows += [
+            {column.key: row.get(column.key) for column in columns} | _note(row) for row in made
+        ]
+    if name == LABELS and settings.networks is None:
+        rows += _networks_of_the_paper(columns)
+    return {
+        "name": name,
+        "title": about.title,
+        "claim": about.claim,
+        "alpha": None if name in RUNTIMES else about.alpha,
+        "verdict": verdict(rows),
+        "columns": [column.plain() for column in columns],
+        "rows": rows,
+        "notes": notes_of(name, settings),
+    }
+
+
+def _note(row: Row) -> Row:
+    return {"note": row["note"]} if "note" in row else {}
+
+
+def _missing(name: str, member: str) -> Row:
+    if name == LABELS:
+        return {"network": network_title(member), "note": NOT_AVAILABLE}
+    return {"data": member, "note": NOT_AVAILABLE}
+
+
+def _networks_of_the_paper(columns: Sequence[Column]) -> list[Row]:
+    """Give the paper's classifiers that are not at hand, with its numbers."""
+    every = dict.fromkeys(row.row for row in printed.TABLES[LABELS].rows)
+    rows = []
+    for network in every:
+        if network in SAME_NETWORK.values():
+            continue
+        for method in ("RAPS", "FFRAPS"):
+            row: Row = {column.key: None for column in columns}
+            row.update(network=network, method=method, note=NOT_AVAILABLE)
+            for column in ("coverage", "length"):
+                row[f"{column}_paper"] = printed_value(LABELS, network, column, method=method)
+            if method == "RAPS":
+                for column in ("top1", "top5"):
+                    row[f"{column}_paper"] = printed_value(LABELS, network, column, method="")
+            rows.append(row)
+    return rows

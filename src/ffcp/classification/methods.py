@@ -1,0 +1,323 @@
+"""The named label-set methods: each a label score and a calibration."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from ffcp.classification.predictor import LabelSets
+from ffcp.classification.rules import SOFTMAX
+from ffcp.classification.scores import Aps, FFRaps, Lac, Raps, RuleScore
+from ffcp.conformal.bylabel import ByLabel
+from ffcp.conformal.calibration import Calibration
+from ffcp.conformal.marginal import Marginal
+from ffcp.network.features import resolve
+
+
+class Named(LabelSets):
+    """What the named methods show of their score."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        score: RuleScore,
+        *,
+        allow_zero_sets: bool,
+        class_conditional: bool,
+        tune_fraction: float,
+        tune_alpha: float = 0.1,
+        seed: int,
+        batch_size: int | None,
+    ) -> None:
+        if not 0 < tune_fraction < 1:
+            raise ValueError(f"tune_fraction must lie between 0 and 1, got {tune_fraction}")
+        calibration: Calibration = ByLabel() if class_conditional else Marginal()
+        super().__init__(
+            model,
+            score,
+            calibration,
+            allow_zero_sets=allow_zero_sets,
+            choose_fraction=tune_fraction,
+            choose_alpha=tune_alpha,
+            seed=seed,
+            batch_size=batch_size,
+        )
+        self.randomized, self.class_conditional = score.randomized, class_conditional
+        self.tune, self.tune_fraction, self.tune_alpha = score.tune, tune_fraction, tune_alpha
+        self.feature = score.feature
+
+    @property
+    def temperature(self) -> float | None:
+        """What logits are divided by; ``None`` until it is fitted."""
+        value: float | None = self.setting("temperature")
+        return value
+
+
+class LAC(Named):
+    """Least ambiguous sets: all labels of at least a certain probability (Sadinle et al., 2019).
+
+    Sets are the smallest on average, but rows that are hard are covered too rarely.
+
+    Parameters
+    ----------
+    model
+        A trained network; forward returns logits of shape (n, K).
+    temperature
+        What logits are divided by; ``"fit"`` chooses it by likelihood on rows that then do
+        not calibrate.
+    allow_zero_sets
+        Otherwise an empty set gets the most probable label.
+    class_conditional
+        Calibrate each class on its own, so that each is covered with probability 1 - alpha.
+        Classes with too few points are in every set.
+    tune_fraction, seed
+        The share of rows set aside for ``temperature="fit"``, and the seed of the division.
+    batch_size
+        Rows per pass over arrays; by default about 16 MB of input (2 MB of images), at most
+        8,192 rows.
+
+    Examples
+    --------
+    >>> _ = torch.manual_seed(0)
+    >>> model, x, y = nn.Linear(4, 3), torch.randn(200, 4), torch.randint(0, 3, (200,))
+    >>> sets = LAC(model).calibrate(x[:100], y[:100]).predict_set(x[100:], alpha=0.1)
+    >>> sets.mask.shape
+    torch.Size([100, 3])
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        temperature: float | str = 1.0,
+        allow_zero_sets: bool = False,
+        class_conditional: bool = False,
+        tune_fraction: float = 0.2,
+        seed: int = 0,
+        batch_size: int | None = None,
+    ) -> None:
+        super().__init__(
+            model,
+            Lac(temperature),
+            allow_zero_sets=allow_zero_sets,
+            class_conditional=class_conditional,
+            tune_fraction=tune_fraction,
+            seed=seed,
+            batch_size=batch_size,
+        )
+
+
+class APS(Named):
+    """Adaptive prediction sets: labels in order until their probabilities suffice (Romano, 2020).
+
+    Parameters
+    ----------
+    model, temperature, allow_zero_sets, class_conditional, tune_fraction, batch_size
+        As in :class:`LAC`.
+    randomized
+        Count only a random share of the last label's probability. Sets are then as small as
+        coverage of 1 - alpha permits; without it they cover more.
+    seed
+        Seed of the random shares and of the division of rows. Row i of an input has the same
+        share in every batch size and on every device.
+
+    Examples
+    --------
+    >>> _ = torch.manual_seed(0)
+    >>> model, x, y = nn.Linear(4, 3), torch.randn(200, 4), torch.randint(0, 3, (200,))
+    >>> sets = APS(model).calibrate(x[:100], y[:100]).predict_set(x[100:], alpha=0.1)
+    >>> sets.coverage(y[100:]) > 0.8
+    True
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        temperature: float | str = 1.0,
+        randomized: bool = True,
+        allow_zero_sets: bool = False,
+        class_conditional: bool = False,
+        tune_fraction: float = 0.2,
+        seed: int = 0,
+        batch_size: int | None = None,
+    ) -> None:
+        super().__init__(
+            model,
+            Aps(temperature, randomized=randomized),
+            allow_zero_sets=allow_zero_sets,
+            class_conditional=class_conditional,
+            tune_fraction=tune_fraction,
+            seed=seed,
+            batch_size=batch_size,
+        )
+
+
+class RAPS(Named):
+    """Regularised adaptive prediction sets: APS with a price on ranks (Angelopoulos, 2021).
+
+    The score of the label at rank r grows by ``lam * max(r - kreg, 0)``, which keeps the long
+    tail of improbable labels out.
+
+    Parameters
+    ----------
+    model, temperature, allow_zero_sets, class_conditional, batch_size
+        As in :class:`LAC`.
+    randomized, seed
+        As in :class:`APS`.
+    lam, kreg
+        Price of a rank, and how many ranks are free. What is left out is chosen by ``tune``,
+        and without ``tune`` is 0.01 and 5.
+    tune
+        ``"size"`` chooses what is left out for small sets, ``"coverage"`` for the smallest
+        size-stratified coverage violation, on rows that then do not calibrate. A fifth of them,
+        at most 10,000; until they are together, the logits of the others wait in memory.
+        Settings are compared by one threshold for all, also if ``class_conditional``.
+    tune_fraction, tune_alpha
+        The share of rows that tune, and the level at which settings are compared.
+
+    Attributes
+    ----------
+    choice : SetChoice or None
+        What tuning saw and took.
+
+    Examples
+    --------
+    >>> _ = torch.manual_seed(0)
+    >>> model, x = nn.Linear(4, 10), torch.randn(600, 4)
+    >>> y = torch.distributions.Categorical(logits=model(x)).sample()
+    >>> predictor = RAPS(model, tune="size").calibrate(x[:500], y[:500])
+    >>> predictor.choice.rows
+    100
+    >>> sets = predictor.predict_set(x[500:], alpha=0.1)
+    >>> len(sets.labels[0]) == sets.sizes[0]
+    tensor(True)
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        lam: float | None = None,
+        kreg: int | None = None,
+        *,
+        temperature: float | str = 1.0,
+        tune: str | None = None,
+        tune_fraction: float = 0.2,
+        tune_alpha: float = 0.1,
+        randomized: bool = True,
+        allow_zero_sets: bool = False,
+        class_conditional: bool = False,
+        seed: int = 0,
+        batch_size: int | None = None,
+    ) -> None:
+        super().__init__(
+            model,
+            Raps(
+                lam,
+                kreg,
+                temperature=temperature,
+                tune=tune,
+                randomized=randomized,
+                allow_empty=allow_zero_sets,
+            ),
+            allow_zero_sets=allow_zero_sets,
+            class_conditional=class_conditional,
+            tune_fraction=tune_fraction,
+            tune_alpha=tune_alpha,
+            seed=seed,
+            batch_size=batch_size,
+        )
+
+    @property
+    def lam(self) -> float | None:
+        """Price of a rank; ``None`` until it is chosen."""
+        value: float | None = self.setting("lam")
+        return value
+
+    @property
+    def kreg(self) -> int | None:
+        """How many ranks are free; ``None`` until it is chosen."""
+        value: int | None = self.setting("kreg")
+        return value
+
+
+class FFRAPS(RAPS):
+    """RAPS with the size of the network's gradient in the score (the paper's FFRAPS).
+
+    With ``delta=0`` it is RAPS, to the last bit.
+
+    Parameters
+    ----------
+    model, lam, kreg and all others
+        As in :class:`RAPS`. ``delta`` left out is chosen by ``tune``, and without it is 0.01.
+    delta
+        Weight of the gradient.
+    gradient
+        ``"softmax"``, as in the published code: the probability of label j grows by delta times
+        the norm of its gradient in the logits, p_j sqrt(1 - 2 p_j + sum p^2) / temperature,
+        before labels are sorted and summed. No backward pass.
+
+        ``"feature"``, as in the paper's algorithm: the score of all labels of a row grows by
+        delta times the norm of the gradient of the top label's probability at ``feature``. One
+        backward pass through the layers behind it. The probability is that of the model
+        itself, at temperature 1.
+    feature
+        For ``gradient="feature"``: a dotted module name, a module, or ``"input"``.
+
+    Examples
+    --------
+    >>> _ = torch.manual_seed(0)
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 10))  # yours is trained
+    >>> x, y = torch.randn(200, 4), torch.randint(0, 10, (200,))
+    >>> predictor = FFRAPS(model, gradient="feature", feature="0").calibrate(x[:100], y[:100])
+    >>> predictor.predict_set(x[100:], alpha=0.1).sizes.shape
+    torch.Size([100])
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        delta: float | None = None,
+        lam: float | None = None,
+        kreg: int | None = None,
+        gradient: str = SOFTMAX,
+        feature: str | nn.Module | None = None,
+        *,
+        temperature: float | str = 1.0,
+        tune: str | None = None,
+        tune_fraction: float = 0.2,
+        tune_alpha: float = 0.1,
+        randomized: bool = True,
+        allow_zero_sets: bool = False,
+        class_conditional: bool = False,
+        seed: int = 0,
+        batch_size: int | None = None,
+    ) -> None:
+        score = FFRaps(
+            delta,
+            lam,
+            kreg,
+            gradient,
+            None if feature is None else resolve(model, feature),
+            temperature=temperature,
+            tune=tune,
+            randomized=randomized,
+            allow_empty=allow_zero_sets,
+        )
+        Named.__init__(
+            self,
+            model,
+            score,
+            allow_zero_sets=allow_zero_sets,
+            class_conditional=class_conditional,
+            tune_fraction=tune_fraction,
+            tune_alpha=tune_alpha,
+            seed=seed,
+            batch_size=batch_size,
+        )
+        self.gradient = gradient
+
+    @property
+    def delta(self) -> float | None:
+        """Weight of the gradient; ``None`` until it is chosen."""
+        value: float | None = self.setting("delta")
+        return value

@@ -1,0 +1,460 @@
+"""Label scores: how surprising each label of a row is. LAC, APS, RAPS, FFRAPS, or one's own."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ffcp.classification import rules, tuning
+from ffcp.classification.rules import FEATURE, SOFTMAX, Cumulative, Rows, Rule, Threshold
+from ffcp.classification.weights import blocks, uniforms
+from ffcp.conformal.columns import Columns
+from ffcp.conformal.selection import Chosen, Scorer
+from ffcp.network.features import OUTPUT
+from ffcp.pieces import Needs, Seen
+
+FIT = "fit"
+_DEFAULTS = {"lam": 0.01, "kreg": 5, "delta": 0.01}
+Self = TypeVar("Self", bound="LabelScore")
+
+
+class Shares(NamedTuple):
+    """Random numbers in [0, 1) for rows by their numbers, from one of several streams."""
+
+    seed: int
+    stream: int
+    first_row: int
+
+    def __call__(self, rows: range) -> Tensor:
+        """Give the numbers of some rows."""
+        return uniforms(self.seed, self.stream, self.first_row + rows.start, len(rows))
+
+
+class LabelScore(Scorer):
+    """How surprising each label of a row is; the base of all label scores.
+
+    A score of one's own defines :meth:`of_all`; or give a function of :class:`ffcp.Seen`.
+    """
+
+    #: Whether scores use a random number per row.
+    randomized = False
+    #: Where those numbers come from.
+    shares: Shares | None = None
+
+    def of_all(self, seen: Seen) -> Tensor:
+        """Score every label of each row: (n, K), the smaller the better a label fits."""
+        raise NotImplementedError
+
+    def of_labels(self, seen: Seen, labels: Tensor) -> Tensor:
+        """Score one label of each row, (n,)."""
+        return self.of_all(seen).double().gather(1, labels[:, None])[:, 0]
+
+    def mask(self, seen: Seen, threshold: Tensor, *, allow_empty: bool) -> Tensor:
+        """Mark the labels whose score is at most the threshold, (n, K)."""
+        scores = self.of_all(seen).double()
+        inside = scores <= threshold.to(scores.device)
+        if not allow_empty:
+            empty = (~inside.any(dim=1)).nonzero()[:, 0]
+            inside[empty, scores[empty].argmin(dim=1)] = True
+        return inside
+
+    def order(self, seen: Seen) -> Iterator[Tensor]:
+        """Yield positive numbers by which labels are listed, the largest first."""
+        scores = self.of_all(seen).double()
+        yield scores.amax(dim=1, keepdim=True) - scores
+
+    def note(self, seen: Seen, y: Any) -> dict[str, Any]:
+        """Note the scores of the true labels."""
+        check_logits(seen.output)
+        return {"score": self.of_labels(seen, checked_labels(y, seen))[:, None].cpu()}
+
+    def drawing(self: Self, shares: Shares) -> Self:
+        """Give the same score with other random numbers."""
+        other = copy.copy(self)
+        other.shares = shares
+        return other
+
+
+class FunctionScore(LabelScore):
+    """A label score from a function of what one pass saw.
+
+    Parameters
+    ----------
+    function
+        From :class:`ffcp.Seen` to scores (n, K), the smaller the better a label fits.
+    norms, values
+        Layers whose gradient norms or values it looks at.
+    name
+        What saved settings call it; the function's own name by default.
+    """
+
+    def __init__(
+        self,
+        function: Callable[[Seen], Tensor],
+        norms: Sequence[str] = (),
+        values: Sequence[str] = (),
+        name: str | None = None,
+    ) -> None:
+        if not callable(function):
+            raise TypeError(f"a label score is a function of what a pass saw, got {function!r}")
+        self._function = function
+        self._needs = Needs(norms=tuple(norms), values=tuple(values))
+        self.name = name or f"function {getattr(function, '__qualname__', type(function).__name__)}"
+
+    def needs(self) -> Needs:
+        """Ask for the layers it looks at."""
+        return self._needs
+
+    def settings(self) -> dict[str, Any]:
+        """Say what it is: of the function only the name is known."""
+        return {"score": self.name}
+
+    def of_all(self, seen: Seen) -> Tensor:
+        """Call the function."""
+        scores = torch.as_tensor(self._function(seen))
+        if scores.shape != seen.output.shape or bool(scores.isnan().any()):
+            raise ValueError(
+                f"the label score has shape {tuple(scores.shape)}, the logits "
+                f"{tuple(seen.output.shape)}: it must give a number for every label, and no NaN"
+            )
+        return scores
+
+
+class RuleScore(LabelScore):
+    """A score by one of the exact rules, whose settings may be left to be chosen.
+
+    Parameters
+    ----------
+    name
+        What saved settings call it.
+    given
+        Settings of the rule: ``None`` for those to be tuned, ``temperature="fit"``.
+    rule
+        What makes a rule of settings that are all known.
+    tune
+        ``None``, ``"size"`` or ``"coverage"``.
+    randomized
+        Whether only a random share of a label's own weight counts.
+    allow_empty
+        Whether sets may be empty, when settings are compared.
+    feature
+        The layer for ``gradient="feature"``.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        given: Mapping[str, Any],
+        rule: Callable[..., Rule],
+        *,
+        tune: str | None = None,
+        randomized: bool = False,
+        allow_empty: bool = False,
+        feature: str | None = None,
+    ) -> None:
+        self.name, self.tune, self.randomized, self.feature = name, tune, randomized, feature
+        self._make, self._allow_empty = rule, allow_empty
+        self._given = self._checked(given)
+        self.rule: Rule | None = None if self.open_settings else rule(**self._given)
+
+    # -- settings ---------------------------------------------------------------------------
+
+    def _checked(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Fill in defaults where nothing is tuned, and refuse values out of range."""
+        if self.tune not in (None, tuning.SIZE, tuning.COVERAGE):
+            raise ValueError(
+                f"tune must be None, {tuning.SIZE!r} or {tuning.COVERAGE!r}, got {self.tune!r}"
+            )
+        if isinstance(given["temperature"], str | None) and given["temperature"] != FIT:
+            raise ValueError(
+                f"temperature must be a positive number or {FIT!r}, got {given['temperature']!r}"
+            )
+        # Plain numbers: they are saved as JSON.
+        known = {k: v.item() if isinstance(v, np.generic) else v for k, v in given.items()}
+        missing = {key: _DEFAULTS[key] for key, value in given.items() if value is None}
+        if self.tune and not missing:
+            raise ValueError(
+                f"tune={self.tune!r} has nothing to tune: leave out those of "
+                f"{', '.join(key for key in given if key in _DEFAULTS)} that are to be chosen"
+            )
+        if not self.tune:
+            known.update(missing)
+        fitted = {"temperature": 1.0} if known["temperature"] == FIT else {}
+        self._make(**{**known, **missing, **fitted})  # which raises for values out of range
+        return known
+
+    @property
+    def open_settings(self) -> list[str]:
+        """The settings that are to be chosen."""
+        return [key for key, value in self._given.items() if value is None or value == FIT]
+
+    @property
+    def is_open(self) -> bool:  # type: ignore[override]
+        """Whether settings are still to be chosen."""
+        return self.rule is None
+
+    def settings(self) -> dict[str, Any]:
+        """Say what the rule is."""
+        values = dict.fromkeys(self._given) if self.rule is None else asdict(self.rule)
+        return {
+            "score": self.name,
+            **{key: values[key] for key in self._given},
+            "feature": self.feature,
+            "randomized": self.randomized,
+        }
+
+    def needs(self) -> Needs:
+        """Ask for the gradient of the top label's probability, if the rule uses it."""
+        return Needs() if self.feature is None else Needs((self.feature,), of=top_probability)
+
+    def restored(self, settings: Mapping[str, Any]) -> RuleScore:
+        """Take open settings as they were saved."""
+        known = {**self._given, **{key: settings.get(key) for key in self.open_settings}}
+        return self if None in known.values() else self._settled(known)
+
+    def choices_from(self, saved: Mapping[str, Any]) -> dict[str, Any]:
+        """Build the choice of the settings again."""
+        return {} if saved.get("sets") is None else {"sets": tuning.choice_from(saved["sets"])}
+
+    def _settled(self, settings: Mapping[str, Any]) -> RuleScore:
+        other = copy.copy(self)
+        other.rule = self._make(**settings)
+        return other
+
+    # -- scores -----------------------------------------------------------------------------
+
+    def _rows(self, seen: Seen) -> Rows:
+        check_logits(seen.output)
+        share = torch.ones(len(seen.rows), dtype=torch.float64)
+        if self.randomized:
+            assert self.shares is not None
+            share = self.shares(seen.rows)
+        norms = None if self.feature is None else seen.norms[self.feature]
+        return Rows(seen.output, share.to(seen.output.device), norms)
+
+    def _known_rule(self) -> Rule:
+        assert self.rule is not None
+        return self.rule
+
+    def of_all(self, seen: Seen) -> Tensor:
+        """Score every label of each row, (n, K)."""
+        return rules.all_scores(self._known_rule(), self._rows(seen))
+
+    def of_labels(self, seen: Seen, labels: Tensor) -> Tensor:
+        """Score one label of each row, (n,)."""
+        return rules.label_scores(self._known_rule(), self._rows(seen), labels)
+
+    def mask(self, seen: Seen, threshold: Tensor, *, allow_empty: bool) -> Tensor:
+        """Mark the labels whose score is at most the threshold, (n, K)."""
+        return rules.label_mask(
+            self._known_rule(), self._rows(seen), threshold, allow_empty=allow_empty
+        )
+
+    def order(self, seen: Seen) -> Iterator[Tensor]:
+        """Yield the labels' weights."""
+        for block in blocks(*seen.output.shape):
+            yield self._known_rule().weights(seen.output[block])
+
+    # -- choosing settings ------------------------------------------------------------------
+
+    def note(self, seen: Seen, y: Any) -> dict[str, Any]:
+        """Note the scores of the true labels; or, while settings are open, all they need."""
+        if not self.is_open:
+            return super().note(seen, y)
+        rows = self._rows(seen)
+        noted = {"label": checked_labels(y, seen), "logits": rows.logits, "share": rows.share}
+        return noted if rows.norms is None else {**noted, "norms": rows.norms}
+
+    def scores(self, noted: Columns) -> Tensor:
+        """Give the scores of rows that were noted, also while settings were open."""
+        if "score" in noted:
+            return torch.as_tensor(noted["score"])
+        rows = _noted_rows(noted)
+        return rules.label_scores(self._known_rule(), rows, noted["label"])[:, None].cpu()
+
+    def choose(self, aside: Columns, alpha: Any) -> Chosen:
+        """Fit the temperature and tune what is open."""
+        rows, labels, settings = _noted_rows(aside), aside["label"], dict(self._given)
+        if settings["temperature"] == FIT:
+            settings["temperature"] = tuning.fit_temperature(rows.logits, labels)
+        if self.tune:
+            choice = self._tuned(settings, rows, labels, alpha)
+            settings.update(kreg=choice.kreg, lam=choice.lam)
+            if "delta" in settings:
+                settings["delta"] = choice.delta
+        else:
+            kept = {key: settings.get(key) for key in ("kreg", "lam", "delta")}
+            choice = tuning.SetChoice(
+                settings["temperature"], **kept, rows=len(labels), alpha=float(alpha),
+                criterion=None, candidates=(),
+            )  # fmt: skip
+        return Chosen(self._settled(settings), {"sets": choice})
+
+    def _tuned(
+        self, settings: Mapping[str, Any], rows: Rows, labels: Tensor, alpha: Any
+    ) -> tuning.SetChoice:
+        assert self.tune is not None
+        lam, delta = settings["lam"], settings.get("delta", 0.0)
+        return tuning.tune(
+            rows,
+            labels,
+            Cumulative(settings["temperature"], gradient=settings.get("gradient", SOFTMAX)),
+            kreg=settings["kreg"],
+            lams=tuning.LAMS[self.tune] if lam is None else (lam,),
+            deltas=tuning.DELTAS if delta is None else (delta,),
+            criterion=self.tune,
+            alpha=alpha,
+            allow_empty=self._allow_empty,
+        )
+
+
+def Lac(temperature: float | str = 1.0) -> RuleScore:  # noqa: N802 - reads as a piece
+    """Make the score of LAC: one minus the label's probability."""
+    return RuleScore("lac", {"temperature": temperature}, Threshold)
+
+
+def Aps(  # noqa: N802
+    temperature: float | str = 1.0, *, randomized: bool = True
+) -> RuleScore:
+    """Make the score of APS: the probabilities of all labels up to this one."""
+    return RuleScore("aps", {"temperature": temperature}, Cumulative, randomized=randomized)
+
+
+def Raps(  # noqa: N802
+    lam: float | None = None,
+    kreg: int | None = None,
+    *,
+    temperature: float | str = 1.0,
+    tune: str | None = None,
+    randomized: bool = True,
+    allow_empty: bool = False,
+) -> RuleScore:
+    """Make the score of RAPS: that of APS with a price on ranks."""
+    given = {"temperature": temperature, "lam": lam, "kreg": kreg}
+    return RuleScore(
+        "raps", given, Cumulative, tune=tune, randomized=randomized, allow_empty=allow_empty
+    )
+
+
+def FFRaps(  # noqa: N802
+    delta: float | None = None,
+    lam: float | None = None,
+    kreg: int | None = None,
+    gradient: str = SOFTMAX,
+    feature: str | None = None,
+    *,
+    temperature: float | str = 1.0,
+    tune: str | None = None,
+    randomized: bool = True,
+    allow_empty: bool = False,
+) -> RuleScore:
+    """Make the score of FFRAPS: that of RAPS with the size of the gradient in it."""
+    _check_feature(gradient, feature)
+    given = {
+        "temperature": temperature,
+        "lam": lam,
+        "kreg": kreg,
+        "delta": delta,
+        "gradient": gradient,
+    }
+    return RuleScore(
+        "ffraps",
+        given,
+        Cumulative,
+        tune=tune,
+        randomized=randomized,
+        allow_empty=allow_empty,
+        feature=feature,
+    )
+
+
+def as_score(score: Any) -> LabelScore:
+    """Take a label score as it is; make one of a function."""
+    return score if isinstance(score, LabelScore) else FunctionScore(score)
+
+
+def _check_feature(gradient: str, feature: str | None) -> None:
+    """Refuse a layer that has no part in the gradient, or one that is missing."""
+    if gradient == SOFTMAX and feature is not None:
+        raise ValueError(
+            f"feature={feature!r} has no part in gradient={SOFTMAX!r}, which is taken in the "
+            f"logits: leave it out, or use gradient={FEATURE!r}"
+        )
+    if gradient == FEATURE and feature is None:
+        raise ValueError(
+            f"gradient={FEATURE!r} needs a layer: give feature=, a dotted module name, a module "
+            "or 'input'"
+        )
+    if feature == OUTPUT:
+        raise ValueError(
+            f"gradient={FEATURE!r} needs a layer before the output: in the logits themselves use "
+            f"gradient={SOFTMAX!r}"
+        )
+
+
+def top_probability(logits: Tensor) -> Tensor:
+    """Give the probability of the most likely label of each row."""
+    check_logits(logits)
+    return logits.double().softmax(dim=1).amax(dim=1)
+
+
+def _noted_rows(noted: Columns) -> Rows:
+    return Rows(noted["logits"], noted["share"], noted.get("norms"))
+
+
+# -- checks ------------------------------------------------------------------------------------
+
+
+def check_logits(logits: Tensor) -> None:
+    """Refuse outputs that are not one number for each of several classes."""
+    if logits.dim() != 2:
+        raise ValueError(
+            f"the model's output has shape {tuple(logits.shape)}; label sets need logits of shape "
+            "(n, K), one for each of K classes"
+        )
+    if logits.shape[1] < 2:
+        raise ValueError(
+            "the model gives one class only; a set needs at least two. For a binary classifier "
+            "with one logit z return torch.cat([0 * z, z], dim=1)"
+        )
+
+
+def refuse_probabilities(logits: Tensor) -> None:
+    """Refuse what is nonnegative and sums to 1 in every row: a softmax of it is not meant."""
+    tolerance = max(1e-4, torch.finfo(logits.dtype).eps)
+    if bool((logits >= 0).all() and ((logits.double().sum(dim=1) - 1).abs() <= tolerance).all()):
+        raise ValueError(
+            "the model's output looks like probabilities: all rows are nonnegative and sum to 1. "
+            "Label sets start from logits: return them before the softmax, or torch.log of the "
+            "probabilities"
+        )
+
+
+def checked_labels(y: Tensor, seen: Seen) -> Tensor:
+    """Check the class labels of some rows."""
+    rows, classes = seen.output.shape
+    if y.dim() != 1:
+        hint = ": for one-hot rows use y.argmax(dim=1)" if y.shape[-1] == classes else ""
+        raise ValueError(
+            f"labels have shape {tuple(y.shape)}, expected one integer per row: {(rows,)}{hint}"
+        )
+    if y.is_floating_point() or y.dtype == torch.bool:
+        raise TypeError(
+            f"labels must be integers, the numbers of classes from 0, got {y.dtype}: "
+            "convert them, for example with y.long()"
+        )
+    y = y.long()
+    outside = (y < 0) | (y >= classes)
+    if bool(outside.any()):
+        row = int(outside.nonzero()[0, 0])
+        raise ValueError(
+            f"label {int(y[row])} in row {seen.rows[row]} is out of range: the model has "
+            f"{classes} classes, so labels go from 0 to {classes - 1}"
+        )
+    return y.to(seen.output.device)

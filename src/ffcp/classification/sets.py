@@ -1,0 +1,81 @@
+"""Label sets: what a classifier's predictor returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ffcp import metrics
+
+
+class LabelSet:
+    """The labels that are possible for each row.
+
+    Parameters
+    ----------
+    mask
+        Shape (n, K): whether label j is in the set of row i.
+    weights
+        Yields the labels' weights, block after block of rows; called when :attr:`labels` is
+        first looked at. Without it labels are listed by index.
+
+    Examples
+    --------
+    >>> sets = LabelSet(torch.tensor([[True, False, True], [False, True, False]]))
+    >>> sets
+    LabelSet(2 rows, 3 classes, mean size 1.5)
+    >>> sets.sizes
+    tensor([2, 1])
+    >>> sets.labels
+    [tensor([0, 2]), tensor([1])]
+    >>> sets.coverage([2, 2])
+    0.500 [0.095, 0.905]
+    """
+
+    def __init__(self, mask: Tensor, weights: Callable[[], Iterator[Tensor]] | None = None) -> None:
+        self.mask = mask
+        self._weights = weights
+        self._labels: list[Tensor] | None = None
+
+    def __len__(self) -> int:
+        return len(self.mask)
+
+    def __repr__(self) -> str:
+        rows, classes = self.mask.shape
+        mean = f"{metrics.mean_set_size(self):.4g}" if rows else "nan"
+        return f"LabelSet({rows} rows, {classes} classes, mean size {mean})"
+
+    @property
+    def sizes(self) -> Tensor:
+        """How many labels each set holds, shape (n,)."""
+        return self.mask.sum(dim=1)
+
+    @property
+    def labels(self) -> list[Tensor]:
+        """The labels of each set, best first.
+
+        Weights are not kept with the mask, as they are far larger: asking for the order the
+        first time runs the model once more, on the input, which is not copied.
+        """
+        if self._labels is None:
+            given = iter([self.mask.double()]) if self._weights is None else self._weights()
+            self._labels = [labels for block in self._in_order(given) for labels in block]
+        return self._labels
+
+    def _in_order(self, given: Iterator[Tensor]) -> Iterator[tuple[Tensor, ...]]:
+        start = 0
+        for weights in given:
+            mask = self.mask[start : start + len(weights)]
+            outside = weights.masked_fill(~mask, -1)
+            order = outside.sort(dim=1, descending=True, stable=True).indices
+            sizes = mask.sum(dim=1)
+            inside = torch.arange(mask.shape[1], device=mask.device) < sizes[:, None]
+            yield order[inside].split(sizes.tolist())
+            start += len(weights)
+
+    def coverage(self, y: Any) -> metrics.Coverage:
+        """Measure the share of rows whose true label is in the set."""
+        return metrics.set_coverage(self, y)

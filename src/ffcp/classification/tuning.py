@@ -1,0 +1,230 @@
+"""Choosing temperature, kreg, lam and delta honestly: on rows that do not calibrate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ffcp.classification.rules import Cumulative, Rows
+from ffcp.classification.weights import Place, blocks, largest, places
+from ffcp.conformal.rank import exact_alpha
+from ffcp.metrics.sets import stratified_violation
+
+SIZE = "size"
+COVERAGE = "coverage"
+
+# The grids of RAPS for small sets and for equal coverage in all strata of set sizes.
+LAMS: Mapping[str, tuple[float, ...]] = {
+    SIZE: (0.001, 0.01, 0.1, 0.2, 0.5),
+    COVERAGE: (0.0, 1e-5, 1e-4, 8e-4, 9e-4, 1e-3, 1.5e-3, 2e-3),
+}
+# The range of the published code; 0 is plain RAPS.
+DELTAS = (0.0, 1e-5, 1e-4, 1e-3, 0.005, 0.01, 0.025, 0.05, 0.075)
+
+_COOLEST, _HOTTEST = 0.05, 20.0  # temperatures further off fit only data that need none
+
+
+@dataclass(frozen=True)
+class SetCandidate:
+    """How one combination of settings did on the rows set aside for tuning."""
+
+    kreg: int
+    lam: float
+    delta: float
+    mean_size: float
+    violation: float
+
+
+@dataclass(frozen=True)
+class SetChoice:
+    """Which settings were chosen for label sets, and why.
+
+    Attributes
+    ----------
+    temperature, kreg, lam, delta
+        The settings in use, given or chosen; ``None`` for those that the method has not.
+    rows
+        How many rows chose. They took no part in the calibration.
+    alpha
+        The level at which candidates were compared.
+    criterion
+        ``"size"``, ``"coverage"``, or ``None`` if only the temperature was fitted.
+    candidates
+        All combinations tried, each with its mean set size and its size-stratified coverage
+        violation.
+    """
+
+    temperature: float
+    kreg: int | None
+    lam: float | None
+    delta: float | None
+    rows: int
+    alpha: float
+    criterion: str | None
+    candidates: tuple[SetCandidate, ...]
+
+    def __str__(self) -> str:
+        named = {"kreg": self.kreg, "lam": self.lam, "delta": self.delta}
+        listed = "".join(f", {key} {value:g}" for key, value in named.items() if value is not None)
+        lines = [f"temperature {self.temperature:.4g}{listed}, chosen on {self.rows} rows"]
+        if self.criterion:
+            lines[0] += f" by {self.criterion} at alpha={self.alpha:g}"
+        for found in sorted(self.candidates, key=lambda c: _cost(c, self.criterion)):
+            lines.append(
+                f"  kreg {found.kreg:<4} lam {found.lam:<8g} delta {found.delta:<8g} "
+                f"mean size {found.mean_size:<9.4g} violation {found.violation:.3f}"
+            )
+        return "\n".join(lines)
+
+
+def choice_from(saved: Mapping[str, Any]) -> SetChoice:
+    """Build the choice again from what :func:`dataclasses.asdict` made of it."""
+    shown = tuple(SetCandidate(**candidate) for candidate in saved["candidates"])
+    return SetChoice(**{**saved, "candidates": shown})
+
+
+def fit_temperature(logits: Tensor, labels: Tensor) -> float:
+    """Return the temperature that minimises the negative log-likelihood, from 0.05 to 20.
+
+    The likelihood is concave in the inverse temperature, so Newton's iteration, kept inside
+    the interval known to hold the optimum, finds it.
+
+    >>> logits = torch.tensor([[2.0, 0.0]]).repeat(4, 1)
+    >>> round(fit_temperature(logits, torch.tensor([0, 0, 0, 1])), 4)  # 2 / log(3)
+    1.8205
+    """
+    low, high = 1 / _HOTTEST, 1 / _COOLEST
+    inverse = 1.0
+    for _ in range(100):
+        slope, curvature = _slope(logits, labels, inverse)
+        if slope > 0:
+            high = inverse
+        elif slope < 0:
+            low = inverse
+        else:
+            break
+        step = inverse - slope / curvature if curvature > 0 else math.nan
+        # In the middle by ratio: the interval spans orders of magnitude.
+        new = step if low < step < high else math.sqrt(low * high)
+        if abs(new - inverse) <= 1e-9 * inverse:
+            break
+        inverse = new
+    return 1 / inverse
+
+
+def _slope(logits: Tensor, labels: Tensor, inverse: float) -> tuple[float, float]:
+    """First and second derivative of the negative log-likelihood in the inverse temperature."""
+    slope = curvature = 0.0
+    for block in blocks(*logits.shape):
+        values = logits[block].double()
+        # Against the true label's logit: shifting a row changes no probability.
+        values = values - values.gather(1, labels[block][:, None])
+        p = (values * inverse).softmax(dim=1)
+        mean = (p * values).sum(dim=1, keepdim=True)
+        slope += float(mean.sum())
+        curvature += float((p * (values - mean).square()).sum())
+    return slope / len(labels), curvature / len(labels)
+
+
+def tune(
+    rows: Rows,
+    labels: Tensor,
+    score: Cumulative,
+    *,
+    kreg: int | None,
+    lams: Sequence[float],
+    deltas: Sequence[float],
+    criterion: str,
+    alpha: Any,
+    allow_empty: bool,
+) -> SetChoice:
+    """Try all combinations and take the one with the smallest cost; a tie goes to the first.
+
+    Parameters
+    ----------
+    rows, labels
+        The rows that tune.
+    score
+        What is not tuned: temperature and kind of gradient.
+    kreg
+        ``None`` takes the rank that the true label keeps to in a share 1 - alpha of the rows.
+    lams, deltas
+        The values to combine.
+    criterion
+        ``"size"``, the mean size of sets, or ``"coverage"``, their size-stratified violation.
+    alpha
+        The level at which the combinations are compared.
+    allow_empty
+        Whether sets may be empty.
+    """
+    if kreg is None:
+        kreg = _usual_rank(rows, labels, replace(score, delta=deltas[0]), alpha)
+    candidates = [
+        found
+        for delta in deltas
+        for found in _try_lams(
+            rows, labels, replace(score, kreg=kreg, delta=delta), lams, alpha, allow_empty
+        )
+    ]
+    best = min(candidates, key=lambda found: _cost(found, criterion))
+    return SetChoice(
+        score.temperature, kreg, best.lam, best.delta, len(labels), float(exact_alpha(alpha)),
+        criterion, tuple(candidates),
+    )  # fmt: skip
+
+
+def _cost(found: SetCandidate, criterion: str | None) -> float:
+    return found.violation if criterion == COVERAGE else found.mean_size
+
+
+def _usual_rank(rows: Rows, labels: Tensor, score: Cumulative, alpha: Any) -> int:
+    return int(_quantile(_all_places(rows, labels, score).rank, alpha))
+
+
+def _quantile(values: Tensor, alpha: Any) -> Tensor:
+    """Plain empirical quantile: comparing needs no guarantee, and this is always finite."""
+    k = max(1, math.ceil(len(values) * (1 - exact_alpha(alpha))))
+    return values.kthvalue(k).values
+
+
+def _all_places(rows: Rows, labels: Tensor, score: Cumulative) -> Place:
+    parts = [
+        places(score.weights(rows.logits[block]), labels[block])
+        for block in blocks(*rows.logits.shape)
+    ]
+    return Place(*(torch.cat(column) for column in zip(*parts, strict=True)))
+
+
+def _try_lams(
+    rows: Rows,
+    labels: Tensor,
+    score: Cumulative,
+    lams: Sequence[float],
+    alpha: Any,
+    allow_empty: bool,
+) -> list[SetCandidate]:
+    """Compare values of lam, which share weights and their order."""
+    place = _all_places(rows, labels, score)
+    rules = [replace(score, lam=lam) for lam in lams]
+    scores = [rule.at(place, rows) for rule in rules]
+    thresholds = [_quantile(values, alpha) for values in scores]
+    sizes = torch.empty(len(lams), len(labels), dtype=torch.int64, device=labels.device)
+    for block in blocks(*rows.logits.shape):
+        part = rows.take(block)
+        ordered = largest(score.weights(part.logits), part.logits.shape[1])
+        for size, rule, threshold in zip(sizes, rules, thresholds, strict=True):
+            size[block] = rule.sizes(ordered, part, threshold)
+    found = []
+    for lam, size, values, threshold in zip(lams, sizes, scores, thresholds, strict=True):
+        hits = values <= threshold
+        if not allow_empty:
+            size, hits = size.clamp_min(1), hits | (place.rank == 1)
+        violation = stratified_violation(size.cpu(), hits.cpu(), alpha)
+        mean = float(size.double().mean())
+        found.append(SetCandidate(score.kreg, lam, score.delta, mean, violation))
+    return found

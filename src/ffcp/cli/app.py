@@ -1,0 +1,113 @@
+"""The commands of ``ffcp``: their options, what they refuse and what they print."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import torch
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+import ffcp
+
+if TYPE_CHECKING:
+    from ffcp.cli.demo import Result
+
+app = typer.Typer(
+    help="""Prediction bands with a guarantee, for the PyTorch network you already have.
+
+    Start with **ffcp demo**: it needs no data and shows what the library does. In a program,
+    *import ffcp* and calibrate your own network.""",
+    epilog="The paper's tables and figures have a command of their own, ffcp-paper.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",  # lines of a paragraph are joined; brackets stay
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"ffcp {ffcp.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def demo(
+    out: Annotated[
+        Path, typer.Option(help="Where to write the picture of the bands: .png, .pdf or .svg.")
+    ] = Path("ffcp_demo.png"),
+    alpha: Annotated[
+        float, typer.Option(help="Share of misses allowed; 0.1 asks for 90 % coverage.")
+    ] = 0.1,
+    epochs: Annotated[int, typer.Option(min=1, help="Training epochs for each network.")] = 150,
+    seed: Annotated[int, typer.Option(help="Seed of the data, the network and the choice.")] = 0,
+) -> None:
+    """Train a small network on two data sets and compare CP with FFCP.
+
+    Downloads nothing and takes about half a minute.
+
+    Prints a table for each data set, with coverage, mean length, the worst group's coverage and
+    the seconds for calibration and prediction, and draws the bands.
+    """
+    _check_demo(out, alpha)
+    # Imported here: the help and the version should not wait for matplotlib.
+    from ffcp.cli import demo as demonstration
+
+    torch.set_num_threads(1)  # layers this small only lose time by being divided
+    console = Console()
+    results = []
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        for data in demonstration.DATA_SETS:
+            task = progress.add_task(f"training on {data.name}", total=epochs)
+            results.append(
+                demonstration.run(
+                    data,
+                    epochs=epochs,
+                    alpha=alpha,
+                    seed=seed,
+                    progress=lambda task=task: progress.advance(task),  # type: ignore[misc]
+                )
+            )
+    for result in results:
+        _print_demo(console, result)
+    demonstration.picture(results).savefig(out, dpi=150)
+    console.print(f"Picture of the bands: {out}", highlight=False, soft_wrap=True, markup=False)
+
+
+def _check_demo(out: Path, alpha: float) -> None:
+    """Refuse what would fail only after the training."""
+    if not 0 < alpha < 1:
+        raise typer.BadParameter(f"{alpha} does not lie between 0 and 1", param_hint="--alpha")
+    if out.suffix.lower() not in (".png", ".pdf", ".svg"):
+        raise typer.BadParameter(f"{out} must end in .png, .pdf or .svg", param_hint="--out")
+    if not out.absolute().parent.is_dir():
+        raise typer.BadParameter(f"there is no folder {out.parent}", param_hint="--out")
+
+
+def _print_demo(console: Console, result: Result) -> None:
+    from ffcp.cli import demo as demonstration
+
+    console.print(f"\n[bold]{result.data.name}[/bold]: {result.data.about}", highlight=False)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in demonstration.COLUMNS:
+        words = column in ("method", "layer")
+        table.add_column(column, justify="left" if words else "right")
+    for row in demonstration.tabulate(result):
+        table.add_row(*row)
+    console.print(table)
+    console.print(result.verdict(), highlight=False)

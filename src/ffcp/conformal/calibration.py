@@ -1,0 +1,181 @@
+"""What all calibrations share: scores of held-out points, kept as buffers of a module."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ffcp.conformal.columns import Columns
+from ffcp.conformal.rank import points_needed
+from ffcp.pieces import Needs, Seen
+
+Self = TypeVar("Self", bound="Calibration")
+
+
+class Calibration(nn.Module):
+    """Keeps scores and turns them into thresholds; the base of all calibrations.
+
+    A calibration of one's own says how the threshold follows from ``self.scores``
+    (:meth:`threshold`) and, if it looks at more than scores, what to note of every point
+    (:meth:`note`): a column for each buffer that it registers beside ``scores``.
+
+    Points are buffers, so ``state_dict`` carries them, but ``.to()`` and ``.half()`` leave them
+    alone: a threshold is one number, and rounding it would break the guarantee.
+    """
+
+    scores: Tensor
+    #: Whether new points need a group.
+    takes_groups = False
+    #: Whether NaN may stand for a score that is not known.
+    takes_missing = False
+    #: Whether thresholds differ from point to point, so that some may be infinite.
+    is_local = False
+    #: Whether thresholds use random numbers; those of one call are then looked up at once.
+    is_random = False
+    #: Whether something is still to be chosen before points can be kept.
+    is_open = False
+    #: What that is, in words.
+    what_is_open = "what is left open"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scores", torch.empty(0, 0, dtype=torch.float64))
+        self._cache: dict[Any, Any] = {}  # worked out of the points once, until they change
+
+    def __len__(self) -> int:
+        return len(self.scores)
+
+    @property
+    def coordinates(self) -> int:
+        """How many outputs have scores of their own."""
+        return self.scores.shape[1]
+
+    # -- what a calibration defines ---------------------------------------------------------
+
+    def threshold(
+        self, alpha: Any, notes: Columns | None = None, random: np.random.Generator | None = None
+    ) -> Tensor:
+        """Look up the thresholds: (m,) for all points, or (n, m) with a row for each.
+
+        Parameters
+        ----------
+        alpha
+            Share of misses allowed.
+        notes
+            What :meth:`note` says of the new points.
+        random
+            Random numbers, for calibrations that use them.
+        """
+        raise NotImplementedError
+
+    def needs(self) -> Needs:
+        """Say what the pass over the model must bring for :meth:`note`."""
+        return Needs()
+
+    def note(self, seen: Seen, y: Tensor | None = None) -> dict[str, Any]:
+        """Say what is kept of points besides their scores: a column for each buffer."""
+        return {}
+
+    def settings(self) -> dict[str, Any]:
+        """Say what thresholds depend on besides the points; saved, and compared when merging."""
+        return {"calibration": type(self).__name__}
+
+    def why_infinite(self, alpha: Any, notes: Columns) -> str:
+        """Go on behind "the band is infinite": why, and what to do."""
+        fewest = int(known(self.scores).min())
+        return (
+            f": alpha={float(alpha):g} needs at least {points_needed(alpha)} calibration points "
+            f"and there are {fewest}"
+        )
+
+    # -- only where something is open -------------------------------------------------------
+
+    #: How many rows are enough to choose.
+    most_rows = 0
+
+    def choose(
+        self: Self, scores: Tensor, notes: Columns, planned: int, alpha: Any
+    ) -> tuple[Self, Any]:
+        """Choose what is open, on points that will not calibrate; ``planned`` others will."""
+        raise NotImplementedError
+
+    def restored(self: Self, settings: Mapping[str, Any]) -> Self:
+        """Give a calibration whose open settings are those that were saved."""
+        return self
+
+    def choices_from(self, saved: Mapping[str, Any]) -> dict[str, Any]:
+        """Build the choices again that were saved."""
+        return {}
+
+    # -- keeping points ---------------------------------------------------------------------
+
+    def add(self, scores: Tensor, notes: Columns | None = None) -> None:
+        """Keep these points, scores (n, m) and a row of notes for each, beside those there are."""
+        notes = notes or {}
+        if len(self) and scores.shape[1] != self.coordinates:
+            raise ValueError(
+                f"the calibration has scores for {self.coordinates} outputs, got {scores.shape[1]}"
+            )
+        points = {"scores": scores.detach().to("cpu", torch.float64, copy=not len(self)), **notes}
+        if len(self):
+            points = {name: torch.cat([old, points[name]]) for name, old in self.points().items()}
+        self.keep(self.arranged(points))
+
+    def arranged(self, points: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Put points, which nobody else holds, into the order in which they are kept."""
+        return points
+
+    def keep(self, points: Mapping[str, Tensor]) -> None:
+        """Keep exactly these points, a tensor for each buffer."""
+        for name, values in points.items():
+            setattr(self, name, values)
+        self._cache = {}
+
+    def points(self) -> dict[str, Tensor]:
+        """Give all that is kept of the points, by the names of the buffers."""
+        return dict(self.named_buffers(recurse=False))
+
+    def merge(self, other: Calibration) -> None:
+        """Take over the points of another calibration of the same settings."""
+        points = other.points()
+        self.add(points.pop("scores"), points)
+
+    def empty(self: Self) -> Self:
+        """Give a calibration of the same settings without points."""
+        fresh = copy.copy(self)
+        fresh._buffers = {name: b.new_empty((0, *b.shape[1:])) for name, b in self._buffers.items()}
+        fresh._cache = {}
+        return fresh
+
+    # -- being a module ---------------------------------------------------------------------
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_cache": {}}
+
+    def extra_repr(self) -> str:
+        """Show how many points there are."""
+        return f"{len(self)} points"
+
+    def _apply(self: Self, fn: Any, recurse: bool = True) -> Self:
+        return self  # stays where it is, as it is
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        # Any number of points may have been saved; the parent class insists on equal shapes.
+        for name, buffer in self.named_buffers(recurse=False):
+            saved = state_dict.get(f"{prefix}{name}")
+            if saved is not None:
+                setattr(self, name, torch.empty(saved.shape, dtype=buffer.dtype))
+        self._cache = {}
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def known(scores: Tensor) -> Tensor:
+    """Count the scores of each column that are known: NaN are not."""
+    if len(scores) and not bool(scores[-1].isnan().any()):
+        return torch.full(scores.shape[1:], len(scores))  # sorted: NaN would be last
+    return len(scores) - scores.isnan().sum(dim=0)

@@ -1,0 +1,129 @@
+"""Kernels: how much a calibration point counts at some distance from the new one.
+
+A kernel gives the logarithm of a weight in [0, 1] at squared distances in units of the bandwidth.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class Kernel:
+    """How much points count at a distance; the base of all kernels.
+
+    A kernel of one's own has a name and :meth:`log_weight`; with :meth:`steps` it also serves
+    the guarantee ``"random"``.
+    """
+
+    #: What settings and messages call it.
+    name: str
+    #: Whether weights are 0 or 1, cut where the distance is the bandwidth.
+    is_sharp = False
+    #: Whether weights go by rank, to as many neighbours as the bandwidth says.
+    is_by_rank = False
+    #: Whether :meth:`steps` can be drawn.
+    is_density = False
+
+    def log_weight(self, squared: Tensor) -> Tensor:
+        """Logarithm of the weight at squared distances; it may overwrite them."""
+        raise TypeError(f"the kernel {self.name!r} is no function of the distance")
+
+    def steps(self, random: np.random.Generator, rows: int, dimensions: int) -> Tensor:
+        """Draw steps from the kernel as a density, in units of the bandwidth."""
+        raise TypeError(f"the kernel {self.name!r} is no density to draw from")
+
+
+class Gaussian(Kernel):
+    """The weight exp(-d^2 / 2h^2) at distance d, h the bandwidth.
+
+    >>> Gaussian().log_weight(torch.tensor([0.0, 4.0]))
+    tensor([-0., -2.])
+    """
+
+    name = "gaussian"
+    is_density = True
+
+    def log_weight(self, squared: Tensor) -> Tensor:
+        """Logarithm of the weight at squared distances; overwrites them."""
+        return squared.mul_(-0.5)
+
+    def steps(self, random: np.random.Generator, rows: int, dimensions: int) -> Tensor:
+        """Draw steps from the kernel as a density, in units of the bandwidth."""
+        return torch.from_numpy(random.standard_normal((rows, dimensions)))
+
+
+class Laplace(Kernel):
+    """The weight exp(-d / h) at distance d.
+
+    >>> Laplace().log_weight(torch.tensor([0.0, 4.0]))
+    tensor([-0., -2.])
+    """
+
+    name = "laplace"
+    is_density = True
+
+    def log_weight(self, squared: Tensor) -> Tensor:
+        """Logarithm of the weight at squared distances; overwrites them."""
+        return squared.sqrt_().neg_()
+
+    def steps(self, random: np.random.Generator, rows: int, dimensions: int) -> Tensor:
+        """Draw steps from the kernel as a density, in units of the bandwidth."""
+        direction = _directions(random, rows, dimensions)
+        return direction * torch.from_numpy(random.gamma(dimensions, 1.0, (rows, 1)))
+
+
+class Box(Kernel):
+    """The weight 1 up to the bandwidth and 0 beyond it.
+
+    >>> Box().log_weight(torch.tensor([1.0, 4.0]))
+    tensor([0., -inf])
+    """
+
+    name = "box"
+    is_sharp = is_density = True
+
+    def log_weight(self, squared: Tensor) -> Tensor:
+        """Logarithm of the weight at squared distances."""
+        return torch.where(squared <= 1, 0.0, -math.inf).to(squared.dtype)
+
+    def steps(self, random: np.random.Generator, rows: int, dimensions: int) -> Tensor:
+        """Draw steps from the kernel as a density, in units of the bandwidth."""
+        direction = _directions(random, rows, dimensions)
+        return direction * torch.from_numpy(random.random((rows, 1)) ** (1 / dimensions))
+
+
+class Nearest(Kernel):
+    """The weight 1 for the nearest calibration points, however far; the bandwidth is how many."""
+
+    name = "nearest"
+    is_by_rank = True
+
+
+def _directions(random: np.random.Generator, rows: int, dimensions: int) -> Tensor:
+    normal = random.standard_normal((rows, dimensions))
+    return torch.from_numpy(normal / np.linalg.norm(normal, axis=1, keepdims=True))
+
+
+KERNELS: dict[str, Kernel] = {
+    kernel.name: kernel for kernel in (Gaussian(), Laplace(), Box(), Nearest())
+}
+
+
+def as_kernel(kernel: Any) -> Kernel:
+    """Find a kernel by its name, or check one that is given.
+
+    >>> as_kernel("box").name
+    'box'
+    """
+    if isinstance(kernel, str):
+        if kernel not in KERNELS:
+            raise ValueError(f"unknown kernel {kernel!r}: choose one of {', '.join(KERNELS)}")
+        return KERNELS[kernel]
+    if isinstance(kernel, Kernel):
+        return kernel
+    raise TypeError(f"a kernel is one of {', '.join(KERNELS)}, or an ffcp.Kernel; got {kernel!r}")

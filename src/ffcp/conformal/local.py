@@ -1,0 +1,416 @@
+"""Localized calibration: points near the new one count more.
+
+A kernel H in [0, 1] on an embedding of the input gives calibration point i the weight H(x, x_i);
+the new point itself carries H(x, x) = 1 at infinity. The plain localized quantile at x is the
+1 - alpha quantile of the scores under these weights. It has no guarantee in finite samples.
+Two corrections have one:
+
+``"level"`` (after Guan, 2023). Let L_i be the weighted share, around point i, of points with a
+smaller score. With the new point among them, L_1, ..., L_(n+1) are exchangeable, so the new L is
+at most the k-th smallest with probability 1 - alpha, k the conformal rank. The new point changes
+the L of a calibration point by one weight of at most 1, so L_i <= (a_i + 1) / (b_i + 1) with a_i
+and b_i its sums over the calibration points alone. The k-th smallest of these bounds is a level
+that depends on no test point: the band at x goes to the first score where the running weight
+exceeds that share. Guan's own level sits between this one and the same with ``a_i / (b_i + 1)``,
+and costs a pass over all calibration points for every test point.
+
+``"random"`` (Hore and Barber, 2023). The weights are taken around a random point near x, drawn
+from the kernel as a density.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ffcp.conformal import bandwidths
+from ffcp.conformal.bandwidths import BandwidthChoice
+from ffcp.conformal.calibration import Calibration
+from ffcp.conformal.columns import Columns
+from ffcp.conformal.kernels import Kernel, as_kernel
+from ffcp.conformal.neighbours import NearestWeights
+from ffcp.conformal.rank import conformal_rank, exact_alpha, points_needed
+from ffcp.conformal.weights import KernelWeights, level_target, plain_target
+from ffcp.pieces import Needs, Seen
+
+AUTO = "auto"
+PREDICTION = "prediction"
+FEATURE = "feature"
+GUARANTEES = {"marginal": "level", "level": "level", "random": "random", "none": "none"}
+CHOOSING_ROWS = 2000  # enough for a bandwidth; the work grows with their square
+LEVEL_ROWS = 5000  # calibration points that set the recalibrated level
+_BLOCK = 2**22  # weights held at once: 16 MB
+_COLUMNS = (16, 128)  # test points at once: fewer are slow, more gain nothing
+_ROUNDS, _AFFORDABLE = 8, 4 * 10**8  # of the advice: tries, and pairs of points for each
+_SHOWN = 16  # infinite bands that the advice on the bandwidth looks at
+
+
+@dataclass(frozen=True)
+class Localizer:
+    """Which calibration points are near: a kernel on an embedding of the input.
+
+    Parameters
+    ----------
+    kernel
+        ``"nearest"``, weight 1 for the nearest calibration points, however far; or, with d the
+        Euclidean distance of the embeddings and h the bandwidth, ``"gaussian"`` exp(-d^2 / 2h^2),
+        ``"laplace"`` exp(-d / h), ``"box"`` 1 where d <= h; or an :class:`ffcp.Kernel`.
+    on
+        The embedding: ``"prediction"``, ``"input"``, the dotted name of a layer, ``"feature"``
+        for the layer whose gradient FFLCP takes, or a function from a batch of inputs to a
+        tensor of rows. In many dimensions all points are about equally far; a few that matter
+        localize better.
+    bandwidth
+        The bandwidth h; for ``"nearest"`` the number of neighbours. ``"auto"`` chooses it on
+        points that do not calibrate.
+
+    Examples
+    --------
+    >>> Localizer("box", on="prediction", bandwidth=0.5)
+    Localizer(kernel='box', on='prediction', bandwidth=0.5)
+    """
+
+    kernel: str | Kernel = "nearest"
+    on: str | Callable[[Any], Any] = PREDICTION
+    bandwidth: float | str = AUTO
+
+    def __post_init__(self) -> None:
+        kernel = as_kernel(self.kernel)
+        if not (isinstance(self.on, str) or callable(self.on)):
+            raise TypeError(f"on must name an embedding or be a function, got {self.on!r}")
+        if self.bandwidth == AUTO:
+            return
+        if isinstance(self.bandwidth, (str, bool)) or not 0 < self.bandwidth < math.inf:
+            raise ValueError(f"bandwidth must be a positive number or 'auto', got {self.bandwidth}")
+        if kernel.is_by_rank and self.bandwidth != int(self.bandwidth):
+            raise ValueError(
+                f"the bandwidth of kernel {kernel.name!r} is the number of neighbours, a whole "
+                f"number; got {self.bandwidth}"
+            )
+
+
+class Local(Calibration):
+    """A threshold for every point, from the calibration points near it.
+
+    Parameters
+    ----------
+    localizer
+        A :class:`Localizer`, or the name of a kernel.
+    guarantee
+        ``"marginal"`` or ``"level"``, ``"random"`` or ``"none"``, see :class:`ffcp.LCP`.
+
+    Examples
+    --------
+    >>> near = Local(Localizer("box", bandwidth=5.0), guarantee="none")
+    >>> near.add(torch.arange(40.0)[:, None], {"embedding": torch.arange(40.0)[:, None]})
+    >>> near.threshold(0.2, {"embedding": torch.tensor([[10.0], [30.0]])})[:, 0]
+    tensor([14., 34.], dtype=torch.float64)
+    """
+
+    embedding: Tensor
+    most_rows = CHOOSING_ROWS
+    is_local = True
+    what_is_open = "the bandwidth"
+
+    def __init__(self, localizer: Localizer | str = "nearest", guarantee: str = "marginal") -> None:
+        super().__init__()
+        if isinstance(localizer, str):
+            localizer = Localizer(localizer)
+        if not isinstance(localizer, Localizer):
+            raise TypeError(f"localizer must be an ffcp.Localizer or a kernel, got {localizer!r}")
+        if guarantee not in GUARANTEES:
+            raise ValueError(
+                f"unknown guarantee {guarantee!r}: choose one of {', '.join(GUARANTEES)}"
+            )
+        self.localizer, self.guarantee = localizer, GUARANTEES[guarantee]
+        self.kernel = as_kernel(localizer.kernel)
+        if self.guarantee == "random" and not self.kernel.is_density:
+            raise ValueError(
+                f"guarantee 'random' draws from the kernel as a density, and "
+                f"{self.kernel.name!r} is none: use guarantee='level', or another kernel"
+            )
+        if localizer.on == FEATURE:
+            raise ValueError(
+                "on='feature' is the layer whose gradient FFLCP takes; here none is taken: name "
+                "the layer itself"
+            )
+        given = localizer.bandwidth
+        self.bandwidth = None if given == AUTO else float(given)
+        self.register_buffer("embedding", torch.empty(0, 0))
+
+    # -- what it is -------------------------------------------------------------------------
+
+    @property
+    def is_random(self) -> bool:  # type: ignore[override]
+        """Whether thresholds use random numbers."""
+        return self.guarantee == "random"
+
+    @property
+    def is_open(self) -> bool:  # type: ignore[override]
+        """Whether the bandwidth is still to be chosen."""
+        return self.bandwidth is None
+
+    def needs(self) -> Needs:
+        """Ask for the values of the layer that points are embedded by."""
+        on = self.localizer.on
+        return Needs(values=(on,)) if isinstance(on, str) and on != PREDICTION else Needs()
+
+    def settings(self) -> dict[str, Any]:
+        """Say what thresholds depend on besides the points; a function by its name."""
+        on = self.localizer.on
+        return {
+            **super().settings(),
+            "kernel": self.kernel.name,
+            "on": on if isinstance(on, str) else f"function {on.__qualname__}",
+            "bandwidth": self.bandwidth,
+            "guarantee": self.guarantee,
+        }
+
+    def note(self, seen: Seen, y: Tensor | None = None) -> dict[str, Any]:
+        """Note where each point lies: rows (n, e) in float32 on the CPU."""
+        on, rows = self.localizer.on, len(seen.rows)
+        if callable(on):
+            values = torch.as_tensor(on(seen.x))
+        else:
+            values = seen.output if on == PREDICTION else seen.values[on]
+        if values.dim() == 0 or len(values) != rows:
+            raise ValueError(
+                f"the embedding has shape {tuple(values.shape)} for {rows} rows: it needs one row "
+                "for each"
+            )
+        embedding = values.detach().reshape(rows, -1).to("cpu", torch.float32)
+        bad = ~embedding.isfinite().all(dim=1)
+        if bool(bad.any()):
+            row = seen.rows[int(bad.nonzero()[0, 0])]
+            raise ValueError(f"the embedding of row {row} is not finite: repair or remove it")
+        return {"embedding": embedding}
+
+    def choose(
+        self, scores: Tensor, notes: Columns, planned: int, alpha: Any
+    ) -> tuple[Local, BandwidthChoice]:
+        """Choose the bandwidth on points that do not calibrate; return what is to keep points."""
+        few = slice(0, CHOOSING_ROWS)
+        choice = bandwidths.choose_bandwidth(
+            self.kernel, scores[few], notes["embedding"][few], alpha, planned
+        )
+        chosen = self.empty()
+        chosen.bandwidth = choice.bandwidth
+        return chosen, choice
+
+    def restored(self, settings: Mapping[str, Any]) -> Local:
+        """Take the bandwidth that was saved, if it is open here."""
+        known = self.empty()
+        known.bandwidth = settings.get("bandwidth") if self.bandwidth is None else self.bandwidth
+        return known
+
+    def choices_from(self, saved: Mapping[str, Any]) -> dict[str, Any]:
+        """Build the choice of the bandwidth again."""
+        if saved.get("bandwidth") is None:
+            return {}
+        return {"bandwidth": bandwidths.choice_from(saved["bandwidth"])}
+
+    def add(self, scores: Tensor, notes: Columns | None = None) -> None:
+        """Keep these points; ``notes["embedding"]`` says where they lie."""
+        assert notes is not None
+        embedding = notes["embedding"].detach().to("cpu", torch.float32)
+        if len(self):
+            self._check_width(embedding)
+        super().add(scores, {"embedding": embedding})
+
+    def _check_width(self, embedding: Tensor) -> None:
+        if embedding.shape[1] != self.embedding.shape[1]:
+            raise ValueError(
+                f"calibrated with embeddings of {self.embedding.shape[1]} numbers, got "
+                f"{embedding.shape[1]}"
+            )
+
+    # -- thresholds -------------------------------------------------------------------------
+
+    def threshold(
+        self, alpha: Any, notes: Columns | None = None, random: np.random.Generator | None = None
+    ) -> Tensor:
+        """Give the localized quantiles (n, m) at embedded points."""
+        assert notes is not None
+        assert self.bandwidth is not None
+        self._check_width(notes["embedding"])
+        x = notes["embedding"].detach().to("cpu", torch.float32)
+        weights = self._weights(self.bandwidth)
+        ends = [self._sorted_scores(output) for output in range(self.coordinates)]
+        result = torch.empty(len(x), self.coordinates, dtype=torch.float64)
+        for rows in _blocks(len(x), len(self)):
+            if self.guarantee == "random":
+                assert isinstance(weights, KernelWeights)
+                assert random is not None
+                near, own = weights.around_random(x[rows], random)
+            else:
+                near, own = weights.around(x[rows]), weights.own
+            for output, end in enumerate(ends):
+                sums = near.sums(output)
+                target = self._target(sums.total + own, alpha, weights, output)
+                result[rows, output] = end[sums.reach(target)]
+        return result
+
+    def _target(
+        self, total: Tensor, alpha: Any, weights: KernelWeights | NearestWeights, output: int
+    ) -> Tensor:
+        if self.guarantee != "level":
+            return plain_target(total, alpha)
+        level = self._level(weights, output).at(alpha)
+        # Without a level nothing is enough: more than all there is.
+        return total + 1 if level is None else level_target(total, level)
+
+    def _weights(self, bandwidth: float) -> KernelWeights | NearestWeights:
+        """Give what weighs these points; of other bandwidths than the own nothing is kept."""
+        if bandwidth != self.bandwidth:
+            return self._weights_of(bandwidth)
+        weights: KernelWeights | NearestWeights = self._once(
+            "weights", lambda: self._weights_of(bandwidth)
+        )
+        return weights
+
+    def _weights_of(self, bandwidth: float) -> KernelWeights | NearestWeights:
+        orders = [self._order(output) for output in range(self.coordinates)]
+        if self.kernel.is_by_rank:
+            return NearestWeights(self.embedding, orders, int(bandwidth))
+        return KernelWeights(self.embedding, orders, self.kernel, bandwidth)
+
+    def _level(self, weights: KernelWeights | NearestWeights, output: int) -> Level:
+        """Work out how the scores lie among those around them, for the recalibrated level."""
+        if weights is not self._cache.get("weights"):
+            return self._level_of(weights, output)
+        level: Level = self._once(("level", output), lambda: self._level_of(weights, output))
+        return level
+
+    def _level_of(self, weights: KernelWeights | NearestWeights, output: int) -> Level:
+        # Any rows that were picked without looking are exchangeable with a new point.
+        picked = torch.from_numpy(np.random.default_rng(0).permutation(len(self))[:LEVEL_ROWS])
+        left = torch.searchsorted(
+            self._sorted_scores(output)[:-1], self.scores[picked, output].contiguous()
+        )
+        smaller, everyone = torch.empty_like(left), torch.empty_like(left)
+        for rows in _blocks(len(picked), len(self)):
+            some = picked[rows]
+            near, left_out = weights.around_calibration(self.embedding[some], some)
+            sums = near.sums(output)
+            everyone[rows] = sums.total + left_out
+            smaller[rows] = sums.before(left[rows])
+        bounds = smaller + weights.own, everyone + weights.own
+        order = (bounds[0].double() / bounds[1].double()).argsort()
+        return Level(bounds[0][order], bounds[1][order])
+
+    def _order(self, output: int) -> Tensor:
+        order: Tensor = self._once(
+            ("order", output), lambda: self.scores[:, output].argsort(stable=True)
+        )
+        return order
+
+    def _sorted_scores(self, output: int) -> Tensor:
+        """Ascending scores of one output, and infinity behind the last."""
+        beyond = self.scores.new_full((1,), math.inf)
+        ends: Tensor = self._once(
+            ("scores", output),
+            lambda: torch.cat([self.scores[self._order(output), output], beyond]),
+        )
+        return ends
+
+    def _once(self, key: Any, make: Callable[[], Any]) -> Any:
+        cache = self._cache  # which is exchanged, not emptied, when the points change
+        if key not in cache:
+            cache[key] = make()
+        return cache[key]
+
+    # -- advice -----------------------------------------------------------------------------
+
+    def why_infinite(self, alpha: Any, notes: Columns) -> str:
+        """Say which bandwidth would make bands finite at these points."""
+        few = ", for too little weight lies around these points: "
+        bandwidth = self.bandwidth_for(notes["embedding"], alpha)
+        if bandwidth is None:
+            return (
+                f"{few}alpha={float(alpha):g} needs more calibration points than the {len(self)} "
+                "there are"
+            )
+        if self.kernel.is_by_rank:
+            return (
+                f"{few}bandwidth={bandwidth:.0f} neighbours would do, instead of "
+                f"{self.bandwidth:.0f}"
+            )
+        return (
+            f"{few}a bandwidth of about {bandwidth:.3g} would do, instead of {self.bandwidth:.3g}"
+        )
+
+    def bandwidth_for(self, embedding: Tensor, alpha: Any = 0.1) -> float | None:
+        """Find a bandwidth that gives finite bands at embedded points; None if none does.
+
+        At most 16 of the points are looked at, those with the least weight around them.
+        """
+        if len(self) < points_needed(alpha):
+            return None
+        if self.kernel.is_by_rank:
+            return self._neighbours_for(alpha)
+        bandwidth = float(self.bandwidth or 1)
+        weights = self._weights(bandwidth)
+        totals = [weights.around(part).sums(0).total for part in embedding.split(_SHOWN)]
+        thinnest = embedding[torch.cat(totals).argsort()[:_SHOWN]]
+        enough = bandwidth
+        for _ in range(_ROUNDS):
+            needed = self._weight_needed(bandwidth, alpha)
+            if needed is None or needed >= len(self):
+                return None
+            enough = bandwidths.enough_bandwidth(
+                self.embedding, thinnest, self.kernel, bandwidth, needed
+            )
+            # The recalibrated level moves with the bandwidth; on much data, once must do.
+            is_small = len(self) * min(len(self), LEVEL_ROWS) <= _AFFORDABLE
+            if enough <= bandwidth or self.guarantee != "level" or not is_small:
+                break
+            bandwidth = enough
+        # A little more than just enough: it is sums of rounded weights that count.
+        return 1.01 * enough
+
+    def _weight_needed(self, bandwidth: float, alpha: Any) -> float | None:
+        """How much weight around a point makes its band finite; None if no weight does."""
+        level: Fraction | None = 1 - exact_alpha(alpha)
+        if self.guarantee == "level":
+            weights = self._weights(bandwidth)
+            levels = [self._level(weights, output).at(alpha) for output in range(self.coordinates)]
+            level = None if None in levels else max(one for one in levels if one is not None)
+        # A level of 1 asks for more weight than any sum can have beside the new point's own.
+        return None if level is None or level >= 1 else float(level / (1 - level))
+
+    def _neighbours_for(self, alpha: Any) -> float | None:
+        wanted = points_needed(alpha)
+        while self.guarantee == "level" and wanted <= len(self):
+            level = self._level(self._weights(wanted), 0).at(alpha)
+            if level is not None and int(level_target(torch.tensor([wanted + 1]), level)) <= wanted:
+                break
+            wanted += max(1, wanted // 2)
+        return float(wanted) if wanted <= len(self) else None
+
+
+@dataclass(frozen=True)
+class Level:
+    """Bounds on the shares L_i of the module's docstring, ascending, as fractions."""
+
+    numerators: Tensor
+    denominators: Tensor
+
+    def at(self, alpha: Any) -> Fraction | None:
+        """Give the recalibrated level, or None where there are too few points for any."""
+        k = conformal_rank(len(self.numerators), alpha)
+        if k > len(self.numerators):
+            return None
+        return Fraction(int(self.numerators[k - 1]), int(self.denominators[k - 1]))
+
+
+def _blocks(rows: int, points: int) -> Iterator[slice]:
+    fewest, most = _COLUMNS
+    size = max(fewest, min(most, _BLOCK // max(1, points)))
+    return (slice(start, min(start + size, rows)) for start in range(0, rows, size))

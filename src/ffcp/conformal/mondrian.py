@@ -1,0 +1,281 @@
+"""A calibration for each group of points, so that the guarantee holds inside every group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from ffcp import files
+from ffcp.conformal.calibration import Calibration
+from ffcp.conformal.columns import Columns, take
+from ffcp.conformal.marginal import Marginal
+from ffcp.conformal.rank import points_needed
+from ffcp.pieces import Needs, Seen
+
+Label = str | int | float | bool
+
+
+class Mondrian(Calibration):
+    """Thresholds of their own for every group of points (Mondrian calibration).
+
+    Parameters
+    ----------
+    inner
+        The calibration that each group has; :class:`Marginal` by default.
+    by
+        A function from a batch of inputs to the group of each row, words or numbers. Without it
+        groups are given as ``groups=`` when calibrating and predicting.
+
+    Examples
+    --------
+    >>> scores = Mondrian()
+    >>> scores.add(torch.tensor([[4.0], [1.0], [3.0], [2.0]]), {"group": ["a", "b", "a", "b"]})
+    >>> scores.threshold(0.5, {"group": ["b", "a"]})[:, 0]
+    tensor([2., 4.], dtype=torch.float64)
+    """
+
+    names: Tensor
+    takes_groups = True
+
+    def __init__(
+        self, inner: Calibration | None = None, by: Callable[[Any], Any] | None = None
+    ) -> None:
+        super().__init__()
+        inner = Marginal() if inner is None else inner
+        self.by = by
+        self._inner = (inner.empty(),)  # in a tuple: not a module of its own
+        # All groups one below the other: the buffers of the inner calibration, and whose they are.
+        for name, buffer in self._inner[0].points().items():
+            self.register_buffer(name, buffer)
+        self.register_buffer("names", files.pack({}))
+
+    @property
+    def inner(self) -> Calibration:
+        """The calibration that each group has, without points."""
+        return self._inner[0]
+
+    @property
+    def takes_missing(self) -> bool:  # type: ignore[override]
+        """Whether NaN may stand for a score that is not known."""
+        return self.inner.takes_missing
+
+    @property
+    def is_local(self) -> bool:  # type: ignore[override]
+        """Whether thresholds differ inside a group."""
+        return self.inner.is_local
+
+    @property
+    def is_random(self) -> bool:  # type: ignore[override]
+        """Whether thresholds use random numbers."""
+        return self.inner.is_random
+
+    @property
+    def is_open(self) -> bool:  # type: ignore[override]
+        """Whether something is still to be chosen before points can be kept."""
+        return self.inner.is_open
+
+    @property
+    def what_is_open(self) -> str:  # type: ignore[override]
+        """What that is, in words."""
+        return self.inner.what_is_open
+
+    @property
+    def groups(self) -> dict[Label, int]:
+        """How many points each group has, in the order of the scores."""
+        saved = files.unpack(self.names)
+        return dict(zip(saved.get("labels", []), saved.get("counts", []), strict=True))
+
+    def needs(self) -> Needs:
+        """Say what the pass must bring."""
+        return self.inner.needs()
+
+    def settings(self) -> dict[str, Any]:
+        """Say what thresholds depend on besides the points."""
+        by = None if self.by is None else f"function {self.by.__qualname__}"
+        return {**self.inner.settings(), "groups": True, "by": by}
+
+    def empty(self) -> Mondrian:
+        """Give a calibration of the same settings without points."""
+        return Mondrian(self.inner, self.by)
+
+    def note(self, seen: Seen, y: Tensor | None = None) -> dict[str, Any]:
+        """Note the group of every point, and what the inner calibration does."""
+        groups = seen.groups if self.by is None else self.by(seen.x)
+        if groups is None and not len(self):
+            raise ValueError("every point needs a group: pass groups=..., one label per row")
+        if groups is None:
+            raise ValueError(
+                "this predictor was calibrated by groups, so every new point needs one: pass "
+                f"groups=... with labels among {_listed(self.groups)}"
+            )
+        return {"group": labels_of(groups, len(seen.rows)), **self.inner.note(seen, y)}
+
+    @property
+    def most_rows(self) -> int:  # type: ignore[override]
+        """How many rows are enough to choose."""
+        return self.inner.most_rows
+
+    def choose(
+        self, scores: Tensor, notes: Columns, planned: int, alpha: Any
+    ) -> tuple[Mondrian, Any]:
+        """Choose for the inner calibration what is open, once for all groups."""
+        inner, choice = self.inner.choose(scores, _without_group(notes), planned, alpha)
+        return Mondrian(inner, self.by), choice
+
+    def restored(self, settings: Mapping[str, Any]) -> Mondrian:
+        """Give a calibration whose open settings are those that were saved."""
+        return Mondrian(self.inner.restored(settings), self.by)
+
+    def choices_from(self, saved: Mapping[str, Any]) -> dict[str, Any]:
+        """Build the choices again that were saved."""
+        return self.inner.choices_from(saved)
+
+    # -- keeping points ---------------------------------------------------------------------
+
+    def add(self, scores: Tensor, notes: Columns | None = None) -> None:
+        """Keep these points; ``notes["group"]`` says whose they are."""
+        notes = dict(notes or {})
+        parts = dict(self._parts())
+        groups = notes.pop("group")
+        for label, rows in rows_of_groups(groups).items():
+            parts[label] = self._grown(parts.get(label), scores[rows], take(notes, rows))
+        self._pack(parts)
+
+    def merge(self, other: Calibration) -> None:
+        """Take over the points of another calibration by groups."""
+        assert isinstance(other, Mondrian)
+        parts = dict(self._parts())
+        for label, theirs in other._parts().items():
+            points = theirs.points()
+            parts[label] = self._grown(parts.get(label), points.pop("scores"), points)
+        self._pack(parts)
+
+    def _grown(self, part: Calibration | None, scores: Tensor, notes: Columns) -> Calibration:
+        """Give a group's calibration with more points; the old one stays as it is."""
+        grown = self.inner.empty()
+        if part is not None:
+            grown.keep(part.points())
+        grown.add(scores, notes)
+        return grown
+
+    def _pack(self, parts: Mapping[Label, Calibration]) -> None:
+        tables = [part.points() for part in parts.values()]
+        points = {name: torch.cat([table[name] for table in tables]) for name in tables[0]}
+        counts = [len(part) for part in parts.values()]
+        points["names"] = files.pack({"labels": list(parts), "counts": counts})
+        self.keep(points)
+        self._cache["parts"] = dict(parts)
+
+    def _parts(self) -> dict[Label, Calibration]:
+        """Give each group's calibration."""
+        if "parts" not in self._cache:
+            points = self.points()
+            points.pop("names")
+            ends = np.cumsum(list(self.groups.values()), dtype=np.int64)
+            parts = {}
+            for label, count, end in zip(self.groups, self.groups.values(), ends, strict=True):
+                parts[label] = self.inner.empty()
+                parts[label].keep({n: t[end - count : end].clone() for n, t in points.items()})
+            self._cache["parts"] = parts
+        parts = self._cache["parts"]
+        return parts
+
+    # -- thresholds -------------------------------------------------------------------------
+
+    def threshold(
+        self, alpha: Any, notes: Columns | None = None, random: np.random.Generator | None = None
+    ) -> Tensor:
+        """Look up the threshold of each point's group, shape (n, m)."""
+        assert notes is not None
+        parts, inner_notes = self._parts(), _without_group(notes)
+        asked = rows_of_groups(notes["group"])
+        unseen = [label for label in asked if label not in parts]
+        if unseen:
+            raise ValueError(
+                f"no calibration point belongs to group {_listed(unseen)}: the groups there are "
+                f"{_listed(parts)}. Calibrate with points of that group, or merge it into another"
+            )
+        tables = {
+            label: parts[label].threshold(alpha, take(inner_notes, rows), random)
+            for label, rows in asked.items()
+        }
+        width = max(table.shape[-1] for table in tables.values())
+        result = torch.empty(len(notes["group"]), width, dtype=torch.float64)
+        for label, rows in asked.items():
+            table = tables[label]
+            result[rows] = pad(table, (0, width - table.shape[-1]), value=torch.inf)
+        return result
+
+    def why_infinite(self, alpha: Any, notes: Columns) -> str:
+        """Name the groups that are too small; else say what the inner calibration says."""
+        needed, counts, parts = points_needed(alpha), self.groups, self._parts()
+        asked = rows_of_groups(notes["group"])
+        small = {label: counts[label] for label in asked if counts[label] < needed}
+        if small:
+            listed = ", ".join(f"{label!r} ({count})" for label, count in list(small.items())[:5])
+            more = f" and {len(small) - 5} more" if len(small) > 5 else ""
+            return (
+                f" in groups with too few calibration points: {listed}{more}; "
+                f"alpha={float(alpha):g} needs at least {needed} in each"
+            )
+        label, rows = next(iter(asked.items()))
+        reason = parts[label].why_infinite(alpha, take(_without_group(notes), rows))
+        return f" in group {label!r}{reason}"
+
+
+def by_groups(calibration: Calibration) -> Calibration:
+    """Give a calibration with thresholds of their own for groups, if it has none."""
+    return calibration if calibration.takes_groups else Mondrian(calibration)
+
+
+def labels_of(groups: Any, rows: int) -> list[Label]:
+    """Read the groups of some rows.
+
+    >>> labels_of(torch.tensor([True, False]), 2)
+    [True, False]
+    """
+    array = groups.detach().cpu().numpy() if isinstance(groups, Tensor) else groups
+    if isinstance(array, Sequence) and not isinstance(array, str):
+        labels: list[Any] = list(array)  # as they are: an array would turn numbers into words
+    else:
+        array = np.asarray(array)
+        if array.ndim != 1:
+            raise ValueError(f"groups must be one label per row, got shape {array.shape}")
+        labels = array.tolist()
+    labels = [label.item() if isinstance(label, np.generic) else label for label in labels]
+    for label in labels:
+        if not isinstance(label, (str, int, float)) or label != label:
+            raise ValueError(
+                f"a group is a word or a number, got {label!r}: give rows without a group one of "
+                "their own"
+            )
+    if len(labels) != rows:
+        raise ValueError(f"groups has {len(labels)} labels, but x has {rows} rows")
+    return labels
+
+
+def rows_of_groups(labels: Iterable[Label]) -> dict[Label, Tensor]:
+    """Give the rows of each group, groups in the order in which they first come.
+
+    >>> rows_of_groups(["b", "a", "b"])
+    {'b': tensor([0, 2]), 'a': tensor([1])}
+    """
+    rows: dict[Label, list[int]] = {}
+    for number, label in enumerate(labels):
+        rows.setdefault(label, []).append(number)
+    return {label: torch.tensor(numbers) for label, numbers in rows.items()}
+
+
+def _without_group(notes: Columns) -> dict[str, Any]:
+    return {name: column for name, column in notes.items() if name != "group"}
+
+
+def _listed(labels: Iterable[Label]) -> str:
+    shown = list(labels)
+    more = f", ... ({len(shown)} in all)" if len(shown) > 8 else ""
+    return ", ".join(map(repr, shown[:8])) + more

@@ -1,0 +1,202 @@
+"""Set rows aside, choose on them, score the rest: the one loop behind every automatic choice.
+
+The layer of FFCP, the steps of FCP, the bandwidth of localized methods, temperature and penalties
+of label sets: whatever is chosen by data is chosen on rows that do not calibrate.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ffcp.conformal.columns import Columns, Table, take
+from ffcp.conformal.rank import points_needed
+from ffcp.pieces import Needs, Seen
+
+Batch = TypeVar("Batch")
+Self = TypeVar("Self", bound="Scorer")
+
+
+class Scorer:
+    """Gives points their scores; the base of families of bands and of label scores.
+
+    One that is open has something to choose first: it notes what the choice needs of every row,
+    and :meth:`choose` gives a settled one.
+    """
+
+    #: Whether something is still to be chosen before points can be scored.
+    is_open = False
+    #: What that is, in words.
+    what_is_open = "what is left open"
+
+    def needs(self) -> Needs:
+        """Say what the pass over the model must bring."""
+        return Needs()
+
+    def settings(self) -> dict[str, Any]:
+        """Say what scores depend on besides the model; saved, and compared when merging."""
+        return {}
+
+    def note(self, seen: Seen, y: Any) -> dict[str, Any]:
+        """Note of rows what their scores need: the scores themselves if nothing is open."""
+        raise NotImplementedError
+
+    def scores(self, noted: Columns) -> Tensor:
+        """Give the scores (n, m) of rows that were noted, here or by the one that was open."""
+        return torch.as_tensor(noted["score"])
+
+    # -- only where something is open -------------------------------------------------------
+
+    #: How many rows are enough to choose; more would only cost time and memory.
+    most_rows = 10_000
+    #: Of how many rows it is checked that the model treats them separately.
+    sample = 8
+
+    def prepared(self: Self, model: Any, x: Any) -> Self:
+        """Look at the model and at a first batch, to know what to choose from."""
+        return self
+
+    def choose(self, aside: Columns, alpha: Any) -> Chosen:
+        """Choose what is open on rows set aside."""
+        raise NotImplementedError
+
+    def without_choice(self, rows: int, alpha: Any) -> Chosen | None:
+        """Settle what is open without any rows, too few to be divided, if that can be."""
+        return None
+
+    def restored(self: Self, settings: Mapping[str, Any]) -> Self:
+        """Give a scorer whose open settings are those that were saved."""
+        return self
+
+    def choices_from(self, saved: Mapping[str, Any]) -> dict[str, Any]:
+        """Build the choices again that were saved."""
+        return {}
+
+
+class Chosen(NamedTuple):
+    """A settled scorer, what was chosen by name, and what the user should know of it."""
+
+    scorer: Any
+    choices: dict[str, Any]
+    warning: str | None = None
+
+
+@dataclass(frozen=True)
+class Division:
+    """Sends about a ``fraction`` of the first rows of a stream aside.
+
+    Every 1 / fraction consecutive rows give one row, picked at random, up to ``most`` of them.
+    Whether a row is set aside depends on its position alone, so that workers can tell for any
+    piece of a stream, and neither part looks at the data: both stay exchangeable with new points.
+
+    >>> division = Division(fraction=0.25, seed=0, most=100)
+    >>> int(division.mask(range(8)).sum())
+    2
+    >>> torch.equal(division.mask(range(8))[5:], division.mask(range(5, 8)))
+    True
+    """
+
+    fraction: float
+    seed: int
+    most: int
+
+    def mask(self, rows: range) -> Tensor:
+        """Mark which of these rows are set aside."""
+        first = max(0, math.floor(rows.start * self.fraction) - 1)
+        last = min(self.most, math.ceil(rows.stop * self.fraction) + 1)
+        bits = np.random.PCG64(np.random.SeedSequence(self.seed))
+        bits.advance(first)  # a number takes one step
+        draws = np.random.Generator(bits).random(max(0, last - first))
+        picked = ((first + np.arange(len(draws)) + draws) / self.fraction).astype(np.int64)
+        mask = np.zeros(len(rows), dtype=bool)
+        mask[picked[(picked >= rows.start) & (picked < rows.stop)] - rows.start] = True
+        return torch.from_numpy(mask)
+
+    @property
+    def end(self) -> int:
+        """The row from which on no row is set aside."""
+        return math.ceil(self.most / self.fraction) + 1
+
+
+class Work(Protocol[Batch]):
+    """What is done with the batches of a calibration."""
+
+    def note(self, batch: Batch) -> Columns:
+        """Run the model on a batch, and note of its rows what scores and choices need."""
+
+    def choose(self, aside: Columns, left: int) -> None:
+        """Choose what is open, on rows set aside; ``left`` rows at least will calibrate."""
+
+    def do_without(self, rows: int) -> bool:
+        """Settle what is open without any rows, of which there are few; say if that was done."""
+
+    def finish(self, noted: Columns) -> Columns:
+        """Turn what was noted, also before the choice, into columns to keep."""
+
+
+@dataclass
+class Selection(Generic[Batch]):
+    """The loop: note rows until enough of them are set aside, choose, then score all others.
+
+    Parameters
+    ----------
+    work
+        What is noted of rows, chosen and kept.
+    division
+        Which rows are set aside; ``None`` if nothing is open.
+    alpha
+        The level at which candidates are compared: the rows that are left must allow for it.
+    """
+
+    work: Work[Batch]
+    division: Division | None
+    alpha: Any
+    set_aside: int = 0
+    _waiting: Table = field(default_factory=Table)
+
+    def run(self, batches: Iterable[Batch]) -> Columns:
+        """Go through all batches; return the columns of the rows that calibrate."""
+        kept = Table()
+        is_open = self.division is not None
+        for batch in batches:
+            noted = self.work.note(batch)
+            if is_open:
+                self._waiting.add(noted)
+                if len(self._waiting) < self._end:
+                    continue
+                is_open, noted = False, self._settle()
+            kept.add(self.work.finish(noted))
+        if is_open and len(self._waiting):
+            kept.add(self.work.finish(self._settle()))
+        if not len(kept):
+            raise ValueError("the calibration data is empty: there are no rows to score")
+        return kept.columns
+
+    @property
+    def _end(self) -> int:
+        assert self.division is not None
+        return self.division.end
+
+    def _settle(self) -> Columns:
+        """Choose; return what was noted of the rows that are to calibrate."""
+        assert self.division is not None
+        waiting = self._waiting.columns
+        mask = self.division.mask(range(len(self._waiting)))
+        left = int((~mask).sum())
+        if left < points_needed(self.alpha) and self.work.do_without(len(mask)):
+            return waiting
+        if not left or left == len(mask):
+            raise ValueError(
+                f"{len(mask)} rows cannot be divided into some that choose and some that "
+                "calibrate: give more rows, or values for all that is left open"
+            )
+        self.set_aside = int(mask.sum())
+        self.work.choose(take(waiting, mask), left)
+        self._waiting = Table()
+        return take(waiting, ~mask)

@@ -1,0 +1,42 @@
+"""How good bands and label sets are: coverage with its uncertainty, size, and where it is worst.
+
+Functions of bands take any tuple that starts with ``(lower, upper)``, as tensors or arrays.
+With several outputs a row counts by the share of its outputs that are covered, or, with
+``joint=True``, as covered only if all of them are, or, with a number as 0.9, if at least that
+share of them is.
+"""
+
+from ffcp.metrics.bands import coverage, interval_score, mean_length
+from ffcp.metrics.groups import cut, group_coverage, size_stratified_coverage, tertiles
+from ffcp.metrics.sets import (
+    class_coverage,
+    class_coverage_gap,
+    mean_set_size,
+    median_set_size,
+    set_coverage,
+    singleton_hit_ratio,
+    size_stratified_violation,
+)
+from ffcp.metrics.shares import Coverage, GroupCoverage, wilson
+from ffcp.metrics.slabs import worst_slab_coverage
+
+__all__ = [
+    "Coverage",
+    "GroupCoverage",
+    "class_coverage",
+    "class_coverage_gap",
+    "coverage",
+    "cut",
+    "group_coverage",
+    "interval_score",
+    "mean_length",
+    "mean_set_size",
+    "median_set_size",
+    "set_coverage",
+    "singleton_hit_ratio",
+    "size_stratified_coverage",
+    "size_stratified_violation",
+    "tertiles",
+    "wilson",
+    "worst_slab_coverage",
+]

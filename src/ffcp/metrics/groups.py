@@ -1,0 +1,137 @@
+"""Coverage of bands inside groups of rows: given ones, slices of a number, lengths of bands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from ffcp.metrics.bands import as_array, as_tensor, bounds_of, hits_of
+from ffcp.metrics.shares import Coverage, GroupCoverage, by_label
+
+
+def group_coverage(
+    band: Sequence[Any],
+    y: Any,
+    groups: Any = None,
+    *,
+    feature: Any = None,
+    slices: int = 3,
+    joint: bool | float = False,
+) -> GroupCoverage:
+    """Measure coverage inside groups of rows.
+
+    Parameters
+    ----------
+    band, y
+        The bands and the targets.
+    groups
+        A label for each row. Without groups and feature, rows are cut by the size of y into
+        thirds (:func:`tertiles`).
+    feature
+        Instead of labels: a number for each row, a column of the input, say. Rows are cut into
+        ``slices`` of about equally many by its size (:func:`cut`).
+    slices
+        How many slices of the feature.
+    joint
+        Whether a row counts as covered only if all its outputs are.
+
+    Examples
+    --------
+    >>> result = group_coverage(([0, 0, 0, 0], [1, 1, 1, 1]), [0, 1, 2, 3], groups=list("aabb"))
+    >>> result.worst_group, result.worst, result.gap
+    ('b', 0.000 [0.000, 0.658], 1.0)
+    """
+    hits = hits_of(band, y, joint)
+    if groups is not None and feature is not None:
+        raise ValueError("give groups or a feature to cut by, not both")
+    if feature is not None:
+        labels = cut(feature, slices)
+    else:
+        labels = tertiles(y) if groups is None else np.asarray(as_array(groups))
+    if labels.shape != (len(hits),):
+        raise ValueError(
+            f"groups has shape {labels.shape}, expected one label per row: {len(hits)}"
+        )
+    return GroupCoverage(by_label(hits, labels))
+
+
+def cut(values: Any, slices: int = 3) -> np.ndarray:
+    """Label rows by the slice of ``values`` they are in: about equally many rows in each.
+
+    Equal values stay together, so there may be fewer slices than asked for.
+
+    >>> cut([5.0, 1.0, 3.0, 4.0], slices=2).tolist()
+    ['2: 4 to 5', '1: 1 to 3', '1: 1 to 3', '2: 4 to 5']
+    """
+    array = np.asarray(as_array(values), dtype=np.float64)
+    if array.ndim != 1 or not len(array):
+        raise ValueError(f"a feature is one number per row, got shape {array.shape}")
+    if np.isnan(array).any():
+        raise ValueError("the feature to cut by holds NaN")
+    if slices < 1:
+        raise ValueError(f"slices must be at least 1, got {slices}")
+    ends = np.unique(np.quantile(array, np.arange(1, slices) / slices, method="lower"))
+    codes = np.searchsorted(ends, array)
+    names = {
+        code: f"{number}: {array[codes == code].min():.4g} to {array[codes == code].max():.4g}"
+        for number, code in enumerate(np.unique(codes), start=1)
+    }
+    return np.array([names[code] for code in codes])
+
+
+def tertiles(y: Any) -> np.ndarray:
+    """Label rows "low", "middle" or "high" by thirds of y (of its row mean if several outputs).
+
+    If more than half of y is zero, thirds cannot be cut: the zeros are one group, and the rest
+    is halved, as in the published code.
+
+    >>> tertiles([1, 2, 3, 4, 5, 6]).tolist()
+    ['low', 'low', 'middle', 'middle', 'high', 'high']
+    >>> tertiles([0, 0, 0, 0, 1, 2]).tolist()
+    ['zero', 'zero', 'zero', 'zero', 'low', 'high']
+    """
+    values = as_tensor(y).reshape(len(y), -1).mean(dim=1).numpy()
+    zeros = values == 0
+    if zeros.mean() > 0.5:
+        rest = values[~zeros]
+        cut = np.quantile(rest, 0.5, method="lower") if len(rest) else 0.0
+        return np.where(zeros, "zero", np.where(values <= cut, "low", "high"))
+    low, high = np.quantile(values, [1 / 3, 2 / 3], method="lower")
+    return np.where(values <= low, "low", np.where(values <= high, "middle", "high"))
+
+
+def size_stratified_coverage(
+    band: Sequence[Any], y: Any, bins: int = 5, *, joint: bool | float = False
+) -> GroupCoverage:
+    """Measure coverage among rows of similar band length, from the shortest to the longest.
+
+    A method whose narrow bands are too narrow shows here. Rows of equal length stay in one
+    stratum, so plain CP, with one length for all, has a single one.
+
+    >>> result = size_stratified_coverage(([0, 0, 0, 0], [1, 1, 9, 9]), [2, 2, 5, 5], bins=2)
+    >>> [float(share) for share in result.groups.values()]
+    [0.0, 1.0]
+    """
+    if bins < 1:
+        raise ValueError(f"bins must be at least 1, got {bins}")
+    lower, upper = bounds_of(band)
+    lengths = (upper - lower).reshape(len(lower), -1).mean(dim=1)
+    # A band's length carries rounding: lengths this close are one length.
+    finite = lengths[lengths.isfinite()]
+    unit = float(finite.abs().max()) * 1e-5 if len(finite) else 0.0
+    rounded = (lengths / unit).round() * unit if unit > 0 else lengths
+    ordered = rounded.sort().values
+    cuts = ordered[[len(ordered) * i // bins for i in range(1, bins)]].unique()
+    strata = torch.bucketize(rounded, cuts, right=True)
+    hits = hits_of(band, y, joint)
+    return GroupCoverage(
+        {
+            f"{float(lengths[strata == s].min()):.4g} to {float(lengths[strata == s].max()):.4g}": (
+                Coverage(float(hits[strata == s].mean()), int((strata == s).sum()))
+            )
+            for s in strata.unique().tolist()
+        }
+    )

@@ -1,0 +1,95 @@
+"""Coverage of bands where it is worst: on a slab of the input space."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ffcp.metrics.bands import as_tensor, hits_of
+from ffcp.metrics.shares import Coverage
+
+
+def worst_slab_coverage(
+    band: Sequence[Any],
+    y: Any,
+    x: Any,
+    *,
+    share: float = 0.1,
+    directions: int = 1000,
+    seed: int = 0,
+    joint: bool | float = False,
+) -> Coverage:
+    """Measure coverage on the worst slab ``a <= v.x <= b`` that holds a share of the rows.
+
+    The slab is looked for on one random half of the rows and measured on the other (Cauchois,
+    Gupta and Duchi, 2021), so the search itself does not make coverage look bad.
+
+    Parameters
+    ----------
+    band, y, x
+        The bands, the targets, and the inputs as an (n, d) array.
+    share
+        Smallest share of the rows that a slab may hold.
+    directions
+        How many random directions v to try.
+    seed
+        Seed of the directions and of the division into halves.
+    joint
+        Whether a row counts as covered only if all its outputs are.
+
+    Examples
+    --------
+    >>> x = torch.linspace(0, 1, 1000)[:, None]
+    >>> upper = (x[:, 0] < 0.8).double()  # nothing is covered on the right
+    >>> float(worst_slab_coverage((torch.zeros(1000), upper), torch.full((1000,), 0.5), x))
+    0.0
+    """
+    if not 0 < share <= 1:
+        raise ValueError(f"share must lie in (0, 1], got {share}")
+    hits = hits_of(band, y, joint)
+    points = as_tensor(x).reshape(len(hits), -1)
+    if len(hits) < 4:
+        raise ValueError(f"worst-slab coverage needs at least 4 rows, got {len(hits)}")
+    random = np.random.default_rng(seed)
+    search, report = torch.from_numpy(random.permutation(len(hits))).tensor_split([len(hits) // 2])
+    vectors = torch.from_numpy(random.standard_normal((directions, points.shape[1])))
+    windows = [worst_window(points[search] @ vector, hits[search], share) for vector in vectors]
+    worst = min(range(directions), key=lambda i: windows[i].mean)
+    along = points[report] @ vectors[worst]
+    inside = hits[report][(along >= windows[worst].low) & (along <= windows[worst].high)]
+    return Coverage(float(inside.mean()) if len(inside) else math.nan, len(inside))
+
+
+class Window(NamedTuple):
+    """A run of points along a direction: the mean of their hits, and where it begins and ends."""
+
+    mean: float
+    low: float
+    high: float
+
+
+def worst_window(along: Tensor, hits: Tensor, share: float) -> Window:
+    """Find the run of consecutive points, at least ``share`` of them, that is covered least.
+
+    Dinkelbach's iteration: guess the smallest mean c, find the run that minimises
+    sum(hits) - c * length by prefix sums, take its mean as the next guess.
+    """
+    order = along.argsort()
+    sums = torch.cat([hits.new_zeros(1), hits[order].cumsum(0)])
+    n, least = len(hits), max(1, math.ceil(len(hits) * share))
+    index = torch.arange(n + 1, dtype=hits.dtype)
+    start, stop, mean = 0, n, float(sums[-1]) / n
+    while True:
+        cost = sums - mean * index
+        highest, where = cost[: n + 1 - least].cummax(0)
+        gains = cost[least:] - highest
+        end = int(gains.argmin())
+        if float(gains[end]) >= -1e-9:
+            return Window(mean, float(along[order[start]]), float(along[order[stop - 1]]))
+        start, stop = int(where[end]), end + least
+        mean = float(sums[stop] - sums[start]) / (stop - start)

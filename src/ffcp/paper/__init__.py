@@ -1,1 +1,0 @@
-"""The paper's data, networks, training, tables and figures (needs the extra ``paper``)."""

@@ -1,0 +1,469 @@
+"""What all predictors share: a model, pieces, and a calibration that grows, merges, is saved."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, is_dataclass
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ffcp import files
+from ffcp.calibrating import Batch, Calibrating, Choosing
+from ffcp.conformal.calibration import Calibration
+from ffcp.conformal.columns import Columns, Table, take, with_prefix
+from ffcp.conformal.mondrian import by_groups
+from ffcp.conformal.rank import exact_alpha
+from ffcp.conformal.selection import Scorer
+from ffcp.network import inputs, passes
+from ffcp.network.features import resolve
+from ffcp.network.identity import Identity
+from ffcp.pieces import Needs, Seen
+from ffcp.warnings import FFCPWarning, lines_up
+
+Self = TypeVar("Self", bound="Predictor")
+P = ParamSpec("P")
+Result = TypeVar("Result")
+
+
+def steady(
+    method: Callable[Concatenate[Self, P], Result],
+) -> Callable[Concatenate[Self, P], Result]:
+    """Let a method work on one calibration from beginning to end, and on the weights it is of.
+
+    Another thread may calibrate meanwhile, or train the model: the result is that of the
+    calibration at the beginning, or an error.
+    """
+
+    @functools.wraps(method)
+    def call(self: Self, *args: P.args, **kwargs: P.kwargs) -> Result:
+        snapshot = self._snapshot()
+        snapshot._check_weights()
+        result = method(snapshot, *args, **kwargs)
+        snapshot._check_weights()
+        return result
+
+    return call  # type: ignore[return-value]
+
+
+class Predictor(nn.Module):
+    """A model, a scorer and a calibration: calibrate, merge, save and load, once for all tasks.
+
+    The scorer gives points their scores; the calibration keeps them and gives thresholds. Where
+    either leaves something open, a share of the rows is set aside to choose it and does not
+    calibrate. The model runs in eval mode and is left as it was found.
+    """
+
+    calibration: Calibration
+    #: What is predicted; only predictors of the same kind can be merged.
+    task = ""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        scorer: Scorer,
+        calibration: Calibration,
+        *,
+        choose_fraction: float = 0.2,
+        choose_alpha: float = 0.1,
+        seed: int = 0,
+        batch_size: int | None = None,
+    ) -> None:
+        super().__init__()
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"the model must be a torch.nn.Module, got {type(model).__name__}")
+        if batch_size is not None and batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        if not 0 < choose_fraction < 1:
+            raise ValueError(f"choose_fraction must lie between 0 and 1, got {choose_fraction}")
+        if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+            raise ValueError(f"seed must be an integer and not negative, got {seed!r}")
+        exact_alpha(choose_alpha)
+        self.model = model
+        self.batch_size = batch_size
+        self.choose_fraction, self.choose_alpha, self.seed = choose_fraction, choose_alpha, seed
+        # As given, with whatever they leave open; in a tuple, so that no module is held twice.
+        self._given: tuple[Scorer, Calibration] = (scorer, calibration)
+        self._check_features(scorer.needs().joined(calibration.needs()))
+        # As they are in use.
+        self._scorer = scorer
+        self._choices: dict[str, Any] = {}
+        self._fitted: dict[str, Any] = {}  # choices made before calibrating, on other points
+        self._set_aside = 0
+        self._identity: Identity | None = None  # of the model that was calibrated
+        self.calibration = calibration.empty()
+        self._lock = threading.Lock()  # held while one calibration takes the place of another
+
+    # -- what a task defines ----------------------------------------------------------------
+
+    def _checked_target(self, y: Tensor, first_row: int) -> Tensor:
+        """Refuse targets that cannot be meant."""
+        return y
+
+    def _own_settings(self) -> dict[str, Any]:
+        """Say what scores depend on besides model, scorer and calibration."""
+        return {}
+
+    def _remembered(self) -> dict[str, Any]:
+        """Give what is saved with the settings though no score depends on it."""
+        return {}
+
+    def _recall(self, saved: Mapping[str, Any]) -> None:
+        """Take over what :meth:`_remembered` gave."""
+
+    # -- settings ---------------------------------------------------------------------------
+
+    def _check_features(self, needs: Needs) -> None:
+        for name in (*needs.norms, *needs.values):
+            resolve(self.model, name)
+
+    def settings(self) -> dict[str, Any]:
+        """Everything, the model apart, that a threshold depends on."""
+        return self._settings_of(self._scorer, self.calibration)
+
+    def _settings_of(self, scorer: Scorer, calibration: Calibration) -> dict[str, Any]:
+        return {
+            "task": self.task,
+            **scorer.settings(),
+            **calibration.settings(),
+            **self._own_settings(),
+        }
+
+    def _must_match(self, mine: Mapping[str, Any], theirs: Mapping[str, Any], whose: str) -> None:
+        keys = dict.fromkeys([*mine, *theirs])
+        differing = [key for key in keys if mine.get(key) != theirs.get(key)]
+        if differing:
+            listed = ", ".join(f"{k}={theirs.get(k)!r} (here {mine.get(k)!r})" for k in differing)
+            raise ValueError(
+                f"{whose} has other settings, so its scores mean another thing: {listed}"
+            )
+
+    def _check_weights(self) -> None:
+        """Refuse a model that has other weights than those it was calibrated with."""
+        if self._identity is not None and not self._identity.is_that_of(self.model):
+            raise RuntimeError(
+                "the model's weights are no longer those of the calibration, so bands would not "
+                "cover: calibrate again, or load those weights"
+            )
+
+    def _snapshot(self: Self) -> Self:
+        """Give a predictor that nothing changes any more, with the pieces in use now."""
+        with self._lock:
+            snapshot = object.__new__(type(self))
+            snapshot.__dict__.update(self.__dict__)
+            snapshot.__dict__["_modules"] = dict(self._modules)
+        return snapshot
+
+    def _must_be_calibrated(self) -> None:
+        if not len(self.calibration):
+            raise RuntimeError(
+                f"this {type(self).__name__} has no calibration: call calibrate(x, y) first, with "
+                "points that did not train the model"
+            )
+
+    # -- calibrating ------------------------------------------------------------------------
+
+    def calibrate(
+        self: Self, x: Any, y: Any = None, *, groups: Any = None, update: bool = False
+    ) -> Self:
+        """Score held-out points; whatever is predicted later rests on these scores.
+
+        Parameters
+        ----------
+        x, y
+            Inputs and targets, as tensors or arrays; or ``x`` alone, a loader that yields
+            pairs ``(x, y)``. The points must not have trained the model.
+        groups
+            A label for each point (strings or numbers), or a function from a batch of inputs to
+            labels: every group then gets a threshold of its own, and the guarantee holds
+            inside every group (Mondrian calibration). New points need a label too.
+        update
+            Add to the scores there are instead of replacing them. What was chosen stays.
+
+        Returns
+        -------
+        self
+            Unchanged if anything goes wrong on the way.
+        """
+        with torch.inference_mode(False):  # the scores outlive the caller's inference_mode
+            run = self._run_of(groups, update and len(self.calibration) > 0)
+            identity = Identity.of(self.model)
+            if run.is_update and self._identity is not None:
+                self._must_have(identity.fingerprint, "the scores there are")
+            run.columns = run.selection.run(self._batches(x, y, groups))
+            run.calibration.add(*self._entries(run.columns))
+            if not identity.is_that_of(self.model):
+                raise RuntimeError(
+                    "the model's weights changed while it was calibrated: calibrate when nothing "
+                    "trains it"
+                )
+        with self._lock:
+            self._identity = identity
+            self._take_over(run)
+        for message in run.warnings:
+            self._warn(message)
+        return self
+
+    def _run_of(self, groups: Any, update: bool) -> Calibrating:
+        scorer, calibration = (self._scorer, self.calibration) if update else self._given
+        if groups is not None:
+            if update and not calibration.takes_groups:
+                raise ValueError(
+                    "some points have groups and some have none: calibrate all of them with "
+                    "groups=, or none"
+                )
+            calibration = by_groups(calibration)
+        return self._calibrating(scorer, calibration, update)
+
+    def _calibrating(self, scorer: Scorer, calibration: Calibration, update: bool) -> Calibrating:
+        return Calibrating(self.model, scorer, calibration, self._choosing, update)
+
+    @property
+    def _choosing(self) -> Choosing:
+        return Choosing(self.choose_fraction, self.choose_alpha, self.seed)
+
+    def _must_have(self, fingerprint: str, whose: str) -> None:
+        """Refuse scores of another network."""
+        mine = None if self._identity is None else self._identity.fingerprint
+        if fingerprint != (mine or files.fingerprint(self.model)):
+            raise ValueError(
+                f"{whose} are those of other weights, and would not cover here: calibrate the "
+                "same model"
+            )
+
+    def _entries(self, columns: Columns) -> tuple[Tensor, Columns]:
+        """Give the scores and notes that the calibration is to keep."""
+        return columns["score"], with_prefix("note.", columns)
+
+    def _take_over(self, run: Calibrating) -> None:
+        """Take over a calibration that has ended well."""
+        self._scorer, self.calibration = run.scorer, run.calibration
+        if not run.is_update:
+            self._choices = {**self._fitted, **run.choices}
+            self._set_aside = run.selection.set_aside
+
+    def _batches(self, x: Any, y: Any, groups: Any) -> Iterator[Batch]:
+        """Cut the data into batches that the model takes at once."""
+        labels = _as_labels(groups)
+        row = 0
+        for whole, target in inputs.pairs(x, y, self.model):
+            start = 0
+            for batch in self._cut(whole) if len(target) else ():
+                count = inputs.row_count(batch)
+                part = self._checked_target(target[start : start + count], row)
+                yield Batch(batch, part, row, _groups_of(labels, batch, row, count))
+                start, row = start + count, row + count
+        if labels is not None and not callable(labels) and len(labels) != row:
+            raise ValueError(f"groups has {len(labels)} labels, but x has {row} rows")
+
+    def _cut(self, x: Any) -> Iterator[Any]:
+        return inputs.batches(x, self.batch_size)
+
+    # -- predicting -------------------------------------------------------------------------
+
+    def _seen(self, x: Any, groups: Any = None) -> Iterator[Seen]:
+        """Run the model on rows to predict, batch by batch."""
+        if groups is not None and not self.calibration.takes_groups:
+            raise ValueError(
+                "this predictor was calibrated without groups: calibrate(x, y, groups=...) gives "
+                "every group a threshold of its own"
+            )
+        labels = _as_labels(groups)
+        rows = inputs.row_count(x)
+        if not rows:
+            raise ValueError("x has no rows")
+        if labels is not None and not callable(labels) and len(labels) != rows:
+            raise ValueError(f"groups has {len(labels)} labels, but x has {rows} rows")
+        row = 0
+        for batch in self._cut(x):
+            count = inputs.row_count(batch)
+            yield self._see(batch, row, _groups_of(labels, batch, row, count))
+            row += count
+
+    def _looked_up(self, x: Any, alpha: Any, groups: Any) -> Iterator[tuple[Seen, Columns, Tensor]]:
+        """Give batches with what the calibration notes of them, and their thresholds."""
+        look_up, random = self.calibration.threshold, np.random.default_rng(self.seed)
+        if not self.calibration.is_random:
+            for seen in self._seen(x, groups):
+                notes = self.calibration.note(seen)
+                yield seen, notes, look_up(alpha, notes, random)
+            return
+        # All at once, or the random numbers would depend on how rows are cut into batches.
+        batches, table = list(self._seen(x, groups)), Table()
+        for seen in batches:
+            table.add(self.calibration.note(seen))
+        thresholds = look_up(alpha, table.columns, random)
+        for seen in batches:
+            rows = torch.arange(seen.rows.start, seen.rows.stop)
+            yield seen, take(table.columns, rows), thresholds[rows]
+
+    def _see(self, batch: Any, row: int = 0, groups: Any = None) -> Seen:
+        """Run the model on one batch."""
+        needs = self._scorer.needs().joined(self.calibration.needs())
+        return passes.see(self.model, batch, needs, row, groups)
+
+    @staticmethod
+    def _warn(message: str) -> None:
+        """Warn the user, at the first line that is not the library's own."""
+        warnings.warn(message, FFCPWarning, stacklevel=lines_up())
+
+    def _why_infinite(self, alpha: Any, notes: Columns) -> str:
+        """Go on behind "the band is infinite": why, and what to do."""
+        reason = self.calibration.why_infinite(alpha, notes)
+        if self._set_aside:
+            what = " and ".join(piece.what_is_open for piece in self._given if piece.is_open)
+            reason += f" ({self._set_aside} more rows chose {what}, and so do not calibrate)"
+        return reason
+
+    # -- sharing the calibration ------------------------------------------------------------
+
+    def merge(self: Self, other: Predictor) -> Self:
+        """Add the scores of another predictor of the same model, calibrated on other points.
+
+        So calibration can be divided over workers and put together here.
+        """
+        if not isinstance(other, Predictor) or other.task != self.task:
+            raise TypeError(f"cannot merge a {type(other).__name__}")
+        if other is self:
+            raise ValueError("a predictor cannot be merged with itself: points would count twice")
+        if not len(other.calibration):
+            raise ValueError(
+                "the predictor to merge has no calibration: call calibrate(x, y) on it first"
+            )
+        if not len(self.calibration) and other.calibration.takes_groups:
+            mine = self._settings_of(self._scorer, by_groups(self.calibration))
+        else:
+            mine = self.settings()
+        self._must_match(mine, other.settings(), "the predictor to merge")
+        self._check_merge(other)
+        assert other._identity is not None
+        self._must_have(other._identity.fingerprint, "the scores to merge")
+        merged = other.calibration.empty()
+        if len(self.calibration):
+            merged.keep(self.calibration.points())
+        merged.merge(other.calibration)
+        with self._lock:
+            self.calibration = merged
+            self._identity = self._identity or Identity(other._identity.fingerprint)
+            self._merged(other)
+        return self
+
+    def _check_merge(self, other: Any) -> None:
+        """Refuse another predictor whose points cannot stand beside these."""
+
+    def _merged(self, other: Any) -> None:
+        """Take over what else belongs to the points of another predictor."""
+
+    def get_extra_state(self) -> Tensor:
+        """Pack the settings for ``state_dict``, as a tensor so that any format can hold it."""
+        choices = {n: asdict(c) if is_dataclass(c) else c for n, c in self._choices.items()}  # type: ignore[arg-type]
+        fingerprint = None if self._identity is None else self._identity.fingerprint
+        kept = {"choices": choices, "set_aside": self._set_aside, "fingerprint": fingerprint}
+        kept |= self._remembered()
+        return files.pack({"settings": self.settings(), "kept": kept})
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Check that a loaded calibration was made with this predictor's settings.
+
+        What was left open here comes from there.
+        """
+        saved = files.unpack(state)
+        settings, kept = saved["settings"], saved["kept"]
+        scorer, calibration = self._given
+        scorer, calibration = scorer.restored(settings), calibration.restored(settings)
+        if settings.get("groups"):
+            calibration = by_groups(calibration)
+        mine = self._settings_of(scorer, calibration)
+        self._must_match(mine, settings, "the loaded calibration")
+        self._scorer, self.calibration = scorer, calibration.empty()
+        self._choices = {
+            **scorer.choices_from(kept["choices"]),
+            **calibration.choices_from(kept["choices"]),
+        }
+        self._set_aside = kept["set_aside"]
+        # Compared when bands are asked for: the weights may be loaded after this.
+        self._identity = kept["fingerprint"] and Identity(kept["fingerprint"])
+        self._recall(kept)
+
+    def save(self, path: str | Path) -> None:
+        """Write the calibration, without the model's weights, to a safetensors file.
+
+        The file is written whole or not at all.
+        """
+        fingerprint = files.fingerprint(self.model)
+        if self._identity is not None and self._identity.fingerprint != fingerprint:
+            raise RuntimeError(
+                "the model's weights are no longer those of the calibration: calibrate again "
+                "before saving"
+            )
+        own = {k: v for k, v in self.state_dict().items() if not k.startswith("model.")}
+        files.write(path, own, fingerprint=fingerprint)
+
+    def load(self: Self, path: str | Path) -> Self:
+        """Read a calibration written by :meth:`save`; nothing is unpickled.
+
+        The model must have the very weights it was calibrated with. Where something is wrong
+        with the file, this predictor stays as it is.
+        """
+        tensors, fingerprint = files.read(path)
+        if fingerprint != files.fingerprint(self.model):
+            raise ValueError(
+                f"{path} was calibrated with other weights than this model has, and would not "
+                "cover: load those weights, or calibrate again"
+            )
+        fresh = self._snapshot()  # so that nothing here changes unless all is well
+        keys = fresh.load_state_dict(
+            {name: tensor for name, tensor in tensors.items() if not name.startswith("model.")},
+            strict=False,
+        )
+        missing = [key for key in keys.missing_keys if not key.startswith("model.")]
+        foreign = [name for name in tensors if name.startswith("model.")]
+        if missing or keys.unexpected_keys or foreign:
+            wrong = ", ".join([*missing, *keys.unexpected_keys, *foreign])
+            raise ValueError(f"{path} does not fit this {type(self).__name__}: {wrong}")
+        with self._lock:
+            modules = self._modules
+            modules["calibration"] = fresh.calibration
+            self.__dict__.update({**fresh.__dict__, "_modules": modules})
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._lock = threading.Lock()
+
+    def extra_repr(self) -> str:
+        """Show the settings, and how many points calibrate."""
+        listed = ", ".join(f"{key}={value!r}" for key, value in self.settings().items())
+        return f"{listed}, calibrated on {len(self.calibration)} points"
+
+
+def _as_labels(groups: Any) -> Any:
+    """Read the labels of all rows; ``None`` and functions stay as they are."""
+    if groups is None or callable(groups):
+        return groups
+    if isinstance(groups, Tensor):
+        groups = groups.detach().cpu()
+    if not hasattr(groups, "__array__"):
+        return list(groups)
+    array = np.asarray(groups)
+    if array.ndim != 1:
+        raise ValueError(f"groups must be one label per row, got shape {array.shape}")
+    return array.tolist()
+
+
+def _groups_of(labels: Any, batch: Any, row: int, count: int) -> Any:
+    """Give the groups of some rows: a part of the labels, or what the function says."""
+    if labels is None or callable(labels):
+        return None if labels is None else labels(batch)
+    if len(labels) < row + count:
+        raise ValueError(f"groups has {len(labels)} labels, fewer than x has rows")
+    return labels[row : row + count]

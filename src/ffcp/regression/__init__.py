@@ -1,0 +1,1 @@
+"""Bands for regression: bases, slacks, families of nested bands, and the methods made of them."""

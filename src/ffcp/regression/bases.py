@@ -1,0 +1,127 @@
+"""Bases: which outputs of the model are the ends of the band that the slack widens."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from ffcp.pieces import Seen
+from ffcp.regression.bands import Ends, as_float64
+
+
+class Base(Protocol):
+    """What a base of one's own must have."""
+
+    def __call__(self, seen: Seen, slack: Tensor) -> Ends:
+        """Give the two ends of the base band and the slack of each, (n, m) each.
+
+        ``slack`` has the shape of the model's output, or is one number for all.
+        """
+
+    def prediction(self, output: Tensor) -> Tensor:
+        """Give the point prediction, in the shape of the target."""
+
+    def settings(self) -> dict[str, Any]:
+        """Say what it is; saved, and compared when merging."""
+
+
+class Point:
+    """The model's output is a point prediction: both ends are it, and one slack serves both.
+
+    >>> import torch
+    >>> Point().prediction(torch.zeros(3, 1)).shape
+    torch.Size([3, 1])
+    """
+
+    def __call__(self, seen: Seen, slack: Tensor) -> Ends:
+        """Give the prediction as both ends."""
+        centre, slack = columns(as_float64(seen.output)), columns(as_float64(slack))
+        return Ends(centre, centre, slack, slack)
+
+    def prediction(self, output: Tensor) -> Tensor:
+        """Give the output itself."""
+        return output
+
+    def settings(self) -> dict[str, Any]:
+        """Say what it is."""
+        return {"base": "point"}
+
+
+class Quantiles:
+    """The model's last dimension holds quantiles: which are the lower and the upper end.
+
+    Quantiles that cross are put in order, each with its own slack: a fixed function of the
+    input, so it costs no coverage.
+
+    Parameters
+    ----------
+    lower, upper
+        The places of the two ends in the last dimension.
+    median
+        The place of the quantile that is the prediction; without it the prediction is the
+        middle of the two ends.
+    of
+        How many quantiles the last dimension holds; by default the largest place, plus one.
+
+    Examples
+    --------
+    >>> import torch
+    >>> seen = Seen(None, torch.tensor([[2.0, 1.0]]), {}, {}, range(1))
+    >>> ends = Quantiles()(seen, torch.tensor([[0.1, 0.2]]))
+    >>> ends.lo, ends.slack_lo.float()
+    (tensor([[1.]], dtype=torch.float64), tensor([[0.2000]]))
+    >>> Quantiles(0, 2, median=1).prediction(torch.tensor([[1.0, 2.0, 9.0]]))
+    tensor([2.])
+    """
+
+    def __init__(
+        self, lower: int = 0, upper: int = 1, median: int | None = None, of: int | None = None
+    ) -> None:
+        places = [lower, upper] if median is None else [lower, upper, median]
+        if any(isinstance(p, bool) or not isinstance(p, int) or p < 0 for p in places):
+            raise ValueError(f"places of quantiles count from 0, got {places}")
+        if len(set(places)) < len(places):
+            raise ValueError(f"lower, upper and median must be different places, got {places}")
+        self.lower, self.upper, self.median = lower, upper, median
+        self.of = max(places) + 1 if of is None else of
+        if self.of <= max(places):
+            raise ValueError(f"of={of} quantiles have no place {max(places)}: places count from 0")
+
+    def __call__(self, seen: Seen, slack: Tensor) -> Ends:
+        """Give the two quantiles in order, each with its slack."""
+        self._check(seen.output)
+        place = [self.lower, self.upper]
+        quantiles = as_float64(seen.output)
+        slack = as_float64(slack).expand_as(quantiles)[..., place]
+        ends, order = quantiles[..., place].sort(dim=-1)
+        slack = slack.gather(-1, order)
+        sides = (ends[..., 0], ends[..., 1], slack[..., 0], slack[..., 1])
+        return Ends(*(columns(side) for side in sides))
+
+    def prediction(self, output: Tensor) -> Tensor:
+        """Give the median, or the middle of the two ends."""
+        self._check(output)
+        if self.median is not None:
+            return output[..., self.median]
+        return output[..., [self.lower, self.upper]].mean(dim=-1)
+
+    def settings(self) -> dict[str, Any]:
+        """Say what it is."""
+        return {"base": "quantiles", "places": [self.lower, self.upper, self.median, self.of]}
+
+    def _check(self, output: Tensor) -> None:
+        if output.dim() < 2 or output.shape[-1] != self.of:
+            words = "two outputs per target, the lower and the upper quantile,"
+            if self.median is not None or self.of != 2:
+                words = f"{self.of} quantiles per target"
+            raise ValueError(
+                f"the model's output has shape {tuple(output.shape)}; a quantile method needs "
+                f"{words} in the last dimension: (n, {self.of}), or (n, m, {self.of}) for m "
+                "targets. For a point prediction use CP or FFCP"
+            )
+
+
+def columns(values: Tensor) -> Tensor:
+    """Lay out values as (rows, outputs); a single number stays one."""
+    return values.reshape(len(values), -1) if values.dim() else values

@@ -1,0 +1,174 @@
+"""Bands of a base and a slack: the family of nested bands behind most regression methods."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ffcp.conformal.columns import Columns
+from ffcp.conformal.selection import Chosen, Scorer
+from ffcp.network import checks, inputs, passes
+from ffcp.network.features import OUTPUT
+from ffcp.pieces import Needs, Seen
+from ffcp.regression import bands, layers
+from ffcp.regression.bands import Ends
+from ffcp.regression.bases import Base, columns
+from ffcp.regression.joint import Joint, reduced
+from ffcp.regression.layers import Trial
+from ffcp.regression.slacks import checked_slack
+
+_MOST_OUTPUTS = 4096  # of a model whose slack is chosen
+_NUMBERS = 10**6  # scores of the rows that choose; fewer rows do where outputs are many
+
+
+class Family(Scorer):
+    """Nested bands, one for every threshold; the base of all families.
+
+    A family says what the score of a target is (:meth:`score`) and which targets have at most
+    some score (:meth:`interval`).
+    """
+
+    #: How several outputs of a row are covered.
+    joint: Joint = False
+
+    def prediction(self, output: Tensor) -> Tensor:
+        """Give the point prediction, in the shape of the target."""
+        return output
+
+    def score(self, seen: Seen, y: Tensor) -> Tensor:
+        """Give the scores of targets (n, m): as many, or (n, 1) if outputs share a threshold."""
+        raise NotImplementedError
+
+    def interval(self, seen: Seen, threshold: Tensor) -> tuple[Tensor, Tensor]:
+        """Give the ends (n, m) of the bands of thresholds (m,) or (n, m)."""
+        raise NotImplementedError
+
+    def note(self, seen: Seen, y: Any) -> dict[str, Any]:
+        """Note the scores."""
+        return {"score": self.score(seen, self.target(seen, y))}
+
+    def target(self, seen: Seen, y: Tensor) -> Tensor:
+        """Bring targets to (n, m)."""
+        return columns(checks.target(y, self.prediction(seen.output)))
+
+
+class SlackBands(Family):
+    """Bands ``[lo - q s_lo, hi + q s_hi]`` of a base and a slack."""
+
+    def __init__(self, base: Base, slack: Any, joint: Joint = False, column: str = "score") -> None:
+        self.base, self.slack, self.joint = base, slack, joint
+        self._column = column  # where scores were noted before this slack was chosen
+
+    def needs(self) -> Needs:
+        """Ask for what the slack asks for."""
+        needs: Needs = self.slack.needs()
+        return needs
+
+    def settings(self) -> dict[str, Any]:
+        """Say what base and slack are."""
+        return {**self.base.settings(), **self.slack.settings()}
+
+    @property
+    def is_open(self) -> bool:  # type: ignore[override]
+        """Whether the slack is still to be chosen."""
+        return bool(getattr(self.slack, "is_open", False))
+
+    @property
+    def what_is_open(self) -> str:  # type: ignore[override]
+        """What of the slack is to be chosen, in words."""
+        return str(getattr(self.slack, "what_is_open", "the slack"))
+
+    def prediction(self, output: Tensor) -> Tensor:
+        """Give the point prediction, in the shape of the target."""
+        return self.base.prediction(output)
+
+    def ends(self, seen: Seen) -> Ends:
+        """Give the base band and its slacks."""
+        return self.base(seen, checked_slack(self.slack(seen), seen))
+
+    def score(self, seen: Seen, y: Tensor) -> Tensor:
+        """Say how far targets lie outside the base band, in units of the slack."""
+        return reduced(bands.score(self.ends(seen), y), self.joint)
+
+    def scores(self, noted: Columns) -> Tensor:
+        """Give the scores of rows that were noted, also before this slack was chosen."""
+        return torch.as_tensor(noted["score" if "score" in noted else self._column])
+
+    def interval(self, seen: Seen, threshold: Tensor) -> tuple[Tensor, Tensor]:
+        """Widen the base band by the threshold times the slack."""
+        return bands.interval(self.ends(seen), threshold, seen.output.dtype)
+
+    def restored(self, settings: Mapping[str, Any]) -> SlackBands:
+        """Give the family with the slack that was chosen and saved."""
+        if not self.is_open:
+            return self
+        return SlackBands(self.base, self.slack.restored(settings), self.joint)
+
+    def prepared(self, model: nn.Module, x: Any) -> Any:
+        """Find the slacks there are to choose from."""
+        if not self.is_open:
+            return self
+        # Two rows: on a single one batch statistics fail, in a way that says nothing of mixing.
+        first = passes.see(model, inputs.take(x, slice(0, 2)))
+        outputs = self.prediction(first.output)[0].numel()
+        if outputs > _MOST_OUTPUTS:
+            raise ValueError(
+                f"the model has {outputs} outputs, and the automatic choice keeps the scores of "
+                f"all candidates: name one feature above {_MOST_OUTPUTS} outputs"
+            )
+        return SlackChoice(self.base, self.slack.options(model, x), self.joint, outputs)
+
+    def choices_from(self, saved: Mapping[str, Any]) -> dict[str, Any]:
+        """Build the choice of the slack again."""
+        return {} if saved.get("layer") is None else {"layer": layers.choice_from(saved["layer"])}
+
+
+class SlackChoice(Family):
+    """Bands whose slack is being chosen: what all candidates say is noted of every row."""
+
+    is_open = True
+
+    def __init__(self, base: Base, options: Mapping[str, Any], joint: Joint, outputs: int) -> None:
+        self.base, self.joint = base, joint
+        self._options = {
+            name: SlackBands(base, slack, joint, column=f"score.{name}")
+            for name, slack in options.items()
+        }
+        self.most_rows = max(1000, min(10_000, _NUMBERS // outputs))  # type: ignore[misc]
+
+    def needs(self) -> Needs:
+        """Ask for what any candidate asks for."""
+        needs = Needs()
+        for option in self._options.values():
+            needs = needs.joined(option.needs())
+        return needs
+
+    def prediction(self, output: Tensor) -> Tensor:
+        """Give the point prediction, in the shape of the target."""
+        return self.base.prediction(output)
+
+    def note(self, seen: Seen, y: Any) -> dict[str, Any]:
+        """Note scores and slacks under every candidate, and the width of the base band."""
+        target = self.target(seen, y)
+        noted = {}
+        for name, option in self._options.items():
+            ends = option.ends(seen)
+            noted[f"score.{name}"] = reduced(bands.score(ends, target), self.joint).cpu()
+            noted[f"slack.{name}"] = (ends.slack_lo + ends.slack_hi).expand_as(target).cpu()
+        return {**noted, "width": (ends.hi - ends.lo).cpu()}
+
+    def choose(self, aside: Columns, alpha: Any) -> Chosen:
+        """Take the slack with the shortest mean band."""
+        trials = {
+            name: Trial(aside[f"score.{name}"], aside[f"slack.{name}"]) for name in self._options
+        }
+        choice = layers.choose(aside["width"], trials, alpha)
+        warning = layers.why_plain(choice) if choice.feature == OUTPUT else None
+        return Chosen(self._options[choice.feature], {"layer": choice}, warning)
+
+    def without_choice(self, rows: int, alpha: Any) -> Chosen:
+        """Take plain CP, and no row to choose it."""
+        return Chosen(self._options[OUTPUT], {}, layers.why_no_choice(rows, alpha))

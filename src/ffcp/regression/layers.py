@@ -1,0 +1,195 @@
+"""Choosing the slack honestly: on rows that do not calibrate, plain CP among the candidates."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ffcp.conformal.rank import exact_alpha, points_needed
+from ffcp.network.features import OUTPUT
+
+# A gradient that is the same everywhere gives the bands of plain CP, up to rounding.
+_TIE = 1 - 1e-6
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """How one feature did on the rows set aside for choosing."""
+
+    mean_length: float
+    rank_correlation: float
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which feature was chosen, and why.
+
+    Attributes
+    ----------
+    feature
+        The chosen feature; ``"output"`` means plain CP.
+    candidates
+        For each candidate its mean band length and the rank correlation between its slack and
+        the residual (0 for plain CP, whose slack is constant).
+    rows
+        How many rows chose. They took no part in the calibration.
+    alpha
+        The level at which lengths were compared.
+    """
+
+    feature: str
+    candidates: Mapping[str, Candidate]
+    rows: int
+    alpha: float
+
+    def __str__(self) -> str:
+        lines = [f"feature {self.feature!r}, chosen on {self.rows} rows at alpha={self.alpha}"]
+        for name, candidate in sorted(self.candidates.items(), key=lambda c: c[1].mean_length):
+            lines.append(
+                f"  {name:<24} mean length {candidate.mean_length:<10.4g} "
+                f"rank correlation {candidate.rank_correlation:+.2f}"
+            )
+        return "\n".join(lines)
+
+
+class Trial(NamedTuple):
+    """What one candidate says of some rows.
+
+    ``scores`` has shape (n, m) for m outputs, or (n, 1) if one threshold serves them all;
+    ``slacks`` is (n, m): how much the two sides together grow with the threshold.
+    """
+
+    scores: Tensor
+    slacks: Tensor
+
+
+def choose(widths: Tensor, trials: Mapping[str, Trial], alpha: Any) -> Choice:
+    """Pick the feature with the shortest mean band; a tie goes to plain CP.
+
+    Parameters
+    ----------
+    widths
+        Width of the base band of the choosing rows (0 for point predictions), shape (n, m).
+    trials
+        Scores and slacks under each candidate; plain CP, ``"output"``, must be among them.
+    alpha
+        Level at which lengths are compared.
+
+    Notes
+    -----
+    With several outputs, lengths count relative to those of plain CP, so that an output in
+    large units does not decide alone.
+
+    Examples
+    --------
+    >>> residuals = torch.tensor([[1.0], [2.0], [4.0]])
+    >>> plain = Trial(residuals, 2 * torch.ones(3, 1))
+    >>> knowing = Trial(torch.ones(3, 1), 2 * residuals)  # knows where the noise is
+    >>> choose(torch.zeros(3, 1), {"output": plain, "trunk": knowing}, alpha=0.1).feature
+    'trunk'
+    """
+    lengths = {name: _lengths(widths, trial, alpha) for name, trial in trials.items()}
+    reference = lengths[OUTPUT].abs().clamp_min(torch.finfo(torch.float64).tiny)
+    ratios = {name: float((length / reference).nanmean()) for name, length in lengths.items()}
+    best = min(ratios, key=lambda name: ratios[name])
+    if ratios[best] > _TIE * ratios[OUTPUT]:
+        best = OUTPUT
+    residuals = trials[OUTPUT].scores
+    candidates = {
+        name: Candidate(
+            float(lengths[name].nanmean()),
+            rank_correlation(residuals, _as_many(trial.slacks, residuals.shape[1])),
+        )
+        for name, trial in trials.items()
+    }
+    return Choice(best, candidates, len(widths), float(exact_alpha(alpha)))
+
+
+def _as_many(slacks: Tensor, columns: int) -> Tensor:
+    """Give one slack per score: the mean over the outputs that share one."""
+    return slacks if slacks.shape[1] == columns else slacks.mean(dim=1, keepdim=True)
+
+
+def _lengths(widths: Tensor, trial: Trial, alpha: Any) -> Tensor:
+    """Mean band length per output, with the plain empirical quantile of these rows.
+
+    No n + 1 here: the comparison needs no guarantee, and stays finite on few rows.
+    """
+    thresholds = plain_quantile(trial.scores, alpha)
+    return widths.mean(dim=0) + thresholds * trial.slacks.mean(dim=0)
+
+
+def plain_quantile(scores: Tensor, alpha: Any) -> Tensor:
+    """Give the plain empirical quantile of each column; NaN are scores that are not known.
+
+    >>> plain_quantile(torch.tensor([[1.0, 1.0], [2.0, torch.nan], [3.0, torch.nan]]), 0.1)
+    tensor([3., 1.])
+    """
+    known = (~scores.isnan()).sum(dim=0)
+    level = 1 - exact_alpha(alpha)
+    places = [max(1, math.ceil(count * level)) - 1 for count in known.tolist()]
+    ordered = scores.sort(dim=0).values  # NaN come last
+    return ordered.gather(0, torch.tensor(places, device=scores.device)[None])[0]
+
+
+def rank_correlation(a: Tensor, b: Tensor) -> float:
+    """Return Spearman's rank correlation over all entries; 0 where one side is constant.
+
+    >>> rank_correlation(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1.0, 4.0, 9.0]))
+    1.0
+    """
+    known = ~a.isnan()
+    a, b = _centred_ranks(a[known]), _centred_ranks(b[known])
+    scale = float(a.norm() * b.norm())
+    return round(float(a @ b) / scale, 12) if scale > 0 else 0.0
+
+
+def _centred_ranks(values: Tensor) -> Tensor:
+    _, inverse, counts = values.flatten().unique(return_inverse=True, return_counts=True)
+    # Equal values share the mean of the ranks they take up.
+    ranks = counts.cumsum(0).double() - (counts - 1).double() / 2
+    spread: Tensor = ranks[inverse]
+    return spread - spread.mean()
+
+
+def choice_from(saved: Mapping[str, Any]) -> Choice:
+    """Build the choice again from what :func:`dataclasses.asdict` made of it."""
+    shown = {name: Candidate(**values) for name, values in saved["candidates"].items()}
+    return Choice(saved["feature"], shown, saved["rows"], saved["alpha"])
+
+
+def why_plain(choice: Choice) -> str:
+    """Say why plain CP was chosen."""
+    plain = choice.candidates[OUTPUT]
+    others = {
+        name: c
+        for name, c in choice.candidates.items()
+        # A layer whose gradient is the same everywhere is plain CP by another name.
+        if name != OUTPUT and abs(c.mean_length - plain.mean_length) > 1e-6 * plain.mean_length
+    }
+    if len(choice.candidates) == 1:
+        return "plain CP is used: no layer of this model passes a gradient to the output"
+    if not others:
+        return "plain CP is used: at every layer the gradient has the same size for all inputs"
+    name = min(others, key=lambda key: others[key].mean_length)
+    best = others[name]
+    return (
+        f"plain CP was chosen: on {choice.rows} rows set aside no layer gave shorter bands (best: "
+        f"{name!r} with mean length {best.mean_length:.4g} against {plain.mean_length:.4g}). The "
+        "gradient says little about the noise here: its rank correlation with the residual is "
+        f"{best.rank_correlation:+.2f}"
+    )
+
+
+def why_no_choice(rows: int, alpha: Any) -> str:
+    """Say why nothing was chosen."""
+    return (
+        f"plain CP is used: of {rows} rows none can be spared to choose the layer, as "
+        f"alpha={float(exact_alpha(alpha)):g} needs {points_needed(alpha)} to calibrate. Give more "
+        "rows, or name the feature"
+    )

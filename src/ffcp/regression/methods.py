@@ -1,0 +1,431 @@
+"""The named regression methods: each a name for one combination of base, slack and calibration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar, TypeVar
+
+from torch import Tensor, nn
+
+from ffcp.conformal.bandwidths import BandwidthChoice
+from ffcp.conformal.local import FEATURE, Local, Localizer
+from ffcp.network import jacobian
+from ffcp.network.jacobian import Method
+from ffcp.regression.bases import Base, Point, Quantiles
+from ffcp.regression.joint import Joint
+from ffcp.regression.predictor import Bands
+from ffcp.regression.slacks import AUTO, Constant, GradientNorm, gradient_norm
+
+Feature = str | nn.Module | Sequence[str | nn.Module]
+Self = TypeVar("Self", bound="Localized")
+
+
+class CP(Bands):
+    """Split conformal prediction: one band width for every input.
+
+    Parameters
+    ----------
+    model
+        A trained network; forward returns one tensor with a row per input row.
+    joint
+        With several outputs: ``False`` covers each on its own with probability 1 - alpha.
+        ``True`` covers all of them at once, by the largest of their scores. ``0.9`` (any number
+        between 0 and 1) covers at least that share of the outputs of a row at once.
+        ``"bonferroni"`` covers all at once too, with a threshold of its own for every output at
+        level alpha / m.
+    missing
+        Whether NaN in ``y`` stands for a target that is not known. Such outputs of a row do not
+        calibrate; bands are promised for targets that are known, as if the others did not exist.
+    batch_size
+        Rows per pass over arrays; by default about 16 MB of input (2 MB of images), at most
+        8,192 rows.
+
+    Examples
+    --------
+    >>> x = torch.linspace(0, 1, 200)[:, None]
+    >>> y = 2 * x + 0.1 * torch.sin(50 * x)
+    >>> model = nn.Linear(1, 1)  # yours is trained
+    >>> band = CP(model).calibrate(x[::2], y[::2]).predict_interval(x[1::2], alpha=0.1)
+    >>> band.lower.shape
+    torch.Size([100, 1])
+    """
+
+    _base: ClassVar[Callable[[], Base]] = Point
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        joint: Joint = False,
+        missing: bool = False,
+        batch_size: int | None = None,
+    ) -> None:
+        super().__init__(
+            model, self._base(), Constant(), joint=joint, missing=missing, batch_size=batch_size
+        )
+
+
+class CQR(CP):
+    """Conformalized quantile regression (Romano, Patterson and Candes, 2019).
+
+    The model returns two quantiles of the target; calibration moves both ends by the same
+    amount, outward where they cover too little and inward where they cover too much.
+
+    Parameters
+    ----------
+    model
+        A trained network whose output has shape (n, 2), lower and upper quantile, or (n, m, 2)
+        for m targets. See :func:`ffcp.pinball_loss`. Quantiles that cross are put in order.
+    joint, batch_size
+        As in :class:`CP`.
+
+    Notes
+    -----
+    ``prediction`` of the band is the middle of the two quantiles. A band that would shrink to
+    less than nothing is returned as a point.
+
+    Examples
+    --------
+    >>> _ = torch.manual_seed(0)
+    >>> model = nn.Linear(3, 2)  # yours is trained
+    >>> band = CQR(model).calibrate(torch.randn(200, 3), torch.randn(200)).predict_interval(
+    ...     torch.randn(5, 3), alpha=0.1
+    ... )
+    >>> band.lower.shape
+    torch.Size([5])
+    """
+
+    _base = Quantiles
+
+
+class FFCP(Bands):
+    """Fast feature conformal prediction: the band is as wide as the gradient is long.
+
+    The score of a point is its residual divided by the norm of the gradient of the output with
+    respect to a hidden layer (Algorithm 2 of the paper), so every input gets its own band, at
+    the price of one backward pass through the layers behind the feature.
+
+    Parameters
+    ----------
+    model
+        A trained network; forward returns one tensor with a row per input row.
+    feature
+        Where the gradient is taken: a dotted module name, a module, ``"input"``, ``"output"``
+        (which is plain CP), ``"auto"``, or a list of candidates for the automatic choice.
+        ``"auto"`` tries at most 8 layers spread over the depth, and plain CP.
+    norm
+        Norm of the gradient: 1, 2 or ``inf``.
+    floor
+        Smallest slack, for gradients that vanish. A constant; it must not be estimated from
+        the calibration data.
+    method
+        How the gradients of many outputs are taken, see :func:`ffcp.gradient_norms`: ``"auto"``,
+        ``"exact"``, ``"coloured"``, ``ffcp.Sketch(probes)`` or ``ffcp.Smooth(sigma, samples)``.
+    joint
+        With several outputs: ``False`` covers each on its own with probability 1 - alpha.
+        ``True`` covers all of them at once, by the largest of their scores. ``0.9`` (any number
+        between 0 and 1) covers at least that share of the outputs of a row at once.
+        ``"bonferroni"`` covers all at once too, with a threshold of its own for every output at
+        level alpha / m.
+    missing
+        Whether NaN in ``y`` stands for a target that is not known. Such outputs of a row do not
+        calibrate; bands are promised for targets that are known, as if the others did not exist.
+    choose_fraction, choose_alpha, seed
+        For the automatic choice: the share of the calibration rows that choose and then do not
+        calibrate, the level at which lengths are compared, and the seed of the division.
+    batch_size
+        Rows per pass over arrays; by default about 16 MB of input (2 MB of images), at most
+        8,192 rows.
+
+    Attributes
+    ----------
+    feature : str or None
+        The feature in use; ``None`` until the automatic choice is made.
+    choice : Choice or None
+        What the automatic choice saw and took.
+
+    Examples
+    --------
+    >>> _ = torch.manual_seed(0)
+    >>> model = nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1))  # yours is trained
+    >>> x = torch.linspace(-2, 2, 400)[:, None]
+    >>> y = model(x).detach() + 0.1 * torch.randn(400, 1)
+    >>> predictor = FFCP(model, feature="0").calibrate(x[::2], y[::2])
+    >>> band = predictor.predict_interval(x[1::2], alpha=0.1)
+    >>> (band.upper - band.lower).std() > 0  # not one width for all
+    tensor(True)
+    """
+
+    _base: ClassVar[Callable[[], Base]] = Point
+
+    def __init__(
+        self,
+        model: nn.Module,
+        feature: Feature = AUTO,
+        norm: float = 2,
+        floor: float = 1e-6,
+        *,
+        method: Method = jacobian.AUTO,
+        joint: Joint = False,
+        missing: bool = False,
+        choose_fraction: float = 0.2,
+        choose_alpha: float = 0.1,
+        seed: int = 0,
+        batch_size: int | None = None,
+    ) -> None:
+        super().__init__(
+            model,
+            self._base(),
+            gradient_norm(model, feature, norm, floor, method),
+            joint=joint,
+            missing=missing,
+            choose_fraction=choose_fraction,
+            choose_alpha=choose_alpha,
+            seed=seed,
+            batch_size=batch_size,
+        )
+
+
+class FFCQR(FFCP):
+    """CQR with the gradient norm of each quantile as its slack (the paper's FFCQR).
+
+    Parameters are those of :class:`FFCP`; the model is one for :class:`CQR`. The norms of both
+    quantiles come from the same forward pass.
+
+    Examples
+    --------
+    >>> _ = torch.manual_seed(0)
+    >>> model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2))  # yours is trained
+    >>> predictor = FFCQR(model, feature="0").calibrate(torch.randn(200, 3), torch.randn(200))
+    >>> predictor.predict_interval(torch.randn(5, 3)).upper.shape
+    torch.Size([5])
+    """
+
+    _base = Quantiles
+
+
+class Localized(Bands):
+    """What localized methods show of their calibration."""
+
+    calibration: Local
+
+    @property
+    def _local(self) -> Local:
+        """The localized calibration, that of the groups if there are groups."""
+        local: Local = getattr(self.calibration, "inner", self.calibration)
+        return local
+
+    @property
+    def localizer(self) -> Localizer:
+        """Which calibration points are near."""
+        return self._local.localizer
+
+    @property
+    def guarantee(self) -> str:
+        """How the guarantee is had: ``"level"``, ``"random"`` or ``"none"``."""
+        return self._local.guarantee
+
+    @property
+    def bandwidth(self) -> float | None:
+        """The bandwidth in use; ``None`` until it is chosen."""
+        return self._local.bandwidth
+
+    @property
+    def bandwidth_choice(self) -> BandwidthChoice | None:
+        """What the automatic choice of the bandwidth saw and took."""
+        choice: BandwidthChoice | None = self._choices.get("bandwidth")
+        return choice
+
+    def bandwidth_for(self, embedding: Tensor, alpha: Any = 0.1) -> float | None:
+        """Find a bandwidth that gives finite bands at embedded points; None if none does."""
+        return self.calibration.bandwidth_for(embedding, alpha)
+
+    def fit_localizer(self: Self, x: Any, y: Any, planned: int | None = None) -> Self:
+        """Choose the bandwidth on points of their own, so that all others can calibrate.
+
+        Parameters
+        ----------
+        x, y
+            Inputs and targets that will not calibrate; the training data will do.
+        planned
+            How many points will calibrate; by default as many as are given here.
+        """
+        if self.localizer.bandwidth != AUTO:
+            raise ValueError(f"the bandwidth is given: {self.localizer.bandwidth}")
+        self._fit_calibration(x, y, planned)
+        return self
+
+
+class LCP(Localized):
+    """Localized conformal prediction (Guan, 2023): near calibration points count more.
+
+    Parameters
+    ----------
+    model
+        A trained network; forward returns one tensor with a row per input row.
+    localizer
+        An :class:`ffcp.Localizer`, or the name of a kernel, ``"nearest"``, ``"gaussian"``,
+        ``"laplace"`` or ``"box"``, on the prediction with an automatic bandwidth.
+    guarantee
+        ``"marginal"``: bands cover with probability at least 1 - alpha; it stands for
+        ``"level"``, the recalibrated level (see :mod:`ffcp.conformal.local`). ``"random"`` has the same
+        guarantee by randomisation (Hore and Barber, 2023). ``"none"`` is the plain localized
+        quantile, which has no guarantee.
+    joint
+        With several outputs, as in :class:`CP`.
+    choose_fraction, choose_alpha, seed
+        For an automatic bandwidth that :meth:`fit_localizer` has not chosen before: the share of
+        the calibration rows that choose it (at most 2,000) and then do not calibrate, the level
+        at which bandwidths are compared, and the seed of the division. The seed is also that of
+        guarantee ``"random"``.
+    batch_size
+        Rows per pass over arrays.
+
+    Attributes
+    ----------
+    bandwidth : float or None
+        The bandwidth in use; ``None`` until it is chosen.
+    bandwidth_choice : BandwidthChoice or None
+        What the automatic choice saw and took.
+
+    Examples
+    --------
+    >>> _ = torch.manual_seed(0)
+    >>> x = torch.rand(1000, 1)
+    >>> y = x[:, 0] * torch.randn(1000)  # noise grows to the right
+    >>> near = Localizer("gaussian", on="input")
+    >>> predictor = LCP(nn.Linear(1, 1), near).calibrate(x, y)  # yours is trained
+    >>> band = predictor.predict_interval(torch.tensor([[0.1], [0.9]]), alpha=0.1)
+    >>> length = band.upper - band.lower
+    >>> bool(length[0] < length[1])
+    True
+    """
+
+    _base: ClassVar[Callable[[], Base]] = Point
+
+    def __init__(
+        self,
+        model: nn.Module,
+        localizer: Localizer | str = "nearest",
+        *,
+        guarantee: str = "marginal",
+        joint: Joint = False,
+        choose_fraction: float = 0.2,
+        choose_alpha: float = 0.1,
+        seed: int = 0,
+        batch_size: int | None = None,
+    ) -> None:
+        super().__init__(
+            model,
+            self._base(),
+            Constant(),
+            Local(localizer, guarantee),
+            joint=joint,
+            choose_fraction=choose_fraction,
+            choose_alpha=choose_alpha,
+            seed=seed,
+            batch_size=batch_size,
+        )
+
+
+class LCQR(LCP):
+    """Localized conformalized quantile regression: :class:`LCP` on a model for :class:`CQR`.
+
+    Examples
+    --------
+    >>> _ = torch.manual_seed(0)
+    >>> predictor = LCQR(nn.Linear(3, 2), "nearest").calibrate(
+    ...     torch.randn(500, 3), torch.randn(500)
+    ... )
+    >>> predictor.predict_interval(torch.randn(5, 3)).lower.shape
+    torch.Size([5])
+    """
+
+    _base = Quantiles
+
+
+class FFLCP(Localized):
+    """Localized fast feature conformal prediction (the paper's FFLCP).
+
+    The score is that of :class:`FFCP`, the residual over the gradient norm; the threshold is
+    that of :class:`LCP`, from the calibration points near x.
+
+    Parameters
+    ----------
+    model, feature, norm, floor, method, joint, batch_size
+        As in :class:`FFCP`.
+    localizer, guarantee
+        As in :class:`LCP`; a localizer on ``"feature"`` measures distances at the layer whose
+        gradient is taken.
+    choose_fraction, choose_alpha, seed
+        For the automatic choices of the feature and of the bandwidth, which are made on the same
+        share of the rows.
+
+    Examples
+    --------
+    >>> _ = torch.manual_seed(0)
+    >>> model = nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1))  # yours is trained
+    >>> x = torch.randn(600, 1)
+    >>> predictor = FFLCP(model, "0", "laplace").calibrate(x, torch.randn(600))
+    >>> predictor.predict_interval(x[:5]).upper.shape
+    torch.Size([5, 1])
+    """
+
+    _base: ClassVar[Callable[[], Base]] = Point
+
+    def __init__(
+        self,
+        model: nn.Module,
+        feature: Feature = AUTO,
+        localizer: Localizer | str = "nearest",
+        norm: float = 2,
+        floor: float = 1e-6,
+        *,
+        method: Method = jacobian.AUTO,
+        guarantee: str = "marginal",
+        joint: Joint = False,
+        choose_fraction: float = 0.2,
+        choose_alpha: float = 0.1,
+        seed: int = 0,
+        batch_size: int | None = None,
+    ) -> None:
+        slack = gradient_norm(model, feature, norm, floor, method)
+        super().__init__(
+            model,
+            self._base(),
+            slack,
+            Local(_on_feature(localizer, slack), guarantee),
+            joint=joint,
+            choose_fraction=choose_fraction,
+            choose_alpha=choose_alpha,
+            seed=seed,
+            batch_size=batch_size,
+        )
+
+
+class FFLCQR(FFLCP):
+    """Localized FFCQR: :class:`FFLCP` on a model for :class:`CQR`.
+
+    Examples
+    --------
+    >>> _ = torch.manual_seed(0)
+    >>> model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2))  # yours is trained
+    >>> predictor = FFLCQR(model, "0").calibrate(torch.randn(500, 3), torch.randn(500))
+    >>> predictor.predict_interval(torch.randn(5, 3)).upper.shape
+    torch.Size([5])
+    """
+
+    _base = Quantiles
+
+
+def _on_feature(localizer: Localizer | str, slack: GradientNorm) -> Localizer | str:
+    """Name the layer that ``on="feature"`` means."""
+    if not isinstance(localizer, Localizer) or localizer.on != FEATURE:
+        return localizer
+    if slack.feature is None:
+        raise ValueError(
+            "on='feature' needs one feature by its name: the automatic choice would change the "
+            "embedding on the way"
+        )
+    return replace(localizer, on=slack.feature)

@@ -1,0 +1,281 @@
+"""Slacks: how wide one unit of the threshold is at each input."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from ffcp.network import features, jacobian
+from ffcp.network.features import OUTPUT, resolve
+from ffcp.network.jacobian import Method
+from ffcp.pieces import Needs, Seen
+from ffcp.regression.bands import as_float64
+
+AUTO = "auto"
+
+
+class Slack(Protocol):
+    """What a slack of one's own must have; a plain function of :class:`ffcp.Seen` will do too."""
+
+    def needs(self) -> Needs:
+        """Say which layers' norms or values the pass over the model must bring."""
+
+    def __call__(self, seen: Seen) -> Tensor:
+        """Give one positive number per row, (n,) or (n, 1), or per output of the model."""
+
+    def settings(self) -> dict[str, Any]:
+        """Say what it is; saved, and compared when merging."""
+
+
+class Constant:
+    """The same slack everywhere: plain conformal prediction."""
+
+    def needs(self) -> Needs:
+        """Ask for nothing."""
+        return Needs()
+
+    def __call__(self, seen: Seen) -> Tensor:
+        """Give the number 1."""
+        return torch.ones((), device=seen.output.device)
+
+    def settings(self) -> dict[str, Any]:
+        """Say what it is."""
+        return {"slack": "constant"}
+
+
+class GradientNorm:
+    """The norm of the gradient of each output with respect to a layer (the paper's FFCP).
+
+    Parameters
+    ----------
+    feature
+        Where the gradient is taken: a dotted module name, ``"input"``, ``"output"`` (slack 1),
+        ``"auto"``, or a list of names to choose from. ``"auto"`` tries at most 8 layers spread
+        over the depth, and plain CP.
+    norm
+        1, 2 or ``inf``.
+    floor
+        Smallest slack, for gradients that vanish. A constant; it must not be estimated from the
+        calibration data.
+    method
+        How the gradients of many outputs are taken, see :func:`ffcp.gradient_norms`.
+    """
+
+    what_is_open = "the feature"
+
+    def __init__(
+        self,
+        feature: str | Sequence[str] = AUTO,
+        norm: float = 2,
+        floor: float = 1e-6,
+        method: Method = jacobian.AUTO,
+    ) -> None:
+        if not 0 < floor < math.inf:
+            raise ValueError(f"floor must be a positive number, got {floor}")
+        is_name = isinstance(feature, str)
+        names = [feature] if is_name else list(feature)
+        if not names:
+            raise ValueError("the list of candidate features is empty")
+        if not all(isinstance(name, str) for name in names):
+            raise TypeError(f"feature must be the name of a layer, got {feature!r}")
+        self._candidates = None if feature == AUTO else names
+        self.feature = feature if is_name and feature != AUTO else None
+        self.norm = jacobian.checked_norm(norm)
+        self.method = jacobian.checked_method(method)
+        self.floor = floor
+
+    def needs(self) -> Needs:
+        """Ask for the norms at the feature."""
+        names = tuple(self._candidates or ()) if self.feature is None else (self.feature,)
+        return Needs(norms=names, norm=self.norm, method=self.method)
+
+    def __call__(self, seen: Seen) -> Tensor:
+        """Give the norms, no smaller than the floor."""
+        assert self.feature is not None
+        if self.feature == OUTPUT:
+            return torch.ones((), device=seen.output.device)
+        return floored(seen.norms[self.feature], self.floor)
+
+    def settings(self) -> dict[str, Any]:
+        """Say what it is."""
+        return {
+            "slack": "gradient norm",
+            "feature": self.feature,
+            "norm": float(self.norm),
+            "floor": self.floor,
+            "gradient": str(self.method),
+        }
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the feature is still to be chosen."""
+        return self.feature is None
+
+    def options(self, model: nn.Module, x: Any) -> dict[str, Slack]:
+        """Name the slacks there are to choose from; plain CP is always one."""
+        names = self._candidates or features.candidates(model, x)
+        return {name: self._at(name) for name in dict.fromkeys([OUTPUT, *names])}
+
+    def restored(self, settings: Mapping[str, Any]) -> Slack:
+        """Give the slack that was chosen and saved."""
+        return self if settings.get("feature") is None else self._at(settings["feature"])
+
+    def _at(self, name: str) -> GradientNorm:
+        return GradientNorm([name], self.norm, self.floor, self.method)._named(name)
+
+    def _named(self, name: str) -> GradientNorm:
+        self.feature = name
+        return self
+
+
+class FunctionOf:
+    """A slack from a function of what one pass saw.
+
+    Parameters
+    ----------
+    function
+        From :class:`ffcp.Seen` to one positive number per row, (n,), or per output.
+    norms, values
+        Layers whose gradient norms or values it looks at.
+    name
+        What saved settings call it; the function's own name by default.
+
+    Examples
+    --------
+    >>> spread = FunctionOf(lambda seen: 0.1 + seen.values["0"].std(dim=1), values=["0"])
+    >>> spread.needs().values
+    ('0',)
+    """
+
+    def __init__(
+        self,
+        function: Callable[[Seen], Tensor],
+        norms: Sequence[str] = (),
+        values: Sequence[str] = (),
+        name: str | None = None,
+    ) -> None:
+        if not callable(function):
+            raise TypeError(f"a slack is a function of what a pass saw, got {function!r}")
+        self._function = function
+        self._needs = Needs(norms=tuple(norms), values=tuple(values))
+        self.name = name or f"function {getattr(function, '__qualname__', type(function).__name__)}"
+
+    def needs(self) -> Needs:
+        """Ask for the layers it looks at."""
+        return self._needs
+
+    def __call__(self, seen: Seen) -> Tensor:
+        """Call the function."""
+        return torch.as_tensor(self._function(seen))
+
+    def settings(self) -> dict[str, Any]:
+        """Say what it is: of the function only the name is known."""
+        return {
+            "slack": self.name,
+            "norms": list(self._needs.norms),
+            "values": list(self._needs.values),
+        }
+
+
+class AnyOf:
+    """Slacks to choose from, by the length of their bands on rows that do not calibrate.
+
+    Plain CP is always among them.
+
+    >>> AnyOf([GradientNorm("0"), lambda seen: 1 + seen.output.abs()]).is_open
+    True
+    """
+
+    is_open = True
+
+    def __init__(self, slacks: Sequence[Any]) -> None:
+        self._slacks = [as_slack(slack) for slack in slacks]
+        if any(getattr(slack, "is_open", False) for slack in self._slacks):
+            raise ValueError("a list of slacks to choose from cannot hold one that is open itself")
+
+    def needs(self) -> Needs:
+        """Ask for what any of them asks for."""
+        needs = Needs()
+        for slack in self._slacks:
+            needs = needs.joined(slack.needs())
+        return needs
+
+    def settings(self) -> dict[str, Any]:
+        """Say that nothing is chosen yet."""
+        return {"slack": None}
+
+    def options(self, model: nn.Module, x: Any) -> dict[str, Slack]:
+        """Name the slacks there are to choose from."""
+        options: dict[str, Slack] = {OUTPUT: Constant()}
+        for slack in self._slacks:
+            settings = slack.settings()
+            name = settings.get("feature") or settings["slack"]
+            options[name if name not in options else f"{name} {len(options)}"] = slack
+        return options
+
+    def restored(self, settings: Mapping[str, Any]) -> Any:
+        """Give the slack that was chosen and saved."""
+        for slack in (Constant(), *self._slacks):
+            mine = slack.settings()
+            if all(settings.get(key) == value for key, value in mine.items()):
+                return slack
+        return self
+
+
+def gradient_norm(
+    model: nn.Module,
+    feature: str | nn.Module | Sequence[str | nn.Module] = AUTO,
+    norm: float = 2,
+    floor: float = 1e-6,
+    method: Method = jacobian.AUTO,
+) -> GradientNorm:
+    """Make the slack of FFCP for a model, whose layers may be given as modules."""
+    names: str | list[str]
+    if isinstance(feature, (str, nn.Module)):
+        names = AUTO if feature == AUTO else resolve(model, feature)  # type: ignore[assignment]
+    else:
+        names = [resolve(model, one) for one in feature]
+    return GradientNorm(names, norm, floor, method)
+
+
+def as_slack(slack: Any) -> Any:
+    """Take a slack as it is; make one of a function.
+
+    >>> as_slack(lambda seen: seen.output.abs()).needs()
+    Needs(norms=(), values=(), norm=2, method='auto', of=None)
+    """
+    if slack is None:
+        return Constant()
+    if isinstance(slack, (list, tuple)):
+        return AnyOf(slack)
+    return slack if hasattr(slack, "needs") else FunctionOf(slack)
+
+
+def floored(norms: Tensor, floor: float) -> Tensor:
+    """Slack from gradient norms: a zero gradient is legal and gets the fixed ``floor``."""
+    return as_float64(norms).clamp_min(floor)
+
+
+def checked_slack(slack: Tensor, seen: Seen) -> Tensor:
+    """Bring a slack to the shape of the output, or to one number; refuse what is not positive."""
+    output = seen.output
+    if slack.dim() == 0 or slack.shape == output.shape:
+        whole = slack
+    elif slack.shape in ((len(output),), (len(output), 1)):
+        whole = slack.reshape(-1, *[1] * (output.dim() - 1)).expand_as(output)
+    else:
+        raise ValueError(
+            f"the slack has shape {tuple(slack.shape)}, the model output {tuple(output.shape)}: it "
+            "needs one number per row, (n,), or one per output"
+        )
+    bad = ~((slack > 0) & slack.isfinite())
+    if bool(bad.any()):
+        row = seen.rows[int(bad.reshape(len(output), -1).any(dim=1).nonzero()[0, 0])]
+        raise ValueError(
+            f"the slack of row {row} is not a positive number: add a small constant to it"
+        )
+    return whole

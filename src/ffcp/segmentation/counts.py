@@ -1,0 +1,184 @@
+"""What is kept of calibration images: how many labelled pixels have which score.
+
+Of an image only the number of labelled pixels in each of a fixed grid of scores is kept, so memory
+does not depend on the size of the images, and all that follows is whole-number arithmetic. Images
+are the exchangeable units; the pixels of one image may depend on each other at will.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ffcp.conformal.calibration import Calibration
+from ffcp.conformal.columns import Columns
+from ffcp.conformal.rank import conformal_rank, exact_alpha, points_needed
+from ffcp.regression.bands import as_float64
+
+# The grid of scores. A constant: chosen by the data it would break exchangeability. A step is half
+# a per cent, some ten steps from p = 0.01 to 0.001; at the default floor scores are below 2**24.
+_OCTAVES, _STEPS = 24, 128
+_IMAGES = 256  # images counted at once
+_FRACTION = 2**32  # in units of 1 / _FRACTION a loss of up to 2**31 pixels fits into 64 bits
+
+
+def _edges() -> Tensor:
+    steps = range(-_OCTAVES * _STEPS, _OCTAVES * _STEPS + 1)
+    powers = [math.ldexp(2.0 ** (k % _STEPS / _STEPS), k // _STEPS) for k in steps]
+    return torch.tensor([0.0, *powers], dtype=torch.float64)
+
+
+EDGES = _edges()  # the largest score of each bin but the last, which has what lies beyond
+BINS = len(EDGES) + 1
+
+
+def to_bins(scores: Tensor) -> Tensor:
+    """Round scores up to the grid and return the numbers of their bins, int32.
+
+    Bin 0 has the score 0, bin j the scores up to ``EDGES[j]``, the last bin those beyond 2**24.
+    A score is in bin j or below exactly if it is at most ``EDGES[j]``.
+
+    >>> to_bins(torch.tensor([0.0, 1e-9, 1.0, 1.001, 1e9]))
+    tensor([   0,    1, 3073, 3074, 6146], dtype=torch.int32)
+    """
+    scores = as_float64(scores)
+    return torch.bucketize(scores, EDGES.to(scores.device), out_int32=True)
+
+
+class PixelCounts(Calibration):
+    """How many labelled pixels of each calibration image fall into each bin of scores.
+
+    An image takes 25 KB whatever its size.
+
+    >>> images, bins = PixelCounts(), torch.zeros(3, BINS, dtype=torch.int32)
+    >>> bins[:, 0], bins[:, 1], bins[0, 7] = 8, 1, 1
+    >>> images.add(bins)
+    >>> images.risk_bin(0.3)  # beyond bin 1 lies a tenth of one image: (1/10 + 1) / 4 <= 0.3
+    1
+    >>> images.share_bin(0.3, share=1)
+    7
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scores = torch.empty(0, BINS, dtype=torch.int32)
+
+    def settings(self) -> dict[str, Any]:
+        """Say what the grid of scores is."""
+        return {**super().settings(), "bins": BINS}
+
+    def add(self, scores: Tensor, notes: Columns | None = None) -> None:
+        """Keep these counts, of shape (n, BINS), as well."""
+        self.keep({"scores": torch.cat([self.scores, scores.detach().to("cpu", torch.int32)])})
+
+    def threshold(
+        self, alpha: Any, notes: Columns | None = None, random: np.random.Generator | None = None
+    ) -> Tensor:
+        """Look up the largest score of labels in the set, shape (1,).
+
+        ``notes["share"]`` says, for every image the same, which share of it is to be covered.
+        """
+        share = (notes or {}).get("share", [None])[0]
+        last = self.risk_bin(alpha) if share is None else self.share_bin(alpha, share)
+        edge = math.inf if last == BINS - 1 else float(EDGES[last])
+        return torch.tensor([edge], dtype=torch.float64)
+
+    def why_infinite(self, alpha: Any, notes: Columns) -> str:
+        """Say what is missing."""
+        needed = points_needed(alpha)
+        if len(self) < needed:
+            return (
+                f": alpha={float(alpha):g} needs at least {needed} calibration images and there are "
+                f"{len(self)}"
+            )
+        return (
+            f": too many scores lie beyond {float(EDGES[-1]):g}, the end of the grid. Where "
+            "gradients vanish, a larger floor or another feature helps"
+        )
+
+    def risk_bin(self, alpha: Any) -> int:
+        """Find the smallest bin t with (sum of losses + 1) / (n + 1) <= alpha.
+
+        The loss of an image is the share of its labelled pixels beyond bin t. Where no bin does,
+        the last one, which leaves nothing out.
+        """
+        # Losses are ratios k / m, and m differs between images: no floating point, which could
+        # fall on the wrong side where the sum meets the budget exactly.
+        budget = exact_alpha(alpha) * (len(self) + 1) - 1
+        if budget < 0:
+            return BINS - 1
+        pixels = self._within(BINS - 1)
+        return bisect.bisect_left(
+            range(BINS), True, key=lambda t: _sum_at_most(pixels - self._within(t), pixels, budget)
+        )
+
+    def share_bin(self, alpha: Any, share: Any) -> int:
+        """Find the conformal quantile of the images' bins, or the last bin if n is too small.
+
+        The bin of an image is the smallest with at least ``share`` of its labelled pixels in it
+        or below.
+        """
+        share, rank = exact_share(share), conformal_rank(len(self), alpha)
+        if rank > len(self):
+            return BINS - 1
+        return int(self.image_bins(share).kthvalue(rank).values)
+
+    def image_bins(self, share: Any) -> Tensor:
+        """Give the smallest bin of each image that reaches ``share`` of its labelled pixels."""
+        exact = exact_share(share)
+        # Python's integers: a share such as 0.3333333333333333 has a denominator of 10**16.
+        needed = torch.tensor([math.ceil(exact * m) for m in self._within(BINS - 1).tolist()])
+        bins = torch.empty(len(self), dtype=torch.int64)
+        for start in range(0, len(self), _IMAGES):
+            part = slice(start, start + _IMAGES)
+            sums = self.scores[part].cumsum(dim=1, dtype=torch.int32)
+            bins[part] = (sums < needed[part, None]).sum(dim=1)
+        return bins
+
+    def _within(self, t: int) -> Tensor:
+        """Count the labelled pixels of each image in bin t or below."""
+        # Summed as int32, or torch would copy all counts; no image has 2**31 pixels.
+        return self.scores[:, : t + 1].sum(dim=1, dtype=torch.int32).long()
+
+
+def _sum_at_most(parts: Tensor, wholes: Tensor, budget: Fraction) -> bool:
+    """Say exactly whether the sum of parts / wholes is at most ``budget``.
+
+    >>> third = torch.tensor([1, 1, 1]), torch.tensor([3, 3, 3])
+    >>> _sum_at_most(*third, Fraction(1)), _sum_at_most(*third, Fraction(999_999_999, 10**9))
+    (True, False)
+    """
+    scaled = parts * _FRACTION
+    below = scaled // wholes
+    above = below + (scaled % wholes != 0)
+    if int(above.sum()) <= budget * _FRACTION:
+        return True
+    if int(below.sum()) > budget * _FRACTION:
+        return False
+    # Closer than the rounding: fractions, one for each number of pixels that occurs.
+    kinds, which = wholes.unique(return_inverse=True)
+    sums = torch.zeros_like(kinds).index_add(0, which, parts)
+    exact = sum(map(Fraction, sums.tolist(), kinds.tolist()), start=Fraction(0))
+    return exact <= budget
+
+
+def exact_share(share: Any) -> Fraction:
+    """Read ``share`` as the decimal number the user wrote, and check that it lies in (0, 1].
+
+    >>> exact_share(0.9), exact_share(1)
+    (Fraction(9, 10), Fraction(1, 1))
+    """
+    try:
+        one = not isinstance(share, bool) and bool(share == 1)
+        return Fraction(1) if one else exact_alpha(share)
+    except (TypeError, ValueError) as error:
+        raise type(error)(
+            f"share must be a number above 0 and at most 1, got {share!r}: it is the share of an "
+            "image's labelled pixels to be covered, and 1 means all"
+        ) from None

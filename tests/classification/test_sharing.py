@@ -1,0 +1,151 @@
+"""Label sets divided over workers, saved and loaded."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import ffcp
+from ffcp.classification.predictor import _CALIBRATION, _PREDICTION
+from ffcp.classification.weights import uniforms
+from tests.classification.material import METHODS, TUNED, K, X, Y, network
+
+
+def test_workers_merge(make) -> None:
+    kinds = {} if make is ffcp.LAC else {"randomized": False}
+    for conditional in (False, True):
+        settings = {**kinds, "class_conditional": conditional}
+        whole = make(network(), **settings).calibrate(X, Y)
+        merged = make(network(), **settings)
+        for part in (slice(0, 100), slice(100, 300)):
+            merged.merge(make(network(), **settings).calibrate(X[part], Y[part]))
+        # Another batch is another rounding of the model.
+        torch.testing.assert_close(
+            merged.calibration.scores, whole.calibration.scores, rtol=0, atol=1e-5
+        )
+        assert merged.classes == K
+
+
+def test_workers_of_a_randomised_method_need_their_own_seeds() -> None:
+    one, two, three = (ffcp.APS(network(), seed=s).calibrate(X, Y) for s in (0, 1, 0))
+    with pytest.raises(ValueError, match=r"with seed 0.*give each worker its own seed"):
+        one.merge(three)
+    assert len(one.merge(two).calibration) == 600
+    with pytest.raises(ValueError, match="give each worker its own seed"):
+        two.merge(one)
+    with pytest.raises(ValueError, match="with seed 1"):  # its numbers came with the merge
+        one.merge(ffcp.APS(network(), seed=1).calibrate(X, Y))
+
+
+@pytest.mark.parametrize(
+    ("other", "error", "message"),
+    [
+        (lambda: ffcp.RAPS(network(), lam=0.2, seed=1), ValueError, r"lam=0.2 \(here 0.01\)"),
+        (lambda: ffcp.APS(network(), seed=1), ValueError, r"score='aps' \(here 'raps'\)"),
+        (lambda: ffcp.RAPS(network(), temperature=2.0, seed=1), ValueError, "temperature=2.0"),
+        (lambda: ffcp.RAPS(network(), randomized=False), ValueError, "randomized=False"),
+        (
+            lambda: ffcp.RAPS(network(), class_conditional=True, seed=1),
+            ValueError,
+            r"calibration='ByLabel' \(here 'Marginal'\)",
+        ),
+        (lambda: ffcp.RAPS(network(7), seed=1), ValueError, "6 classes, the predictor .* on 7"),
+    ],
+)
+def test_what_cannot_be_merged(other, error: type, message: str) -> None:
+    mine = ffcp.RAPS(network()).calibrate(X, Y)
+    with pytest.raises(error, match=message):
+        mine.merge(other().calibrate(X, Y))
+    assert len(mine.calibration) == 300
+
+
+def test_an_empty_predictor_goes_on_where_the_merged_one_stopped() -> None:
+    whole = ffcp.APS(network()).calibrate(X, Y).calibrate(X[:50], Y[:50], update=True)
+    merged = ffcp.APS(network()).merge(ffcp.APS(network()).calibrate(X, Y))
+    merged.calibrate(X[:50], Y[:50], update=True)
+    assert torch.equal(merged.calibration.scores, whole.calibration.scores)
+
+
+def test_random_numbers_are_not_those_that_divide_the_rows() -> None:
+    # numpy: SeedSequence([seed, 0]) is SeedSequence(seed).
+    divides = torch.from_numpy(np.random.default_rng(0).random(100))
+    for stream in (_CALIBRATION, _PREDICTION):
+        assert not torch.isin(uniforms(0, stream, 0, 100), divides).any()
+
+
+def test_merging_nothing_itself_or_something_else() -> None:
+    mine = ffcp.RAPS(network()).calibrate(X, Y)
+    with pytest.raises(ValueError, match="has no calibration"):
+        mine.merge(ffcp.RAPS(network(), seed=3))
+    with pytest.raises(ValueError, match="merged with itself"):
+        mine.merge(mine)
+    with pytest.raises(TypeError, match="cannot merge a CP"):
+        mine.merge(ffcp.CP(network()))
+
+
+@pytest.mark.parametrize("conditional", [False, True])
+@pytest.mark.parametrize("kind", [*METHODS, *TUNED])
+def test_saved_and_loaded(kind: str, conditional: bool, tmp_path) -> None:
+    make = {**METHODS, **TUNED}[kind]
+    settings = {"class_conditional": conditional}
+    predictor = make(network(), **settings).calibrate(X, Y)
+    predictor.save(tmp_path / "sets.safetensors")
+    loaded = make(network(), **settings).load(tmp_path / "sets.safetensors")
+    copied = make(network(), **settings)
+    copied.load_state_dict(predictor.state_dict())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ffcp.FFCPWarning)
+        expected = predictor.predict_set(X).mask
+        for other in (loaded, copied):
+            assert other.choice == predictor.choice
+            assert other.classes == K
+            assert torch.equal(other.predict_set(X).mask, expected)
+            # Random numbers go on where the calibration left off.
+            other.calibrate(X[:9], Y[:9], update=True)
+    predictor.calibrate(X[:9], Y[:9], update=True)
+    assert torch.equal(loaded.calibration.scores, predictor.calibration.scores)
+    assert torch.equal(copied.calibration.scores, predictor.calibration.scores)
+
+
+def test_loading_into_other_settings_is_refused_and_changes_nothing(tmp_path) -> None:
+    path = tmp_path / "sets.safetensors"
+    saved = ffcp.RAPS(network(), tune="size").calibrate(X, Y)
+    saved.save(path)
+    given = ffcp.RAPS(network(), lam=0.7, tune="size")
+    with pytest.raises(ValueError, match=r"lam=.*\(here 0.7\)"):
+        given.load(path)
+    assert (given.kreg, given.choice, len(given.calibration)) == (None, None, 0)
+    with pytest.raises(ValueError, match=r"score='raps' \(here 'aps'\)"):
+        ffcp.APS(network()).load(path)
+    other = network()
+    nn.init.ones_(other[0].weight)
+    with pytest.raises(ValueError, match="calibrated with other weights"):
+        ffcp.RAPS(other, tune="size").load(path)
+    with pytest.raises(ValueError, match="other settings"):
+        ffcp.RAPS(network(), tune="size").load_state_dict(ffcp.RAPS(network()).state_dict() | {
+            "_extra_state": ffcp.FFRAPS(network()).get_extra_state()
+        })  # fmt: skip
+
+
+def test_seeds_survive_saving(tmp_path) -> None:
+    path = tmp_path / "sets.safetensors"
+    ffcp.APS(network(), seed=4).calibrate(X, Y).save(path)
+    loaded = ffcp.APS(network(), seed=5).load(path)
+    with pytest.raises(ValueError, match="with seed 4"):
+        loaded.merge(ffcp.APS(network(), seed=4).calibrate(X, Y))
+
+
+def test_numpy_settings_can_be_saved(tmp_path) -> None:
+    predictor = ffcp.RAPS(network(), lam=np.float32(0.25), kreg=np.int64(2)).calibrate(X, Y)
+    predictor.save(tmp_path / "sets.safetensors")
+    assert ffcp.RAPS(network(), lam=0.25, kreg=2).load(tmp_path / "sets.safetensors").kreg == 2
+
+
+def test_repr_shows_settings_and_points() -> None:
+    shown = repr(ffcp.RAPS(network(), lam=0.3).calibrate(X, Y))
+    assert "lam=0.3, kreg=5" in shown
+    assert "calibrated on 300 points" in shown

@@ -1,0 +1,46 @@
+"""Which cases give another result than was recorded first, on purpose, and why.
+
+A case named here is compared with ``values_changed/`` instead of ``values/``: what was recorded
+first stays as it is. To change a result on purpose:
+
+1. name the case here, with the reason;
+2. run ``python -m tests.recorded.record``, which writes the new result to ``values_changed/``;
+3. commit both.
+"""
+
+from __future__ import annotations
+
+_DIVISION = "one division of rows serves every automatic choice: by position, from the same seed"
+_INWARD = "a negative threshold shrinks the band of FCQR, which covered 1.00 where 0.70 was asked"
+
+_BANDWIDTH = (
+    *(
+        f"{method}_auto_bandwidth_{kernel}"
+        for method in ("lcp", "fflcp", "lcqr", "fflcqr")
+        for kernel in ("gaussian", "laplace", "box", "nearest", "on_input", "options")
+    ),
+    "ffcp_auto_choose_long_stream_that_stops_choosing",
+    "lcp_auto_bandwidth_more_points_than_choose",
+    "lcp_auto_bandwidth_guarantee_random",
+    "fflcp_auto_bandwidth_on_feature",
+    "lcp_auto_bandwidth_loader_cuts",
+    "lcp_auto_bandwidth_joint_true",
+    "lcp_auto_bandwidth_several_outputs",
+    "lcp_auto_bandwidth_update",
+    "lcp_auto_bandwidth_save_and_load",
+    "lcp_auto_bandwidth_state_dict",
+    "fflcp_auto_both",
+    "fflcp_auto_both_options",
+    "fflcqr_auto_both",
+    "fflcqr_auto_both_options",
+    "fflcp_auto_both_all_layers_save_and_load",
+)
+
+CHANGED: dict[str, str] = {
+    **dict.fromkeys(_BANDWIDTH, _DIVISION),
+    "fcqr_descent_arrays": _INWARD,
+    "fcqr_exact_arrays": _INWARD,
+    "ffcp_auto_choose_among_more_layers_than_are_tried": (
+        "the warning names as best layer one that is not plain CP by another name"
+    ),
+}
