@@ -165,11 +165,12 @@ def _seen(output: Output, feature: Tensor, axis: int, at_once: int) -> Tensor:
 def coloured(tap: Tapped, name: str, colours: Colours, norm: float) -> Tensor:
     """Take the norms at a feature with one backward pass per colour, and one to prove them.
 
-    Raises :class:`HiddenWindowsError` if a gradient reaches outside the window of its output, in
-    any row and at any output. It is seen if it is larger than 1/100 of what arrives at the same
-    position of the feature from elsewhere, and than 1/1000 of the most that arrives anywhere in
-    the row; in half precision than a few units of rounding. Smaller ones cannot be told from
-    rounding.
+    Raises :class:`HiddenWindowsError` if a gradient of any output of any row reaches outside the
+    window of that output. What is looked at is this batch, all of it; another batch is proved
+    anew. A gradient outside its window is seen if it is larger than 1/100 of what else arrives
+    at that position of the feature, and than 1/1000 of the most that arrives anywhere in its row
+    (in half precision: than a few units of rounding); smaller ones cannot be told from rounding.
+    A single one can hide in a row, with a chance of about 1/50, where two random weights agree.
     """
     if colours.refuted:
         raise HiddenWindowsError(_HIDDEN)
