@@ -102,6 +102,7 @@ def missed(counts: Tensor, rule, repeats: int, tested: int = T) -> np.ndarray:
     return np.array(found)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("feature", ["output", "0", "input"])
 @pytest.mark.parametrize("alpha", [0.05, 0.1, 0.3])
 def test_the_mean_share_missed_is_at_most_alpha(feature: str, alpha: float) -> None:
@@ -112,6 +113,7 @@ def test_the_mean_share_missed_is_at_most_alpha(feature: str, alpha: float) -> N
     assert losses.mean() >= alpha - 2 / (N + 1) - noise
 
 
+@pytest.mark.long
 def test_the_mean_share_missed_from_images_to_sets() -> None:
     # Nothing precomputed: every draw calibrates and predicts, and some pixels have no label.
     model, alpha, losses = network(), 0.1, []
@@ -131,6 +133,7 @@ def pooled_bin(store: PixelCounts, alpha: float) -> int:
     return int((total < conformal_rank(int(total[-1]), alpha)).sum())
 
 
+@pytest.mark.long
 def test_the_law_test_catches_pixels_taken_for_independent() -> None:
     # 1080 pixels seem to be many, but they are only 30 images.
     alpha = 0.04
@@ -143,6 +146,7 @@ def test_the_law_test_catches_pixels_taken_for_independent() -> None:
 # -- the law of images covered to a share ------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("feature", ["output", "0", "input"])
 @pytest.mark.parametrize("share", [0.5, 0.9, 1])
 def test_images_covered_to_a_share_follow_the_law(feature: str, share: float) -> None:
