@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-<<<<<<< HEAD
 import functools
 import threading
-=======
-import copy
->>>>>>> portb
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, is_dataclass
@@ -238,7 +234,8 @@ class Predictor(nn.Module):
 
     @property
     def _choosing(self) -> Choosing:
-        return Choosing(self.choose_fraction, self.choose_alpha, self.seed or 0)
+        alpha, seed = self.choose_alpha, self.seed or 0
+        return Choosing(self.choose_fraction, alpha, seed, self.alpha_of_each)
 
     def _must_have(self, fingerprint: str, whose: str) -> None:
         """Refuse scores of another network."""
@@ -298,13 +295,9 @@ class Predictor(nn.Module):
             yield self._see(batch, row, _groups_of(labels, batch, row, count))
             row += count
 
-<<<<<<< HEAD
     def _looked_up(
         self, x: Any, alpha: Any, groups: Any, place: tuple[int, int]
     ) -> Iterator[tuple[Seen, Columns, Tensor]]:
-=======
-    def _looked_up(self, x: Any, alpha: Any, groups: Any) -> Iterator[tuple[Seen, Columns, Tensor]]:
->>>>>>> portb
         """Give batches with what the calibration notes of them, and their thresholds."""
         entropy, first = place
         for seen in self._seen(x, groups):
@@ -432,34 +425,20 @@ class Predictor(nn.Module):
                 f"{path} was calibrated with other weights than this model has, and would not "
                 "cover: load those weights, or calibrate again"
             )
-<<<<<<< HEAD
-        fresh = self._snapshot()  # so that nothing here changes unless all is well
-        keys = fresh.load_state_dict(
-            {name: tensor for name, tensor in tensors.items() if not name.startswith("model.")},
-            strict=False,
-        )
-        missing = [key for key in keys.missing_keys if not key.startswith("model.")]
-        foreign = [name for name in tensors if name.startswith("model.")]
-        if missing or keys.unexpected_keys or foreign:
-            wrong = ", ".join([*missing, *keys.unexpected_keys, *foreign])
-            raise ValueError(f"{path} does not fit this {type(self).__name__}: {wrong}")
-        with self._lock:
-            modules = self._modules
-            modules["calibration"] = fresh.calibration
-            self.__dict__.update({**fresh.__dict__, "_modules": modules})
-=======
-        loaded = copy.copy(self)  # nothing here changes until all is read
-        loaded._modules = {**self._modules, "calibration": self.calibration.empty()}
+        fresh = self._snapshot()  # nothing here changes until all is read
+        fresh.__dict__["_modules"]["calibration"] = self.calibration.empty()
         if "_extra_state" in tensors:
-            loaded.set_extra_state(tensors["_extra_state"])
-        own = {name for name in loaded.state_dict() if not name.startswith("model.")}
+            fresh.set_extra_state(tensors["_extra_state"])
+        own = {name for name in fresh.state_dict() if not name.startswith("model.")}
         wrong = [f"{name} is missing" for name in sorted(own - set(tensors))]
         wrong += [f"{name} does not belong" for name in sorted(set(tensors) - own)]
         if wrong:
             raise ValueError(f"{path} does not fit this {type(self).__name__}: {', '.join(wrong)}")
-        loaded.load_state_dict(tensors, strict=False)
-        self.__dict__.update(loaded.__dict__)
->>>>>>> portb
+        fresh.load_state_dict(tensors, strict=False)
+        with self._lock:
+            modules = self._modules
+            modules["calibration"] = fresh.calibration
+            self.__dict__.update({**fresh.__dict__, "_modules": modules})
         return self
 
     def __getstate__(self) -> dict[str, Any]:
@@ -475,91 +454,6 @@ class Predictor(nn.Module):
         return f"{listed}, calibrated on {len(self.calibration)} points"
 
 
-<<<<<<< HEAD
-=======
-class Calibrating:
-    """One calibration under way; nothing of it is seen outside until it has ended well."""
-
-    def __init__(
-        self, predictor: Predictor, scorer: Scorer, calibration: Calibration, is_update: bool
-    ) -> None:
-        self._predictor = predictor
-        self.scorer = scorer
-        self.calibration = calibration.empty()
-        if is_update:
-            self.calibration.keep(calibration.points())
-        self.is_update = is_update
-        self.choices: dict[str, Any] = {}
-        self.columns: Columns = {}  # scores and notes of the rows that calibrate
-        self.warnings: list[str] = []
-        self._is_first = True
-        self.selection: Selection[Batch] = Selection(self, self._division(), predictor.choose_alpha)
-
-    def _division(self) -> Division | None:
-        open_pieces = [p for p in (self.scorer, self.calibration) if p.is_open]
-        if not open_pieces:
-            return None
-        most = max(piece.most_rows for piece in open_pieces)
-        return Division(self._predictor.choose_fraction, self._predictor.seed, most)
-
-    def note(self, batch: Batch) -> Columns:
-        """Run the model on a batch, and note of its rows what scores and choices need."""
-        seen = self.see(batch)
-        return {
-            **prefixed("score.", self.scorer.note(seen, batch.y)),
-            **prefixed("note.", self.calibration.note(seen, batch.y)),
-        }
-
-    def see(self, batch: Batch) -> Seen:
-        """Run the model on a batch; look at the first one for what the model must not do."""
-        model = self._predictor.model
-        if self._is_first:
-            self.scorer = self.scorer.prepared(model, batch.x)
-            self.selection.division = self._division()  # how many rows choose, too, is known now
-            passes.check_rows(model, batch.x, self.scorer.needs().norms, self.scorer.sample)
-            self._is_first = False
-        needs = self.scorer.needs().joined(self.calibration.needs())
-        return passes.see(model, batch.x, needs, batch.row, batch.groups)
-
-    def choose(self, aside: Columns, left: int) -> None:
-        """Choose what is open, first of the scorer and then of the calibration."""
-        if self.scorer.is_open:
-            noted = with_prefix("score.", aside)
-            self._settle(self.scorer.choose(noted, self._predictor.choose_alpha))
-        if self.calibration.is_open:
-            self.choose_calibration(aside, left)
-
-    def choose_calibration(self, aside: Columns, left: int) -> None:
-        """Choose what the calibration leaves open; ``left`` other rows will calibrate."""
-        scores = self.scorer.scores(with_prefix("score.", aside))
-        notes = with_prefix("note.", aside)
-        alpha = self._predictor.alpha_of_each(self._predictor.choose_alpha, scores.shape[1])
-        self.calibration, choice = self.calibration.choose(scores, notes, left, alpha)
-        self.choices["bandwidth"] = choice
-
-    def _settle(self, chosen: Chosen) -> None:
-        self.scorer = chosen.scorer
-        self.choices.update(chosen.choices)
-        self.warnings += [chosen.warning] if chosen.warning else []
-
-    def do_without(self, rows: int) -> bool:
-        """Settle the scorer without rows, where it can be and nothing else is open."""
-        if self.calibration.is_open:
-            return False
-        settled = self.scorer.without_choice(rows, self._predictor.choose_alpha)
-        if settled is None:
-            return False
-        self._settle(settled)
-        return True
-
-    def finish(self, noted: Columns) -> Columns:
-        """Turn what was noted into scores and notes to keep."""
-        scores = self.scorer.scores(with_prefix("score.", noted))
-        notes = prefixed("note.", with_prefix("note.", noted))
-        return {"score": scores.cpu(), **notes}
-
-
->>>>>>> portb
 def _as_labels(groups: Any) -> Any:
     """Read the labels of all rows; ``None`` and functions stay as they are."""
     if groups is None or callable(groups):

@@ -10,28 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-<<<<<<< HEAD
 from ffcp.calibrating import Batch, Calibrating
-from ffcp.classification.scores import (
-    LabelScore,
-    Shares,
-    as_score,
-    check_logits,
-    checked_labels,
-    refuse_probabilities,
-)
-from ffcp.classification.sets import LabelSet
-from ffcp.classification.tuning import SetChoice
-from ffcp.conformal.calibration import Calibration
-from ffcp.conformal.columns import Columns, take
-from ffcp.conformal.draws import Draws
-=======
 from ffcp.classification.scores import LabelScore, Shares, as_score, checked_labels
 from ffcp.classification.sets import LabelSet
 from ffcp.classification.tuning import SetChoice
 from ffcp.conformal.calibration import Calibration
 from ffcp.conformal.columns import Table, take
->>>>>>> porta
+from ffcp.conformal.draws import Draws
 from ffcp.conformal.marginal import Marginal
 from ffcp.conformal.rank import exact_alpha
 from ffcp.conformal.selection import Scorer
@@ -163,18 +148,11 @@ class LabelSets(Predictor):
         """
         exact = exact_alpha(alpha)
         self._must_be_calibrated()
-<<<<<<< HEAD
         x = inputs.to_tensors(x, self.model)
         rows, place = inputs.row_count(x), self._place(x, first_row)
         score = self._drawing(place)
-        buffer, infinite = inputs.RowBuffer(rows), _Infinite()
-        for seen, notes, thresholds in self._looked_up(x, exact, groups, place):
-=======
-        x = self._checked_input(x, first_row)
-        score, rows = self._drawing(first_row), inputs.row_count(x)
         buffer, lost, in_all = inputs.RowBuffer(rows), Table(), torch.tensor(False)
-        for seen, notes, thresholds in self._looked_up(x, exact, groups):
->>>>>>> porta
+        for seen, notes, thresholds in self._looked_up(x, exact, groups, place):
             self._check_classes(seen.output)
             thresholds = self._for_all_classes(thresholds)
             infinite = thresholds.isinf().reshape(-1, thresholds.shape[-1])
@@ -243,11 +221,7 @@ class LabelSets(Predictor):
 
     def _must_be_settled(self) -> None:
         if self._scorer.is_open:
-<<<<<<< HEAD
-            names = ", ".join(getattr(self._scorer, "open_settings", ["settings"]))
-=======
             names = ", ".join(self._scorer.open_settings)
->>>>>>> porta
             raise RuntimeError(
                 f"{names} not chosen yet: call calibrate(x, y) first, or give values"
             )
@@ -284,19 +258,7 @@ class CalibratingLabels(Calibrating):
     def see(self, batch: Batch) -> Seen:
         """Run the model on a batch of rows; refuse another number of classes."""
         seen = super().see(batch)
-<<<<<<< HEAD
-        check_logits(seen.output)
-        if not batch.row:
-            refuse_probabilities(seen.output)
         self.count_classes(seen.output)
-=======
-        if self.classes not in (None, seen.output.shape[-1]):
-            raise ValueError(
-                f"calibrated on {self.classes} classes, but the model now gives "
-                f"{seen.output.shape[-1]}"
-            )
-        self.classes = seen.output.shape[-1]
->>>>>>> porta
         self.drawn += len(seen.rows)
         return seen
 
@@ -304,39 +266,9 @@ class CalibratingLabels(Calibrating):
 def _what_is_infinite(in_all: Tensor, sets: int, rows: int) -> str:
     """Say which sets hold all labels, or how many classes, of those marked, are in all sets.
 
-<<<<<<< HEAD
-    def __init__(self) -> None:
-        self.notes: Columns | None = None
-        self._rows = 0
-        self._classes: tuple[int, int] | None = None
-
-    def look(self, threshold: Tensor, notes: Columns, rows: int) -> None:
-        lost = threshold.isinf()
-        if not bool(lost.any()):
-            return
-        if threshold.dim() and threshold.shape[-1] > 1:
-            by_class = lost.reshape(-1, lost.shape[-1]).any(dim=0)
-            self._classes = max(self._classes or (0, 0), (int(by_class.sum()), threshold.shape[-1]))
-        by_row = lost.reshape(-1, max(1, threshold.shape[-1] if threshold.dim() else 1)).any(dim=1)
-        by_row = by_row.expand(rows)
-        self._rows += int(by_row.sum())
-        if self.notes is None:
-            self.notes = take(notes, by_row)
-
-    def described(self, rows: int) -> str:
-        if self._classes is not None:
-            return f"{self._classes[0]} of {self._classes[1]} classes are in every set"
-        every = self._rows == rows
-        return (
-            "every set holds all labels"
-            if every
-            else f"{self._rows} of {rows} sets hold all labels"
-        )
-=======
     >>> _what_is_infinite(torch.tensor([True]), 2, 5)
     '2 of 5 sets hold all labels'
     """
     if len(in_all) > 1:
         return f"{int(in_all.sum())} of {len(in_all)} classes are in every set"
     return f"{sets} of {rows} sets hold all labels" if sets < rows else "every set holds all labels"
->>>>>>> porta

@@ -85,14 +85,6 @@ class Calibration(nn.Module):
 
     def why_infinite(self, alpha: Any, notes: Columns) -> str:
         """Go on behind "the band is infinite": why, and what to do."""
-<<<<<<< HEAD
-        needed, fewest = points_needed(alpha), int(known(self.scores).min())
-        if fewest >= needed:
-            return f": more than a share {float(alpha):g} of the calibration scores are infinite"
-        return (
-            f": alpha={float(alpha):g} needs at least {needed} calibration points "
-            f"and there are {fewest}"
-=======
         fewest, needed = int(known(self.scores).min()), points_needed(alpha)
         if fewest >= needed:
             infinite = int(self.scores.isinf().sum(dim=0).max())
@@ -103,7 +95,6 @@ class Calibration(nn.Module):
         return (
             f": alpha={float(alpha):g} needs at least {needed} calibration points and there are "
             f"{fewest}"
->>>>>>> portb
         )
 
     # -- only where something is open -------------------------------------------------------

@@ -132,9 +132,6 @@ class SlackChoice(Family):
 
     is_open = True
 
-<<<<<<< HEAD
-    def __init__(self, base: Base, options: Mapping[str, Any], joint: Joint, outputs: int) -> None:
-=======
     def __init__(
         self,
         base: Base,
@@ -143,7 +140,6 @@ class SlackChoice(Family):
         outputs: int,
         what: str = "feature",
     ) -> None:
->>>>>>> portb
         self.base, self.joint = base, joint
         self._what = what  # the candidates are called
         self._options = {

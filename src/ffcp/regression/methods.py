@@ -100,7 +100,27 @@ class CQR(CP):
     _base = Quantiles
 
 
-class FFCP(Bands):
+class AtLayer(Bands):
+    """What methods that take a gradient show of it."""
+
+    @property
+    def norm(self) -> float:
+        """Norm of the gradient."""
+        return float(self.slack.norm)
+
+    @property
+    def floor(self) -> float:
+        """Smallest slack."""
+        return float(self.slack.floor)
+
+    @property
+    def method(self) -> Method:
+        """How the gradients of many outputs are taken."""
+        method: Method = self.slack.method
+        return method
+
+
+class FFCP(AtLayer):
     """Fast feature conformal prediction: the band is as wide as the gradient is long.
 
     The score of a point is its residual divided by the norm of the gradient of the output with
@@ -351,7 +371,7 @@ class LCQR(LCP):
     _base = Quantiles
 
 
-class FFLCP(Localized):
+class FFLCP(Localized, AtLayer):
     """Localized fast feature conformal prediction (the paper's FFLCP).
 
     The score is that of :class:`FFCP`, the residual over the gradient norm; the threshold is

@@ -12,11 +12,7 @@ from typing import Any, ClassVar
 import torch  # noqa: F401 - for the examples
 from torch import nn
 
-<<<<<<< HEAD
 from ffcp.calibrating import Calibrating
-from ffcp.conformal.rank import exact_alpha
-=======
->>>>>>> portb
 from ffcp.metrics import Coverage
 from ffcp.network.features import resolve
 from ffcp.predictor import steady
