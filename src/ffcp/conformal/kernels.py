@@ -121,7 +121,8 @@ def _normal(drawn: Tensor) -> Tensor:
 def _direction(drawn: Tensor) -> Tensor:
     """Turn uniform numbers into points on the unit sphere."""
     normal = _normal(drawn)
-    return normal / torch.linalg.vector_norm(normal, dim=1, keepdim=True)
+    direction: Tensor = normal / torch.linalg.vector_norm(normal, dim=1, keepdim=True)
+    return direction
 
 
 KERNELS: dict[str, Kernel] = {
