@@ -225,6 +225,18 @@ def test_too_few_neighbours(guarantee: str) -> None:
     assert enough.calibrate(X, Y).predict_interval(X[:10]).upper.isfinite().all()
 
 
+def test_the_advice_on_neighbours_looks_at_every_output() -> None:
+    x = torch.linspace(0, 1, 300)[:, None]
+    y = torch.cat([normal(300, 1, seed=0), (8 * x).exp() * normal(300, 1, seed=1)], dim=1)
+    model = nn.Linear(1, 2)
+    few = ffcp.LCP(model, at_input("nearest", bandwidth=9)).calibrate(x, y)
+    with pytest.warns(ffcp.FFCPWarning, match="neighbours would do") as caught:
+        few.predict_interval(x)
+    advised = int(str(caught[0].message).split("bandwidth=")[1].split()[0])
+    enough = ffcp.LCP(model, at_input("nearest", bandwidth=advised)).calibrate(x, y)
+    assert enough.predict_interval(x).upper.isfinite().all()
+
+
 def test_too_few_points_for_any_bandwidth() -> None:
     predictor = ffcp.LCP(small_mlp(), at_input(bandwidth=9.0)).calibrate(X[:8], Y[:8])
     with pytest.warns(ffcp.FFCPWarning, match="more calibration points than the 8 there are"):
