@@ -20,7 +20,7 @@ from ffcp.conformal.rank import conformal_rank
 from tests.conftest import normal, small_mlp
 from tests.law import ERROR_RATE, draw_hits, p_value, upper_p_value
 
-N, T, ALPHA, REPEATS, OUTPUTS = 40, 30, 0.1, 600, 3
+N, T, ALPHA, REPEATS, OUTPUTS = 40, 30, 0.1, 450, 3
 
 
 def three_targets(generator: torch.Generator, rows: int) -> tuple[Tensor, Tensor]:
@@ -112,6 +112,7 @@ def test_bonferroni_covers_all_outputs_at_once(name: str) -> None:
     assert upper_p_value(hits, T, N, conformal_rank(N, ALPHA)) > ERROR_RATE
 
 
+@pytest.mark.long
 def test_the_law_test_catches_outputs_that_are_covered_one_by_one_only() -> None:
     hits = hits_of(lambda: METHODS["CP"](False), lambda hit: hit.all(dim=1))
     assert upper_p_value(hits, T, N, conformal_rank(N, ALPHA)) < 1e-8
@@ -168,6 +169,7 @@ def test_exact_fcp_covers_at_least_as_often_as_the_law(joint, reduce, alpha) -> 
     assert (bands >= scores).all()  # a point inside the ball is inside the band
 
 
+@pytest.mark.long
 def test_descent_fcp_follows_the_law_in_feature_space() -> None:
     _, scores = fcp_hits(lambda: fcp(True, steps=5), lambda hit: hit.all(dim=1))
     assert p_value(scores[:, 0], T, N, conformal_rank(N, ALPHA)) > ERROR_RATE

@@ -389,12 +389,19 @@ class Local(Calibration):
 
     def _neighbours_for(self, alpha: Any) -> float | None:
         wanted = points_needed(alpha)
-        while self.guarantee == "level" and wanted <= len(self):
-            level = self._level(self._weights(wanted), 0).at(alpha)
-            if level is not None and int(level_target(torch.tensor([wanted + 1]), level)) <= wanted:
-                break
+        while wanted <= len(self) and not self._are_enough(wanted, alpha):
             wanted += max(1, wanted // 2)
         return float(wanted) if wanted <= len(self) else None
+
+    def _are_enough(self, neighbours: int, alpha: Any) -> bool:
+        """Whether so many neighbours give finite bands, for every output."""
+        if self.guarantee != "level":
+            return neighbours >= points_needed(alpha)
+        weights, total = self._weights(neighbours), torch.tensor([neighbours + 1])
+        levels = [self._level(weights, output).at(alpha) for output in range(self.coordinates)]
+        return all(
+            level is not None and int(level_target(total, level)) <= neighbours for level in levels
+        )
 
 
 @dataclass(frozen=True)

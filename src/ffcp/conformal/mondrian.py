@@ -206,10 +206,12 @@ class Mondrian(Calibration):
                 f"no calibration point belongs to group {_listed(unseen)}: the groups there are "
                 f"{_listed(parts)}. Calibrate with points of that group, or merge it into another"
             )
-        tables = {
-            label: parts[label].threshold(alpha, take(inner_notes, rows), random)
-            for label, rows in asked.items()
-        }
+        tables = {}
+        for label, rows in asked.items():
+            try:
+                tables[label] = parts[label].threshold(alpha, take(inner_notes, rows), random)
+            except ValueError as error:
+                raise ValueError(f"in group {label!r} {error}") from error
         width = max(table.shape[-1] for table in tables.values())
         result = torch.empty(len(notes["group"]), width, dtype=torch.float64)
         for label, rows in asked.items():
