@@ -74,7 +74,8 @@ def regression_network(rounds: int = 100) -> None:
     one = ffcp.FFCP(model, SPLIT_POINTS[2]).calibrate(*few)
     forward_size = best_size(lambda size: bare_forward(model, x, size))
     backward_size = best_size(lambda size: bare_backward(model, x, size, (0, 3, 6)))
-    prediction, threshold = cp.predict_interval(x).prediction, cp.calibration.threshold(0.1)
+    prediction = cp.predict_interval(x).prediction
+    stored = ffcp.CP(ffcp.Stored()).calibrate(prediction, y)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ffcp.FFCPWarning)
         times = best_of(
@@ -86,7 +87,7 @@ def regression_network(rounds: int = 100) -> None:
                 "auto": lambda: ffcp.FFCP(model, SPLIT_POINTS).calibrate(x, y),
                 "look for NaN in x": lambda: x.sum(),
                 "cut and batches": lambda: loop(model, x),
-                "bands from predictions": lambda: cp._interval((prediction,), threshold),
+                "bands from predictions": lambda: stored.predict_interval(prediction),
                 "bare forward": lambda: bare_forward(model, x, forward_size),
                 "bare fwd+bwd": lambda: bare_backward(model, x, backward_size, (0, 3, 6)),
                 "with norms": lambda: bare_backward(model, x, backward_size, (0, 3, 6), True),

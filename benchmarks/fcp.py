@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 import ffcp
 from benchmarks.timing import Resident, best_of, show, table, verdict
-from ffcp import surrogate
-from ffcp.fcp import STEP_COUNTS
 from ffcp.network.heads import head
+from ffcp.regression.fcp import inversion
+from ffcp.regression.fcp.ball import STEP_COUNTS
+from ffcp.regression.predictor import BandPredictor
 from ffcp_paper.networks import SPLIT_POINTS, mlp
-from ffcp.predictors import BandPredictor
 
 COLUMNS, CALIBRATE, TEST = 100, 20_000, 10_000
 FEATURE = SPLIT_POINTS[2]
@@ -48,7 +48,7 @@ def one_step(rounds: int = 25) -> None:
             torch.autograd.grad(rest(moving).sum(), moving)
 
     def ours() -> None:
-        surrogate.descend(lambda u: rest(u)[:, 0], v, y, [steps], lr=0.01)
+        inversion.descend(lambda u: rest(u)[:, 0], v, y, [steps], lr=0.01)
 
     times = best_of({"bare": bare, "ours": ours}, rounds)
     ratio = times["ours"] / times["bare"]
@@ -69,7 +69,7 @@ def search(rounds: int = 3) -> None:
     y = y[:4000]
 
     def run(counts: tuple[int, ...]) -> None:
-        surrogate.descend(lambda u: rest(u)[:, 0], v, y, counts, lr=0.01)
+        inversion.descend(lambda u: rest(u)[:, 0], v, y, counts, lr=0.01)
 
     def start_over() -> None:
         for count in STEP_COUNTS:

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 import ffcp
 from benchmarks.timing import Resident, best_of, show, table, verdict
-from ffcp.localize import LEVEL_ROWS, LocalStore
+from ffcp import Local, Localizer
+from ffcp.conformal.local import LEVEL_ROWS
 
 POINTS, ROWS, WIDTH = 20_000, 20_000, 64
 SIZES = (128, 256, 512)
@@ -29,36 +30,41 @@ def bare_distances(points: Tensor, x: Tensor, size: int) -> None:
         torch.addmm(part.square().sum(dim=1), points, part.T, alpha=-2).add_(squares)
 
 
-def store(points: int, width: int) -> LocalStore:
-    made = LocalStore()
-    made.replace(torch.rand(points, 1), torch.randn(points, width))
+def points(count: int, width: int) -> tuple[Tensor, Tensor]:
+    return torch.rand(count, 1), torch.randn(count, width)
+
+
+def local(data: tuple[Tensor, Tensor], kernel: str, bandwidth: float, guarantee: str) -> Local:
+    made = Local(Localizer(kernel, bandwidth=bandwidth), guarantee)
+    made.add(data[0], {"embedding": data[1]})
     return made
 
 
 def speed(rounds: int = 3) -> None:
     torch.manual_seed(0)
-    near, x = store(POINTS, WIDTH), torch.randn(ROWS, WIDTH)
-    sizes = best_of(
-        {str(size): partial(bare_distances, near.embedding, x, size) for size in SIZES}, 2
-    )
+    data, x = points(POINTS, WIDTH), torch.randn(ROWS, WIDTH)
+    sizes = best_of({str(size): partial(bare_distances, data[1], x, size) for size in SIZES}, 2)
     size = int(min(sizes, key=lambda name: sizes[name]))
-    around = near.around("gaussian", 8.0)
-    near.level(around, 0)  # worked out once after calibration; timed on its own below
 
     def thresholds(kernel: str, bandwidth: float, guarantee: str) -> Callable[[], object]:
-        random = np.random.default_rng(0)
-        return lambda: near.threshold(0.1, x, kernel, bandwidth, guarantee, random)
+        near, random = local(data, kernel, bandwidth, guarantee), np.random.default_rng(0)
+        # What is worked out once after calibration, the level among it, is timed on its own below.
+        near.threshold(0.1, {"embedding": x[:1]}, random)
+        return lambda: near.threshold(0.1, {"embedding": x}, random)
+
+    def level() -> object:
+        return local(data, "gaussian", 8.0, "level").threshold(0.1, {"embedding": x[:1]})
 
     times = best_of(
         {
-            "bare": lambda: bare_distances(near.embedding, x, size),
+            "bare": lambda: bare_distances(data[1], x, size),
             "gaussian, none": thresholds("gaussian", 8.0, "none"),
             "gaussian, level": thresholds("gaussian", 8.0, "level"),
             "gaussian, random": thresholds("gaussian", 8.0, "random"),
             "laplace, none": thresholds("laplace", 8.0, "none"),
             "box, none": thresholds("box", 11.0, "none"),
             "nearest, none": thresholds("nearest", 500, "none"),
-            f"the level, once, by {LEVEL_ROWS:,} points": lambda: near._level(around, 0),
+            f"the level, once, by {LEVEL_ROWS:,} points": level,
         },
         rounds,
     )
@@ -76,12 +82,13 @@ def speed(rounds: int = 3) -> None:
 
 def low_dimension(rounds: int = 3) -> None:
     torch.manual_seed(0)
-    near, x = store(POINTS, 1), torch.randn(ROWS, 1)
+    data, x = points(POINTS, 1), torch.randn(ROWS, 1)
+    nearest, gaussian = local(data, "nearest", 500, "none"), local(data, "gaussian", 0.1, "none")
     times = best_of(
         {
-            "bare": lambda: bare_distances(near.embedding, x, 256),
-            "nearest": lambda: near.threshold(0.1, x, "nearest", 500, "none"),
-            "gaussian": lambda: near.threshold(0.1, x, "gaussian", 0.1, "none"),
+            "bare": lambda: bare_distances(data[1], x, 256),
+            "nearest": lambda: nearest.threshold(0.1, {"embedding": x}),
+            "gaussian": lambda: gaussian.threshold(0.1, {"embedding": x}),
         },
         rounds,
     )
@@ -91,12 +98,13 @@ def low_dimension(rounds: int = 3) -> None:
     show(made)
 
 
-def _memory(points: int, rows: int, answer: multiprocessing.Queue[tuple[float, float]]) -> None:
+def _memory(count: int, rows: int, answer: multiprocessing.Queue[tuple[float, float]]) -> None:
     """In a process of its own, so that no other job's memory is counted."""
-    near, x = store(points, WIDTH), torch.randn(rows, WIDTH)
-    bare = best_of({"bare": lambda: bare_distances(near.embedding, x, 64)}, 1)["bare"]
+    data, x = points(count, WIDTH), torch.randn(rows, WIDTH)
+    near = local(data, "gaussian", 8.0, "none")
+    bare = best_of({"bare": lambda: bare_distances(data[1], x, 64)}, 1)["bare"]
     with Resident() as resident:
-        times = best_of({"ours": lambda: near.threshold(0.1, x, "gaussian", 8.0, "none")}, 1)
+        times = best_of({"ours": lambda: near.threshold(0.1, {"embedding": x})}, 1)
     answer.put((resident.grown, times["ours"] / bare))
 
 
@@ -105,14 +113,14 @@ def memory() -> None:
         "Memory above the data", "calibration", "test", "MB more", "limit", "", "time / bare"
     )
     context = multiprocessing.get_context("spawn")
-    for points, rows in ((POINTS, ROWS), (1_000_000, 256)):
+    for count, rows in ((POINTS, ROWS), (1_000_000, 256)):
         answer = context.Queue()
-        process = context.Process(target=_memory, args=(points, rows, answer))
+        process = context.Process(target=_memory, args=(count, rows, answer))
         process.start()
         grown, ratio = answer.get()
         process.join()
-        last = ("500", verdict(grown, 500)) if points == POINTS else ("", "")
-        made.add_row(f"{points:,}", f"{rows:,}", f"{grown:.0f}", *last, f"{ratio:.2f}")
+        last = ("500", verdict(grown, 500)) if count == POINTS else ("", "")
+        made.add_row(f"{count:,}", f"{rows:,}", f"{grown:.0f}", *last, f"{ratio:.2f}")
     show(made)
 
 

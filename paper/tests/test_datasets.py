@@ -504,6 +504,7 @@ def test_networks_are_kept(folders: Path) -> None:
     assert torch.equal(trained.eval()(x), again(x))
 
 
+@pytest.mark.long
 def test_training_stops_when_nothing_gets_better() -> None:
     x, epochs = torch.randn(400, 3), []
     noise = torch.randn(400)  # nothing to learn: the error only grows

@@ -78,6 +78,7 @@ def _check_files(folder: Path, name: str) -> dict[str, str]:
     return words
 
 
+@pytest.mark.long
 def test_figures_are_written_in_three_files_with_words(tmp_path: Path) -> None:
     steps: list[tuple[float, float, str]] = []
     made = figures.write([], tmp_path, TINY, lambda *step: steps.append(step))

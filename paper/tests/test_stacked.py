@@ -72,6 +72,7 @@ def test_the_same_networks_as_one_by_one(dropout: float, outputs: int) -> None:
     assert_same(ours, one_by_one(build(outputs, dropout), [5] * 3, loss))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("epochs", [[1, 4, 2], [3, 0, 3], [0, 0, 0]])
 @pytest.mark.usefixtures("two_threads")
 def test_a_network_that_is_done_leaves_the_others_alone(epochs: list[int]) -> None:

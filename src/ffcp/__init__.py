@@ -13,7 +13,7 @@ __version__ = "0.1.0"
 from ffcp import bounds, metrics, segmentation
 from ffcp.classification.methods import APS, FFRAPS, LAC, RAPS
 from ffcp.classification.predictor import LabelSets
-from ffcp.classification.scores import Aps, FFRaps, FunctionScore, Lac, LabelScore, Raps
+from ffcp.classification.scores import Aps, FFRaps, FunctionScore, LabelScore, Lac, Raps
 from ffcp.classification.sets import LabelSet
 from ffcp.classification.tuning import SetCandidate, SetChoice
 from ffcp.conformal.bandwidths import BandwidthChoice
@@ -26,6 +26,7 @@ from ffcp.conformal.mondrian import Mondrian
 from ffcp.conformal.rank import conformal_quantile, conformal_rank
 from ffcp.network.jacobian import Sketch, Smooth
 from ffcp.network.passes import gradient_norms
+from ffcp.network.stored import Stored
 from ffcp.pieces import Needs, Seen
 from ffcp.regression.bands import Ends, Interval
 from ffcp.regression.bases import Point, Quantiles
@@ -89,6 +90,7 @@ __all__ = [
     "SetChoice",
     "Sketch",
     "Smooth",
+    "Stored",
     "bounds",
     "conformal_quantile",
     "conformal_rank",

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-_FORMAT = "ffcp-calibration-1"
+_FORMAT = "ffcp-calibration-2"
 
 
 def pack(settings: Mapping[str, Any]) -> Tensor:
@@ -33,14 +33,39 @@ def unpack(state: Tensor) -> dict[str, Any]:
 
 
 def fingerprint(model: nn.Module) -> str:
-    """Hash names, types, shapes and values of all parameters and buffers."""
+    """Hash the layers of a model, their settings, and all parameters and buffers.
+
+    Wrappers (``torch.compile``, ``DataParallel``, ``DistributedDataParallel``) change nothing.
+
+    >>> one = nn.Sequential(nn.LeakyReLU(0.1))
+    >>> fingerprint(one) == fingerprint(nn.DataParallel(one))
+    True
+    >>> fingerprint(one) == fingerprint(nn.Sequential(nn.LeakyReLU(0.2)))
+    False
+    """
     digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
-        if isinstance(tensor, Tensor):
-            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())
-            flat = tensor.detach().cpu().contiguous().reshape(-1)
-            digest.update(flat.view(torch.uint8).numpy().data)
+    while isinstance(model, _WRAPPERS) or "_orig_mod" in model._modules:
+        model = next(iter(model._modules.values()))  # type: ignore[assignment]
+    for name, module in model.named_modules(remove_duplicate=False):
+        if "_orig_mod" not in module._modules:
+            digest.update(f"{_plain(name)} {type(module).__name__} {module.extra_repr()};".encode())
+    tensors = {
+        **dict(model.named_parameters(remove_duplicate=False)),
+        **dict(model.named_buffers(remove_duplicate=False)),
+    }
+    for name, tensor in sorted(tensors.items(), key=lambda item: _plain(item[0])):
+        digest.update(f"{_plain(name)} {tensor.dtype} {tuple(tensor.shape)};".encode())
+        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        digest.update(flat.view(torch.uint8).numpy().data)
     return digest.hexdigest()
+
+
+_WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+
+
+def _plain(name: str) -> str:
+    """Give the name of a part as it is without compilation."""
+    return ".".join(part for part in name.split(".") if part != "_orig_mod")
 
 
 def write(path: str | Path, tensors: Mapping[str, Tensor], *, fingerprint: str) -> None:
@@ -83,6 +108,12 @@ def read(path: str | Path) -> tuple[dict[str, Tensor], str]:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
         raise ValueError(f"{path} is damaged or not a safetensors file ({error})") from error
-    if metadata.get("format") != _FORMAT:
+    kind = metadata.get("format", "")
+    if kind.startswith("ffcp-calibration-") and kind != _FORMAT:
+        raise ValueError(
+            f"{path} was saved by another version of ffcp, in a format that this one does not "
+            "read: calibrate again"
+        )
+    if kind != _FORMAT:
         raise ValueError(f"{path} is not a calibration saved by ffcp")
     return tensors, metadata["fingerprint"]

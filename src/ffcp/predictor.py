@@ -1,37 +1,57 @@
-"""What all predictors share: a model, pieces, and a calibration that can grow, merge and be saved."""
+"""What all predictors share: a model, pieces, and a calibration that grows, merges, is saved."""
 
 from __future__ import annotations
 
+import functools
+import threading
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ffcp import files
+from ffcp.calibrating import Batch, Calibrating, Choosing
 from ffcp.conformal.calibration import Calibration
-from ffcp.conformal.columns import Columns, Table, prefixed, take, with_prefix
+from ffcp.conformal.columns import Columns, with_prefix
+from ffcp.conformal.draws import Draws, Stream
+from ffcp.conformal.mondrian import by_groups
 from ffcp.conformal.rank import exact_alpha
-from ffcp.conformal.selection import Division, Scorer, Selection
+from ffcp.conformal.selection import Scorer
 from ffcp.network import inputs, passes
 from ffcp.network.features import resolve
+from ffcp.network.identity import Identity
 from ffcp.pieces import Needs, Seen
 from ffcp.warnings import FFCPWarning, lines_up
 
 Self = TypeVar("Self", bound="Predictor")
+P = ParamSpec("P")
+_LOOK_UP = 3  # the stream of random numbers for thresholds
+Result = TypeVar("Result")
 
 
-class Batch(NamedTuple):
-    """Some rows to calibrate on: inputs, targets, the number of the first, and their groups."""
+def steady(
+    method: Callable[Concatenate[Self, P], Result],
+) -> Callable[Concatenate[Self, P], Result]:
+    """Let a method work on one calibration from beginning to end, and on the weights it is of.
 
-    x: Any
-    y: Tensor
-    row: int
-    groups: Any
+    Another thread may calibrate meanwhile, or train the model: the result is that of the
+    calibration at the beginning, or an error.
+    """
+
+    @functools.wraps(method)
+    def call(self: Self, *args: P.args, **kwargs: P.kwargs) -> Result:
+        snapshot = self._snapshot()
+        snapshot._check_weights()
+        result = method(snapshot, *args, **kwargs)
+        snapshot._check_weights()
+        return result
+
+    return call  # type: ignore[return-value]
 
 
 class Predictor(nn.Module):
@@ -54,7 +74,7 @@ class Predictor(nn.Module):
         *,
         choose_fraction: float = 0.2,
         choose_alpha: float = 0.1,
-        seed: int = 0,
+        seed: int | None = None,
         batch_size: int | None = None,
     ) -> None:
         super().__init__()
@@ -64,7 +84,7 @@ class Predictor(nn.Module):
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         if not 0 < choose_fraction < 1:
             raise ValueError(f"choose_fraction must lie between 0 and 1, got {choose_fraction}")
-        if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or seed < 0):
             raise ValueError(f"seed must be an integer and not negative, got {seed!r}")
         exact_alpha(choose_alpha)
         self.model = model
@@ -76,8 +96,12 @@ class Predictor(nn.Module):
         # As they are in use.
         self._scorer = scorer
         self._choices: dict[str, Any] = {}
+        self._fitted: dict[str, Any] = {}  # choices made before calibrating, on other points
         self._set_aside = 0
+        self._identity: Identity | None = None  # of the model that was calibrated
         self.calibration = calibration.empty()
+        self._stream = Stream(seed)
+        self._lock = threading.Lock()  # held while one calibration takes the place of another
 
     # -- what a task defines ----------------------------------------------------------------
 
@@ -114,9 +138,7 @@ class Predictor(nn.Module):
             **self._own_settings(),
         }
 
-    def _must_match(
-        self, mine: Mapping[str, Any], theirs: Mapping[str, Any], whose: str
-    ) -> None:
+    def _must_match(self, mine: Mapping[str, Any], theirs: Mapping[str, Any], whose: str) -> None:
         keys = dict.fromkeys([*mine, *theirs])
         differing = [key for key in keys if mine.get(key) != theirs.get(key)]
         if differing:
@@ -124,6 +146,22 @@ class Predictor(nn.Module):
             raise ValueError(
                 f"{whose} has other settings, so its scores mean another thing: {listed}"
             )
+
+    def _check_weights(self) -> None:
+        """Refuse a model that has other weights than those it was calibrated with."""
+        if self._identity is not None and not self._identity.is_that_of(self.model):
+            raise RuntimeError(
+                "the model's weights are no longer those of the calibration, so bands would not "
+                "cover: calibrate again, or load those weights"
+            )
+
+    def _snapshot(self: Self) -> Self:
+        """Give a predictor that nothing changes any more, with the pieces in use now."""
+        with self._lock:
+            snapshot = object.__new__(type(self))
+            snapshot.__dict__.update(self.__dict__)
+            snapshot.__dict__["_modules"] = dict(self._modules)
+        return snapshot
 
     def _must_be_calibrated(self) -> None:
         if not len(self.calibration):
@@ -158,9 +196,19 @@ class Predictor(nn.Module):
         """
         with torch.inference_mode(False):  # the scores outlive the caller's inference_mode
             run = self._run_of(groups, update and len(self.calibration) > 0)
+            identity = Identity.of(self.model)
+            if run.is_update and self._identity is not None:
+                self._must_have(identity.fingerprint, "the scores there are")
             run.columns = run.selection.run(self._batches(x, y, groups))
             run.calibration.add(*self._entries(run.columns))
-        self._take_over(run)
+            if not identity.is_that_of(self.model):
+                raise RuntimeError(
+                    "the model's weights changed while it was calibrated: calibrate when nothing "
+                    "trains it"
+                )
+        with self._lock:
+            self._identity = identity
+            self._take_over(run)
         for message in run.warnings:
             self._warn(message)
         return self
@@ -173,11 +221,24 @@ class Predictor(nn.Module):
                     "some points have groups and some have none: calibrate all of them with "
                     "groups=, or none"
                 )
-            calibration = calibration.grouped()
+            calibration = by_groups(calibration)
         return self._calibrating(scorer, calibration, update)
 
     def _calibrating(self, scorer: Scorer, calibration: Calibration, update: bool) -> Calibrating:
-        return Calibrating(self, scorer, calibration, update)
+        return Calibrating(self.model, scorer, calibration, self._choosing, update)
+
+    @property
+    def _choosing(self) -> Choosing:
+        return Choosing(self.choose_fraction, self.choose_alpha, self.seed or 0)
+
+    def _must_have(self, fingerprint: str, whose: str) -> None:
+        """Refuse scores of another network."""
+        mine = None if self._identity is None else self._identity.fingerprint
+        if fingerprint != (mine or files.fingerprint(self.model)):
+            raise ValueError(
+                f"{whose} are those of other weights, and would not cover here: calibrate the "
+                "same model"
+            )
 
     def _entries(self, columns: Columns) -> tuple[Tensor, Columns]:
         """Give the scores and notes that the calibration is to keep."""
@@ -187,11 +248,12 @@ class Predictor(nn.Module):
         """Take over a calibration that has ended well."""
         self._scorer, self.calibration = run.scorer, run.calibration
         if not run.is_update:
-            self._choices, self._set_aside = run.choices, run.selection.set_aside
+            self._choices = {**self._fitted, **run.choices}
+            self._set_aside = run.selection.set_aside
 
     def _batches(self, x: Any, y: Any, groups: Any) -> Iterator[Batch]:
         """Cut the data into batches that the model takes at once."""
-        labels = groups if groups is None or callable(groups) else _as_list(groups)
+        labels = _as_labels(groups)
         row = 0
         for whole, target in inputs.pairs(x, y, self.model):
             start = 0
@@ -215,7 +277,7 @@ class Predictor(nn.Module):
                 "this predictor was calibrated without groups: calibrate(x, y, groups=...) gives "
                 "every group a threshold of its own"
             )
-        labels = groups if groups is None or callable(groups) else _as_list(groups)
+        labels = _as_labels(groups)
         rows = inputs.row_count(x)
         if not rows:
             raise ValueError("x has no rows")
@@ -228,23 +290,20 @@ class Predictor(nn.Module):
             row += count
 
     def _looked_up(
-        self, x: Any, alpha: Any, groups: Any
+        self, x: Any, alpha: Any, groups: Any, place: tuple[int, int]
     ) -> Iterator[tuple[Seen, Columns, Tensor]]:
         """Give batches with what the calibration notes of them, and their thresholds."""
-        look_up, random = self.calibration.threshold, np.random.default_rng(self.seed)
-        if not self.calibration.is_random:
-            for seen in self._seen(x, groups):
-                notes = self.calibration.note(seen)
-                yield seen, notes, look_up(alpha, notes, random)
-            return
-        # All at once, or the random numbers would depend on how rows are cut into batches.
-        batches, table = list(self._seen(x, groups)), Table()
-        for seen in batches:
-            table.add(self.calibration.note(seen))
-        thresholds = look_up(alpha, table.columns, random)
-        for seen in batches:
-            rows = torch.arange(seen.rows.start, seen.rows.stop)
-            yield seen, take(table.columns, rows), thresholds[rows]
+        entropy, first = place
+        for seen in self._seen(x, groups):
+            rows = torch.arange(first + seen.rows.start, first + seen.rows.stop)
+            notes = {**self.calibration.note(seen), "row": rows}
+            yield seen, notes, self.calibration.threshold(alpha, notes, Draws(entropy, _LOOK_UP))
+
+    def _place(self, x: Any, first_row: int | None) -> tuple[int, int]:
+        """Give the entropy and the row numbers of the random numbers for some rows."""
+        if first_row is not None and first_row < 0:
+            raise ValueError(f"first_row counts from 0, got {first_row}")
+        return self._stream.place(inputs.row_count(x), first_row)
 
     def _see(self, batch: Any, row: int = 0, groups: Any = None) -> Seen:
         """Run the model on one batch."""
@@ -260,10 +319,8 @@ class Predictor(nn.Module):
         """Go on behind "the band is infinite": why, and what to do."""
         reason = self.calibration.why_infinite(alpha, notes)
         if self._set_aside:
-            reason += (
-                f" ({self._set_aside} more chose what was left open: to calibrate on all points, "
-                "give it)"
-            )
+            what = " and ".join(piece.what_is_open for piece in self._given if piece.is_open)
+            reason += f" ({self._set_aside} more rows chose {what}, and so do not calibrate)"
         return reason
 
     # -- sharing the calibration ------------------------------------------------------------
@@ -282,17 +339,21 @@ class Predictor(nn.Module):
                 "the predictor to merge has no calibration: call calibrate(x, y) on it first"
             )
         if not len(self.calibration) and other.calibration.takes_groups:
-            mine = self._settings_of(self._scorer, self.calibration.grouped())
+            mine = self._settings_of(self._scorer, by_groups(self.calibration))
         else:
             mine = self.settings()
         self._must_match(mine, other.settings(), "the predictor to merge")
         self._check_merge(other)
+        assert other._identity is not None
+        self._must_have(other._identity.fingerprint, "the scores to merge")
         merged = other.calibration.empty()
         if len(self.calibration):
             merged.keep(self.calibration.points())
         merged.merge(other.calibration)
-        self.calibration = merged
-        self._merged(other)
+        with self._lock:
+            self.calibration = merged
+            self._identity = self._identity or Identity(other._identity.fingerprint)
+            self._merged(other)
         return self
 
     def _check_merge(self, other: Any) -> None:
@@ -304,7 +365,9 @@ class Predictor(nn.Module):
     def get_extra_state(self) -> Tensor:
         """Pack the settings for ``state_dict``, as a tensor so that any format can hold it."""
         choices = {n: asdict(c) if is_dataclass(c) else c for n, c in self._choices.items()}  # type: ignore[arg-type]
-        kept = {"choices": choices, "set_aside": self._set_aside, **self._remembered()}
+        fingerprint = None if self._identity is None else self._identity.fingerprint
+        kept = {"choices": choices, "set_aside": self._set_aside, "fingerprint": fingerprint}
+        kept |= self._remembered()
         return files.pack({"settings": self.settings(), "kept": kept})
 
     def set_extra_state(self, state: Tensor) -> None:
@@ -317,7 +380,7 @@ class Predictor(nn.Module):
         scorer, calibration = self._given
         scorer, calibration = scorer.restored(settings), calibration.restored(settings)
         if settings.get("groups"):
-            calibration = calibration.grouped()
+            calibration = by_groups(calibration)
         mine = self._settings_of(scorer, calibration)
         self._must_match(mine, settings, "the loaded calibration")
         self._scorer, self.calibration = scorer, calibration.empty()
@@ -326,6 +389,8 @@ class Predictor(nn.Module):
             **calibration.choices_from(kept["choices"]),
         }
         self._set_aside = kept["set_aside"]
+        # Compared when bands are asked for: the weights may be loaded after this.
+        self._identity = kept["fingerprint"] and Identity(kept["fingerprint"])
         self._recall(kept)
 
     def save(self, path: str | Path) -> None:
@@ -333,8 +398,14 @@ class Predictor(nn.Module):
 
         The file is written whole or not at all.
         """
+        fingerprint = files.fingerprint(self.model)
+        if self._identity is not None and self._identity.fingerprint != fingerprint:
+            raise RuntimeError(
+                "the model's weights are no longer those of the calibration: calibrate again "
+                "before saving"
+            )
         own = {k: v for k, v in self.state_dict().items() if not k.startswith("model.")}
-        files.write(path, own, fingerprint=files.fingerprint(self.model))
+        files.write(path, own, fingerprint=fingerprint)
 
     def load(self: Self, path: str | Path) -> Self:
         """Read a calibration written by :meth:`save`; nothing is unpickled.
@@ -348,19 +419,28 @@ class Predictor(nn.Module):
                 f"{path} was calibrated with other weights than this model has, and would not "
                 "cover: load those weights, or calibrate again"
             )
-        before = dict(self.__dict__), dict(self._modules)
-        try:
-            keys = self.load_state_dict(tensors, strict=False)
-            missing = [key for key in keys.missing_keys if not key.startswith("model.")]
-            foreign = [key for key in tensors if key.startswith("model.")]
-            if missing or keys.unexpected_keys or foreign:
-                wrong = ", ".join([*missing, *keys.unexpected_keys, *foreign])
-                raise ValueError(f"{path} does not fit this {type(self).__name__}: {wrong}")
-        except BaseException:
-            self.__dict__.update(before[0])
-            self._modules.update(before[1])
-            raise
+        fresh = self._snapshot()  # so that nothing here changes unless all is well
+        keys = fresh.load_state_dict(
+            {name: tensor for name, tensor in tensors.items() if not name.startswith("model.")},
+            strict=False,
+        )
+        missing = [key for key in keys.missing_keys if not key.startswith("model.")]
+        foreign = [name for name in tensors if name.startswith("model.")]
+        if missing or keys.unexpected_keys or foreign:
+            wrong = ", ".join([*missing, *keys.unexpected_keys, *foreign])
+            raise ValueError(f"{path} does not fit this {type(self).__name__}: {wrong}")
+        with self._lock:
+            modules = self._modules
+            modules["calibration"] = fresh.calibration
+            self.__dict__.update({**fresh.__dict__, "_modules": modules})
         return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._lock = threading.Lock()
 
     def extra_repr(self) -> str:
         """Show the settings, and how many points calibrate."""
@@ -368,86 +448,18 @@ class Predictor(nn.Module):
         return f"{listed}, calibrated on {len(self.calibration)} points"
 
 
-class Calibrating:
-    """One calibration under way; nothing of it is seen outside until it has ended well."""
-
-    def __init__(
-        self, predictor: Predictor, scorer: Scorer, calibration: Calibration, is_update: bool
-    ) -> None:
-        self._predictor = predictor
-        self.scorer = scorer
-        self.calibration = calibration.empty()
-        if is_update:
-            self.calibration.keep(calibration.points())
-        self.is_update = is_update
-        self.choices: dict[str, Any] = {}
-        self.columns: Columns = {}  # scores and notes of the rows that calibrate
-        self.warnings: list[str] = []
-        self._is_first = True
-        self.selection: Selection[Batch] = Selection(
-            self, self._division(), predictor.choose_alpha
-        )
-
-    def _division(self) -> Division | None:
-        open_pieces = [p for p in (self.scorer, self.calibration) if p.is_open]
-        if not open_pieces:
-            return None
-        most = max(piece.most_rows for piece in open_pieces)
-        return Division(self._predictor.choose_fraction, self._predictor.seed, most)
-
-    def note(self, batch: Batch) -> Columns:
-        """Run the model on a batch, and note of its rows what scores and choices need."""
-        seen = self.see(batch)
-        return {
-            **prefixed("score.", self.scorer.note(seen, batch.y)),
-            **prefixed("note.", self.calibration.note(seen, batch.y)),
-        }
-
-    def see(self, batch: Batch) -> Seen:
-        """Run the model on a batch; look at the first one for what the model must not do."""
-        model = self._predictor.model
-        if self._is_first:
-            self.scorer = self.scorer.prepared(model, batch.x)
-            passes.check_rows(model, batch.x, self.scorer.needs().norms, self.scorer.sample)
-            self._is_first = False
-        needs = self.scorer.needs().joined(self.calibration.needs())
-        return passes.see(model, batch.x, needs, batch.row, batch.groups)
-
-    def choose(self, aside: Columns, left: int) -> None:
-        """Choose what is open, first of the scorer and then of the calibration."""
-        alpha = self._predictor.choose_alpha
-        noted, notes = with_prefix("score.", aside), with_prefix("note.", aside)
-        if self.scorer.is_open:
-            self.scorer, choices, warning = self.scorer.choose(noted, alpha)
-            self.choices.update(choices)
-            self.warnings += [warning] if warning else []
-        if self.calibration.is_open:
-            scores = self.scorer.scores(noted)
-            self.calibration, choice = self.calibration.choose(scores, notes, left, alpha)
-            self.choices["bandwidth"] = choice
-
-    def do_without(self, rows: int) -> bool:
-        """Settle the scorer without rows, where it can be and nothing else is open."""
-        if self.calibration.is_open:
-            return False
-        settled = self.scorer.without_choice(rows, self._predictor.choose_alpha)
-        if settled is None:
-            return False
-        self.scorer, self.choices, warning = settled
-        self.warnings.append(warning)
-        return True
-
-    def finish(self, noted: Columns) -> Columns:
-        """Turn what was noted into scores and notes to keep."""
-        scores = self.scorer.scores(with_prefix("score.", noted))
-        notes = prefixed("note.", with_prefix("note.", noted))
-        return {"score": scores.cpu(), **notes}
-
-
-def _as_list(groups: Any) -> Any:
+def _as_labels(groups: Any) -> Any:
+    """Read the labels of all rows; ``None`` and functions stay as they are."""
+    if groups is None or callable(groups):
+        return groups
     if isinstance(groups, Tensor):
-        groups = groups.detach().cpu().numpy()
-    return groups.tolist() if hasattr(groups, "tolist") else list(groups)
+        groups = groups.detach().cpu()
+    if not hasattr(groups, "__array__"):
+        return list(groups)
+    array = np.asarray(groups)
+    if array.ndim != 1:
+        raise ValueError(f"groups must be one label per row, got shape {array.shape}")
+    return array.tolist()
 
 
 def _groups_of(labels: Any, batch: Any, row: int, count: int) -> Any:

@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ffcp
-from ffcp.choose import RowSplit
+from ffcp.conformal.mondrian import Mondrian
 from ffcp.conformal.rank import conformal_quantile
-from ffcp.quantiles import ScoreStore
+from ffcp.conformal.selection import Division
+from ffcp.predictor import Calibrating
 from tests.conftest import normal, small_mlp
 
 X, Y = normal(120, 4, seed=0), normal(120, seed=1)
@@ -52,15 +53,14 @@ def test_thresholds_are_those_of_each_group(
 ) -> None:
     scores = torch.tensor([[float(s), -float(s)] for s, _ in points])
     labels = [label for _, label in points]
-    store = ScoreStore()
-    store.add(scores[:cut], labels[:cut]) if cut else None
-    store.add(scores[cut:], labels[cut:]) if len(points) > cut else None
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ffcp.FFCPWarning)
-        found = store.threshold(alpha, labels)
+    by_group = Mondrian()
+    for part in (slice(0, cut), slice(cut, None)):
+        if labels[part]:
+            by_group.add(scores[part], {"group": labels[part]})
+    thresholds = by_group.threshold(alpha, {"group": labels})
     for row, label in enumerate(labels):
         own = scores[[i for i, other in enumerate(labels) if other == label]].double()
-        assert torch.equal(found[row], conformal_quantile(own, alpha))
+        assert torch.equal(thresholds[row], conformal_quantile(own, alpha))
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_the_automatic_choice_keeps_groups_with_their_points() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ffcp.FFCPWarning)
         predictor = ffcp.FFCP(small_mlp()).calibrate(X, Y, groups=GROUPS)
-    kept = ~RowSplit(0.2, seed=0).mask(120)
+    kept = ~Division(0.2, seed=0, most=10_000).mask(range(120))
     labels = [g for g, k in zip(GROUPS, kept.tolist(), strict=True) if k]
     named = ffcp.FFCP(small_mlp(), predictor.feature)
     named.calibrate(X[kept], Y[kept], groups=labels)
@@ -104,7 +104,7 @@ def test_the_automatic_choice_keeps_groups_with_their_points() -> None:
 
 def test_the_search_for_steps_keeps_groups_with_their_points() -> None:
     searched = ffcp.FCP(small_mlp(), "0").calibrate(X, Y, groups=GROUPS)
-    kept = ~RowSplit(searched.choose_fraction, searched.seed).mask(120)
+    kept = ~Division(0.2, seed=0, most=1000).mask(range(120))
     labels = [g for g, k in zip(GROUPS, kept.tolist(), strict=True) if k]
     named = ffcp.FCP(small_mlp(), "0", steps=searched.steps)
     named.calibrate(X[kept], Y[kept], groups=labels)
@@ -114,8 +114,7 @@ def test_the_search_for_steps_keeps_groups_with_their_points() -> None:
 def test_a_long_stream_keeps_groups_with_their_points_after_the_choice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("ffcp.choose._ENOUGH_ROWS", 10)
-    monkeypatch.setattr("ffcp.fcp._ENOUGH_ROWS", 10)
+    monkeypatch.setattr(Calibrating, "_division", lambda self: Division(0.2, seed=0, most=10))
     marks = list(range(120))  # every point its own group: who is who can be read off
 
     def loader():
@@ -187,9 +186,11 @@ def test_groups_at_one_end_only() -> None:
     plain = ffcp.CP(small_mlp()).calibrate(X, Y)
     with pytest.raises(ValueError, match="calibrated without groups"):
         plain.predict_interval(X, groups=GROUPS)
-    with pytest.raises(ValueError, match="some points have groups and some have none"):
+    with pytest.raises(ValueError, match="calibrated by groups, so every new point needs one"):
         grouped.calibrate(X, Y, update=True)
     with pytest.raises(ValueError, match="some points have groups and some have none"):
+        plain.calibrate(X, Y, groups=GROUPS, update=True)
+    with pytest.raises(ValueError, match=r"other settings.*groups=True"):
         plain.merge(grouped)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import math
+import pickle
 import weakref
 
 import pytest
@@ -30,13 +32,6 @@ class Skip(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         v = self.first(x)
         return self.last(functional.gelu(self.conv(v)) + functional.avg_pool2d(v, 3, 1, 1))
-
-
-class Hidden(nn.Module):
-    """A ReLU that turns a NaN into a zero."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.where(x > 0, x, 0.0)
 
 
 def maps(*layers: nn.Module) -> nn.Sequential:
@@ -115,11 +110,124 @@ def test_dead_units_do_not_hide_a_window() -> None:
     assert found.passes == 9 * found.channels
 
 
-@pytest.mark.parametrize("method", ["coloured", "auto"])
-def test_a_head_that_hides_its_windows_is_refused(method: str) -> None:
-    model = maps(Hidden(), conv(3, 4, 3, padding=1))
-    with pytest.raises(ValueError, match=r"hides on which positions.*method='exact' or Sketch"):
-        norms(model, normal(1, 2, 8, 9, seed=1), method)
+class Call(nn.Module):
+    """A function as a layer."""
+
+    def __init__(self, function) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+def corner_elsewhere(v: Tensor) -> Tensor:
+    """Add the first corner to the opposite one, behind the back of a NaN."""
+    corner = v[:, :1, :1, :1].nan_to_num()
+    far = functional.pad(corner, (0, v.shape[-1] - 1, 0, v.shape[-2] - 1)).flip(-1)
+    return v + 3 * far
+
+
+HIDES_A_NAN = {
+    "where": lambda v: torch.where(v > 0, v, 0.0),
+    "fmax": lambda v: torch.fmax(v, torch.zeros(())),
+    "sort": lambda v: v.sort(dim=-1).values,
+    "nan_to_num": torch.nan_to_num,
+    "one output": corner_elsewhere,
+}
+
+
+def hiding(name: str) -> nn.Sequential:
+    return maps(Call(HIDES_A_NAN[name]), conv(3, 4, 3, padding=1), nn.Tanh(), conv(4, 2, 1))
+
+
+@pytest.mark.parametrize("name", HIDES_A_NAN)
+@pytest.mark.parametrize("norm", [1, 2, math.inf])
+@pytest.mark.parametrize("rows", [1, 5])
+def test_a_head_that_hides_its_windows_is_refused(name: str, norm: float, rows: int) -> None:
+    model, x = hiding(name), normal(rows, 2, 8, 9, seed=1)
+    for _ in range(2):  # also when it is known already
+        with pytest.raises(ValueError, match=r"hides on which positions.*'exact' or Sketch"):
+            norms(model, x, "coloured", norm=norm)
+
+
+@pytest.mark.parametrize("name", HIDES_A_NAN)
+@pytest.mark.parametrize("norm", [1, 2])
+def test_auto_falls_back_where_windows_are_hidden(name: str, norm: float) -> None:
+    model, x = hiding(name), normal(3, 2, 8, 9, seed=1)
+    for _ in range(2):
+        assert norms(model, x, "auto", norm=norm).equal(norms(model, x, "exact", norm=norm))
+
+
+def test_auto_estimates_many_outputs_whose_windows_are_hidden() -> None:
+    model, x = hiding("where"), normal(1, 2, 46, 46, seed=1)  # 4,232 outputs
+    assert norms(model, x, "auto").equal(norms(model, x, Sketch(32)))
+
+
+def test_one_hidden_dependence_among_thousands_of_outputs_is_seen() -> None:
+    for seed in range(20):
+        model, x = maps(Call(corner_elsewhere), conv(3, 1, 1)), normal(1, 2, 40, 50, seed=seed)
+        with pytest.raises(ValueError, match="hides on which positions"):
+            norms(model, x, "coloured")
+
+
+def shifts_where_it_is_large(v: Tensor) -> Tensor:
+    """A dependence that only some inputs have, hidden from a NaN."""
+    large = (v.amax(dim=(1, 2, 3), keepdim=True) > 50).to(v)
+    return v + large * v.nan_to_num().roll(4, dims=-1)
+
+
+def test_a_dependence_that_depends_on_the_input_is_seen_when_it_comes() -> None:
+    model, x = maps(Call(shifts_where_it_is_large), conv(3, 2, 1)), normal(4, 2, 8, 9, seed=1)
+    torch.testing.assert_close(norms(model, x, "coloured"), norms(model, x, "exact"))
+    x[2] *= 1000
+    with pytest.raises(ValueError, match="hides on which positions"):
+        norms(model, x, "coloured")
+    other = maps(Call(shifts_where_it_is_large), conv(3, 2, 1))
+    _, parts = ffcp.gradient_norms(other, x, ["0"], batch_size=1)  # the third falls back
+    torch.testing.assert_close(parts["0"], norms(other, x, "exact"))
+
+
+def test_auto_does_not_mix_exact_norms_and_estimates() -> None:
+    model, x = maps(Call(shifts_where_it_is_large), conv(3, 2, 1)), normal(2, 2, 46, 46, seed=1)
+    x[1] *= 1000
+    for _ in range(2):
+        with pytest.raises(ValueError, match="hides on which positions"):
+            ffcp.gradient_norms(model, x, ["0"], batch_size=1)
+
+
+def test_a_head_that_takes_no_nan_is_not_coloured() -> None:
+    def refuses(v: Tensor) -> Tensor:
+        if v.isnan().any():
+            raise RuntimeError("no NaN here")
+        return v
+
+    model, x = maps(Call(refuses), conv(3, 2, 3, padding=1)), normal(2, 2, 8, 9, seed=1)
+    assert norms(model, x, "auto").equal(norms(model, x, "exact"))
+    with pytest.raises(ValueError, match="cannot be coloured"):
+        norms(model, x, "coloured")
+
+
+def test_a_gradient_that_is_nan_is_not_taken_for_a_hidden_window() -> None:
+    model = maps(Call(lambda v: v.abs().sqrt()), conv(3, 2, 3, padding=1))
+    nn.init.zeros_(model[0].weight[0])
+    nn.init.zeros_(model[0].bias)
+    for method in ("coloured", "auto"):
+        with pytest.raises(ValueError, match="the gradient at feature '0' holds"):
+            norms(model, torch.ones(3, 2, 8, 9), method)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("name", ["3x3", "bilinear", "transposed", "softmax", "batch norm"])
+def test_rounding_is_not_taken_for_a_hidden_window(name: str, dtype: torch.dtype) -> None:
+    for seed in range(3):
+        model, x = HEADS[name]().eval().to(dtype), normal(5, 2, 16, 18, seed=seed).to(dtype)
+        assert norms(model, x, "coloured").isfinite().all()
+
+
+def test_the_start_of_a_pass_is_left_alone_where_the_head_hands_it_on() -> None:
+    model, x = maps(nn.Identity()), normal(2, 2, 5, 6, seed=1)
+    assert norms(model, x, "coloured").equal(torch.ones(2, 3, 5, 6))
 
 
 def test_only_maps_can_be_coloured() -> None:
@@ -132,6 +240,35 @@ def test_windows_are_found_anew_when_a_layer_changes() -> None:
     norms(model, x, "coloured")
     model[2] = conv(3, 4, 5, padding=2)
     torch.testing.assert_close(norms(model, x, "coloured"), norms(model, x, "exact"))
+
+
+def test_an_exchanged_layer_is_noticed_though_the_model_reads_the_same() -> None:
+    model, x = HEADS["3x3"](), normal(2, 2, 8, 9, seed=1)
+    for method in ("coloured", Sketch(4)):
+        norms(model, x, method)
+    text = str(model)
+    model[2] = conv(3, 4, 3, padding=1)
+    assert str(model) == text
+    fresh = maps(*model[1:])
+    fresh[0] = model[0]
+    for method in ("coloured", Sketch(4)):
+        torch.testing.assert_close(norms(model, x, method), norms(fresh, x, method))
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
+@pytest.mark.parametrize("method", ["coloured", Sketch(4)], ids=str)
+def test_a_copy_of_a_model_has_a_head_of_its_own(copied, method) -> None:
+    model, x = Skip(), normal(2, 2, 8, 9, seed=1)
+    before = norms(model, x, method, "first")
+    other = copied(model)
+    for parameter in other.conv.parameters():
+        parameter.data.mul_(2)
+    changed = norms(other, x, method, "first")
+    assert not torch.allclose(changed, before)
+    torch.testing.assert_close(norms(model, x, method, "first"), before)
+    for parameter in model.conv.parameters():
+        parameter.data.mul_(2)
+    torch.testing.assert_close(norms(model, x, method, "first"), changed)
 
 
 def test_what_is_known_of_a_model_dies_with_it() -> None:

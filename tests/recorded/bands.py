@@ -48,6 +48,15 @@ for _subject in SUBJECTS:
 # -- plain methods -----------------------------------------------------------------------------
 
 
+@case(FIXED, "cp_merge_and_update_of_an_empty_one")
+def _() -> Values:
+    p = material.regression()
+    merged = ffcp.CP(p.model).merge(ffcp.CP(p.model).calibrate(p.x, p.y))
+    updated = ffcp.CP(p.model).calibrate(p.x, p.y, update=True)
+    same = torch.equal(ends(merged, p.new), ends(updated, p.new))
+    return {**bands(merged, p.new), "same": same}
+
+
 @case(FIXED, "cp_alphas_of_all_kinds")
 def _() -> Values:
     p = material.regression()
@@ -339,3 +348,11 @@ def _() -> Values:
     p = material.steep(quantiles=True)
     predictor = ffcp.FFCQR(p.model).calibrate(p.x, p.y)
     return _chosen(shared.through_file(predictor, ffcp.FFCQR(p.model)), p)
+
+
+@case(AUTO, "ffcp_auto_choose_long_stream_that_stops_choosing")
+def _() -> Values:
+    p = material.steep(rows=60_000)
+    predictor = ffcp.FFCP(p.model, ["0", "3"]).calibrate(material.pieces(p.x, p.y, 8000))
+    whole = ffcp.FFCP(p.model, ["0", "3"]).calibrate(p.x, p.y)
+    return {**_chosen(predictor, p), "rows that choose of arrays": whole.choice.rows}

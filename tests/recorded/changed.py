@@ -19,6 +19,8 @@ _BANDWIDTH = (
         for method in ("lcp", "fflcp", "lcqr", "fflcqr")
         for kernel in ("gaussian", "laplace", "box", "nearest", "on_input", "options")
     ),
+    "ffcp_auto_choose_long_stream_that_stops_choosing",
+    "lcp_auto_bandwidth_more_points_than_choose",
     "lcp_auto_bandwidth_guarantee_random",
     "fflcp_auto_bandwidth_on_feature",
     "lcp_auto_bandwidth_loader_cuts",

@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import ffcp
 from tests.recorded import material, shared
@@ -100,6 +100,37 @@ def _() -> Values:
     head = p.model[4:]
     predictor = ffcp.FCP(p.model, p.model[3], head=head, steps=4, lr=0.05).calibrate(p.x, p.y)
     return {**bands(predictor, p.new), "feature": predictor.feature}
+
+
+class _Forward(nn.Module):
+    """A model whose head is read out of its forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk = nn.Sequential(nn.Linear(3, 4), nn.Tanh())
+        self.side, self.out = nn.Linear(4, 4), nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        v = self.trunk(x)
+        return self.out(torch.relu(self.side(v)) + 0.5 * v)
+
+
+@case(FIXED, "fcp_head_read_from_a_forward_pass")
+def _() -> Values:
+    p = material.regression(model=material.fill(_Forward(), seed=18), rows=70)
+    found: Values = {}
+    for bound in ("ibp", "crown"):
+        predictor = ffcp.FCP(p.model, "trunk", bound=bound, steps=5, lr=0.05)
+        found[bound] = ends(predictor.calibrate(p.x, p.y), p.new)
+    return found
+
+
+@case(FIXED, "fcp_head_of_nested_sequentials")
+def _() -> Values:
+    inner = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 4))
+    model = material.fill(nn.Sequential(inner, nn.SiLU(), nn.Linear(4, 1)), seed=19)
+    p = material.regression(model=model, rows=70)
+    return bands(ffcp.FCP(model, "0.1", steps=5, lr=0.05).calibrate(p.x, p.y), p.new)
 
 
 @case(FIXED, "fcp_maps_joint_true")
@@ -217,3 +248,10 @@ def _() -> Values:
     predictor = _searching(p.model).calibrate(p.x, p.y)
     fresh = shared.through_file(predictor, _searching(p.model))
     return {**bands(fresh, p.new), "steps": fresh.steps}
+
+
+@case(AUTO, "fcp_auto_steps_long_stream_that_stops_choosing")
+def _() -> Values:
+    p = material.regression(rows=6000)
+    predictor = ffcp.FCP(p.model, "3", lr=0.1).calibrate(material.pieces(p.x, p.y, 1000))
+    return {**bands(predictor, p.new), **_steps(predictor)}

@@ -110,6 +110,33 @@ def _() -> Values:
     return {**bands(whole, p.new, (0.3,)), "same in batches of 2": same}
 
 
+@case(FIXED, "lcp_merge_and_update_of_an_empty_one")
+def _() -> Values:
+    p = material.regression()
+    merged = _lcp(p.model).merge(_lcp(p.model).calibrate(p.x, p.y))
+    updated = _lcp(p.model).calibrate(p.x, p.y, update=True)
+    same = torch.equal(ends(merged, p.new), ends(updated, p.new))
+    return {**bands(merged, p.new), "same": same}
+
+
+@case(FIXED, "lcp_more_points_than_set_the_level")
+def _() -> Values:
+    p = material.regression(rows=6000)
+    found: Values = {}
+    for kernel, width in {"gaussian": 0.3, "nearest": 300}.items():
+        predictor = ffcp.LCP(p.model, Localizer(kernel, bandwidth=width)).calibrate(p.x, p.y)
+        found[kernel] = ends(predictor, p.new)
+    return found
+
+
+@case(FIXED, "lcp_points_at_the_same_place")
+def _() -> Values:
+    p = material.regression(rows=100)
+    x = p.x.round()
+    localizer = Localizer("nearest", on="input", bandwidth=30)
+    return bands(ffcp.LCP(p.model, localizer).calibrate(x, p.y), p.new.round(), (0.2,))
+
+
 @case(FIXED, "lcp_maps_joint_true")
 def _() -> Values:
     p = material.maps(rows=60)
@@ -239,6 +266,13 @@ def _() -> Values:
     with warned() as texts:
         found = bands(predictor, p.new[:4], (0.2,))
     return {**found, **_choice(predictor), "warnings": texts}
+
+
+@case(AUTO, "lcp_auto_bandwidth_more_points_than_choose")
+def _() -> Values:
+    p = material.regression(rows=11_000)
+    predictor = ffcp.LCP(p.model, "gaussian").calibrate(p.x, p.y)
+    return {**bands(predictor, p.new, (0.2,)), **_choice(predictor)}
 
 
 @case(AUTO, "lcp_auto_bandwidth_update")

@@ -229,7 +229,9 @@ def maps(rows: int = 40, new: int = 2, channels: int = 2) -> Problem:
     return Problem(model, x[:rows], y[:rows], x[rows:], y[rows:])
 
 
-def classification(classes: int = 8, rows: int = 150, new: int = 8, hotter: float = 1.0) -> Problem:
+def classification(
+    classes: int = 8, rows: int = 150, new: int = 20, hotter: float = 1.0
+) -> Problem:
     """Labels drawn from the model's own probabilities, at another temperature."""
     model = classifier(classes)
     x = normal(rows + new, 4, seed=21)

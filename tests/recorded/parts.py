@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 import ffcp
 from ffcp import metrics
@@ -90,6 +91,31 @@ def _() -> Values:
     _, norms = ffcp.gradient_norms(model, x, ["0"])
     _, exact = ffcp.gradient_norms(model, x, ["0"], method="exact")
     return {"some": norms["0"][:, ::300], "some exact": exact["0"][:, ::300]}
+
+
+class _Cube(torch.autograd.Function):
+    """An operation of one's own, which torch cannot batch."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return torch.from_numpy(3 * x.numpy() ** 2 * gradient.numpy())
+
+
+class _Cubed(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return _Cube.apply(x)
+
+
+@case(FAMILY, "gradient_norms_operation_that_cannot_be_batched")
+def _() -> Values:
+    model = material.fill(nn.Sequential(nn.Linear(3, 4), _Cubed(), nn.Linear(4, 3)), seed=85)
+    return _norms(model, material.normal(3, 3, seed=86), ["0"])
 
 
 @case(FAMILY, "gradient_norms_dict_input")
@@ -244,6 +270,21 @@ class _Residual(nn.Module):
         return self.out(torch.tanh(x - 0.5 * self.inner(x)) + 0.1)
 
 
+class _Functions(nn.Module):
+    """Functions in place of layers, and the rarer paddings and poolings."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.same = nn.Conv1d(1, 2, 3, padding="same")
+        self.valid = nn.Conv1d(2, 2, 2, padding="valid", dilation=2)
+        self.pool, self.out = nn.AdaptiveAvgPool1d(2), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = functional.leaky_relu(self.same(x), 0.2)
+        x = functional.dropout(self.pool(torch.sigmoid(self.valid(x))), training=self.training)
+        return -self.out(functional.gelu(torch.flatten(x, 1)) * 2.0)
+
+
 def _dense(*activations: nn.Module) -> nn.Sequential:
     layers = [layer for a in activations for layer in (nn.Linear(3, 3), a)]
     return nn.Sequential(*layers, nn.Dropout(0.5), nn.Linear(3, 2))
@@ -258,6 +299,7 @@ HEADS: dict[str, tuple[Any, tuple[int, ...]]] = {
     "gelu": (lambda: _dense(nn.GELU(), nn.GELU()), (3,)),
     "silu": (lambda: _dense(nn.SiLU(), nn.SiLU()), (3,)),
     "residual": (_Residual, (3,)),
+    "functions": (_Functions, (1, 6)),
     "batch_norm": (lambda: nn.Sequential(nn.BatchNorm1d(3), nn.ReLU(), nn.Linear(3, 2)), (3,)),
     "convolutions": (
         lambda: nn.Sequential(

@@ -9,7 +9,7 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from ffcp.bands import Base, interval, score, symmetric
+from ffcp.regression.bands import Ends, interval, score
 
 numbers = st.floats(-1e12, 1e12, allow_subnormal=False)
 slacks = st.floats(1e-6, 1e6)
@@ -20,6 +20,12 @@ def tensor(value: float) -> torch.Tensor:
     return torch.tensor([value], dtype=torch.float64)
 
 
+def around(centre: float, slack: float) -> Ends:
+    """Give the ends of a point prediction, one centre and one slack for both sides."""
+    middle, side = tensor(centre), tensor(slack)
+    return Ends(middle, middle, side, side)
+
+
 @given(lo=numbers, hi=numbers, s_lo=slacks, s_hi=slacks, y=numbers, dtype=types)
 def test_a_target_never_falls_out_of_the_band_of_its_own_score(
     lo: float, hi: float, s_lo: float, s_hi: float, y: float, dtype: torch.dtype
@@ -27,39 +33,38 @@ def test_a_target_never_falls_out_of_the_band_of_its_own_score(
     # A model's outputs are numbers of its own type.
     lo, hi = (torch.tensor([end], dtype=dtype).double().item() for end in (lo, hi))
     assume(math.isfinite(lo) and math.isfinite(hi))
-    for base in (
-        Base(tensor(lo), tensor(hi), tensor(s_lo), tensor(s_hi)),
-        symmetric(tensor(lo), tensor(s_lo)),
+    for ends in (
+        Ends(tensor(lo), tensor(hi), tensor(s_lo), tensor(s_hi)),
+        around(lo, s_lo),
     ):
-        threshold = score(base, tensor(y))
-        lower, upper = interval(base, threshold, dtype)
+        threshold = score(ends, tensor(y))
+        lower, upper = interval(ends, threshold, dtype)
         assert lower.dtype == dtype
         assert lower.double().item() <= y <= upper.double().item()
 
 
 @given(lo=st.floats(-1e6, 1e6), s=slacks, q=st.floats(0, 1e3))
 def test_rounding_outward_costs_next_to_nothing(lo: float, s: float, q: float) -> None:
-    base = symmetric(tensor(lo), tensor(s))
-    lower, upper = interval(base, tensor(q), torch.float64)
+    lower, upper = interval(around(lo, s), tensor(q), torch.float64)
     assert (upper - lower).item() <= 2 * q * s + 1e-14 * (abs(lo) + q * s) + 1e-300
 
 
 @given(y=numbers, lo=numbers, s=slacks)
 def test_symmetric_shortcut_equals_the_general_formula(y: float, lo: float, s: float) -> None:
-    short = symmetric(tensor(lo), tensor(s))
-    general = Base(tensor(lo), tensor(lo), tensor(s), tensor(s))
+    short = around(lo, s)
+    general = Ends(tensor(lo), tensor(lo), tensor(s), tensor(s))
     assert not general.is_symmetric
     assert torch.equal(score(short, tensor(y)), score(general, tensor(y)))
 
 
 def test_score_is_negative_inside_the_base_band() -> None:
-    base = Base(tensor(0.0), tensor(4.0), tensor(1.0), tensor(2.0))
-    assert score(base, tensor(1.0)).item() == -1.0
-    assert score(base, tensor(6.0)).item() == 1.0
+    ends = Ends(tensor(0.0), tensor(4.0), tensor(1.0), tensor(2.0))
+    assert score(ends, tensor(1.0)).item() == -1.0
+    assert score(ends, tensor(6.0)).item() == 1.0
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16])
 def test_infinite_threshold_gives_the_whole_line(dtype: torch.dtype) -> None:
-    lower, upper = interval(symmetric(tensor(3.0), tensor(1e-6)), tensor(math.inf), dtype)
+    lower, upper = interval(around(3.0, 1e-6), tensor(math.inf), dtype)
     assert lower.item() == -math.inf
     assert upper.item() == math.inf

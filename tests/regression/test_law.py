@@ -10,10 +10,12 @@ import torch
 from torch import Tensor, nn
 
 import ffcp
-from ffcp.choose import Trial, choose
 from ffcp.conformal.rank import conformal_rank
+from ffcp.regression.layers import Trial, choose
 from tests.conftest import small_mlp
 from tests.law import ERROR_RATE, draw_hits, p_value, upper_p_value
+
+pytestmark = pytest.mark.long
 
 N, T, ALPHA, REPEATS = 40, 30, 0.1, 1200
 

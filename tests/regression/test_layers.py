@@ -13,7 +13,8 @@ from scipy import stats
 from torch import Tensor, nn
 
 import ffcp
-from ffcp.choose import RowSplit, Trial, choose, rank_correlation
+from ffcp.conformal.selection import Division
+from ffcp.regression.layers import Trial, choose, rank_correlation
 
 
 class Known(nn.Module):
@@ -72,7 +73,7 @@ def shortest(residuals: Tensor, slacks: dict[str, Tensor]) -> str:
 
 def test_rows_that_choose_do_not_calibrate() -> None:
     x, y = informed(100)
-    mask = RowSplit(0.2, seed=3).mask(100)
+    mask = Division(0.2, seed=3, most=10_000).mask(range(100))
     predictor = ffcp.FFCP(Known(), ["part"], seed=3).calibrate(x, y)
     expected = ffcp.FFCP(Known(), predictor.feature).calibrate(x[~mask], y[~mask])
     torch.testing.assert_close(predictor.calibration.scores, expected.calibration.scores)
@@ -80,7 +81,7 @@ def test_rows_that_choose_do_not_calibrate() -> None:
 
 def test_the_choice_ignores_the_rows_that_calibrate() -> None:
     x, y = informed(200)
-    mask = RowSplit(0.2, seed=0).mask(200)
+    mask = Division(0.2, seed=0, most=10_000).mask(range(200))
     other = torch.where(mask, y, 1e6 * torch.randn(200))
     one = ffcp.FFCP(Known(), ["part"]).calibrate(x, y)
     two = ffcp.FFCP(Known(), ["part"]).calibrate(x, other)
@@ -90,7 +91,7 @@ def test_the_choice_ignores_the_rows_that_calibrate() -> None:
 def test_a_long_stream_stops_choosing_once_it_knows_enough() -> None:
     x, y = informed(60_000)
     predictor = ffcp.FFCP(Known(), ["part"]).calibrate((x[i::60], y[i::60]) for i in range(60))
-    assert 10_000 <= predictor.choice.rows < 10_300
+    assert predictor.choice.rows == 10_000
     assert len(predictor.calibration) == 60_000 - predictor.choice.rows
     # Rows scored after the choice are scored in the same way as those before it.
     mask_free = ffcp.FFCP(Known(), "part").calibrate(x, y)
@@ -125,24 +126,6 @@ def test_lengths_of_the_choice_are_those_of_the_bands(joint: bool) -> None:
             band = ffcp.FFCP(model, name, joint=joint).calibrate(x, y).predict_interval(x)
             measured = ffcp.metrics.mean_length(band)
             assert claimed[name].mean_length == pytest.approx(measured, rel=0.05)
-
-
-@given(
-    fraction=st.floats(0.01, 0.99),
-    seed=st.integers(0, 100),
-    cuts=st.lists(st.integers(1, 50), min_size=1, max_size=6),
-)
-def test_the_division_of_rows_does_not_depend_on_batches(
-    fraction: float, seed: int, cuts: list[int]
-) -> None:
-    whole = RowSplit(fraction, seed).mask(sum(cuts))
-    split = RowSplit(fraction, seed)
-    assert torch.equal(whole, torch.cat([split.mask(rows) for rows in cuts]))
-
-
-def test_the_division_takes_the_asked_share() -> None:
-    for fraction in (0.05, 0.2, 0.5):
-        assert abs(int(RowSplit(fraction, 0).mask(1000).sum()) - 1000 * fraction) <= 1
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=3, max_size=30))

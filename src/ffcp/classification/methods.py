@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch  # noqa: F401 - for the examples
 from torch import nn
 
 from ffcp.classification.predictor import LabelSets
@@ -25,7 +26,7 @@ class Named(LabelSets):
         class_conditional: bool,
         tune_fraction: float,
         tune_alpha: float = 0.1,
-        seed: int,
+        seed: int | None,
         batch_size: int | None,
     ) -> None:
         if not 0 < tune_fraction < 1:
@@ -92,7 +93,7 @@ class LAC(Named):
         allow_zero_sets: bool = False,
         class_conditional: bool = False,
         tune_fraction: float = 0.2,
-        seed: int = 0,
+        seed: int | None = None,
         batch_size: int | None = None,
     ) -> None:
         super().__init__(
@@ -117,8 +118,8 @@ class APS(Named):
         Count only a random share of the last label's probability. Sets are then as small as
         coverage of 1 - alpha permits; without it they cover more.
     seed
-        Seed of the random shares and of the division of rows. Row i of an input has the same
-        share in every batch size and on every device.
+        Seed of the random shares, which go on from call to call, and of the division of rows.
+        Without it the operating system seeds the shares.
 
     Examples
     --------
@@ -138,7 +139,7 @@ class APS(Named):
         allow_zero_sets: bool = False,
         class_conditional: bool = False,
         tune_fraction: float = 0.2,
-        seed: int = 0,
+        seed: int | None = None,
         batch_size: int | None = None,
     ) -> None:
         super().__init__(
@@ -222,7 +223,7 @@ class RAPS(Penalised):
         randomized: bool = True,
         allow_zero_sets: bool = False,
         class_conditional: bool = False,
-        seed: int = 0,
+        seed: int | None = None,
         batch_size: int | None = None,
     ) -> None:
         super().__init__(
@@ -293,7 +294,7 @@ class FFRAPS(Penalised):
         randomized: bool = True,
         allow_zero_sets: bool = False,
         class_conditional: bool = False,
-        seed: int = 0,
+        seed: int | None = None,
         batch_size: int | None = None,
     ) -> None:
         score = FFRaps(

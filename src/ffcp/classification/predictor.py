@@ -10,19 +10,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from ffcp.classification.scores import LabelScore, Shares, as_score, checked_labels
+from ffcp.calibrating import Batch, Calibrating
+from ffcp.classification.scores import LabelScore, Shares, as_score, check_logits, checked_labels
 from ffcp.classification.sets import LabelSet
 from ffcp.classification.tuning import SetChoice
 from ffcp.conformal.calibration import Calibration
 from ffcp.conformal.columns import Table, take
+from ffcp.conformal.draws import Draws
 from ffcp.conformal.marginal import Marginal
 from ffcp.conformal.rank import exact_alpha
 from ffcp.conformal.selection import Scorer
 from ffcp.network import inputs
 from ffcp.pieces import Seen
-from ffcp.predictor import Batch, Calibrating, Predictor
+from ffcp.predictor import Predictor, steady
 
-# Streams of random numbers. Not 0: numpy takes [seed, 0] for seed, which divides the rows.
+# Streams of random numbers.
 _CALIBRATION, _PREDICTION = 1, 2
 
 
@@ -46,7 +48,8 @@ class LabelSets(Predictor):
     choose_fraction, choose_alpha, seed
         Where something is left open: the share of the calibration rows that choose it and then
         do not calibrate, the level at which candidates are compared, and the seed of the
-        division and of random numbers.
+        division and of random numbers. Without a seed the division is that of 0, and the
+        operating system seeds the random numbers.
     batch_size
         Rows per pass over arrays; by default about 16 MB of input (2 MB of images), at most
         8,192 rows.
@@ -73,7 +76,7 @@ class LabelSets(Predictor):
         allow_zero_sets: bool = False,
         choose_fraction: float = 0.2,
         choose_alpha: float = 0.1,
-        seed: int = 0,
+        seed: int | None = None,
         batch_size: int | None = None,
     ) -> None:
         self.allow_zero_sets = allow_zero_sets
@@ -102,18 +105,26 @@ class LabelSets(Predictor):
     # -- calibrating ------------------------------------------------------------------------
 
     def _calibrating(self, scorer: Scorer, calibration: Calibration, update: bool) -> Calibrating:
-        return CalibratingLabels(self, scorer, calibration, update)
+        assert isinstance(scorer, LabelScore)
+        entropy = self._stream.entropy()
+        start = self._drawn.get(entropy, 0) if update else 0
+        scorer = scorer.drawing(Shares(Draws(entropy, _CALIBRATION), start))
+        run = CalibratingLabels(self.model, scorer, calibration, self._choosing, update)
+        run.classes, run.drawn = (self.classes if update else None), start
+        return run
 
     def _take_over(self, run: Calibrating) -> None:
         assert isinstance(run, CalibratingLabels)
         super()._take_over(run)
         self.classes = run.classes
-        self._drawn = {**(self._drawn if run.is_update else {}), self.seed: run.drawn}
+        drawn = self._drawn if run.is_update else {}
+        self._drawn = {**drawn, self._stream.entropy(): run.drawn}
 
     # -- using the calibration --------------------------------------------------------------
 
+    @steady
     def predict_set(
-        self, x: Any, alpha: Any = 0.1, *, first_row: int = 0, groups: Any = None
+        self, x: Any, alpha: Any = 0.1, *, first_row: int | None = None, groups: Any = None
     ) -> LabelSet:
         """Give sets of labels that hold the true one with probability at least 1 - alpha.
 
@@ -124,9 +135,9 @@ class LabelSets(Predictor):
         alpha
             Share of misses allowed, in (0, 1). Any value, without calibrating again.
         first_row
-            The number of the first row of ``x`` in a stream that is predicted piece by piece.
-            Each row number has its own random number; without counting on, a randomised
-            method would use the same few for every piece.
+            For a job that must be repeated exactly: the number of the first row of ``x`` in it.
+            Each row number then has its own random number, by the seed. By default random numbers
+            go on from call to call.
         groups
             The group of each point, if the calibration had groups.
 
@@ -137,10 +148,11 @@ class LabelSets(Predictor):
         """
         exact = exact_alpha(alpha)
         self._must_be_calibrated()
-        x = self._checked_input(x, first_row)
-        score, rows = self._drawing(first_row), inputs.row_count(x)
+        x = inputs.to_tensors(x, self.model)
+        rows, place = inputs.row_count(x), self._place(x, first_row)
+        score = self._drawing(place)
         buffer, lost, in_all = inputs.RowBuffer(rows), Table(), torch.tensor(False)
-        for seen, notes, thresholds in self._looked_up(x, exact, groups):
+        for seen, notes, thresholds in self._looked_up(x, exact, groups, place):
             self._check_classes(seen.output)
             thresholds = self._for_all_classes(thresholds)
             infinite = thresholds.isinf().reshape(-1, thresholds.shape[-1])
@@ -166,7 +178,8 @@ class LabelSets(Predictor):
         for batch in self._cut(x):
             yield from score.order(self._see(batch))
 
-    def score(self, x: Any, y: Any, *, first_row: int = 0) -> Tensor:
+    @steady
+    def score(self, x: Any, y: Any, *, first_row: int | None = None) -> Tensor:
         """Return the scores of one label per row, shape (n,), in float64.
 
         Random numbers are those of :meth:`predict_set`, not of the calibration.
@@ -175,32 +188,30 @@ class LabelSets(Predictor):
         if y is None:
             raise TypeError("score(x, y) needs the labels y")
         ((x, y),) = inputs.pairs(x, y, self.model)
-        buffer, score = inputs.RowBuffer(len(y)), self._drawing(first_row)
-        for seen in self._seen(self._checked_input(x, first_row)):
+        buffer, score = inputs.RowBuffer(len(y)), self._drawing(self._place(x, first_row))
+        for seen in self._seen(x):
             labels = checked_labels(y[seen.rows.start : seen.rows.stop], seen)
             buffer.add({"scores": score.of_labels(seen, labels)})
         return buffer["scores"]
 
-    def score_all(self, x: Any, *, first_row: int = 0) -> Tensor:
+    @steady
+    def score_all(self, x: Any, *, first_row: int | None = None) -> Tensor:
         """Return the scores of every label, shape (n, K), in float64.
 
         Random numbers are those of :meth:`predict_set`, not of the calibration.
         """
         self._must_be_settled()
-        x, score = self._checked_input(x, first_row), self._drawing(first_row)
+        x = inputs.to_tensors(x, self.model)
+        score = self._drawing(self._place(x, first_row))
         buffer = inputs.RowBuffer(inputs.row_count(x))
         for seen in self._seen(x):
             self._check_classes(seen.output)
             buffer.add({"scores": score.of_all(seen).double()})
         return buffer["scores"]
 
-    def _drawing(self, first_row: int) -> LabelScore:
-        return self._scorer.drawing(Shares(self.seed, _PREDICTION, first_row))
-
-    def _checked_input(self, x: Any, first_row: int) -> Any:
-        if first_row < 0:
-            raise ValueError(f"first_row counts from 0, got {first_row}")
-        return inputs.to_tensors(x, self.model)
+    def _drawing(self, place: tuple[int, int]) -> LabelScore:
+        entropy, first = place
+        return self._scorer.drawing(Shares(Draws(entropy, _PREDICTION), first))
 
     def _check_classes(self, logits: Tensor) -> None:
         if self.classes is not None and logits.shape[-1] != self.classes:
@@ -242,25 +253,13 @@ class LabelSets(Predictor):
 class CalibratingLabels(Calibrating):
     """A calibration of label sets under way: it counts classes and random numbers."""
 
-    def __init__(
-        self, predictor: LabelSets, scorer: Scorer, calibration: Calibration, is_update: bool
-    ) -> None:
-        start = predictor._drawn.get(predictor.seed, 0) if is_update else 0
-        assert isinstance(scorer, LabelScore)
-        scorer = scorer.drawing(Shares(predictor.seed, _CALIBRATION, start))
-        super().__init__(predictor, scorer, calibration, is_update)
-        self.classes = predictor.classes if is_update else None
-        self.drawn = start
+    drawn = 0
 
     def see(self, batch: Batch) -> Seen:
         """Run the model on a batch of rows; refuse another number of classes."""
         seen = super().see(batch)
-        if self.classes not in (None, seen.output.shape[-1]):
-            raise ValueError(
-                f"calibrated on {self.classes} classes, but the model now gives "
-                f"{seen.output.shape[-1]}"
-            )
-        self.classes = seen.output.shape[-1]
+        check_logits(seen.output)
+        self.count_classes(seen.output)
         self.drawn += len(seen.rows)
         return seen
 

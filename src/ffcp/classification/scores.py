@@ -13,8 +13,9 @@ from torch import Tensor
 
 from ffcp.classification import rules, tuning
 from ffcp.classification.rules import FEATURE, SOFTMAX, Cumulative, Rows, Rule, Threshold
-from ffcp.classification.weights import blocks, uniforms
+from ffcp.classification.weights import blocks
 from ffcp.conformal.columns import Columns
+from ffcp.conformal.draws import Draws
 from ffcp.conformal.selection import Chosen, Scorer
 from ffcp.network.features import OUTPUT
 from ffcp.pieces import Needs, Seen
@@ -25,15 +26,15 @@ Self = TypeVar("Self", bound="LabelScore")
 
 
 class Shares(NamedTuple):
-    """Random numbers in [0, 1) for rows by their numbers, from one of several streams."""
+    """Random numbers in [0, 1) for the rows of a call, which stand somewhere in a stream."""
 
-    seed: int
-    stream: int
+    draws: Draws
     first_row: int
 
     def __call__(self, rows: range) -> Tensor:
         """Give the numbers of some rows."""
-        return uniforms(self.seed, self.stream, self.first_row + rows.start, len(rows))
+        numbers = torch.arange(self.first_row + rows.start, self.first_row + rows.stop)
+        return self.draws.uniform(numbers)[:, 0]
 
 
 class LabelScore(Scorer):

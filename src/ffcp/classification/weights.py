@@ -128,17 +128,3 @@ def blocks(rows: int, classes: int) -> Iterator[slice]:
     size = max(1, _BLOCK // classes)
     for start in range(0, rows, size):
         yield slice(start, min(start + size, rows))
-
-
-def uniforms(seed: int, stream: int, first_row: int, rows: int) -> Tensor:
-    """Draw a number in [0, 1) for each of some consecutive rows.
-
-    Row i of a stream gets the same number however the rows are cut into batches.
-
-    >>> whole, part = uniforms(0, 1, 0, 10), uniforms(0, 1, 7, 3)
-    >>> torch.equal(whole[7:], part)
-    True
-    """
-    bits = np.random.PCG64(np.random.SeedSequence([seed, stream]))
-    bits.advance(first_row)  # a number takes one step
-    return torch.from_numpy(np.random.Generator(bits).random(rows))

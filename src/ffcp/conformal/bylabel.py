@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ffcp.conformal.calibration import Calibration
 from ffcp.conformal.columns import Columns
+from ffcp.conformal.draws import Draws
 from ffcp.conformal.rank import conformal_rank, points_needed
 from ffcp.pieces import Seen
 
@@ -42,7 +43,7 @@ class ByLabel(Calibration):
         return {name: values[torch.from_numpy(order)] for name, values in points.items()}
 
     def threshold(
-        self, alpha: Any, notes: Columns | None = None, random: np.random.Generator | None = None
+        self, alpha: Any, notes: Columns | None = None, random: Draws | None = None
     ) -> Tensor:
         """Look up the conformal quantile of each class, up to one behind the last with points."""
         counts = torch.bincount(self.label, minlength=int(self.label.max()) + 2)

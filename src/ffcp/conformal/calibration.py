@@ -6,11 +6,11 @@ import copy
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ffcp.conformal.columns import Columns
+from ffcp.conformal.draws import Draws
 from ffcp.conformal.rank import points_needed
 from ffcp.pieces import Needs, Seen
 
@@ -35,10 +35,10 @@ class Calibration(nn.Module):
     takes_missing = False
     #: Whether thresholds differ from point to point, so that some may be infinite.
     is_local = False
-    #: Whether thresholds use random numbers; those of one call are then looked up at once.
-    is_random = False
     #: Whether something is still to be chosen before points can be kept.
     is_open = False
+    #: What that is, in words.
+    what_is_open = "what is left open"
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Calibration(nn.Module):
     # -- what a calibration defines ---------------------------------------------------------
 
     def threshold(
-        self, alpha: Any, notes: Columns | None = None, random: np.random.Generator | None = None
+        self, alpha: Any, notes: Columns | None = None, random: Draws | None = None
     ) -> Tensor:
         """Look up the thresholds: (m,) for all points, or (n, m) with a row for each.
 
@@ -67,7 +67,7 @@ class Calibration(nn.Module):
         notes
             What :meth:`note` says of the new points.
         random
-            Random numbers, for calibrations that use them.
+            Random numbers, for calibrations that use them: those of ``notes["row"]``.
         """
         raise NotImplementedError
 
@@ -92,12 +92,6 @@ class Calibration(nn.Module):
             f": alpha={float(alpha):g} needs at least {needed} calibration points "
             f"and there are {fewest}"
         )
-
-    def grouped(self) -> Calibration:
-        """Give the same calibration with thresholds of their own for groups."""
-        from ffcp.conformal.mondrian import Mondrian  # which is made of calibrations
-
-        return Mondrian(self)
 
     # -- only where something is open -------------------------------------------------------
 

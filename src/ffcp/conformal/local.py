@@ -34,6 +34,7 @@ from ffcp.conformal import bandwidths
 from ffcp.conformal.bandwidths import BandwidthChoice
 from ffcp.conformal.calibration import Calibration
 from ffcp.conformal.columns import Columns
+from ffcp.conformal.draws import Draws
 from ffcp.conformal.kernels import Kernel, as_kernel
 from ffcp.conformal.neighbours import NearestWeights
 from ffcp.conformal.rank import conformal_rank, exact_alpha, points_needed
@@ -117,10 +118,9 @@ class Local(Calibration):
     embedding: Tensor
     most_rows = CHOOSING_ROWS
     is_local = True
+    what_is_open = "the bandwidth"
 
-    def __init__(
-        self, localizer: Localizer | str = "nearest", guarantee: str = "marginal"
-    ) -> None:
+    def __init__(self, localizer: Localizer | str = "nearest", guarantee: str = "marginal") -> None:
         super().__init__()
         if isinstance(localizer, str):
             localizer = Localizer(localizer)
@@ -147,11 +147,6 @@ class Local(Calibration):
         self.register_buffer("embedding", torch.empty(0, 0))
 
     # -- what it is -------------------------------------------------------------------------
-
-    @property
-    def is_random(self) -> bool:  # type: ignore[override]
-        """Whether thresholds use random numbers."""
-        return self.guarantee == "random"
 
     @property
     def is_open(self) -> bool:  # type: ignore[override]
@@ -235,7 +230,7 @@ class Local(Calibration):
     # -- thresholds -------------------------------------------------------------------------
 
     def threshold(
-        self, alpha: Any, notes: Columns | None = None, random: np.random.Generator | None = None
+        self, alpha: Any, notes: Columns | None = None, random: Draws | None = None
     ) -> Tensor:
         """Give the localized quantiles (n, m) at embedded points."""
         assert notes is not None
@@ -249,7 +244,8 @@ class Local(Calibration):
             if self.guarantee == "random":
                 assert isinstance(weights, KernelWeights)
                 assert random is not None
-                near, own = weights.around_random(x[rows], random)
+                drawn = random.uniform(notes["row"][rows], self.kernel.draws * x.shape[1])
+                near, own = weights.around_random(x[rows], drawn)
             else:
                 near, own = weights.around(x[rows]), weights.own
             for output, end in enumerate(ends):

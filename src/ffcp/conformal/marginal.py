@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ffcp.conformal.calibration import Calibration, known
 from ffcp.conformal.columns import Columns
+from ffcp.conformal.draws import Draws
 from ffcp.conformal.rank import conformal_rank
 
 
@@ -28,7 +28,7 @@ class Marginal(Calibration):
     takes_missing = True
 
     def threshold(
-        self, alpha: Any, notes: Columns | None = None, random: np.random.Generator | None = None
+        self, alpha: Any, notes: Columns | None = None, random: Draws | None = None
     ) -> Tensor:
         """Look up the conformal quantile of each output, shape (m,)."""
         return sorted_quantile(self.scores, alpha)

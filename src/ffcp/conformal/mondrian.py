@@ -13,6 +13,7 @@ from torch.nn.functional import pad
 from ffcp import files
 from ffcp.conformal.calibration import Calibration
 from ffcp.conformal.columns import Columns, take
+from ffcp.conformal.draws import Draws
 from ffcp.conformal.marginal import Marginal
 from ffcp.conformal.rank import points_needed
 from ffcp.pieces import Needs, Seen
@@ -70,14 +71,14 @@ class Mondrian(Calibration):
         return self.inner.is_local
 
     @property
-    def is_random(self) -> bool:  # type: ignore[override]
-        """Whether thresholds use random numbers."""
-        return self.inner.is_random
-
-    @property
     def is_open(self) -> bool:  # type: ignore[override]
         """Whether something is still to be chosen before points can be kept."""
         return self.inner.is_open
+
+    @property
+    def what_is_open(self) -> str:  # type: ignore[override]
+        """What that is, in words."""
+        return self.inner.what_is_open
 
     @property
     def groups(self) -> dict[Label, int]:
@@ -98,15 +99,13 @@ class Mondrian(Calibration):
         """Give a calibration of the same settings without points."""
         return Mondrian(self.inner, self.by)
 
-    def grouped(self) -> Mondrian:
-        """Give this calibration: it has groups already."""
-        return self
-
     def note(self, seen: Seen, y: Tensor | None = None) -> dict[str, Any]:
         """Note the group of every point, and what the inner calibration does."""
         if self.by is not None and seen.groups is not None:
             raise ValueError("the groups come from Mondrian(by=...): leave out groups=")
         groups = seen.groups if self.by is None else self.by(seen.x)
+        if groups is None and not len(self):
+            raise ValueError("every point needs a group: pass groups=..., one label per row")
         if groups is None:
             raise ValueError(
                 "this predictor was calibrated by groups, so every new point needs one: pass "
@@ -187,7 +186,7 @@ class Mondrian(Calibration):
     # -- thresholds -------------------------------------------------------------------------
 
     def threshold(
-        self, alpha: Any, notes: Columns | None = None, random: np.random.Generator | None = None
+        self, alpha: Any, notes: Columns | None = None, random: Draws | None = None
     ) -> Tensor:
         """Look up the threshold of each point's group, shape (n, m)."""
         assert notes is not None
@@ -225,6 +224,11 @@ class Mondrian(Calibration):
         label, rows = next(iter(asked.items()))
         reason = parts[label].why_infinite(alpha, take(_without_group(notes), rows))
         return f" in group {label!r}{reason}"
+
+
+def by_groups(calibration: Calibration) -> Calibration:
+    """Give a calibration with thresholds of their own for groups, if it has none."""
+    return calibration if calibration.takes_groups else Mondrian(calibration)
 
 
 def labels_of(groups: Any, rows: int) -> list[Label]:

@@ -32,6 +32,8 @@ class Scorer:
 
     #: Whether something is still to be chosen before points can be scored.
     is_open = False
+    #: What that is, in words.
+    what_is_open = "what is left open"
 
     def needs(self) -> Needs:
         """Say what the pass over the model must bring."""

@@ -163,9 +163,7 @@ class Weighed:
     def sums(self, output: int) -> RunningSums:
         """Give the weights in the order of one output's scores."""
         # They are in the order of the first output, so that a single one needs no rearranging.
-        return RunningSums(
-            self._weights if output == 0 else self._weights[self._places[output]]
-        )
+        return RunningSums(self._weights if output == 0 else self._weights[self._places[output]])
 
 
 class KernelWeights:
@@ -210,10 +208,10 @@ class KernelWeights:
                 weights[rows] = whole(self.kernel.log_weight(squared))
         return weights
 
-    def around_random(self, x: Tensor, random: np.random.Generator) -> tuple[Weighed, Tensor]:
-        """Weigh all points, and ``x`` itself, around a random neighbour of x."""
+    def around_random(self, x: Tensor, drawn: Tensor) -> tuple[Weighed, Tensor]:
+        """Weigh all points, and ``x`` itself, around the random neighbour of x that was drawn."""
         moved = self._points.moved(x)
-        step = self.kernel.steps(random, *x.shape).to(moved.dtype)
+        step = self.kernel.steps(drawn, x.shape[1]).to(moved.dtype)
         if self.kernel.is_sharp:  # within reach of the neighbour, as x is
             own = torch.ones(len(x), dtype=torch.int64)
             weights = self._weigh(moved + self.bandwidth * step)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,7 @@ def finite(values: Tensor, what: str, first_row: int = 0) -> None:
     """Raise a ValueError naming the first row of ``values`` that holds NaN or infinity."""
     # One sum finds every NaN and infinity in a single fast read; it can also overflow on
     # large finite values, so only the slow look may complain.
-    if not values.is_floating_point() or bool(torch.isfinite(values.detach().sum())):
+    if not values.is_floating_point() or math.isfinite(values.detach().sum().item()):
         return
     bad = ~torch.isfinite(values.detach()).reshape(len(values), -1).all(dim=1)
     if bad.any():
@@ -69,14 +70,14 @@ def rows_independent(forward: Callable[[Any], Tensor], x: Any) -> None:
     rows = torch.arange(inputs.row_count(x))
     company = rows[: (len(rows) + 1) // 2].flip(0)
     whole, again = forward(x), forward(x)
-    if not _close(whole, again):
+    if not close(whole, again):
         raise ValueError(
             "two passes over the same rows disagree: forward is random even in eval mode "
             "(dropout with training=True?). Make it deterministic; the score of a point must "
             "be a fixed number"
         )
     apart = forward(inputs.take(x, company))
-    if not _close(whole[company.to(whole.device)], apart):
+    if not close(whole[company.to(whole.device)], apart):
         raise ValueError(
             "the model mixes rows: its prediction for a row changes with the other rows of the "
             "batch (batch statistics forced inside forward, attention over the batch?). "
@@ -99,7 +100,8 @@ def gradient_stays_in_row(name: str, gradient: Tensor, asked: int) -> None:
         )
 
 
-def _close(a: Tensor, b: Tensor) -> bool:
+def close(a: Tensor, b: Tensor) -> bool:
+    """Whether two outputs for the same rows differ by rounding only."""
     # Another batch size means other kernels and another order of summation: rounding, which
     # grows with depth, not mixing.
     if not bool(torch.isfinite(a).all() and torch.isfinite(b).all()):

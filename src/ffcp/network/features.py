@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from ffcp.network import checks, inputs
+from ffcp.network.twin import borrowed, is_twin
 
 INPUT = "input"
 OUTPUT = "output"
@@ -91,9 +92,18 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
     are enabled whatever the caller's setting, so that a band can be asked for under
     ``torch.no_grad()``.
     """
-    modes = [module for module in model.modules() if module.training]
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    with _random_state_kept(model), torch.inference_mode(False), torch.enable_grad():
+    if is_twin(model):  # frozen already, and nobody else's
+        with torch.inference_mode(False), torch.enable_grad():
+            yield
+        return
+    # Once over the modules: model.parameters() would go over them again, and takes its time.
+    modules = list(model.modules())
+    modes = [module for module in modules if module.training]
+    parameters = (p for module in modules for p in module._parameters.values())
+    trained = [p for p in parameters if p is not None and p.requires_grad]
+    # A head cut out of a twin has nothing to restore.
+    kept = _random_state_kept(model) if modes or trained else nullcontext()
+    with kept, torch.inference_mode(False), torch.enable_grad():
         try:
             # Modules one by one: an overridden train() may do more than switch the mode.
             for module in modes:
@@ -184,6 +194,8 @@ class Cut:
                 stack.enter_context(torch.no_grad())
             modules = _module_names(self._model) if self._modules else {}
             for base in self._modules:
+                if base not in modules:
+                    resolve(self._model, base)  # says which names there are
                 handle = modules[base].register_forward_hook(self._hook(base))
                 stack.callback(handle.remove)
             self._stack = stack.pop_all()
@@ -191,6 +203,7 @@ class Cut:
 
     def __exit__(self, *error: Any) -> None:
         self._stack.close()
+        self._edges, self._values = {}, {}  # the result of the pass alone keeps them
 
     def __call__(self, x: Any) -> Tapped:
         """Run one batch."""
@@ -343,7 +356,11 @@ def candidates(model: nn.Module, x: Any, limit: int = 8, sample: int = 8) -> lis
     Only tensors that a gradient can reach count: modules called exactly once, with
     floating-point output that has a row for each input row and influences the prediction.
     """
-    x = inputs.take(x, slice(0, sample))
+    with borrowed(model) as twin:
+        return _candidates(twin, inputs.take(x, slice(0, sample)), limit)
+
+
+def _candidates(model: nn.Module, x: Any, limit: int) -> list[str]:
     names = _distinct_features(model, x)
     if all(tensor.is_floating_point() for _, tensor in inputs.leaves(x)):
         names = [INPUT, *names]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -149,8 +149,18 @@ def _subgraph(
     return fx.GraphModule(model, new)
 
 
-_CutOut = tuple[nn.Module | None, bool]
-_CUT_OUT: WeakKeyDictionary[nn.Module, dict[tuple[str, str], _CutOut]] = WeakKeyDictionary()
+_COMPARED = 8  # rows
+
+
+class _Alone(NamedTuple):
+    """A head that was cut out of a model, and whether it changes its input."""
+
+    head: nn.Module
+    in_place: bool
+
+
+# By the name of the feature; None where the head cannot be cut out.
+_CUT_OUT: WeakKeyDictionary[nn.Module, dict[str, _Alone | None]] = WeakKeyDictionary()
 
 
 @contextmanager
@@ -171,19 +181,20 @@ def behind(
     with Cut(model, [name], change=swap, graph=False) as cut, torch.no_grad():
         prediction = cut(x).prediction
         kept = tuple(swap.kept)
-        alone, in_place = _cut_out(model, name, kept, prediction)
+        alone = _cut_out(model, name, kept, prediction)
 
         def output(*values: Tensor) -> Tensor:
             rows = len(values[0])
             if alone is not None:
-                return checks.output(alone(values[0].clone() if in_place else values[0]), rows)
+                value = values[0].clone() if alone.in_place else values[0]
+                return checks.output(alone.head(value), rows)
             swap.given = iter(values)
             numbers = torch.arange(rows) % inputs.row_count(x)
             return cut(x if rows == inputs.row_count(x) else inputs.take(x, numbers)).prediction
 
         with ExitStack() as stack:
             if alone is not None:
-                stack.enter_context(undisturbed(alone))
+                stack.enter_context(undisturbed(alone.head))
                 stack.enter_context(torch.no_grad())
             yield kept, output
 
@@ -204,23 +215,38 @@ class _Swap:
 
 def _cut_out(
     model: nn.Module, name: str, kept: tuple[Tensor, ...], prediction: Tensor
-) -> tuple[nn.Module | None, bool]:
-    """Find the head as a module of its own, if there is one that gives the same output.
+) -> _Alone | None:
+    """Give the head as a module of its own, if there is one that gives the same output.
 
-    Also says whether it changes its input.
+    It is remembered, and compared with the model each time: layers may have been exchanged.
     """
     if name == INPUT or len(kept) != 1:
-        return None, True  # nothing comes before the input, so there is nothing to save
+        return None  # nothing comes before the input, so there is nothing to save
     known = _CUT_OUT.setdefault(model, {})
-    key = (name, str(model))
-    if key not in known:
-        try:
-            found = head(model, name)
-            given = kept[0].clone()
-            with undisturbed(found), torch.no_grad():
-                again = found(given)
-            same = torch.allclose(again, prediction, rtol=1e-3, equal_nan=True)
-            known[key] = (found if same else None, not given.equal(kept[0]))
-        except Exception:  # whatever a user's layers do when they are called apart
-            known[key] = None, True
-    return known[key]
+    feature, expected = kept[0][:_COMPARED], prediction[:_COMPARED]
+    alone = known.get(name)
+    stale = alone is not None and _changes_input(alone.head, feature, expected) is None
+    if name not in known or stale:
+        known[name] = _fresh(model, name, feature, expected)
+    return known[name]
+
+
+def _fresh(model: nn.Module, name: str, feature: Tensor, expected: Tensor) -> _Alone | None:
+    try:
+        cut = head(model, name)
+    except ValueError:
+        return None
+    in_place = _changes_input(cut, feature, expected)
+    return None if in_place is None else _Alone(cut, in_place)
+
+
+def _changes_input(head: nn.Module, feature: Tensor, expected: Tensor) -> bool | None:
+    """Say whether the head works in place; ``None`` if it does not give the expected output."""
+    given = feature.clone()
+    try:
+        with undisturbed(head), torch.no_grad():
+            output = head(given)
+        same = output.shape == expected.shape and checks.close(output, expected)
+    except Exception:  # whatever a user's layers do when they are called apart
+        return None
+    return not given.equal(feature) if same else None

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from ffcp.network import checks, inputs, jacobian
 from ffcp.network.features import OUTPUT, Cut, resolve
 from ffcp.network.jacobian import AUTO, Method, Smooth
+from ffcp.network.twin import borrowed, renew
 from ffcp.pieces import Needs, Seen
 
 ONLY_OUTPUT = Needs()
@@ -77,9 +78,6 @@ class _Pass:
         jacobian.checked_method(needs.method)
         self._model, self._needs = model, needs
         self._inner = [name for name in dict.fromkeys(needs.norms) if name != OUTPUT]
-        # Smoothing runs the model on perturbed features; the plain pass needs no graph then.
-        tapped = [] if isinstance(needs.method, Smooth) else self._inner
-        self._cut = Cut(model, tapped, values=needs.values)
 
     def __call__(self, x: Any, first_row: int = 0, groups: Any = None) -> Seen:
         rows = inputs.row_count(x)
@@ -87,11 +85,13 @@ class _Pass:
             raise ValueError("x has no rows")
         for key, tensor in inputs.leaves(x, "x"):
             checks.finite(tensor, key, first_row)
-        with self._cut as cut:
+        # Smoothing runs the model on perturbed features; the plain pass needs no graph then.
+        tapped = [] if isinstance(self._needs.method, Smooth) else self._inner
+        with borrowed(self._model) as twin, Cut(twin, tapped, values=self._needs.values) as cut:
             tap = cut(x)
             output = tap.prediction.detach()
             checks.finite(output, "the prediction", first_row)
-            norms = jacobian.take_norms(self._model, x, tap, self._inner, self._needs)
+            norms = jacobian.take_norms(twin, x, tap, self._inner, self._needs)
         for name, values in norms.items():
             checks.finite(values, f"the gradient at feature {name!r}", first_row)
         if OUTPUT in self._needs.norms:
@@ -135,11 +135,12 @@ def gradient_norms(
     method
         How the norms are taken when there are many outputs. ``"exact"``: one row of the Jacobian
         after the other. ``"coloured"``: the same numbers from far fewer passes, for heads whose
-        outputs see only a window of the feature map (convolutions, pooling, interpolation).
-        :class:`Sketch`: an estimate. :class:`Smooth`: the mean over perturbed features.
-        ``"auto"``: exact for up to 64 outputs; else coloured if it needs at most half as many
-        passes and at most 256; else exact for up to 4,096 outputs; else ``Sketch(32)``, or
-        exact for norms other than 2.
+        outputs see only a window of the feature map (convolutions, pooling, interpolation). One
+        more pass proves on every batch that no output depends on anything outside its window;
+        a head where one does is an error. :class:`Sketch`: an estimate. :class:`Smooth`: the
+        mean over perturbed features. ``"auto"``: exact for up to 64 outputs; else coloured if
+        it needs at most half as many passes and at most 256, and proves right; else exact for
+        up to 4,096 outputs; else ``Sketch(32)``, or exact for norms other than 2.
 
     Returns
     -------
@@ -188,6 +189,12 @@ def check_rows(model: nn.Module, x: Any, names: Sequence[str], sample: int = 8) 
         x = inputs.take(x, torch.tensor([0, 0]))
     asked = inputs.row_count(x) // 2
     names = [name for name in names if name != OUTPUT]
+    renew(model, lambda twin: checks.output(inputs.caller(twin, x)(x), inputs.row_count(x)))
+    with borrowed(model) as twin:
+        _check_rows(twin, x, names, asked)
+
+
+def _check_rows(model: nn.Module, x: Any, names: Sequence[str], asked: int) -> None:
     # One block around all passes: each of them then draws other random numbers, if it draws.
     with Cut(model) as cut:
         checks.rows_independent(lambda batch: cut(batch).prediction, x)

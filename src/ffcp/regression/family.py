@@ -58,9 +58,7 @@ class Family(Scorer):
 class SlackBands(Family):
     """Bands ``[lo - q s_lo, hi + q s_hi]`` of a base and a slack."""
 
-    def __init__(
-        self, base: Base, slack: Any, joint: Joint = False, column: str = "score"
-    ) -> None:
+    def __init__(self, base: Base, slack: Any, joint: Joint = False, column: str = "score") -> None:
         self.base, self.slack, self.joint = base, slack, joint
         self._column = column  # where scores were noted before this slack was chosen
 
@@ -77,6 +75,11 @@ class SlackBands(Family):
     def is_open(self) -> bool:  # type: ignore[override]
         """Whether the slack is still to be chosen."""
         return bool(getattr(self.slack, "is_open", False))
+
+    @property
+    def what_is_open(self) -> str:  # type: ignore[override]
+        """What of the slack is to be chosen, in words."""
+        return str(getattr(self.slack, "what_is_open", "the slack"))
 
     def prediction(self, output: Tensor) -> Tensor:
         """Give the point prediction, in the shape of the target."""
@@ -128,9 +131,7 @@ class SlackChoice(Family):
 
     is_open = True
 
-    def __init__(
-        self, base: Base, options: Mapping[str, Any], joint: Joint, outputs: int
-    ) -> None:
+    def __init__(self, base: Base, options: Mapping[str, Any], joint: Joint, outputs: int) -> None:
         self.base, self.joint = base, joint
         self._options = {
             name: SlackBands(base, slack, joint, column=f"score.{name}")
@@ -162,8 +163,7 @@ class SlackChoice(Family):
     def choose(self, aside: Columns, alpha: Any) -> Chosen:
         """Take the slack with the shortest mean band."""
         trials = {
-            name: Trial(aside[f"score.{name}"], aside[f"slack.{name}"])
-            for name in self._options
+            name: Trial(aside[f"score.{name}"], aside[f"slack.{name}"]) for name in self._options
         }
         choice = layers.choose(aside["width"], trials, alpha)
         warning = layers.why_plain(choice) if choice.feature == OUTPUT else None

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, TypeVar
 
-import torch
+import torch  # noqa: F401 - for the examples
 from torch import Tensor, nn
 
 from ffcp.conformal.bandwidths import BandwidthChoice
@@ -172,7 +172,7 @@ class FFCP(Bands):
         missing: bool = False,
         choose_fraction: float = 0.2,
         choose_alpha: float = 0.1,
-        seed: int = 0,
+        seed: int | None = None,
         batch_size: int | None = None,
     ) -> None:
         super().__init__(
@@ -270,16 +270,16 @@ class LCP(Localized):
         ``"laplace"`` or ``"box"``, on the prediction with an automatic bandwidth.
     guarantee
         ``"marginal"``: bands cover with probability at least 1 - alpha; it stands for
-        ``"level"``, the recalibrated level (see :mod:`ffcp.conformal.local`). ``"random"`` has the same
-        guarantee by randomisation (Hore and Barber, 2023). ``"none"`` is the plain localized
-        quantile, which has no guarantee.
+        ``"level"``, the recalibrated level (see :mod:`ffcp.conformal.local`). ``"random"`` has
+        the same guarantee by randomisation (Hore and Barber, 2023). ``"none"`` is the plain
+        localized quantile, which has no guarantee.
     joint
         With several outputs, as in :class:`CP`.
     choose_fraction, choose_alpha, seed
         For an automatic bandwidth that :meth:`fit_localizer` has not chosen before: the share of
         the calibration rows that choose it (at most 2,000) and then do not calibrate, the level
         at which bandwidths are compared, and the seed of the division. The seed is also that of
-        guarantee ``"random"``.
+        guarantee ``"random"``; without it the operating system seeds those random numbers.
     batch_size
         Rows per pass over arrays.
 
@@ -314,7 +314,7 @@ class LCP(Localized):
         joint: Joint = False,
         choose_fraction: float = 0.2,
         choose_alpha: float = 0.1,
-        seed: int = 0,
+        seed: int | None = None,
         batch_size: int | None = None,
     ) -> None:
         super().__init__(
@@ -388,7 +388,7 @@ class FFLCP(Localized):
         joint: Joint = False,
         choose_fraction: float = 0.2,
         choose_alpha: float = 0.1,
-        seed: int = 0,
+        seed: int | None = None,
         batch_size: int | None = None,
     ) -> None:
         slack = gradient_norm(model, feature, norm, floor, method)

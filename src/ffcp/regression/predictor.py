@@ -15,7 +15,7 @@ from ffcp.conformal.marginal import Marginal
 from ffcp.conformal.rank import exact_alpha
 from ffcp.network import checks, inputs
 from ffcp.pieces import Seen
-from ffcp.predictor import Batch, Calibrating, Predictor
+from ffcp.predictor import Predictor, steady
 from ffcp.regression.bands import Interval
 from ffcp.regression.bases import Base, Point
 from ffcp.regression.family import Family, SlackBands
@@ -42,7 +42,7 @@ class BandPredictor(Predictor):
         missing: bool = False,
         choose_fraction: float = 0.2,
         choose_alpha: float = 0.1,
-        seed: int = 0,
+        seed: int | None = None,
         batch_size: int | None = None,
     ) -> None:
         calibration = Marginal() if calibration is None else calibration
@@ -72,6 +72,7 @@ class BandPredictor(Predictor):
 
     # -- using the calibration --------------------------------------------------------------
 
+    @steady
     def score(self, x: Any, y: Any) -> Tensor:
         """Return the non-conformity scores of points, in float64.
 
@@ -90,7 +91,10 @@ class BandPredictor(Predictor):
         scores = buffer["score"].cpu()
         return scores[:, 0] if scores.shape[1] == 1 else scores.view_as(y)
 
-    def predict_interval(self, x: Any, alpha: Any = 0.1, *, groups: Any = None) -> Interval:
+    @steady
+    def predict_interval(
+        self, x: Any, alpha: Any = 0.1, *, groups: Any = None, first_row: int | None = None
+    ) -> Interval:
         """Give bands that hold the truth with probability at least 1 - alpha.
 
         Parameters
@@ -101,6 +105,9 @@ class BandPredictor(Predictor):
             Share of misses allowed, in (0, 1). Any value, without calibrating again.
         groups
             The group of each point, if the calibration had groups.
+        first_row
+            For randomised methods, and a job that must be repeated exactly: the number of the
+            first row of ``x`` in it. By default random numbers go on from call to call.
 
         Returns
         -------
@@ -115,10 +122,10 @@ class BandPredictor(Predictor):
             exact /= self.calibration.coordinates
         x = inputs.to_tensors(x, self.model)
         buffer, infinite = inputs.RowBuffer(inputs.row_count(x)), Table()
-        for seen, notes, thresholds in self._looked_up(x, exact, groups):
+        for seen, notes, thresholds in self._looked_up(x, exact, groups, self._place(x, first_row)):
             lost = thresholds.isinf().any(dim=-1).expand(len(seen.rows))
             if bool(lost.any()):
-                infinite.add({**take(notes, lost), "row": lost.nonzero()[:, 0]})
+                infinite.add(take(notes, lost))
             for part, rows in _blocks(seen):
                 own = thresholds if thresholds.dim() == 1 else thresholds[rows]
                 buffer.add(self._band(part, own)._asdict())
@@ -139,7 +146,6 @@ class BandPredictor(Predictor):
 
     def _warn_of_infinite(self, alpha: Any, infinite: Table, rows: int) -> None:
         notes = infinite.columns
-        notes.pop("row")
         some = f"{len(infinite)} of {rows} bands are"
         what = some if self.calibration.is_local else "the band is"
         self._warn(f"{what} infinite{self._why_infinite(alpha, notes)}")
@@ -148,8 +154,8 @@ class BandPredictor(Predictor):
         """Raise if something must be chosen before there are scores at all."""
         if self._scorer.is_open:
             raise RuntimeError(
-                "what scores depend on is not chosen yet: call calibrate(x, y) first, or leave "
-                "nothing open (name the feature, or give steps)"
+                f"{self._scorer.what_is_open} is not chosen yet: call calibrate(x, y) first, or "
+                "give it when the predictor is made"
             )
 
 
@@ -210,7 +216,7 @@ class Bands(BandPredictor):
         missing: bool = False,
         choose_fraction: float = 0.2,
         choose_alpha: float = 0.1,
-        seed: int = 0,
+        seed: int | None = None,
         batch_size: int | None = None,
     ) -> None:
         super().__init__(
@@ -252,16 +258,19 @@ class Bands(BandPredictor):
         _, calibration = self._given
         with torch.inference_mode(False):
             ((x, y),) = inputs.pairs(x, y, self.model)
-            order = np.random.default_rng(self.seed).permutation(len(y))[: calibration.most_rows]
+            order = np.random.default_rng(self.seed or 0).permutation(len(y))[
+                : calibration.most_rows
+            ]
             picked = torch.from_numpy(np.sort(order))
-            run, table = Calibrating(self, self._scorer, calibration, is_update=False), Table()
+            run, table = self._calibrating(self._scorer, calibration, update=False), Table()
             for batch in self._batches(inputs.take(x, picked), y[picked], None):
                 table.add(run.note(batch))
-            run.choose(table.columns, planned or len(y))
+            run.choose_calibration(table.columns, planned or len(y))
         self._given = (self._given[0], run.calibration)
-        self._choices.update(run.choices)
+        self._fitted.update(run.choices)
         if not len(self.calibration):
             self.calibration = run.calibration.empty()
+            self._choices.update(run.choices)
 
 
 def _blocks(seen: Seen) -> Iterator[tuple[Seen, slice]]:
@@ -287,4 +296,4 @@ def _part(seen: Seen, rows: slice) -> Seen:
     )
 
 
-__all__ = ["BandPredictor", "Bands", "Batch"]
+__all__ = ["BandPredictor", "Bands"]

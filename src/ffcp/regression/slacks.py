@@ -65,6 +65,8 @@ class GradientNorm:
         How the gradients of many outputs are taken, see :func:`ffcp.gradient_norms`.
     """
 
+    what_is_open = "the feature"
+
     def __init__(
         self,
         feature: str | Sequence[str] = AUTO,

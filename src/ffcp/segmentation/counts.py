@@ -12,12 +12,12 @@ import math
 from fractions import Fraction
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ffcp.conformal.calibration import Calibration
 from ffcp.conformal.columns import Columns
+from ffcp.conformal.draws import Draws
 from ffcp.conformal.rank import conformal_rank, exact_alpha, points_needed
 from ffcp.regression.bands import as_float64
 
@@ -78,7 +78,7 @@ class PixelCounts(Calibration):
         self.keep({"scores": torch.cat([self.scores, scores.detach().to("cpu", torch.int32)])})
 
     def threshold(
-        self, alpha: Any, notes: Columns | None = None, random: np.random.Generator | None = None
+        self, alpha: Any, notes: Columns | None = None, random: Draws | None = None
     ) -> Tensor:
         """Look up the largest score of labels in the set, shape (1,).
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ffcp.calibrating import Batch, Calibrating
 from ffcp.conformal.columns import Columns, Table, take
 from ffcp.conformal.rank import exact_alpha
 from ffcp.conformal.selection import Scorer
@@ -17,7 +18,7 @@ from ffcp.network import inputs, jacobian
 from ffcp.network.features import INPUT, OUTPUT, resolve
 from ffcp.network.jacobian import Method
 from ffcp.pieces import Needs, Seen
-from ffcp.predictor import Calibrating, Predictor
+from ffcp.predictor import Predictor, steady
 from ffcp.regression.bands import as_float64
 from ffcp.regression.slacks import floored
 from ffcp.segmentation.counts import BINS, PixelCounts, exact_share, to_bins
@@ -211,7 +212,9 @@ class PixelSets(Predictor):
     # -- calibrating ------------------------------------------------------------------------
 
     def _calibrating(self, scorer: Any, calibration: Any, update: bool) -> Calibrating:
-        return CalibratingPixels(self, scorer, calibration, update)
+        run = CalibratingPixels(self.model, scorer, calibration, self._choosing, update)
+        run.classes = self.classes if update else None
+        return run
 
     def _entries(self, columns: Columns) -> tuple[Tensor, Columns]:
         """Leave out images without a labelled pixel."""
@@ -241,6 +244,7 @@ class PixelSets(Predictor):
 
     # -- using the calibration --------------------------------------------------------------
 
+    @steady
     def score(self, x: Any, y: Any) -> Tensor:
         """Return the scores of one label at each pixel, (n, height, width), in float64.
 
@@ -259,6 +263,7 @@ class PixelSets(Predictor):
             buffer.add({"scores": scores.masked_fill_(unknown, math.nan)})
         return buffer["scores"]
 
+    @steady
     def predict_set(
         self, x: Any, alpha: Any = 0.1, *, share: Any = None, groups: Any = None
     ) -> PixelSet:
@@ -332,22 +337,11 @@ class PixelSets(Predictor):
 class CalibratingPixels(Calibrating):
     """A calibration of pixel sets under way: it checks that all images have the same classes."""
 
-    def __init__(
-        self, predictor: PixelSets, scorer: Scorer, calibration: Any, is_update: bool
-    ) -> None:
-        super().__init__(predictor, scorer, calibration, is_update)
-        self.classes = predictor.classes if is_update else None
-
-    def see(self, batch: Any) -> Seen:
+    def see(self, batch: Batch) -> Seen:
         """Run the model on a batch of images."""
         seen = super().see(batch)
         check_maps(seen.output)
-        classes = seen.output.shape[1]
-        if self.classes not in (None, classes):
-            raise ValueError(
-                f"calibrated on {self.classes} classes, but the model now gives {classes}"
-            )
-        self.classes = classes
+        self.count_classes(seen.output)
         return seen
 
 

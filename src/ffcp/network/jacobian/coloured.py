@@ -5,10 +5,11 @@ starts at several outputs adds up their gradients; if their windows do not overl
 added to anything, and every gradient can be read off at its own window. A 3x3 convolution needs
 9 passes per channel in place of height x width, and the result is exact.
 
-The windows are measured, not guessed: a NaN at one position of the feature reaches the outputs
-that are computed from it, through strides, dilation, padding, pooling, interpolation and skip
-connections alike, whatever the weights are. A head can hide a NaN (``torch.where(x > 0, x, 0)``
-does), so on first use some outputs are compared with backward passes of their own.
+The windows are measured: a NaN at one position of the feature reaches the outputs that are
+computed from it, through strides, dilation, padding, pooling, interpolation and skip connections
+alike, whatever the weights are. A head can hide a NaN (``torch.where(x > 0, x, 0)`` does), so
+the result is proved right on every batch: one more backward pass starts at all outputs at once,
+each with a random weight, and its gradient must be what the windows say it is.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -28,15 +29,28 @@ from ffcp.network.features import Tapped
 from ffcp.network.jacobian.norms import reached, wide
 
 
+class HiddenWindowsError(ValueError):
+    """An output depends on feature positions outside the window that was measured for it."""
+
+
+_HIDDEN = (
+    "this head hides on which positions of the feature its outputs depend (as torch.where does), "
+    "so it cannot be coloured: use method='exact' or Sketch"
+)
+
+
 class Group(NamedTuple):
     """Positions along one axis that share a backward pass, and the window of each.
 
     ``window`` has a row for each position; rows are filled up with the number of feature
-    positions, which stands for an extra position that is always zero.
+    positions, which stands for an extra position that is always zero. ``owner`` gives for every
+    feature position the place in ``positions`` of the one that sees it, or their number if none
+    does.
     """
 
     positions: Tensor
     window: Tensor
+    owner: Tensor
 
 
 @dataclass
@@ -44,12 +58,15 @@ class Colours:
     """How the outputs of a head divide into groups with disjoint windows.
 
     ``axes`` holds the groups of every spatial axis; one group of each, and one channel, make a
-    backward pass. ``compared`` says whether the windows have been found right.
+    backward pass. ``proved`` and ``refuted`` say whether there was a batch on which the windows
+    proved right, or wrong.
     """
 
     axes: tuple[tuple[Group, ...], ...]
     channels: int
-    compared: bool = False
+    proved: bool = False
+    refuted: bool = False
+    generator: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(0))
 
     @property
     def passes(self) -> int:
@@ -75,9 +92,9 @@ def groups(seen: Tensor) -> tuple[Group, ...]:
     for row in range(len(seen)):
         taken = {colours[other] for other in overlap[row, :row].nonzero()[:, 0].tolist()}
         colours.append(next(colour for colour in itertools.count() if colour not in taken))
-    found = torch.tensor(colours, device=seen.device)
+    colour_of = torch.tensor(colours, device=seen.device)
     return tuple(
-        _group(seen, (found == colour).nonzero()[:, 0]) for colour in range(max(colours) + 1)
+        _group(seen, (colour_of == colour).nonzero()[:, 0]) for colour in range(max(colours) + 1)
     )
 
 
@@ -87,21 +104,20 @@ def _group(seen: Tensor, positions: Tensor) -> Group:
     # Sorting brings the seen positions, which are marked 0, to the front in their order.
     order = (~own).byte().argsort(dim=1, stable=True)[:, :width]
     window = order.where(own.gather(1, order), seen.shape[1])
-    return Group(positions, window)
+    owner = own.byte().argmax(dim=0).where(own.any(dim=0), len(positions))
+    return Group(positions, window, owner)
 
 
-Backward = Callable[[Tensor], Tensor]
-_COMPARED = 8  # outputs
+Output = Callable[..., Tensor]
 _NUMBERS_AT_ONCE = 2**23  # 32 MB of float32
-_Key = tuple[Any, ...]
-_KNOWN: WeakKeyDictionary[nn.Module, dict[_Key, Colours | None]] = WeakKeyDictionary()
+_KNOWN: WeakKeyDictionary[nn.Module, dict[Any, Colours | None]] = WeakKeyDictionary()
 
 
 def colours(model: nn.Module, x: Any, name: str) -> Colours | None:
-    """Find the colours of the head behind a feature, for inputs of the shape of ``x``.
+    """Measure the colours of the head behind a feature, for inputs of the shape of ``x``.
 
-    ``None`` where feature and output are not maps with the same number of spatial axes. What was
-    found is remembered for as long as the model lives.
+    ``None`` where feature and output are not maps with the same number of spatial axes. The
+    answer is remembered for as long as the model lives.
 
     >>> model = nn.Sequential(nn.Conv1d(1, 2, 3, padding=1), nn.Conv1d(2, 5, 3, padding=1))
     >>> colours(model, torch.zeros(1, 1, 9), "0").passes  # 3 for each of 5 channels
@@ -111,11 +127,11 @@ def colours(model: nn.Module, x: Any, name: str) -> Colours | None:
     known = _KNOWN.setdefault(model, {})
     key = (name, shapes, str(model))  # the text of a model tells its layers and their settings
     if key not in known:
-        known[key] = _found(model, inputs.take(x, slice(0, 1)), name)
+        known[key] = _measured(model, inputs.take(x, slice(0, 1)), name)
     return known[key]
 
 
-def _found(model: nn.Module, x: Any, name: str) -> Colours | None:
+def _measured(model: nn.Module, x: Any, name: str) -> Colours | None:
     with heads.behind(model, x, name) as (values, output):
         feature, shape = values[0], output(*values).shape
         dimensions = feature.dim() - 2  # rows and channels apart
@@ -123,90 +139,138 @@ def _found(model: nn.Module, x: Any, name: str) -> Colours | None:
             return None
         # A pass makes some maps of the size of the feature and of the output.
         at_once = max(1, _NUMBERS_AT_ONCE // (feature.numel() + shape.numel()))
-        return Colours(
-            tuple(groups(_seen(output, feature, axis, at_once)) for axis in range(-dimensions, 0)),
-            channels=shape[1 : len(shape) - dimensions].numel(),
-        )
+        channels = shape[1 : len(shape) - dimensions].numel()
+        try:
+            seen = [_seen(output, feature, axis, at_once) for axis in range(-dimensions, 0)]
+        except Exception:  # whatever a user's layers do when they meet a NaN
+            return Colours((), channels, refuted=True)
+        return Colours(tuple(groups(axis) for axis in seen), channels)
 
 
-def _seen(output: Callable[..., Tensor], feature: Tensor, axis: int, at_once: int) -> Tensor:
+def _seen(output: Output, feature: Tensor, axis: int, at_once: int) -> Tensor:
     """Probe which output positions along an axis react to which feature positions.
 
     One row of a batch for each feature position: a NaN in that slice of the feature.
     """
-    reached = []
+    reacts = []
     for positions in torch.arange(feature.shape[axis], device=feature.device).split(at_once):
         poisoned = feature.repeat(len(positions), *[1] * (feature.dim() - 1))
         rows = torch.arange(len(positions), device=feature.device)
         poisoned.movedim(axis, 1)[rows, positions] = torch.nan
         hit = output(poisoned).isnan().movedim(axis, 1)
-        reached.append(hit.flatten(2).any(dim=2) if hit.dim() > 2 else hit)
-    return torch.cat(reached).T
+        reacts.append(hit.flatten(2).any(dim=2) if hit.dim() > 2 else hit)
+    return torch.cat(reacts).T
 
 
 def coloured(tap: Tapped, name: str, colours: Colours, norm: float) -> Tensor:
-    """Take the norms at a feature with one backward pass per colour."""
+    """Take the norms at a feature with one backward pass per colour, and one to prove them.
+
+    Raises :class:`HiddenWindowsError` if a gradient reaches outside the window of its output, in
+    any row and at any output. It is seen if it is larger than 1/100 of what arrives at the same
+    position of the feature from elsewhere, and than 1/1000 of the most that arrives anywhere in
+    the row; in half precision than a few units of rounding. Smaller ones cannot be told from
+    rounding.
+    """
+    if colours.refuted:
+        raise HiddenWindowsError(_HIDDEN)
 
     def backward(start: Tensor) -> Tensor:
         gradients = torch.autograd.grad(
             tap.prediction, tap.edges[name], start, retain_graph=True, allow_unused=True
         )
-        return reached(name, gradients)[0]
+        gradient = reached(name, gradients)[0]
+        return gradient.to(wide(gradient.dtype))
 
-    return norms(backward, tap.prediction, colours, norm)
-
-
-def norms(backward: Backward, prediction: Tensor, found: Colours, norm: float) -> Tensor:
-    """Take the norms of all rows of the Jacobian, in the shape of the prediction.
-
-    ``backward`` gives the gradient at the feature, (n, channels, *map), of the outputs summed
-    with given weights.
-    """
-    maps = (len(prediction), found.channels, *prediction.shape[-len(found.axes) :])
+    prediction = tap.prediction
+    maps = (len(prediction), colours.channels, *prediction.shape[-len(colours.axes) :])
     start = prediction.new_zeros(maps)
+    weights = _random_weights(start, colours.generator)
     result = start.new_zeros(maps, dtype=wide(start.dtype))
-    for channel, chosen in found.each():
+    proof = _Proof(backward(weights.view(prediction.shape)), norm)
+    for channel, chosen in colours.each():
         places = torch.meshgrid(*(group.positions for group in chosen), indexing="ij")
         here: Any = (slice(None), channel, *places)
         start[here] = 1
         gradient = backward(start.view(prediction.shape))
-        start[here] = 0
-        result[here] = _window_norms(gradient, chosen, norm)
-    result = result.view(prediction.shape)
-    if not found.compared:
-        _compare(backward, result, prediction.dtype, norm)
-        found.compared = True
-    return result
+        sizes = _over_channels(gradient, len(chosen), norm)
+        result[here] = _window_norms(sizes, chosen, norm)
+        proof.subtract(gradient, sizes, _of_owners(weights[here], chosen))
+        start[here] = 0  # not before: a head that hands on its input hands back the start
+    if not proof.holds(prediction.dtype):
+        colours.refuted = True
+        raise HiddenWindowsError(_HIDDEN)
+    colours.proved = True
+    return result.view(prediction.shape)
 
 
-def _compare(backward: Backward, result: Tensor, dtype: torch.dtype, norm: float) -> None:
-    """Compare some outputs, picked at random, with a backward pass of their own."""
-    outputs = result.reshape(len(result), -1)
-    picked = torch.randint(
-        outputs.shape[1], (_COMPARED,), generator=torch.Generator().manual_seed(0)
-    )
-    for output in picked.tolist():
-        start = torch.zeros_like(outputs, dtype=dtype)
-        start[:, output] = 1
-        gradient = backward(start.view(result.shape)).reshape(len(result), -1).to(result.dtype)
-        alone = torch.linalg.vector_norm(gradient, norm, dim=1)
-        if not torch.allclose(outputs[:, output], alone, rtol=1e-2, atol=1e-30):
-            raise ValueError(
-                "this head hides on which positions of the feature its outputs depend (as "
-                "torch.where does), so it cannot be coloured: use method='exact' or Sketch"
-            )
+class _Proof:
+    """Rebuilds the gradient of all outputs, randomly weighted, from those of the colours.
+
+    A gradient that reaches beyond its window is rebuilt with the weight of another output, or
+    with none, and a rest remains.
+    """
+
+    def __init__(self, gradient: Tensor, norm: float) -> None:
+        self._rest, self._norm = gradient.clone(), norm
+        self._scale: Tensor | None = None
+
+    def subtract(self, gradient: Tensor, sizes: Tensor, weights: Tensor) -> None:
+        """Take away what one colour adds; ``weights`` (n, *map) are those of the owners."""
+        self._rest.addcmul_(gradient, _behind_channels(weights, gradient), value=-1)
+        scale = _rooted(sizes, self._norm).mul_(weights.abs())
+        self._scale = scale if self._scale is None else self._scale.add_(scale)
+
+    def holds(self, dtype: torch.dtype) -> bool:
+        """Whether nothing but rounding remains."""
+        assert self._scale is not None
+        axes = self._scale.dim() - 1
+        rest = _rooted(_over_channels(self._rest, axes, self._norm), self._norm)
+        largest = self._scale.flatten(1).amax(dim=1).view(-1, *[1] * axes)
+        rounding = 16 * torch.finfo(dtype).eps
+        allowed = self._scale * max(1e-2, rounding) + largest * max(1e-3, rounding)
+        # A gradient that is NaN is refused elsewhere.
+        return not bool((rest > allowed).any())
 
 
-def _window_norms(gradient: Tensor, chosen: Sequence[Group], norm: float) -> Tensor:
-    """Norm of the part of the gradient inside each window of a group."""
-    gradient = gradient.to(wide(gradient.dtype))
-    inner = tuple(range(1, gradient.dim() - len(chosen)))
-    size = gradient.square() if norm == 2 else gradient.abs()
-    energy = size.amax(dim=inner) if norm == math.inf else size.sum(dim=inner)
+def _random_weights(like: Tensor, generator: torch.Generator) -> Tensor:
+    """Draw weights of either sign between 0.5 and 1.5, for each output of each row."""
+    drawn = torch.rand(like.shape, generator=generator).mul_(2).sub_(1)
+    return (drawn + 0.5 * drawn.sign()).to(like)
+
+
+def _of_owners(weights: Tensor, chosen: Sequence[Group]) -> Tensor:
+    """Give every feature position the weight of the output that sees it, or zero."""
     for axis, group in enumerate(chosen, start=1):
-        # The extra position at the end is what short windows are filled up with.
-        energy = torch.cat([energy, torch.zeros_like(energy.narrow(axis, 0, 1))], dim=axis)
-        parts = energy.index_select(axis, group.window.reshape(-1))
+        weights = _with_zero(weights, axis).index_select(axis, group.owner)
+    return weights
+
+
+def _behind_channels(values: Tensor, like: Tensor) -> Tensor:
+    """Lay out values (n, *map) so that they multiply a tensor (n, ..., *map)."""
+    inner = like.dim() - values.dim()
+    return values.to(like.dtype).view(len(values), *[1] * inner, *values.shape[1:])
+
+
+def _with_zero(values: Tensor, axis: int) -> Tensor:
+    """Append the extra position that is always zero."""
+    return torch.cat([values, torch.zeros_like(values.narrow(axis, 0, 1))], dim=axis)
+
+
+def _over_channels(gradient: Tensor, axes: int, norm: float) -> Tensor:
+    """Put together the channels at every position: (n, *map), of squares for the norm 2."""
+    channels = tuple(range(1, gradient.dim() - axes))
+    sizes = gradient.square() if norm == 2 else gradient.abs()
+    return sizes.amax(dim=channels) if norm == math.inf else sizes.sum(dim=channels)
+
+
+def _rooted(sizes: Tensor, norm: float) -> Tensor:
+    return sizes.sqrt() if norm == 2 else sizes.clone()
+
+
+def _window_norms(sizes: Tensor, chosen: Sequence[Group], norm: float) -> Tensor:
+    """Norm of the part of the gradient inside each window of a group."""
+    for axis, group in enumerate(chosen, start=1):
+        parts = _with_zero(sizes, axis).index_select(axis, group.window.reshape(-1))
         parts = parts.unflatten(axis, tuple(group.window.shape))
-        energy = parts.amax(dim=axis + 1) if norm == math.inf else parts.sum(dim=axis + 1)
-    return energy.sqrt_() if norm == 2 else energy
+        sizes = parts.amax(dim=axis + 1) if norm == math.inf else parts.sum(dim=axis + 1)
+    return _rooted(sizes, norm)

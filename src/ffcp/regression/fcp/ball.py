@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,9 @@ from ffcp.bounds import Bounds
 from ffcp.conformal.columns import Columns
 from ffcp.conformal.rank import exact_alpha
 from ffcp.conformal.selection import Chosen
+from ffcp.network import heads
 from ffcp.network.features import undisturbed
+from ffcp.network.twin import Stamp, stamp, twin_of
 from ffcp.pieces import Needs, Seen
 from ffcp.regression.bands import as_float64
 from ffcp.regression.family import Family
@@ -31,6 +33,14 @@ _BOUNDS: dict[str, Callable[..., Bounds]] = {"ibp": bounds.ibp, "crown": bounds.
 _REACHES = (0.0, *(2.0 ** (k / 8) for k in range(-96, 97)))
 
 
+class _CutHead(NamedTuple):
+    """The head as a module, its trace, and the stamp of the model it was cut out of."""
+
+    module: nn.Module
+    traced: bounds.Head
+    made_of: Stamp
+
+
 class Ball(Family):
     """Bands that bound the head over a ball, whose radius is the threshold.
 
@@ -38,11 +48,13 @@ class Ball(Family):
     """
 
     most_rows = 1000
+    what_is_open = "the number of steps"
 
     def __init__(
         self,
-        head: nn.Module,
+        model: nn.Module,
         feature: str,
+        head: nn.Module | None = None,
         *,
         norm: float,
         bound: str,
@@ -67,20 +79,27 @@ class Ball(Family):
         if optimizer not in inversion.OPTIMIZERS:
             known = ", ".join(inversion.OPTIMIZERS)
             raise ValueError(f"optimizer must be one of {known}, got {optimizer!r}")
-        self.head, self.feature = head, feature
+        self._model, self._given_head, self.feature = model, head, feature
         self.norm, self.bound, self.invert = norm, bound, invert
         self.steps, self.lr, self.optimizer, self.joint = steps, lr, optimizer, joint
-        self._traced: bounds.Head | None = None
-        self._trace()  # which raises for layers that cannot be bounded
+        self._cut: _CutHead | None = None
+        self._head()  # which raises for what cannot be cut out or bounded
 
     def __getstate__(self) -> dict[str, Any]:
-        # The trace holds functions over the layers of this head; a copy traces its own.
-        return {**self.__dict__, "_traced": None}
+        # Cut out of the layers of this model; a copy cuts and traces its own.
+        return {**self.__dict__, "_cut": None}
 
-    def _trace(self) -> bounds.Head:
-        if self._traced is None:
-            self._traced = bounds.trace(self.head)
-        return self._traced
+    def _head(self) -> _CutHead:
+        """Cut the head out of a twin of the model, again whenever the model has changed."""
+        whole = self._model if self._given_head is None else self._given_head
+        now = stamp(whole)
+        cut = self._cut
+        if cut is None or cut.made_of != now:
+            frozen = twin_of(whole) or whole
+            with undisturbed(frozen):  # so that tracing sees dropout switched off
+                head = heads.head(frozen, self.feature) if self._given_head is None else frozen
+            cut = self._cut = _CutHead(head, bounds.trace(head), now)
+        return cut
 
     def needs(self) -> Needs:
         """Ask for the feature."""
@@ -104,8 +123,9 @@ class Ball(Family):
     @contextmanager
     def _head_at_rest(self) -> Iterator[nn.Module]:
         """Give the head in eval mode with frozen parameters."""
-        with undisturbed(self.head):
-            yield self.head
+        head = self._head().module
+        with undisturbed(head):
+            yield head
 
     def _check_head(self, seen: Seen) -> None:
         output, v = seen.output[:8], seen.values[self.feature][:8]
@@ -142,7 +162,7 @@ class Ball(Family):
     def _ball_bounds(self, v: Tensor, radius: Tensor) -> Bounds:
         """Bounds on the head's outputs, (n, outputs), over a ball around each row."""
         with self._head_at_rest():
-            low, high = _BOUNDS[self.bound](self._trace(), v, radius.to(v), self.norm)
+            low, high = _BOUNDS[self.bound](self._head().traced, v, radius.to(v), self.norm)
         # The bounds round as the head does; widen them by more than that.
         guard = _guard(low, high)
         rows = len(v)
@@ -157,9 +177,7 @@ class Ball(Family):
         v = seen.values[self.feature]
         return as_float64(self._scores_after(seen.output, v, y, [self.steps or 1])[0])
 
-    def _scores_after(
-        self, output: Tensor, v: Tensor, y: Tensor, steps: Sequence[int]
-    ) -> Tensor:
+    def _scores_after(self, output: Tensor, v: Tensor, y: Tensor, steps: Sequence[int]) -> Tensor:
         """Scores (len(steps), n, outputs or 1) after each number of steps."""
         if not has_own_thresholds(self.joint) and self.invert == "descent":
             return self._distance(v, y, None, steps)[..., None]
@@ -240,7 +258,9 @@ class Ball(Family):
             for count, threshold in zip(STEP_COUNTS, thresholds, strict=True)
         }
         enough = [count for count, share in coverage.items() if share >= float(level)]
-        return Chosen(self._with_steps(enough[0] if enough else STEP_COUNTS[-1]), {"steps": coverage})
+        return Chosen(
+            self._with_steps(enough[0] if enough else STEP_COUNTS[-1]), {"steps": coverage}
+        )
 
     def _coverage(self, aside: Columns, threshold: Tensor) -> float:
         """Measure the share of known targets, or of rows if all count at once, in the bands."""
@@ -294,9 +314,7 @@ class QuantileBall(Ball):
             )
         return output.mean(dim=-1)
 
-    def _scores_after(
-        self, output: Tensor, v: Tensor, y: Tensor, steps: Sequence[int]
-    ) -> Tensor:
+    def _scores_after(self, output: Tensor, v: Tensor, y: Tensor, steps: Sequence[int]) -> Tensor:
         ends, order = output.sort(dim=1)
         # Both ends of all rows in one batch: columns[:n] are the lower ends.
         columns = order.T.reshape(-1, 1)

@@ -12,11 +12,11 @@ from typing import Any, ClassVar
 import torch  # noqa: F401 - for the examples
 from torch import nn
 
+from ffcp.calibrating import Calibrating
 from ffcp.conformal.rank import exact_alpha
 from ffcp.metrics import Coverage
-from ffcp.network import heads
-from ffcp.network.features import resolve, undisturbed
-from ffcp.predictor import Calibrating
+from ffcp.network.features import resolve
+from ffcp.predictor import steady
 from ffcp.regression.fcp.ball import Ball, QuantileBall
 from ffcp.regression.joint import BONFERRONI, Joint, checked_joint
 from ffcp.regression.predictor import BandPredictor
@@ -109,15 +109,14 @@ class FCP(BandPredictor):
         missing: bool = False,
         choose_fraction: float = 0.2,
         choose_alpha: float = 0.1,
-        seed: int = 0,
+        seed: int | None = None,
         batch_size: int | None = None,
     ) -> None:
         self.feature = resolve(model, feature)
-        with undisturbed(model):  # so that tracing sees dropout switched off
-            cut = heads.head(model, self.feature) if head is None else head
         ball = self._family(
-            cut,
+            model,
             self.feature,
+            head,
             norm=norm,
             bound=bound,
             invert=invert,
@@ -161,6 +160,7 @@ class FCP(BandPredictor):
                 "widens the bands"
             )
 
+    @steady
     def feature_coverage(self, x: Any, y: Any, alpha: Any = 0.1) -> Coverage:
         """Measure coverage in feature space: the share of points whose score is in the ball.
 

@@ -1,9 +1,8 @@
-"""CP and FFCP as a user meets them."""
+"""Predictors of bands as a user meets them: data in, state, files, memory."""
 
 from __future__ import annotations
 
 import copy
-import math
 import warnings
 import weakref
 
@@ -20,78 +19,11 @@ from tests.conftest import normal, small_mlp
 X, Y, NEW = normal(200, 4, seed=0), normal(200, seed=1), normal(50, 4, seed=2)
 
 
-def test_cp_is_the_conformal_quantile_of_absolute_residuals(mlp: nn.Module) -> None:
-    mlp.eval()
-    residuals = (Y - mlp(X)[:, 0]).abs().detach().double().sort().values
-    q = residuals[math.ceil(201 * 0.9) - 1]
-    band = ffcp.CP(mlp).calibrate(X, Y).predict_interval(NEW, alpha=0.1)
-    center = mlp(NEW).detach()
-    torch.testing.assert_close(band.prediction, center)
-    torch.testing.assert_close(band.lower, (center.double() - q).float())
-    torch.testing.assert_close(band.upper, (center.double() + q).float())
-
-
-def test_ffcp_divides_the_residual_by_the_gradient_norm(mlp: nn.Module) -> None:
-    mlp.eval()
-    head = mlp[1:]
-    slack = {}
-    for name, x in {"cal": X, "new": NEW}.items():
-        v = mlp[0](x).detach().requires_grad_()
-        (gradient,) = torch.autograd.grad(head(v).sum(), v)
-        slack[name] = gradient.norm(dim=1).double().clamp_min(1e-6)
-    residuals = (Y - mlp(X)[:, 0]).detach().abs().double()
-    q = (residuals / slack["cal"]).sort().values[math.ceil(201 * 0.8) - 1]
-    predictor = ffcp.FFCP(mlp, "0").calibrate(X, Y)
-    band = predictor.predict_interval(NEW, alpha=0.2)
-    torch.testing.assert_close((band.upper - band.lower)[:, 0].double(), 2 * q * slack["new"],
-                               rtol=1e-5, atol=1e-6)  # fmt: skip
-    torch.testing.assert_close(predictor.score(X, Y), residuals / slack["cal"], rtol=1e-5, atol=0)
-
-
-def test_ffcp_at_the_output_is_cp(mlp: nn.Module) -> None:
-    cp = ffcp.CP(mlp).calibrate(X, Y).predict_interval(NEW)
-    for feature in ("output", mlp):
-        ff = ffcp.FFCP(mlp, feature).calibrate(X, Y).predict_interval(NEW)
-        assert all(torch.equal(a, b) for a, b in zip(cp, ff, strict=True))
-
-
-def test_ffcp_after_the_last_relu_is_cp(mlp: nn.Module) -> None:
-    # The rest of the network is linear there, so its gradient is constant.
-    cp = ffcp.CP(mlp).calibrate(X, Y).predict_interval(NEW)
-    ff = ffcp.FFCP(mlp, "4").calibrate(X, Y).predict_interval(NEW)
-    torch.testing.assert_close(ff, cp)
-
-
-def test_a_vanishing_gradient_gets_the_floor(mlp: nn.Module) -> None:
-    nn.init.constant_(mlp[3].bias, -100.0)  # every ReLU behind it is dead
-    predictor = ffcp.FFCP(mlp, "0", floor=0.5).calibrate(X, Y)
-    assert torch.equal(predictor.score(X, Y), ffcp.CP(mlp).score(X, Y) / 0.5)
-
-
 def test_alpha_is_an_argument_of_predict(mlp: nn.Module) -> None:
     predictor = ffcp.FFCP(mlp, "0").calibrate(X, Y)
     wide, narrow = (predictor.predict_interval(NEW, alpha=a) for a in (0.05, 0.5))
     assert (wide.lower <= narrow.lower).all()
     assert (wide.upper >= narrow.upper).all()
-
-
-@pytest.mark.parametrize("shape", [(), (1,), (3,), (2, 2)])
-def test_bands_have_the_shape_of_the_output(shape: tuple[int, ...]) -> None:
-    model = nn.Sequential(small_mlp(outputs=math.prod(shape)), nn.Unflatten(1, shape or (1,)))
-    if not shape:
-        model = nn.Sequential(small_mlp(), nn.Flatten(0))
-    y = torch.randn(200, *shape)
-    for predictor in (ffcp.CP(model), ffcp.FFCP(model, "0.0")):
-        band = predictor.calibrate(X, y).predict_interval(NEW)
-        assert band.lower.shape == band.upper.shape == band.prediction.shape == (50, *shape)
-        assert predictor.score(X, y).shape == ((200, *shape) if math.prod(shape) > 1 else (200,))
-
-
-def test_joint_scores_are_the_largest_over_outputs() -> None:
-    model, y = small_mlp(outputs=3), torch.randn(200, 3)
-    apart = ffcp.FFCP(model, "0").score(X, y)
-    joint = ffcp.FFCP(model, "0", joint=True).score(X, y)
-    assert torch.equal(joint, apart.amax(dim=1))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])

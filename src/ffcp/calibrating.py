@@ -1,0 +1,125 @@
+"""One calibration under way: run the model on batches, choose what is open, score the rest."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from ffcp.conformal.calibration import Calibration
+from ffcp.conformal.columns import Columns, prefixed, with_prefix
+from ffcp.conformal.selection import Chosen, Division, Scorer, Selection
+from ffcp.network import passes
+from ffcp.pieces import Seen
+
+
+class Batch(NamedTuple):
+    """Some rows to calibrate on: inputs, targets, the number of the first, and their groups."""
+
+    x: Any
+    y: Tensor
+    row: int
+    groups: Any
+
+
+class Choosing(NamedTuple):
+    """How what is open is chosen: the share of rows set aside, the level, and the seed."""
+
+    fraction: float
+    alpha: Any
+    seed: int
+
+
+class Calibrating:
+    """One calibration under way; nothing of it is seen outside until it has ended well."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        scorer: Scorer,
+        calibration: Calibration,
+        choosing: Choosing,
+        is_update: bool,
+    ) -> None:
+        self._model, self._choosing = model, choosing
+        self.scorer = scorer
+        self.calibration = calibration.empty()
+        if is_update:
+            self.calibration.keep(calibration.points())
+        self.is_update = is_update
+        self.choices: dict[str, Any] = {}
+        self.columns: Columns = {}  # scores and notes of the rows that calibrate
+        self.warnings: list[str] = []
+        self.classes: int | None = None  # of the outputs so far, where they are classes
+        self._is_first = True
+        self.selection: Selection[Batch] = Selection(self, self._division(), choosing.alpha)
+
+    def _division(self) -> Division | None:
+        open_pieces = [p for p in (self.scorer, self.calibration) if p.is_open]
+        if not open_pieces:
+            return None
+        most = max(piece.most_rows for piece in open_pieces)
+        return Division(self._choosing.fraction, self._choosing.seed, most)
+
+    def note(self, batch: Batch) -> Columns:
+        """Run the model on a batch, and note of its rows what scores and choices need."""
+        seen = self.see(batch)
+        return {
+            **prefixed("score.", self.scorer.note(seen, batch.y)),
+            **prefixed("note.", self.calibration.note(seen, batch.y)),
+        }
+
+    def see(self, batch: Batch) -> Seen:
+        """Run the model on a batch; look at the first one for what the model must not do."""
+        model = self._model
+        if self._is_first:
+            self.scorer = self.scorer.prepared(model, batch.x)
+            self.selection.division = self._division()  # how many rows choose, too, is known now
+            passes.check_rows(model, batch.x, self.scorer.needs().norms, self.scorer.sample)
+            self._is_first = False
+        needs = self.scorer.needs().joined(self.calibration.needs())
+        return passes.see(model, batch.x, needs, batch.row, batch.groups)
+
+    def count_classes(self, output: Tensor) -> None:
+        """Refuse a batch whose output has other classes than those before."""
+        if self.classes not in (None, output.shape[1]):
+            raise ValueError(
+                f"calibrated on {self.classes} classes, but the model now gives {output.shape[1]}"
+            )
+        self.classes = output.shape[1]
+
+    def choose(self, aside: Columns, left: int) -> None:
+        """Choose what is open, first of the scorer and then of the calibration."""
+        if self.scorer.is_open:
+            noted = with_prefix("score.", aside)
+            self._settle(self.scorer.choose(noted, self._choosing.alpha))
+        if self.calibration.is_open:
+            self.choose_calibration(aside, left)
+
+    def choose_calibration(self, aside: Columns, left: int) -> None:
+        """Choose what the calibration leaves open; ``left`` other rows will calibrate."""
+        scores = self.scorer.scores(with_prefix("score.", aside))
+        notes, alpha = with_prefix("note.", aside), self._choosing.alpha
+        self.calibration, choice = self.calibration.choose(scores, notes, left, alpha)
+        self.choices["bandwidth"] = choice
+
+    def _settle(self, chosen: Chosen) -> None:
+        self.scorer = chosen.scorer
+        self.choices.update(chosen.choices)
+        self.warnings += [chosen.warning] if chosen.warning else []
+
+    def do_without(self, rows: int) -> bool:
+        """Settle the scorer without rows, where it can be and nothing else is open."""
+        if self.calibration.is_open:
+            return False
+        settled = self.scorer.without_choice(rows, self._choosing.alpha)
+        if settled is None:
+            return False
+        self._settle(settled)
+        return True
+
+    def finish(self, noted: Columns) -> Columns:
+        """Turn what was noted into scores and notes to keep."""
+        scores = self.scorer.scores(with_prefix("score.", noted))
+        notes = prefixed("note.", with_prefix("note.", noted))
+        return {"score": scores.cpu(), **notes}

@@ -1,0 +1,47 @@
+"""Which weights a calibration belongs to, and whether the model still has them."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from ffcp import files
+from ffcp.network.twin import Stamp, stamp
+
+
+class Identity:
+    """The layers and weights of a model at some moment: their hash, and cheap signs of change.
+
+    Asking again compares pointers and version counters, which costs next to nothing; a difference
+    means hashing again. Weights that fused optimisers, ``.data`` or numpy wrote to move no counter:
+    only the hash, taken when saving, merging and updating, sees them.
+
+    >>> model = nn.Linear(2, 1)
+    >>> identity = Identity.of(model)
+    >>> identity.is_that_of(model)
+    True
+    >>> _ = nn.init.zeros_(model.weight)
+    >>> identity.is_that_of(model)
+    False
+    """
+
+    def __init__(self, fingerprint: str, known: Stamp | None = None) -> None:
+        self.fingerprint = fingerprint
+        self._known = known  # the stamp of a model that was seen to have this fingerprint
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Identity:
+        """Take the identity of a model as it is now."""
+        now = stamp(model)
+        return cls(files.fingerprint(model), now)
+
+    def is_that_of(self, model: nn.Module) -> bool:
+        """Say whether a model has these weights, by its stamp if that is known."""
+        now = stamp(model)
+        if now != self._known:
+            if files.fingerprint(model) != self.fingerprint:
+                return False
+            self._known = now
+        return True
+
+    def __getstate__(self) -> dict[str, str | None]:
+        return {"fingerprint": self.fingerprint, "_known": None}  # another process, other pointers

@@ -1,0 +1,30 @@
+"""Predictions that are known already, in the place of a network."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+
+class Stored(nn.Module):
+    """Stands in for a model that was run before: gives back the prediction among its inputs.
+
+    The input is the prediction alone, or a dict with ``"prediction"`` and whatever else a slack
+    or a localizer looks at, such as an estimate of difficulty for each row.
+
+    Examples
+    --------
+    >>> import ffcp, torch
+    >>> _ = torch.manual_seed(0)
+    >>> sigma = torch.rand(200) + 0.1
+    >>> known = {"prediction": torch.zeros(200), "sigma": sigma}
+    >>> bands = ffcp.Bands(Stored(), slack=lambda seen: seen.x["sigma"])
+    >>> band = bands.calibrate(known, sigma * torch.randn(200)).predict_interval(known, alpha=0.1)
+    >>> bool(((band.upper - band.lower) / sigma).std() < 1e-5)  # as wide as sigma says
+    True
+    """
+
+    def forward(self, prediction: Tensor, **known: Any) -> Tensor:
+        """Return the prediction."""
+        return prediction

@@ -1,0 +1,172 @@
+"""A private frozen twin of the user's model, so that the model itself is never touched.
+
+All work is done on twins: deep copies in eval mode whose parameters share the storage of the
+originals and need no gradients. Hooks are put on a twin that one call alone uses, so any number of
+threads can ask at once, and the model can be run or trained elsewhere meanwhile. Buffers are
+copied, because a forward pass may write to them.
+
+Where no twin can be had (modules that cannot be copied, compiled and scripted ones, a forward that
+reaches around its module to the original), the model itself is used, one call at a time, and left
+as it was found: then nothing else may run it meanwhile.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
+
+import torch
+from torch import Tensor, nn
+
+Stamp = tuple[Any, ...]
+
+
+def stamp(model: nn.Module) -> Stamp:
+    """Say where the tensors of a model lie and how often they were written to.
+
+    Equal stamps mean the same layers and weights, unless something wrote to them behind the back
+    of torch's version counters, as fused optimisers, ``.data`` and numpy do.
+    """
+    return tuple(_stamps(model))
+
+
+def _stamps(model: nn.Module) -> Iterator[Any]:
+    for module in model.modules():
+        yield id(module), *module._forward_hooks, *module._forward_pre_hooks
+        for tensors in (module._parameters, module._buffers):
+            for tensor in tensors.values():
+                if tensor is not None:
+                    version = 0 if tensor.is_inference() else tensor._version
+                    yield id(tensor), tensor.data_ptr(), version
+
+
+def twin_of(model: nn.Module) -> nn.Module | None:
+    """Copy a model, parameters apart; ``None`` where it cannot be copied.
+
+    >>> model = nn.Linear(2, 1)
+    >>> twin = twin_of(model)
+    >>> twin.weight.data_ptr() == model.weight.data_ptr(), twin.weight.requires_grad
+    (True, False)
+    """
+    if any(map(_is_opaque, model.modules())):
+        return None
+    try:
+        # By .data and not by detach(), which shares the version counter: a weight that is trained
+        # meanwhile would raise in our backward pass.
+        memo: dict[int, Any] = {
+            id(p): nn.Parameter(p.data, requires_grad=False) for p in model.parameters()
+        }
+        twin = copy.deepcopy(model, memo)
+    except Exception:  # whatever a user's module does when it is copied
+        return None
+    for module in twin.modules():
+        module.training = False  # one by one: an overridden train() may do more than switch
+    _TWINS.add(twin)
+    return twin
+
+
+_TWINS: WeakSet[nn.Module] = WeakSet()
+
+
+def _is_opaque(module: nn.Module) -> bool:
+    """Say whether a module is scripted, or compiled: a copy would be compiled all over again."""
+    return isinstance(module, torch.jit.ScriptModule) or "_orig_mod" in module._modules
+
+
+def is_twin(model: nn.Module) -> bool:
+    """Say whether a module is a twin as a whole."""
+    return model in _TWINS
+
+
+class _Pool:
+    """The twins of one model that nobody uses at the moment."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._alone = threading.RLock()  # held by the one call that uses the model itself
+        self._stamp: Stamp | None = None
+        self._waiting: list[nn.Module] = []
+        self.has_twins = True
+
+    def take(self, model: nn.Module) -> tuple[nn.Module, Stamp]:
+        """Give a twin, and the stamp of the model it belongs to."""
+        now = stamp(model)
+        with self._lock:
+            if self._stamp != now:  # moved, exchanged or trained: the twins there are are stale
+                self._stamp, self._waiting = now, []
+            if self._waiting:
+                return self._waiting.pop(), now
+        twin = twin_of(model) if self.has_twins else None
+        if twin is None:
+            self._alone.acquire()
+        return twin or model, now
+
+    def give_back(self, twin: nn.Module, made_of: Stamp, is_model: bool) -> None:
+        """Take a twin back, if it is still one."""
+        if is_model:
+            self._alone.release()
+            return
+        with self._lock:
+            if self._stamp == made_of and self.has_twins:
+                self._waiting.append(twin)
+
+    def forget(self) -> None:
+        """Make new twins from now on."""
+        with self._lock:
+            self._stamp, self._waiting = None, []
+
+
+_POOLS: WeakKeyDictionary[nn.Module, _Pool] = WeakKeyDictionary()
+_POOLS_LOCK = threading.Lock()
+
+
+def _pool(model: nn.Module) -> _Pool:
+    with _POOLS_LOCK:
+        return _POOLS.setdefault(model, _Pool())
+
+
+@contextmanager
+def borrowed(model: nn.Module) -> Iterator[nn.Module]:
+    """Give a twin of the model that nobody else uses until the block ends.
+
+    >>> model = nn.Sequential(nn.Linear(2, 1), nn.Dropout())
+    >>> with borrowed(model) as twin:
+    ...     twin.training, twin[0].weight.requires_grad
+    (False, False)
+    >>> model.training, model[0].weight.requires_grad
+    (True, True)
+    """
+    if is_twin(model):
+        yield model
+        return
+    pool = _pool(model)
+    twin, made_of = pool.take(model)
+    try:
+        yield twin
+    finally:
+        pool.give_back(twin, made_of, twin is model)
+
+
+def renew(model: nn.Module, run: Callable[[nn.Module], Tensor]) -> None:
+    """Forget the twins there are, and find out by a pass whether the model can have any.
+
+    A forward that is a closure over the original model runs that one, with its dropout and its
+    trainable weights, whatever copy it is called on: the output then has a gradient though
+    nothing in the twin needs one.
+    """
+    if is_twin(model):
+        return
+    pool = _pool(model)
+    pool.has_twins = True
+    pool.forget()
+    with borrowed(model) as twin, torch.inference_mode(False), torch.enable_grad():
+        if twin is model:
+            return
+        reaches_around = run(twin).requires_grad
+    if reaches_around:
+        pool.has_twins = False
+        pool.forget()

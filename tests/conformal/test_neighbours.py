@@ -1,0 +1,45 @@
+"""The nearest points, however they are looked for."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from ffcp.conformal import neighbours
+from ffcp.conformal.local import Local, Localizer
+from ffcp.conformal.neighbours import NearestWeights
+from tests.conftest import normal
+
+
+@pytest.mark.parametrize("guarantee", ["none", "level"])
+def test_a_tree_finds_the_same_neighbours(monkeypatch: pytest.MonkeyPatch, guarantee: str) -> None:
+    pytest.importorskip("sklearn")
+
+    def thresholds() -> Tensor:
+        near = Local(Localizer("nearest", bandwidth=40), guarantee)
+        near.add(normal(1500, 1, seed=0), {"embedding": normal(1500, 3, seed=1)})
+        return near.threshold(0.1, {"embedding": normal(40, 3, seed=2)})
+
+    by_tree = thresholds()
+    monkeypatch.setattr(neighbours, "_TREE_DIMENSIONS", 0)
+    assert torch.equal(thresholds(), by_tree)
+
+
+def test_equal_distances_at_the_edge_still_give_the_asked_number() -> None:
+    where = torch.zeros(30, 12)  # all in one place
+    nearest = neighbours._compare_all(where)(torch.zeros(4, 12), 7)
+    assert nearest.shape == (4, 7)
+    assert len(nearest[0].unique()) == 7
+
+
+def test_copies_of_a_point_do_not_count_it_among_its_own_neighbours() -> None:
+    # Many copies of few places: a point is often not first in the list of its neighbours.
+    where = torch.arange(6.0).repeat(10)[:, None]
+    order = normal(60, seed=0).argsort()
+    rows = torch.arange(60)
+    others, left_out = NearestWeights(where, [order], 14).around_calibration(where, rows)
+    assert left_out == 1
+    sums = others.sums(0)
+    assert not (sums._positions == order.argsort()[:, None]).any()
+    assert sums.total.tolist() == [13] * 60

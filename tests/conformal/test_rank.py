@@ -1,0 +1,65 @@
+"""The conformal rank and quantile against rational arithmetic."""
+
+from __future__ import annotations
+
+import math
+from decimal import Decimal
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ffcp import conformal_quantile, conformal_rank
+from ffcp.conformal.rank import exact_alpha, points_needed
+
+# A user writes alpha with a few decimals; the double nearest to it is a little off.
+decimals = st.integers(1, 6).flatmap(
+    lambda places: st.integers(1, 10**places - 1).map(lambda i: Fraction(i, 10**places))
+)
+sizes = st.integers(1, 10**7)
+
+
+@given(n=sizes, alpha=decimals)
+def test_rank_agrees_with_rational_arithmetic(n: int, alpha: Fraction) -> None:
+    exact = -((-(n + 1) * (alpha.denominator - alpha.numerator)) // alpha.denominator)
+    written = float(alpha)
+    assert conformal_rank(n, written) == exact
+    assert conformal_rank(n, alpha) == exact
+    assert conformal_rank(n, np.float64(written)) == exact
+    assert conformal_rank(n, Decimal(alpha.numerator) / Decimal(alpha.denominator)) == exact
+
+
+def test_rank_where_floating_point_fails() -> None:
+    assert math.ceil((9 + 1) * (1 - 0.7)) == 4  # what a careless program computes
+    assert conformal_rank(9, 0.7) == 3
+
+
+def test_short_floats_stand_for_their_decimals() -> None:
+    assert exact_alpha(np.float32(0.1)) == exact_alpha(torch.tensor(0.1)) == Fraction(1, 10)
+
+
+@given(alpha=decimals)
+def test_points_needed_is_the_smallest_finite_size(alpha: Fraction) -> None:
+    n = points_needed(alpha)
+    assert conformal_rank(n, alpha) <= n
+    assert conformal_rank(n - 1, alpha) > n - 1
+
+
+scores_lists = st.lists(st.integers(0, 5).map(float), min_size=1, max_size=40)
+
+
+@given(values=scores_lists, alpha=decimals)
+def test_quantile_is_the_ranked_score_or_infinity(values: list[float], alpha: Fraction) -> None:
+    k = conformal_rank(len(values), alpha)
+    expected = sorted([*values, math.inf])[min(k, len(values) + 1) - 1]
+    assert conformal_quantile(torch.tensor(values), alpha).item() == expected
+
+
+def test_quantile_takes_more_values_than_torch_quantile_does() -> None:
+    scores = torch.arange(2**24 + 10, dtype=torch.float32).flip(0)
+    with pytest.raises(RuntimeError):
+        torch.quantile(scores, 0.9)
+    assert conformal_quantile(scores, 0.5).item() == pytest.approx(2**23, rel=1e-6)

@@ -1,0 +1,88 @@
+"""FCP and FCQR as a user meets them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ffcp
+from tests.conftest import normal, small_mlp
+from tests.regression.models import leaky
+
+X, NEW = normal(200, 4, seed=0), normal(50, 4, seed=2)
+
+
+def test_a_model_that_cannot_be_traced_asks_for_its_head() -> None:
+    class Branches(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 3), nn.Linear(3, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.second(self.first(x)) if x.sum() > -1e9 else x
+
+    model = Branches()
+    with pytest.raises(ValueError, match=r"cannot trace.*Pass it yourself: head="):
+        ffcp.FCP(model, "first")
+    ffcp.FCP(model, "first", head=model.second, steps=3).calibrate(X, torch.zeros(200))
+    with pytest.raises(ValueError, match=r"does not give the model's output"):
+        ffcp.FCP(model, "first", head=nn.Linear(3, 1), steps=3).calibrate(X, torch.zeros(200))
+
+
+def test_a_layer_without_bounds_is_named_at_once() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Softmax(dim=1), nn.Linear(4, 1))
+    with pytest.raises(TypeError, match="Softmax"):
+        ffcp.FCP(model, "0")
+
+
+def test_unconverged_points_are_reported() -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+    y = model(X).detach()[:, 0] + 0.05
+    y[7] = -1e6
+    nn.init.constant_(model[2].weight, 0.1)
+    with pytest.warns(ffcp.FFCPWarning, match="no feature that gives y for .* calibration points"):
+        predictor = ffcp.FCP(model, "0", invert="exact").calibrate(X, y)
+    assert 7 in predictor.unconverged
+    assert int(predictor.calibration.scores.isinf().sum()) == len(predictor.unconverged)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"norm": 1}, "norm must be 2 or"),
+        ({"bound": "exact"}, "bound must be 'ibp' or 'crown'"),
+        ({"invert": "newton"}, "invert must be 'descent' or 'exact'"),
+        ({"steps": 0}, "steps must be at least 1"),
+        ({"lr": -1.0}, "lr must be a positive number"),
+        ({"lr": math.nan}, "lr must be a positive number"),
+        ({"optimizer": "lbfgs"}, "optimizer must be one of sgd, adam"),
+        ({"choose_fraction": 0}, "choose_fraction must lie between"),
+    ],
+)
+def test_settings_out_of_range(settings: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ffcp.FCP(leaky(), "0", **settings)
+
+
+def test_bad_numbers_are_named() -> None:
+    x = X.clone()
+    x[5, 0] = math.nan
+    with pytest.raises(ValueError, match="x holds nan in row 5"):
+        ffcp.FCP(leaky(), "0", steps=2).calibrate(x, torch.zeros(200))
+
+
+def test_predict_before_calibrate() -> None:
+    with pytest.raises(RuntimeError, match="call calibrate"):
+        ffcp.FCP(leaky(), "0").predict_interval(X)
+    with pytest.raises(RuntimeError, match="number of steps is not chosen yet"):
+        ffcp.FCP(leaky(), "0").score(X, torch.zeros(200))
+
+
+def test_the_model_is_left_in_its_mode() -> None:
+    model = small_mlp().train()
+    ffcp.FCP(model, "0", steps=3).calibrate(X, torch.zeros(200)).predict_interval(NEW)
+    assert all(module.training for module in model.modules())
+    assert all(p.requires_grad and p.grad is None for p in model.parameters())

@@ -1,0 +1,313 @@
+"""Localized methods: honest bandwidths, and clear words on thin places."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ffcp
+from ffcp.conformal.kernels import KERNELS
+from ffcp.conformal.local import Local
+from ffcp.conformal.selection import Division
+from tests.conftest import normal, small_mlp
+
+X, Y = normal(300, 4, seed=0), normal(300, seed=1)
+
+
+def at_input(kernel: str = "gaussian", bandwidth: float | str = "auto") -> ffcp.Localizer:
+    return ffcp.Localizer(kernel, "input", bandwidth)
+
+
+METHODS = {
+    "LCP": lambda localizer, **more: ffcp.LCP(small_mlp(), localizer, **more),
+    "FFLCP": lambda localizer, **more: ffcp.FFLCP(small_mlp(), "0", localizer, **more),
+    "LCQR": lambda localizer, **more: ffcp.LCQR(small_mlp(outputs=2), localizer, **more),
+    "FFLCQR": lambda localizer, **more: ffcp.FFLCQR(
+        small_mlp(outputs=2), "3", localizer, **more
+    ),
+}  # fmt: skip
+
+
+def test_a_huge_bandwidth_is_plain_conformal_prediction() -> None:
+    plain = ffcp.CP(small_mlp()).calibrate(X, Y).predict_interval(X[:20])
+    for kernel in ("gaussian", "laplace", "box"):
+        local = ffcp.LCP(
+            small_mlp(), at_input(kernel, bandwidth=1e6), guarantee="none"
+        ).calibrate(X, Y)  # fmt: skip
+        assert torch.equal(local.predict_interval(X[:20]).upper, plain.upper)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_bands_are_the_formula_at_the_local_threshold(method: str, kernel: str) -> None:
+    bandwidth = 40 if kernel == "nearest" else 4.0
+    predictor = METHODS[method](at_input(kernel, bandwidth=bandwidth), guarantee="none")
+    predictor.calibrate(X[:200], Y[:200])
+    band = predictor.predict_interval(X[200:])
+    scores = predictor.score(X[200:], Y[200:])
+    threshold = predictor.calibration.threshold(0.1, {"embedding": X[200:]})[:, 0]
+    y = Y[200:].view_as(band.lower)
+    inside = ((band.lower <= y) & (y <= band.upper)).reshape(-1)
+    assert torch.equal(inside, scores.reshape(-1) <= threshold)
+    assert len(band.lower.unique()) > 10
+
+
+@pytest.mark.parametrize(
+    "on", ["input", "prediction", "0", "feature", lambda x: x[:, 1], lambda x: x[:, :2].numpy()]
+)
+def test_embeddings(on) -> None:
+    model = small_mlp()
+    localizer = ffcp.Localizer("box", on=on, bandwidth=1.0)
+    predictor = ffcp.FFLCP(model, "3", localizer, guarantee="none").calibrate(X, Y)
+    expected = {
+        "input": X,
+        "prediction": model.eval()(X),
+        "0": model[0](X),
+        "feature": model[:4](X),
+    }
+    wanted = expected[on] if isinstance(on, str) else torch.as_tensor(on(X)).reshape(300, -1)
+    torch.testing.assert_close(predictor.calibration.embedding, wanted.detach())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ffcp.FFCPWarning)
+        band = predictor.predict_interval(X[:50])
+    threshold = predictor.calibration.threshold(0.1, {"embedding": wanted[:50].detach()})
+    assert torch.equal(band.upper.isinf(), threshold.isinf())
+
+
+def test_a_loader_calibrates_as_arrays_do() -> None:
+    localizer = ffcp.Localizer("gaussian", on="prediction")
+    whole = ffcp.FFLCP(small_mlp(), "0", localizer).calibrate(X, Y)
+    stream = ffcp.FFLCP(small_mlp(), "0", localizer).calibrate(
+        (X[i : i + 37], Y[i : i + 37]) for i in range(0, 300, 37)
+    )
+    assert stream.bandwidth == pytest.approx(whole.bandwidth)
+    torch.testing.assert_close(stream.calibration.scores, whole.calibration.scores)
+    torch.testing.assert_close(stream.calibration.embedding, whole.calibration.embedding)
+
+
+def test_the_bandwidth_is_chosen_on_rows_that_do_not_calibrate() -> None:
+    mask = Division(0.2, seed=0, most=2000).mask(range(300))
+    one = ffcp.LCP(small_mlp(), at_input()).calibrate(X, Y)
+    assert len(one.calibration) == 240
+    assert torch.equal(one.calibration.embedding, X[~mask])
+    other = torch.where(mask, Y, 1e6 * normal(300, seed=9))
+    two = ffcp.LCP(small_mlp(), at_input()).calibrate(X, other)
+    assert two.bandwidth_choice == one.bandwidth_choice
+
+
+def test_feature_and_bandwidth_are_chosen_on_the_same_rows() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ffcp.FFCPWarning)
+        predictor = ffcp.FFLCP(small_mlp(), "auto", at_input()).calibrate(X, Y)
+    left = ~Division(0.2, seed=0, most=10_000).mask(range(300))
+    assert predictor.choice.rows == predictor.bandwidth_choice.rows == 60
+    assert torch.equal(predictor.calibration.embedding, X[left])
+    named = ffcp.FFLCP(small_mlp(), predictor.feature, at_input(bandwidth=1.0))
+    named.calibrate(X[left], Y[left])
+    torch.testing.assert_close(predictor.calibration.scores, named.calibration.scores)
+
+
+def test_fit_localizer_leaves_all_rows_to_calibrate() -> None:
+    predictor = ffcp.LCP(small_mlp(), at_input()).fit_localizer(X[:150], Y[:150], planned=150)
+    before = predictor.bandwidth
+    predictor.calibrate(X[150:], Y[150:])
+    assert len(predictor.calibration) == 150
+    assert predictor.bandwidth == before
+    assert predictor.bandwidth_choice.rows == 150
+    assert f"bandwidth {before:.4g}" in str(predictor.bandwidth_choice)
+    smooth = X[:, 0].abs()  # the noise changes with x: another bandwidth
+    predictor.fit_localizer(X, smooth * Y, planned=5000)
+    assert len(predictor.calibration) == 150
+    assert predictor.bandwidth == before  # until it calibrates again
+    predictor.calibrate(X[150:], Y[150:])
+    assert predictor.bandwidth != before
+    assert predictor.bandwidth_choice.rows == 300
+
+
+def test_only_so_many_rows_choose_the_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Local, "most_rows", 25)
+    predictor = ffcp.LCP(small_mlp(), at_input()).calibrate(X, Y)
+    assert predictor.bandwidth_choice.rows == 25
+    assert len(predictor.calibration) == 275
+
+
+def test_constant_embeddings_do_no_harm() -> None:
+    localizer = ffcp.Localizer("gaussian", on=lambda x: torch.zeros(len(x)))
+    band = ffcp.LCP(small_mlp(), localizer).calibrate(X, Y).predict_interval(X[:5])
+    assert band.upper.isfinite().all()
+
+
+def test_update_and_merge_add_points() -> None:
+    localizer = at_input(bandwidth=2.0)
+    whole = ffcp.LCP(small_mlp(), localizer).calibrate(X, Y).predict_interval(X[:9])
+    grown = ffcp.LCP(small_mlp(), localizer).calibrate(X[:100], Y[:100])
+    grown.predict_interval(X[:9])  # works out a level that must not be kept
+    grown.calibrate(X[100:], Y[100:], update=True)
+    torch.testing.assert_close(grown.predict_interval(X[:9]).upper, whole.upper)
+    merged = ffcp.LCP(small_mlp(), localizer).calibrate(X[:100], Y[:100])
+    merged.merge(ffcp.LCP(small_mlp(), localizer).calibrate(X[100:], Y[100:]))
+    torch.testing.assert_close(merged.predict_interval(X[:9]).upper, whole.upper)
+    with pytest.raises(ValueError, match=r"bandwidth=3.0 \(here 2.0\)"):
+        merged.merge(ffcp.LCP(small_mlp(), at_input(bandwidth=3.0)).calibrate(X, Y))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_saved_and_loaded(method: str, tmp_path: Path) -> None:
+    path = tmp_path / "local.safetensors"
+    predictor = METHODS[method](at_input()).calibrate(X, Y)
+    predictor.save(path)
+    loaded = METHODS[method](at_input()).load(path)
+    assert loaded.bandwidth_choice == predictor.bandwidth_choice
+    band, again = predictor.predict_interval(X[:30]), loaded.predict_interval(X[:30])
+    assert torch.equal(band.upper, again.upper)
+    assert f"bandwidth={predictor.bandwidth}" in repr(loaded)
+    with pytest.raises(ValueError, match="kernel='gaussian' \\(here 'box'\\)"):
+        METHODS[method](at_input("box")).load(path)
+
+
+def test_moving_the_predictor_leaves_the_points_alone() -> None:
+    predictor = ffcp.LCP(small_mlp(), at_input(bandwidth=2.0)).calibrate(X, Y).double()
+    assert predictor.calibration.embedding.dtype == torch.float32
+    assert predictor.predict_interval(X[:5].double()).upper.dtype == torch.float64
+
+
+def test_random_bands_depend_on_the_seed_alone() -> None:
+    def band(seed: int) -> Tensor:
+        localizer = at_input("laplace", bandwidth=3.0)
+        predictor = ffcp.LCP(small_mlp(), localizer, guarantee="random", seed=seed)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ffcp.FFCPWarning)
+            return predictor.calibrate(X, Y).predict_interval(X[:50]).upper
+
+    assert torch.equal(band(1), band(1))
+    assert not torch.equal(band(1), band(2))
+
+
+def test_works_under_inference_mode() -> None:
+    model = small_mlp()
+    with torch.inference_mode():
+        predictor = ffcp.FFLCP(model, "0", ffcp.Localizer(on="0")).calibrate(X, Y)
+        band = predictor.predict_interval(X[:5])
+    assert band.upper.isfinite().all()
+    assert not predictor.calibration.embedding.is_inference()
+
+
+# -- thin neighbourhoods and other trouble -----------------------------------------------------
+
+
+@pytest.mark.parametrize("guarantee", ["none", "level"])
+@pytest.mark.parametrize("kernel", ["gaussian", "laplace", "box"])
+def test_infinite_bands_are_counted_and_the_advice_helps(kernel: str, guarantee: str) -> None:
+    far = torch.cat([X[:20], 30 + X[20:25]])
+    small = at_input(kernel, bandwidth=4.0)
+    predictor = ffcp.LCP(small_mlp(), small, guarantee=guarantee).calibrate(X, Y)
+    with pytest.warns(ffcp.FFCPWarning, match="5 of 25 bands are infinite") as caught:
+        band = predictor.predict_interval(far)
+    assert band.upper.isinf().sum() == 5
+    advised = float(str(caught[0].message).split("about ")[1].split()[0])
+    wide = at_input(kernel, bandwidth=advised)
+    again = ffcp.LCP(small_mlp(), wide, guarantee=guarantee).calibrate(X, Y)
+    assert again.predict_interval(far).upper.isfinite().all()
+
+
+@pytest.mark.parametrize("guarantee", ["none", "level"])
+def test_too_few_neighbours(guarantee: str) -> None:
+    few = ffcp.LCP(small_mlp(), at_input("nearest", bandwidth=5), guarantee=guarantee)
+    with pytest.warns(ffcp.FFCPWarning, match="neighbours would do, instead of 5") as caught:
+        few.calibrate(X, Y).predict_interval(X[:10])
+    advised = int(str(caught[0].message).split("bandwidth=")[1].split()[0])
+    enough = ffcp.LCP(small_mlp(), at_input("nearest", bandwidth=advised), guarantee=guarantee)
+    assert enough.calibrate(X, Y).predict_interval(X[:10]).upper.isfinite().all()
+
+
+def test_too_few_points_for_any_bandwidth() -> None:
+    predictor = ffcp.LCP(small_mlp(), at_input(bandwidth=9.0)).calibrate(X[:8], Y[:8])
+    with pytest.warns(ffcp.FFCPWarning, match="more calibration points than the 8 there are"):
+        band = predictor.predict_interval(X[:3])
+    assert band.upper.isinf().all()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: ffcp.Localizer("cosine"), "unknown kernel 'cosine': choose one of gaussian"),
+        (lambda: at_input(bandwidth=0), "bandwidth must be a positive number or 'auto'"),
+        (lambda: at_input(bandwidth=math.nan), "bandwidth must be a positive number"),
+        (lambda: at_input(bandwidth="wide"), "bandwidth must be a positive number"),
+        (lambda: at_input("nearest", bandwidth=2.5), "number of neighbours, a whole number"),
+        (lambda: METHODS["LCP"]("gaussian", guarantee="sure"), "unknown guarantee 'sure'"),
+        (lambda: METHODS["LCP"]("nearest", guarantee="random"), "'nearest' is none"),
+        (
+            lambda: METHODS["LCP"](ffcp.Localizer(on="feature")),
+            "none is taken: name the layer",
+        ),
+        (lambda: METHODS["LCP"](ffcp.Localizer(on="layer9")), "layer9.*there are"),
+        (
+            lambda: ffcp.FFLCP(small_mlp(), "auto", ffcp.Localizer(on="feature")),
+            "needs one feature by its name",
+        ),
+        (lambda: METHODS["LCP"]("gaussian", choose_fraction=1.0), "choose_fraction must lie"),
+    ],
+)
+def test_refused_settings(make, message: str) -> None:
+    with pytest.raises(ValueError, match=f"(?s){message}"):
+        make()
+
+
+def test_refused_types() -> None:
+    with pytest.raises(TypeError, match=r"must be an ffcp\.Localizer"):
+        ffcp.LCP(small_mlp(), 0.5)
+    with pytest.raises(TypeError, match="on must name an embedding"):
+        ffcp.Localizer(on=3)
+
+
+def test_refused_data() -> None:
+    predictor = ffcp.LCP(small_mlp(), at_input("nearest", bandwidth=400))
+    with pytest.raises(ValueError, match="only 300 calibration points, fewer than the 400"):
+        predictor.calibrate(X, Y).predict_interval(X[:3])
+    with pytest.raises(ValueError, match="the embedding of row 0 is not finite"):
+        ffcp.LCP(small_mlp(), ffcp.Localizer(on=lambda x: x / 0 * 0)).calibrate(X, Y)
+    with pytest.raises(ValueError, match=r"embedding has shape \(7,\) for 300 rows"):
+        ffcp.LCP(small_mlp(), ffcp.Localizer(on=lambda x: torch.zeros(7))).calibrate(X, Y)
+    with pytest.raises(ValueError, match="too few to choose a bandwidth"):
+        ffcp.LCP(small_mlp(), at_input()).calibrate(X[:9], Y[:9])
+    with pytest.raises(ValueError, match="the bandwidth is given"):
+        ffcp.LCP(small_mlp(), at_input(bandwidth=1.0)).fit_localizer(X, Y)
+    with pytest.raises(RuntimeError, match="no calibration"):
+        ffcp.LCP(small_mlp(), at_input()).predict_interval(X)
+    with pytest.raises(RuntimeError, match="feature is not chosen yet"):
+        ffcp.FFLCP(small_mlp()).fit_localizer(X, Y)
+    changing = ffcp.Localizer(on=lambda x: x[:, : 3 if len(x) == 300 else 2], bandwidth=1.0)
+    with pytest.raises(ValueError, match="embeddings of 3 numbers, got 2"):
+        ffcp.LCP(small_mlp(), changing).calibrate(X, Y).predict_interval(X[:5])
+
+
+def test_a_failed_calibration_changes_nothing() -> None:
+    predictor = ffcp.LCP(small_mlp(), at_input()).calibrate(X, Y)
+    before = predictor.predict_interval(X[:9]).upper
+    with pytest.raises(ValueError, match="too few to choose"):
+        predictor.calibrate(X[:9], Y[:9])
+    assert torch.equal(predictor.predict_interval(X[:9]).upper, before)
+
+
+def test_several_outputs_and_joint() -> None:
+    y = normal(300, 3, seed=8)
+    localizer = at_input(bandwidth=3.0)
+    apart = ffcp.LCP(small_mlp(outputs=3), localizer).calibrate(X, y)
+    joint = ffcp.LCP(small_mlp(outputs=3), localizer, joint=True).calibrate(X, y)
+    a, b = apart.predict_interval(X[:9]), joint.predict_interval(X[:9])
+    assert a.upper.shape == b.upper.shape == (9, 3)
+    assert ((b.upper - b.lower) >= (a.upper - a.lower)).double().mean() > 0.9
+
+
+def test_a_model_of_images() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(72, 1))
+    images = normal(120, 1, 8, 8, seed=0)
+    predictor = ffcp.FFLCP(model, "0", ffcp.Localizer(on="feature")).calibrate(images, Y[:120])
+    assert predictor.calibration.embedding.shape == (96, 72)
+    assert predictor.predict_interval(images[:4]).upper.shape == (4, 1)
