@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from ffcp.calibrating import Batch, Calibrating
-from ffcp.classification.scores import LabelScore, Shares, as_score, checked_labels
+from ffcp.classification.scores import LabelScore, Shares, as_score, check_logits, checked_labels
 from ffcp.classification.sets import LabelSet
 from ffcp.classification.tuning import SetChoice
 from ffcp.conformal.calibration import Calibration
@@ -258,6 +258,7 @@ class CalibratingLabels(Calibrating):
     def see(self, batch: Batch) -> Seen:
         """Run the model on a batch of rows; refuse another number of classes."""
         seen = super().see(batch)
+        check_logits(seen.output)
         self.count_classes(seen.output)
         self.drawn += len(seen.rows)
         return seen
