@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from ffcp.network import heads, inputs
 from ffcp.network.features import Tapped
 from ffcp.network.jacobian.norms import reached, wide
+from ffcp.network.twin import original
 
 
 class HiddenWindowsError(ValueError):
@@ -123,8 +124,8 @@ def colours(model: nn.Module, x: Any, name: str) -> Colours | None:
     >>> colours(model, torch.zeros(1, 1, 9), "0").passes  # 3 for each of 5 channels
     15
     """
-    shapes = tuple((key, tensor.shape[1:]) for key, tensor in inputs.leaves(x))
-    known = _KNOWN.setdefault(model, {})
+    shapes = tuple((key, t.shape[1:], t.device) for key, t in inputs.leaves(x))
+    known = _KNOWN.setdefault(original(model), {})  # for all twins at once
     key = (name, shapes, str(model))  # the text of a model tells its layers and their settings
     if key not in known:
         known[key] = _measured(model, inputs.take(x, slice(0, 1)), name)
