@@ -50,14 +50,19 @@ def output(prediction: Any, rows: int) -> Tensor:
 
 
 def target(y: Tensor, prediction: Tensor) -> Tensor:
-    """Bring targets to the output's shape: (n,) fits (n, 1), every other mismatch is an error."""
+    """Bring targets to the output's shape.
+
+    (n,) and (n, 1) fit each other, every other mismatch is an error.
+    """
     if y.shape == prediction.shape:
         return y
     if y.dim() == 1 and prediction.shape == (len(y), 1):
         return y[:, None]
+    if prediction.dim() == 1 and y.shape == (len(prediction), 1):
+        return y[:, 0]
     raise ValueError(
         f"target has shape {tuple(y.shape)}, model output {tuple(prediction.shape)}: "
-        "they must be equal (a target of shape (n,) also fits an output of shape (n, 1))"
+        "they must be equal (shapes (n,) and (n, 1) fit each other)"
     )
 
 
