@@ -202,3 +202,210 @@ def test_columns_of_the_same_name() -> None:
 def test_a_ragged_list() -> None:
     with pytest.raises(ValueError, match="rows have different lengths"):
         ffcp.CP(small_mlp()).calibrate([[1.0, 2.0, 3.0, 4.0], [1.0]], Y[:2])
+
+
+# -- frames, dicts and single rows --------------------------------------------------------------
+
+FRAME = pd.DataFrame(X.numpy(), columns=["age", "size", "rooms", "floor"])
+TURNED = FRAME[["floor", "age", "rooms", "size"]]
+
+
+def test_columns_in_another_order_are_put_in_order(tmp_path) -> None:
+    predictor = ffcp.CP(small_mlp()).calibrate(FRAME, Y)
+    expected = predictor.predict_interval(X).upper
+    assert predictor.predict_interval(TURNED).upper.equal(expected)
+    assert predictor.score(TURNED, Y).equal(predictor.score(X, Y))
+    before = predictor.calibration.scores.clone()
+    predictor.calibrate(TURNED, Y, update=True)
+    assert predictor.calibration.scores.equal(before.repeat_interleave(2, dim=0))
+    predictor.save(tmp_path / "saved")
+    loaded = ffcp.CP(small_mlp()).load(tmp_path / "saved")
+    assert loaded.predict_interval(TURNED).prediction.equal(
+        predictor.predict_interval(X).prediction
+    )
+
+
+def test_a_new_calibration_has_columns_of_its_own() -> None:
+    predictor = ffcp.CP(small_mlp()).calibrate(FRAME, Y).calibrate(TURNED, Y)
+    turned = TURNED.to_numpy()
+    assert predictor.predict_interval(FRAME).upper.equal(predictor.predict_interval(turned).upper)
+
+
+@pytest.mark.parametrize(
+    ("frame", "message"),
+    [
+        (FRAME.rename(columns={"age": "years"}), "lacks 'age' and has also 'years'"),
+        (FRAME.drop(columns="size"), "lacks 'size'"),
+        (FRAME.assign(more=1), "has also 'more'"),
+    ],
+)
+def test_other_columns_are_refused(frame: object, message: str) -> None:
+    predictor = ffcp.CP(small_mlp()).calibrate(FRAME, Y)
+    with pytest.raises(ValueError, match=f"other columns than the calibration: it {message}"):
+        predictor.predict_interval(frame)
+
+
+def test_workers_with_other_columns_do_not_merge() -> None:
+    model = small_mlp()
+    with pytest.raises(ValueError, match="the same columns in the same order"):
+        ffcp.CP(model).calibrate(FRAME, Y).merge(ffcp.CP(model).calibrate(TURNED, Y))
+
+
+class Two(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        return self.layer(a) + b
+
+
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        ({"a": X, "b": Y, "c": Y}, "does not take 'c'"),
+        ({"a": X}, "needs 'b'"),
+        ({"a": X, "d": Y}, "does not take 'd' and needs 'b'"),
+    ],
+)
+def test_a_dict_with_other_keys_names_them(x: dict, message: str) -> None:
+    with pytest.raises(TypeError, match=f"forward takes the arguments a, b: it {message}"):
+        ffcp.CP(Two()).calibrate(x, Y)
+
+
+def test_an_extra_key_for_a_model_of_one_argument() -> None:
+    with pytest.raises(TypeError, match="takes the arguments input: it does not take 'mask'"):
+        ffcp.CP(nn.Linear(4, 1)).calibrate({"input": X, "mask": Y}, Y)
+
+
+def test_a_single_row() -> None:
+    predictor = ffcp.CP(small_mlp()).calibrate(X, Y)
+    for row in (X[0], X[0].numpy(), X[0].tolist()):
+        with pytest.raises(ValueError, match=r"for a single row write x\[None\]"):
+            predictor.predict_interval(row)
+    with pytest.raises(ValueError, match=r"written x\[None\]"):
+        ffcp.gradient_norms(small_mlp(), X[0], ["0"])
+    with pytest.raises(ValueError, match=r"written x\[None\]"):
+        ffcp.CP(small_mlp()).calibrate(X[:, 0], Y)
+    with pytest.raises(ValueError, match=r"for a single row write x\[None\]"):
+        ffcp.CP(small_mlp()).calibrate(X[0], Y[:1])
+
+
+# -- loaders ------------------------------------------------------------------------------------
+
+
+class Plain(torch.utils.data.Dataset):
+    def __len__(self) -> int:
+        return len(X)
+
+    def __getitem__(self, row: int) -> Tensor:
+        return X[row]
+
+
+def loaders() -> dict[str, object]:
+    load, data = torch.utils.data.DataLoader, torch.utils.data.TensorDataset
+    return {
+        "of x": load(Plain(), batch_size=7),
+        "of [x]": load(data(X), batch_size=7),
+        "of pairs": load(data(X, Y), batch_size=7),
+        "generator": (part.numpy() for part in X.split(9)),
+        "of frames": (FRAME.iloc[i : i + 9] for i in range(0, 40, 9)),
+    }
+
+
+@pytest.mark.parametrize("kind", loaders())
+@pytest.mark.parametrize(
+    "make",
+    [
+        ffcp.CP,
+        lambda m: ffcp.FFCP(m, "0"),
+        lambda m: ffcp.LCP(m, ffcp.Localizer("gaussian", bandwidth=1.0), guarantee="random"),
+    ],
+)
+def test_bands_of_a_loader(make, kind: str) -> None:
+    predictor = make(small_mlp()).calibrate(X, Y)
+    expected = predictor.predict_interval(X, alpha=0.3)
+    made = predictor.predict_interval(loaders()[kind], alpha=0.3)
+    for one, other in zip(made, expected, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_scores_of_a_loader() -> None:
+    for predictor in (ffcp.CP(small_mlp()), ffcp.CP(small_mlp(outputs=2))):
+        y = Y if predictor.model[-1].out_features == 1 else X[:, :2]
+        loader = [(X[:25], y[:25]), (X[25:], y[25:])]
+        torch.testing.assert_close(predictor.score(loader), predictor.score(X, y))
+    with pytest.raises(TypeError, match=r"no targets: call score\(x, y\), or score\(loader\)"):
+        predictor.score(X)
+    with pytest.raises(ValueError, match="x has no rows"):
+        predictor.score([])
+
+
+def test_an_empty_loader() -> None:
+    with pytest.raises(ValueError, match="x has no rows"):
+        ffcp.CP(small_mlp()).calibrate(X, Y).predict_interval(iter([]))
+
+
+def test_groups_of_a_loader() -> None:
+    groups = ["a", "b"] * 20
+    predictor = ffcp.CP(small_mlp()).calibrate(X, Y, groups=groups)
+    expected = predictor.predict_interval(X, 0.3, groups=groups).upper
+    assert predictor.predict_interval(iter(X.split(9)), 0.3, groups=groups).upper.equal(expected)
+    for wrong in (groups[:-1], [*groups, "a"]):
+        with pytest.raises(ValueError, match="groups has"):
+            predictor.predict_interval(iter(X.split(9)), 0.3, groups=wrong)
+
+
+class Optional(Two):
+    def forward(self, a: Tensor, b: Tensor | None = None) -> Tensor:
+        return self.layer(a)
+
+
+def test_pairs_are_inputs_of_a_model_of_two_arguments_and_refused_where_nobody_knows() -> None:
+    column = Y[:, None]
+    two = ffcp.CP(Two()).calibrate((X, column), Y)
+    expected = two.predict_interval((X, column)).upper
+    assert two.predict_interval(iter([(X, column)])).upper.equal(expected)
+    assert two.predict_interval(iter([((X, column), Y)])).upper.equal(expected)
+    with pytest.raises(TypeError, match="forward takes one argument or two"):
+        ffcp.CP(Optional()).calibrate(X, Y).predict_interval(iter([(X, Y)]))
+
+
+class Repeats(torch.utils.data.IterableDataset):
+    def __init__(self, divided: bool) -> None:
+        self.divided = divided
+
+    def __iter__(self):
+        worker = torch.utils.data.get_worker_info()
+        step = (worker.id, None, worker.num_workers) if self.divided and worker else (0, None, 1)
+        rows = slice(*step)
+        return zip(X[rows], Y[rows], strict=True)
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_rows_that_every_worker_repeats_are_noticed(workers: int) -> None:
+    def loader(divided: bool) -> torch.utils.data.DataLoader:
+        return torch.utils.data.DataLoader(Repeats(divided), batch_size=8, num_workers=workers)
+
+    assert len(ffcp.CP(small_mlp()).calibrate(loader(True)).calibration) == 40
+    if workers < 2:
+        assert len(ffcp.CP(small_mlp()).calibrate(loader(False)).calibration) == 40
+        return
+    with pytest.raises(ValueError, match="batch 1 of the loader is batch 0 again"):
+        ffcp.CP(small_mlp()).calibrate(loader(False))
+
+
+# -- predictor(x) -------------------------------------------------------------------------------
+
+
+def test_calling_a_predictor_gives_its_band() -> None:
+    predictor = ffcp.CP(small_mlp()).calibrate(X, Y)
+    assert predictor(X).upper.equal(predictor.predict_interval(X, 0.1).upper)
+    assert predictor(X, alpha=0.3).upper.equal(predictor.predict_interval(X, 0.3).upper)
+
+
+def test_its_warning_points_at_the_caller() -> None:
+    predictor = ffcp.CP(small_mlp()).calibrate(X[:5], Y[:5])
+    with pytest.warns(ffcp.FFCPWarning) as caught:
+        predictor(X)
+    assert caught[0].filename == __file__

@@ -134,7 +134,10 @@ class LabelSets(Predictor):
         Parameters
         ----------
         x
-            Inputs, as the model takes them.
+            Inputs, as the model takes them; or a loader of such batches, whose sets come back in
+            one piece. A loader may yield pairs ``(x, y)``, of which x is taken, if the model has
+            one argument; a model of two arguments takes both as inputs, and where either could be
+            meant that is an error. A list is an input, never a loader.
         alpha
             Share of misses allowed, in (0, 1). Any value, without calibrating again.
         first_row
@@ -151,20 +154,30 @@ class LabelSets(Predictor):
         """
         exact = exact_alpha(alpha)
         self._must_be_calibrated()
-        x = self._checked_input(x, first_row)
-        score = self._drawing(first_row)
-        rows = inputs.row_count(x)
-        buffer, infinite = inputs.RowBuffer(rows), _Infinite()
-        for seen, notes, thresholds in self._looked_up(x, exact, groups):
+        given, score = self._rows(x), self._drawing(first_row)
+        buffer, infinite = inputs.RowBuffer(given.count), _Infinite()
+        ordered: list[Tensor] = []
+        for seen, notes, thresholds in self._looked_up(given, exact, groups):
             self._check_classes(seen.output)
             threshold = self._wide(thresholds)
             infinite.look(threshold, notes, len(seen.rows))
             mask = score.mask(seen, threshold, allow_empty=self.allow_zero_sets)
             buffer.add({"mask": mask})
+            if given.whole is None:  # a loader need not yield the same rows again
+                ordered += LabelSet(mask, partial(score.order, seen)).labels
         if infinite.notes is not None:
-            what = infinite.described(rows)
+            assert given.count is not None
+            what = infinite.described(given.count)
             self._warn(f"{what}{self._why_infinite(exact, infinite.notes)}")
-        return LabelSet(buffer["mask"], partial(self._order, score, x))
+        if given.whole is None:
+            return LabelSet(buffer["mask"], ordered=ordered)
+        return LabelSet(buffer["mask"], partial(self._order, score, given.whole))
+
+    def forward(
+        self, x: Any, alpha: Any = 0.1, *, first_row: int = 0, groups: Any = None
+    ) -> LabelSet:
+        """Give sets of labels, as :meth:`predict_set` does: ``predictor(x)``."""
+        return self.predict_set(x, alpha, first_row=first_row, groups=groups)
 
     def _wide(self, threshold: Tensor) -> Tensor:
         """Give one threshold, one per row (n, 1), or one per class, (K,) or (n, K)."""
@@ -181,18 +194,16 @@ class LabelSets(Predictor):
             yield from score.order(self._see(batch))
 
     @steady
-    def score(self, x: Any, y: Any, *, first_row: int = 0) -> Tensor:
+    def score(self, x: Any, y: Any = None, *, first_row: int = 0) -> Tensor:
         """Return the scores of one label per row, shape (n,), in float64.
 
-        Random numbers are those of :meth:`predict_set`, not of the calibration.
+        ``x`` may be a loader of pairs ``(x, y)``, passed alone. Random numbers are
+        those of :meth:`predict_set`, not of the calibration.
         """
         self._must_be_settled()
-        if y is None:
-            raise TypeError("score(x, y) needs the labels y")
-        ((x, y),) = inputs.pairs(x, y, self.model)
-        buffer, score = inputs.RowBuffer(len(y)), self._drawing(first_row)
-        for seen in self._seen(self._checked_input(x, first_row)):
-            labels = checked_labels(y[seen.rows.start : seen.rows.stop], seen)
+        buffer, score = inputs.RowBuffer(None), self._drawing(first_row)
+        for seen, y_seen in self._targeted(x, y):
+            labels = checked_labels(y_seen, seen)
             buffer.add({"scores": score.of_labels(seen, labels)})
         return buffer["scores"]
 
@@ -203,20 +214,17 @@ class LabelSets(Predictor):
         Random numbers are those of :meth:`predict_set`, not of the calibration.
         """
         self._must_be_settled()
-        x, score = self._checked_input(x, first_row), self._drawing(first_row)
-        buffer = inputs.RowBuffer(inputs.row_count(x))
-        for seen in self._seen(x):
+        given, score = self._rows(x), self._drawing(first_row)
+        buffer = inputs.RowBuffer(given.count)
+        for seen in self._seen(given):
             self._check_classes(seen.output)
             buffer.add({"scores": score.of_all(seen)})
         return buffer["scores"]
 
     def _drawing(self, first_row: int) -> LabelScore:
-        return self._scorer.drawing(Shares(self.seed, _PREDICTION, first_row))
-
-    def _checked_input(self, x: Any, first_row: int) -> Any:
         if first_row < 0:
             raise ValueError(f"first_row counts from 0, got {first_row}")
-        return inputs.to_tensors(x, self.model)
+        return self._scorer.drawing(Shares(self.seed, _PREDICTION, first_row))
 
     def _check_classes(self, logits: Tensor) -> None:
         if self.classes is not None and logits.shape[-1] != self.classes:
@@ -249,9 +257,11 @@ class LabelSets(Predictor):
         self.classes, self._drawn = other.classes, {**self._drawn, **other._drawn}
 
     def _remembered(self) -> dict[str, Any]:
-        return {"classes": self.classes, "drawn": list(self._drawn.items())}
+        own = {"classes": self.classes, "drawn": list(self._drawn.items())}
+        return {**super()._remembered(), **own}
 
     def _recall(self, saved: Any) -> None:
+        super()._recall(saved)
         self.classes, self._drawn = saved["classes"], dict(saved["drawn"])
 
 

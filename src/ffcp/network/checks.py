@@ -29,7 +29,7 @@ def finite(values: Tensor, what: str, first_row: int = 0) -> None:
         )
 
 
-def output(prediction: Any, rows: int) -> Tensor:
+def output(prediction: Any, rows: int, x: Any = None) -> Tensor:
     """Check that the model returned one floating-point tensor with a row for each input row."""
     if not isinstance(prediction, Tensor):
         raise TypeError(
@@ -44,9 +44,15 @@ def output(prediction: Any, rows: int) -> Tensor:
     if prediction.dim() == 0 or prediction.shape[0] != rows:
         raise ValueError(
             f"the model's output has shape {tuple(prediction.shape)} for {rows} input rows: "
-            "its first dimension must be the rows"
+            f"its first dimension must be the rows{flat_hint(x)}"
         )
     return prediction
+
+
+def flat_hint(x: Any) -> str:
+    """Say how a single row is written, where the input is 1-D."""
+    is_flat = isinstance(x, Tensor) and x.dim() == 1
+    return " (x is 1-D: a single row is written x[None])" if is_flat else ""
 
 
 def target(y: Tensor, prediction: Tensor) -> Tensor:

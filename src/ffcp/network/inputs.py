@@ -16,6 +16,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset
 
 # Large enough that Python's share of a pass is small, small enough for the caches: best of
 # 2,048 to 32,768 rows on the paper's network, with and without a graph.
@@ -262,13 +263,18 @@ class RowBuffer:
     tensor([ 0,  1,  4,  9, 16])
     """
 
-    def __init__(self, rows: int) -> None:
-        self._rows = rows
+    def __init__(self, rows: int | None) -> None:
+        self._rows = rows  # None: as many as come, which costs the holes
         self._filled = 0
         self._whole: dict[str, Tensor] = {}
+        self._parts: dict[str, list[Tensor]] = {}
 
     def add(self, parts: Mapping[str, Tensor]) -> None:
         """Take the next rows of every tensor."""
+        if self._rows is None:
+            for name, part in parts.items():
+                self._parts.setdefault(name, []).append(part)
+            return
         rows = 0
         for name, part in parts.items():
             rows = part.shape[0]
@@ -281,7 +287,7 @@ class RowBuffer:
         self._filled += rows
 
     def __getitem__(self, name: str) -> Tensor:
-        return self._whole[name]
+        return torch.cat(self._parts[name]) if self._rows is None else self._whole[name]
 
 
 def take(x: Any, rows: slice | Tensor) -> Any:
@@ -299,52 +305,278 @@ def side_by_side(x: Any) -> Tensor:
     return torch.cat([t.reshape(len(t), -1).float() for _, t in leaves(x)], dim=1)
 
 
-def pairs(x: Any, y: Any, model: nn.Module) -> Iterator[tuple[Any, Tensor]]:
-    """Yield (input, target): arrays whole, or batch after batch from a loader, ``y=None``."""
+class Reader:
+    """Reads inputs as a model takes them, all of them alike.
+
+    What the first input is like is remembered in ``layout``: frames that come later have their
+    columns put in the order of the first one, or are refused if their columns are others.
+
+    >>> read = Reader(nn.Linear(4, 1))
+    >>> read(np.zeros((3, 4))).dtype
+    torch.float32
+    >>> read.layout
+    {'x': {'row': [4]}}
+    """
+
+    def __init__(self, model: nn.Module, layout: Mapping[str, Any] | None = None) -> None:
+        self.model = model
+        self.layout: dict[str, Any] = dict(layout or {})
+
+    def __call__(self, x: Any) -> Any:
+        """Read one input."""
+        columns = dict(_frames(x, "x"))
+        known = {key: self.layout[key].get("columns") for key in columns if key in self.layout}
+        tensors = to_tensors(_in_order(x, known, "x"), self.model)
+        for key, tensor in leaves(tensors, "x"):
+            if key in self.layout:
+                _refuse_single_row(key, tensor, self.layout[key]["row"])
+                continue
+            self.layout[key] = {"row": list(tensor.shape[1:])}
+            if key in columns:
+                self.layout[key]["columns"] = columns[key]
+        return tensors
+
+
+def _frames(x: Any, name: str) -> Iterator[tuple[str, list[str | int]]]:
+    """Yield the columns of every frame of an input."""
+    if is_frame(x):
+        yield name, [_label(column) for column in x.columns]
+    elif isinstance(x, Mapping):
+        for key, value in x.items():
+            yield from _frames(value, f"{name}[{key}]")
+    elif isinstance(x, (tuple, list)):
+        for index, value in enumerate(x):
+            yield from _frames(value, f"{name}[{index}]")
+
+
+def _label(column: Any) -> str | int:
+    """Give the name of a column as a file can hold it."""
+    return int(column) if isinstance(column, (int, np.integer)) else str(column)
+
+
+def _in_order(x: Any, known: Mapping[str, Any], name: str) -> Any:
+    """Put the columns of every frame in the order there was before."""
+    if is_frame(x):
+        return _ordered(x, known[name], name) if known.get(name) else x
+    if isinstance(x, Mapping):
+        return _like(x, {k: _in_order(v, known, f"{name}[{k}]") for k, v in x.items()})
+    if isinstance(x, (tuple, list)) and known:
+        return _like(x, [_in_order(v, known, f"{name}[{i}]") for i, v in enumerate(x)])
+    return x
+
+
+def _ordered(frame: Any, columns: list[str | int], name: str) -> Any:
+    own = {_label(column): column for column in frame.columns}
+    if list(own) == columns:
+        return frame
+    missing = [column for column in columns if column not in own]
+    unknown = [column for column in own if column not in columns]
+    if missing or unknown:
+        wrong = [f"lacks {', '.join(map(repr, missing))}"] if missing else []
+        wrong += [f"has also {', '.join(map(repr, unknown))}"] if unknown else []
+        raise ValueError(
+            f"{name} has other columns than the calibration: it {' and '.join(wrong)}. Give the "
+            f"columns {columns}, in any order"
+        )
+    return frame[[own[column] for column in columns]]
+
+
+def _refuse_single_row(name: str, tensor: Tensor, row: list[int]) -> None:
+    if tensor.dim() == 1 and len(row) == 1 and len(tensor) == row[0] > 1:
+        raise ValueError(
+            f"{name} has shape {tuple(tensor.shape)}, and every row of the calibration had: for a "
+            f"single row write {name}[None]"
+        )
+
+
+class Rows:
+    """Rows to predict: one input, or a loader of inputs that is read batch after batch.
+
+    ``count`` is the number of rows, of a loader only when it has come to its end.
+    """
+
+    def __init__(self, x: Any, read: Reader) -> None:
+        self._x, self._read = x, read
+        self.whole: Any = None
+        self.count: int | None = None
+        if not is_loader(x):
+            self.whole = read(x)
+            self.count = row_count(self.whole)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield inputs as the model takes them."""
+        if self.count is not None:
+            yield self.whole
+            return
+        count = 0
+        for item in _items(self._x):
+            batch = self._read(_without_target(item, self._read.model))
+            count += row_count(batch)
+            yield batch
+        self.count = count
+
+
+def is_loader(x: Any) -> bool:
+    """Say whether this yields batches: a DataLoader, a generator, any other stream."""
+    own = _is_arraylike(x) or isinstance(x, (Mapping, tuple, list, str, bytes))
+    return isinstance(x, Iterable) and not own
+
+
+def _without_target(item: Any, model: nn.Module) -> Any:
+    """Take x of a pair (x, y), where the model says that it must be one."""
+    if not isinstance(item, (tuple, list)) or len(item) != 2:
+        return item
+    fewest, most = _positional(model)
+    if isinstance(item[0], (tuple, list, Mapping)) or most == 1:
+        return item[0]
+    if fewest >= 2:
+        return item
+    raise TypeError(
+        "the loader yields pairs, and the model's forward takes one argument or two, so they may "
+        "be (x, y) or two inputs: say which, by a generator such as (x for x, y in loader) or "
+        "({'a': a, 'b': b} for a, b in loader)"
+    )
+
+
+def _positional(model: nn.Module) -> tuple[int, float]:
+    """Give the smallest and largest number of positional arguments of forward."""
+    kinds = inspect.Parameter
+    try:
+        parameters = inspect.signature(model.forward).parameters.values()
+    except (TypeError, ValueError):
+        return 1, 1
+    plain = [
+        p for p in parameters if p.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)
+    ]
+    endless = any(p.kind == kinds.VAR_POSITIONAL for p in parameters)
+    return sum(p.default is kinds.empty for p in plain), float("inf") if endless else len(plain)
+
+
+def _items(loader: Iterable[Any]) -> Iterator[Any]:
+    """Yield the batches of a loader; refuse one that yields the same in every worker."""
+    workers = 0
+    if isinstance(loader, DataLoader) and isinstance(loader.dataset, IterableDataset):
+        workers = loader.num_workers
+    first: Any = None
+    for number, item in enumerate(loader):
+        if number == 0 and workers > 1:
+            first = item
+        elif number < workers and _is_same(first, item):
+            raise ValueError(
+                f"batch {number} of the loader is batch 0 again: the IterableDataset yields all "
+                f"of its rows in each of {workers} workers, and points would count several times. "
+                "Divide them in its __iter__ by torch.utils.data.get_worker_info(), or set "
+                "num_workers to 0 or 1"
+            )
+        yield item
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    mine, theirs = list(leaves(one)), list(leaves(other))
+    return len(mine) == len(theirs) > 0 and all(
+        a.shape == b.shape and a.dtype == b.dtype and a.equal(b)
+        for (_, a), (_, b) in zip(mine, theirs, strict=True)
+    )
+
+
+def pairs(
+    x: Any, y: Any, read: Reader, target: Callable[[Any], Tensor] = target_tensor, call: str = ""
+) -> Iterator[tuple[Any, Tensor]]:
+    """Yield (input, target): arrays whole, or batch after batch from a loader, ``y=None``.
+
+    ``target`` reads targets; ``call`` is the name of the method that errors speak of.
+    """
+    call = call or "calibrate"
     if y is not None:
         if not _is_input(x):
             raise TypeError(
-                f"calibrate(x, y) takes arrays or tensors, got {type(x).__name__} for x; "
-                "a loader that yields (x, y) pairs is passed alone: calibrate(loader)"
+                f"{call}(x, y) takes arrays or tensors, got {type(x).__name__} for x; "
+                f"a loader that yields (x, y) pairs is passed alone: {call}(loader)"
             )
-        x, y = to_tensors(x, model), target_tensor(y)
-        _same_rows(row_count(x), y)
+        x, y = read(x), target(y)
+        _same_rows(x, y)
         yield x, y
         return
     if _is_arraylike(x) or isinstance(x, Mapping) or not isinstance(x, Iterable):
         raise TypeError(
             f"got {type(x).__name__} and no targets: "
-            "call calibrate(x, y), or calibrate(loader) with a loader of (x, y) pairs"
+            f"call {call}(x, y), or {call}(loader) with a loader of (x, y) pairs"
         )
-    for number, item in enumerate(x):
+    for number, item in enumerate(_items(x)):
         if not isinstance(item, (tuple, list)) or len(item) != 2:
             raise TypeError(
                 f"a loader must yield pairs (x, y); batch {number} is {_describe(item)}. "
-                "Wrap it: calibrate((x, y) for ... in loader)"
+                f"Wrap it: {call}((x, y) for ... in loader)"
             )
-        batch, target = to_tensors(item[0], model), target_tensor(item[1])
-        _same_rows(row_count(batch), target)
-        yield batch, target
+        batch, labels = read(item[0]), target(item[1])
+        _same_rows(batch, labels)
+        yield batch, labels
 
 
-def _same_rows(rows: int, y: Tensor) -> None:
+def _same_rows(x: Any, y: Tensor) -> None:
+    rows = row_count(x)
     if y.dim() == 0 or len(y) != rows:
-        raise ValueError(f"x has {rows} rows but the target has shape {tuple(y.shape)}")
+        is_flat = isinstance(x, Tensor) and x.dim() == 1 and y.numel() == 1
+        hint = ": for a single row write x[None]" if is_flat else ""
+        raise ValueError(f"x has {rows} rows but the target has shape {tuple(y.shape)}{hint}")
+
+
+def call(model: nn.Module, x: Any) -> Any:
+    """Call a model on an input, in the way it takes that; say what is wrong with one row."""
+    try:
+        return caller(model, x)(x)
+    except (RuntimeError, IndexError) as error:
+        if isinstance(x, Tensor) and x.dim() == 1 and not isinstance(error, MemoryError):
+            raise ValueError(
+                f"the model cannot take x of shape {tuple(x.shape)} ({error}). A single row is "
+                "written x[None], rows of one number each x[:, None]"
+            ) from error
+        raise
 
 
 def caller(model: nn.Module, x: Any) -> Callable[[Any], Any]:
     """Find how the model takes this kind of input: spread over its arguments, or as one.
 
     A tuple is spread over positional and a dict over keyword arguments if ``forward`` can
-    take them so; otherwise the whole object is its one argument.
+    take them so; otherwise the whole object is its one argument. A dict with some keys that are
+    arguments and some that are not is refused, naming them.
     """
     if isinstance(x, Tensor):
         return model
-    if isinstance(x, Mapping) and _binds(model, **x):
-        return lambda batch: model(**batch)
+    if isinstance(x, Mapping):
+        if _binds(model, **x):
+            return lambda batch: model(**batch)
+        return lambda batch: _with_dict(model, batch)
     if isinstance(x, (tuple, list)) and _binds(model, *x):
         return lambda batch: model(*batch)
     return model
+
+
+def _with_dict(model: nn.Module, x: Mapping[str, Any]) -> Any:
+    """Hand a dict over as one argument, if that can be meant."""
+    kinds = inspect.Parameter
+    try:
+        parameters = inspect.signature(model.forward).parameters
+    except (TypeError, ValueError):
+        return model(x)
+    kind = (kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY)
+    named = {name: p for name, p in parameters.items() if p.kind in kind}
+    unknown = [key for key in x if key not in named]
+    missing = [n for n, p in named.items() if p.default is kinds.empty and n not in x]
+    wrong = [f"does not take {', '.join(map(repr, unknown))}"] if unknown else []
+    wrong += [f"needs {', '.join(map(repr, missing))}"] if missing else []
+    message = (
+        f"the model's forward takes the arguments {', '.join(named)}: it {' and '.join(wrong)}. "
+        f"x has the keys {', '.join(map(str, x))}"
+    )
+    if len(named) > 1 and (len(unknown) < len(x) or not _binds(model, x)):
+        raise TypeError(message)
+    try:
+        return model(x)
+    except (TypeError, AttributeError) as error:
+        if len(unknown) == len(x):
+            raise
+        raise TypeError(message) from error  # one argument, and a key of its name
 
 
 def _binds(model: nn.Module, *args: Any, **kwargs: Any) -> bool:
