@@ -99,12 +99,17 @@ class Predictor(nn.Module):
         self._choices: dict[str, Any] = {}
         self._fitted: dict[str, Any] = {}  # choices made before calibrating, on other points
         self._set_aside = 0
+        self._layout: dict[str, Any] = {}  # what inputs were like, see inputs.Reader
         self._identity: Identity | None = None  # of the model that was calibrated
         self.calibration = calibration.empty()
         self._stream = Stream(seed)
         self._lock = threading.Lock()  # held while one calibration takes the place of another
 
     # -- what a task defines ----------------------------------------------------------------
+
+    def _read_target(self, y: Any) -> Tensor:
+        """Turn targets into a tensor."""
+        return inputs.target_tensor(y)
 
     def _checked_target(self, y: Tensor, first_row: int) -> Tensor:
         """Refuse targets that cannot be meant."""
@@ -120,10 +125,11 @@ class Predictor(nn.Module):
 
     def _remembered(self) -> dict[str, Any]:
         """Give what is saved with the settings though no score depends on it."""
-        return {}
+        return {"layout": self._layout}
 
     def _recall(self, saved: Mapping[str, Any]) -> None:
         """Take over what :meth:`_remembered` gave."""
+        self._layout = saved.get("layout", {})
 
     # -- settings ---------------------------------------------------------------------------
 
@@ -185,8 +191,15 @@ class Predictor(nn.Module):
         Parameters
         ----------
         x, y
-            Inputs and targets, as tensors or arrays; or ``x`` alone, a loader that yields
-            pairs ``(x, y)``. The points must not have trained the model.
+            Inputs and targets, as tensors, arrays, frames or lists of numbers (how they are
+            converted is said in :func:`ffcp.network.inputs.to_tensors`); or ``x`` alone, a loader
+            that yields pairs ``(x, y)``. The points must not have trained the model. Of a frame
+            the columns are remembered: frames that come later are put in this order.
+
+            A DataLoader whose IterableDataset is not divided by worker yields every row once for
+            each worker, and points that count several times spoil the guarantee. It is refused
+            where the workers' first batches are equal; where each worker shuffles in its own way
+            nobody can see it: divide by ``torch.utils.data.get_worker_info()``.
         groups
             A label for each point (strings or numbers), or a function from a batch of inputs to
             labels: every group then gets a threshold of its own, and the guarantee holds
@@ -204,7 +217,9 @@ class Predictor(nn.Module):
             identity = Identity.of(self.model)
             if run.is_update and self._identity is not None:
                 self._must_have(identity.fingerprint, "the scores there are")
-            run.columns = run.selection.run(self._batches(x, y, groups))
+            read = inputs.Reader(self.model, self._layout if run.is_update else None)
+            run.columns = run.selection.run(self._batches(x, y, groups, read))
+            run.layout = read.layout
             run.calibration.add(*self._entries(run.columns))
             if not identity.is_that_of(self.model):
                 raise RuntimeError(
@@ -253,30 +268,37 @@ class Predictor(nn.Module):
     def _take_over(self, run: Calibrating) -> None:
         """Take over a calibration that has ended well."""
         self._scorer, self.calibration = run.scorer, run.calibration
+        self._layout = run.layout
         if not run.is_update:
             self._choices = {**self._fitted, **run.choices}
             self._set_aside = run.selection.set_aside
 
-    def _batches(self, x: Any, y: Any, groups: Any) -> Iterator[Batch]:
+    def _batches(
+        self, x: Any, y: Any, groups: Any, read: inputs.Reader | None = None, call: str = ""
+    ) -> Iterator[Batch]:
         """Cut the data into batches that the model takes at once."""
         labels = _as_labels(groups)
         row = 0
-        for whole, target in inputs.pairs(x, y, self.model):
+        read = inputs.Reader(self.model, self._layout) if read is None else read
+        for whole, target in inputs.pairs(x, y, read, self._read_target, call):
             start = 0
             for batch in self._cut(whole) if len(target) else ():
                 count = inputs.row_count(batch)
                 part = self._checked_target(target[start : start + count], row)
                 yield Batch(batch, part, row, _groups_of(labels, batch, row, count))
                 start, row = start + count, row + count
-        if labels is not None and not callable(labels) and len(labels) != row:
-            raise ValueError(f"groups has {len(labels)} labels, but x has {row} rows")
+        self._must_have_labels(labels, row)
 
     def _cut(self, x: Any) -> Iterator[Any]:
         return inputs.batches(x, self.batch_size)
 
     # -- predicting -------------------------------------------------------------------------
 
-    def _seen(self, x: Any, groups: Any = None) -> Iterator[Seen]:
+    def _rows(self, x: Any) -> inputs.Rows:
+        """Read what is to be predicted: an input, or a loader of inputs."""
+        return inputs.Rows(x, inputs.Reader(self.model, self._layout))
+
+    def _seen(self, x: inputs.Rows, groups: Any = None) -> Iterator[Seen]:
         """Run the model on rows to predict, batch by batch."""
         if groups is not None and not self.calibration.takes_groups:
             raise ValueError(
@@ -284,32 +306,51 @@ class Predictor(nn.Module):
                 "every group a threshold of its own"
             )
         labels = _as_labels(groups)
-        rows = inputs.row_count(x)
-        if not rows:
-            raise ValueError("x has no rows")
-        if labels is not None and not callable(labels) and len(labels) != rows:
-            raise ValueError(f"groups has {len(labels)} labels, but x has {rows} rows")
+        self._must_have_labels(labels, x.count)
         row = 0
-        for batch in self._cut(x):
-            count = inputs.row_count(batch)
-            yield self._see(batch, row, _groups_of(labels, batch, row, count))
-            row += count
+        for whole in x:
+            for batch in self._cut(whole):
+                count = inputs.row_count(batch)
+                yield self._see(batch, row, _groups_of(labels, batch, row, count))
+                row += count
+        if not row:
+            raise ValueError("x has no rows")
+        self._must_have_labels(labels, row)
+
+    @staticmethod
+    def _must_have_labels(labels: Any, rows: int | None) -> None:
+        has_labels = labels is not None and not callable(labels)
+        if has_labels and rows is not None and len(labels) != rows:
+            raise ValueError(f"groups has {len(labels)} labels, but x has {rows} rows")
+
+    def _targeted(self, x: Any, y: Any) -> Iterator[tuple[Seen, Tensor]]:
+        """Run the model on rows whose targets are known, or on a loader of pairs."""
+        row = 0
+        for batch in self._batches(x, y, None, call="score"):
+            seen = self._see(batch.x, batch.row)
+            row = seen.rows.stop
+            yield seen, batch.y
+        if not row:
+            raise ValueError("x has no rows")
 
     def _looked_up(
-        self, x: Any, alpha: Any, groups: Any, place: tuple[int, int]
+        self, x: inputs.Rows, alpha: Any, groups: Any, first_row: int | None
     ) -> Iterator[tuple[Seen, Columns, Tensor]]:
         """Give batches with what the calibration notes of them, and their thresholds."""
-        entropy, first = place
+        draws = Draws(self._stream.entropy(pinned=first_row is not None), _LOOK_UP)
         for seen in self._seen(x, groups):
-            rows = torch.arange(first + seen.rows.start, first + seen.rows.stop)
-            notes = {**self.calibration.note(seen), "row": rows}
-            yield seen, notes, self.calibration.threshold(alpha, notes, Draws(entropy, _LOOK_UP))
+            notes = self.calibration.note(seen)
+            notes["row"] = self._row_numbers(seen, first_row)
+            yield seen, notes, self.calibration.threshold(alpha, notes, draws)
 
-    def _place(self, x: Any, first_row: int | None) -> tuple[int, int]:
-        """Give the entropy and the row numbers of the random numbers for some rows."""
+    def _row_numbers(self, seen: Seen, first_row: int | None) -> Tensor:
+        """Number some rows in the stream of random numbers, or as the user pins them."""
         if first_row is not None and first_row < 0:
             raise ValueError(f"first_row counts from 0, got {first_row}")
-        return self._stream.place(inputs.row_count(x), first_row)
+        rows = len(seen.rows)
+        pinned = first_row is not None
+        first = first_row + seen.rows.start if pinned else self._stream.next_rows(rows)
+        return torch.arange(first, first + rows)
 
     def _see(self, batch: Any, row: int = 0, groups: Any = None) -> Seen:
         """Run the model on one batch."""
@@ -350,6 +391,7 @@ class Predictor(nn.Module):
             mine = self.settings()
         self._must_match(mine, other.settings(), "the predictor to merge")
         self._check_merge(other)
+        self._must_have_columns(other)
         assert other._identity is not None
         self._must_have(other._identity.fingerprint, "the scores to merge")
         merged = other.calibration.empty()
@@ -359,8 +401,19 @@ class Predictor(nn.Module):
         with self._lock:
             self.calibration = merged
             self._identity = self._identity or Identity(other._identity.fingerprint)
+            self._layout = {**other._layout, **self._layout}
             self._merged(other)
         return self
+
+    def _must_have_columns(self, other: Predictor) -> None:
+        for key in self._layout.keys() & other._layout.keys():
+            mine, theirs = (p._layout[key].get("columns") for p in (self, other))
+            if mine and theirs and mine != theirs:
+                raise ValueError(
+                    f"the predictor to merge was calibrated on a frame with columns {theirs}, this "
+                    f"one on {mine}: the model saw other numbers. Give both the same columns in "
+                    "the same order"
+                )
 
     def _check_merge(self, other: Any) -> None:
         """Refuse another predictor whose points cannot stand beside these."""

@@ -21,6 +21,8 @@ class LabelSet:
     weights
         Yields the labels' weights, block after block of rows; called when :attr:`labels` is
         first looked at. Without it labels are listed by index.
+    ordered
+        The labels of each set in order, where they are known.
 
     Examples
     --------
@@ -35,10 +37,15 @@ class LabelSet:
     0.500 [0.095, 0.905]
     """
 
-    def __init__(self, mask: Tensor, weights: Callable[[], Iterator[Tensor]] | None = None) -> None:
+    def __init__(
+        self,
+        mask: Tensor,
+        weights: Callable[[], Iterator[Tensor]] | None = None,
+        ordered: list[Tensor] | None = None,
+    ) -> None:
         self.mask = mask
         self._weights = weights
-        self._labels: list[Tensor] | None = None
+        self._labels = ordered
 
     def __len__(self) -> int:
         return len(self.mask)

@@ -179,7 +179,7 @@ class Cut:
         self._modules.discard(OUTPUT)
         self._stack = ExitStack()
         self._open = False  # whether hooks are to take notice
-        self._rows = 0
+        self._rows, self._hint = 0, ""
         self._called: set[str] = set()
         self._edges: dict[str, list[GradientEdge]] = {}
         self._shapes: dict[str, list[torch.Size]] = {}
@@ -207,13 +207,14 @@ class Cut:
 
     def __call__(self, x: Any) -> Tapped:
         """Run one batch."""
-        self._rows = inputs.row_count(x)
+        self._rows, self._hint = inputs.row_count(x), checks.flat_hint(x)
         self._called, self._edges, self._shapes, self._values = set(), {}, {}, {}
-        call = inputs.caller(self._model, x)
         try:
             self._open = True
             self._record(x, INPUT)
-            prediction = checks.output(call(self._enter(x, INPUT)), self._rows)
+            prediction = checks.output(
+                inputs.call(self._model, self._enter(x, INPUT)), self._rows, x
+            )
             self._record(prediction, OUTPUT)
         finally:
             self._open = False  # activation checkpointing replays forward during backward
@@ -302,7 +303,7 @@ class Cut:
         if value.dim() == 0 or value.shape[0] != self._rows:
             raise ValueError(
                 f"feature {name!r} has shape {tuple(value.shape)} for {self._rows} input rows: "
-                "its first dimension must be the rows"
+                f"its first dimension must be the rows{self._hint}"
             )
 
 
@@ -398,7 +399,7 @@ def _distinct_features(model: nn.Module, x: Any) -> list[str]:
         try:
             for name, module in _module_names(model).items():
                 handles.append(module.register_forward_hook(watch(name)))
-            prediction = checks.output(inputs.caller(model, x)(x), rows)
+            prediction = checks.output(inputs.call(model, x), rows, x)
         finally:
             for handle in handles:
                 handle.remove()

@@ -189,7 +189,7 @@ def check_rows(model: nn.Module, x: Any, names: Sequence[str], sample: int = 8) 
         x = inputs.take(x, torch.tensor([0, 0]))
     asked = inputs.row_count(x) // 2
     names = [name for name in names if name != OUTPUT]
-    renew(model, lambda twin: checks.output(inputs.caller(twin, x)(x), inputs.row_count(x)))
+    renew(model, lambda twin: checks.output(inputs.call(twin, x), inputs.row_count(x), x))
     with borrowed(model) as twin:
         _check_rows(twin, x, names, asked)
 

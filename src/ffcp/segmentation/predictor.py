@@ -245,19 +245,18 @@ class PixelSets(Predictor):
     # -- using the calibration --------------------------------------------------------------
 
     @steady
-    def score(self, x: Any, y: Any) -> Tensor:
+    def score(self, x: Any, y: Any = None) -> Tensor:
         """Return the scores of one label at each pixel, (n, height, width), in float64.
 
-        NaN where the label is the ignored one. Not rounded to the grid.
+        ``x`` may be a loader of pairs ``(x, y)``, passed alone. NaN where the label
+        is the ignored one. Not rounded to the grid.
         """
-        if y is None:
-            raise TypeError("score(x, y) needs the label maps y")
-        ((x, y),) = inputs.pairs(x, y, self.model)
-        buffer = inputs.RowBuffer(len(y))
-        for seen in self._seen(x):
+        buffer = inputs.RowBuffer(None)
+        for seen, part in self._targeted(x, y):
             self._check_classes(seen.output)
-            part = y[seen.rows.start : seen.rows.stop].to(seen.output.device)
-            maps = label_maps(part, seen.output, self.ignore, seen.rows.start)
+            maps = label_maps(
+                part.to(seen.output.device), seen.output, self.ignore, seen.rows.start
+            )
             scores = self._scorer.of_labels(seen, maps.labels)
             unknown = ~maps.known.to(scores.device)
             buffer.add({"scores": scores.masked_fill_(unknown, math.nan)})
@@ -272,7 +271,8 @@ class PixelSets(Predictor):
         Parameters
         ----------
         x
-            Images, (n, channels, height, width).
+            Images, (n, channels, height, width); or a loader of such batches, or of pairs
+            ``(x, y)``, whose sets come back in one piece.
         alpha
             What may be missed, in (0, 1). Any value, without calibrating again.
         share
@@ -290,10 +290,9 @@ class PixelSets(Predictor):
         exact = exact_alpha(alpha)
         self._must_be_calibrated()
         asked = None if share is None else exact_share(share)
-        x = inputs.to_tensors(x, self.model)
-        rows = inputs.row_count(x)
-        buffer, infinite = inputs.RowBuffer(rows), Table()
-        for seen in self._seen(x, groups):
+        given = self._rows(x)
+        buffer, infinite = inputs.RowBuffer(given.count), Table()
+        for seen in self._seen(given, groups):
             self._check_classes(seen.output)
             notes = {**self.calibration.note(seen), "share": [asked] * len(seen.rows)}
             level = self.calibration.threshold(exact, notes)
@@ -304,10 +303,16 @@ class PixelSets(Predictor):
             buffer.add({"mask": mask, "prediction": seen.output.argmin(dim=1)})
         if len(infinite):
             what = "every set holds all labels"
-            if len(infinite) < rows:
-                what = f"the sets of {len(infinite)} of {rows} images hold all labels"
+            if given.count is not None and len(infinite) < given.count:
+                what = f"the sets of {len(infinite)} of {given.count} images hold all labels"
             self._warn(f"{what}{self._why_infinite(exact, infinite.columns)}")
         return PixelSet(buffer["mask"], buffer["prediction"])
+
+    def forward(
+        self, x: Any, alpha: Any = 0.1, *, share: Any = None, groups: Any = None
+    ) -> PixelSet:
+        """Give every pixel a set of labels, as :meth:`predict_set` does: ``predictor(x)``."""
+        return self.predict_set(x, alpha, share=share, groups=groups)
 
     def _check_classes(self, output: Tensor) -> None:
         check_maps(output)
@@ -328,9 +333,10 @@ class PixelSets(Predictor):
         self.classes, self.skipped = other.classes, self.skipped + other.skipped
 
     def _remembered(self) -> dict[str, Any]:
-        return {"classes": self.classes, "skipped": self.skipped}
+        return {**super()._remembered(), "classes": self.classes, "skipped": self.skipped}
 
     def _recall(self, saved: Any) -> None:
+        super()._recall(saved)
         self.classes, self.skipped = saved["classes"], saved["skipped"]
 
 
