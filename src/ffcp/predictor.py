@@ -344,12 +344,14 @@ class Predictor(nn.Module):
             yield seen, notes, self.calibration.threshold(alpha, notes, draws)
 
     def _row_numbers(self, seen: Seen, first_row: int | None) -> Tensor:
-        """Number some rows in the stream of random numbers, or as the user pins them."""
-        if first_row is not None and first_row < 0:
-            raise ValueError(f"first_row counts from 0, got {first_row}")
+        """Give some rows their numbers in the stream of random numbers, or as they are pinned."""
         rows = len(seen.rows)
-        pinned = first_row is not None
-        first = first_row + seen.rows.start if pinned else self._stream.next_rows(rows)
+        if first_row is None:
+            first = self._stream.next_rows(rows)
+        elif first_row < 0:
+            raise ValueError(f"first_row counts from 0, got {first_row}")
+        else:
+            first = first_row + seen.rows.start
         return torch.arange(first, first + rows)
 
     def _see(self, batch: Any, row: int = 0, groups: Any = None) -> Seen:
