@@ -11,13 +11,13 @@ import warnings
 from collections.abc import Callable
 from functools import partial
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 import ffcp
 from benchmarks.timing import Resident, best_of, show, table, verdict
 from ffcp import Local, Localizer
+from ffcp.conformal.draws import Draws
 from ffcp.conformal.local import LEVEL_ROWS
 
 POINTS, ROWS, WIDTH = 20_000, 20_000, 64
@@ -40,6 +40,10 @@ def local(data: tuple[Tensor, Tensor], kernel: str, bandwidth: float, guarantee:
     return made
 
 
+def asked(x: Tensor) -> dict[str, Tensor]:
+    return {"embedding": x, "row": torch.arange(len(x))}
+
+
 def speed(rounds: int = 3) -> None:
     torch.manual_seed(0)
     data, x = points(POINTS, WIDTH), torch.randn(ROWS, WIDTH)
@@ -47,10 +51,10 @@ def speed(rounds: int = 3) -> None:
     size = int(min(sizes, key=lambda name: sizes[name]))
 
     def thresholds(kernel: str, bandwidth: float, guarantee: str) -> Callable[[], object]:
-        near, random = local(data, kernel, bandwidth, guarantee), np.random.default_rng(0)
+        near, random = local(data, kernel, bandwidth, guarantee), Draws(0, 3)
         # What is worked out once after calibration, the level among it, is timed on its own below.
-        near.threshold(0.1, {"embedding": x[:1]}, random)
-        return lambda: near.threshold(0.1, {"embedding": x}, random)
+        near.threshold(0.1, asked(x[:1]), random)
+        return lambda: near.threshold(0.1, asked(x), random)
 
     def level() -> object:
         return local(data, "gaussian", 8.0, "level").threshold(0.1, {"embedding": x[:1]})

@@ -31,6 +31,8 @@ from ffcp_paper.networks import mlp
 from ffcp_paper.score_figures import Pair, Spread
 from ffcp_paper.works import Settings
 
+pytestmark = pytest.mark.long
+
 TINY = Settings(seeds=1, epochs=2, rows=300, only=("synthetic",))
 SCORES = ("scores_fcp_ffcp", "score_histograms")
 
@@ -78,7 +80,6 @@ def _check_files(folder: Path, name: str) -> dict[str, str]:
     return words
 
 
-@pytest.mark.long
 def test_figures_are_written_in_three_files_with_words(tmp_path: Path) -> None:
     steps: list[tuple[float, float, str]] = []
     made = figures.write([], tmp_path, TINY, lambda *step: steps.append(step))

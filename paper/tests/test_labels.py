@@ -13,6 +13,8 @@ from ffcp_paper import core, labels, vision
 from ffcp_paper.cli import app
 from helpers import normal
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -82,7 +84,6 @@ def test_a_network_that_is_not_accurate_enough_is_refused() -> None:
         labels._check_accuracy(found, vision.Accuracy(500, top1 + 2))
 
 
-@pytest.mark.long
 def test_without_data_the_command_says_what_is_missing_and_shows_the_digits(empty: Path) -> None:
     result = CliRunner().invoke(app, ["labels", "--splits", "2", "--alpha", "0.03"])
     assert result.exit_code == 0, result.output

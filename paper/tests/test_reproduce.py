@@ -36,6 +36,8 @@ from ffcp_paper.works import (
     Work,
 )
 
+pytestmark = pytest.mark.long
+
 TINY = Settings(
     seeds=2, epochs=1, rows=300, only=("synthetic",), networks=("digits",), splits=1, rounds=1
 )
@@ -71,7 +73,6 @@ def made(
 # -- the files ---------------------------------------------------------------------------------
 
 
-@pytest.mark.long
 def test_every_table_of_the_paper_is_made(made) -> None:
     out, found, _ = made
     assert set(found) == set(tables.NAMES) == set(printed.TABLES)
@@ -254,7 +255,6 @@ def test_the_results_of_every_seed_are_json_lines(made) -> None:
     assert {one["of"]["what"] for one in records} == {"bands", "seconds", "label sets"}
 
 
-@pytest.mark.long
 def test_calls_into_one_folder_add_up(made, tmp_path: Path) -> None:
     reproduce.run(["bands_by_layer"], out=tmp_path, settings=TINY)
     first = (tmp_path / "results.jsonl").read_text()

@@ -11,6 +11,8 @@ from typer.testing import CliRunner
 from ffcp_paper import scenes, segments, segnets
 from ffcp_paper.cli import app
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> segments.Experiment:

@@ -15,6 +15,8 @@ from ffcp_paper.stacked import pair, search_epochs_stacked, train_stacked
 from ffcp_paper.training import train, train_as_published, train_quantiles
 from helpers import normal
 
+pytestmark = pytest.mark.long
+
 ROWS, SEEDS = 150, (3, 4, 5)  # two full batches and a part of one
 XS = [normal(ROWS, 9, seed=seed) for seed in SEEDS]
 YS = [x[:, 0] + x[:, 1].square() + normal(ROWS, seed=9) for x in XS]
@@ -72,7 +74,6 @@ def test_the_same_networks_as_one_by_one(dropout: float, outputs: int) -> None:
     assert_same(ours, one_by_one(build(outputs, dropout), [5] * 3, loss))
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("epochs", [[1, 4, 2], [3, 0, 3], [0, 0, 0]])
 @pytest.mark.usefixtures("two_threads")
 def test_a_network_that_is_done_leaves_the_others_alone(epochs: list[int]) -> None:

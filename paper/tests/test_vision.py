@@ -553,8 +553,8 @@ def test_digits_network_is_accurate_and_reproducible() -> None:
     first, second = (vision.train_digits(seed=1, epochs=2)[0] for _ in range(2))
     assert first(data.x_test).equal(second(data.x_test))
     with core.Cut(model, ["feature.conv2", "feature"]) as cut:
-        prediction, edges, _ = cut(data.x_test[:5])
-        (gradient,) = torch.autograd.grad(prediction.sum(), edges["feature"])
+        tap = cut(data.x_test[:5])
+        (gradient,) = torch.autograd.grad(tap.prediction.sum(), tap.edges["feature"])
     torch.testing.assert_close(gradient, model.head.weight.sum(dim=0).expand(5, 32))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -28,6 +29,7 @@ class Choosing(NamedTuple):
     fraction: float
     alpha: Any
     seed: int
+    alpha_of_each: Callable[[Any, int], Any]  # of several thresholds, given the level of all
 
 
 class Calibrating:
@@ -82,6 +84,8 @@ class Calibrating:
 
     def count_classes(self, output: Tensor) -> None:
         """Refuse a batch whose output has other classes than those before."""
+        if output.dim() < 2:
+            return  # what is wrong with it is said where it is scored
         if self.classes not in (None, output.shape[1]):
             raise ValueError(
                 f"calibrated on {self.classes} classes, but the model now gives {output.shape[1]}"
@@ -99,7 +103,8 @@ class Calibrating:
     def choose_calibration(self, aside: Columns, left: int) -> None:
         """Choose what the calibration leaves open; ``left`` other rows will calibrate."""
         scores = self.scorer.scores(with_prefix("score.", aside))
-        notes, alpha = with_prefix("note.", aside), self._choosing.alpha
+        notes = with_prefix("note.", aside)
+        alpha = self._choosing.alpha_of_each(self._choosing.alpha, scores.shape[1])
         self.calibration, choice = self.calibration.choose(scores, notes, left, alpha)
         self.choices["bandwidth"] = choice
 

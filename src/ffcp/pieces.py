@@ -13,6 +13,15 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 
+def name_of(function: Callable[..., Any]) -> str:
+    """Say what settings call a function: of it only the name is known.
+
+    >>> name_of(abs)
+    'function abs'
+    """
+    return f"function {getattr(function, '__qualname__', type(function).__name__)}"
+
+
 class Needs(NamedTuple):
     """What a piece asks of the pass over the model.
 

@@ -7,6 +7,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, is_dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -108,6 +109,10 @@ class Predictor(nn.Module):
     def _checked_target(self, y: Tensor, first_row: int) -> Tensor:
         """Refuse targets that cannot be meant."""
         return y
+
+    def alpha_of_each(self, alpha: Any, thresholds: int) -> Fraction:
+        """Give the share of misses that each of several thresholds allows."""
+        return exact_alpha(alpha)
 
     def _own_settings(self) -> dict[str, Any]:
         """Say what scores depend on besides model, scorer and calibration."""
@@ -229,7 +234,8 @@ class Predictor(nn.Module):
 
     @property
     def _choosing(self) -> Choosing:
-        return Choosing(self.choose_fraction, self.choose_alpha, self.seed or 0)
+        alpha, seed = self.choose_alpha, self.seed or 0
+        return Choosing(self.choose_fraction, alpha, seed, self.alpha_of_each)
 
     def _must_have(self, fingerprint: str, whose: str) -> None:
         """Refuse scores of another network."""
@@ -419,16 +425,16 @@ class Predictor(nn.Module):
                 f"{path} was calibrated with other weights than this model has, and would not "
                 "cover: load those weights, or calibrate again"
             )
-        fresh = self._snapshot()  # so that nothing here changes unless all is well
-        keys = fresh.load_state_dict(
-            {name: tensor for name, tensor in tensors.items() if not name.startswith("model.")},
-            strict=False,
-        )
-        missing = [key for key in keys.missing_keys if not key.startswith("model.")]
-        foreign = [name for name in tensors if name.startswith("model.")]
-        if missing or keys.unexpected_keys or foreign:
-            wrong = ", ".join([*missing, *keys.unexpected_keys, *foreign])
-            raise ValueError(f"{path} does not fit this {type(self).__name__}: {wrong}")
+        fresh = self._snapshot()  # nothing here changes until all is read
+        fresh.__dict__["_modules"]["calibration"] = self.calibration.empty()
+        if "_extra_state" in tensors:
+            fresh.set_extra_state(tensors["_extra_state"])
+        own = {name for name in fresh.state_dict() if not name.startswith("model.")}
+        wrong = [f"{name} is missing" for name in sorted(own - set(tensors))]
+        wrong += [f"{name} does not belong" for name in sorted(set(tensors) - own)]
+        if wrong:
+            raise ValueError(f"{path} does not fit this {type(self).__name__}: {', '.join(wrong)}")
+        fresh.load_state_dict(tensors, strict=False)
         with self._lock:
             modules = self._modules
             modules["calibration"] = fresh.calibration

@@ -12,6 +12,7 @@ from torch.func import functional_call, jacrev, vmap
 from torch.utils.checkpoint import checkpoint
 
 import ffcp
+from tests.network.record import Record
 
 NORMS = [1, 2, math.inf]
 
@@ -277,13 +278,12 @@ class Recorder(nn.Module):
         super().__init__()
         self.trunk, self.head = nn.Linear(3, 3), nn.Linear(3, 1)
         self.drop = nn.Dropout(0.5)
-        self.graphs: list[bool] = []
+        self.graphs = Record()
         self.fail = False
 
     def forward(self, x: Tensor) -> Tensor:
         v = self.trunk(x)
         self.graphs.append(v.requires_grad)
-        torch.rand(3)  # disturbs the random state
         v = self.drop(torch.tanh(v))
         self.graphs.append(v.requires_grad)
         if self.fail:

@@ -17,6 +17,7 @@ import ffcp
 from ffcp import Sketch, Smooth
 from ffcp.network.features import Cut
 from ffcp.network.jacobian import Method, coloured, exact, sketched, smoothed
+from ffcp.network.twin import borrowed
 from tests.conftest import normal, small_mlp
 
 
@@ -269,6 +270,16 @@ def test_a_copy_of_a_model_has_a_head_of_its_own(copied, method) -> None:
     for parameter in model.conv.parameters():
         parameter.data.mul_(2)
     torch.testing.assert_close(norms(model, x, method, "first"), changed)
+
+
+def test_the_twins_of_a_model_share_its_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = HEADS["3x3"](), normal(2, 2, 8, 9, seed=1)
+    expected = norms(model, x, "coloured")
+    monkeypatch.setattr(coloured, "_measured", lambda *args: pytest.fail("measured again"))
+    with borrowed(model) as one, borrowed(model) as other:
+        assert one is not other
+        for twin in (one, other):
+            torch.testing.assert_close(norms(twin, x, "coloured"), expected)
 
 
 def test_what_is_known_of_a_model_dies_with_it() -> None:

@@ -15,6 +15,7 @@ from ffcp import Sketch, Smooth
 from ffcp.network.passes import check_rows, over, run, see
 from ffcp.pieces import Needs
 from tests.conftest import normal, small_mlp
+from tests.network.record import Record
 
 
 class Counted(nn.Module):
@@ -24,10 +25,10 @@ class Counted(nn.Module):
         super().__init__()
         torch.manual_seed(1)
         self.first, self.second = nn.Linear(3, 5), nn.Linear(5, outputs)
-        self.act, self.runs = nn.ReLU(inplace=True), 0
+        self.act, self.runs = nn.ReLU(inplace=True), Record()
 
     def forward(self, x: Tensor) -> Tensor:
-        self.runs += 1
+        self.runs.append(len(x))
         return self.second(self.act(self.first(x)))
 
 
@@ -39,7 +40,7 @@ X = normal(6, 3, seed=1)
 def test_one_run_of_the_model_brings_everything(outputs: int, norms: tuple[str, ...]) -> None:
     model = Counted(outputs).eval()
     seen = see(model, X, Needs(norms, ("first", "act", "input", "output")), first_row=10)
-    assert model.runs == 1
+    assert model.runs == [6]
     v = model.first(X).detach()
     torch.testing.assert_close(seen.values["first"], v)  # though the next layer works in place
     torch.testing.assert_close(seen.values["act"], v.relu())
@@ -239,14 +240,14 @@ def test_no_graph_outlives_its_pass(outputs: int) -> None:
     class Watched(Counted):
         def forward(self, x: Tensor) -> Tensor:
             v = torch.tanh(self.first(x))  # tanh keeps its output for the backward pass
-            self.inside = weakref.ref(v)
+            self.runs.append(weakref.ref(v))
             return self.second(v)
 
     model = Watched(outputs)
     parts = over(model, X, Needs(("first",), ("first",)), batch_size=2)
     kept = next(parts)
     gc.collect()
-    assert model.inside() is None
+    assert model.runs[-1]() is None
     assert kept.values["first"].shape == (2, 5)
 
 

@@ -36,7 +36,19 @@ _BANDWIDTH = (
     "fflcp_auto_both_all_layers_save_and_load",
 )
 
+_BY_ROW = "random numbers belong to rows by their number: one row at a time they were all the same"
+_RANDOM = (
+    *(
+        f"{method}_{kernel}_guarantee_random"
+        for method in ("lcp", "fflcp")
+        for kernel in ("gaussian", "laplace", "box")
+    ),
+    "lcp_random_seed_5",
+    "lcp_random_on_input_in_batches",
+)
+
 CHANGED: dict[str, str] = {
+    **dict.fromkeys(_RANDOM, _BY_ROW),
     **dict.fromkeys(_BANDWIDTH, _DIVISION),
     "fcqr_descent_arrays": _INWARD,
     "fcqr_exact_arrays": _INWARD,

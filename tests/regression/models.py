@@ -20,3 +20,10 @@ def leaky(outputs: int = 1) -> nn.Sequential:
 def targets(model: nn.Module, x: Tensor, seed: int = 5) -> Tensor:
     """Give what the model says, with noise."""
     return model(x).detach().mean(dim=1) + 0.3 * normal(len(x), seed=seed)
+
+
+def heteroscedastic(generator: torch.Generator, rows: int) -> tuple[Tensor, Tensor]:
+    """Draw points whose noise grows with one of their numbers."""
+    x = torch.randn(rows, 4, generator=generator)
+    noise = torch.randn(rows, generator=generator)
+    return x, x[:, 0] + noise * (0.2 + x[:, 1].abs())

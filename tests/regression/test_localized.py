@@ -225,6 +225,18 @@ def test_too_few_neighbours(guarantee: str) -> None:
     assert enough.calibrate(X, Y).predict_interval(X[:10]).upper.isfinite().all()
 
 
+def test_the_advice_on_neighbours_looks_at_every_output() -> None:
+    x = torch.linspace(0, 1, 300)[:, None]
+    y = torch.cat([normal(300, 1, seed=0), (8 * x).exp() * normal(300, 1, seed=1)], dim=1)
+    model = nn.Linear(1, 2)
+    few = ffcp.LCP(model, at_input("nearest", bandwidth=9)).calibrate(x, y)
+    with pytest.warns(ffcp.FFCPWarning, match="neighbours would do") as caught:
+        few.predict_interval(x)
+    advised = int(str(caught[0].message).split("bandwidth=")[1].split()[0])
+    enough = ffcp.LCP(model, at_input("nearest", bandwidth=advised)).calibrate(x, y)
+    assert enough.predict_interval(x).upper.isfinite().all()
+
+
 def test_too_few_points_for_any_bandwidth() -> None:
     predictor = ffcp.LCP(small_mlp(), at_input(bandwidth=9.0)).calibrate(X[:8], Y[:8])
     with pytest.warns(ffcp.FFCPWarning, match="more calibration points than the 8 there are"):
@@ -287,6 +299,34 @@ def test_refused_data() -> None:
         ffcp.LCP(small_mlp(), changing).calibrate(X, Y).predict_interval(X[:5])
 
 
+def test_neighbours_beyond_a_group_are_refused_with_its_name() -> None:
+    groups = ["few"] * 30 + ["many"] * 270
+    given = ffcp.LCP(small_mlp(), at_input("nearest", bandwidth=50))
+    given.calibrate(X, Y, groups=groups)
+    with pytest.raises(ValueError, match="in group 'few' there are only 30 calibration points, "):
+        given.predict_interval(X[:3], groups=groups[:3])
+
+
+def test_a_chosen_number_of_neighbours_is_all_points_of_a_smaller_group() -> None:
+    groups = ["few"] * 30 + ["many"] * 270
+    predictor = ffcp.LCP(small_mlp(), at_input("nearest")).calibrate(X, Y, groups=groups)
+    few = predictor.calibration.groups["few"]
+    assert predictor.bandwidth > few
+    alone = ffcp.CP(small_mlp()).calibrate(X, Y, groups=groups)
+    assert predictor.predict_interval(X[:3], groups=groups[:3]).upper.isfinite().all()
+    assert alone.predict_interval(X[:3], groups=groups[:3]).upper.isfinite().all()
+
+
+def test_points_so_far_apart_that_no_weight_is_enough() -> None:
+    torch.manual_seed(95)
+    x = torch.exp(8 * torch.randn(80, 2))
+    y = torch.randn(80)
+    predictor = ffcp.LCP(nn.Linear(2, 1), at_input(bandwidth=0.5)).calibrate(x[:60], y[:60])
+    with pytest.warns(ffcp.FFCPWarning, match="bands are infinite, for too little weight"):
+        band = predictor.predict_interval(x[60:])
+    assert band.upper.isinf().any()
+
+
 def test_a_failed_calibration_changes_nothing() -> None:
     predictor = ffcp.LCP(small_mlp(), at_input()).calibrate(X, Y)
     before = predictor.predict_interval(X[:9]).upper
@@ -311,3 +351,124 @@ def test_a_model_of_images() -> None:
     predictor = ffcp.FFLCP(model, "0", ffcp.Localizer(on="feature")).calibrate(images, Y[:120])
     assert predictor.calibration.embedding.shape == (96, 72)
     assert predictor.predict_interval(images[:4]).upper.shape == (4, 1)
+
+
+# -- inputs of several tensors -----------------------------------------------------------------
+
+
+class Sum(nn.Module):
+    """Takes two tensors, in a tuple or by their names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(2, 1), nn.Linear(3, 1)
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        return self.one(a).tanh() + self.two(b).tanh()
+
+
+@pytest.mark.parametrize("on", ["input", "prediction"])
+@pytest.mark.parametrize("kind", ["tuple", "dict"])
+@pytest.mark.parametrize("bandwidth", [2.0, "auto"])
+def test_an_input_of_two_tensors(kind: str, on: str, bandwidth: float | str) -> None:
+    model, parts = Sum(), (normal(300, 2, seed=0), normal(300, 3, seed=1))
+    x = parts if kind == "tuple" else dict(zip("ab", parts, strict=True))
+    new = (x[0][:9], x[1][:9]) if kind == "tuple" else {key: x[key][:9] for key in x}
+    localizer = ffcp.Localizer("gaussian", on=on, bandwidth=bandwidth)
+    predictor = ffcp.LCP(model, localizer).calibrate(x, Y)
+    kept = len(predictor.calibration)
+    assert kept == (240 if bandwidth == "auto" else 300)
+    wanted = torch.cat(parts, dim=1) if on == "input" else model(*parts).detach()
+    if kept == 300:
+        torch.testing.assert_close(predictor.calibration.embedding, wanted)
+    assert predictor.calibration.embedding.shape == (kept, 5 if on == "input" else 1)
+    assert predictor.predict_interval(new).upper.shape == (9, 1)
+
+
+# -- several outputs at once -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["LCP", "FFLCP"])
+def test_bonferroni_is_each_output_at_a_share_of_alpha(method: str) -> None:
+    def make(joint: str | bool) -> ffcp.Bands:
+        model, localizer = small_mlp(outputs=3), at_input(bandwidth=4.0)
+        if method == "LCP":
+            return ffcp.LCP(model, localizer, joint=joint)
+        return ffcp.FFLCP(model, "0", localizer, joint=joint)
+
+    y = normal(300, 3, seed=8)
+    together = make("bonferroni").calibrate(X, y).predict_interval(X[:9], alpha=0.3)
+    apart = make(False).calibrate(X, y).predict_interval(X[:9], alpha=0.1)
+    assert torch.equal(together.upper, apart.upper)
+
+
+def test_the_bandwidth_is_chosen_for_the_level_that_bonferroni_needs() -> None:
+    # 0.1 / 3 asks for 29 neighbours; at 0.1 itself 9 would do.
+    x = torch.linspace(0, 1, 2000)[:, None]
+    y = (1 + 10 * (x > 0.5)) * normal(2000, 3, seed=0)
+    model = nn.Linear(1, 3)
+    near = ffcp.LCP(model, at_input("nearest"), joint="bonferroni").calibrate(x, y)
+    assert near.bandwidth >= 29
+    assert near.bandwidth_choice.alpha == pytest.approx(0.1 / 3)
+    assert near.predict_interval(x).upper.isfinite().all()
+
+
+# -- groups ------------------------------------------------------------------------------------
+
+GROUPS = ["left" if x < 0 else "right" for x in X[:, 0].tolist()]
+
+
+@pytest.mark.parametrize("guarantee", ["none", "level", "random"])
+@pytest.mark.parametrize("method", METHODS)
+def test_thresholds_are_local_inside_each_group(method: str, guarantee: str) -> None:
+    def make() -> ffcp.Bands:
+        return METHODS[method](at_input(bandwidth=5.0), guarantee=guarantee, seed=3)
+
+    predictor = make().calibrate(X, Y, groups=GROUPS)
+    for label in ("left", "right"):
+        inside = torch.tensor([group == label for group in GROUPS])
+        alone = make().calibrate(X[inside], Y[inside])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ffcp.FFCPWarning)
+            band = predictor.predict_interval(X[inside], groups=[label] * int(inside.sum()))
+            expected = alone.predict_interval(X[inside])
+        torch.testing.assert_close(band, expected)
+        assert len(band.upper.unique()) > 10
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_groups_and_a_chosen_bandwidth_survive_saving(method: str, tmp_path: Path) -> None:
+    path = tmp_path / "local.safetensors"
+    predictor = METHODS[method](at_input()).calibrate(X, Y, groups=GROUPS)
+    predictor.save(path)
+    loaded = METHODS[method](at_input()).load(path)
+    assert loaded.bandwidth_choice == predictor.bandwidth_choice
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ffcp.FFCPWarning)
+        band, again = (p.predict_interval(X, groups=GROUPS) for p in (predictor, loaded))
+    assert torch.equal(band.upper, again.upper)
+
+
+def test_thin_places_in_a_group_are_told_with_its_name_and_advice_that_helps() -> None:
+    far = torch.cat([X[:20], 30 + X[20:25]])
+    labels = [*GROUPS[:20], *["left"] * 5]
+    predictor = ffcp.LCP(small_mlp(), at_input("box", bandwidth=6.0))
+    predictor.calibrate(X, Y, groups=GROUPS)
+    message = "5 of 25 bands are infinite in group 'left', for too little weight lies around"
+    with pytest.warns(ffcp.FFCPWarning, match=message) as caught:
+        predictor.predict_interval(far, groups=labels)
+    advised = float(str(caught[0].message).split("about ")[1].split()[0])
+    assert predictor.bandwidth_for(far[20:]) >= 0.99 * advised
+    wide = ffcp.LCP(small_mlp(), at_input("box", bandwidth=advised))
+    wide.calibrate(X, Y, groups=GROUPS)
+    assert wide.predict_interval(far, groups=labels).upper.isfinite().all()
+
+
+def test_a_group_too_small_for_any_bandwidth_is_told_with_its_size() -> None:
+    groups = ["few"] * 5 + ["many"] * 295
+    predictor = ffcp.LCP(small_mlp(), at_input(bandwidth=9.0)).calibrate(X, Y, groups=groups)
+    with pytest.warns(ffcp.FFCPWarning, match=r"'few' \(5\); alpha=0.1 needs at least 9 in each"):
+        band = predictor.predict_interval(X[:10], groups=groups[:10])
+    assert band.upper[:5].isinf().all()
+    assert band.upper[5:].isfinite().all()
+    assert predictor.bandwidth_for(X[:5]) is None

@@ -126,6 +126,7 @@ def _candidates(
     n = len(squared)
     if kernel.is_by_rank:
         places = squared.argsort(dim=1).argsort(dim=1)
+        fewest = min(fewest, planned)
         shares = {max(fewest, round(planned * 2.0 ** (-step / 2))) for step in range(13)}
         for neighbours in sorted(k for k in shares if k <= planned):
             yield float(neighbours), (places < math.ceil(neighbours * n / planned)).double()

@@ -85,12 +85,16 @@ class Calibration(nn.Module):
 
     def why_infinite(self, alpha: Any, notes: Columns) -> str:
         """Go on behind "the band is infinite": why, and what to do."""
-        needed, fewest = points_needed(alpha), int(known(self.scores).min())
+        fewest, needed = int(known(self.scores).min()), points_needed(alpha)
         if fewest >= needed:
-            return f": more than a share {float(alpha):g} of the calibration scores are infinite"
+            infinite = int(self.scores.isinf().sum(dim=0).max())
+            return (
+                f": {infinite} of {len(self)} calibration scores are infinite, more than "
+                f"alpha={float(alpha):g} allows for"
+            )
         return (
-            f": alpha={float(alpha):g} needs at least {needed} calibration points "
-            f"and there are {fewest}"
+            f": alpha={float(alpha):g} needs at least {needed} calibration points and there are "
+            f"{fewest}"
         )
 
     # -- only where something is open -------------------------------------------------------
@@ -148,7 +152,8 @@ class Calibration(nn.Module):
     def empty(self: Self) -> Self:
         """Give a calibration of the same settings without points."""
         fresh = copy.copy(self)
-        fresh._buffers = {name: b.new_empty((0, *b.shape[1:])) for name, b in self._buffers.items()}
+        points = self.points()
+        fresh._buffers = {name: b.new_empty((0, *b.shape[1:])) for name, b in points.items()}
         fresh._cache = {}
         return fresh
 

@@ -17,7 +17,8 @@ Columns = Mapping[str, Any]
 def take(columns: Columns, rows: Tensor) -> dict[str, Any]:
     """Select rows of every column, by a mask or by numbers.
 
-    >>> take({"score": torch.arange(3), "group": ["a", "b", "c"]}, torch.tensor([True, False, True]))
+    >>> columns = {"score": torch.arange(3), "group": ["a", "b", "c"]}
+    >>> take(columns, torch.tensor([True, False, True]))
     {'score': tensor([0, 2]), 'group': ['a', 'c']}
     """
     numbers = rows.nonzero()[:, 0] if rows.dtype == torch.bool else rows

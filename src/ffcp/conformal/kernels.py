@@ -114,13 +114,15 @@ class Nearest(Kernel):
 def _normal(drawn: Tensor) -> Tensor:
     """Turn uniform numbers in [0, 1) into normal ones."""
     # The middle of the step that the number stands for: 0 itself has no normal number.
-    return torch.special.ndtri(drawn + 2.0**-54)
+    normal: Tensor = torch.special.ndtri(drawn + 2.0**-54)
+    return normal
 
 
 def _direction(drawn: Tensor) -> Tensor:
     """Turn uniform numbers into points on the unit sphere."""
     normal = _normal(drawn)
-    return normal / normal.norm(dim=1, keepdim=True)
+    direction: Tensor = normal / torch.linalg.vector_norm(normal, dim=1, keepdim=True)
+    return direction
 
 
 KERNELS: dict[str, Kernel] = {

@@ -36,10 +36,10 @@ from ffcp.conformal.calibration import Calibration
 from ffcp.conformal.columns import Columns
 from ffcp.conformal.draws import Draws
 from ffcp.conformal.kernels import Kernel, as_kernel
-from ffcp.conformal.neighbours import NearestWeights
+from ffcp.conformal.neighbours import NearestWeights, Neighbours
 from ffcp.conformal.rank import conformal_rank, exact_alpha, points_needed
-from ffcp.conformal.weights import KernelWeights, level_target, plain_target
-from ffcp.pieces import Needs, Seen
+from ffcp.conformal.weights import KernelWeights, Weighed, level_target, plain_target
+from ffcp.pieces import Needs, Seen, name_of
 
 AUTO = "auto"
 PREDICTION = "prediction"
@@ -164,7 +164,7 @@ class Local(Calibration):
         return {
             **super().settings(),
             "kernel": self.kernel.name,
-            "on": on if isinstance(on, str) else f"function {on.__qualname__}",
+            "on": on if isinstance(on, str) else name_of(on),
             "bandwidth": self.bandwidth,
             "guarantee": self.guarantee,
         }
@@ -241,6 +241,8 @@ class Local(Calibration):
         ends = [self._sorted_scores(output) for output in range(self.coordinates)]
         result = torch.empty(len(x), self.coordinates, dtype=torch.float64)
         for rows in _blocks(len(x), len(self)):
+            near: Weighed | Neighbours
+            own: Tensor | int
             if self.guarantee == "random":
                 assert isinstance(weights, KernelWeights)
                 assert random is not None
@@ -275,7 +277,10 @@ class Local(Calibration):
     def _weights_of(self, bandwidth: float) -> KernelWeights | NearestWeights:
         orders = [self._order(output) for output in range(self.coordinates)]
         if self.kernel.is_by_rank:
-            return NearestWeights(self.embedding, orders, int(bandwidth))
+            # A small group may have fewer points than were chosen as neighbours: all of them then.
+            is_chosen = self.localizer.bandwidth == AUTO
+            neighbours = min(int(bandwidth), len(self)) if is_chosen else int(bandwidth)
+            return NearestWeights(self.embedding, orders, neighbours)
         return KernelWeights(self.embedding, orders, self.kernel, bandwidth)
 
     def _level(self, weights: KernelWeights | NearestWeights, output: int) -> Level:
@@ -384,12 +389,19 @@ class Local(Calibration):
 
     def _neighbours_for(self, alpha: Any) -> float | None:
         wanted = points_needed(alpha)
-        while self.guarantee == "level" and wanted <= len(self):
-            level = self._level(self._weights(wanted), 0).at(alpha)
-            if level is not None and int(level_target(torch.tensor([wanted + 1]), level)) <= wanted:
-                break
+        while wanted <= len(self) and not self._are_enough(wanted, alpha):
             wanted += max(1, wanted // 2)
         return float(wanted) if wanted <= len(self) else None
+
+    def _are_enough(self, neighbours: int, alpha: Any) -> bool:
+        """Whether so many neighbours give finite bands, for every output."""
+        if self.guarantee != "level":
+            return neighbours >= points_needed(alpha)
+        weights, total = self._weights(neighbours), torch.tensor([neighbours + 1])
+        levels = [self._level(weights, output).at(alpha) for output in range(self.coordinates)]
+        return all(
+            level is not None and int(level_target(total, level)) <= neighbours for level in levels
+        )
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from ffcp.conformal.columns import Columns, take
 from ffcp.conformal.draws import Draws
 from ffcp.conformal.marginal import Marginal
 from ffcp.conformal.rank import points_needed
-from ffcp.pieces import Needs, Seen
+from ffcp.pieces import Needs, Seen, name_of
 
 Label = str | int | float | bool
 
@@ -92,7 +92,7 @@ class Mondrian(Calibration):
 
     def settings(self) -> dict[str, Any]:
         """Say what thresholds depend on besides the points."""
-        by = None if self.by is None else f"function {self.by.__qualname__}"
+        by = None if self.by is None else name_of(self.by)
         return {**self.inner.settings(), "groups": True, "by": by}
 
     def empty(self) -> Mondrian:
@@ -122,7 +122,11 @@ class Mondrian(Calibration):
         self, scores: Tensor, notes: Columns, planned: int, alpha: Any
     ) -> tuple[Mondrian, Any]:
         """Choose for the inner calibration what is open, once for all groups."""
-        inner, choice = self.inner.choose(scores, _without_group(notes), planned, alpha)
+        counts = [len(rows) for rows in rows_of_groups(notes["group"]).values()]
+        # A point has the others of its group around it: on average, this share of them all.
+        share = sum(count**2 for count in counts) / sum(counts) ** 2
+        inside = max(points_needed(alpha), round(share * planned))
+        inner, choice = self.inner.choose(scores, _without_group(notes), inside, alpha)
         return Mondrian(inner, self.by), choice
 
     def restored(self, settings: Mapping[str, Any]) -> Mondrian:
@@ -138,7 +142,7 @@ class Mondrian(Calibration):
     def add(self, scores: Tensor, notes: Columns | None = None) -> None:
         """Keep these points; ``notes["group"]`` says whose they are."""
         notes = dict(notes or {})
-        parts = dict(self._parts())
+        parts = dict(self.parts())
         groups = notes.pop("group")
         for label, rows in rows_of_groups(groups).items():
             parts[label] = self._grown(parts.get(label), scores[rows], take(notes, rows))
@@ -147,8 +151,8 @@ class Mondrian(Calibration):
     def merge(self, other: Calibration) -> None:
         """Take over the points of another calibration by groups."""
         assert isinstance(other, Mondrian)
-        parts = dict(self._parts())
-        for label, theirs in other._parts().items():
+        parts = dict(self.parts())
+        for label, theirs in other.parts().items():
             points = theirs.points()
             parts[label] = self._grown(parts.get(label), points.pop("scores"), points)
         self._pack(parts)
@@ -169,18 +173,22 @@ class Mondrian(Calibration):
         self.keep(points)
         self._cache["parts"] = dict(parts)
 
-    def _parts(self) -> dict[Label, Calibration]:
+    def parts(self) -> dict[Label, Calibration]:
         """Give each group's calibration."""
         if "parts" not in self._cache:
-            points = self.points()
-            points.pop("names")
-            ends = np.cumsum(list(self.groups.values()), dtype=np.int64)
-            parts = {}
-            for label, count, end in zip(self.groups, self.groups.values(), ends, strict=True):
-                parts[label] = self.inner.empty()
-                parts[label].keep({n: t[end - count : end].clone() for n, t in points.items()})
-            self._cache["parts"] = parts
-        parts = self._cache["parts"]
+            self._cache["parts"] = self._unpacked()
+        parts: dict[Label, Calibration] = self._cache["parts"]
+        return parts
+
+    def _unpacked(self) -> dict[Label, Calibration]:
+        points = self.points()
+        points.pop("names")
+        parts, start = {}, 0
+        for label, count in self.groups.items():
+            rows = slice(start, start + count)
+            parts[label] = self.inner.empty()
+            parts[label].keep({name: column[rows].clone() for name, column in points.items()})
+            start += count
         return parts
 
     # -- thresholds -------------------------------------------------------------------------
@@ -190,7 +198,7 @@ class Mondrian(Calibration):
     ) -> Tensor:
         """Look up the threshold of each point's group, shape (n, m)."""
         assert notes is not None
-        parts, inner_notes = self._parts(), _without_group(notes)
+        parts, inner_notes = self.parts(), _without_group(notes)
         asked = rows_of_groups(notes["group"])
         unseen = [label for label in asked if label not in parts]
         if unseen:
@@ -198,10 +206,12 @@ class Mondrian(Calibration):
                 f"no calibration point belongs to group {_listed(unseen)}: the groups there are "
                 f"{_listed(parts)}. Calibrate with points of that group, or merge it into another"
             )
-        tables = {
-            label: parts[label].threshold(alpha, take(inner_notes, rows), random)
-            for label, rows in asked.items()
-        }
+        tables = {}
+        for label, rows in asked.items():
+            try:
+                tables[label] = parts[label].threshold(alpha, take(inner_notes, rows), random)
+            except ValueError as error:
+                raise ValueError(f"in group {label!r} {error}") from error
         width = max(table.shape[-1] for table in tables.values())
         result = torch.empty(len(notes["group"]), width, dtype=torch.float64)
         for label, rows in asked.items():
@@ -211,7 +221,7 @@ class Mondrian(Calibration):
 
     def why_infinite(self, alpha: Any, notes: Columns) -> str:
         """Name the groups that are too small; else say what the inner calibration says."""
-        needed, counts, parts = points_needed(alpha), self.groups, self._parts()
+        needed, counts, parts = points_needed(alpha), self.groups, self.parts()
         asked = rows_of_groups(notes["group"])
         small = {label: counts[label] for label in asked if counts[label] < needed}
         if small:

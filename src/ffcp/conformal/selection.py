@@ -20,6 +20,7 @@ from ffcp.conformal.rank import points_needed
 from ffcp.pieces import Needs, Seen
 
 Batch = TypeVar("Batch")
+Incoming = TypeVar("Incoming", contravariant=True)
 Self = TypeVar("Self", bound="Scorer")
 
 
@@ -124,10 +125,10 @@ class Division:
         return math.ceil(self.most / self.fraction) + 1
 
 
-class Work(Protocol[Batch]):
+class Work(Protocol[Incoming]):
     """What is done with the batches of a calibration."""
 
-    def note(self, batch: Batch) -> Columns:
+    def note(self, batch: Incoming) -> Columns:
         """Run the model on a batch, and note of its rows what scores and choices need."""
 
     def choose(self, aside: Columns, left: int) -> None:

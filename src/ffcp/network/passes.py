@@ -118,7 +118,7 @@ def gradient_norms(
 
     One forward pass and, for a model with one output, one backward pass give the norms at all
     features. The part of the model before the earliest feature runs without a graph. The model
-    runs in eval mode and is afterwards as it was: mode, ``requires_grad``, hooks, random state.
+    runs in eval mode and is afterwards as it was: mode, ``requires_grad``, hooks.
 
     Parameters
     ----------

@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import copy
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -65,11 +66,11 @@ def twin_of(model: nn.Module) -> nn.Module | None:
         return None
     for module in twin.modules():
         module.training = False  # one by one: an overridden train() may do more than switch
-    _TWINS.add(twin)
+    _TWINS[twin] = weakref.ref(model)
     return twin
 
 
-_TWINS: WeakSet[nn.Module] = WeakSet()
+_TWINS: WeakKeyDictionary[nn.Module, weakref.ref[nn.Module]] = WeakKeyDictionary()
 
 
 def _is_opaque(module: nn.Module) -> bool:
@@ -80,6 +81,11 @@ def _is_opaque(module: nn.Module) -> bool:
 def is_twin(model: nn.Module) -> bool:
     """Say whether a module is a twin as a whole."""
     return model in _TWINS
+
+
+def original(model: nn.Module) -> nn.Module:
+    """Give the model that a twin was made of; any other module is its own original."""
+    return (_TWINS[model]() if model in _TWINS else None) or model
 
 
 class _Pool:

@@ -114,12 +114,13 @@ class SlackBands(Family):
         # Two rows: on a single one batch statistics fail, in a way that says nothing of mixing.
         first = passes.see(model, inputs.take(x, slice(0, 2)))
         outputs = self.prediction(first.output)[0].numel()
+        what = self.what_is_open.removeprefix("the ")
         if outputs > _MOST_OUTPUTS:
             raise ValueError(
                 f"the model has {outputs} outputs, and the automatic choice keeps the scores of "
-                f"all candidates: name one feature above {_MOST_OUTPUTS} outputs"
+                f"all candidates: name one {what} above {_MOST_OUTPUTS} outputs"
             )
-        return SlackChoice(self.base, self.slack.options(model, x), self.joint, outputs)
+        return SlackChoice(self.base, self.slack.options(model, x), self.joint, outputs, what)
 
     def choices_from(self, saved: Mapping[str, Any]) -> dict[str, Any]:
         """Build the choice of the slack again."""
@@ -131,13 +132,21 @@ class SlackChoice(Family):
 
     is_open = True
 
-    def __init__(self, base: Base, options: Mapping[str, Any], joint: Joint, outputs: int) -> None:
+    def __init__(
+        self,
+        base: Base,
+        options: Mapping[str, Any],
+        joint: Joint,
+        outputs: int,
+        what: str = "feature",
+    ) -> None:
         self.base, self.joint = base, joint
+        self._what = what  # the candidates are called
         self._options = {
             name: SlackBands(base, slack, joint, column=f"score.{name}")
             for name, slack in options.items()
         }
-        self.most_rows = max(1000, min(10_000, _NUMBERS // outputs))  # type: ignore[misc]
+        self.most_rows = max(1000, min(10_000, _NUMBERS // outputs))
 
     def needs(self) -> Needs:
         """Ask for what any candidate asks for."""
@@ -166,9 +175,9 @@ class SlackChoice(Family):
             name: Trial(aside[f"score.{name}"], aside[f"slack.{name}"]) for name in self._options
         }
         choice = layers.choose(aside["width"], trials, alpha)
-        warning = layers.why_plain(choice) if choice.feature == OUTPUT else None
+        warning = layers.why_plain(choice, self._what) if choice.feature == OUTPUT else None
         return Chosen(self._options[choice.feature], {"layer": choice}, warning)
 
     def without_choice(self, rows: int, alpha: Any) -> Chosen:
         """Take plain CP, and no row to choose it."""
-        return Chosen(self._options[OUTPUT], {}, layers.why_no_choice(rows, alpha))
+        return Chosen(self._options[OUTPUT], {}, layers.why_no_choice(rows, alpha, self._what))

@@ -163,33 +163,35 @@ def choice_from(saved: Mapping[str, Any]) -> Choice:
     return Choice(saved["feature"], shown, saved["rows"], saved["alpha"])
 
 
-def why_plain(choice: Choice) -> str:
-    """Say why plain CP was chosen."""
-    plain = choice.candidates[OUTPUT]
+def why_plain(choice: Choice, what: str = "feature") -> str:
+    """Say why plain CP was chosen among features, or among slacks of any kind."""
+    plain = choice.candidates[OUTPUT].mean_length
     others = {
-        name: c
-        for name, c in choice.candidates.items()
-        # A layer whose gradient is the same everywhere is plain CP by another name.
-        if name != OUTPUT and abs(c.mean_length - plain.mean_length) > 1e-6 * plain.mean_length
+        name: candidate
+        for name, candidate in choice.candidates.items()
+        # A slack that is the same everywhere is plain CP by another name.
+        if name != OUTPUT and abs(candidate.mean_length - plain) > 1e-6 * abs(plain)
     }
+    by_layer = what == "feature"
     if len(choice.candidates) == 1:
         return "plain CP is used: no layer of this model passes a gradient to the output"
     if not others:
-        return "plain CP is used: at every layer the gradient has the same size for all inputs"
+        same = "at every layer the gradient has" if by_layer else "all slacks have"
+        return f"plain CP is used: {same} the same size for all inputs"
     name = min(others, key=lambda key: others[key].mean_length)
     best = others[name]
     return (
-        f"plain CP was chosen: on {choice.rows} rows set aside no layer gave shorter bands (best: "
-        f"{name!r} with mean length {best.mean_length:.4g} against {plain.mean_length:.4g}). The "
-        "gradient says little about the noise here: its rank correlation with the residual is "
-        f"{best.rank_correlation:+.2f}"
+        f"plain CP was chosen: on {choice.rows} rows set aside no {'layer' if by_layer else what} "
+        f"gave shorter bands (best: {name!r} with mean length {best.mean_length:.4g} against "
+        f"{plain:.4g}). {'The gradient' if by_layer else 'It'} says little about the noise here: "
+        f"its rank correlation with the residual is {best.rank_correlation:+.2f}"
     )
 
 
-def why_no_choice(rows: int, alpha: Any) -> str:
+def why_no_choice(rows: int, alpha: Any, what: str = "feature") -> str:
     """Say why nothing was chosen."""
     return (
-        f"plain CP is used: of {rows} rows none can be spared to choose the layer, as "
-        f"alpha={float(exact_alpha(alpha)):g} needs {points_needed(alpha)} to calibrate. Give more "
-        "rows, or name the feature"
+        f"plain CP is used: of {rows} rows none can be spared to choose the "
+        f"{'layer' if what == 'feature' else what}, as alpha={float(exact_alpha(alpha)):g} needs "
+        f"{points_needed(alpha)} to calibrate. Give more rows, or name the {what}"
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, TypeVar
 
@@ -52,7 +52,7 @@ class CP(Bands):
     torch.Size([100, 1])
     """
 
-    _base: ClassVar[Callable[[], Base]] = Point
+    _base: ClassVar[type[Base]] = Point
 
     def __init__(
         self,
@@ -100,7 +100,27 @@ class CQR(CP):
     _base = Quantiles
 
 
-class FFCP(Bands):
+class AtLayer(Bands):
+    """What methods that take a gradient show of it."""
+
+    @property
+    def norm(self) -> float:
+        """Norm of the gradient."""
+        return float(self.slack.norm)
+
+    @property
+    def floor(self) -> float:
+        """Smallest slack."""
+        return float(self.slack.floor)
+
+    @property
+    def method(self) -> Method:
+        """How the gradients of many outputs are taken."""
+        method: Method = self.slack.method
+        return method
+
+
+class FFCP(AtLayer):
     """Fast feature conformal prediction: the band is as wide as the gradient is long.
 
     The score of a point is its residual divided by the norm of the gradient of the output with
@@ -158,7 +178,7 @@ class FFCP(Bands):
     tensor(True)
     """
 
-    _base: ClassVar[Callable[[], Base]] = Point
+    _base: ClassVar[type[Base]] = Point
 
     def __init__(
         self,
@@ -239,8 +259,13 @@ class Localized(Bands):
         return choice
 
     def bandwidth_for(self, embedding: Tensor, alpha: Any = 0.1) -> float | None:
-        """Find a bandwidth that gives finite bands at embedded points; None if none does."""
-        return self.calibration.bandwidth_for(embedding, alpha)
+        """Find a bandwidth that gives finite bands at embedded points; None if none does.
+
+        With groups it is one that does in every group.
+        """
+        parts = getattr(self.calibration, "parts", lambda: {"all": self.calibration})()
+        wide = [part.bandwidth_for(embedding, alpha) for part in parts.values()]
+        return None if None in wide else max(bandwidth for bandwidth in wide if bandwidth)
 
     def fit_localizer(self: Self, x: Any, y: Any, planned: int | None = None) -> Self:
         """Choose the bandwidth on points of their own, so that all others can calibrate.
@@ -303,7 +328,7 @@ class LCP(Localized):
     True
     """
 
-    _base: ClassVar[Callable[[], Base]] = Point
+    _base: ClassVar[type[Base]] = Point
 
     def __init__(
         self,
@@ -346,7 +371,7 @@ class LCQR(LCP):
     _base = Quantiles
 
 
-class FFLCP(Localized):
+class FFLCP(Localized, AtLayer):
     """Localized fast feature conformal prediction (the paper's FFLCP).
 
     The score is that of :class:`FFCP`, the residual over the gradient norm; the threshold is
@@ -373,7 +398,7 @@ class FFLCP(Localized):
     torch.Size([5, 1])
     """
 
-    _base: ClassVar[Callable[[], Base]] = Point
+    _base: ClassVar[type[Base]] = Point
 
     def __init__(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from fractions import Fraction
 from typing import Any, TypeVar
 
 import numpy as np
@@ -70,6 +71,11 @@ class BandPredictor(Predictor):
         checks.finite(y.masked_fill(y.isnan(), 0) if self.missing else y, "y", first_row)
         return y
 
+    def alpha_of_each(self, alpha: Any, thresholds: int) -> Fraction:
+        """Give the share of misses that each of several thresholds allows."""
+        exact = exact_alpha(alpha)
+        return exact / thresholds if self.joint == BONFERRONI else exact
+
     # -- using the calibration --------------------------------------------------------------
 
     @steady
@@ -116,10 +122,9 @@ class BandPredictor(Predictor):
             calibration says too little about a point its band is infinite, and a warning says
             what to do.
         """
-        exact = exact_alpha(alpha)
+        exact_alpha(alpha)  # what is no level is refused first
         self._must_be_calibrated()
-        if self.joint == BONFERRONI:
-            exact /= self.calibration.coordinates
+        exact = self.alpha_of_each(alpha, self.calibration.coordinates)
         x = inputs.to_tensors(x, self.model)
         buffer, infinite = inputs.RowBuffer(inputs.row_count(x)), Table()
         for seen, notes, thresholds in self._looked_up(x, exact, groups, self._place(x, first_row)):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ffcp.network import features, jacobian
 from ffcp.network.features import OUTPUT, resolve
 from ffcp.network.jacobian import Method
-from ffcp.pieces import Needs, Seen
+from ffcp.pieces import Needs, Seen, name_of
 from ffcp.regression.bands import as_float64
 
 AUTO = "auto"
@@ -76,14 +76,13 @@ class GradientNorm:
     ) -> None:
         if not 0 < floor < math.inf:
             raise ValueError(f"floor must be a positive number, got {floor}")
-        is_name = isinstance(feature, str)
-        names = [feature] if is_name else list(feature)
+        names = [feature] if isinstance(feature, str) else list(feature)
         if not names:
             raise ValueError("the list of candidate features is empty")
         if not all(isinstance(name, str) for name in names):
             raise TypeError(f"feature must be the name of a layer, got {feature!r}")
         self._candidates = None if feature == AUTO else names
-        self.feature = feature if is_name and feature != AUTO else None
+        self.feature = feature if isinstance(feature, str) and feature != AUTO else None
         self.norm = jacobian.checked_norm(norm)
         self.method = jacobian.checked_method(method)
         self.floor = floor
@@ -162,7 +161,7 @@ class FunctionOf:
             raise TypeError(f"a slack is a function of what a pass saw, got {function!r}")
         self._function = function
         self._needs = Needs(norms=tuple(norms), values=tuple(values))
-        self.name = name or f"function {getattr(function, '__qualname__', type(function).__name__)}"
+        self.name = name or name_of(function)
 
     def needs(self) -> Needs:
         """Ask for the layers it looks at."""
@@ -191,11 +190,19 @@ class AnyOf:
     """
 
     is_open = True
+    what_is_open = "the slack"
 
     def __init__(self, slacks: Sequence[Any]) -> None:
         self._slacks = [as_slack(slack) for slack in slacks]
         if any(getattr(slack, "is_open", False) for slack in self._slacks):
             raise ValueError("a list of slacks to choose from cannot hold one that is open itself")
+        settings = [slack.settings() for slack in self._slacks]
+        twice = [one for number, one in enumerate(settings) if one in settings[:number]]
+        if twice:
+            raise ValueError(
+                f"two slacks are both called {twice[0]['slack']!r}, so a saved choice could not "
+                "tell them apart: give each a name, ffcp.FunctionOf(function, name=...)"
+            )
 
     def needs(self) -> Needs:
         """Ask for what any of them asks for."""
@@ -236,7 +243,7 @@ def gradient_norm(
     """Make the slack of FFCP for a model, whose layers may be given as modules."""
     names: str | list[str]
     if isinstance(feature, (str, nn.Module)):
-        names = AUTO if feature == AUTO else resolve(model, feature)  # type: ignore[assignment]
+        names = AUTO if feature == AUTO else resolve(model, feature)
     else:
         names = [resolve(model, one) for one in feature]
     return GradientNorm(names, norm, floor, method)

@@ -46,7 +46,12 @@ def test_unconverged_points_are_reported() -> None:
     with pytest.warns(ffcp.FFCPWarning, match="no feature that gives y for .* calibration points"):
         predictor = ffcp.FCP(model, "0", invert="exact").calibrate(X, y)
     assert 7 in predictor.unconverged
-    assert int(predictor.calibration.scores.isinf().sum()) == len(predictor.unconverged)
+    lost = len(predictor.unconverged)
+    assert int(predictor.calibration.scores.isinf().sum()) == lost
+    message = f"the band is infinite: {lost} of 200 calibration scores are infinite, more than"
+    with pytest.warns(ffcp.FFCPWarning, match=message):
+        assert predictor.predict_interval(NEW, alpha=lost / 250).upper.isinf().all()
+    assert predictor.predict_interval(NEW, alpha=(lost + 2) / 201).upper.isfinite().all()
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from ffcp.network import heads, inputs
 from ffcp.network.features import Tapped
 from ffcp.network.jacobian.norms import reached, wide
+from ffcp.network.twin import original
 
 
 class HiddenWindowsError(ValueError):
@@ -123,8 +124,8 @@ def colours(model: nn.Module, x: Any, name: str) -> Colours | None:
     >>> colours(model, torch.zeros(1, 1, 9), "0").passes  # 3 for each of 5 channels
     15
     """
-    shapes = tuple((key, tensor.shape[1:]) for key, tensor in inputs.leaves(x))
-    known = _KNOWN.setdefault(model, {})
+    shapes = tuple((key, t.shape[1:], t.device) for key, t in inputs.leaves(x))
+    known = _KNOWN.setdefault(original(model), {})  # for all twins at once
     key = (name, shapes, str(model))  # the text of a model tells its layers and their settings
     if key not in known:
         known[key] = _measured(model, inputs.take(x, slice(0, 1)), name)
@@ -165,11 +166,12 @@ def _seen(output: Output, feature: Tensor, axis: int, at_once: int) -> Tensor:
 def coloured(tap: Tapped, name: str, colours: Colours, norm: float) -> Tensor:
     """Take the norms at a feature with one backward pass per colour, and one to prove them.
 
-    Raises :class:`HiddenWindowsError` if a gradient reaches outside the window of its output, in
-    any row and at any output. It is seen if it is larger than 1/100 of what arrives at the same
-    position of the feature from elsewhere, and than 1/1000 of the most that arrives anywhere in
-    the row; in half precision than a few units of rounding. Smaller ones cannot be told from
-    rounding.
+    Raises :class:`HiddenWindowsError` if a gradient of any output of any row reaches outside the
+    window of that output. What is looked at is this batch, all of it; another batch is proved
+    anew. A gradient outside its window is seen if it is larger than 1/100 of what else arrives
+    at that position of the feature, and than 1/1000 of the most that arrives anywhere in its row
+    (in half precision: than a few units of rounding); smaller ones cannot be told from rounding.
+    A single one can hide in a row, with a chance of about 1/50, where two random weights agree.
     """
     if colours.refuted:
         raise HiddenWindowsError(_HIDDEN)

@@ -386,8 +386,9 @@ def _steepest(head: nn.Module, v: Tensor, column: Tensor, norm: float) -> Tensor
     (gradient,) = torch.autograd.grad(head(moving).gather(1, column).sum(), moving)
     if norm != 2:
         return gradient.sign()
-    length = gradient.reshape(len(v), -1).norm(dim=1).reshape(-1, *[1] * (v.dim() - 1))
-    return gradient / length.clamp_min(torch.finfo(v.dtype).tiny)
+    length = torch.linalg.vector_norm(gradient.reshape(len(v), -1), dim=1)
+    direction: Tensor = gradient / inversion.like(length, v).clamp_min(torch.finfo(v.dtype).tiny)
+    return direction
 
 
 def _guard(low: Tensor, high: Tensor) -> Tensor:

@@ -135,10 +135,10 @@ def exact_distance(
     >>> exact_distance(lambda v: v.sum(dim=1), torch.zeros(1, 2), torch.ones(1), norm=math.inf)
     tensor([0.5000])
     """
-    far, found = _pass_target(head, v, y, norm, max_steps)
+    far, has_passed = _pass_target(head, v, y, norm, max_steps)
     near_at_target = head(v).detach() == y
     distances = row_distance(_halve(head, v, far, y, tolerance), v, norm)
-    distances = torch.where(found, distances, math.inf)
+    distances = torch.where(has_passed, distances, math.inf)
     return torch.where(near_at_target, 0.0, distances)
 
 
@@ -149,20 +149,20 @@ def _pass_target(
     with torch.inference_mode(False), torch.enable_grad():
         moving = v.detach().clone()
         side = None
-        found = torch.zeros(len(v), dtype=torch.bool, device=v.device)
+        has_passed = torch.zeros(len(v), dtype=torch.bool, device=v.device)
         for _ in range(max_steps):
             moving.requires_grad_()
             value = head(moving)
             gap = (y - value).detach()
             side = gap.sign() if side is None else side
-            found |= gap * side <= 0
-            if bool(found.all()):
+            has_passed |= gap * side <= 0
+            if bool(has_passed.all()):
                 break
             (gradient,) = torch.autograd.grad(value.sum(), moving)
             step = _newton_step(gradient, gap, norm)
             # A little too far on purpose: a row that arrives exactly has not passed.
-            moving = torch.where(_like(found, v), moving, moving + 1.01 * step).detach()
-    return moving.detach(), found
+            moving = torch.where(like(has_passed, v), moving, moving + 1.01 * step).detach()
+    return moving.detach(), has_passed
 
 
 def _newton_step(gradient: Tensor, gap: Tensor, norm: float) -> Tensor:
@@ -184,12 +184,12 @@ def _halve(head: Head, v: Tensor, far: Tensor, y: Tensor, tolerance: float) -> T
     for _ in range(max(1, math.ceil(-math.log2(tolerance)))):
         middle = (low + high) / 2
         with torch.no_grad():
-            value = head(torch.lerp(v, far, _like(middle, v)))
+            value = head(torch.lerp(v, far, like(middle, v)))
         passed = (y - value) * side <= 0
         low, high = torch.where(passed, low, middle), torch.where(passed, middle, high)
-    return torch.lerp(v, far, _like(high, v))
+    return torch.lerp(v, far, like(high, v))
 
 
-def _like(rows: Tensor, v: Tensor) -> Tensor:
+def like(rows: Tensor, v: Tensor) -> Tensor:
     """Shape one number per row so that it multiplies features."""
     return rows.reshape(-1, *[1] * (v.dim() - 1))

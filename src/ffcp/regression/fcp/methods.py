@@ -13,7 +13,6 @@ import torch  # noqa: F401 - for the examples
 from torch import nn
 
 from ffcp.calibrating import Calibrating
-from ffcp.conformal.rank import exact_alpha
 from ffcp.metrics import Coverage
 from ffcp.network.features import resolve
 from ffcp.predictor import steady
@@ -168,9 +167,7 @@ class FCP(BandPredictor):
         it describes another object: with an inversion stopped early, a point can be covered
         here and missed by its band. Compare with ``metrics.coverage`` of the band.
         """
-        exact = exact_alpha(alpha)
-        if self.joint == BONFERRONI:
-            exact /= self.calibration.coordinates
+        exact = self.alpha_of_each(alpha, self.calibration.coordinates)
         scores = self.score(x, y)
         scores = scores.reshape(len(scores), -1)
         inside = (scores <= self.calibration.threshold(exact)).double()

@@ -1,0 +1,227 @@
+"""Predictors that are merged, copied, pickled, saved and loaded."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ffcp
+from ffcp import files
+from ffcp.predictor import Predictor
+from tests.conftest import normal, small_mlp
+from tests.regression.models import leaky, targets
+
+X, Y, NEW = normal(200, 4, seed=0), normal(200, seed=1), normal(50, 4, seed=2)
+GROUPS = ["left" if x < 0 else "right" for x in X[:, 0].tolist()]
+
+
+def one_and_size(seen: ffcp.Seen) -> Tensor:
+    return 1 + seen.output.abs()
+
+
+PREDICTORS: dict[str, Callable[[], Predictor]] = {
+    "CP": lambda: ffcp.CP(leaky()),
+    "CQR": lambda: ffcp.CQR(leaky(2)),
+    "FFCP": lambda: ffcp.FFCP(leaky(), "0"),
+    "FFCP, layer chosen": lambda: ffcp.FFCP(leaky()),
+    "FFCQR": lambda: ffcp.FFCQR(leaky(2), "0"),
+    "LCP": lambda: ffcp.LCP(leaky(), ffcp.Localizer("nearest", bandwidth=80)),
+    "LCP, bandwidth chosen": lambda: ffcp.LCP(leaky(), "gaussian"),
+    "LCQR": lambda: ffcp.LCQR(leaky(2), "nearest"),
+    "FFLCP": lambda: ffcp.FFLCP(leaky(), "0", "nearest"),
+    "FFLCQR": lambda: ffcp.FFLCQR(leaky(2), "2", "nearest"),
+    "FCP": lambda: ffcp.FCP(leaky(), "0", steps=10),
+    "FCP, steps chosen": lambda: ffcp.FCP(leaky(), "0"),
+    "FCP, exact": lambda: ffcp.FCP(leaky(), "2", invert="exact", bound="crown"),
+    "FCQR": lambda: ffcp.FCQR(leaky(2), "0", invert="exact"),
+    "Bands": lambda: ffcp.Bands(leaky(), slack=one_and_size),
+    "Bands of several slacks": lambda: ffcp.Bands(
+        leaky(), slack=[one_and_size, ffcp.GradientNorm("0")]
+    ),
+}
+
+
+def calibrated(name: str, **options: object) -> Predictor:
+    predictor = PREDICTORS[name]()
+    return predictor.calibrate(X, targets(predictor.model, X), **options)
+
+
+# -- copies ------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore::ffcp.FFCPWarning")
+@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize("name", PREDICTORS)
+def test_copies_give_the_same_bands_and_share_nothing(name: str, grouped: bool) -> None:
+    groups = {"groups": GROUPS} if grouped else {}
+    new_groups = {"groups": GROUPS[:50]} if grouped else {}
+    predictor = calibrated(name, **groups)
+    band = predictor.predict_interval(NEW, **new_groups)  # which works things out, and keeps them
+    twins = copy.deepcopy(predictor), pickle.loads(pickle.dumps(predictor))
+    for twin in twins:
+        torch.testing.assert_close(twin.predict_interval(NEW, **new_groups), band, rtol=0, atol=0)
+        twin.calibrate(X[:60], torch.zeros(60), update=not grouped)
+    again = predictor.predict_interval(NEW, **new_groups)
+    torch.testing.assert_close(again, band, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ["CP", "FFCP", "FCP", "FCP, exact"])
+@pytest.mark.parametrize("pickled", [False, True])
+def test_a_copy_uses_its_own_weights(name: str, pickled: bool) -> None:
+    predictor = calibrated(name)
+    band = predictor.predict_interval(NEW)
+    twin = pickle.loads(pickle.dumps(predictor)) if pickled else copy.deepcopy(predictor)
+    with torch.no_grad():
+        twin.model[-1].bias += 100
+    moved = twin.predict_interval(NEW)
+    for part, other in zip(moved, band, strict=True):
+        torch.testing.assert_close(part, other + 100, rtol=0, atol=1e-3)
+    torch.testing.assert_close(predictor.predict_interval(NEW), band, rtol=0, atol=0)
+
+
+# -- merging -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["CP", "CQR", "FFCP", "FFCQR", "LCP", "FCP", "FCQR", "Bands"])
+def test_two_workers_merge_into_one(name: str) -> None:
+    whole = calibrated(name)
+    y = targets(whole.model, X)
+    parts = [PREDICTORS[name]().calibrate(X[i::2], y[i::2]) for i in range(2)]
+    merged = parts[0].merge(parts[1])
+    torch.testing.assert_close(merged.predict_interval(NEW), whole.predict_interval(NEW))
+    empty = PREDICTORS[name]().merge(whole)
+    torch.testing.assert_close(empty.predict_interval(NEW), whole.predict_interval(NEW))
+
+
+def test_a_predictor_without_calibration_cannot_be_merged() -> None:
+    full, empty = ffcp.CP(small_mlp()).calibrate(X, Y), ffcp.CP(small_mlp())
+    for receiver in (full, empty):
+        with pytest.raises(ValueError, match=r"has no calibration: call calibrate\(x, y\)"):
+            receiver.merge(ffcp.CP(small_mlp()))
+    assert len(full.calibration) == 200
+    assert len(empty.calibration) == 0
+
+
+def test_other_settings_are_named() -> None:
+    one = ffcp.FFCP(small_mlp(), "0").calibrate(X, Y)
+    with pytest.raises(ValueError, match=r"feature='3' \(here '0'\), norm=1.0 \(here 2.0\)$"):
+        one.merge(ffcp.FFCP(small_mlp(), "3", norm=1).calibrate(X, Y))
+    with pytest.raises(ValueError, match=r"joint=True \(here False\)$"):
+        one.merge(ffcp.FFCP(small_mlp(), "0", joint=True).calibrate(X, Y))
+    with pytest.raises(ValueError, match=r"slack='constant' \(here 'gradient norm'\)"):
+        one.merge(ffcp.CP(small_mlp()).calibrate(X, Y))
+    assert len(one.calibration) == 200
+
+
+def test_groups_merge_by_their_names() -> None:
+    whole = ffcp.CP(small_mlp()).calibrate(X, Y, groups=GROUPS)
+    expected = whole.predict_interval(X, groups=GROUPS).upper
+    left = X[:, 0] < 0
+    one, two = (
+        ffcp.CP(small_mlp()).calibrate(X[rows], Y[rows], groups=[name] * int(rows.sum()))
+        for name, rows in {"left": left, "right": ~left}.items()
+    )
+    merged = one.merge(two)  # each worker has a group that the other has not
+    assert merged.calibration.groups == {"left": int(left.sum()), "right": int((~left).sum())}
+    torch.testing.assert_close(merged.predict_interval(X, groups=GROUPS).upper, expected)
+    empty = ffcp.CP(small_mlp()).merge(whole)  # an empty one takes groups over
+    torch.testing.assert_close(empty.predict_interval(X, groups=GROUPS).upper, expected)
+    plain = ffcp.CP(small_mlp()).calibrate(X, Y)
+    with pytest.raises(ValueError, match=r"groups=True \(here None\)"):
+        plain.merge(whole)
+    with pytest.raises(ValueError, match=r"groups=None \(here True\)"):
+        whole.merge(plain)
+
+
+# -- files -------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore::ffcp.FFCPWarning")
+@pytest.mark.parametrize("name", PREDICTORS)
+def test_a_saved_predictor_gives_the_same_bands(name: str, tmp_path: Path) -> None:
+    predictor = calibrated(name)
+    predictor.save(tmp_path / "bands.safetensors")
+    loaded = PREDICTORS[name]().load(tmp_path / "bands.safetensors")
+    assert loaded.settings() == predictor.settings()
+    band = predictor.predict_interval(NEW)
+    torch.testing.assert_close(loaded.predict_interval(NEW), band, rtol=0, atol=0)
+
+
+def spoiled(tensors: dict[str, Tensor], how: str) -> dict[str, Tensor]:
+    """Give the tensors of a file with something wrong about their names."""
+    if how == "a tensor too many":
+        return {**tensors, "calibration.more": torch.zeros(3)}
+    if how == "no scores":
+        return {name: t for name, t in tensors.items() if name != "calibration.scores"}
+    if how == "no settings":
+        return {name: t for name, t in tensors.items() if name != "_extra_state"}
+    return {**tensors, "model.0.weight": torch.zeros(8, 4)}
+
+
+WRONG = {
+    "a tensor too many": r"calibration\.more does not belong",
+    "no scores": r"calibration\.scores is missing",
+    "no settings": "_extra_state is missing",
+    "a weight of the model": r"model\.0\.weight does not belong",
+}
+
+
+@pytest.mark.filterwarnings("ignore::ffcp.FFCPWarning")
+@pytest.mark.parametrize("how", WRONG)
+@pytest.mark.parametrize("name", ["CP", "FFCP, layer chosen", "LCP, bandwidth chosen", "FCP"])
+def test_a_file_that_does_not_fit_changes_nothing(name: str, how: str, tmp_path: Path) -> None:
+    path = tmp_path / "bands.safetensors"
+    other = PREDICTORS[name]().calibrate(NEW, torch.zeros(50))
+    other.save(path)
+    tensors, fingerprint = files.read(path)
+    files.write(path, spoiled(tensors, how), fingerprint=fingerprint)
+
+    predictor = calibrated(name)
+    band, settings = predictor.predict_interval(NEW), predictor.settings()
+    state = copy.deepcopy(predictor.state_dict())
+    with pytest.raises(ValueError, match=f"does not fit this .*{WRONG[how]}"):
+        predictor.load(path)
+    assert predictor.settings() == settings
+    assert state.keys() == predictor.state_dict().keys()
+    assert all(torch.equal(state[key], value) for key, value in predictor.state_dict().items())
+    torch.testing.assert_close(predictor.predict_interval(NEW), band, rtol=0, atol=0)
+
+
+def test_a_file_of_groups_that_lacks_their_names_changes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "bands.safetensors"
+    predictor = ffcp.CP(small_mlp()).calibrate(X, Y, groups=GROUPS)
+    predictor.save(path)
+    tensors, fingerprint = files.read(path)
+    del tensors["calibration.names"]
+    files.write(path, tensors, fingerprint=fingerprint)
+    plain = ffcp.CP(small_mlp()).calibrate(X, Y)
+    band = plain.predict_interval(NEW)
+    with pytest.raises(ValueError, match=r"calibration\.names is missing"):
+        plain.load(path)
+    torch.testing.assert_close(plain.predict_interval(NEW), band, rtol=0, atol=0)
+
+
+def test_loading_replaces_what_was_calibrated(tmp_path: Path) -> None:
+    path = tmp_path / "bands.safetensors"
+    saved = ffcp.LCP(small_mlp(), "gaussian").calibrate(X, Y)
+    saved.save(path)
+    other = ffcp.LCP(small_mlp(), "gaussian").calibrate(X[:100], 3 * Y[:100])
+    other.predict_interval(NEW)
+    other.load(path)
+    assert other.bandwidth_choice == saved.bandwidth_choice
+    torch.testing.assert_close(other.predict_interval(NEW), saved.predict_interval(NEW))
+    other.calibrate(X, Y)  # and what was left open is chosen anew
+    torch.testing.assert_close(other.predict_interval(NEW), saved.predict_interval(NEW))
+
+
+def test_the_model_is_no_part_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "bands.safetensors"
+    predictor = ffcp.CP(nn.Linear(4, 1)).calibrate(X, Y)
+    predictor.save(path)
+    assert sorted(files.read(path)[0]) == ["_extra_state", "calibration.scores"]
