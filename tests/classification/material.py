@@ -28,23 +28,29 @@ def labels_for(x: Tensor, model: nn.Module, seed: int = 0) -> Tensor:
 
 Y = labels_for(X, network())
 
+
+def seeded(method: type[ffcp.LabelSets], **settings):
+    """Make predictors of a method with a fixed seed, so that two of them draw the same numbers."""
+    return lambda model, **more: method(model, **{"seed": 0, **more, **settings})
+
+
 METHODS = {
-    "LAC": ffcp.LAC,
-    "APS": ffcp.APS,
-    "RAPS": lambda model, **kw: ffcp.RAPS(model, lam=0.05, kreg=2, **kw),
-    "FFRAPS": lambda model, **kw: ffcp.FFRAPS(model, delta=0.1, lam=0.05, kreg=2, **kw),
-    "FFRAPS at a feature": lambda model, **kw: ffcp.FFRAPS(
-        model, delta=0.1, lam=0.05, kreg=2, gradient="feature", feature="0", **kw
+    "LAC": seeded(ffcp.LAC),
+    "APS": seeded(ffcp.APS),
+    "RAPS": seeded(ffcp.RAPS, lam=0.05, kreg=2),
+    "FFRAPS": seeded(ffcp.FFRAPS, delta=0.1, lam=0.05, kreg=2),
+    "FFRAPS at a feature": seeded(
+        ffcp.FFRAPS, delta=0.1, lam=0.05, kreg=2, gradient="feature", feature="0"
     ),
 }
 
 TUNED = {
-    "RAPS by size": lambda model, **kw: ffcp.RAPS(model, tune="size", **kw),
-    "RAPS by coverage": lambda model, **kw: ffcp.RAPS(model, tune="coverage", **kw),
-    "FFRAPS by size": lambda model, **kw: ffcp.FFRAPS(model, tune="size", **kw),
-    "FFRAPS at a feature by coverage": lambda model, **kw: ffcp.FFRAPS(
-        model, gradient="feature", feature="0", tune="coverage", **kw
+    "RAPS by size": seeded(ffcp.RAPS, tune="size"),
+    "RAPS by coverage": seeded(ffcp.RAPS, tune="coverage"),
+    "FFRAPS by size": seeded(ffcp.FFRAPS, tune="size"),
+    "FFRAPS at a feature by coverage": seeded(
+        ffcp.FFRAPS, gradient="feature", feature="0", tune="coverage"
     ),
-    "APS, temperature": lambda model, **kw: ffcp.APS(model, **{**kw, "temperature": "fit"}),
-    "LAC, temperature": lambda model, **kw: ffcp.LAC(model, **{**kw, "temperature": "fit"}),
+    "APS, temperature": seeded(ffcp.APS, temperature="fit"),
+    "LAC, temperature": seeded(ffcp.LAC, temperature="fit"),
 }

@@ -42,7 +42,7 @@ def hits_by(make, n: int, columns: int, *, by_groups: bool = True) -> np.ndarray
         groups = torch.arange(len(x_cal)) % 2 if by_groups else None
         predictor = make(seed=next(seeds)).calibrate(x_cal, y_cal, groups=groups)
         new = torch.arange(len(x)) % 2 if by_groups else None
-        sets = predictor.predict_set(x, ALPHA, groups=new)
+        sets = predictor.predict_set(x, ALPHA, groups=new, first_row=0)
         return sets.mask.gather(1, y[:, None]).view(10, columns)
 
     return draw_hits(cells, covered, n=n * columns, t=10 * columns, repeats=REPEATS)
@@ -91,7 +91,10 @@ def test_each_group_has_its_own_threshold(make) -> None:
     assert torch.equal(
         predictor.calibration.scores[:, 0].sort().values, plain.calibration.scores[:, 0]
     )
-    sets, scores = predictor.predict_set(X, 0.2, groups=GROUPS), predictor.score_all(X)
+    sets, scores = (
+        predictor.predict_set(X, 0.2, groups=GROUPS, first_row=0),
+        predictor.score_all(X, first_row=0),
+    )
     ends = dict(
         zip(("north", "south", "east"), predictor.calibration.scores.split(100), strict=True)
     )
@@ -99,8 +102,8 @@ def test_each_group_has_its_own_threshold(make) -> None:
     assert torch.equal(sets.mask, scores <= levels[:, None])
     alone = make(network(), allow_zero_sets=True).calibrate(X, Y, groups=["all"] * 300)
     assert torch.equal(
-        alone.predict_set(X, 0.2, groups=["all"] * 300).mask,
-        make(network(), allow_zero_sets=True).calibrate(X, Y).predict_set(X, 0.2).mask,
+        alone.predict_set(X, 0.2, groups=["all"] * 300, first_row=0).mask,
+        make(network(), allow_zero_sets=True).calibrate(X, Y).predict_set(X, 0.2, first_row=0).mask,
     )
 
 
@@ -108,7 +111,10 @@ def test_each_class_of_each_group_has_its_own_threshold(make) -> None:
     settings = {"class_conditional": True, "allow_zero_sets": True}
     predictor = make(nn.Sequential(nn.Identity()), **settings)
     predictor.calibrate(LOGITS, IN_TURN, groups=GROUPS)
-    sets, scores = predictor.predict_set(LOGITS, 0.2, groups=GROUPS), predictor.score_all(LOGITS)
+    sets, scores = (
+        predictor.predict_set(LOGITS, 0.2, groups=GROUPS, first_row=0),
+        predictor.score_all(LOGITS, first_row=0),
+    )
     kept = predictor.calibration
     group_of = [name for name, count in kept.groups.items() for _ in range(count)]
     for row in range(0, 300, 17):
@@ -124,7 +130,7 @@ def test_the_batch_size_changes_nothing(make) -> None:
         masks = [
             make(model, batch_size=size, **settings)
             .calibrate(LOGITS, IN_TURN, groups=GROUPS)
-            .predict_set(LOGITS, 0.5, groups=GROUPS)
+            .predict_set(LOGITS, 0.5, groups=GROUPS, first_row=0)
             .mask
             for size in (None, 7)
         ]
@@ -137,15 +143,15 @@ def test_groups_by_a_function_of_the_input(make) -> None:
 
     by_function = make(network(), batch_size=64).calibrate(X, Y, groups=side)
     by_labels = make(network(), batch_size=64).calibrate(X, Y, groups=side(X))
-    expected = by_labels.predict_set(X, groups=side(X)).mask
-    assert torch.equal(by_function.predict_set(X, groups=side).mask, expected)
+    expected = by_labels.predict_set(X, groups=side(X), first_row=0).mask
+    assert torch.equal(by_function.predict_set(X, groups=side, first_row=0).mask, expected)
 
 
 def test_tuning_takes_no_heed_of_groups() -> None:
-    tuned = ffcp.RAPS(network(), tune="size").calibrate(X, Y, groups=GROUPS)
-    assert tuned.choice == ffcp.RAPS(network(), tune="size").calibrate(X, Y).choice
+    tuned = ffcp.RAPS(network(), tune="size", seed=0).calibrate(X, Y, groups=GROUPS)
+    assert tuned.choice == ffcp.RAPS(network(), tune="size", seed=0).calibrate(X, Y).choice
     assert sum(tuned.calibration.groups.values()) == 240
-    assert tuned.predict_set(X, groups=GROUPS).mask.shape == (300, K)
+    assert tuned.predict_set(X, groups=GROUPS, first_row=0).mask.shape == (300, K)
 
 
 # -- sharing -----------------------------------------------------------------------------------
@@ -154,7 +160,7 @@ def test_tuning_takes_no_heed_of_groups() -> None:
 @pytest.mark.parametrize("conditional", [False, True])
 def test_groups_are_merged_saved_and_loaded(make, conditional: bool, tmp_path) -> None:
     settings = {"class_conditional": conditional}
-    if make is not ffcp.LAC:
+    if make is not METHODS["LAC"]:
         settings["randomized"] = False
     model = nn.Sequential(nn.Identity())
 
@@ -167,10 +173,12 @@ def test_groups_are_merged_saved_and_loaded(make, conditional: bool, tmp_path) -
     updated.calibrate(LOGITS[90:], IN_TURN[90:], groups=GROUPS[90:], update=True)
     whole.save(tmp_path / "sets.safetensors")
     loaded = make(model, **settings).load(tmp_path / "sets.safetensors")
-    expected = whole.predict_set(LOGITS, 0.5, groups=GROUPS).mask
+    expected = whole.predict_set(LOGITS, 0.5, groups=GROUPS, first_row=0).mask
     for other in (merged, updated, loaded):
         assert other.calibration.groups == whole.calibration.groups
-        assert torch.equal(other.predict_set(LOGITS, 0.5, groups=GROUPS).mask, expected)
+        assert torch.equal(
+            other.predict_set(LOGITS, 0.5, groups=GROUPS, first_row=0).mask, expected
+        )
 
 
 def test_points_with_and_without_groups_do_not_mix() -> None:
@@ -197,7 +205,7 @@ def test_a_small_group_gets_all_labels_and_is_named(make, batch_size: int | None
         ffcp.FFCPWarning,
         match=r"^8 of 300 sets hold all labels in groups with .*: 'small' \(8\); .* at least 9",
     ):
-        sets = predictor.predict_set(X, groups=groups)
+        sets = predictor.predict_set(X, groups=groups, first_row=0)
     assert sets.mask[292:].all()
     assert not sets.mask[:292].all()
 
@@ -206,7 +214,7 @@ def test_small_groups_of_all_batches_are_named() -> None:
     groups = ["a"] * 5 + ["large"] * 290 + ["b"] * 5
     predictor = ffcp.LAC(network(), batch_size=20).calibrate(X, Y, groups=groups)
     with pytest.warns(ffcp.FFCPWarning, match=r"^10 of 300 .*: 'a' \(5\), 'b' \(5\); "):
-        predictor.predict_set(X, groups=groups)
+        predictor.predict_set(X, groups=groups, first_row=0)
 
 
 @pytest.mark.parametrize("batch_size", [None, 10])
@@ -221,7 +229,7 @@ def test_a_class_that_is_rare_in_one_group_is_counted_and_the_group_named(
     with pytest.warns(
         ffcp.FFCPWarning, match="^1 of 6 classes are in every set in group 'b': .* of each class"
     ):
-        sets = predictor.predict_set(LOGITS, groups=groups)
+        sets = predictor.predict_set(LOGITS, groups=groups, first_row=0)
     assert sets.mask[1::2, 2].all()
     assert not sets.mask[0::2, 2].all()
 
@@ -229,10 +237,10 @@ def test_a_class_that_is_rare_in_one_group_is_counted_and_the_group_named(
 def test_groups_that_do_not_fit() -> None:
     predictor = ffcp.RAPS(network()).calibrate(X, Y, groups=GROUPS)
     with pytest.raises(ValueError, match=r"no calibration point belongs to group 'west'.*'north'"):
-        predictor.predict_set(X[:2], groups=["north", "west"])
+        predictor.predict_set(X[:2], groups=["north", "west"], first_row=0)
     with pytest.raises(ValueError, match="every new point needs one: pass groups="):
-        predictor.predict_set(X)
+        predictor.predict_set(X, first_row=0)
     with pytest.raises(ValueError, match="groups has 2 labels, but x has 300 rows"):
-        predictor.predict_set(X, groups=["north", "south"])
+        predictor.predict_set(X, groups=["north", "south"], first_row=0)
     with pytest.raises(ValueError, match="calibrated without groups"):
-        ffcp.RAPS(network()).calibrate(X, Y).predict_set(X, groups=GROUPS)
+        ffcp.RAPS(network()).calibrate(X, Y).predict_set(X, groups=GROUPS, first_row=0)

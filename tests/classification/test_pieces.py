@@ -42,11 +42,14 @@ def test_a_function_is_a_score() -> None:
     with torch.no_grad():
         logits = network().eval()(X)
     scores = (logits.amax(dim=1, keepdim=True) - logits).double()
-    torch.testing.assert_close(predictor.score_all(X), scores, rtol=0, atol=1e-5)
-    assert torch.equal(predictor.score(X, Y), predictor.score_all(X).gather(1, Y[:, None])[:, 0])
-    level = conformal_quantile(predictor.score(X[:200], Y[:200]), 0.2)
-    sets = predictor.predict_set(X[200:], 0.2)
-    assert torch.equal(sets.mask, predictor.score_all(X[200:]) <= level)
+    torch.testing.assert_close(predictor.score_all(X, first_row=0), scores, rtol=0, atol=1e-5)
+    assert torch.equal(
+        predictor.score(X, Y, first_row=0),
+        predictor.score_all(X, first_row=0).gather(1, Y[:, None])[:, 0],
+    )
+    level = conformal_quantile(predictor.score(X[:200], Y[:200], first_row=0), 0.2)
+    sets = predictor.predict_set(X[200:], 0.2, first_row=0)
+    assert torch.equal(sets.mask, predictor.score_all(X[200:], first_row=0) <= level)
     for row, labels in enumerate(sets.labels):
         assert sorted(labels.tolist()) == sets.mask[row].nonzero()[:, 0].tolist()
         assert (scores[200 + row, labels].diff() >= 0).all()
@@ -56,7 +59,9 @@ def test_coverage_of_a_score_of_ones_own_follows_the_law() -> None:
     def covered(x_cal: Tensor, y_cal: Tensor, x: Tensor, y: Tensor) -> Tensor:
         predictor = ffcp.LabelSets(nn.Identity(), margin_or_noise, allow_zero_sets=True)
         return (
-            predictor.calibrate(x_cal, y_cal).predict_set(x, ALPHA).mask.gather(1, y[:, None])[:, 0]
+            predictor.calibrate(x_cal, y_cal)
+            .predict_set(x, ALPHA, first_row=0)
+            .mask.gather(1, y[:, None])[:, 0]
         )
 
     def margin_or_noise(seen: ffcp.Seen) -> Tensor:
@@ -74,10 +79,13 @@ def test_a_score_that_looks_at_layers() -> None:
     predictor = ffcp.LabelSets(network(), score).calibrate(X, Y)
     prediction, norms = ffcp.gradient_norms(network(), X, ["0"])
     torch.testing.assert_close(
-        predictor.score_all(X), (-prediction / norms["0"]).double(), rtol=1e-4, atol=1e-4
+        predictor.score_all(X, first_row=0),
+        (-prediction / norms["0"]).double(),
+        rtol=1e-4,
+        atol=1e-4,
     )
     assert predictor.settings()["score"] == "by gradient"
-    assert 0.85 < float(predictor.predict_set(X).coverage(Y)) < 1
+    assert 0.85 < float(predictor.predict_set(X, first_row=0).coverage(Y)) < 1
 
 
 def test_a_class_is_a_score_too() -> None:
@@ -90,7 +98,10 @@ def test_a_class_is_a_score_too() -> None:
 
     own = ffcp.LabelSets(nn.Identity(), Likelihood()).calibrate(LOGITS, Y)
     lac = ffcp.LAC(nn.Identity()).calibrate(LOGITS, Y)  # the same order of labels over all rows
-    assert torch.equal(own.predict_set(LOGITS, 0.2).mask, lac.predict_set(LOGITS, 0.2).mask)
+    assert torch.equal(
+        own.predict_set(LOGITS, 0.2, first_row=0).mask,
+        lac.predict_set(LOGITS, 0.2, first_row=0).mask,
+    )
 
 
 def test_a_score_of_probabilities() -> None:
@@ -99,7 +110,8 @@ def test_a_score_of_probabilities() -> None:
     own = ffcp.LabelSets(model, lambda seen: 1 - seen.output).calibrate(LOGITS.double(), Y)
     lac = ffcp.LAC(nn.Identity()).calibrate(LOGITS.double(), Y)
     assert torch.equal(
-        own.predict_set(LOGITS.double(), 0.2).mask, lac.predict_set(LOGITS.double(), 0.2).mask
+        own.predict_set(LOGITS.double(), 0.2, first_row=0).mask,
+        lac.predict_set(LOGITS.double(), 0.2, first_row=0).mask,
     )
     with pytest.raises(ValueError, match="looks like probabilities"):
         ffcp.LabelSets(model, ffcp.Lac()).calibrate(LOGITS, Y)
@@ -110,14 +122,18 @@ def test_infinite_scores_keep_labels_out_and_in_order() -> None:
         return margin(seen).index_fill(1, torch.tensor([0]), math.inf)
 
     y = 1 + Y % (K - 1)
-    sets = ffcp.LabelSets(nn.Identity(), never_the_first).calibrate(LOGITS, y).predict_set(LOGITS)
+    sets = (
+        ffcp.LabelSets(nn.Identity(), never_the_first)
+        .calibrate(LOGITS, y)
+        .predict_set(LOGITS, first_row=0)
+    )
     assert not sets.mask[:, 0].any()
     for row, labels in enumerate(sets.labels):
         assert (margin_of(row)[labels].diff() >= 0).all()
     half = torch.where(torch.arange(300) % 2 == 0, 0, y)
     lost = ffcp.LabelSets(nn.Identity(), never_the_first).calibrate(LOGITS, half)
     with pytest.warns(ffcp.FFCPWarning, match="more than a share 0.1 of .* are infinite"):
-        assert lost.predict_set(LOGITS).mask.all()
+        assert lost.predict_set(LOGITS, first_row=0).mask.all()
 
 
 def margin_of(row: int) -> Tensor:
@@ -162,24 +178,23 @@ def test_a_layer_that_ffraps_cannot_use(settings: dict, message: str) -> None:
 
 
 NAMED = {
-    "LAC": (lambda m: ffcp.LAC(m), lambda: ffcp.Lac()),
-    "APS": (lambda m: ffcp.APS(m), lambda: ffcp.Aps()),
-    "RAPS": (lambda m: ffcp.RAPS(m, lam=0.1), lambda: ffcp.Raps(lam=0.1)),
-    "RAPS tuned": (lambda m: ffcp.RAPS(m, tune="size"), lambda: ffcp.Raps(tune="size")),
-    "FFRAPS": (
-        lambda m: ffcp.FFRAPS(m, 0.2, gradient="feature", feature="0"),
-        lambda: ffcp.FFRaps(0.2, gradient="feature", feature="0"),
-    ),
+    "LAC": (ffcp.LAC, ffcp.Lac, {}),
+    "APS": (ffcp.APS, ffcp.Aps, {}),
+    "RAPS": (ffcp.RAPS, ffcp.Raps, {"lam": 0.1}),
+    "RAPS tuned": (ffcp.RAPS, ffcp.Raps, {"tune": "size"}),
+    "FFRAPS": (ffcp.FFRAPS, ffcp.FFRaps, {"delta": 0.2, "gradient": "feature", "feature": "0"}),
 }
 
 
 @pytest.mark.parametrize("name", NAMED)
 def test_a_named_method_is_a_name_for_its_pieces(name: str) -> None:
-    method, score = NAMED[name]
-    named = method(network()).calibrate(X, Y)
-    by_hand = ffcp.LabelSets(network(), score(), ffcp.Marginal()).calibrate(X, Y)
+    method, score, settings = NAMED[name]
+    named = method(network(), seed=0, **settings).calibrate(X, Y)
+    by_hand = ffcp.LabelSets(network(), score(**settings), ffcp.Marginal(), seed=0).calibrate(X, Y)
     assert named.settings() == by_hand.settings()
-    assert torch.equal(named.predict_set(X).mask, by_hand.predict_set(X).mask)
+    assert torch.equal(
+        named.predict_set(X, first_row=0).mask, by_hand.predict_set(X, first_row=0).mask
+    )
     assert torch.equal(named.calibration.scores, by_hand.calibration.scores)
 
 
@@ -189,13 +204,16 @@ def test_a_named_method_is_a_name_for_its_pieces(name: str) -> None:
 def test_mondrian_by_a_function_is_groups_by_that_function() -> None:
     pieces = ffcp.LabelSets(network(), margin, ffcp.Mondrian(by=side)).calibrate(X, Y)
     groups = ffcp.LabelSets(network(), margin).calibrate(X, Y, groups=side)
-    assert torch.equal(pieces.predict_set(X).mask, groups.predict_set(X, groups=side(X)).mask)
+    assert torch.equal(
+        pieces.predict_set(X, first_row=0).mask,
+        groups.predict_set(X, groups=side(X), first_row=0).mask,
+    )
     assert not torch.equal(
-        pieces.predict_set(X).mask,
-        ffcp.LabelSets(network(), margin).calibrate(X, Y).predict_set(X).mask,
+        pieces.predict_set(X, first_row=0).mask,
+        ffcp.LabelSets(network(), margin).calibrate(X, Y).predict_set(X, first_row=0).mask,
     )
     for call in (
-        lambda: pieces.predict_set(X, groups=side(X)),
+        lambda: pieces.predict_set(X, groups=side(X), first_row=0),
         lambda: pieces.calibrate(X, Y, groups=side),
     ):
         with pytest.raises(ValueError, match="leave out groups="):
@@ -207,7 +225,9 @@ def test_mondrian_saves_which_function_it_was(tmp_path) -> None:
     predictor = ffcp.LabelSets(network(), margin, ffcp.Mondrian(by=side)).calibrate(X, Y)
     predictor.save(path)
     loaded = ffcp.LabelSets(network(), margin, ffcp.Mondrian(by=side)).load(path)
-    assert torch.equal(loaded.predict_set(X).mask, predictor.predict_set(X).mask)
+    assert torch.equal(
+        loaded.predict_set(X, first_row=0).mask, predictor.predict_set(X, first_row=0).mask
+    )
     with pytest.raises(ValueError, match=r"by='function side' \(here None\)"):
         ffcp.LabelSets(network(), margin).load(path)
 
@@ -215,19 +235,19 @@ def test_mondrian_saves_which_function_it_was(tmp_path) -> None:
 def test_by_label_has_a_threshold_for_each_class() -> None:
     y = torch.arange(300) % K
     predictor = ffcp.LabelSets(nn.Identity(), margin, ffcp.ByLabel()).calibrate(LOGITS, y)
-    own = predictor.score(LOGITS, y)
+    own = predictor.score(LOGITS, y, first_row=0)
     levels = torch.stack([conformal_quantile(own[y == label], 0.2) for label in range(K)])
-    scores = predictor.score_all(LOGITS)
+    scores = predictor.score_all(LOGITS, first_row=0)
     expected = scores <= levels
     expected[~expected.any(dim=1), scores[~expected.any(dim=1)].argmin(dim=1)] = True
-    assert torch.equal(predictor.predict_set(LOGITS, 0.2).mask, expected)
+    assert torch.equal(predictor.predict_set(LOGITS, 0.2, first_row=0).mask, expected)
 
 
 @pytest.mark.parametrize("guarantee", ["marginal", "random", "none"])
 def test_local_thresholds_differ_from_row_to_row(guarantee: str) -> None:
     local = ffcp.Local(ffcp.Localizer("gaussian", on="input", bandwidth=2.0), guarantee=guarantee)
     predictor = ffcp.LabelSets(network(), margin, local, allow_zero_sets=True).calibrate(X, Y)
-    sets, scores = predictor.predict_set(X, 0.2), predictor.score_all(X)
+    sets, scores = predictor.predict_set(X, 0.2, first_row=0), predictor.score_all(X, first_row=0)
     # The labels in a set are those with the smallest scores, but up to another level in each row.
     largest = scores.masked_fill(~sets.mask, -math.inf).amax(dim=1)
     smallest = scores.masked_fill(sets.mask, math.inf).amin(dim=1)
@@ -246,7 +266,7 @@ def test_near_points_decide() -> None:
             return torch.cat([2 + 0 * x, 0.01 * x, 0.02 * x], dim=1)
 
     local = ffcp.Local(ffcp.Localizer("nearest", on="input", bandwidth=40))
-    sizes = ffcp.LabelSets(Sure(), margin, local).calibrate(x, y).predict_set(x).sizes
+    sizes = ffcp.LabelSets(Sure(), margin, local).calibrate(x, y).predict_set(x, first_row=0).sizes
     assert (sizes[:150] == 1).all()
     assert (sizes[250:] == 3).all()
 
@@ -276,7 +296,9 @@ def test_every_calibration_covers_with_every_score(name: str, score: object) -> 
             nn.Identity(), score, CALIBRATIONS[name](), allow_zero_sets=True, seed=next(seeds)
         )
         return (
-            predictor.calibrate(x_cal, y_cal).predict_set(x, ALPHA).mask.gather(1, y[:, None])[:, 0]
+            predictor.calibrate(x_cal, y_cal)
+            .predict_set(x, ALPHA, first_row=0)
+            .mask.gather(1, y[:, None])[:, 0]
         )
 
     hits = draw_hits(sample, covered, n=80, t=T, repeats=150)
@@ -289,7 +311,7 @@ def test_the_batch_size_changes_nothing(name: str) -> None:
     masks = [
         ffcp.LabelSets(nn.Identity(), margin, CALIBRATIONS[name](), batch_size=size)
         .calibrate(LOGITS, y)
-        .predict_set(LOGITS, 0.3)
+        .predict_set(LOGITS, 0.3, first_row=0)
         .mask
         for size in (None, 11)
     ]
@@ -301,14 +323,14 @@ def test_score_and_bandwidth_can_both_be_left_open() -> None:
     predictor.calibrate(X, Y)
     assert predictor.choice.rows == 60
     assert len(predictor.calibration) == 240
-    assert float(predictor.predict_set(X).coverage(Y)) > 0.8
+    assert float(predictor.predict_set(X, first_row=0).coverage(Y)) > 0.8
 
 
 def test_too_few_points_around_a_row_are_warned_of() -> None:
     local = ffcp.Local(ffcp.Localizer("box", on="input", bandwidth=0.05), guarantee="none")
     predictor = ffcp.LabelSets(nn.Identity(), margin, local, batch_size=50).calibrate(LOGITS, Y)
     with pytest.warns(ffcp.FFCPWarning, match="every set holds all labels"):
-        assert predictor.predict_set(LOGITS).mask.all()
+        assert predictor.predict_set(LOGITS, first_row=0).mask.all()
 
 
 # -- merging -----------------------------------------------------------------------------------
@@ -325,7 +347,7 @@ def test_a_score_of_ones_own_merges_by_its_name() -> None:
 def test_by_label_every_class_is_covered() -> None:
     def covered(x_cal: Tensor, y_cal: Tensor, x: Tensor, y: Tensor) -> Tensor:
         predictor = ffcp.LabelSets(nn.Identity(), margin, ffcp.ByLabel(), allow_zero_sets=True)
-        sets = predictor.calibrate(x_cal, y_cal).predict_set(x, ALPHA)
+        sets = predictor.calibrate(x_cal, y_cal).predict_set(x, ALPHA, first_row=0)
         return sets.mask.gather(1, y[:, None]).view(-1, 2)
 
     def in_turn(generator: torch.Generator, rows: int) -> tuple[Tensor, Tensor]:

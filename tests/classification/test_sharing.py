@@ -11,12 +11,12 @@ from torch import nn
 
 import ffcp
 from ffcp.classification.predictor import _CALIBRATION, _PREDICTION
-from ffcp.classification.weights import uniforms
+from ffcp.conformal.draws import Draws
 from tests.classification.material import METHODS, TUNED, K, X, Y, network
 
 
 def test_workers_merge(make) -> None:
-    kinds = {} if make is ffcp.LAC else {"randomized": False}
+    kinds = {} if make is METHODS["LAC"] else {"randomized": False}
     for conditional in (False, True):
         settings = {**kinds, "class_conditional": conditional}
         whole = make(network(), **settings).calibrate(X, Y)
@@ -64,8 +64,8 @@ def test_what_cannot_be_merged(other, error: type, message: str) -> None:
 
 
 def test_an_empty_predictor_goes_on_where_the_merged_one_stopped() -> None:
-    whole = ffcp.APS(network()).calibrate(X, Y).calibrate(X[:50], Y[:50], update=True)
-    merged = ffcp.APS(network()).merge(ffcp.APS(network()).calibrate(X, Y))
+    whole = ffcp.APS(network(), seed=0).calibrate(X, Y).calibrate(X[:50], Y[:50], update=True)
+    merged = ffcp.APS(network(), seed=0).merge(ffcp.APS(network(), seed=0).calibrate(X, Y))
     merged.calibrate(X[:50], Y[:50], update=True)
     assert torch.equal(merged.calibration.scores, whole.calibration.scores)
 
@@ -74,7 +74,8 @@ def test_random_numbers_are_not_those_that_divide_the_rows() -> None:
     # numpy: SeedSequence([seed, 0]) is SeedSequence(seed).
     divides = torch.from_numpy(np.random.default_rng(0).random(100))
     for stream in (_CALIBRATION, _PREDICTION):
-        assert not torch.isin(uniforms(0, stream, 0, 100), divides).any()
+        drawn = Draws(0, stream).uniform(torch.arange(100))
+        assert not torch.isin(drawn, divides).any()
 
 
 def test_merging_nothing_itself_or_something_else() -> None:
@@ -99,11 +100,11 @@ def test_saved_and_loaded(kind: str, conditional: bool, tmp_path) -> None:
     copied.load_state_dict(predictor.state_dict())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ffcp.FFCPWarning)
-        expected = predictor.predict_set(X).mask
+        expected = predictor.predict_set(X, first_row=0).mask
         for other in (loaded, copied):
             assert other.choice == predictor.choice
             assert other.classes == K
-            assert torch.equal(other.predict_set(X).mask, expected)
+            assert torch.equal(other.predict_set(X, first_row=0).mask, expected)
             # Random numbers go on where the calibration left off.
             other.calibrate(X[:9], Y[:9], update=True)
     predictor.calibrate(X[:9], Y[:9], update=True)
