@@ -26,6 +26,14 @@ class Calibration(nn.Module):
 
     Points are buffers, so ``state_dict`` carries them, but ``.to()`` and ``.half()`` leave them
     alone: a threshold is one number, and rounding it would break the guarantee.
+
+    >>> class Largest(Calibration):
+    ...     def threshold(self, alpha, notes=None, random=None):
+    ...         return self.scores.amax(dim=0)
+    >>> scores = Largest()
+    >>> scores.add(torch.tensor([[1.0], [3.0], [2.0]]))
+    >>> scores.threshold(0.1)
+    tensor([3.], dtype=torch.float64)
     """
 
     scores: Tensor

@@ -17,6 +17,14 @@ class Kernel:
 
     A kernel of one's own has a name and :meth:`log_weight`; with :meth:`steps` it also serves
     the guarantee ``"random"``.
+
+    >>> class Triangle(Kernel):
+    ...     name = "triangle"
+    ...
+    ...     def log_weight(self, squared):
+    ...         return (1 - squared.sqrt()).clamp_min(0).log()
+    >>> Triangle().log_weight(torch.tensor([0.0, 0.25, 4.0])).exp()
+    tensor([1.0000, 0.5000, 0.0000])
     """
 
     #: What settings and messages call it.
@@ -105,7 +113,11 @@ class Box(Kernel):
 
 
 class Nearest(Kernel):
-    """The weight 1 for the nearest calibration points, however far; the bandwidth is how many."""
+    """The weight 1 for the nearest calibration points, however far; the bandwidth is how many.
+
+    >>> Nearest().is_by_rank
+    True
+    """
 
     name = "nearest"
     is_by_rank = True
