@@ -24,6 +24,7 @@ from ffcp.conformal.local import Local, Localizer
 from ffcp.conformal.marginal import Marginal
 from ffcp.conformal.mondrian import Mondrian
 from ffcp.conformal.rank import conformal_quantile, conformal_rank
+from ffcp.files import CalibrationFileError
 from ffcp.network.jacobian import Sketch, Smooth
 from ffcp.network.passes import gradient_norms
 from ffcp.network.stored import Stored
@@ -59,6 +60,7 @@ __all__ = [
     "Box",
     "ByLabel",
     "Calibration",
+    "CalibrationFileError",
     "Candidate",
     "Choice",
     "Constant",

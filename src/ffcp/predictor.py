@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import math
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -17,7 +19,7 @@ from torch import Tensor, nn
 from ffcp import files
 from ffcp.calibrating import Batch, Calibrating, Choosing
 from ffcp.conformal.calibration import Calibration
-from ffcp.conformal.columns import Columns, Table, take, with_prefix
+from ffcp.conformal.columns import Columns, Table, prefixed, take, with_prefix
 from ffcp.conformal.mondrian import by_groups
 from ffcp.conformal.rank import exact_alpha
 from ffcp.conformal.selection import Scorer
@@ -115,7 +117,22 @@ class Predictor(nn.Module):
         return {}
 
     def _recall(self, saved: Mapping[str, Any]) -> None:
-        """Take over what :meth:`_remembered` gave."""
+        """Take over what :meth:`_remembered` gave; refuse, by ValueError, what it cannot give."""
+
+    def _check_points(self) -> None:
+        """Refuse, by ValueError, a loaded calibration with scores that cannot be."""
+        scores = self.calibration.scores
+        if bool((scores < self._scorer.lowest).any() or (scores == -math.inf).any()):
+            raise ValueError(f"it has scores below {self._scorer.lowest:g}, where none can be")
+        if not self._scorer.takes_infinity and bool(scores.isinf().any()):
+            raise ValueError("it has infinite scores, where none can be")
+        if not self._takes_nan and bool(scores.isnan().any()):
+            raise ValueError("it has scores that are not numbers")
+
+    @property
+    def _takes_nan(self) -> bool:
+        """Whether NaN may stand for a score that is not known."""
+        return False
 
     # -- settings ---------------------------------------------------------------------------
 
@@ -361,35 +378,84 @@ class Predictor(nn.Module):
         """Take over what else belongs to the points of another predictor."""
 
     def get_extra_state(self) -> Tensor:
-        """Pack the settings for ``state_dict``, as a tensor so that any format can hold it."""
+        """Pack the settings for ``state_dict``, as a tensor so that any format can hold it.
+
+        They come with a checksum over them and over the points.
+        """
         choices = {n: asdict(c) if is_dataclass(c) else c for n, c in self._choices.items()}  # type: ignore[arg-type]
-        fingerprint = None if self._identity is None else self._identity.fingerprint
-        kept = {"choices": choices, "set_aside": self._set_aside, "fingerprint": fingerprint}
-        kept |= self._remembered()
-        return files.pack({"settings": self.settings(), "kept": kept})
+        points = self.calibration.points()
+        kept = {
+            "choices": choices,
+            "set_aside": self._set_aside,
+            "fingerprint": None if self._identity is None else self._identity.fingerprint,
+            "shapes": {name: list(tensor.shape) for name, tensor in points.items()},
+            **self._remembered(),
+        }
+        return files.seal({"settings": self.settings(), "kept": kept}, points)
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Check that a loaded calibration was made with this predictor's settings.
+        """Do nothing: loading has taken over all of it at once, points and settings together."""
 
-        What was left open here comes from there.
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, metadata: Any, strict: bool, *others: Any
+    ) -> None:
+        own = _own(with_prefix(prefix, state_dict))
+        if own:  # otherwise it holds a model alone, and the calibration stays
+            with _refused("the calibration in this state_dict"):
+                fresh = self._restored(own, strict)
+            self._take_all(fresh)
+        super()._load_from_state_dict(state_dict, prefix, metadata, strict, *others)
+
+    def _restored(self: Self, own: Mapping[str, Tensor], strict: bool = True) -> Self:
+        """Give this predictor with a calibration that was saved, once every part is checked.
+
+        Nothing here is changed. What was left open here comes from there.
         """
-        saved = files.unpack(state)
-        settings, kept = saved["settings"], saved["kept"]
+        points = with_prefix("calibration.", own)
+        known = ["_extra_state", *prefixed("calibration.", points)]
+        strange = [name for name in own if name not in known]
+        if strict and strange:
+            raise ValueError(f"it does not fit a {type(self).__name__}: {', '.join(strange)}")
+        if "_extra_state" not in own:
+            raise ValueError("its settings are missing")
+        saved = files.unseal(own["_extra_state"], points)
+        fresh = self._snapshot()
+        fresh._recall_settings(saved["settings"], saved["kept"])
+        if saved["kept"]["shapes"] != {name: list(t.shape) for name, t in points.items()}:
+            raise ValueError("its points have other shapes than were saved")
+        fresh.calibration.check(points)
+        fresh.calibration.keep({n: t.detach().to("cpu", copy=True) for n, t in points.items()})
+        if bool(len(fresh.calibration)) != (fresh._identity is not None):
+            raise ValueError("it has points without the weights they belong to, or the reverse")
+        fresh._recall(saved["kept"])
+        fresh._check_points()
+        return fresh
+
+    def _recall_settings(self, settings: Mapping[str, Any], kept: Mapping[str, Any]) -> None:
+        """Check that a calibration was made with this predictor's settings; take what is open."""
         scorer, calibration = self._given
         scorer, calibration = scorer.restored(settings), calibration.restored(settings)
         if settings.get("groups"):
             calibration = by_groups(calibration)
         mine = self._settings_of(scorer, calibration)
         self._must_match(mine, settings, "the loaded calibration")
+        self._check_features(scorer.needs().joined(calibration.needs()))
         self._scorer, self.calibration = scorer, calibration.empty()
         self._choices = {
             **scorer.choices_from(kept["choices"]),
             **calibration.choices_from(kept["choices"]),
         }
-        self._set_aside = kept["set_aside"]
+        self._set_aside = files.count(kept["set_aside"])
         # Compared when bands are asked for: the weights may be loaded after this.
-        self._identity = kept["fingerprint"] and Identity(kept["fingerprint"])
-        self._recall(kept)
+        fingerprint = files.rebuilt(str | None, kept["fingerprint"])
+        self._identity = None if fingerprint is None else Identity(fingerprint)
+
+    def _take_all(self, fresh: Predictor) -> None:
+        """Take over all that another predictor of this model has, at once."""
+        with self._lock:
+            modules = self._modules
+            modules["calibration"] = fresh.calibration
+            self.__dict__.update({**fresh.__dict__, "_modules": modules})
 
     def save(self, path: str | Path) -> None:
         """Write the calibration, without the model's weights, to a safetensors file.
@@ -402,35 +468,25 @@ class Predictor(nn.Module):
                 "the model's weights are no longer those of the calibration: calibrate again "
                 "before saving"
             )
-        own = {k: v for k, v in self.state_dict().items() if not k.startswith("model.")}
-        files.write(path, own, fingerprint=fingerprint)
+        files.write(path, _own(self.state_dict()))
 
     def load(self: Self, path: str | Path) -> Self:
         """Read a calibration written by :meth:`save`; nothing is unpickled.
 
-        The model must have the very weights it was calibrated with. Where something is wrong
-        with the file, this predictor stays as it is.
+        The model must have the very weights it was calibrated with. Every part of the file is
+        checked before any of it is used: where something is wrong,
+        :class:`ffcp.CalibrationFileError` says what, and this predictor stays as it is.
+        :func:`ffcp.load` makes the predictor, too.
         """
-        tensors, fingerprint = files.read(path)
-        if fingerprint != files.fingerprint(self.model):
-            raise ValueError(
-                f"{path} was calibrated with other weights than this model has, and would not "
-                "cover: load those weights, or calibrate again"
-            )
-        fresh = self._snapshot()  # so that nothing here changes unless all is well
-        keys = fresh.load_state_dict(
-            {name: tensor for name, tensor in tensors.items() if not name.startswith("model.")},
-            strict=False,
-        )
-        missing = [key for key in keys.missing_keys if not key.startswith("model.")]
-        foreign = [name for name in tensors if name.startswith("model.")]
-        if missing or keys.unexpected_keys or foreign:
-            wrong = ", ".join([*missing, *keys.unexpected_keys, *foreign])
-            raise ValueError(f"{path} does not fit this {type(self).__name__}: {wrong}")
-        with self._lock:
-            modules = self._modules
-            modules["calibration"] = fresh.calibration
-            self.__dict__.update({**fresh.__dict__, "_modules": modules})
+        tensors = files.read(path)
+        with _refused(path):
+            fresh = self._restored(tensors)
+            if fresh._identity is not None and not fresh._identity.is_that_of(self.model):
+                raise ValueError(
+                    "it was calibrated with other weights than this model has, and would not "
+                    "cover: load those weights, or calibrate again"
+                )
+        self._take_all(fresh)
         return self
 
     def __getstate__(self) -> dict[str, Any]:
@@ -444,6 +500,25 @@ class Predictor(nn.Module):
         """Show the settings, and how many points calibrate."""
         listed = ", ".join(f"{key}={value!r}" for key, value in self.settings().items())
         return f"{listed}, calibrated on {len(self.calibration)} points"
+
+
+def _own(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Give what of a state is not the model's."""
+    return {name: tensor for name, tensor in state.items() if not name.startswith("model.")}
+
+
+@contextmanager
+def _refused(what: Any) -> Iterator[None]:
+    """Let whatever is wrong with something that was saved be one error that names it."""
+    try:
+        yield
+    except files.CalibrationFileError:
+        raise
+    except Exception as error:  # foreign data can go wrong in any way
+        raise files.CalibrationFileError(
+            f"{what} cannot be used: {error}. Nothing was changed; give what was saved by such a "
+            "predictor of this model, or calibrate again"
+        ) from error
 
 
 def _as_labels(groups: Any) -> Any:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ffcp import files
 from ffcp.classification import rules, tuning
 from ffcp.classification.rules import FEATURE, SOFTMAX, Cumulative, Rows, Rule, Threshold
 from ffcp.classification.weights import blocks, uniforms
@@ -147,6 +148,9 @@ class RuleScore(LabelScore):
         The layer for ``gradient="feature"``.
     """
 
+    lowest = 0.0
+    takes_infinity = False
+
     def __init__(
         self,
         name: str,
@@ -220,7 +224,8 @@ class RuleScore(LabelScore):
 
     def choices_from(self, saved: Mapping[str, Any]) -> dict[str, Any]:
         """Build the choice of the settings again."""
-        return {} if saved.get("sets") is None else {"sets": tuning.choice_from(saved["sets"])}
+        sets = saved.get("sets")
+        return {} if sets is None else {"sets": files.rebuilt(tuning.SetChoice, sets)}
 
     def _settled(self, settings: Mapping[str, Any]) -> RuleScore:
         other = copy.copy(self)

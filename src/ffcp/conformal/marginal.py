@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,14 @@ class Marginal(Calibration):
     ) -> Tensor:
         """Look up the conformal quantile of each output, shape (m,)."""
         return sorted_quantile(self.scores, alpha)
+
+    def check(self, points: Mapping[str, Tensor]) -> None:
+        """Refuse scores that are not sorted, column by column, NaN last."""
+        super().check(points)
+        scores = points["scores"]
+        later, earlier = scores[1:], scores[:-1]
+        if not bool(((earlier <= later) | later.isnan()).all()):
+            raise ValueError("scores are not sorted")
 
     def arranged(self, points: dict[str, Tensor]) -> dict[str, Tensor]:
         """Sort scores."""

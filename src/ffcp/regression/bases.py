@@ -34,6 +34,9 @@ class Point:
     torch.Size([3, 1])
     """
 
+    #: No score is below this.
+    lowest = 0.0
+
     def __call__(self, seen: Seen, slack: Tensor) -> Ends:
         """Give the prediction as both ends."""
         centre, slack = columns(as_float64(seen.output)), columns(as_float64(slack))

@@ -70,6 +70,15 @@ class BandPredictor(Predictor):
         checks.finite(y.masked_fill(y.isnan(), 0) if self.missing else y, "y", first_row)
         return y
 
+    @property
+    def _takes_nan(self) -> bool:
+        return self.missing
+
+    def _check_points(self) -> None:
+        super()._check_points()
+        if not has_own_thresholds(self.joint) and self.calibration.coordinates > 1:
+            raise ValueError("it has several scores for outputs that are covered jointly")
+
     # -- using the calibration --------------------------------------------------------------
 
     @steady

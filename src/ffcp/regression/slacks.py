@@ -122,7 +122,15 @@ class GradientNorm:
 
     def restored(self, settings: Mapping[str, Any]) -> Slack:
         """Give the slack that was chosen and saved."""
-        return self if settings.get("feature") is None else self._at(settings["feature"])
+        feature = settings.get("feature")
+        if feature is None:
+            return self
+        if not isinstance(feature, str) or feature not in [
+            OUTPUT,
+            *(self._candidates or [feature]),
+        ]:
+            raise ValueError(f"the feature {feature!r} is none of those to choose from")
+        return self._at(feature)
 
     def _at(self, name: str) -> GradientNorm:
         return GradientNorm([name], self.norm, self.floor, self.method)._named(name)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ffcp import files
 from ffcp.calibrating import Batch, Calibrating
 from ffcp.conformal.columns import Columns, Table, take
 from ffcp.conformal.rank import exact_alpha
@@ -332,7 +333,8 @@ class PixelSets(Predictor):
         return {"classes": self.classes, "skipped": self.skipped}
 
     def _recall(self, saved: Any) -> None:
-        self.classes, self.skipped = saved["classes"], saved["skipped"]
+        self.classes = files.count(saved["classes"], least=1) if len(self.calibration) else None
+        self.skipped = files.count(saved["skipped"])
 
 
 class CalibratingPixels(Calibrating):
