@@ -216,8 +216,20 @@ def fuzz(subject: Subject, mutations: int, seed: int = 0) -> Counter[str]:
             victim = copy.copy(in_use)
             victim.__dict__["_modules"] = dict(in_use._modules)
             counts[trial(subject, victim, path, right, mine, is_sealed, data)] += 1
+            counts["errors of another class"] += not is_made_or_refused(path, saved)
             counts["touched models"] += state_of(in_use.model) != model
     return counts
+
+
+def is_made_or_refused(path: Path, saved: Any) -> bool:
+    """Say whether a damaged file is refused by :func:`ffcp.load`, or gives the right class."""
+    model = saved.model.network if "network" in saved.model._modules else saved.model
+    try:
+        return type(ffcp.load(path, model)) is type(saved)
+    except ffcp.CalibrationFileError:
+        return True
+    except Exception:
+        return False
 
 
 def trial(

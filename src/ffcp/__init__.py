@@ -29,6 +29,7 @@ from ffcp.network.jacobian import Sketch, Smooth
 from ffcp.network.passes import gradient_norms
 from ffcp.network.stored import Stored
 from ffcp.pieces import Needs, Seen
+from ffcp.predictor import load
 from ffcp.regression.bands import Ends, Interval
 from ffcp.regression.bases import Point, Quantiles
 from ffcp.regression.fcp.methods import FCP, FCQR
@@ -97,6 +98,7 @@ __all__ = [
     "conformal_quantile",
     "conformal_rank",
     "gradient_norms",
+    "load",
     "metrics",
     "pinball_loss",
     "segmentation",

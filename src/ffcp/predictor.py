@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import threading
+import uuid
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -27,6 +28,7 @@ from ffcp.network import inputs, passes
 from ffcp.network.features import resolve
 from ffcp.network.identity import Identity
 from ffcp.pieces import Needs, Seen
+from ffcp.recipes import left_to_you, made_again, maker_of, recipe_of
 from ffcp.warnings import FFCPWarning, lines_up
 
 Self = TypeVar("Self", bound="Predictor")
@@ -99,6 +101,7 @@ class Predictor(nn.Module):
         self._fitted: dict[str, Any] = {}  # choices made before calibrating, on other points
         self._set_aside = 0
         self._identity: Identity | None = None  # of the model that was calibrated
+        self._runs: tuple[str, ...] = ()  # the names of the calibrations whose points these are
         self.calibration = calibration.empty()
         self._lock = threading.Lock()  # held while one calibration takes the place of another
 
@@ -222,6 +225,7 @@ class Predictor(nn.Module):
                 )
         with self._lock:
             self._identity = identity
+            self._runs = (*(self._runs if run.is_update else ()), uuid.uuid4().hex)
             self._take_over(run)
         for message in run.warnings:
             self._warn(message)
@@ -343,7 +347,10 @@ class Predictor(nn.Module):
     def merge(self: Self, other: Predictor) -> Self:
         """Add the scores of another predictor of the same model, calibrated on other points.
 
-        So calibration can be divided over workers and put together here.
+        So calibration can be divided over workers and put together here. What is known to be
+        here already is refused: the same predictor, a copy of it, or one loaded from its file.
+        Where something is chosen automatically, let one worker choose, and give what it found
+        to the others.
         """
         if not isinstance(other, Predictor) or other.task != self.task:
             raise TypeError(f"cannot merge a {type(other).__name__}")
@@ -357,8 +364,14 @@ class Predictor(nn.Module):
             mine = self._settings_of(self._scorer, by_groups(self.calibration))
         else:
             mine = self.settings()
+        self._must_have_chosen(mine, other.settings())
         self._must_match(mine, other.settings(), "the predictor to merge")
         self._check_merge(other)
+        if not set(self._runs).isdisjoint(other._runs):
+            raise ValueError(
+                "points of the predictor to merge are here already: it is a copy of this one, was "
+                "loaded from the same file, or was merged before, and points would count twice"
+            )
         assert other._identity is not None
         self._must_have(other._identity.fingerprint, "the scores to merge")
         merged = other.calibration.empty()
@@ -368,8 +381,22 @@ class Predictor(nn.Module):
         with self._lock:
             self.calibration = merged
             self._identity = self._identity or Identity(other._identity.fingerprint)
+            self._runs += other._runs
             self._merged(other)
         return self
+
+    def _must_have_chosen(self, mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
+        """Refuse scores of a worker that chose otherwise, and say what to do."""
+        given = self._settings_of(*self._given)
+        chosen = {key: mine.get(key) for key, value in given.items() if value is None}
+        differing = {k: v for k, v in chosen.items() if v is not None and v != theirs.get(k)}
+        if differing:
+            listed = ", ".join(f"{k}={theirs.get(k)!r} (here {v!r})" for k, v in differing.items())
+            found = ", ".join(f"{key}={value!r}" for key, value in differing.items())
+            raise ValueError(
+                f"each worker chose for itself, and the predictor to merge has other settings: "
+                f"{listed}. Let one worker choose, and make all others with what it found: {found}"
+            )
 
     def _check_merge(self, other: Any) -> None:
         """Refuse another predictor whose points cannot stand beside these."""
@@ -389,9 +416,11 @@ class Predictor(nn.Module):
             "set_aside": self._set_aside,
             "fingerprint": None if self._identity is None else self._identity.fingerprint,
             "shapes": {name: list(tensor.shape) for name, tensor in points.items()},
+            "runs": list(self._runs),
             **self._remembered(),
         }
-        return files.seal({"settings": self.settings(), "kept": kept}, points)
+        saved = {"settings": self.settings(), "kept": kept, "recipe": recipe_of(self)}
+        return files.seal(saved, points)
 
     def set_extra_state(self, state: Tensor) -> None:
         """Do nothing: loading has taken over all of it at once, points and settings together."""
@@ -446,6 +475,7 @@ class Predictor(nn.Module):
             **calibration.choices_from(kept["choices"]),
         }
         self._set_aside = files.count(kept["set_aside"])
+        self._runs = files.rebuilt(tuple[str, ...], kept["runs"])
         # Compared when bands are asked for: the weights may be loaded after this.
         fingerprint = files.rebuilt(str | None, kept["fingerprint"])
         self._identity = None if fingerprint is None else Identity(fingerprint)
@@ -500,6 +530,60 @@ class Predictor(nn.Module):
         """Show the settings, and how many points calibrate."""
         listed = ", ".join(f"{key}={value!r}" for key, value in self.settings().items())
         return f"{listed}, calibrated on {len(self.calibration)} points"
+
+
+def load(path: str | Path, model: nn.Module, **given: Any) -> Any:
+    """Make the predictor that was saved to a file again, with its settings and calibration.
+
+    Parameters
+    ----------
+    path
+        A file that ``predictor.save`` wrote. Nothing in it is unpickled or run.
+    model
+        The model, with the weights it was calibrated with.
+    given
+        Arguments of the predictor's class to take in place of those in the file. A function or
+        a piece of your own is not in the file, and has to be given here: ``slack=``, ``score=``,
+        ``localizer=``, ``calibration=``, ``head=``, whatever it was an argument of.
+
+    Returns
+    -------
+    Predictor
+        Of the class that was saved: an :class:`ffcp.FFCP`, an :class:`ffcp.RAPS`, ...
+
+    Examples
+    --------
+    >>> import ffcp, tempfile
+    >>> model = nn.Linear(3, 1)  # yours is trained
+    >>> old = ffcp.FFCP(model, "input", joint=True).calibrate(torch.randn(50, 3), torch.randn(50))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     old.save(f"{folder}/calibration.safetensors")
+    ...     new = ffcp.load(f"{folder}/calibration.safetensors", model)
+    >>> type(new).__name__, new.feature, new.joint, len(new.calibration)
+    ('FFCP', 'input', True, 50)
+    """
+    tensors = files.read(path)
+    with _refused(path):
+        points = with_prefix("calibration.", tensors)
+        recipe = files.unseal(tensors["_extra_state"], points)["recipe"]
+        if recipe is None:
+            raise ValueError(
+                "it was saved by a class of your own: make the predictor yourself, and call "
+                f"its load({str(path)!r})"
+            )
+        maker = maker_of(recipe)
+        if not (isinstance(maker, type) and issubclass(maker, Predictor)):
+            raise ValueError(f"{recipe['make']} is no predictor")
+        lost = {k: v for k, v in left_to_you(recipe).items() if k not in given}
+        if lost:
+            listed = ", ".join(f"{name}=... ({what})" for name, what in lost.items())
+            raise ValueError(
+                f"this {recipe['make']} has parts of your own, which no file holds: give "
+                f"ffcp.load(path, model, {listed}), or make the predictor yourself and call its "
+                "load(path)"
+            )
+        predictor = made_again(recipe, model=model, **given)
+    return predictor.load(path)
 
 
 def _own(state: Mapping[str, Tensor]) -> dict[str, Tensor]:

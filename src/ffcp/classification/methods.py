@@ -11,6 +11,7 @@ from ffcp.conformal.bylabel import ByLabel
 from ffcp.conformal.calibration import Calibration
 from ffcp.conformal.marginal import Marginal
 from ffcp.network.features import resolve
+from ffcp.recipes import public
 
 
 class Named(LabelSets):
@@ -52,6 +53,7 @@ class Named(LabelSets):
         return value
 
 
+@public
 class LAC(Named):
     """Least ambiguous sets: all labels of at least a certain probability (Sadinle et al., 2019).
 
@@ -106,6 +108,7 @@ class LAC(Named):
         )
 
 
+@public
 class APS(Named):
     """Adaptive prediction sets: labels in order until their probabilities suffice (Romano, 2020).
 
@@ -152,6 +155,7 @@ class APS(Named):
         )
 
 
+@public
 class RAPS(Named):
     """Regularised adaptive prediction sets: APS with a price on ranks (Angelopoulos, 2021).
 
@@ -240,6 +244,7 @@ class RAPS(Named):
         return value
 
 
+@public
 class FFRAPS(RAPS):
     """RAPS with the size of the network's gradient in the score (the paper's FFRAPS).
 

@@ -30,11 +30,13 @@ from ffcp.conformal.selection import Scorer
 from ffcp.network import inputs
 from ffcp.pieces import Seen
 from ffcp.predictor import Predictor, steady
+from ffcp.recipes import public
 
 # Streams of random numbers. Not 0: numpy takes [seed, 0] for seed, which divides the rows.
 _CALIBRATION, _PREDICTION = 1, 2
 
 
+@public
 class LabelSets(Predictor):
     """Sets of labels put together from pieces: a label score and a calibration.
 

@@ -19,6 +19,7 @@ from ffcp.conformal.columns import Columns
 from ffcp.conformal.selection import Chosen, Scorer
 from ffcp.network.features import OUTPUT
 from ffcp.pieces import Needs, Seen
+from ffcp.recipes import public
 
 FIT = "fit"
 _DEFAULTS = {"lam": 0.01, "kreg": 5, "delta": 0.01}
@@ -319,11 +320,13 @@ class RuleScore(LabelScore):
         )
 
 
+@public
 def Lac(temperature: float | str = 1.0) -> RuleScore:  # noqa: N802 - reads as a piece
     """Make the score of LAC: one minus the label's probability."""
     return RuleScore("lac", {"temperature": temperature}, Threshold)
 
 
+@public
 def Aps(  # noqa: N802
     temperature: float | str = 1.0, *, randomized: bool = True
 ) -> RuleScore:
@@ -331,6 +334,7 @@ def Aps(  # noqa: N802
     return RuleScore("aps", {"temperature": temperature}, Cumulative, randomized=randomized)
 
 
+@public
 def Raps(  # noqa: N802
     lam: float | None = None,
     kreg: int | None = None,
@@ -347,6 +351,7 @@ def Raps(  # noqa: N802
     )
 
 
+@public
 def FFRaps(  # noqa: N802
     delta: float | None = None,
     lam: float | None = None,

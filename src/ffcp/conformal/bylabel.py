@@ -13,8 +13,10 @@ from ffcp.conformal.calibration import Calibration
 from ffcp.conformal.columns import Columns
 from ffcp.conformal.rank import conformal_rank, points_needed
 from ffcp.pieces import Seen
+from ffcp.recipes import public
 
 
+@public
 class ByLabel(Calibration):
     """A threshold for each label, so that points of every class are covered.
 

@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ffcp.recipes import public
+
 
 class Kernel:
     """How much points count at a distance; the base of all kernels.
@@ -38,6 +40,7 @@ class Kernel:
         raise TypeError(f"the kernel {self.name!r} is no density to draw from")
 
 
+@public
 class Gaussian(Kernel):
     """The weight exp(-d^2 / 2h^2) at distance d, h the bandwidth.
 
@@ -57,6 +60,7 @@ class Gaussian(Kernel):
         return torch.from_numpy(random.standard_normal((rows, dimensions)))
 
 
+@public
 class Laplace(Kernel):
     """The weight exp(-d / h) at distance d.
 
@@ -77,6 +81,7 @@ class Laplace(Kernel):
         return direction * torch.from_numpy(random.gamma(dimensions, 1.0, (rows, 1)))
 
 
+@public
 class Box(Kernel):
     """The weight 1 up to the bandwidth and 0 beyond it.
 
@@ -97,6 +102,7 @@ class Box(Kernel):
         return direction * torch.from_numpy(random.random((rows, 1)) ** (1 / dimensions))
 
 
+@public
 class Nearest(Kernel):
     """The weight 1 for the nearest calibration points, however far; the bandwidth is how many."""
 

@@ -40,6 +40,7 @@ from ffcp.conformal.neighbours import NearestWeights
 from ffcp.conformal.rank import conformal_rank, exact_alpha, points_needed
 from ffcp.conformal.weights import KernelWeights, level_target, plain_target
 from ffcp.pieces import Needs, Seen
+from ffcp.recipes import public
 
 AUTO = "auto"
 PREDICTION = "prediction"
@@ -53,6 +54,7 @@ _ROUNDS, _AFFORDABLE = 8, 4 * 10**8  # of the advice: tries, and pairs of points
 _SHOWN = 16  # infinite bands that the advice on the bandwidth looks at
 
 
+@public
 @dataclass(frozen=True)
 class Localizer:
     """Which calibration points are near: a kernel on an embedding of the input.
@@ -97,6 +99,7 @@ class Localizer:
             )
 
 
+@public
 class Local(Calibration):
     """A threshold for every point, from the calibration points near it.
 

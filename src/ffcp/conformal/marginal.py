@@ -13,8 +13,10 @@ from torch import Tensor
 from ffcp.conformal.calibration import Calibration, known
 from ffcp.conformal.columns import Columns
 from ffcp.conformal.rank import conformal_rank
+from ffcp.recipes import public
 
 
+@public
 class Marginal(Calibration):
     """One threshold for all points, with a guarantee on average over them.
 

@@ -16,10 +16,12 @@ from ffcp.conformal.columns import Columns, take
 from ffcp.conformal.marginal import Marginal
 from ffcp.conformal.rank import points_needed
 from ffcp.pieces import Needs, Seen
+from ffcp.recipes import public
 
 Label = str | int | float | bool
 
 
+@public
 class Mondrian(Calibration):
     """Thresholds of their own for every group of points (Mondrian calibration).
 

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from ffcp.pieces import Seen
+from ffcp.recipes import public
 from ffcp.regression.bands import Ends, as_float64
 
 
@@ -26,6 +27,7 @@ class Base(Protocol):
         """Say what it is; saved, and compared when merging."""
 
 
+@public
 class Point:
     """The model's output is a point prediction: both ends are it, and one slack serves both.
 
@@ -51,6 +53,7 @@ class Point:
         return {"base": "point"}
 
 
+@public
 class Quantiles:
     """The model's last dimension holds quantiles: which are the lower and the upper end.
 

@@ -12,6 +12,7 @@ from ffcp.conformal.bandwidths import BandwidthChoice
 from ffcp.conformal.local import FEATURE, Local, Localizer
 from ffcp.network import jacobian
 from ffcp.network.jacobian import Method
+from ffcp.recipes import public
 from ffcp.regression.bases import Base, Point, Quantiles
 from ffcp.regression.joint import Joint
 from ffcp.regression.predictor import Bands
@@ -21,6 +22,7 @@ Feature = str | nn.Module | Sequence[str | nn.Module]
 Self = TypeVar("Self", bound="Localized")
 
 
+@public
 class CP(Bands):
     """Split conformal prediction: one band width for every input.
 
@@ -66,6 +68,7 @@ class CP(Bands):
         )
 
 
+@public
 class CQR(CP):
     """Conformalized quantile regression (Romano, Patterson and Candes, 2019).
 
@@ -99,6 +102,7 @@ class CQR(CP):
     _base = Quantiles
 
 
+@public
 class FFCP(Bands):
     """Fast feature conformal prediction: the band is as wide as the gradient is long.
 
@@ -187,6 +191,7 @@ class FFCP(Bands):
         )
 
 
+@public
 class FFCQR(FFCP):
     """CQR with the gradient norm of each quantile as its slack (the paper's FFCQR).
 
@@ -257,6 +262,7 @@ class Localized(Bands):
         return self
 
 
+@public
 class LCP(Localized):
     """Localized conformal prediction (Guan, 2023): near calibration points count more.
 
@@ -329,6 +335,7 @@ class LCP(Localized):
         )
 
 
+@public
 class LCQR(LCP):
     """Localized conformalized quantile regression: :class:`LCP` on a model for :class:`CQR`.
 
@@ -345,6 +352,7 @@ class LCQR(LCP):
     _base = Quantiles
 
 
+@public
 class FFLCP(Localized):
     """Localized fast feature conformal prediction (the paper's FFLCP).
 
@@ -404,6 +412,7 @@ class FFLCP(Localized):
         )
 
 
+@public
 class FFLCQR(FFLCP):
     """Localized FFCQR: :class:`FFLCP` on a model for :class:`CQR`.
 

@@ -16,6 +16,7 @@ from ffcp.conformal.rank import exact_alpha
 from ffcp.network import checks, inputs
 from ffcp.pieces import Seen
 from ffcp.predictor import Predictor, steady
+from ffcp.recipes import public
 from ffcp.regression.bands import Interval
 from ffcp.regression.bases import Base, Point
 from ffcp.regression.family import Family, SlackBands
@@ -164,6 +165,7 @@ class BandPredictor(Predictor):
             )
 
 
+@public
 class Bands(BandPredictor):
     """Prediction bands put together from pieces: a base, a slack and a calibration.
 

@@ -13,6 +13,7 @@ from ffcp.network import features, jacobian
 from ffcp.network.features import OUTPUT, resolve
 from ffcp.network.jacobian import Method
 from ffcp.pieces import Needs, Seen
+from ffcp.recipes import public
 from ffcp.regression.bands import as_float64
 
 AUTO = "auto"
@@ -31,6 +32,7 @@ class Slack(Protocol):
         """Say what it is; saved, and compared when merging."""
 
 
+@public
 class Constant:
     """The same slack everywhere: plain conformal prediction."""
 
@@ -47,6 +49,7 @@ class Constant:
         return {"slack": "constant"}
 
 
+@public
 class GradientNorm:
     """The norm of the gradient of each output with respect to a layer (the paper's FFCP).
 

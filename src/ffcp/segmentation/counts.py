@@ -20,6 +20,7 @@ from torch import Tensor
 from ffcp.conformal.calibration import Calibration
 from ffcp.conformal.columns import Columns
 from ffcp.conformal.rank import conformal_rank, exact_alpha, points_needed
+from ffcp.recipes import public
 from ffcp.regression.bands import as_float64
 
 # The grid of scores. A constant: chosen by the data it would break exchangeability. A step is half
@@ -52,6 +53,7 @@ def to_bins(scores: Tensor) -> Tensor:
     return torch.bucketize(scores, EDGES.to(scores.device), out_int32=True)
 
 
+@public
 class PixelCounts(Calibration):
     """How many labelled pixels of each calibration image fall into each bin of scores.
 

@@ -20,6 +20,7 @@ from ffcp.network.features import INPUT, OUTPUT, resolve
 from ffcp.network.jacobian import Method
 from ffcp.pieces import Needs, Seen
 from ffcp.predictor import Predictor, steady
+from ffcp.recipes import public
 from ffcp.regression.bands import as_float64
 from ffcp.regression.slacks import floored
 from ffcp.segmentation.counts import BINS, PixelCounts, exact_share, to_bins
@@ -118,6 +119,7 @@ class PixelScore(Scorer):
         return distance if slack is None else distance.div_(floored(slack, self.floor))
 
 
+@public
 class PixelSets(Predictor):
     """Label sets for the pixels of a segmentation network, with a guarantee for every image.
 
