@@ -12,6 +12,7 @@ from ffcp.conformal.bylabel import ByLabel
 from ffcp.conformal.calibration import Calibration
 from ffcp.conformal.marginal import Marginal
 from ffcp.network.features import resolve
+from ffcp.recipes import public
 
 
 class Named(LabelSets):
@@ -53,6 +54,7 @@ class Named(LabelSets):
         return value
 
 
+@public
 class LAC(Named):
     """Least ambiguous sets: all labels of at least a certain probability (Sadinle et al., 2019).
 
@@ -107,6 +109,7 @@ class LAC(Named):
         )
 
 
+@public
 class APS(Named):
     """Adaptive prediction sets: labels in order until their probabilities suffice (Romano, 2020).
 
@@ -169,6 +172,7 @@ class Penalised(Named):
         return value
 
 
+@public
 class RAPS(Penalised):
     """Regularised adaptive prediction sets: APS with a price on ranks (Angelopoulos, 2021).
 
@@ -245,6 +249,7 @@ class RAPS(Penalised):
         )
 
 
+@public
 class FFRAPS(Penalised):
     """RAPS with the size of the network's gradient in the score (the paper's FFRAPS).
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from ffcp import files
 from ffcp.calibrating import Batch, Calibrating
 from ffcp.classification.scores import LabelScore, Shares, as_score, check_logits, checked_labels
 from ffcp.classification.sets import LabelSet
@@ -23,11 +24,13 @@ from ffcp.conformal.selection import Scorer
 from ffcp.network import inputs
 from ffcp.pieces import Seen
 from ffcp.predictor import Predictor, steady
+from ffcp.recipes import public
 
 # Streams of random numbers.
 _CALIBRATION, _PREDICTION = 1, 2
 
 
+@public
 class LabelSets(Predictor):
     """Sets of labels put together from pieces: a label score and a calibration.
 
@@ -265,7 +268,17 @@ class LabelSets(Predictor):
 
     def _recall(self, saved: Any) -> None:
         super()._recall(saved)
-        self.classes, self._drawn = saved["classes"], dict(saved["drawn"])
+        self.classes = files.count(saved["classes"], least=2) if len(self.calibration) else None
+        drawn = files.rebuilt(tuple[tuple[int, ...], ...], saved["drawn"])
+        self._drawn = {files.count(seed): files.count(rows) for seed, rows in drawn}
+
+    def _check_points(self) -> None:
+        super()._check_points()
+        points = self.calibration.points()
+        if len(self.calibration) and points["scores"].shape[1] != 1:
+            raise ValueError("it has several scores for each label")
+        if bool((points.get("label", torch.zeros(0)) >= (self.classes or 0)).any()):
+            raise ValueError(f"it has labels beyond its {self.classes} classes")
 
 
 class CalibratingLabels(Calibrating):

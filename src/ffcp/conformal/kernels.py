@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ffcp.recipes import public
+
 
 class Kernel:
     """How much points count at a distance; the base of all kernels.
@@ -49,6 +51,7 @@ class Kernel:
         raise TypeError(f"the kernel {self.name!r} is no density to draw from")
 
 
+@public
 class Gaussian(Kernel):
     """The weight exp(-d^2 / 2h^2) at distance d, h the bandwidth.
 
@@ -68,6 +71,7 @@ class Gaussian(Kernel):
         return _normal(drawn)
 
 
+@public
 class Laplace(Kernel):
     """The weight exp(-d / h) at distance d.
 
@@ -90,6 +94,7 @@ class Laplace(Kernel):
         return _direction(drawn[:, :dimensions]) * length
 
 
+@public
 class Box(Kernel):
     """The weight 1 up to the bandwidth and 0 beyond it.
 
@@ -112,6 +117,7 @@ class Box(Kernel):
         return _direction(drawn[:, :dimensions]) * length
 
 
+@public
 class Nearest(Kernel):
     """The weight 1 for the nearest calibration points, however far; the bandwidth is how many.
 

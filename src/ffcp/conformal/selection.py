@@ -35,6 +35,10 @@ class Scorer:
     is_open = False
     #: What that is, in words.
     what_is_open = "what is left open"
+    #: No score is below this.
+    lowest = -math.inf
+    #: Whether a score may be infinite, of a point that no threshold covers.
+    takes_infinity = True
 
     def needs(self) -> Needs:
         """Say what the pass over the model must bring."""

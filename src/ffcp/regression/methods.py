@@ -13,6 +13,7 @@ from ffcp.conformal.bandwidths import BandwidthChoice
 from ffcp.conformal.local import FEATURE, Local, Localizer
 from ffcp.network import jacobian
 from ffcp.network.jacobian import Method
+from ffcp.recipes import public
 from ffcp.regression.bases import Base, Point, Quantiles
 from ffcp.regression.joint import Joint
 from ffcp.regression.predictor import Bands
@@ -22,6 +23,7 @@ Feature = str | nn.Module | Sequence[str | nn.Module]
 Self = TypeVar("Self", bound="Localized")
 
 
+@public
 class CP(Bands):
     """Split conformal prediction: one band width for every input.
 
@@ -67,6 +69,7 @@ class CP(Bands):
         )
 
 
+@public
 class CQR(CP):
     """Conformalized quantile regression (Romano, Patterson and Candes, 2019).
 
@@ -120,6 +123,7 @@ class AtLayer(Bands):
         return method
 
 
+@public
 class FFCP(AtLayer):
     """Fast feature conformal prediction: the band is as wide as the gradient is long.
 
@@ -208,6 +212,7 @@ class FFCP(AtLayer):
         )
 
 
+@public
 class FFCQR(FFCP):
     """CQR with the gradient norm of each quantile as its slack (the paper's FFCQR).
 
@@ -283,6 +288,7 @@ class Localized(Bands):
         return self
 
 
+@public
 class LCP(Localized):
     """Localized conformal prediction (Guan, 2023): near calibration points count more.
 
@@ -355,6 +361,7 @@ class LCP(Localized):
         )
 
 
+@public
 class LCQR(LCP):
     """Localized conformalized quantile regression: :class:`LCP` on a model for :class:`CQR`.
 
@@ -371,6 +378,7 @@ class LCQR(LCP):
     _base = Quantiles
 
 
+@public
 class FFLCP(Localized, AtLayer):
     """Localized fast feature conformal prediction (the paper's FFLCP).
 
@@ -430,6 +438,7 @@ class FFLCP(Localized, AtLayer):
         )
 
 
+@public
 class FFLCQR(FFLCP):
     """Localized FFCQR: :class:`FFLCP` on a model for :class:`CQR`.
 

@@ -17,6 +17,7 @@ from ffcp.conformal.rank import exact_alpha
 from ffcp.network import checks, inputs
 from ffcp.pieces import Seen
 from ffcp.predictor import Predictor, steady
+from ffcp.recipes import public
 from ffcp.regression.bands import Interval
 from ffcp.regression.bases import Base, Point
 from ffcp.regression.family import Family, SlackBands
@@ -75,6 +76,15 @@ class BandPredictor(Predictor):
         """Give the share of misses that each of several thresholds allows."""
         exact = exact_alpha(alpha)
         return exact / thresholds if self.joint == BONFERRONI else exact
+
+    @property
+    def _takes_nan(self) -> bool:
+        return self.missing
+
+    def _check_points(self) -> None:
+        super()._check_points()
+        if not has_own_thresholds(self.joint) and self.calibration.coordinates > 1:
+            raise ValueError("it has several scores for outputs that are covered jointly")
 
     # -- using the calibration --------------------------------------------------------------
 
@@ -169,6 +179,7 @@ class BandPredictor(Predictor):
             )
 
 
+@public
 class Bands(BandPredictor):
     """Prediction bands put together from pieces: a base, a slack and a calibration.
 

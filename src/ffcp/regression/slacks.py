@@ -13,6 +13,7 @@ from ffcp.network import features, jacobian
 from ffcp.network.features import OUTPUT, resolve
 from ffcp.network.jacobian import Method
 from ffcp.pieces import Needs, Seen, name_of
+from ffcp.recipes import public
 from ffcp.regression.bands import as_float64
 
 AUTO = "auto"
@@ -31,6 +32,7 @@ class Slack(Protocol):
         """Say what it is; saved, and compared when merging."""
 
 
+@public
 class Constant:
     """The same slack everywhere: plain conformal prediction.
 
@@ -52,6 +54,7 @@ class Constant:
         return {"slack": "constant"}
 
 
+@public
 class GradientNorm:
     """The norm of the gradient of each output with respect to a layer (the paper's FFCP).
 
@@ -135,7 +138,15 @@ class GradientNorm:
 
     def restored(self, settings: Mapping[str, Any]) -> Slack:
         """Give the slack that was chosen and saved."""
-        return self if settings.get("feature") is None else self._at(settings["feature"])
+        feature = settings.get("feature")
+        if feature is None:
+            return self
+        if not isinstance(feature, str) or feature not in [
+            OUTPUT,
+            *(self._candidates or [feature]),
+        ]:
+            raise ValueError(f"the feature {feature!r} is none of those to choose from")
+        return self._at(feature)
 
     def _at(self, name: str) -> GradientNorm:
         return GradientNorm([name], self.norm, self.floor, self.method)._named(name)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ffcp import files
 from ffcp.calibrating import Batch, Calibrating
 from ffcp.conformal.columns import Columns, Table, take
 from ffcp.conformal.rank import exact_alpha
@@ -19,6 +20,7 @@ from ffcp.network.features import INPUT, OUTPUT, resolve
 from ffcp.network.jacobian import Method
 from ffcp.pieces import Needs, Seen
 from ffcp.predictor import Predictor, steady
+from ffcp.recipes import public
 from ffcp.regression.bands import as_float64
 from ffcp.regression.slacks import floored
 from ffcp.segmentation.counts import BINS, PixelCounts, exact_share, to_bins
@@ -117,6 +119,7 @@ class PixelScore(Scorer):
         return distance if slack is None else distance.div_(floored(slack, self.floor))
 
 
+@public
 class PixelSets(Predictor):
     """Label sets for the pixels of a segmentation network, with a guarantee for every image.
 
@@ -337,7 +340,8 @@ class PixelSets(Predictor):
 
     def _recall(self, saved: Any) -> None:
         super()._recall(saved)
-        self.classes, self.skipped = saved["classes"], saved["skipped"]
+        self.classes = files.count(saved["classes"], least=1) if len(self.calibration) else None
+        self.skipped = files.count(saved["skipped"])
 
 
 class CalibratingPixels(Calibrating):

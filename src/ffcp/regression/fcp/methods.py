@@ -16,11 +16,13 @@ from ffcp.calibrating import Calibrating
 from ffcp.metrics import Coverage
 from ffcp.network.features import resolve
 from ffcp.predictor import steady
+from ffcp.recipes import public
 from ffcp.regression.fcp.ball import Ball, QuantileBall
 from ffcp.regression.joint import BONFERRONI, Joint, checked_joint
 from ffcp.regression.predictor import BandPredictor
 
 
+@public
 class FCP(BandPredictor):
     """Feature conformal prediction (Teng et al., 2022), the slow method that FFCP replaces.
 
@@ -175,6 +177,7 @@ class FCP(BandPredictor):
         return Coverage(float(inside.mean()), len(inside))
 
 
+@public
 class FCQR(FCP):
     """Feature conformalized quantile regression: FCP for a model of two quantiles.
 
