@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import torch  # noqa: F401 - for the examples
 from torch import nn
 
 from ffcp.classification.predictor import LabelSets
@@ -11,6 +14,7 @@ from ffcp.conformal.bylabel import ByLabel
 from ffcp.conformal.calibration import Calibration
 from ffcp.conformal.marginal import Marginal
 from ffcp.network.features import resolve
+from ffcp.network.picking import Output
 
 
 class Named(LabelSets):
@@ -27,6 +31,8 @@ class Named(LabelSets):
         tune_alpha: float = 0.1,
         seed: int,
         batch_size: int | None,
+        output: Output,
+        names: Sequence[str] | None,
     ) -> None:
         if not 0 < tune_fraction < 1:
             raise ValueError(f"tune_fraction must lie between 0 and 1, got {tune_fraction}")
@@ -40,6 +46,8 @@ class Named(LabelSets):
             choose_alpha=tune_alpha,
             seed=seed,
             batch_size=batch_size,
+            output=output,
+            names=names,
         )
         self.randomized, self.class_conditional = score.randomized, class_conditional
         self.tune, self.tune_fraction, self.tune_alpha = score.tune, tune_fraction, tune_alpha
@@ -74,6 +82,12 @@ class LAC(Named):
     batch_size
         Rows per pass over arrays; by default about 16 MB of input (2 MB of images), at most
         8,192 rows.
+    output
+        Which part of what the model returns is the prediction, if it returns a tuple, a dict or
+        the like: a key (``"logits"``), an index, or a function of what it returns.
+    names
+        The names of the classes, in the order of the model's outputs. Labels may then be names,
+        and the labels of a set are names; integers are taken as before.
 
     Examples
     --------
@@ -94,6 +108,8 @@ class LAC(Named):
         tune_fraction: float = 0.2,
         seed: int = 0,
         batch_size: int | None = None,
+        output: Output = None,
+        names: Sequence[str] | None = None,
     ) -> None:
         super().__init__(
             model,
@@ -103,6 +119,8 @@ class LAC(Named):
             tune_fraction=tune_fraction,
             seed=seed,
             batch_size=batch_size,
+            output=output,
+            names=names,
         )
 
 
@@ -111,7 +129,9 @@ class APS(Named):
 
     Parameters
     ----------
-    model, temperature, allow_zero_sets, class_conditional, tune_fraction, batch_size
+    model, temperature, allow_zero_sets, class_conditional, tune_fraction
+        As in :class:`LAC`.
+    batch_size, output, names
         As in :class:`LAC`.
     randomized
         Count only a random share of the last label's probability. Sets are then as small as
@@ -140,6 +160,8 @@ class APS(Named):
         tune_fraction: float = 0.2,
         seed: int = 0,
         batch_size: int | None = None,
+        output: Output = None,
+        names: Sequence[str] | None = None,
     ) -> None:
         super().__init__(
             model,
@@ -149,6 +171,8 @@ class APS(Named):
             tune_fraction=tune_fraction,
             seed=seed,
             batch_size=batch_size,
+            output=output,
+            names=names,
         )
 
 
@@ -160,7 +184,7 @@ class RAPS(Named):
 
     Parameters
     ----------
-    model, temperature, allow_zero_sets, class_conditional, batch_size
+    model, temperature, allow_zero_sets, class_conditional, batch_size, output, names
         As in :class:`LAC`.
     randomized, seed
         As in :class:`APS`.
@@ -208,6 +232,8 @@ class RAPS(Named):
         class_conditional: bool = False,
         seed: int = 0,
         batch_size: int | None = None,
+        output: Output = None,
+        names: Sequence[str] | None = None,
     ) -> None:
         super().__init__(
             model,
@@ -225,6 +251,8 @@ class RAPS(Named):
             tune_alpha=tune_alpha,
             seed=seed,
             batch_size=batch_size,
+            output=output,
+            names=names,
         )
 
     @property
@@ -291,6 +319,8 @@ class FFRAPS(RAPS):
         class_conditional: bool = False,
         seed: int = 0,
         batch_size: int | None = None,
+        output: Output = None,
+        names: Sequence[str] | None = None,
     ) -> None:
         score = FFRaps(
             delta,
@@ -313,6 +343,8 @@ class FFRAPS(RAPS):
             tune_alpha=tune_alpha,
             seed=seed,
             batch_size=batch_size,
+            output=output,
+            names=names,
         )
         self.gradient = gradient
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from ffcp.calibrating import Batch, Calibrating
+from ffcp.classification.names import checked_names, label_tensor
 from ffcp.classification.scores import (
     LabelScore,
     Shares,
@@ -27,6 +28,7 @@ from ffcp.conformal.marginal import Marginal
 from ffcp.conformal.rank import exact_alpha
 from ffcp.conformal.selection import Scorer
 from ffcp.network import inputs
+from ffcp.network.picking import Output
 from ffcp.pieces import Seen
 from ffcp.predictor import Predictor, steady
 
@@ -58,6 +60,12 @@ class LabelSets(Predictor):
     batch_size
         Rows per pass over arrays; by default about 16 MB of input (2 MB of images), at most
         8,192 rows.
+    output
+        Which part of what the model returns is the prediction, if it returns a tuple, a dict or
+        the like: a key (``"logits"``), an index, or a function of what it returns.
+    names
+        The names of the classes, in the order of the model's outputs. Labels may then be names,
+        and the labels of a set are names; integers are taken as before.
 
     Examples
     --------
@@ -83,7 +91,10 @@ class LabelSets(Predictor):
         choose_alpha: float = 0.1,
         seed: int = 0,
         batch_size: int | None = None,
+        output: Output = None,
+        names: Sequence[str] | None = None,
     ) -> None:
+        self.names = None if names is None else checked_names(names)
         self.allow_zero_sets = allow_zero_sets
         self.classes: int | None = None
         self._drawn: dict[int, int] = {}  # by seed, how many random numbers are used up
@@ -95,6 +106,7 @@ class LabelSets(Predictor):
             choose_alpha=choose_alpha,
             seed=seed,
             batch_size=batch_size,
+            output=output,
         )
 
     @property
@@ -107,7 +119,13 @@ class LabelSets(Predictor):
         """Give a setting of the score; ``None`` until it is chosen."""
         return self._scorer.settings().get(name)
 
+    def _own_settings(self) -> dict[str, Any]:
+        return {} if self.names is None else {"names": self.names}
+
     # -- calibrating ------------------------------------------------------------------------
+
+    def _read_target(self, y: Any) -> Tensor:
+        return label_tensor(y, self.names)
 
     def _calibrating(self, scorer: Scorer, calibration: Calibration, update: bool) -> Calibrating:
         assert isinstance(scorer, LabelScore)
@@ -115,6 +133,7 @@ class LabelSets(Predictor):
         scorer = scorer.drawing(Shares(self.seed, _CALIBRATION, start))
         run = CalibratingLabels(self.model, scorer, calibration, self._choosing, update)
         run.classes, run.drawn = (self.classes if update else None), start
+        run.names = self.names
         return run
 
     def _take_over(self, run: Calibrating) -> None:
@@ -164,14 +183,15 @@ class LabelSets(Predictor):
             mask = score.mask(seen, threshold, allow_empty=self.allow_zero_sets)
             buffer.add({"mask": mask})
             if given.whole is None:  # a loader need not yield the same rows again
-                ordered += LabelSet(mask, partial(score.order, seen)).labels
+                ordered += LabelSet(mask, partial(score.order, seen)).ordered
         if infinite.notes is not None:
             assert given.count is not None
             what = infinite.described(given.count)
             self._warn(f"{what}{self._why_infinite(exact, infinite.notes)}")
         if given.whole is None:
-            return LabelSet(buffer["mask"], ordered=ordered)
-        return LabelSet(buffer["mask"], partial(self._order, score, given.whole))
+            return LabelSet(buffer["mask"], ordered=ordered, names=self.names)
+        weights = partial(self._order, score, given.whole)
+        return LabelSet(buffer["mask"], weights, names=self.names)
 
     def forward(
         self, x: Any, alpha: Any = 0.1, *, first_row: int = 0, groups: Any = None
@@ -269,6 +289,7 @@ class CalibratingLabels(Calibrating):
     """A calibration of label sets under way: it counts classes and random numbers."""
 
     drawn = 0
+    names: list[str] | None = None
 
     def see(self, batch: Batch) -> Seen:
         """Run the model on a batch of rows; refuse outputs that cannot be logits."""
@@ -277,6 +298,11 @@ class CalibratingLabels(Calibrating):
         if not batch.row:
             refuse_probabilities(seen.output)
         self.count_classes(seen.output)
+        if self.names is not None and len(self.names) != seen.output.shape[1]:
+            raise ValueError(
+                f"there are {len(self.names)} names, and the model has {seen.output.shape[1]} "
+                "classes: give one name for each, in the order of the outputs"
+            )
         self.drawn += len(seen.rows)
         return seen
 

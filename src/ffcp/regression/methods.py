@@ -12,6 +12,7 @@ from ffcp.conformal.bandwidths import BandwidthChoice
 from ffcp.conformal.local import FEATURE, Local, Localizer
 from ffcp.network import jacobian
 from ffcp.network.jacobian import Method
+from ffcp.network.picking import Output
 from ffcp.regression.bases import Base, Point, Quantiles
 from ffcp.regression.joint import Joint
 from ffcp.regression.predictor import Bands
@@ -40,6 +41,9 @@ class CP(Bands):
     batch_size
         Rows per pass over arrays; by default about 16 MB of input (2 MB of images), at most
         8,192 rows.
+    output
+        Which part of what the model returns is the prediction, if it returns a tuple, a dict or
+        the like: a key (``"logits"``), an index, or a function of what it returns.
 
     Examples
     --------
@@ -60,9 +64,16 @@ class CP(Bands):
         joint: Joint = False,
         missing: bool = False,
         batch_size: int | None = None,
+        output: Output = None,
     ) -> None:
         super().__init__(
-            model, self._base(), Constant(), joint=joint, missing=missing, batch_size=batch_size
+            model,
+            self._base(),
+            Constant(),
+            joint=joint,
+            missing=missing,
+            batch_size=batch_size,
+            output=output,
         )
 
 
@@ -77,7 +88,7 @@ class CQR(CP):
     model
         A trained network whose output has shape (n, 2), lower and upper quantile, or (n, m, 2)
         for m targets. See :func:`ffcp.pinball_loss`. Quantiles that cross are put in order.
-    joint, batch_size
+    joint, batch_size, output
         As in :class:`CP`.
 
     Notes
@@ -137,6 +148,9 @@ class FFCP(Bands):
     batch_size
         Rows per pass over arrays; by default about 16 MB of input (2 MB of images), at most
         8,192 rows.
+    output
+        Which part of what the model returns is the prediction, if it returns a tuple, a dict or
+        the like: a key (``"logits"``), an index, or a function of what it returns.
 
     Attributes
     ----------
@@ -173,6 +187,7 @@ class FFCP(Bands):
         choose_alpha: float = 0.1,
         seed: int = 0,
         batch_size: int | None = None,
+        output: Output = None,
     ) -> None:
         super().__init__(
             model,
@@ -184,6 +199,7 @@ class FFCP(Bands):
             choose_alpha=choose_alpha,
             seed=seed,
             batch_size=batch_size,
+            output=output,
         )
 
 
@@ -281,6 +297,8 @@ class LCP(Localized):
         guarantee ``"random"``.
     batch_size
         Rows per pass over arrays.
+    output
+        As in :class:`CP`.
 
     Attributes
     ----------
@@ -315,6 +333,7 @@ class LCP(Localized):
         choose_alpha: float = 0.1,
         seed: int = 0,
         batch_size: int | None = None,
+        output: Output = None,
     ) -> None:
         super().__init__(
             model,
@@ -326,6 +345,7 @@ class LCP(Localized):
             choose_alpha=choose_alpha,
             seed=seed,
             batch_size=batch_size,
+            output=output,
         )
 
 
@@ -353,7 +373,7 @@ class FFLCP(Localized):
 
     Parameters
     ----------
-    model, feature, norm, floor, method, joint, batch_size
+    model, feature, norm, floor, method, joint, batch_size, output
         As in :class:`FFCP`.
     localizer, guarantee
         As in :class:`LCP`; a localizer on ``"feature"`` measures distances at the layer whose
@@ -389,6 +409,7 @@ class FFLCP(Localized):
         choose_alpha: float = 0.1,
         seed: int = 0,
         batch_size: int | None = None,
+        output: Output = None,
     ) -> None:
         slack = gradient_norm(model, feature, norm, floor, method)
         super().__init__(
@@ -401,6 +422,7 @@ class FFLCP(Localized):
             choose_alpha=choose_alpha,
             seed=seed,
             batch_size=batch_size,
+            output=output,
         )
 
 

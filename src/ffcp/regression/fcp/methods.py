@@ -16,6 +16,7 @@ from ffcp.calibrating import Calibrating
 from ffcp.conformal.rank import exact_alpha
 from ffcp.metrics import Coverage
 from ffcp.network.features import resolve
+from ffcp.network.picking import Output, picking
 from ffcp.predictor import steady
 from ffcp.regression.fcp.ball import Ball, QuantileBall
 from ffcp.regression.joint import BONFERRONI, Joint, checked_joint
@@ -60,6 +61,9 @@ class FCP(BandPredictor):
         Of the choice of ``steps``.
     batch_size
         Rows per batch; by default at most 8,192.
+    output
+        Which part of what the model returns is the prediction: a key, an index or a function. It
+        needs a ``head``, too.
 
     Attributes
     ----------
@@ -111,8 +115,11 @@ class FCP(BandPredictor):
         choose_alpha: float = 0.1,
         seed: int = 0,
         batch_size: int | None = None,
+        output: Output = None,
     ) -> None:
         self.feature = resolve(model, feature)
+        whole = model
+        model = picking(model, output)
         ball = self._family(
             model,
             self.feature,
@@ -127,13 +134,14 @@ class FCP(BandPredictor):
         )
         self.unconverged: list[int] = []
         super().__init__(
-            model,
+            whole,
             ball,
             missing=missing,
             choose_fraction=choose_fraction,
             choose_alpha=choose_alpha,
             seed=seed,
             batch_size=batch_size,
+            output=output,
         )
 
     @property
