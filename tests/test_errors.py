@@ -214,8 +214,8 @@ class Returns(nn.Module):
     ("fn", "error", "message"),
     [
         (lambda v: v.argmax(dim=1), TypeError, "output has type torch.int64"),
-        (lambda v: (v, v), TypeError, "returned a tuple, not a tensor"),
-        (lambda v: {"logits": v}, TypeError, "returned a dict, not a tensor"),
+        (lambda v: (v, v), TypeError, "returned a tuple of length 2, not a tensor"),
+        (lambda v: {"logits": v}, TypeError, "returned a dict with keys .*, not a tensor"),
         (lambda v: v.mean(), ValueError, r"shape \(\) for \d+ input rows"),
         (lambda v: v.T, ValueError, r"shape \(3, \d+\) for \d+ input rows"),
     ],

@@ -29,6 +29,7 @@ from ffcp.conformal.selection import Scorer
 from ffcp.network import inputs, passes
 from ffcp.network.features import resolve
 from ffcp.network.identity import Identity
+from ffcp.network.picking import Output, output_name, picking
 from ffcp.pieces import Needs, Seen
 from ffcp.recipes import left_to_you, made_again, maker_of, recipe_of
 from ffcp.warnings import FFCPWarning, lines_up
@@ -81,6 +82,7 @@ class Predictor(nn.Module):
         choose_alpha: float = 0.1,
         seed: int | None = None,
         batch_size: int | None = None,
+        output: Output = None,
     ) -> None:
         super().__init__()
         if not isinstance(model, nn.Module):
@@ -92,7 +94,7 @@ class Predictor(nn.Module):
         if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or seed < 0):
             raise ValueError(f"seed must be an integer and not negative, got {seed!r}")
         exact_alpha(choose_alpha)
-        self.model = model
+        self.model, self.output = picking(model, output), output
         self.batch_size = batch_size
         self.choose_fraction, self.choose_alpha, self.seed = choose_fraction, choose_alpha, seed
         # As given, with whatever they leave open; in a tuple, so that no module is held twice.
@@ -167,6 +169,7 @@ class Predictor(nn.Module):
             **scorer.settings(),
             **calibration.settings(),
             **self._own_settings(),
+            **({} if self.output is None else {"output": output_name(self.output)}),
         }
 
     def _must_match(self, mine: Mapping[str, Any], theirs: Mapping[str, Any], whose: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch  # noqa: F401 - for the examples
 from torch import nn
 
@@ -12,6 +14,7 @@ from ffcp.conformal.bylabel import ByLabel
 from ffcp.conformal.calibration import Calibration
 from ffcp.conformal.marginal import Marginal
 from ffcp.network.features import resolve
+from ffcp.network.picking import Output
 from ffcp.recipes import public
 
 
@@ -29,6 +32,8 @@ class Named(LabelSets):
         tune_alpha: float = 0.1,
         seed: int | None,
         batch_size: int | None,
+        output: Output,
+        names: Sequence[str] | None,
     ) -> None:
         if not 0 < tune_fraction < 1:
             raise ValueError(f"tune_fraction must lie between 0 and 1, got {tune_fraction}")
@@ -42,6 +47,8 @@ class Named(LabelSets):
             choose_alpha=tune_alpha,
             seed=seed,
             batch_size=batch_size,
+            output=output,
+            names=names,
         )
         self.randomized, self.class_conditional = score.randomized, class_conditional
         self.tune, self.tune_fraction, self.tune_alpha = score.tune, tune_fraction, tune_alpha
@@ -77,6 +84,12 @@ class LAC(Named):
     batch_size
         Rows per pass over arrays; by default about 16 MB of input (2 MB of images), at most
         8,192 rows.
+    output
+        Which part of what the model returns is the prediction, if it returns a tuple, a dict or
+        the like: a key (``"logits"``), an index, or a function of what it returns.
+    names
+        The names of the classes, in the order of the model's outputs. Labels may then be names,
+        and the labels of a set are names; integers are taken as before.
 
     Examples
     --------
@@ -97,6 +110,8 @@ class LAC(Named):
         tune_fraction: float = 0.2,
         seed: int | None = None,
         batch_size: int | None = None,
+        output: Output = None,
+        names: Sequence[str] | None = None,
     ) -> None:
         super().__init__(
             model,
@@ -106,6 +121,8 @@ class LAC(Named):
             tune_fraction=tune_fraction,
             seed=seed,
             batch_size=batch_size,
+            output=output,
+            names=names,
         )
 
 
@@ -115,7 +132,9 @@ class APS(Named):
 
     Parameters
     ----------
-    model, temperature, allow_zero_sets, class_conditional, tune_fraction, batch_size
+    model, temperature, allow_zero_sets, class_conditional, tune_fraction
+        As in :class:`LAC`.
+    batch_size, output, names
         As in :class:`LAC`.
     randomized
         Count only a random share of the last label's probability. Sets are then as small as
@@ -144,6 +163,8 @@ class APS(Named):
         tune_fraction: float = 0.2,
         seed: int | None = None,
         batch_size: int | None = None,
+        output: Output = None,
+        names: Sequence[str] | None = None,
     ) -> None:
         super().__init__(
             model,
@@ -153,6 +174,8 @@ class APS(Named):
             tune_fraction=tune_fraction,
             seed=seed,
             batch_size=batch_size,
+            output=output,
+            names=names,
         )
 
 
@@ -181,7 +204,7 @@ class RAPS(Penalised):
 
     Parameters
     ----------
-    model, temperature, allow_zero_sets, class_conditional, batch_size
+    model, temperature, allow_zero_sets, class_conditional, batch_size, output, names
         As in :class:`LAC`.
     randomized, seed
         As in :class:`APS`.
@@ -229,6 +252,8 @@ class RAPS(Penalised):
         class_conditional: bool = False,
         seed: int | None = None,
         batch_size: int | None = None,
+        output: Output = None,
+        names: Sequence[str] | None = None,
     ) -> None:
         super().__init__(
             model,
@@ -246,6 +271,8 @@ class RAPS(Penalised):
             tune_alpha=tune_alpha,
             seed=seed,
             batch_size=batch_size,
+            output=output,
+            names=names,
         )
 
 
@@ -301,6 +328,8 @@ class FFRAPS(Penalised):
         class_conditional: bool = False,
         seed: int | None = None,
         batch_size: int | None = None,
+        output: Output = None,
+        names: Sequence[str] | None = None,
     ) -> None:
         score = FFRaps(
             delta,
@@ -322,6 +351,8 @@ class FFRAPS(Penalised):
             tune_alpha=tune_alpha,
             seed=seed,
             batch_size=batch_size,
+            output=output,
+            names=names,
         )
         self.gradient = gradient
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch.nn.functional import pad
 
 from ffcp import files
 from ffcp.calibrating import Batch, Calibrating
+from ffcp.classification.names import checked_names, label_tensor
 from ffcp.classification.scores import LabelScore, Shares, as_score, check_logits, checked_labels
 from ffcp.classification.sets import LabelSet
 from ffcp.classification.tuning import SetChoice
@@ -22,6 +23,7 @@ from ffcp.conformal.marginal import Marginal
 from ffcp.conformal.rank import exact_alpha
 from ffcp.conformal.selection import Scorer
 from ffcp.network import inputs
+from ffcp.network.picking import Output
 from ffcp.pieces import Seen
 from ffcp.predictor import Predictor, steady
 from ffcp.recipes import public
@@ -56,6 +58,12 @@ class LabelSets(Predictor):
     batch_size
         Rows per pass over arrays; by default about 16 MB of input (2 MB of images), at most
         8,192 rows.
+    output
+        Which part of what the model returns is the prediction, if it returns a tuple, a dict or
+        the like: a key (``"logits"``), an index, or a function of what it returns.
+    names
+        The names of the classes, in the order of the model's outputs. Labels may then be names,
+        and the labels of a set are names; integers are taken as before.
 
     Examples
     --------
@@ -81,7 +89,10 @@ class LabelSets(Predictor):
         choose_alpha: float = 0.1,
         seed: int | None = None,
         batch_size: int | None = None,
+        output: Output = None,
+        names: Sequence[str] | None = None,
     ) -> None:
+        self.names = None if names is None else checked_names(names)
         self.allow_zero_sets = allow_zero_sets
         self.classes: int | None = None
         self._drawn: dict[int, int] = {}  # by seed, how many random numbers are used up
@@ -93,6 +104,7 @@ class LabelSets(Predictor):
             choose_alpha=choose_alpha,
             seed=seed,
             batch_size=batch_size,
+            output=output,
         )
 
     @property
@@ -105,7 +117,13 @@ class LabelSets(Predictor):
         """Give a setting of the score; ``None`` until it is chosen."""
         return self._scorer.settings().get(name)
 
+    def _own_settings(self) -> dict[str, Any]:
+        return {} if self.names is None else {"names": self.names}
+
     # -- calibrating ------------------------------------------------------------------------
+
+    def _read_target(self, y: Any) -> Tensor:
+        return label_tensor(y, self.names)
 
     def _calibrating(self, scorer: Scorer, calibration: Calibration, update: bool) -> Calibrating:
         assert isinstance(scorer, LabelScore)
@@ -114,6 +132,7 @@ class LabelSets(Predictor):
         scorer = scorer.drawing(Shares(Draws(entropy, _CALIBRATION), start))
         run = CalibratingLabels(self.model, scorer, calibration, self._choosing, update)
         run.classes, run.drawn = (self.classes if update else None), start
+        run.names = self.names
         return run
 
     def _take_over(self, run: Calibrating) -> None:
@@ -167,14 +186,15 @@ class LabelSets(Predictor):
             mask = score.mask(seen, levels, allow_empty=self.allow_zero_sets)
             buffer.add({"mask": mask})
             if given.whole is None:  # a loader need not yield the same rows again
-                ordered += LabelSet(mask, partial(score.order, seen)).labels
+                ordered += LabelSet(mask, partial(score.order, seen)).ordered
         if len(lost):
             assert given.count is not None
             what = _what_is_infinite(in_all, len(lost), given.count)
             self._warn(f"{what}{self._why_infinite(exact, lost.columns)}")
         if given.whole is None:
-            return LabelSet(buffer["mask"], ordered=ordered)
-        return LabelSet(buffer["mask"], partial(self._order, self._scorer, given.whole))
+            return LabelSet(buffer["mask"], ordered=ordered, names=self.names)
+        weights = partial(self._order, self._scorer, given.whole)
+        return LabelSet(buffer["mask"], weights, names=self.names)
 
     def forward(
         self, x: Any, alpha: Any = 0.1, *, first_row: int | None = None, groups: Any = None
@@ -285,12 +305,18 @@ class CalibratingLabels(Calibrating):
     """A calibration of label sets under way: it counts classes and random numbers."""
 
     drawn = 0
+    names: list[str] | None = None
 
     def see(self, batch: Batch) -> Seen:
         """Run the model on a batch of rows; refuse another number of classes."""
         seen = super().see(batch)
         check_logits(seen.output)
         self.count_classes(seen.output)
+        if self.names is not None and len(self.names) != seen.output.shape[1]:
+            raise ValueError(
+                f"there are {len(self.names)} names, and the model has {seen.output.shape[1]} "
+                "classes: give one name for each, in the order of the outputs"
+            )
         self.drawn += len(seen.rows)
         return seen
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ffcp.network import inputs
+from ffcp.network.picking import described
 
 
 def finite(values: Tensor, what: str, first_row: int = 0) -> None:
@@ -33,8 +34,8 @@ def output(prediction: Any, rows: int, x: Any = None) -> Tensor:
     """Check that the model returned one floating-point tensor with a row for each input row."""
     if not isinstance(prediction, Tensor):
         raise TypeError(
-            f"the model returned a {type(prediction).__name__}, not a tensor: "
-            "wrap it in a module whose forward returns the prediction alone"
+            f"the model returned {described(prediction)}, not a tensor: say by output= which "
+            "part of it is the prediction, a key, an index or a function"
         )
     if not prediction.is_floating_point():
         raise TypeError(

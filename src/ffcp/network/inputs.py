@@ -18,6 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
+from ffcp.network.picking import whole
+
 # Large enough that Python's share of a pass is small, small enough for the caches: best of
 # 2,048 to 32,768 rows on the paper's network, with and without a graph.
 _MAX_ROWS = 8192
@@ -442,7 +444,7 @@ def _positional(model: nn.Module) -> tuple[int, float]:
     """Give the smallest and largest number of positional arguments of forward."""
     kinds = inspect.Parameter
     try:
-        parameters = inspect.signature(model.forward).parameters.values()
+        parameters = inspect.signature(whole(model).forward).parameters.values()
     except (TypeError, ValueError):
         return 1, 1
     plain = [
@@ -556,7 +558,7 @@ def _with_dict(model: nn.Module, x: Mapping[str, Any]) -> Any:
     """Hand a dict over as one argument, if that can be meant."""
     kinds = inspect.Parameter
     try:
-        parameters = inspect.signature(model.forward).parameters
+        parameters = inspect.signature(whole(model).forward).parameters
     except (TypeError, ValueError):
         return model(x)
     kind = (kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY)
@@ -581,7 +583,7 @@ def _with_dict(model: nn.Module, x: Mapping[str, Any]) -> Any:
 
 def _binds(model: nn.Module, *args: Any, **kwargs: Any) -> bool:
     try:
-        inspect.signature(model.forward).bind(*args, **kwargs)
+        inspect.signature(whole(model).forward).bind(*args, **kwargs)
     except (TypeError, ValueError):
         return False
     return True

@@ -13,6 +13,7 @@ from ffcp.conformal.bandwidths import BandwidthChoice
 from ffcp.conformal.local import FEATURE, Local, Localizer
 from ffcp.network import jacobian
 from ffcp.network.jacobian import Method
+from ffcp.network.picking import Output
 from ffcp.recipes import public
 from ffcp.regression.bases import Base, Point, Quantiles
 from ffcp.regression.joint import Joint
@@ -43,6 +44,9 @@ class CP(Bands):
     batch_size
         Rows per pass over arrays; by default about 16 MB of input (2 MB of images), at most
         8,192 rows.
+    output
+        Which part of what the model returns is the prediction, if it returns a tuple, a dict or
+        the like: a key (``"logits"``), an index, or a function of what it returns.
 
     Examples
     --------
@@ -63,9 +67,16 @@ class CP(Bands):
         joint: Joint = False,
         missing: bool = False,
         batch_size: int | None = None,
+        output: Output = None,
     ) -> None:
         super().__init__(
-            model, self._base(), Constant(), joint=joint, missing=missing, batch_size=batch_size
+            model,
+            self._base(),
+            Constant(),
+            joint=joint,
+            missing=missing,
+            batch_size=batch_size,
+            output=output,
         )
 
 
@@ -81,7 +92,7 @@ class CQR(CP):
     model
         A trained network whose output has shape (n, 2), lower and upper quantile, or (n, m, 2)
         for m targets. See :func:`ffcp.pinball_loss`. Quantiles that cross are put in order.
-    joint, batch_size
+    joint, batch_size, output
         As in :class:`CP`.
 
     Notes
@@ -162,6 +173,9 @@ class FFCP(AtLayer):
     batch_size
         Rows per pass over arrays; by default about 16 MB of input (2 MB of images), at most
         8,192 rows.
+    output
+        Which part of what the model returns is the prediction, if it returns a tuple, a dict or
+        the like: a key (``"logits"``), an index, or a function of what it returns.
 
     Attributes
     ----------
@@ -198,6 +212,7 @@ class FFCP(AtLayer):
         choose_alpha: float = 0.1,
         seed: int | None = None,
         batch_size: int | None = None,
+        output: Output = None,
     ) -> None:
         super().__init__(
             model,
@@ -209,6 +224,7 @@ class FFCP(AtLayer):
             choose_alpha=choose_alpha,
             seed=seed,
             batch_size=batch_size,
+            output=output,
         )
 
 
@@ -313,6 +329,8 @@ class LCP(Localized):
         guarantee ``"random"``; without it the operating system seeds those random numbers.
     batch_size
         Rows per pass over arrays.
+    output
+        As in :class:`CP`.
 
     Attributes
     ----------
@@ -347,6 +365,7 @@ class LCP(Localized):
         choose_alpha: float = 0.1,
         seed: int | None = None,
         batch_size: int | None = None,
+        output: Output = None,
     ) -> None:
         super().__init__(
             model,
@@ -358,6 +377,7 @@ class LCP(Localized):
             choose_alpha=choose_alpha,
             seed=seed,
             batch_size=batch_size,
+            output=output,
         )
 
 
@@ -387,7 +407,7 @@ class FFLCP(Localized, AtLayer):
 
     Parameters
     ----------
-    model, feature, norm, floor, method, joint, batch_size
+    model, feature, norm, floor, method, joint, batch_size, output
         As in :class:`FFCP`.
     localizer, guarantee
         As in :class:`LCP`; a localizer on ``"feature"`` measures distances at the layer whose
@@ -423,6 +443,7 @@ class FFLCP(Localized, AtLayer):
         choose_alpha: float = 0.1,
         seed: int | None = None,
         batch_size: int | None = None,
+        output: Output = None,
     ) -> None:
         slack = gradient_norm(model, feature, norm, floor, method)
         super().__init__(
@@ -435,6 +456,7 @@ class FFLCP(Localized, AtLayer):
             choose_alpha=choose_alpha,
             seed=seed,
             batch_size=batch_size,
+            output=output,
         )
 
 

@@ -15,6 +15,7 @@ from ffcp.conformal.columns import Table, take
 from ffcp.conformal.marginal import Marginal
 from ffcp.conformal.rank import exact_alpha
 from ffcp.network import checks, inputs
+from ffcp.network.picking import Output
 from ffcp.pieces import Seen
 from ffcp.predictor import Predictor, steady
 from ffcp.recipes import public
@@ -46,6 +47,7 @@ class BandPredictor(Predictor):
         choose_alpha: float = 0.1,
         seed: int | None = None,
         batch_size: int | None = None,
+        output: Output = None,
     ) -> None:
         calibration = Marginal() if calibration is None else calibration
         if missing and not calibration.takes_missing:
@@ -62,6 +64,7 @@ class BandPredictor(Predictor):
             choose_alpha=choose_alpha,
             seed=seed,
             batch_size=batch_size,
+            output=output,
         )
 
     def _own_settings(self) -> dict[str, Any]:
@@ -216,6 +219,9 @@ class Bands(BandPredictor):
     batch_size
         Rows per pass over arrays; by default about 16 MB of input (2 MB of images), at most
         8,192 rows.
+    output
+        Which part of what the model returns is the prediction, if it returns a tuple, a dict or
+        the like: a key (``"logits"``), an index, or a function of what it returns.
 
     Examples
     --------
@@ -239,6 +245,7 @@ class Bands(BandPredictor):
         choose_alpha: float = 0.1,
         seed: int | None = None,
         batch_size: int | None = None,
+        output: Output = None,
     ) -> None:
         super().__init__(
             model,
@@ -249,6 +256,7 @@ class Bands(BandPredictor):
             choose_alpha=choose_alpha,
             seed=seed,
             batch_size=batch_size,
+            output=output,
         )
 
     @property

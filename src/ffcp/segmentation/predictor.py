@@ -18,6 +18,7 @@ from ffcp.conformal.selection import Scorer
 from ffcp.network import inputs, jacobian
 from ffcp.network.features import INPUT, OUTPUT, resolve
 from ffcp.network.jacobian import Method
+from ffcp.network.picking import Output, output_name, picking
 from ffcp.pieces import Needs, Seen
 from ffcp.predictor import Predictor, steady
 from ffcp.recipes import public
@@ -157,6 +158,9 @@ class PixelSets(Predictor):
     batch_size
         Images per pass over arrays; by default about 2**18 pixels, one image of 512 x 512, since
         outputs and norms take memory for every class.
+    output
+        Which part of what the model returns is the prediction, if it returns a tuple, a dict or
+        the like: a key (``"logits"``), an index, or a function of what it returns.
 
     Attributes
     ----------
@@ -189,6 +193,7 @@ class PixelSets(Predictor):
         smallest: float = 0.01,
         method: Method = jacobian.AUTO,
         batch_size: int | None = None,
+        output: Output = None,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"the model must be a torch.nn.Module, got {type(model).__name__}")
@@ -203,14 +208,16 @@ class PixelSets(Predictor):
         self.feature, self.outputs, self.ignore = resolve(model, feature), outputs, ignore
         self.classes: int | None = None
         self.skipped = 0
-        name = self.feature
+        self._picked = output_name(output)
+        name, model = self.feature, picking(model, output)
         if outputs == LOGITS:
             model, name = _with_double_log(model), _inside(self.feature)
         score = PixelScore(name, ignore, norm, floor, smallest, method)
         super().__init__(model, score, PixelCounts(), batch_size=batch_size)
 
     def _own_settings(self) -> dict[str, Any]:
-        return {"outputs": self.outputs}
+        picked = {} if self._picked is None else {"output": self._picked}
+        return {"outputs": self.outputs, **picked}
 
     # -- calibrating ------------------------------------------------------------------------
 
