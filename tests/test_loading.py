@@ -305,7 +305,7 @@ def test_workers_that_chose_differently_are_told_what_to_do() -> None:
         two = ffcp.FFCP(small_mlp(), "3").calibrate(X, Y)
         near = ffcp.LCP(small_mlp(), "gaussian").calibrate(X, Y)
         far = ffcp.LCP(small_mlp(), ffcp.Localizer("gaussian", bandwidth=99.0)).calibrate(X, Y)
-    with pytest.raises(ValueError, match=f"what it found: feature='{one.feature}'"):
+    with pytest.raises(ValueError, match=f"what it chose: feature='{one.feature}'"):
         one.merge(two)
     with pytest.raises(ValueError, match=f"what it found: bandwidth={near.bandwidth}"):
         near.merge(far)

@@ -61,7 +61,7 @@ class Stream:
             return self.seed or 0
         with self._lock:
             if self._drawn_by is None or self._drawn_by[0] != os.getpid():
-                self._drawn_by = (os.getpid(), secrets.randbits(64))
+                self._drawn_by = (os.getpid(), secrets.randbits(62))
             return self._drawn_by[1]
 
     def next_rows(self, rows: int) -> int:
