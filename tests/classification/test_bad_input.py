@@ -177,20 +177,16 @@ def test_too_few_rows_to_tune_and_calibrate() -> None:
 
 
 def test_another_number_of_classes_than_at_calibration() -> None:
-    class Some(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.network, self.count = network(7), torch.tensor(6)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.network(x)[:, : int(self.count)]
-
-    predictor = ffcp.RAPS(Some()).calibrate(X, Y)
-    predictor.model.count.fill_(7)
+    seven = normal(300, 7, seed=1)
+    predictor = ffcp.RAPS(nn.Identity()).calibrate(seven[:, :6], Y)
     with pytest.raises(ValueError, match="calibrated on 6 classes, but the model now gives 7"):
-        predictor.predict_set(X)
+        predictor.predict_set(seven)
     with pytest.raises(ValueError, match="calibrated on 6 classes"):
-        predictor.calibrate(X, Y, update=True)
+        predictor.calibrate(seven, Y, update=True)
+
+
+def test_another_model_than_at_calibration() -> None:
+    predictor = ffcp.RAPS(network()).calibrate(X, Y)
     predictor.model = network(7)
     with pytest.raises(RuntimeError, match="weights are no longer those of the calibration"):
         predictor.predict_set(X)

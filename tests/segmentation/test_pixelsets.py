@@ -279,6 +279,10 @@ def test_the_calibration_stays_as_it_is_when_the_model_moves() -> None:
     predictor.to(torch.bfloat16)
     assert predictor.calibration.scores.dtype == torch.int32
     assert torch.equal(predictor.calibration.scores, before)
+    with pytest.raises(RuntimeError, match="weights are no longer those of the calibration"):
+        predictor.predict_set(X.bfloat16(), 0.2)
+    predictor.calibrate(X.bfloat16(), Y)
+    assert predictor.calibration.scores.dtype == torch.int32
     assert predictor.predict_set(X.bfloat16(), 0.2).mask.any(dim=1).all()
 
 
