@@ -172,8 +172,16 @@ def test_target_shape_that_does_not_fit(outputs: int, y_shape: tuple[int, ...]) 
 
 def test_a_column_target_does_not_broadcast_against_a_flat_output() -> None:
     model = nn.Sequential(nn.Linear(4, 1), nn.Flatten(0))
-    with pytest.raises(ValueError, match=r"target has shape \(30, 1\), model output \(30,\)"):
-        ffcp.CP(model).calibrate(X, Y[:, None])
+    column = ffcp.CP(model).calibrate(X, Y[:, None])
+    assert column.calibration.scores.equal(ffcp.CP(model).calibrate(X, Y).calibration.scores)
+    assert column.score(X, Y[:, None]).equal(column.score(X, Y))
+
+
+@pytest.mark.parametrize("make", [ffcp.CQR, ffcp.LCQR, lambda m: ffcp.FFCQR(m, "0")])
+def test_a_column_target_fits_two_quantiles(make) -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
+    column, flat = make(model).calibrate(X, Y[:, None]), make(model).calibrate(X, Y)
+    assert column.score(X, Y[:, None]).equal(flat.score(X, Y))
 
 
 def test_different_numbers_of_rows(mlp: nn.Module) -> None:
@@ -211,8 +219,8 @@ class Returns(nn.Module):
     ("fn", "error", "message"),
     [
         (lambda v: v.argmax(dim=1), TypeError, "output has type torch.int64"),
-        (lambda v: (v, v), TypeError, "returned a tuple, not a tensor"),
-        (lambda v: {"logits": v}, TypeError, "returned a dict, not a tensor"),
+        (lambda v: (v, v), TypeError, "returned a tuple of length 2, not a tensor"),
+        (lambda v: {"logits": v}, TypeError, "returned a dict with keys .*, not a tensor"),
         (lambda v: v.mean(), ValueError, r"shape \(\) for \d+ input rows"),
         (lambda v: v.T, ValueError, r"shape \(3, \d+\) for \d+ input rows"),
     ],

@@ -24,10 +24,12 @@ from ffcp.conformal.local import Local, Localizer
 from ffcp.conformal.marginal import Marginal
 from ffcp.conformal.mondrian import Mondrian
 from ffcp.conformal.rank import conformal_quantile, conformal_rank
+from ffcp.files import CalibrationFileError
 from ffcp.network.jacobian import Sketch, Smooth
 from ffcp.network.passes import gradient_norms
 from ffcp.network.stored import Stored
 from ffcp.pieces import Needs, Seen
+from ffcp.predictor import load
 from ffcp.regression.bands import Ends, Interval
 from ffcp.regression.bases import Point, Quantiles
 from ffcp.regression.fcp.methods import FCP, FCQR
@@ -59,6 +61,7 @@ __all__ = [
     "Box",
     "ByLabel",
     "Calibration",
+    "CalibrationFileError",
     "Candidate",
     "Choice",
     "Constant",
@@ -95,6 +98,7 @@ __all__ = [
     "conformal_quantile",
     "conformal_rank",
     "gradient_norms",
+    "load",
     "metrics",
     "pinball_loss",
     "segmentation",

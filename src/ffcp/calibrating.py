@@ -51,6 +51,7 @@ class Calibrating:
         self.is_update = is_update
         self.choices: dict[str, Any] = {}
         self.columns: Columns = {}  # scores and notes of the rows that calibrate
+        self.layout: dict[str, Any] = {}  # what inputs are like, see inputs.Reader
         self.warnings: list[str] = []
         self.classes: int | None = None  # of the outputs so far, where they are classes
         self._is_first = True

@@ -1,12 +1,15 @@
-"""Files: safetensors, written whole or not at all, read without unpickling."""
+"""Files: safetensors, written whole or not at all, read without unpickling, every part checked."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
+import types
+import typing
 import uuid
 from collections.abc import Mapping
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-_FORMAT = "ffcp-calibration-2"
+_FORMAT = "ffcp-calibration-3"
+_DIGITS = 64  # of a SHA-256, before the settings that it seals
+
+
+class CalibrationFileError(ValueError):
+    """A saved calibration that cannot be used; says which, what is wrong, and what to do.
+
+    Raised by :func:`ffcp.load`, by ``predictor.load`` and by ``load_state_dict``. Predictor and
+    model are as they were before.
+    """
 
 
 def pack(settings: Mapping[str, Any]) -> Tensor:
@@ -27,9 +39,107 @@ def pack(settings: Mapping[str, Any]) -> Tensor:
 
 
 def unpack(state: Tensor) -> dict[str, Any]:
-    """Read settings written by :func:`pack`."""
-    settings: dict[str, Any] = json.loads(bytes(state.cpu().numpy()))
+    """Read settings written by :func:`pack`; anything else is a ValueError."""
+    if state.dtype != torch.uint8 or state.dim() != 1:
+        raise ValueError("the settings are not a row of bytes")
+    return _parsed(bytes(state.cpu().numpy()))
+
+
+def _parsed(text: bytes) -> dict[str, Any]:
+    try:
+        settings = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"the settings cannot be read ({error})") from error
+    if not isinstance(settings, dict):
+        raise ValueError("the settings are not named")
     return settings
+
+
+def seal(settings: Mapping[str, Any], points: Mapping[str, Tensor]) -> Tensor:
+    """Write settings as :func:`pack` does, with a checksum over them and over some tensors.
+
+    >>> points = {"scores": torch.zeros(3, 1)}
+    >>> unseal(seal({"norm": 2.0}, points), points)
+    {'norm': 2.0}
+    >>> unseal(seal({"norm": 2.0}, points), {"scores": torch.ones(3, 1)})
+    Traceback (most recent call last):
+    ValueError: its checksum is not that of its scores and settings
+    """
+    text = json.dumps(settings).encode()
+    sealed = _checksum(text, points).encode() + text
+    return torch.from_numpy(np.frombuffer(sealed, dtype=np.uint8).copy())
+
+
+def unseal(state: Tensor, points: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Read settings written by :func:`seal`, if they and the tensors are those that were sealed."""
+    if state.dtype != torch.uint8 or state.dim() != 1:
+        raise ValueError("the settings are not a row of bytes")
+    sealed = bytes(state.cpu().numpy())
+    checksum, text = sealed[:_DIGITS], sealed[_DIGITS:]
+    if checksum != _checksum(text, points).encode():
+        raise ValueError("its checksum is not that of its scores and settings")
+    return _parsed(text)
+
+
+def _checksum(text: bytes, points: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256(text)
+    for name, tensor in sorted(points.items()):
+        _hash(digest, name, tensor)
+    return digest.hexdigest()
+
+
+def _hash(digest: Any, name: str, tensor: Tensor) -> None:
+    digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    digest.update(flat.view(torch.uint8).numpy().data)
+
+
+def rebuilt(kind: Any, saved: Any) -> Any:
+    """Build a value of some type again from what JSON made of it; another type is a ValueError.
+
+    Knows plain values, ``X | None``, ``tuple[X, ...]``, mappings, and dataclasses of them.
+
+    >>> rebuilt(tuple[float, ...], [1, 2.5])
+    (1, 2.5)
+    >>> rebuilt(int, True)
+    Traceback (most recent call last):
+    ValueError: True stands where int was saved
+    """
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (types.UnionType, typing.Union):
+        if saved is None and type(None) in inner:
+            return None
+        (kind,) = (one for one in inner if one is not type(None))
+        return rebuilt(kind, saved)
+    if origin is tuple and isinstance(saved, list):
+        return tuple(rebuilt(inner[0], value) for value in saved)
+    if origin in (dict, Mapping) and isinstance(saved, dict):
+        return {str(key): rebuilt(inner[1], value) for key, value in saved.items()}
+    if is_dataclass(kind) and isinstance(saved, dict):
+        hints = typing.get_type_hints(kind)
+        if hints.keys() == saved.keys():
+            return kind(**{name: rebuilt(hint, saved[name]) for name, hint in hints.items()})  # type: ignore[operator]
+    plain: Any = {float: (int, float)}.get(kind, kind)
+    if (
+        origin
+        or is_dataclass(kind)
+        or not isinstance(saved, plain)
+        or (type(saved) is bool) != (kind is bool)
+    ):
+        raise ValueError(f"{saved!r} stands where {getattr(kind, '__name__', kind)} was saved")
+    return saved
+
+
+def count(saved: Any, least: int = 0) -> int:
+    """Read a number of things.
+
+    >>> count(3)
+    3
+    """
+    number: int = rebuilt(int, saved)
+    if not least <= number < 2**63:
+        raise ValueError(f"{number} is no number of things, at least {least}")
+    return number
 
 
 def fingerprint(model: nn.Module) -> str:
@@ -54,9 +164,7 @@ def fingerprint(model: nn.Module) -> str:
         **dict(model.named_buffers(remove_duplicate=False)),
     }
     for name, tensor in sorted(tensors.items(), key=lambda item: _plain(item[0])):
-        digest.update(f"{_plain(name)} {tensor.dtype} {tuple(tensor.shape)};".encode())
-        flat = tensor.detach().cpu().contiguous().reshape(-1)
-        digest.update(flat.view(torch.uint8).numpy().data)
+        _hash(digest, _plain(name), tensor)
     return digest.hexdigest()
 
 
@@ -68,12 +176,11 @@ def _plain(name: str) -> str:
     return ".".join(part for part in name.split(".") if part != "_orig_mod")
 
 
-def write(path: str | Path, tensors: Mapping[str, Tensor], *, fingerprint: str) -> None:
+def write(path: str | Path, tensors: Mapping[str, Tensor]) -> None:
     """Write tensors to ``path``: the file appears complete, or the old one stays."""
     from safetensors.torch import save  # only who saves pays for the import
 
-    metadata = {"format": _FORMAT, "fingerprint": fingerprint}
-    put(path, save({name: t.contiguous() for name, t in tensors.items()}, metadata))
+    put(path, save({name: t.contiguous() for name, t in tensors.items()}, {"format": _FORMAT}))
 
 
 def put(path: str | Path, data: bytes) -> None:
@@ -96,24 +203,28 @@ def put(path: str | Path, data: bytes) -> None:
         raise
 
 
-def read(path: str | Path) -> tuple[dict[str, Tensor], str]:
-    """Read what :func:`write` wrote; a damaged or foreign file is a ValueError."""
-    from safetensors import SafetensorError, safe_open
+def read(path: str | Path) -> dict[str, Tensor]:
+    """Read what :func:`write` wrote; a damaged or foreign file is a CalibrationFileError."""
+    from safetensors.torch import load
 
     if not Path(path).is_file():
         raise FileNotFoundError(f"there is no file {path}")
+    data = Path(path).read_bytes()  # once: nobody can change it between looking and taking
     try:
-        with safe_open(str(path), framework="pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except SafetensorError as error:
-        raise ValueError(f"{path} is damaged or not a safetensors file ({error})") from error
-    kind = metadata.get("format", "")
+        tensors: dict[str, Tensor] = load(data)
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+        kind = str(header["__metadata__"]["format"]) if "__metadata__" in header else ""
+    except Exception as error:  # whatever a reader of foreign bytes may stumble over
+        raise CalibrationFileError(
+            f"{path} is damaged or not a safetensors file ({error}): save the calibration again"
+        ) from error
     if kind.startswith("ffcp-calibration-") and kind != _FORMAT:
-        raise ValueError(
+        raise CalibrationFileError(
             f"{path} was saved by another version of ffcp, in a format that this one does not "
             "read: calibrate again"
         )
     if kind != _FORMAT:
-        raise ValueError(f"{path} is not a calibration saved by ffcp")
-    return tensors, metadata["fingerprint"]
+        raise CalibrationFileError(
+            f"{path} is not a calibration saved by ffcp: give a file that predictor.save wrote"
+        )
+    return tensors

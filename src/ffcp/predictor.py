@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import functools
+import math
 import threading
+import uuid
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -18,7 +21,7 @@ from torch import Tensor, nn
 from ffcp import files
 from ffcp.calibrating import Batch, Calibrating, Choosing
 from ffcp.conformal.calibration import Calibration
-from ffcp.conformal.columns import Columns, with_prefix
+from ffcp.conformal.columns import Columns, prefixed, with_prefix
 from ffcp.conformal.draws import Draws, Stream
 from ffcp.conformal.mondrian import by_groups
 from ffcp.conformal.rank import exact_alpha
@@ -26,7 +29,9 @@ from ffcp.conformal.selection import Scorer
 from ffcp.network import inputs, passes
 from ffcp.network.features import resolve
 from ffcp.network.identity import Identity
+from ffcp.network.picking import Output, output_name, picking
 from ffcp.pieces import Needs, Seen
+from ffcp.recipes import left_to_you, made_again, maker_of, recipe_of
 from ffcp.warnings import FFCPWarning, lines_up
 
 Self = TypeVar("Self", bound="Predictor")
@@ -77,6 +82,7 @@ class Predictor(nn.Module):
         choose_alpha: float = 0.1,
         seed: int | None = None,
         batch_size: int | None = None,
+        output: Output = None,
     ) -> None:
         super().__init__()
         if not isinstance(model, nn.Module):
@@ -88,7 +94,7 @@ class Predictor(nn.Module):
         if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or seed < 0):
             raise ValueError(f"seed must be an integer and not negative, got {seed!r}")
         exact_alpha(choose_alpha)
-        self.model = model
+        self.model, self.output = picking(model, output), output
         self.batch_size = batch_size
         self.choose_fraction, self.choose_alpha, self.seed = choose_fraction, choose_alpha, seed
         # As given, with whatever they leave open; in a tuple, so that no module is held twice.
@@ -99,12 +105,18 @@ class Predictor(nn.Module):
         self._choices: dict[str, Any] = {}
         self._fitted: dict[str, Any] = {}  # choices made before calibrating, on other points
         self._set_aside = 0
+        self._layout: dict[str, Any] = {}  # what inputs were like, see inputs.Reader
         self._identity: Identity | None = None  # of the model that was calibrated
+        self._runs: tuple[str, ...] = ()  # the names of the calibrations whose points these are
         self.calibration = calibration.empty()
         self._stream = Stream(seed)
         self._lock = threading.Lock()  # held while one calibration takes the place of another
 
     # -- what a task defines ----------------------------------------------------------------
+
+    def _read_target(self, y: Any) -> Tensor:
+        """Turn targets into a tensor."""
+        return inputs.target_tensor(y)
 
     def _checked_target(self, y: Tensor, first_row: int) -> Tensor:
         """Refuse targets that cannot be meant."""
@@ -120,10 +132,26 @@ class Predictor(nn.Module):
 
     def _remembered(self) -> dict[str, Any]:
         """Give what is saved with the settings though no score depends on it."""
-        return {}
+        return {"layout": self._layout}
 
     def _recall(self, saved: Mapping[str, Any]) -> None:
-        """Take over what :meth:`_remembered` gave."""
+        """Take over what :meth:`_remembered` gave; refuse, by ValueError, what it cannot give."""
+        self._layout = _checked_layout(saved.get("layout", {}))
+
+    def _check_points(self) -> None:
+        """Refuse, by ValueError, a loaded calibration with scores that cannot be."""
+        scores = self.calibration.scores
+        if bool((scores < self._scorer.lowest).any() or (scores == -math.inf).any()):
+            raise ValueError(f"it has scores below {self._scorer.lowest:g}, where none can be")
+        if not self._scorer.takes_infinity and bool(scores.isinf().any()):
+            raise ValueError("it has infinite scores, where none can be")
+        if not self._takes_nan and bool(scores.isnan().any()):
+            raise ValueError("it has scores that are not numbers")
+
+    @property
+    def _takes_nan(self) -> bool:
+        """Whether NaN may stand for a score that is not known."""
+        return False
 
     # -- settings ---------------------------------------------------------------------------
 
@@ -141,6 +169,7 @@ class Predictor(nn.Module):
             **scorer.settings(),
             **calibration.settings(),
             **self._own_settings(),
+            **({} if self.output is None else {"output": output_name(self.output)}),
         }
 
     def _must_match(self, mine: Mapping[str, Any], theirs: Mapping[str, Any], whose: str) -> None:
@@ -185,8 +214,15 @@ class Predictor(nn.Module):
         Parameters
         ----------
         x, y
-            Inputs and targets, as tensors or arrays; or ``x`` alone, a loader that yields
-            pairs ``(x, y)``. The points must not have trained the model.
+            Inputs and targets, as tensors, arrays, frames or lists of numbers (how they are
+            converted is said in :func:`ffcp.network.inputs.to_tensors`); or ``x`` alone, a loader
+            that yields pairs ``(x, y)``. The points must not have trained the model. Of a frame
+            the columns are remembered: frames that come later are put in this order.
+
+            A DataLoader whose IterableDataset is not divided by worker yields every row once for
+            each worker, and points that count several times spoil the guarantee. It is refused
+            where the workers' first batches are equal; where each worker shuffles in its own way
+            nobody can see it: divide by ``torch.utils.data.get_worker_info()``.
         groups
             A label for each point (strings or numbers), or a function from a batch of inputs to
             labels: every group then gets a threshold of its own, and the guarantee holds
@@ -204,7 +240,9 @@ class Predictor(nn.Module):
             identity = Identity.of(self.model)
             if run.is_update and self._identity is not None:
                 self._must_have(identity.fingerprint, "the scores there are")
-            run.columns = run.selection.run(self._batches(x, y, groups))
+            read = inputs.Reader(self.model, self._layout if run.is_update else None)
+            run.columns = run.selection.run(self._batches(x, y, groups, read))
+            run.layout = read.layout
             run.calibration.add(*self._entries(run.columns))
             if not identity.is_that_of(self.model):
                 raise RuntimeError(
@@ -213,6 +251,7 @@ class Predictor(nn.Module):
                 )
         with self._lock:
             self._identity = identity
+            self._runs = (*(self._runs if run.is_update else ()), uuid.uuid4().hex)
             self._take_over(run)
         for message in run.warnings:
             self._warn(message)
@@ -253,30 +292,37 @@ class Predictor(nn.Module):
     def _take_over(self, run: Calibrating) -> None:
         """Take over a calibration that has ended well."""
         self._scorer, self.calibration = run.scorer, run.calibration
+        self._layout = run.layout
         if not run.is_update:
             self._choices = {**self._fitted, **run.choices}
             self._set_aside = run.selection.set_aside
 
-    def _batches(self, x: Any, y: Any, groups: Any) -> Iterator[Batch]:
+    def _batches(
+        self, x: Any, y: Any, groups: Any, read: inputs.Reader | None = None, call: str = ""
+    ) -> Iterator[Batch]:
         """Cut the data into batches that the model takes at once."""
         labels = _as_labels(groups)
         row = 0
-        for whole, target in inputs.pairs(x, y, self.model):
+        read = inputs.Reader(self.model, self._layout) if read is None else read
+        for whole, target in inputs.pairs(x, y, read, self._read_target, call):
             start = 0
             for batch in self._cut(whole) if len(target) else ():
                 count = inputs.row_count(batch)
                 part = self._checked_target(target[start : start + count], row)
                 yield Batch(batch, part, row, _groups_of(labels, batch, row, count))
                 start, row = start + count, row + count
-        if labels is not None and not callable(labels) and len(labels) != row:
-            raise ValueError(f"groups has {len(labels)} labels, but x has {row} rows")
+        self._must_have_labels(labels, row)
 
     def _cut(self, x: Any) -> Iterator[Any]:
         return inputs.batches(x, self.batch_size)
 
     # -- predicting -------------------------------------------------------------------------
 
-    def _seen(self, x: Any, groups: Any = None) -> Iterator[Seen]:
+    def _rows(self, x: Any) -> inputs.Rows:
+        """Read what is to be predicted: an input, or a loader of inputs."""
+        return inputs.Rows(x, inputs.Reader(self.model, self._layout))
+
+    def _seen(self, x: inputs.Rows, groups: Any = None) -> Iterator[Seen]:
         """Run the model on rows to predict, batch by batch."""
         if groups is not None and not self.calibration.takes_groups:
             raise ValueError(
@@ -284,32 +330,53 @@ class Predictor(nn.Module):
                 "every group a threshold of its own"
             )
         labels = _as_labels(groups)
-        rows = inputs.row_count(x)
-        if not rows:
-            raise ValueError("x has no rows")
-        if labels is not None and not callable(labels) and len(labels) != rows:
-            raise ValueError(f"groups has {len(labels)} labels, but x has {rows} rows")
+        self._must_have_labels(labels, x.count)
         row = 0
-        for batch in self._cut(x):
-            count = inputs.row_count(batch)
-            yield self._see(batch, row, _groups_of(labels, batch, row, count))
-            row += count
+        for whole in x:
+            for batch in self._cut(whole):
+                count = inputs.row_count(batch)
+                yield self._see(batch, row, _groups_of(labels, batch, row, count))
+                row += count
+        if not row:
+            raise ValueError("x has no rows")
+        self._must_have_labels(labels, row)
+
+    @staticmethod
+    def _must_have_labels(labels: Any, rows: int | None) -> None:
+        has_labels = labels is not None and not callable(labels)
+        if has_labels and rows is not None and len(labels) != rows:
+            raise ValueError(f"groups has {len(labels)} labels, but x has {rows} rows")
+
+    def _targeted(self, x: Any, y: Any) -> Iterator[tuple[Seen, Tensor]]:
+        """Run the model on rows whose targets are known, or on a loader of pairs."""
+        row = 0
+        for batch in self._batches(x, y, None, call="score"):
+            seen = self._see(batch.x, batch.row)
+            row = seen.rows.stop
+            yield seen, batch.y
+        if not row:
+            raise ValueError("x has no rows")
 
     def _looked_up(
-        self, x: Any, alpha: Any, groups: Any, place: tuple[int, int]
+        self, x: inputs.Rows, alpha: Any, groups: Any, first_row: int | None
     ) -> Iterator[tuple[Seen, Columns, Tensor]]:
         """Give batches with what the calibration notes of them, and their thresholds."""
-        entropy, first = place
+        draws = Draws(self._stream.entropy(pinned=first_row is not None), _LOOK_UP)
         for seen in self._seen(x, groups):
-            rows = torch.arange(first + seen.rows.start, first + seen.rows.stop)
-            notes = {**self.calibration.note(seen), "row": rows}
-            yield seen, notes, self.calibration.threshold(alpha, notes, Draws(entropy, _LOOK_UP))
+            notes = self.calibration.note(seen)
+            notes["row"] = self._row_numbers(seen, first_row)
+            yield seen, notes, self.calibration.threshold(alpha, notes, draws)
 
-    def _place(self, x: Any, first_row: int | None) -> tuple[int, int]:
-        """Give the entropy and the row numbers of the random numbers for some rows."""
-        if first_row is not None and first_row < 0:
+    def _row_numbers(self, seen: Seen, first_row: int | None) -> Tensor:
+        """Give some rows their numbers in the stream of random numbers, or as they are pinned."""
+        rows = len(seen.rows)
+        if first_row is None:
+            first = self._stream.next_rows(rows)
+        elif first_row < 0:
             raise ValueError(f"first_row counts from 0, got {first_row}")
-        return self._stream.place(inputs.row_count(x), first_row)
+        else:
+            first = first_row + seen.rows.start
+        return torch.arange(first, first + rows)
 
     def _see(self, batch: Any, row: int = 0, groups: Any = None) -> Seen:
         """Run the model on one batch."""
@@ -334,7 +401,10 @@ class Predictor(nn.Module):
     def merge(self: Self, other: Predictor) -> Self:
         """Add the scores of another predictor of the same model, calibrated on other points.
 
-        So calibration can be divided over workers and put together here.
+        So calibration can be divided over workers and put together here. What is known to be
+        here already is refused: the same predictor, a copy of it, or one loaded from its file.
+        Where something is chosen automatically, let one worker choose, and give what it found
+        to the others.
         """
         if not isinstance(other, Predictor) or other.task != self.task:
             raise TypeError(f"cannot merge a {type(other).__name__}")
@@ -348,8 +418,15 @@ class Predictor(nn.Module):
             mine = self._settings_of(self._scorer, by_groups(self.calibration))
         else:
             mine = self.settings()
+        self._must_have_chosen(mine, other.settings())
         self._must_match(mine, other.settings(), "the predictor to merge")
         self._check_merge(other)
+        self._must_have_columns(other)
+        if not set(self._runs).isdisjoint(other._runs):
+            raise ValueError(
+                "points of the predictor to merge are here already: it is a copy of this one, was "
+                "loaded from the same file, or was merged before, and points would count twice"
+            )
         assert other._identity is not None
         self._must_have(other._identity.fingerprint, "the scores to merge")
         merged = other.calibration.empty()
@@ -359,8 +436,33 @@ class Predictor(nn.Module):
         with self._lock:
             self.calibration = merged
             self._identity = self._identity or Identity(other._identity.fingerprint)
+            self._layout = {**other._layout, **self._layout}
+            self._runs += other._runs
             self._merged(other)
         return self
+
+    def _must_have_columns(self, other: Predictor) -> None:
+        for key in self._layout.keys() & other._layout.keys():
+            mine, theirs = (p._layout[key].get("columns") for p in (self, other))
+            if mine and theirs and mine != theirs:
+                raise ValueError(
+                    f"the predictor to merge was calibrated on a frame with columns {theirs}, this "
+                    f"one on {mine}: the model saw other numbers. Give both the same columns in "
+                    "the same order"
+                )
+
+    def _must_have_chosen(self, mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
+        """Refuse scores of a worker that chose otherwise, and say what to do."""
+        given = self._settings_of(*self._given)
+        chosen = {key: mine.get(key) for key, value in given.items() if value is None}
+        differing = {k: v for k, v in chosen.items() if v is not None and v != theirs.get(k)}
+        if differing:
+            listed = ", ".join(f"{k}={theirs.get(k)!r} (here {v!r})" for k, v in differing.items())
+            chosen_here = ", ".join(f"{key}={value!r}" for key, value in differing.items())
+            raise ValueError(
+                f"each worker chose for itself, and the predictor to merge has other settings: "
+                f"{listed}. Let one worker choose, and make all others with what it chose: {chosen_here}"
+            )
 
     def _check_merge(self, other: Any) -> None:
         """Refuse another predictor whose points cannot stand beside these."""
@@ -369,35 +471,87 @@ class Predictor(nn.Module):
         """Take over what else belongs to the points of another predictor."""
 
     def get_extra_state(self) -> Tensor:
-        """Pack the settings for ``state_dict``, as a tensor so that any format can hold it."""
+        """Pack the settings for ``state_dict``, as a tensor so that any format can hold it.
+
+        They come with a checksum over them and over the points.
+        """
         choices = {n: asdict(c) if is_dataclass(c) else c for n, c in self._choices.items()}  # type: ignore[arg-type]
-        fingerprint = None if self._identity is None else self._identity.fingerprint
-        kept = {"choices": choices, "set_aside": self._set_aside, "fingerprint": fingerprint}
-        kept |= self._remembered()
-        return files.pack({"settings": self.settings(), "kept": kept})
+        points = self.calibration.points()
+        kept = {
+            "choices": choices,
+            "set_aside": self._set_aside,
+            "fingerprint": None if self._identity is None else self._identity.fingerprint,
+            "shapes": {name: list(tensor.shape) for name, tensor in points.items()},
+            "runs": list(self._runs),
+            **self._remembered(),
+        }
+        saved = {"settings": self.settings(), "kept": kept, "recipe": recipe_of(self)}
+        return files.seal(saved, points)
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Check that a loaded calibration was made with this predictor's settings.
+        """Do nothing: loading has taken over all of it at once, points and settings together."""
 
-        What was left open here comes from there.
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, metadata: Any, strict: bool, *others: Any
+    ) -> None:
+        own = _own(with_prefix(prefix, state_dict))
+        if own:  # otherwise it holds a model alone, and the calibration stays
+            with _refused("the calibration in this state_dict"):
+                fresh = self._restored(own, strict)
+            self._take_all(fresh)
+        super()._load_from_state_dict(state_dict, prefix, metadata, strict, *others)
+
+    def _restored(self: Self, own: Mapping[str, Tensor], strict: bool = True) -> Self:
+        """Give this predictor with a calibration that was saved, once every part is checked.
+
+        Nothing here is changed. What was left open here comes from there.
         """
-        saved = files.unpack(state)
-        settings, kept = saved["settings"], saved["kept"]
+        points = with_prefix("calibration.", own)
+        known = ["_extra_state", *prefixed("calibration.", points)]
+        strange = [name for name in own if name not in known]
+        if strict and strange:
+            raise ValueError(f"it does not fit a {type(self).__name__}: {', '.join(strange)}")
+        if "_extra_state" not in own:
+            raise ValueError("its settings are missing")
+        saved = files.unseal(own["_extra_state"], points)
+        fresh = self._snapshot()
+        fresh._recall_settings(saved["settings"], saved["kept"])
+        if saved["kept"]["shapes"] != {name: list(t.shape) for name, t in points.items()}:
+            raise ValueError("its points have other shapes than were saved")
+        fresh.calibration.check(points)
+        fresh.calibration.keep({n: t.detach().to("cpu", copy=True) for n, t in points.items()})
+        if bool(len(fresh.calibration)) != (fresh._identity is not None):
+            raise ValueError("it has points without the weights they belong to, or the reverse")
+        fresh._recall(saved["kept"])
+        fresh._check_points()
+        return fresh
+
+    def _recall_settings(self, settings: Mapping[str, Any], kept: Mapping[str, Any]) -> None:
+        """Check that a calibration was made with this predictor's settings; take what is open."""
         scorer, calibration = self._given
         scorer, calibration = scorer.restored(settings), calibration.restored(settings)
         if settings.get("groups"):
             calibration = by_groups(calibration)
         mine = self._settings_of(scorer, calibration)
         self._must_match(mine, settings, "the loaded calibration")
+        self._check_features(scorer.needs().joined(calibration.needs()))
         self._scorer, self.calibration = scorer, calibration.empty()
         self._choices = {
             **scorer.choices_from(kept["choices"]),
             **calibration.choices_from(kept["choices"]),
         }
-        self._set_aside = kept["set_aside"]
+        self._set_aside = files.count(kept["set_aside"])
+        self._runs = files.rebuilt(tuple[str, ...], kept["runs"])
         # Compared when bands are asked for: the weights may be loaded after this.
-        self._identity = kept["fingerprint"] and Identity(kept["fingerprint"])
-        self._recall(kept)
+        fingerprint = files.rebuilt(str | None, kept["fingerprint"])
+        self._identity = None if fingerprint is None else Identity(fingerprint)
+
+    def _take_all(self, fresh: Predictor) -> None:
+        """Take over all that another predictor of this model has, at once."""
+        with self._lock:
+            modules = self._modules
+            modules["calibration"] = fresh.calibration
+            self.__dict__.update({**fresh.__dict__, "_modules": modules})
 
     def save(self, path: str | Path) -> None:
         """Write the calibration, without the model's weights, to a safetensors file.
@@ -410,35 +564,25 @@ class Predictor(nn.Module):
                 "the model's weights are no longer those of the calibration: calibrate again "
                 "before saving"
             )
-        own = {k: v for k, v in self.state_dict().items() if not k.startswith("model.")}
-        files.write(path, own, fingerprint=fingerprint)
+        files.write(path, _own(self.state_dict()))
 
     def load(self: Self, path: str | Path) -> Self:
         """Read a calibration written by :meth:`save`; nothing is unpickled.
 
-        The model must have the very weights it was calibrated with. Where something is wrong
-        with the file, this predictor stays as it is.
+        The model must have the very weights it was calibrated with. Every part of the file is
+        checked before any of it is used: where something is wrong,
+        :class:`ffcp.CalibrationFileError` says what, and this predictor stays as it is.
+        :func:`ffcp.load` makes the predictor, too.
         """
-        tensors, fingerprint = files.read(path)
-        if fingerprint != files.fingerprint(self.model):
-            raise ValueError(
-                f"{path} was calibrated with other weights than this model has, and would not "
-                "cover: load those weights, or calibrate again"
-            )
-        fresh = self._snapshot()  # nothing here changes until all is read
-        fresh.__dict__["_modules"]["calibration"] = self.calibration.empty()
-        if "_extra_state" in tensors:
-            fresh.set_extra_state(tensors["_extra_state"])
-        own = {name for name in fresh.state_dict() if not name.startswith("model.")}
-        wrong = [f"{name} is missing" for name in sorted(own - set(tensors))]
-        wrong += [f"{name} does not belong" for name in sorted(set(tensors) - own)]
-        if wrong:
-            raise ValueError(f"{path} does not fit this {type(self).__name__}: {', '.join(wrong)}")
-        fresh.load_state_dict(tensors, strict=False)
-        with self._lock:
-            modules = self._modules
-            modules["calibration"] = fresh.calibration
-            self.__dict__.update({**fresh.__dict__, "_modules": modules})
+        tensors = files.read(path)
+        with _refused(path):
+            fresh = self._restored(tensors)
+            if fresh._identity is not None and not fresh._identity.is_that_of(self.model):
+                raise ValueError(
+                    "it was calibrated with other weights than this model has, and would not "
+                    "cover: load those weights, or calibrate again"
+                )
+        self._take_all(fresh)
         return self
 
     def __getstate__(self) -> dict[str, Any]:
@@ -452,6 +596,90 @@ class Predictor(nn.Module):
         """Show the settings, and how many points calibrate."""
         listed = ", ".join(f"{key}={value!r}" for key, value in self.settings().items())
         return f"{listed}, calibrated on {len(self.calibration)} points"
+
+
+def load(path: str | Path, model: nn.Module, **given: Any) -> Any:
+    """Make the predictor that was saved to a file again, with its settings and calibration.
+
+    Parameters
+    ----------
+    path
+        A file that ``predictor.save`` wrote. Nothing in it is unpickled or run.
+    model
+        The model, with the weights it was calibrated with.
+    given
+        Arguments of the predictor's class to take in place of those in the file. A function or
+        a piece of your own is not in the file, and has to be given here: ``slack=``, ``score=``,
+        ``localizer=``, ``calibration=``, ``head=``, whatever it was an argument of.
+
+    Returns
+    -------
+    Predictor
+        Of the class that was saved: an :class:`ffcp.FFCP`, an :class:`ffcp.RAPS`, ...
+
+    Examples
+    --------
+    >>> import ffcp, tempfile
+    >>> model = nn.Linear(3, 1)  # yours is trained
+    >>> old = ffcp.FFCP(model, "input", joint=True).calibrate(torch.randn(50, 3), torch.randn(50))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     old.save(f"{folder}/calibration.safetensors")
+    ...     new = ffcp.load(f"{folder}/calibration.safetensors", model)
+    >>> type(new).__name__, new.feature, new.joint, len(new.calibration)
+    ('FFCP', 'input', True, 50)
+    """
+    tensors = files.read(path)
+    with _refused(path):
+        points = with_prefix("calibration.", tensors)
+        recipe = files.unseal(tensors["_extra_state"], points)["recipe"]
+        if recipe is None:
+            raise ValueError(
+                "it was saved by a class of your own: make the predictor yourself, and call "
+                f"its load({str(path)!r})"
+            )
+        maker = maker_of(recipe)
+        if not (isinstance(maker, type) and issubclass(maker, Predictor)):
+            raise ValueError(f"{recipe['make']} is no predictor")
+        lost = {k: v for k, v in left_to_you(recipe).items() if k not in given}
+        if lost:
+            listed = ", ".join(f"{name}=... ({what})" for name, what in lost.items())
+            raise ValueError(
+                f"this {recipe['make']} has parts of your own, which no file holds: give "
+                f"ffcp.load(path, model, {listed}), or make the predictor yourself and call its "
+                "load(path)"
+            )
+        predictor = made_again(recipe, model=model, **given)
+    return predictor.load(path)
+
+
+def _own(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Give what of a state is not the model's."""
+    return {name: tensor for name, tensor in state.items() if not name.startswith("model.")}
+
+
+@contextmanager
+def _refused(what: Any) -> Iterator[None]:
+    """Let whatever is wrong with something that was saved be one error that names it."""
+    try:
+        yield
+    except files.CalibrationFileError:
+        raise
+    except Exception as error:  # foreign data can go wrong in any way
+        raise files.CalibrationFileError(
+            f"{what} cannot be used: {error}. Nothing was changed; give what was saved by such a "
+            "predictor of this model, or calibrate again"
+        ) from error
+
+
+def _checked_layout(layout: Any) -> dict[str, Any]:
+    """Refuse, by ValueError, what cannot be said of inputs."""
+    if not isinstance(layout, dict) or not all(isinstance(part, dict) for part in layout.values()):
+        raise ValueError("what it says of its inputs is damaged")
+    for part in layout.values():
+        columns = part.get("columns") or []
+        if not isinstance(columns, list) or not all(isinstance(name, str) for name in columns):
+            raise ValueError("the columns it names are damaged")
+    return layout
 
 
 def _as_labels(groups: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import FrameType
 
 _HERE = str(Path(__file__).parent)
 
@@ -15,6 +16,12 @@ class FFCPWarning(UserWarning):
 def lines_up() -> int:
     """Say which ``stacklevel`` points at the user's line: the first outside this library."""
     frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_HERE):
+    while frame.f_back is not None and _is_ours(frame):
         frame, level = frame.f_back, level + 1
     return level
+
+
+def _is_ours(frame: FrameType) -> bool:
+    """Say whether a line is the library's own, or torch's on the way to it: ``predictor(x)``."""
+    name = str(frame.f_globals.get("__name__"))
+    return frame.f_code.co_filename.startswith(_HERE) or name.startswith("torch.nn.modules.")

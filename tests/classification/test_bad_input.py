@@ -167,7 +167,7 @@ def test_predict_before_calibrate_and_nothing_at_all(make) -> None:
             call()
     with pytest.raises(ValueError, match="first_row counts from 0, got -1"):
         predictor.predict_set(X, first_row=-1)
-    with pytest.raises(TypeError, match="needs the labels"):
+    with pytest.raises(TypeError, match="no targets"):
         predictor.score(X, None)
 
 

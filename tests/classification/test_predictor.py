@@ -289,3 +289,17 @@ def test_classes_with_too_few_points_are_in_every_set() -> None:
     always = sets.mask.all(dim=0)
     assert int(always.sum()) == 998
     assert not always[[5, 7]].any()
+
+
+@pytest.mark.parametrize("make", [ffcp.LAC, ffcp.APS, ffcp.RAPS])
+def test_sets_and_scores_of_a_loader(make) -> None:
+    x, y = torch.randn(60, 4), torch.randint(0, 3, (60,))
+    predictor = make(nn.Linear(4, 3)).calibrate(x, y)
+    expected = predictor.predict_set(x)
+    pairs = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=7)
+    for loader in (pairs, iter(x.split(11))):
+        made = predictor.predict_set(loader)
+        assert made.mask.equal(expected.mask)
+        assert all(a.equal(b) for a, b in zip(made.labels, expected.labels, strict=True))
+    torch.testing.assert_close(predictor.score(pairs), predictor.score(x, y))
+    assert predictor(x, 0.3).mask.equal(predictor.predict_set(x, 0.3).mask)

@@ -10,9 +10,10 @@ from ffcp.conformal.kernels import as_kernel
 from tests.conftest import normal
 
 
+@pytest.mark.long
 def test_the_bandwidth_is_small_where_the_noise_changes_and_large_where_not() -> None:
-    x = torch.linspace(0, 1, 1000)[:, None]
-    noise = normal(1000, seed=2).abs().double()
+    x = torch.linspace(0, 1, 600)[:, None]
+    noise = normal(600, seed=2).abs().double()
     steps = torch.where(x[:, 0] < 0.5, 0.1, 1.0) * noise
     for kernel in ("gaussian", "laplace", "box"):
         chosen = [

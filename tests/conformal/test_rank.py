@@ -63,3 +63,16 @@ def test_quantile_takes_more_values_than_torch_quantile_does() -> None:
     with pytest.raises(RuntimeError):
         torch.quantile(scores, 0.9)
     assert conformal_quantile(scores, 0.5).item() == pytest.approx(2**23, rel=1e-6)
+
+
+def test_a_float_is_the_decimal_number_it_prints_as_to_twelve_digits() -> None:
+    assert exact_alpha(1 - 0.9) == exact_alpha(0.1) == Fraction(1, 10)
+    assert exact_alpha(0.1 + 0.2) == Fraction(3, 10)
+    assert exact_alpha(0.123456789012) == Fraction("0.123456789012")
+    assert exact_alpha(1e-20) == Fraction(1, 10**20)
+    assert exact_alpha(np.float32(0.1)) == Fraction(1, 10)
+
+
+def test_fractions_and_decimals_are_taken_as_they_are() -> None:
+    assert exact_alpha(Fraction(1, 3)) == Fraction(1, 3)
+    assert exact_alpha(Decimal("0.10000000000000001")) == Fraction("0.10000000000000001")

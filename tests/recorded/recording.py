@@ -9,13 +9,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor
 
 import ffcp
-from ffcp.conformal.draws import Stream
+from tests.pinned import pinned
 
 TOLERANCE = 1e-10  # relative and absolute, of floating-point numbers
 HERE = Path(__file__).parent
@@ -72,20 +71,6 @@ def encode(value: Any) -> Any:
     if isinstance(value, int):
         return int(value)
     raise TypeError(f"a case returned a {type(value).__name__}")
-
-
-@contextmanager
-def pinned() -> Iterator[None]:
-    """Give every call the random numbers of its seed, 0 by default, from row 0 on.
-
-    That is how random numbers were drawn when the values were recorded, and what ``first_row=0``
-    still gives.
-    """
-    with (
-        patch.object(Stream, "entropy", lambda self: self.seed or 0),
-        patch.object(Stream, "place", lambda self, rows, first=None: (self.seed or 0, first or 0)),
-    ):
-        yield
 
 
 def run(name: str) -> Values:

@@ -405,7 +405,7 @@ def test_nothing_there() -> None:
         predictor.predict_set(X[:0])
     with pytest.raises(ValueError, match="x has no rows"):
         predictor.score(X[:0], Y[:0])
-    with pytest.raises(TypeError, match="needs the label maps"):
+    with pytest.raises(TypeError, match="no targets"):
         predictor.score(X, None)
 
 
@@ -526,3 +526,14 @@ def test_share_1_covers_whole_images_where_scores_do_not_tie() -> None:
     predictor = PixelSets(network(), "0").calibrate(X[:40], Y[:40])
     largest = to_bins(predictor.score(X[:40], Y[:40])).amax(dim=(1, 2))
     assert predictor.calibration.share_bin(0.2, 1) == conformal_quantile(largest, 0.2)
+
+
+def test_sets_and_scores_of_a_loader() -> None:
+    torch.manual_seed(0)
+    model = nn.Conv2d(3, 4, 1)
+    x, y = torch.randn(30, 3, 5, 5), torch.randint(0, 4, (30, 5, 5))
+    sets = PixelSets(model).calibrate(x, y)
+    pairs = [(x[:11], y[:11]), (x[11:], y[11:])]
+    assert sets.predict_set(iter(pairs), 0.3).mask.equal(sets.predict_set(x, 0.3).mask)
+    assert sets(x, 0.3).mask.equal(sets.predict_set(x, 0.3).mask)
+    torch.testing.assert_close(sets.score(pairs), sets.score(x, y))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch  # noqa: F401 - for the examples
 from torch import nn
 
@@ -12,6 +14,8 @@ from ffcp.conformal.bylabel import ByLabel
 from ffcp.conformal.calibration import Calibration
 from ffcp.conformal.marginal import Marginal
 from ffcp.network.features import resolve
+from ffcp.network.picking import Output
+from ffcp.recipes import public
 
 
 class Named(LabelSets):
@@ -28,6 +32,8 @@ class Named(LabelSets):
         tune_alpha: float = 0.1,
         seed: int | None,
         batch_size: int | None,
+        output: Output,
+        names: Sequence[str] | None,
     ) -> None:
         if not 0 < tune_fraction < 1:
             raise ValueError(f"tune_fraction must lie between 0 and 1, got {tune_fraction}")
@@ -41,6 +47,8 @@ class Named(LabelSets):
             choose_alpha=tune_alpha,
             seed=seed,
             batch_size=batch_size,
+            output=output,
+            names=names,
         )
         self.randomized, self.class_conditional = score.randomized, class_conditional
         self.tune, self.tune_fraction, self.tune_alpha = score.tune, tune_fraction, tune_alpha
@@ -53,6 +61,7 @@ class Named(LabelSets):
         return value
 
 
+@public
 class LAC(Named):
     """Least ambiguous sets: all labels of at least a certain probability (Sadinle et al., 2019).
 
@@ -75,6 +84,12 @@ class LAC(Named):
     batch_size
         Rows per pass over arrays; by default about 16 MB of input (2 MB of images), at most
         8,192 rows.
+    output
+        Which part of what the model returns is the prediction, if it returns a tuple, a dict or
+        the like: a key (``"logits"``), an index, or a function of what it returns.
+    names
+        The names of the classes, in the order of the model's outputs. Labels may then be names,
+        and the labels of a set are names; integers are taken as before.
 
     Examples
     --------
@@ -95,6 +110,8 @@ class LAC(Named):
         tune_fraction: float = 0.2,
         seed: int | None = None,
         batch_size: int | None = None,
+        output: Output = None,
+        names: Sequence[str] | None = None,
     ) -> None:
         super().__init__(
             model,
@@ -104,15 +121,20 @@ class LAC(Named):
             tune_fraction=tune_fraction,
             seed=seed,
             batch_size=batch_size,
+            output=output,
+            names=names,
         )
 
 
+@public
 class APS(Named):
     """Adaptive prediction sets: labels in order until their probabilities suffice (Romano, 2020).
 
     Parameters
     ----------
-    model, temperature, allow_zero_sets, class_conditional, tune_fraction, batch_size
+    model, temperature, allow_zero_sets, class_conditional, tune_fraction
+        As in :class:`LAC`.
+    batch_size, output, names
         As in :class:`LAC`.
     randomized
         Count only a random share of the last label's probability. Sets are then as small as
@@ -141,6 +163,8 @@ class APS(Named):
         tune_fraction: float = 0.2,
         seed: int | None = None,
         batch_size: int | None = None,
+        output: Output = None,
+        names: Sequence[str] | None = None,
     ) -> None:
         super().__init__(
             model,
@@ -150,6 +174,8 @@ class APS(Named):
             tune_fraction=tune_fraction,
             seed=seed,
             batch_size=batch_size,
+            output=output,
+            names=names,
         )
 
 
@@ -169,6 +195,7 @@ class Penalised(Named):
         return value
 
 
+@public
 class RAPS(Penalised):
     """Regularised adaptive prediction sets: APS with a price on ranks (Angelopoulos, 2021).
 
@@ -177,7 +204,7 @@ class RAPS(Penalised):
 
     Parameters
     ----------
-    model, temperature, allow_zero_sets, class_conditional, batch_size
+    model, temperature, allow_zero_sets, class_conditional, batch_size, output, names
         As in :class:`LAC`.
     randomized, seed
         As in :class:`APS`.
@@ -225,6 +252,8 @@ class RAPS(Penalised):
         class_conditional: bool = False,
         seed: int | None = None,
         batch_size: int | None = None,
+        output: Output = None,
+        names: Sequence[str] | None = None,
     ) -> None:
         super().__init__(
             model,
@@ -242,9 +271,12 @@ class RAPS(Penalised):
             tune_alpha=tune_alpha,
             seed=seed,
             batch_size=batch_size,
+            output=output,
+            names=names,
         )
 
 
+@public
 class FFRAPS(Penalised):
     """RAPS with the size of the network's gradient in the score (the paper's FFRAPS).
 
@@ -296,6 +328,8 @@ class FFRAPS(Penalised):
         class_conditional: bool = False,
         seed: int | None = None,
         batch_size: int | None = None,
+        output: Output = None,
+        names: Sequence[str] | None = None,
     ) -> None:
         score = FFRaps(
             delta,
@@ -317,6 +351,8 @@ class FFRAPS(Penalised):
             tune_alpha=tune_alpha,
             seed=seed,
             batch_size=batch_size,
+            output=output,
+            names=names,
         )
         self.gradient = gradient
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from ffcp import files
 from ffcp.calibrating import Batch, Calibrating
+from ffcp.classification.names import checked_names, label_tensor
 from ffcp.classification.scores import LabelScore, Shares, as_score, check_logits, checked_labels
 from ffcp.classification.sets import LabelSet
 from ffcp.classification.tuning import SetChoice
@@ -21,13 +23,16 @@ from ffcp.conformal.marginal import Marginal
 from ffcp.conformal.rank import exact_alpha
 from ffcp.conformal.selection import Scorer
 from ffcp.network import inputs
+from ffcp.network.picking import Output
 from ffcp.pieces import Seen
 from ffcp.predictor import Predictor, steady
+from ffcp.recipes import public
 
 # Streams of random numbers.
 _CALIBRATION, _PREDICTION = 1, 2
 
 
+@public
 class LabelSets(Predictor):
     """Sets of labels put together from pieces: a label score and a calibration.
 
@@ -53,6 +58,12 @@ class LabelSets(Predictor):
     batch_size
         Rows per pass over arrays; by default about 16 MB of input (2 MB of images), at most
         8,192 rows.
+    output
+        Which part of what the model returns is the prediction, if it returns a tuple, a dict or
+        the like: a key (``"logits"``), an index, or a function of what it returns.
+    names
+        The names of the classes, in the order of the model's outputs. Labels may then be names,
+        and the labels of a set are names; integers are taken as before.
 
     Examples
     --------
@@ -78,7 +89,10 @@ class LabelSets(Predictor):
         choose_alpha: float = 0.1,
         seed: int | None = None,
         batch_size: int | None = None,
+        output: Output = None,
+        names: Sequence[str] | None = None,
     ) -> None:
+        self.names = None if names is None else checked_names(names)
         self.allow_zero_sets = allow_zero_sets
         self.classes: int | None = None
         self._drawn: dict[int, int] = {}  # by seed, how many random numbers are used up
@@ -90,6 +104,7 @@ class LabelSets(Predictor):
             choose_alpha=choose_alpha,
             seed=seed,
             batch_size=batch_size,
+            output=output,
         )
 
     @property
@@ -102,7 +117,13 @@ class LabelSets(Predictor):
         """Give a setting of the score; ``None`` until it is chosen."""
         return self._scorer.settings().get(name)
 
+    def _own_settings(self) -> dict[str, Any]:
+        return {} if self.names is None else {"names": self.names}
+
     # -- calibrating ------------------------------------------------------------------------
+
+    def _read_target(self, y: Any) -> Tensor:
+        return label_tensor(y, self.names)
 
     def _calibrating(self, scorer: Scorer, calibration: Calibration, update: bool) -> Calibrating:
         assert isinstance(scorer, LabelScore)
@@ -111,6 +132,7 @@ class LabelSets(Predictor):
         scorer = scorer.drawing(Shares(Draws(entropy, _CALIBRATION), start))
         run = CalibratingLabels(self.model, scorer, calibration, self._choosing, update)
         run.classes, run.drawn = (self.classes if update else None), start
+        run.names = self.names
         return run
 
     def _take_over(self, run: Calibrating) -> None:
@@ -131,7 +153,10 @@ class LabelSets(Predictor):
         Parameters
         ----------
         x
-            Inputs, as the model takes them.
+            Inputs, as the model takes them; or a loader of such batches, whose sets come back in
+            one piece. A loader may yield pairs ``(x, y)``, of which x is taken, if the model has
+            one argument; a model of two arguments takes both as inputs, and where either could be
+            meant that is an error. A list is an input, never a loader.
         alpha
             Share of misses allowed, in (0, 1). Any value, without calibrating again.
         first_row
@@ -148,23 +173,34 @@ class LabelSets(Predictor):
         """
         exact = exact_alpha(alpha)
         self._must_be_calibrated()
-        x = inputs.to_tensors(x, self.model)
-        rows, place = inputs.row_count(x), self._place(x, first_row)
-        score = self._drawing(place)
-        buffer, lost, in_all = inputs.RowBuffer(rows), Table(), torch.tensor(False)
-        for seen, notes, thresholds in self._looked_up(x, exact, groups, place):
+        given, ordered = self._rows(x), []
+        buffer, lost, in_all = inputs.RowBuffer(given.count), Table(), torch.tensor(False)
+        for seen, notes, thresholds in self._looked_up(given, exact, groups, first_row):
             self._check_classes(seen.output)
+            score = self._drawing(first_row, int(notes["row"][0]) - seen.rows.start)
             thresholds = self._for_all_classes(thresholds)
             infinite = thresholds.isinf().reshape(-1, thresholds.shape[-1])
             in_all = in_all | infinite.any(dim=0)
-            where = infinite.any(dim=1).expand(len(seen.rows))
-            lost.add({**take(notes, where), "row": where.nonzero()[:, 0]})
+            lost.add(take(notes, infinite.any(dim=1).expand(len(seen.rows))))
             levels = thresholds.expand(len(seen.rows), -1)
-            buffer.add({"mask": score.mask(seen, levels, allow_empty=self.allow_zero_sets)})
+            mask = score.mask(seen, levels, allow_empty=self.allow_zero_sets)
+            buffer.add({"mask": mask})
+            if given.whole is None:  # a loader need not yield the same rows again
+                ordered += LabelSet(mask, partial(score.order, seen)).ordered
         if len(lost):
-            what = _what_is_infinite(in_all, len(lost), rows)
+            assert given.count is not None
+            what = _what_is_infinite(in_all, len(lost), given.count)
             self._warn(f"{what}{self._why_infinite(exact, lost.columns)}")
-        return LabelSet(buffer["mask"], partial(self._order, score, x))
+        if given.whole is None:
+            return LabelSet(buffer["mask"], ordered=ordered, names=self.names)
+        weights = partial(self._order, self._scorer, given.whole)
+        return LabelSet(buffer["mask"], weights, names=self.names)
+
+    def forward(
+        self, x: Any, alpha: Any = 0.1, *, first_row: int | None = None, groups: Any = None
+    ) -> LabelSet:
+        """Give sets of labels, as :meth:`predict_set` does: ``predictor(x)``."""
+        return self.predict_set(x, alpha, first_row=first_row, groups=groups)
 
     def _for_all_classes(self, thresholds: Tensor) -> Tensor:
         """Complete thresholds by class, if they are: classes without points are in every set."""
@@ -179,18 +215,17 @@ class LabelSets(Predictor):
             yield from score.order(self._see(batch))
 
     @steady
-    def score(self, x: Any, y: Any, *, first_row: int | None = None) -> Tensor:
+    def score(self, x: Any, y: Any = None, *, first_row: int | None = None) -> Tensor:
         """Return the scores of one label per row, shape (n,), in float64.
 
-        Random numbers are those of :meth:`predict_set`, not of the calibration.
+        ``x`` may be a loader of pairs ``(x, y)``, passed alone. Random numbers are
+        those of :meth:`predict_set`, not of the calibration.
         """
         self._must_be_settled()
-        if y is None:
-            raise TypeError("score(x, y) needs the labels y")
-        ((x, y),) = inputs.pairs(x, y, self.model)
-        buffer, score = inputs.RowBuffer(len(y)), self._drawing(self._place(x, first_row))
-        for seen in self._seen(x):
-            labels = checked_labels(y[seen.rows.start : seen.rows.stop], seen)
+        buffer = inputs.RowBuffer(None)
+        for seen, y_seen in self._targeted(x, y):
+            score = self._drawing(first_row, self._first_number(seen, first_row))
+            labels = checked_labels(y_seen, seen)
             buffer.add({"scores": score.of_labels(seen, labels)})
         return buffer["scores"]
 
@@ -201,17 +236,21 @@ class LabelSets(Predictor):
         Random numbers are those of :meth:`predict_set`, not of the calibration.
         """
         self._must_be_settled()
-        x = inputs.to_tensors(x, self.model)
-        score = self._drawing(self._place(x, first_row))
-        buffer = inputs.RowBuffer(inputs.row_count(x))
-        for seen in self._seen(x):
+        given = self._rows(x)
+        buffer = inputs.RowBuffer(given.count)
+        for seen in self._seen(given):
+            score = self._drawing(first_row, self._first_number(seen, first_row))
             self._check_classes(seen.output)
             buffer.add({"scores": score.of_all(seen).double()})
         return buffer["scores"]
 
-    def _drawing(self, place: tuple[int, int]) -> LabelScore:
-        entropy, first = place
-        return self._scorer.drawing(Shares(Draws(entropy, _PREDICTION), first))
+    def _drawing(self, first_row: int | None, first_number: int) -> LabelScore:
+        draws = Draws(self._stream.entropy(pinned=first_row is not None), _PREDICTION)
+        return self._scorer.drawing(Shares(draws, first_number))
+
+    def _first_number(self, seen: Seen, first_row: int | None) -> int:
+        """Give the number of the call's first row, as far as a batch can tell."""
+        return int(self._row_numbers(seen, first_row)[0]) - seen.rows.start
 
     def _check_classes(self, logits: Tensor) -> None:
         if self.classes is not None and logits.shape[-1] != self.classes:
@@ -244,22 +283,40 @@ class LabelSets(Predictor):
         self.classes, self._drawn = other.classes, {**self._drawn, **other._drawn}
 
     def _remembered(self) -> dict[str, Any]:
-        return {"classes": self.classes, "drawn": list(self._drawn.items())}
+        own = {"classes": self.classes, "drawn": list(self._drawn.items())}
+        return {**super()._remembered(), **own}
 
     def _recall(self, saved: Any) -> None:
-        self.classes, self._drawn = saved["classes"], dict(saved["drawn"])
+        super()._recall(saved)
+        self.classes = files.count(saved["classes"], least=2) if len(self.calibration) else None
+        drawn = files.rebuilt(tuple[tuple[int, ...], ...], saved["drawn"])
+        self._drawn = {files.count(seed): files.count(rows) for seed, rows in drawn}
+
+    def _check_points(self) -> None:
+        super()._check_points()
+        points = self.calibration.points()
+        if len(self.calibration) and points["scores"].shape[1] != 1:
+            raise ValueError("it has several scores for each label")
+        if bool((points.get("label", torch.zeros(0)) >= (self.classes or 0)).any()):
+            raise ValueError(f"it has labels beyond its {self.classes} classes")
 
 
 class CalibratingLabels(Calibrating):
     """A calibration of label sets under way: it counts classes and random numbers."""
 
     drawn = 0
+    names: list[str] | None = None
 
     def see(self, batch: Batch) -> Seen:
         """Run the model on a batch of rows; refuse another number of classes."""
         seen = super().see(batch)
         check_logits(seen.output)
         self.count_classes(seen.output)
+        if self.names is not None and len(self.names) != seen.output.shape[1]:
+            raise ValueError(
+                f"there are {len(self.names)} names, and the model has {seen.output.shape[1]} "
+                "classes: give one name for each, in the order of the outputs"
+            )
         self.drawn += len(seen.rows)
         return seen
 

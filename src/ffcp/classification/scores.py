@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ffcp import files
 from ffcp.classification import rules, tuning
 from ffcp.classification.rules import FEATURE, SOFTMAX, Cumulative, Rows, Rule, Threshold
 from ffcp.classification.weights import blocks
@@ -19,6 +20,7 @@ from ffcp.conformal.draws import Draws
 from ffcp.conformal.selection import Chosen, Scorer
 from ffcp.network.features import OUTPUT
 from ffcp.pieces import Needs, Seen
+from ffcp.recipes import public
 
 FIT = "fit"
 _DEFAULTS = {"lam": 0.01, "kreg": 5, "delta": 0.01}
@@ -151,6 +153,9 @@ class RuleScore(LabelScore):
         The layer for ``gradient="feature"``.
     """
 
+    lowest = 0.0
+    takes_infinity = False
+
     def __init__(
         self,
         name: str,
@@ -220,7 +225,8 @@ class RuleScore(LabelScore):
 
     def choices_from(self, saved: Mapping[str, Any]) -> dict[str, Any]:
         """Build the choice of the settings again."""
-        return {} if saved.get("sets") is None else {"sets": tuning.choice_from(saved["sets"])}
+        sets = saved.get("sets")
+        return {} if sets is None else {"sets": files.rebuilt(tuning.SetChoice, sets)}
 
     def _settled(self, settings: Mapping[str, Any]) -> RuleScore:
         other = copy.copy(self)
@@ -317,11 +323,13 @@ class RuleScore(LabelScore):
         )
 
 
+@public
 def Lac(temperature: float | str = 1.0) -> RuleScore:  # noqa: N802 - reads as a piece
     """Make the score of LAC: one minus the label's probability."""
     return RuleScore("lac", {"temperature": temperature}, Threshold)
 
 
+@public
 def Aps(  # noqa: N802
     temperature: float | str = 1.0, *, randomized: bool = True
 ) -> RuleScore:
@@ -329,6 +337,7 @@ def Aps(  # noqa: N802
     return RuleScore("aps", {"temperature": temperature}, Cumulative, randomized=randomized)
 
 
+@public
 def Raps(  # noqa: N802
     lam: float | None = None,
     kreg: int | None = None,
@@ -345,6 +354,7 @@ def Raps(  # noqa: N802
     )
 
 
+@public
 def FFRaps(  # noqa: N802
     delta: float | None = None,
     lam: float | None = None,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ffcp import metrics
+from ffcp.classification.names import label_tensor
 
 
 class LabelSet:
@@ -21,6 +22,10 @@ class LabelSet:
     weights
         Yields the labels' weights, block after block of rows; called when :attr:`labels` is
         first looked at. Without it labels are listed by index.
+    ordered
+        The labels of each set in order, where they are known.
+    names
+        The names of the classes; :attr:`labels` lists them then.
 
     Examples
     --------
@@ -35,10 +40,17 @@ class LabelSet:
     0.500 [0.095, 0.905]
     """
 
-    def __init__(self, mask: Tensor, weights: Callable[[], Iterator[Tensor]] | None = None) -> None:
+    def __init__(
+        self,
+        mask: Tensor,
+        weights: Callable[[], Iterator[Tensor]] | None = None,
+        ordered: list[Tensor] | None = None,
+        names: Sequence[str] | None = None,
+    ) -> None:
         self.mask = mask
+        self.names = names
         self._weights = weights
-        self._labels: list[Tensor] | None = None
+        self._ordered = ordered
 
     def __len__(self) -> int:
         return len(self.mask)
@@ -54,16 +66,27 @@ class LabelSet:
         return self.mask.sum(dim=1)
 
     @property
-    def labels(self) -> list[Tensor]:
-        """The labels of each set, best first.
+    def labels(self) -> Any:
+        """The labels of each set, best first: a tensor for each row, or a list of names.
+
+        >>> LabelSet(torch.tensor([[True, False, True]]), names=["cat", "dog", "fox"]).labels
+        [['cat', 'fox']]
+        """
+        if self.names is None:
+            return self.ordered
+        return [[self.names[label] for label in row.tolist()] for row in self.ordered]
+
+    @property
+    def ordered(self) -> list[Tensor]:
+        """The labels of each set by their numbers, best first.
 
         Weights are not kept with the mask, as they are far larger: asking for the order the
         first time runs the model once more, on the input, which is not copied.
         """
-        if self._labels is None:
+        if self._ordered is None:
             given = iter([self.mask.double()]) if self._weights is None else self._weights()
-            self._labels = [labels for block in self._in_order(given) for labels in block]
-        return self._labels
+            self._ordered = [labels for block in self._in_order(given) for labels in block]
+        return self._ordered
 
     def _in_order(self, given: Iterator[Tensor]) -> Iterator[tuple[Tensor, ...]]:
         start = 0
@@ -78,4 +101,4 @@ class LabelSet:
 
     def coverage(self, y: Any) -> metrics.Coverage:
         """Measure the share of rows whose true label is in the set."""
-        return metrics.set_coverage(self, y)
+        return metrics.set_coverage(self, label_tensor(y, self.names))

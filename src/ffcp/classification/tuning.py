@@ -84,12 +84,6 @@ class SetChoice:
         return "\n".join(lines)
 
 
-def choice_from(saved: Mapping[str, Any]) -> SetChoice:
-    """Build the choice again from what :func:`dataclasses.asdict` made of it."""
-    shown = tuple(SetCandidate(**candidate) for candidate in saved["candidates"])
-    return SetChoice(**{**saved, "candidates": shown})
-
-
 def fit_temperature(logits: Tensor, labels: Tensor) -> float:
     """Return the temperature that minimises the negative log-likelihood, from 0.05 to 20.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,12 +47,6 @@ class BandwidthChoice:
             for trial in self.trials
         ]
         return "\n".join(lines)
-
-
-def choice_from(saved: Mapping[str, Any]) -> BandwidthChoice:
-    """Build the choice again from what :func:`dataclasses.asdict` made of it."""
-    trials = tuple(BandwidthTrial(**trial) for trial in saved["trials"])
-    return BandwidthChoice(**{**saved, "trials": trials})
 
 
 def choose_bandwidth(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,10 @@ from ffcp.conformal.columns import Columns
 from ffcp.conformal.draws import Draws
 from ffcp.conformal.rank import conformal_rank, points_needed
 from ffcp.pieces import Seen
+from ffcp.recipes import public
 
 
+@public
 class ByLabel(Calibration):
     """A threshold for each label, so that points of every class are covered.
 
@@ -36,6 +39,16 @@ class ByLabel(Calibration):
     def note(self, seen: Seen, y: Tensor | None = None) -> dict[str, Any]:
         """Note the true label of points that have one."""
         return {} if y is None else {"label": y.cpu().long()}
+
+    def check(self, points: Mapping[str, Tensor]) -> None:
+        """Refuse labels that are none, and points that are not sorted by label and score."""
+        super().check(points)
+        label, scores = points["label"], points["scores"]
+        if label.dim() != 1 or (len(label) and (int(label.min()) < 0 or scores.shape[1] != 1)):
+            raise ValueError("labels are not the numbers of classes, one for each score")
+        rises = (label[:-1] < label[1:]) | (scores[:-1] <= scores[1:]).all(dim=1)
+        if not bool(((label[:-1] <= label[1:]) & rises).all()):
+            raise ValueError("points are not sorted by label and score")
 
     def arranged(self, points: dict[str, Tensor]) -> dict[str, Tensor]:
         """Sort by label and score."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -26,6 +26,14 @@ class Calibration(nn.Module):
 
     Points are buffers, so ``state_dict`` carries them, but ``.to()`` and ``.half()`` leave them
     alone: a threshold is one number, and rounding it would break the guarantee.
+
+    >>> class Largest(Calibration):
+    ...     def threshold(self, alpha, notes=None, random=None):
+    ...         return self.scores.amax(dim=0)
+    >>> scores = Largest()
+    >>> scores.add(torch.tensor([[1.0], [3.0], [2.0]]))
+    >>> scores.threshold(0.1)
+    tensor([3.], dtype=torch.float64)
     """
 
     scores: Tensor
@@ -130,6 +138,32 @@ class Calibration(nn.Module):
             points = {name: torch.cat([old, points[name]]) for name, old in self.points().items()}
         self.keep(self.arranged(points))
 
+    def check(self, points: Mapping[str, Tensor]) -> None:
+        """Refuse, with a ValueError, points from elsewhere that cannot have been kept here.
+
+        A calibration of one's own goes on behind ``super().check(points)``.
+        """
+        mine = self.points()
+        if points.keys() != mine.keys():
+            raise ValueError(f"it holds {_listed(points)} where {_listed(mine)} are kept")
+        for name, buffer in mine.items():
+            if points[name].dtype != buffer.dtype:
+                raise ValueError(f"{name} is of {points[name].dtype}, not {buffer.dtype}")
+        self._check_scores(points["scores"])
+        self._check_rows(points)
+
+    def _check_scores(self, scores: Tensor) -> None:
+        if scores.dim() != 2 or (len(scores) and not scores.shape[1]):
+            raise ValueError(f"scores have the shape {tuple(scores.shape)}")
+
+    def _check_rows(self, points: Mapping[str, Tensor]) -> None:
+        for name, values in points.items():
+            if not values.dim() or len(values) != len(points["scores"]):
+                raise ValueError(
+                    f"{name} has the shape {tuple(values.shape)} beside "
+                    f"{len(points['scores'])} scores"
+                )
+
     def arranged(self, points: dict[str, Tensor]) -> dict[str, Tensor]:
         """Put points, which nobody else holds, into the order in which they are kept."""
         return points
@@ -171,12 +205,15 @@ class Calibration(nn.Module):
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
         # Any number of points may have been saved; the parent class insists on equal shapes.
-        for name, buffer in self.named_buffers(recurse=False):
-            saved = state_dict.get(f"{prefix}{name}")
-            if saved is not None:
-                setattr(self, name, torch.empty(saved.shape, dtype=buffer.dtype))
-        self._cache = {}
+        saved = {n: state_dict[prefix + n] for n in self.points() if prefix + n in state_dict}
+        if saved:
+            self.check(saved)
+            self.keep({n: t.detach().to("cpu", copy=True) for n, t in saved.items()})
         super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names)) or "nothing"
 
 
 def known(scores: Tensor) -> Tensor:

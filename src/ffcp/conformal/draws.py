@@ -52,25 +52,23 @@ class Stream:
         self._next = 0
         self._drawn_by: tuple[int, int] | None = None  # process, and what the system gave it
 
-    def entropy(self) -> int:
-        """Give the seed, or what the operating system gave this process in its place."""
-        if self.seed is not None:
-            return self.seed
+    def entropy(self, pinned: bool = False) -> int:
+        """Give the seed, or what the operating system gave this process in its place.
+
+        Numbers that are pinned to rows are those of the seed, 0 if none was given.
+        """
+        if self.seed is not None or pinned:
+            return self.seed or 0
         with self._lock:
             if self._drawn_by is None or self._drawn_by[0] != os.getpid():
                 self._drawn_by = (os.getpid(), secrets.randbits(64))
             return self._drawn_by[1]
 
-    def place(self, rows: int, first_row: int | None = None) -> tuple[int, int]:
-        """Give the entropy, and the number of the first of the next rows.
-
-        ``first_row`` pins both: rows then have the numbers of the seed, 0 if none was given.
-        """
-        if first_row is not None:
-            return self.seed or 0, first_row
+    def next_rows(self, rows: int) -> int:
+        """Give the number of the first of the next rows, which nobody else gets."""
         with self._lock:
             first, self._next = self._next, self._next + rows
-        return self.entropy(), first
+        return first
 
     def __getstate__(self) -> dict[str, Any]:
         return {"seed": self.seed}

@@ -11,12 +11,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ffcp.recipes import public
+
 
 class Kernel:
     """How much points count at a distance; the base of all kernels.
 
     A kernel of one's own has a name and :meth:`log_weight`; with :meth:`steps` it also serves
     the guarantee ``"random"``.
+
+    >>> class Triangle(Kernel):
+    ...     name = "triangle"
+    ...
+    ...     def log_weight(self, squared):
+    ...         return (1 - squared.sqrt()).clamp_min(0).log()
+    >>> Triangle().log_weight(torch.tensor([0.0, 0.25, 4.0])).exp()
+    tensor([1.0000, 0.5000, 0.0000])
     """
 
     #: What settings and messages call it.
@@ -41,6 +51,7 @@ class Kernel:
         raise TypeError(f"the kernel {self.name!r} is no density to draw from")
 
 
+@public
 class Gaussian(Kernel):
     """The weight exp(-d^2 / 2h^2) at distance d, h the bandwidth.
 
@@ -60,6 +71,7 @@ class Gaussian(Kernel):
         return _normal(drawn)
 
 
+@public
 class Laplace(Kernel):
     """The weight exp(-d / h) at distance d.
 
@@ -82,6 +94,7 @@ class Laplace(Kernel):
         return _direction(drawn[:, :dimensions]) * length
 
 
+@public
 class Box(Kernel):
     """The weight 1 up to the bandwidth and 0 beyond it.
 
@@ -104,8 +117,13 @@ class Box(Kernel):
         return _direction(drawn[:, :dimensions]) * length
 
 
+@public
 class Nearest(Kernel):
-    """The weight 1 for the nearest calibration points, however far; the bandwidth is how many."""
+    """The weight 1 for the nearest calibration points, however far; the bandwidth is how many.
+
+    >>> Nearest().is_by_rank
+    True
+    """
 
     name = "nearest"
     is_by_rank = True

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
@@ -30,6 +30,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ffcp import files
 from ffcp.conformal import bandwidths
 from ffcp.conformal.bandwidths import BandwidthChoice
 from ffcp.conformal.calibration import Calibration
@@ -40,6 +41,7 @@ from ffcp.conformal.neighbours import NearestWeights, Neighbours
 from ffcp.conformal.rank import conformal_rank, exact_alpha, points_needed
 from ffcp.conformal.weights import KernelWeights, Weighed, level_target, plain_target
 from ffcp.pieces import Needs, Seen, name_of
+from ffcp.recipes import public
 
 AUTO = "auto"
 PREDICTION = "prediction"
@@ -53,6 +55,7 @@ _ROUNDS, _AFFORDABLE = 8, 4 * 10**8  # of the advice: tries, and pairs of points
 _SHOWN = 16  # infinite bands that the advice on the bandwidth looks at
 
 
+@public
 @dataclass(frozen=True)
 class Localizer:
     """Which calibration points are near: a kernel on an embedding of the input.
@@ -97,6 +100,7 @@ class Localizer:
             )
 
 
+@public
 class Local(Calibration):
     """A threshold for every point, from the calibration points near it.
 
@@ -202,15 +206,28 @@ class Local(Calibration):
 
     def restored(self, settings: Mapping[str, Any]) -> Local:
         """Take the bandwidth that was saved, if it is open here."""
-        known = self.empty()
-        known.bandwidth = settings.get("bandwidth") if self.bandwidth is None else self.bandwidth
+        known, saved = self.empty(), files.rebuilt(float | None, settings.get("bandwidth"))
+        if self.bandwidth is None and saved is not None:
+            known.bandwidth = float(replace(self.localizer, bandwidth=saved).bandwidth)
         return known
 
     def choices_from(self, saved: Mapping[str, Any]) -> dict[str, Any]:
         """Build the choice of the bandwidth again."""
         if saved.get("bandwidth") is None:
             return {}
-        return {"bandwidth": bandwidths.choice_from(saved["bandwidth"])}
+        choice: BandwidthChoice = files.rebuilt(BandwidthChoice, saved["bandwidth"])
+        if choice.bandwidth != self.bandwidth:
+            raise ValueError(f"bandwidth {choice.bandwidth} was chosen, {self.bandwidth} is used")
+        return {"bandwidth": choice}
+
+    def check(self, points: Mapping[str, Tensor]) -> None:
+        """Refuse scores that are not known, and embeddings that are not rows of finite numbers."""
+        super().check(points)
+        embedding = points["embedding"]
+        if embedding.dim() != 2 or not bool(embedding.isfinite().all()):
+            raise ValueError("embeddings are not rows of finite numbers")
+        if len(embedding) and not embedding.shape[1]:
+            raise ValueError("embeddings have no numbers")
 
     def add(self, scores: Tensor, notes: Columns | None = None) -> None:
         """Keep these points; ``notes["embedding"]`` says where they lie."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -12,8 +13,10 @@ from ffcp.conformal.calibration import Calibration, known
 from ffcp.conformal.columns import Columns
 from ffcp.conformal.draws import Draws
 from ffcp.conformal.rank import conformal_rank
+from ffcp.recipes import public
 
 
+@public
 class Marginal(Calibration):
     """One threshold for all points, with a guarantee on average over them.
 
@@ -32,6 +35,14 @@ class Marginal(Calibration):
     ) -> Tensor:
         """Look up the conformal quantile of each output, shape (m,)."""
         return sorted_quantile(self.scores, alpha)
+
+    def check(self, points: Mapping[str, Tensor]) -> None:
+        """Refuse scores that are not sorted, column by column, NaN last."""
+        super().check(points)
+        scores = points["scores"]
+        later, earlier = scores[1:], scores[:-1]
+        if not bool(((earlier <= later) | later.isnan()).all()):
+            raise ValueError("scores are not sorted")
 
     def arranged(self, points: dict[str, Tensor]) -> dict[str, Tensor]:
         """Sort scores."""

@@ -17,10 +17,12 @@ from ffcp.conformal.draws import Draws
 from ffcp.conformal.marginal import Marginal
 from ffcp.conformal.rank import points_needed
 from ffcp.pieces import Needs, Seen, name_of
+from ffcp.recipes import public
 
 Label = str | int | float | bool
 
 
+@public
 class Mondrian(Calibration):
     """Thresholds of their own for every group of points (Mondrian calibration).
 
@@ -83,8 +85,7 @@ class Mondrian(Calibration):
     @property
     def groups(self) -> dict[Label, int]:
         """How many points each group has, in the order of the scores."""
-        saved = files.unpack(self.names)
-        return dict(zip(saved.get("labels", []), saved.get("counts", []), strict=True))
+        return dict(zip(*_names_of(self.names), strict=True))
 
     def needs(self) -> Needs:
         """Say what the pass must bring."""
@@ -138,6 +139,19 @@ class Mondrian(Calibration):
         return self.inner.choices_from(saved)
 
     # -- keeping points ---------------------------------------------------------------------
+
+    def check(self, points: Mapping[str, Tensor]) -> None:
+        """Refuse groups that are none or do not add up, and what the inner calibration refuses."""
+        super().check(points)
+        tables = dict(points)
+        _, counts = _names_of(tables.pop("names"))
+        if sum(counts) != len(tables["scores"]):
+            raise ValueError(f"groups of {sum(counts)} points share {len(tables['scores'])}")
+        for part in zip(*(t.split(counts) for t in tables.values()), strict=True):
+            self.inner.check(dict(zip(tables, part, strict=True)))
+
+    def _check_rows(self, points: Mapping[str, Tensor]) -> None:
+        super()._check_rows({n: t for n, t in points.items() if n != "names"})
 
     def add(self, scores: Tensor, notes: Columns | None = None) -> None:
         """Keep these points; ``notes["group"]`` says whose they are."""
@@ -234,6 +248,19 @@ class Mondrian(Calibration):
         label, rows = next(iter(asked.items()))
         reason = parts[label].why_infinite(alpha, take(_without_group(notes), rows))
         return f" in group {label!r}{reason}"
+
+
+def _names_of(names: Tensor) -> tuple[list[Label], list[int]]:
+    """Read the labels of groups and how many points each has; what cannot be is a ValueError."""
+    saved = {"labels": [], "counts": [], **files.unpack(names)}
+    labels, counts = saved["labels"], saved["counts"]
+    if not isinstance(labels, list) or not isinstance(counts, list) or len(saved) != 2:
+        raise ValueError("the names of groups cannot be read")
+    counts = [files.count(number, least=1) for number in counts]
+    labels = labels_of(labels, len(counts))
+    if len(set(labels)) != len(labels):
+        raise ValueError("a group has its name twice")
+    return labels, counts
 
 
 def by_groups(calibration: Calibration) -> Calibration:

@@ -14,11 +14,12 @@ from torch import Tensor
 def exact_alpha(alpha: Any) -> Fraction:
     """Read ``alpha`` as the decimal number the user wrote, and check that it lies in (0, 1).
 
-    A float stands for its shortest decimal form: 0.7 is 7/10, although the nearest double is
-    a little less. With n = 9 the double would ask for 4 scores where 3 are right.
+    A float stands for the decimal number it prints as, rounded to 12 significant digits: 0.7 is
+    7/10, although the nearest double is a little less, and 1 - 0.9 is 1/10. With n = 9 the double
+    would ask for 4 scores where 3 are right. Fractions and decimals are taken as they are.
 
-    >>> exact_alpha(0.7)
-    Fraction(7, 10)
+    >>> exact_alpha(0.7), exact_alpha(1 - 0.9)
+    (Fraction(7, 10), Fraction(1, 10))
     """
     if isinstance(alpha, Fraction) and 0 < alpha < 1:
         return alpha
@@ -28,13 +29,22 @@ def exact_alpha(alpha: Any) -> Fraction:
         raise TypeError(f"alpha must be a number between 0 and 1, got {alpha!r}")
     if math.isfinite(alpha):
         exact = isinstance(alpha, (numbers.Rational, Decimal))
-        value = Fraction(alpha) if exact else Fraction(str(alpha))  # type: ignore[arg-type]
+        value = Fraction(alpha) if exact else Fraction(_rounded(alpha))  # type: ignore[arg-type]
         if 0 < value < 1:
             return value
     raise ValueError(
         f"alpha must lie strictly between 0 and 1, got {alpha}: "
         "it is the share of misses allowed, so 0.1 asks for 90 % coverage"
     )
+
+
+def _rounded(alpha: Any) -> str:
+    """Print a float with at most 12 significant digits, more than rounding errors leave right.
+
+    >>> _rounded(1 - 0.9)
+    '0.100000000000'
+    """
+    return f"{Decimal(str(alpha)):.12g}"
 
 
 def conformal_rank(n: int, alpha: Any) -> int:

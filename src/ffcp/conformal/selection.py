@@ -35,6 +35,10 @@ class Scorer:
     is_open = False
     #: What that is, in words.
     what_is_open = "what is left open"
+    #: No score is below this.
+    lowest = -math.inf
+    #: Whether a score may be infinite, of a point that no threshold covers.
+    takes_infinity = True
 
     def needs(self) -> Needs:
         """Say what the pass over the model must bring."""
@@ -153,6 +157,17 @@ class Selection(Generic[Batch]):
         Which rows are set aside; ``None`` if nothing is open.
     alpha
         The level at which candidates are compared: the rows that are left must allow for it.
+
+    Examples
+    --------
+    >>> class Doubling:  # scores are the batch itself; nothing is open
+    ...     def note(self, batch):
+    ...         return {"score": batch}
+    ...
+    ...     def finish(self, noted):
+    ...         return {"score": 2 * noted["score"]}
+    >>> Selection(Doubling(), None, 0.1).run(torch.arange(6.0).split(4))["score"]
+    tensor([ 0.,  2.,  4.,  6.,  8., 10.])
     """
 
     work: Work[Batch]

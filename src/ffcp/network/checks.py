@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ffcp.network import inputs
+from ffcp.network.picking import described
 
 
 def finite(values: Tensor, what: str, first_row: int = 0) -> None:
@@ -29,12 +30,12 @@ def finite(values: Tensor, what: str, first_row: int = 0) -> None:
         )
 
 
-def output(prediction: Any, rows: int) -> Tensor:
+def output(prediction: Any, rows: int, x: Any = None) -> Tensor:
     """Check that the model returned one floating-point tensor with a row for each input row."""
     if not isinstance(prediction, Tensor):
         raise TypeError(
-            f"the model returned a {type(prediction).__name__}, not a tensor: "
-            "wrap it in a module whose forward returns the prediction alone"
+            f"the model returned {described(prediction)}, not a tensor: say by output= which "
+            "part of it is the prediction, a key, an index or a function"
         )
     if not prediction.is_floating_point():
         raise TypeError(
@@ -44,20 +45,31 @@ def output(prediction: Any, rows: int) -> Tensor:
     if prediction.dim() == 0 or prediction.shape[0] != rows:
         raise ValueError(
             f"the model's output has shape {tuple(prediction.shape)} for {rows} input rows: "
-            "its first dimension must be the rows"
+            f"its first dimension must be the rows{flat_hint(x)}"
         )
     return prediction
 
 
+def flat_hint(x: Any) -> str:
+    """Say how a single row is written, where the input is 1-D."""
+    is_flat = isinstance(x, Tensor) and x.dim() == 1
+    return " (x is 1-D: a single row is written x[None])" if is_flat else ""
+
+
 def target(y: Tensor, prediction: Tensor) -> Tensor:
-    """Bring targets to the output's shape: (n,) fits (n, 1), every other mismatch is an error."""
+    """Bring targets to the output's shape.
+
+    (n,) and (n, 1) fit each other, every other mismatch is an error.
+    """
     if y.shape == prediction.shape:
         return y
     if y.dim() == 1 and prediction.shape == (len(y), 1):
         return y[:, None]
+    if prediction.dim() == 1 and y.shape == (len(prediction), 1):
+        return y[:, 0]
     raise ValueError(
         f"target has shape {tuple(y.shape)}, model output {tuple(prediction.shape)}: "
-        "they must be equal (a target of shape (n,) also fits an output of shape (n, 1))"
+        "they must be equal (shapes (n,) and (n, 1) fit each other)"
     )
 
 

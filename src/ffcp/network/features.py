@@ -13,11 +13,12 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from ffcp.network import checks, inputs
-from ffcp.network.twin import borrowed, is_twin
+from ffcp.network.picking import whole
+from ffcp.network.twin import borrowed, is_twin, original
 
 INPUT = "input"
 OUTPUT = "output"
@@ -53,13 +54,20 @@ def resolve(model: nn.Module, feature: str | nn.Module) -> str:
     '1'
     >>> resolve(model, "input")
     'input'
+
+    Layers of a compiled model are those of the module that was compiled. Inside a scripted, traced
+    or exported model, or one with a compiled part, no layer can be cut at: that is an error.
     """
-    names = _module_names(model)
+    compiled = original(model)
+    names = _module_names(compiled)
+    if isinstance(feature, str) and compiled is not model:
+        feature = feature.removeprefix("_orig_mod.")
     if isinstance(feature, nn.Module):
-        if feature is model:
+        if feature is model or feature is compiled:
             return OUTPUT
         for name, module in names.items():
             if module is feature:
+                _refuse_opaque(compiled, name)
                 return name
         raise ValueError(f"the feature {type(feature).__name__}(...) is not a part of the model")
     if not isinstance(feature, str):
@@ -67,7 +75,10 @@ def resolve(model: nn.Module, feature: str | nn.Module) -> str:
             f"a feature is a module or its dotted name, got {type(feature).__name__}: {feature!r}"
         )
     base = feature.partition("[")[0]
-    if feature == OUTPUT or base == INPUT or base in names:
+    if feature == OUTPUT or base == INPUT:
+        return feature
+    if base in names:
+        _refuse_opaque(compiled, base)
         return feature
     ranked = difflib.get_close_matches(base, names, n=len(names), cutoff=0.0)
     shown = [INPUT, OUTPUT] if not ranked else [*ranked[:20], INPUT, OUTPUT]
@@ -76,6 +87,38 @@ def resolve(model: nn.Module, feature: str | nn.Module) -> str:
         f"the model has no feature {feature!r}. Names there are, closest first: "
         f"{', '.join(shown)}{more}"
     )
+
+
+def is_inside(name: str) -> bool:
+    """Say whether a feature lies inside the model, being neither its input nor its output."""
+    return name != OUTPUT and name.partition("[")[0] != INPUT
+
+
+def _refuse_opaque(model: nn.Module, name: str) -> None:
+    """Refuse a layer of a model that runs as one piece, so that no hook sees its layers."""
+    path, module = name.removeprefix(".").split("."), whole(model)
+    for depth, part in enumerate(["", *path]):
+        module = module._modules[part] if part else module  # type: ignore[assignment]
+        kind = _opaque_kind(module, path[depth:])
+        if kind:
+            raise ValueError(
+                f"feature {name!r} lies inside {kind} model, which runs as one piece, so that no "
+                "layer of it can be cut at: pass the original module, or choose 'input', 'output' "
+                "or CP, which need no layer"
+            )
+
+
+def _opaque_kind(module: nn.Module, rest: list[str]) -> str:
+    if isinstance(module, torch.jit.ScriptModule):
+        return "a traced" if "Traced" in type(module).__name__ else "a scripted"
+    if "_orig_mod" in module._modules:
+        return "a compiled"
+    if isinstance(module, fx.GraphModule) and rest:
+        name = ".".join(rest)
+        called = (str(node.target) for node in module.graph.nodes if node.op == "call_module")
+        if not any(f"{name}.".startswith(f"{target}.") for target in called):
+            return "an exported"
+    return ""
 
 
 def _module_names(model: nn.Module) -> dict[str, nn.Module]:
@@ -179,7 +222,7 @@ class Cut:
         self._modules.discard(OUTPUT)
         self._stack = ExitStack()
         self._open = False  # whether hooks are to take notice
-        self._rows = 0
+        self._rows, self._hint = 0, ""
         self._called: set[str] = set()
         self._edges: dict[str, list[GradientEdge]] = {}
         self._shapes: dict[str, list[torch.Size]] = {}
@@ -207,13 +250,14 @@ class Cut:
 
     def __call__(self, x: Any) -> Tapped:
         """Run one batch."""
-        self._rows = inputs.row_count(x)
+        self._rows, self._hint = inputs.row_count(x), checks.flat_hint(x)
         self._called, self._edges, self._shapes, self._values = set(), {}, {}, {}
-        call = inputs.caller(self._model, x)
         try:
             self._open = True
             self._record(x, INPUT)
-            prediction = checks.output(call(self._enter(x, INPUT)), self._rows)
+            prediction = checks.output(
+                inputs.call(self._model, self._enter(x, INPUT)), self._rows, x
+            )
             self._record(prediction, OUTPUT)
         finally:
             self._open = False  # activation checkpointing replays forward during backward
@@ -302,7 +346,7 @@ class Cut:
         if value.dim() == 0 or value.shape[0] != self._rows:
             raise ValueError(
                 f"feature {name!r} has shape {tuple(value.shape)} for {self._rows} input rows: "
-                "its first dimension must be the rows"
+                f"its first dimension must be the rows{self._hint}"
             )
 
 
@@ -356,7 +400,7 @@ def candidates(model: nn.Module, x: Any, limit: int = 8, sample: int = 8) -> lis
     Only tensors that a gradient can reach count: modules called exactly once, with
     floating-point output that has a row for each input row and influences the prediction.
     """
-    with borrowed(model) as twin:
+    with borrowed(original(model)) as twin:
         return _candidates(twin, inputs.take(x, slice(0, sample)), limit)
 
 
@@ -397,8 +441,9 @@ def _distinct_features(model: nn.Module, x: Any) -> list[str]:
     with undisturbed(model):
         try:
             for name, module in _module_names(model).items():
-                handles.append(module.register_forward_hook(watch(name)))
-            prediction = checks.output(inputs.caller(model, x)(x), rows)
+                if not isinstance(module, torch.jit.ScriptModule):  # those refuse hooks
+                    handles.append(module.register_forward_hook(watch(name)))
+            prediction = checks.output(inputs.call(model, x), rows, x)
         finally:
             for handle in handles:
                 handle.remove()

@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import inspect
 import itertools
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset
+
+from ffcp.network.picking import whole
 
 # Large enough that Python's share of a pass is small, small enough for the caches: best of
 # 2,048 to 32,768 rows on the paper's network, with and without a graph.
@@ -24,25 +28,171 @@ _MAX_IMAGE_BYTES = 2**21
 
 
 def to_tensors(x: Any, model: nn.Module) -> Any:
-    """Turn arrays into tensors on the model's device; arrays of floats take the model's type.
+    """Turn arrays, frames and lists into tensors on the model's device and of its float type.
 
-    Tensors keep their type: who builds tensors has chosen it.
+    The model's type is that of its first float parameter or buffer. A float tensor of a type that
+    no parameter of the model has is converted too. A model without any keeps what it is given:
+    float64 stays float64.
+
+    Arrays, frames and lists of integers or booleans become floats as well, unless the model has
+    an embedding (``nn.Embedding``): then they stay integers, as indices must. Inside a tuple or
+    dict an array of booleans is a mask, and stays one. Tensors of integers and booleans are never
+    changed: who builds tensors has chosen their type.
+
+    Columns of a frame may be nullable: what is missing there is NaN. Masked arrays, complex,
+    sparse and quantized tensors, and columns of strings or objects are refused.
+
+    >>> to_tensors([[1, 2], [3, 4]], nn.Linear(2, 1)).dtype
+    torch.float32
+    >>> to_tensors([[1, 2], [3, 4]], nn.Embedding(5, 1)).dtype
+    torch.int64
     """
-    device, dtype = device_and_dtype(model)
-
-    def convert(leaf: Any) -> Any:
-        if isinstance(leaf, Tensor):
-            # A tensor born under inference_mode can never enter a graph; its copy can.
-            leaf = leaf.clone() if leaf.is_inference() else leaf
-            return leaf.detach().to(device)
-        if isinstance(leaf, np.ndarray) or hasattr(leaf, "__array__"):
-            return _from_array(np.asarray(leaf), device, dtype)
-        return leaf
-
+    target = _Target(model)
     if isinstance(x, list) and not any(_is_arraylike(v) for v in x):
-        x = np.asarray(x)  # plain nested lists of numbers
+        x = _from_list(x)
+    alone = not isinstance(x, (Mapping, tuple, list))
     with torch.inference_mode(False):  # or every copy made here were such a tensor again
-        return _map(convert, x)
+        return _map(lambda leaf: target.convert(leaf, alone), x)
+
+
+class _Target:
+    """The type and device that a model takes."""
+
+    def __init__(self, model: nn.Module) -> None:
+        tensors = [
+            t for t in itertools.chain(model.parameters(), model.buffers()) if t.is_floating_point()
+        ]
+        self._device = tensors[0].device if tensors else None
+        self._dtype = tensors[0].dtype if tensors else None
+        self._dtypes = {t.dtype for t in tensors}
+        self._has_embedding = any(isinstance(m, _EMBEDDINGS) for m in model.modules())
+
+    def convert(self, leaf: Any, alone: bool) -> Any:
+        if isinstance(leaf, Tensor):
+            return self._tensor(checked_tensor(leaf, "the input"))
+        if not _is_arraylike(leaf):
+            return leaf
+        tensor = torch.from_numpy(numbers(leaf, "the input"))
+        is_mask = tensor.dtype == torch.bool and not alone and not is_frame(leaf)
+        if tensor.is_floating_point() or is_mask or self._has_embedding:
+            return self._tensor(tensor)
+        # Python and numpy count in float64, so a model without a type of its own gets that.
+        return tensor.to(self._device, self._dtype or torch.float64)
+
+    def _tensor(self, tensor: Tensor) -> Tensor:
+        # A tensor born under inference_mode can never enter a graph; its copy can.
+        tensor = (tensor.clone() if tensor.is_inference() else tensor).detach()
+        if tensor.is_floating_point() and self._dtypes and tensor.dtype not in self._dtypes:
+            return tensor.to(self._device, self._dtype)
+        return tensor.to(self._device)
+
+
+_EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
+
+
+def checked_tensor(tensor: Tensor, what: str) -> Tensor:
+    """Refuse tensors that cannot be cut into rows of real numbers."""
+    if tensor.is_complex():
+        raise TypeError(
+            f"{what} is complex ({tensor.dtype}): give its real and imaginary part side by side, "
+            "as torch.view_as_real does"
+        )
+    if tensor.is_quantized:
+        raise TypeError(f"{what} is quantized ({tensor.dtype}): give x.dequantize()")
+    if tensor.layout != torch.strided or tensor.is_nested:
+        kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
+        give = "a padded tensor" if tensor.is_nested else "x.to_dense()"
+        raise TypeError(f"{what} is a tensor of layout {kind}: give {give}")
+    return tensor
+
+
+def numbers(values: Any, what: str) -> np.ndarray:
+    """Read an array, a series or a frame as an array of numbers that torch can take.
+
+    >>> numbers(np.arange(3, dtype=">i2")[::-1], "x")
+    array([2, 1, 0], dtype=int16)
+    """
+    if isinstance(values, np.ma.MaskedArray):
+        raise TypeError(
+            f"{what} is a masked array, and a model cannot see the mask: fill it, for example "
+            "with x.filled(0), or leave out rows with masked values"
+        )
+    if hasattr(values, "tocsr"):
+        raise TypeError(f"{what} is a sparse matrix: give x.toarray()")
+    if is_frame(values):
+        array = _frame_numbers(values, what)
+    elif hasattr(values, "to_numpy"):
+        array = _column(values, what, "")
+    else:
+        array = np.asarray(values)
+    kind = array.dtype.kind
+    if kind not in "fiub":
+        raise TypeError(f"{what} must be numbers, got an array of {array.dtype}{_HINTS[kind]}")
+    # No type of torch: long double, numbers of another byte order, unsigned ones that are wide.
+    if kind == "f":
+        array = array.astype(f"f{min(array.dtype.itemsize, 8)}", copy=False)
+    elif kind == "u" and array.dtype.itemsize > 1:
+        array = array.astype(np.int64 if array.size == 0 or array.max() < 2**63 else np.float64)
+    else:
+        array = array.astype(array.dtype.newbyteorder("="), copy=False)
+    # Row by row, for the same numbers to the last bit; torch cannot step backwards, either.
+    # Copying protects a caller's read-only array.
+    return np.require(array, requirements=("C", "W"))
+
+
+_HINTS = defaultdict(
+    str,
+    {
+        "c": ": give the real and the imaginary part side by side",
+        "M": ": turn dates into numbers first, such as days since one of them",
+        "m": ": turn durations into numbers first, such as seconds",
+        "O": ": it holds strings, None or rows of different lengths; give numbers",
+        "U": ": encode strings as numbers first",
+        "S": ": encode strings as numbers first",
+    },
+)
+
+
+def is_frame(x: Any) -> bool:
+    """Say whether this is a table with named columns, as those of pandas and polars."""
+    return hasattr(x, "columns") and hasattr(x, "to_numpy")
+
+
+def _frame_numbers(frame: Any, what: str) -> np.ndarray:
+    names = list(frame.columns)
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"{what} has several columns named {twice!r}: give each its own name")
+    if not names:
+        return np.empty((len(frame), 0))
+    return np.stack([_column(frame[name], what, f" in column {name!r}") for name in names], axis=1)
+
+
+def _column(series: Any, what: str, where: str) -> np.ndarray:
+    """Read one column; what is missing in a nullable one is NaN."""
+    kind = getattr(series.dtype, "kind", None)
+    if isinstance(series.dtype, np.dtype) or kind is None or kind not in "fiub":
+        array = np.asarray(series.to_numpy())
+    elif bool(series.isna().any()):
+        array = np.asarray(series.to_numpy(dtype=np.float64, na_value=np.nan))
+    else:
+        array = np.asarray(series.to_numpy(dtype=np.dtype(f"{kind}{series.dtype.itemsize}")))
+    if array.dtype.kind not in "fiub":
+        raise TypeError(
+            f"{what} must be numbers, got {series.dtype}{where}: encode it as numbers, or leave "
+            "it out"
+        )
+    return array
+
+
+def _from_list(x: list[Any]) -> np.ndarray:
+    try:
+        return np.asarray(x)
+    except ValueError as error:
+        raise ValueError(
+            "the input is a list whose rows have different lengths: every row needs the same "
+            "numbers of values"
+        ) from error
 
 
 def device_and_dtype(model: nn.Module) -> tuple[torch.device | None, torch.dtype]:
@@ -54,13 +204,14 @@ def device_and_dtype(model: nn.Module) -> tuple[torch.device | None, torch.dtype
 
 
 def target_tensor(y: Any) -> Tensor:
-    """Return the targets as a detached tensor, in their own type and shape."""
+    """Return the targets as a detached tensor, in their own type and shape.
+
+    >>> target_tensor([1.5, 2.0])
+    tensor([1.5000, 2.0000], dtype=torch.float64)
+    """
     if isinstance(y, Tensor):
-        return y.detach()
-    array = np.asarray(y)
-    if array.dtype.kind not in "fiub":
-        raise TypeError(f"targets must be numbers, got an array of {array.dtype}")
-    return torch.from_numpy(np.array(array))
+        return checked_tensor(y, "y").detach()
+    return torch.from_numpy(numbers(y if _is_arraylike(y) else np.asarray(y), "y").copy())
 
 
 def row_count(x: Any) -> int:
@@ -114,13 +265,18 @@ class RowBuffer:
     tensor([ 0,  1,  4,  9, 16])
     """
 
-    def __init__(self, rows: int) -> None:
-        self._rows = rows
+    def __init__(self, rows: int | None) -> None:
+        self._rows = rows  # None: as many as come, which costs the holes
         self._filled = 0
         self._whole: dict[str, Tensor] = {}
+        self._parts: dict[str, list[Tensor]] = {}
 
     def add(self, parts: Mapping[str, Tensor]) -> None:
         """Take the next rows of every tensor."""
+        if self._rows is None:
+            for name, part in parts.items():
+                self._parts.setdefault(name, []).append(part)
+            return
         rows = 0
         for name, part in parts.items():
             rows = part.shape[0]
@@ -133,7 +289,7 @@ class RowBuffer:
         self._filled += rows
 
     def __getitem__(self, name: str) -> Tensor:
-        return self._whole[name]
+        return torch.cat(self._parts[name]) if self._rows is None else self._whole[name]
 
 
 def take(x: Any, rows: slice | Tensor) -> Any:
@@ -151,57 +307,283 @@ def side_by_side(x: Any) -> Tensor:
     return torch.cat([t.reshape(len(t), -1).float() for _, t in leaves(x)], dim=1)
 
 
-def pairs(x: Any, y: Any, model: nn.Module) -> Iterator[tuple[Any, Tensor]]:
-    """Yield (input, target): arrays whole, or batch after batch from a loader, ``y=None``."""
+class Reader:
+    """Reads inputs as a model takes them, all of them alike.
+
+    What the first input is like is remembered in ``layout``: frames that come later have their
+    columns put in the order of the first one, or are refused if their columns are others.
+
+    >>> read = Reader(nn.Linear(4, 1))
+    >>> read(np.zeros((3, 4))).dtype
+    torch.float32
+    >>> read.layout
+    {'x': {'row': [4]}}
+    """
+
+    def __init__(self, model: nn.Module, layout: Mapping[str, Any] | None = None) -> None:
+        self.model = model
+        self.layout: dict[str, Any] = dict(layout or {})
+
+    def __call__(self, x: Any) -> Any:
+        """Read one input."""
+        columns = dict(_frames(x, "x"))
+        known = {key: self.layout[key].get("columns") for key in columns if key in self.layout}
+        tensors = to_tensors(_in_order(x, known, "x"), self.model)
+        for key, tensor in leaves(tensors, "x"):
+            if key in self.layout:
+                _refuse_single_row(key, tensor, self.layout[key]["row"])
+                continue
+            self.layout[key] = {"row": list(tensor.shape[1:])}
+            if key in columns:
+                self.layout[key]["columns"] = columns[key]
+        return tensors
+
+
+def _frames(x: Any, name: str) -> Iterator[tuple[str, list[str | int]]]:
+    """Yield the columns of every frame of an input."""
+    if is_frame(x):
+        yield name, [_label(column) for column in x.columns]
+    elif isinstance(x, Mapping):
+        for key, value in x.items():
+            yield from _frames(value, f"{name}[{key}]")
+    elif isinstance(x, (tuple, list)):
+        for index, value in enumerate(x):
+            yield from _frames(value, f"{name}[{index}]")
+
+
+def _label(column: Any) -> str | int:
+    """Give the name of a column as a file can hold it."""
+    return int(column) if isinstance(column, (int, np.integer)) else str(column)
+
+
+def _in_order(x: Any, known: Mapping[str, Any], name: str) -> Any:
+    """Put the columns of every frame in the order there was before."""
+    if is_frame(x):
+        return _ordered(x, known[name], name) if known.get(name) else x
+    if isinstance(x, Mapping):
+        return _like(x, {k: _in_order(v, known, f"{name}[{k}]") for k, v in x.items()})
+    if isinstance(x, (tuple, list)) and known:
+        return _like(x, [_in_order(v, known, f"{name}[{i}]") for i, v in enumerate(x)])
+    return x
+
+
+def _ordered(frame: Any, columns: list[str | int], name: str) -> Any:
+    own = {_label(column): column for column in frame.columns}
+    if list(own) == columns:
+        return frame
+    missing = [column for column in columns if column not in own]
+    unknown = [column for column in own if column not in columns]
+    if missing or unknown:
+        wrong = [f"lacks {', '.join(map(repr, missing))}"] if missing else []
+        wrong += [f"has also {', '.join(map(repr, unknown))}"] if unknown else []
+        raise ValueError(
+            f"{name} has other columns than the calibration: it {' and '.join(wrong)}. Give the "
+            f"columns {columns}, in any order"
+        )
+    return frame[[own[column] for column in columns]]
+
+
+def _refuse_single_row(name: str, tensor: Tensor, row: list[int]) -> None:
+    if tensor.dim() == 1 and len(row) == 1 and len(tensor) == row[0] > 1:
+        raise ValueError(
+            f"{name} has shape {tuple(tensor.shape)}, and every row of the calibration had: for a "
+            f"single row write {name}[None]"
+        )
+
+
+class Rows:
+    """Rows to predict: one input, or a loader of inputs that is read batch after batch.
+
+    ``count`` is the number of rows, of a loader only when it has come to its end.
+    """
+
+    def __init__(self, x: Any, read: Reader) -> None:
+        self._x, self._read = x, read
+        self.whole: Any = None
+        self.count: int | None = None
+        if not is_loader(x):
+            self.whole = read(x)
+            self.count = row_count(self.whole)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield inputs as the model takes them."""
+        if self.count is not None:
+            yield self.whole
+            return
+        count = 0
+        for item in _items(self._x):
+            batch = self._read(_without_target(item, self._read.model))
+            count += row_count(batch)
+            yield batch
+        self.count = count
+
+
+def is_loader(x: Any) -> bool:
+    """Say whether this yields batches: a DataLoader, a generator, any other stream."""
+    own = _is_arraylike(x) or isinstance(x, (Mapping, tuple, list, str, bytes))
+    return isinstance(x, Iterable) and not own
+
+
+def _without_target(item: Any, model: nn.Module) -> Any:
+    """Take x of a pair (x, y), where the model says that it must be one."""
+    if not isinstance(item, (tuple, list)) or len(item) != 2:
+        return item
+    fewest, most = _positional(model)
+    if isinstance(item[0], (tuple, list, Mapping)) or most == 1:
+        return item[0]
+    if fewest >= 2:
+        return item
+    raise TypeError(
+        "the loader yields pairs, and the model's forward takes one argument or two, so they may "
+        "be (x, y) or two inputs: say which, by a generator such as (x for x, y in loader) or "
+        "({'a': a, 'b': b} for a, b in loader)"
+    )
+
+
+def _positional(model: nn.Module) -> tuple[int, float]:
+    """Give the smallest and largest number of positional arguments of forward."""
+    kinds = inspect.Parameter
+    try:
+        parameters = inspect.signature(whole(model).forward).parameters.values()
+    except (TypeError, ValueError):
+        return 1, 1
+    plain = [
+        p for p in parameters if p.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)
+    ]
+    endless = any(p.kind == kinds.VAR_POSITIONAL for p in parameters)
+    return sum(p.default is kinds.empty for p in plain), float("inf") if endless else len(plain)
+
+
+def _items(loader: Iterable[Any]) -> Iterator[Any]:
+    """Yield the batches of a loader; refuse one that yields the same in every worker."""
+    workers = 0
+    if isinstance(loader, DataLoader) and isinstance(loader.dataset, IterableDataset):
+        workers = loader.num_workers
+    first: Any = None
+    for number, item in enumerate(loader):
+        if number == 0 and workers > 1:
+            first = item
+        elif number < workers and _is_same(first, item):
+            raise ValueError(
+                f"batch {number} of the loader is batch 0 again: the IterableDataset yields all "
+                f"of its rows in each of {workers} workers, and points would count several times. "
+                "Divide them in its __iter__ by torch.utils.data.get_worker_info(), or set "
+                "num_workers to 0 or 1"
+            )
+        yield item
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    mine, theirs = list(leaves(one)), list(leaves(other))
+    return len(mine) == len(theirs) > 0 and all(
+        a.shape == b.shape and a.dtype == b.dtype and a.equal(b)
+        for (_, a), (_, b) in zip(mine, theirs, strict=True)
+    )
+
+
+def pairs(
+    x: Any, y: Any, read: Reader, target: Callable[[Any], Tensor] = target_tensor, call: str = ""
+) -> Iterator[tuple[Any, Tensor]]:
+    """Yield (input, target): arrays whole, or batch after batch from a loader, ``y=None``.
+
+    ``target`` reads targets; ``call`` is the name of the method that errors speak of.
+    """
+    call = call or "calibrate"
     if y is not None:
         if not _is_input(x):
             raise TypeError(
-                f"calibrate(x, y) takes arrays or tensors, got {type(x).__name__} for x; "
-                "a loader that yields (x, y) pairs is passed alone: calibrate(loader)"
+                f"{call}(x, y) takes arrays or tensors, got {type(x).__name__} for x; "
+                f"a loader that yields (x, y) pairs is passed alone: {call}(loader)"
             )
-        x, y = to_tensors(x, model), target_tensor(y)
-        _same_rows(row_count(x), y)
+        x, y = read(x), target(y)
+        _same_rows(x, y)
         yield x, y
         return
     if _is_arraylike(x) or isinstance(x, Mapping) or not isinstance(x, Iterable):
         raise TypeError(
             f"got {type(x).__name__} and no targets: "
-            "call calibrate(x, y), or calibrate(loader) with a loader of (x, y) pairs"
+            f"call {call}(x, y), or {call}(loader) with a loader of (x, y) pairs"
         )
-    for number, item in enumerate(x):
+    for number, item in enumerate(_items(x)):
         if not isinstance(item, (tuple, list)) or len(item) != 2:
             raise TypeError(
                 f"a loader must yield pairs (x, y); batch {number} is {_describe(item)}. "
-                "Wrap it: calibrate((x, y) for ... in loader)"
+                f"Wrap it: {call}((x, y) for ... in loader)"
             )
-        batch, target = to_tensors(item[0], model), target_tensor(item[1])
-        _same_rows(row_count(batch), target)
-        yield batch, target
+        batch, labels = read(item[0]), target(item[1])
+        _same_rows(batch, labels)
+        yield batch, labels
 
 
-def _same_rows(rows: int, y: Tensor) -> None:
+def _same_rows(x: Any, y: Tensor) -> None:
+    rows = row_count(x)
     if y.dim() == 0 or len(y) != rows:
-        raise ValueError(f"x has {rows} rows but the target has shape {tuple(y.shape)}")
+        is_flat = isinstance(x, Tensor) and x.dim() == 1 and y.numel() == 1
+        hint = ": for a single row write x[None]" if is_flat else ""
+        raise ValueError(f"x has {rows} rows but the target has shape {tuple(y.shape)}{hint}")
+
+
+def call(model: nn.Module, x: Any) -> Any:
+    """Call a model on an input, in the way it takes that; say what is wrong with one row."""
+    try:
+        return caller(model, x)(x)
+    except (RuntimeError, IndexError) as error:
+        if isinstance(x, Tensor) and x.dim() == 1 and not isinstance(error, MemoryError):
+            raise ValueError(
+                f"the model cannot take x of shape {tuple(x.shape)} ({error}). A single row is "
+                "written x[None], rows of one number each x[:, None]"
+            ) from error
+        raise
 
 
 def caller(model: nn.Module, x: Any) -> Callable[[Any], Any]:
     """Find how the model takes this kind of input: spread over its arguments, or as one.
 
     A tuple is spread over positional and a dict over keyword arguments if ``forward`` can
-    take them so; otherwise the whole object is its one argument.
+    take them so; otherwise the whole object is its one argument. A dict with some keys that are
+    arguments and some that are not is refused, naming them.
     """
     if isinstance(x, Tensor):
         return model
-    if isinstance(x, Mapping) and _binds(model, **x):
-        return lambda batch: model(**batch)
+    if isinstance(x, Mapping):
+        if _binds(model, **x):
+            return lambda batch: model(**batch)
+        return lambda batch: _with_dict(model, batch)
     if isinstance(x, (tuple, list)) and _binds(model, *x):
         return lambda batch: model(*batch)
     return model
 
 
+def _with_dict(model: nn.Module, x: Mapping[str, Any]) -> Any:
+    """Hand a dict over as one argument, if that can be meant."""
+    kinds = inspect.Parameter
+    try:
+        parameters = inspect.signature(whole(model).forward).parameters
+    except (TypeError, ValueError):
+        return model(x)
+    kind = (kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY)
+    named = {name: p for name, p in parameters.items() if p.kind in kind}
+    unknown = [key for key in x if key not in named]
+    missing = [n for n, p in named.items() if p.default is kinds.empty and n not in x]
+    wrong = [f"does not take {', '.join(map(repr, unknown))}"] if unknown else []
+    wrong += [f"needs {', '.join(map(repr, missing))}"] if missing else []
+    message = (
+        f"the model's forward takes the arguments {', '.join(named)}: it {' and '.join(wrong)}. "
+        f"x has the keys {', '.join(map(str, x))}"
+    )
+    if len(named) > 1 and (len(unknown) < len(x) or not _binds(model, x)):
+        raise TypeError(message)
+    try:
+        return model(x)
+    except (TypeError, AttributeError) as error:
+        if len(unknown) == len(x):
+            raise
+        raise TypeError(message) from error  # one argument, and a key of its name
+
+
 def _binds(model: nn.Module, *args: Any, **kwargs: Any) -> bool:
     try:
-        inspect.signature(model.forward).bind(*args, **kwargs)
+        inspect.signature(whole(model).forward).bind(*args, **kwargs)
     except (TypeError, ValueError):
         return False
     return True
@@ -246,16 +628,8 @@ def _like(x: Any, values: Any) -> Any:
     return cast(Any, type(x))(values)
 
 
-def _from_array(array: np.ndarray, device: torch.device | None, dtype: torch.dtype) -> Tensor:
-    if array.dtype.kind not in "fiub":
-        raise TypeError(f"the input must be numbers, got an array of {array.dtype}")
-    # Copying protects a caller's read-only array; a change of type copies anyway.
-    tensor = torch.from_numpy(array if array.flags.writeable else array.copy())
-    return tensor.to(device, dtype) if tensor.is_floating_point() else tensor.to(device)
-
-
 def _is_arraylike(x: Any) -> bool:
-    return isinstance(x, Tensor) or hasattr(x, "__array__")
+    return isinstance(x, Tensor) or hasattr(x, "__array__") or is_frame(x)
 
 
 def _is_input(x: Any) -> bool:

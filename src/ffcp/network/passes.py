@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from ffcp.network import checks, inputs, jacobian
-from ffcp.network.features import OUTPUT, Cut, resolve
+from ffcp.network.features import OUTPUT, Cut, is_inside, resolve
 from ffcp.network.jacobian import AUTO, Method, Smooth
-from ffcp.network.twin import borrowed, renew
+from ffcp.network.picking import Output, picking
+from ffcp.network.twin import borrowed, original, renew
 from ffcp.pieces import Needs, Seen
 
 ONLY_OUTPUT = Needs()
@@ -76,7 +77,8 @@ class _Pass:
     def __init__(self, model: nn.Module, needs: Needs) -> None:
         jacobian.checked_norm(needs.norm)
         jacobian.checked_method(needs.method)
-        self._model, self._needs = model, needs
+        inside = any(is_inside(name) for name in (*needs.norms, *needs.values))
+        self._model, self._needs = original(model) if inside else model, needs
         self._inner = [name for name in dict.fromkeys(needs.norms) if name != OUTPUT]
 
     def __call__(self, x: Any, first_row: int = 0, groups: Any = None) -> Seen:
@@ -113,6 +115,7 @@ def gradient_norms(
     norm: float = 2,
     batch_size: int | None = None,
     method: Method = AUTO,
+    output: Output = None,
 ) -> tuple[Tensor, dict[str | nn.Module, Tensor]]:
     """Predict, and measure how strongly each output reacts to each named feature.
 
@@ -141,6 +144,9 @@ def gradient_norms(
         mean over perturbed features. ``"auto"``: exact for up to 64 outputs; else coloured if
         it needs at most half as many passes and at most 256, and proves right; else exact for
         up to 4,096 outputs; else ``Sketch(32)``, or exact for norms other than 2.
+    output
+        Which part of what the model returns is the prediction, if that is no tensor: a key, an
+        index or a function.
 
     Returns
     -------
@@ -159,6 +165,7 @@ def gradient_norms(
     tensor([[4.2426]])
     """
     names = [resolve(model, feature) for feature in features]
+    model = picking(model, output)
     x = inputs.to_tensors(x, model)
     prediction, norms = run(model, x, names, norm, batch_size, method=method)
     return prediction, {f: norms[name] for f, name in zip(features, names, strict=True)}
@@ -189,7 +196,8 @@ def check_rows(model: nn.Module, x: Any, names: Sequence[str], sample: int = 8) 
         x = inputs.take(x, torch.tensor([0, 0]))
     asked = inputs.row_count(x) // 2
     names = [name for name in names if name != OUTPUT]
-    renew(model, lambda twin: checks.output(inputs.caller(twin, x)(x), inputs.row_count(x)))
+    model = original(model) if any(map(is_inside, names)) else model
+    renew(model, lambda twin: checks.output(inputs.call(twin, x), inputs.row_count(x), x))
     with borrowed(model) as twin:
         _check_rows(twin, x, names, asked)
 

@@ -23,6 +23,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from ffcp.network.picking import Picking, whole
+
 Stamp = tuple[Any, ...]
 
 
@@ -75,7 +77,18 @@ _TWINS: WeakKeyDictionary[nn.Module, weakref.ref[nn.Module]] = WeakKeyDictionary
 
 def _is_opaque(module: nn.Module) -> bool:
     """Say whether a module is scripted, or compiled: a copy would be compiled all over again."""
+    module = whole(module)
     return isinstance(module, torch.jit.ScriptModule) or "_orig_mod" in module._modules
+
+
+def original(model: nn.Module) -> nn.Module:
+    """Give the module that was compiled; any other as it is.
+
+    Features are cut on the original, so that nothing is compiled anew for the sake of a layer.
+    """
+    if isinstance(model, Picking) or "_orig_mod" not in model._modules:
+        return model
+    return model.get_submodule("_orig_mod")
 
 
 def is_twin(model: nn.Module) -> bool:

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from ffcp.pieces import Seen
+from ffcp.recipes import public
 from ffcp.regression.bands import Ends, as_float64
 
 
@@ -26,6 +27,7 @@ class Base(Protocol):
         """Say what it is; saved, and compared when merging."""
 
 
+@public
 class Point:
     """The model's output is a point prediction: both ends are it, and one slack serves both.
 
@@ -33,6 +35,9 @@ class Point:
     >>> Point().prediction(torch.zeros(3, 1)).shape
     torch.Size([3, 1])
     """
+
+    #: No score is below this.
+    lowest = 0.0
 
     def __call__(self, seen: Seen, slack: Tensor) -> Ends:
         """Give the prediction as both ends."""
@@ -48,6 +53,7 @@ class Point:
         return {"base": "point"}
 
 
+@public
 class Quantiles:
     """The model's last dimension holds quantiles: which are the lower and the upper end.
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ffcp import files
 from ffcp.conformal.columns import Columns
 from ffcp.conformal.selection import Chosen, Scorer
 from ffcp.network import checks, inputs, passes
@@ -71,6 +73,13 @@ class SlackBands(Family):
         """Say what base and slack are."""
         return {**self.base.settings(), **self.slack.settings()}
 
+    takes_infinity = False
+
+    @property
+    def lowest(self) -> float:  # type: ignore[override]
+        """No score is below this: those of a point prediction are distances."""
+        return float(getattr(self.base, "lowest", -math.inf))
+
     @property
     def is_open(self) -> bool:  # type: ignore[override]
         """Whether the slack is still to be chosen."""
@@ -124,7 +133,8 @@ class SlackBands(Family):
 
     def choices_from(self, saved: Mapping[str, Any]) -> dict[str, Any]:
         """Build the choice of the slack again."""
-        return {} if saved.get("layer") is None else {"layer": layers.choice_from(saved["layer"])}
+        layer = saved.get("layer")
+        return {} if layer is None else {"layer": files.rebuilt(layers.Choice, layer)}
 
 
 class SlackChoice(Family):

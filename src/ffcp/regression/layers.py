@@ -157,12 +157,6 @@ def _centred_ranks(values: Tensor) -> Tensor:
     return spread - spread.mean()
 
 
-def choice_from(saved: Mapping[str, Any]) -> Choice:
-    """Build the choice again from what :func:`dataclasses.asdict` made of it."""
-    shown = {name: Candidate(**values) for name, values in saved["candidates"].items()}
-    return Choice(saved["feature"], shown, saved["rows"], saved["alpha"])
-
-
 def why_plain(choice: Choice, what: str = "feature") -> str:
     """Say why plain CP was chosen among features, or among slacks of any kind."""
     plain = choice.candidates[OUTPUT].mean_length

@@ -13,6 +13,8 @@ from ffcp.conformal.bandwidths import BandwidthChoice
 from ffcp.conformal.local import FEATURE, Local, Localizer
 from ffcp.network import jacobian
 from ffcp.network.jacobian import Method
+from ffcp.network.picking import Output
+from ffcp.recipes import public
 from ffcp.regression.bases import Base, Point, Quantiles
 from ffcp.regression.joint import Joint
 from ffcp.regression.predictor import Bands
@@ -22,6 +24,7 @@ Feature = str | nn.Module | Sequence[str | nn.Module]
 Self = TypeVar("Self", bound="Localized")
 
 
+@public
 class CP(Bands):
     """Split conformal prediction: one band width for every input.
 
@@ -41,6 +44,9 @@ class CP(Bands):
     batch_size
         Rows per pass over arrays; by default about 16 MB of input (2 MB of images), at most
         8,192 rows.
+    output
+        Which part of what the model returns is the prediction, if it returns a tuple, a dict or
+        the like: a key (``"logits"``), an index, or a function of what it returns.
 
     Examples
     --------
@@ -61,12 +67,20 @@ class CP(Bands):
         joint: Joint = False,
         missing: bool = False,
         batch_size: int | None = None,
+        output: Output = None,
     ) -> None:
         super().__init__(
-            model, self._base(), Constant(), joint=joint, missing=missing, batch_size=batch_size
+            model,
+            self._base(),
+            Constant(),
+            joint=joint,
+            missing=missing,
+            batch_size=batch_size,
+            output=output,
         )
 
 
+@public
 class CQR(CP):
     """Conformalized quantile regression (Romano, Patterson and Candes, 2019).
 
@@ -78,7 +92,7 @@ class CQR(CP):
     model
         A trained network whose output has shape (n, 2), lower and upper quantile, or (n, m, 2)
         for m targets. See :func:`ffcp.pinball_loss`. Quantiles that cross are put in order.
-    joint, batch_size
+    joint, batch_size, output
         As in :class:`CP`.
 
     Notes
@@ -120,6 +134,7 @@ class AtLayer(Bands):
         return method
 
 
+@public
 class FFCP(AtLayer):
     """Fast feature conformal prediction: the band is as wide as the gradient is long.
 
@@ -158,6 +173,9 @@ class FFCP(AtLayer):
     batch_size
         Rows per pass over arrays; by default about 16 MB of input (2 MB of images), at most
         8,192 rows.
+    output
+        Which part of what the model returns is the prediction, if it returns a tuple, a dict or
+        the like: a key (``"logits"``), an index, or a function of what it returns.
 
     Attributes
     ----------
@@ -194,6 +212,7 @@ class FFCP(AtLayer):
         choose_alpha: float = 0.1,
         seed: int | None = None,
         batch_size: int | None = None,
+        output: Output = None,
     ) -> None:
         super().__init__(
             model,
@@ -205,9 +224,11 @@ class FFCP(AtLayer):
             choose_alpha=choose_alpha,
             seed=seed,
             batch_size=batch_size,
+            output=output,
         )
 
 
+@public
 class FFCQR(FFCP):
     """CQR with the gradient norm of each quantile as its slack (the paper's FFCQR).
 
@@ -283,6 +304,7 @@ class Localized(Bands):
         return self
 
 
+@public
 class LCP(Localized):
     """Localized conformal prediction (Guan, 2023): near calibration points count more.
 
@@ -307,6 +329,8 @@ class LCP(Localized):
         guarantee ``"random"``; without it the operating system seeds those random numbers.
     batch_size
         Rows per pass over arrays.
+    output
+        As in :class:`CP`.
 
     Attributes
     ----------
@@ -341,6 +365,7 @@ class LCP(Localized):
         choose_alpha: float = 0.1,
         seed: int | None = None,
         batch_size: int | None = None,
+        output: Output = None,
     ) -> None:
         super().__init__(
             model,
@@ -352,9 +377,11 @@ class LCP(Localized):
             choose_alpha=choose_alpha,
             seed=seed,
             batch_size=batch_size,
+            output=output,
         )
 
 
+@public
 class LCQR(LCP):
     """Localized conformalized quantile regression: :class:`LCP` on a model for :class:`CQR`.
 
@@ -371,6 +398,7 @@ class LCQR(LCP):
     _base = Quantiles
 
 
+@public
 class FFLCP(Localized, AtLayer):
     """Localized fast feature conformal prediction (the paper's FFLCP).
 
@@ -379,7 +407,7 @@ class FFLCP(Localized, AtLayer):
 
     Parameters
     ----------
-    model, feature, norm, floor, method, joint, batch_size
+    model, feature, norm, floor, method, joint, batch_size, output
         As in :class:`FFCP`.
     localizer, guarantee
         As in :class:`LCP`; a localizer on ``"feature"`` measures distances at the layer whose
@@ -415,6 +443,7 @@ class FFLCP(Localized, AtLayer):
         choose_alpha: float = 0.1,
         seed: int | None = None,
         batch_size: int | None = None,
+        output: Output = None,
     ) -> None:
         slack = gradient_norm(model, feature, norm, floor, method)
         super().__init__(
@@ -427,9 +456,11 @@ class FFLCP(Localized, AtLayer):
             choose_alpha=choose_alpha,
             seed=seed,
             batch_size=batch_size,
+            output=output,
         )
 
 
+@public
 class FFLCQR(FFLCP):
     """Localized FFCQR: :class:`FFLCP` on a model for :class:`CQR`.
 

@@ -15,8 +15,10 @@ from ffcp.conformal.columns import Table, take
 from ffcp.conformal.marginal import Marginal
 from ffcp.conformal.rank import exact_alpha
 from ffcp.network import checks, inputs
+from ffcp.network.picking import Output
 from ffcp.pieces import Seen
 from ffcp.predictor import Predictor, steady
+from ffcp.recipes import public
 from ffcp.regression.bands import Interval
 from ffcp.regression.bases import Base, Point
 from ffcp.regression.family import Family, SlackBands
@@ -45,6 +47,7 @@ class BandPredictor(Predictor):
         choose_alpha: float = 0.1,
         seed: int | None = None,
         batch_size: int | None = None,
+        output: Output = None,
     ) -> None:
         calibration = Marginal() if calibration is None else calibration
         if missing and not calibration.takes_missing:
@@ -61,6 +64,7 @@ class BandPredictor(Predictor):
             choose_alpha=choose_alpha,
             seed=seed,
             batch_size=batch_size,
+            output=output,
         )
 
     def _own_settings(self) -> dict[str, Any]:
@@ -76,26 +80,36 @@ class BandPredictor(Predictor):
         exact = exact_alpha(alpha)
         return exact / thresholds if self.joint == BONFERRONI else exact
 
+    @property
+    def _takes_nan(self) -> bool:
+        return self.missing
+
+    def _check_points(self) -> None:
+        super()._check_points()
+        if not has_own_thresholds(self.joint) and self.calibration.coordinates > 1:
+            raise ValueError("it has several scores for outputs that are covered jointly")
+
     # -- using the calibration --------------------------------------------------------------
 
     @steady
-    def score(self, x: Any, y: Any) -> Tensor:
+    def score(self, x: Any, y: Any = None) -> Tensor:
         """Return the non-conformity scores of points, in float64.
 
-        Shape (n,) for one output or if they are covered jointly, else the shape of the output.
+        ``x`` may be a loader of pairs ``(x, y)``, passed alone. Shape (n,) for one output or if
+        they are covered jointly, else the shape of the output.
         """
         self._must_be_settled()
-        if y is None:
-            raise TypeError("score(x, y) needs the targets y")
-        ((x, y),) = inputs.pairs(x, y, self.model)
-        self._checked_target(y, 0)
-        buffer = inputs.RowBuffer(len(y))
-        for seen in self._seen(x):
-            target = y[seen.rows.start : seen.rows.stop]
+        buffer, shape = inputs.RowBuffer(None), torch.Size()
+        for seen, target in self._targeted(x, y):
             for part, rows in _blocks(seen):
-                buffer.add(self._scorer.note(part, target[rows]))
+                buffer.add({"score": self._scorer.note(part, target[rows])["score"]})
+            shape = target.shape[1:]
         scores = buffer["score"].cpu()
-        return scores[:, 0] if scores.shape[1] == 1 else scores.view_as(y)
+        return scores[:, 0] if scores.shape[1] == 1 else scores.view(-1, *shape)
+
+    def forward(self, x: Any, alpha: Any = 0.1, *, groups: Any = None) -> Interval:
+        """Give bands, as :meth:`predict_interval` does: ``predictor(x)``."""
+        return self.predict_interval(x, alpha, groups=groups)
 
     @steady
     def predict_interval(
@@ -106,7 +120,10 @@ class BandPredictor(Predictor):
         Parameters
         ----------
         x
-            Inputs, as the model takes them.
+            Inputs, as the model takes them; or a loader of such batches, whose bands come back
+            in one piece. A loader may yield pairs ``(x, y)``, of which x is taken, if the model
+            has one argument; a model of two arguments takes both as inputs, and where either
+            could be meant that is an error. A list is an input, never a loader.
         alpha
             Share of misses allowed, in (0, 1). Any value, without calibrating again.
         groups
@@ -125,9 +142,9 @@ class BandPredictor(Predictor):
         exact_alpha(alpha)  # what is no level is refused first
         self._must_be_calibrated()
         exact = self.alpha_of_each(alpha, self.calibration.coordinates)
-        x = inputs.to_tensors(x, self.model)
-        buffer, infinite = inputs.RowBuffer(inputs.row_count(x)), Table()
-        for seen, notes, thresholds in self._looked_up(x, exact, groups, self._place(x, first_row)):
+        given = self._rows(x)
+        buffer, infinite = inputs.RowBuffer(given.count), Table()
+        for seen, notes, thresholds in self._looked_up(given, exact, groups, first_row):
             lost = thresholds.isinf().any(dim=-1).expand(len(seen.rows))
             if bool(lost.any()):
                 infinite.add(take(notes, lost))
@@ -135,7 +152,8 @@ class BandPredictor(Predictor):
                 own = thresholds if thresholds.dim() == 1 else thresholds[rows]
                 buffer.add(self._band(part, own)._asdict())
         if len(infinite):
-            self._warn_of_infinite(exact, infinite, inputs.row_count(x))
+            assert given.count is not None
+            self._warn_of_infinite(exact, infinite, given.count)
         return Interval(*(buffer[name] for name in Interval._fields))
 
     def _band(self, seen: Seen, threshold: Tensor) -> Interval:
@@ -164,6 +182,7 @@ class BandPredictor(Predictor):
             )
 
 
+@public
 class Bands(BandPredictor):
     """Prediction bands put together from pieces: a base, a slack and a calibration.
 
@@ -200,6 +219,9 @@ class Bands(BandPredictor):
     batch_size
         Rows per pass over arrays; by default about 16 MB of input (2 MB of images), at most
         8,192 rows.
+    output
+        Which part of what the model returns is the prediction, if it returns a tuple, a dict or
+        the like: a key (``"logits"``), an index, or a function of what it returns.
 
     Examples
     --------
@@ -223,6 +245,7 @@ class Bands(BandPredictor):
         choose_alpha: float = 0.1,
         seed: int | None = None,
         batch_size: int | None = None,
+        output: Output = None,
     ) -> None:
         super().__init__(
             model,
@@ -233,6 +256,7 @@ class Bands(BandPredictor):
             choose_alpha=choose_alpha,
             seed=seed,
             batch_size=batch_size,
+            output=output,
         )
 
     @property
@@ -262,10 +286,9 @@ class Bands(BandPredictor):
         self._must_be_settled()
         _, calibration = self._given
         with torch.inference_mode(False):
-            ((x, y),) = inputs.pairs(x, y, self.model)
-            order = np.random.default_rng(self.seed or 0).permutation(len(y))[
-                : calibration.most_rows
-            ]
+            ((x, y),) = inputs.pairs(x, y, inputs.Reader(self.model))
+            order = np.random.default_rng(self.seed or 0).permutation(len(y))
+            order = order[: calibration.most_rows]
             picked = torch.from_numpy(np.sort(order))
             run, table = self._calibrating(self._scorer, calibration, update=False), Table()
             for batch in self._batches(inputs.take(x, picked), y[picked], None):

@@ -13,6 +13,7 @@ from ffcp.network import features, jacobian
 from ffcp.network.features import OUTPUT, resolve
 from ffcp.network.jacobian import Method
 from ffcp.pieces import Needs, Seen, name_of
+from ffcp.recipes import public
 from ffcp.regression.bands import as_float64
 
 AUTO = "auto"
@@ -31,8 +32,14 @@ class Slack(Protocol):
         """Say what it is; saved, and compared when merging."""
 
 
+@public
 class Constant:
-    """The same slack everywhere: plain conformal prediction."""
+    """The same slack everywhere: plain conformal prediction.
+
+    >>> seen = Seen(None, torch.zeros(3, 1), {}, {}, range(3))
+    >>> Constant()(seen)
+    tensor(1.)
+    """
 
     def needs(self) -> Needs:
         """Ask for nothing."""
@@ -47,6 +54,7 @@ class Constant:
         return {"slack": "constant"}
 
 
+@public
 class GradientNorm:
     """The norm of the gradient of each output with respect to a layer (the paper's FFCP).
 
@@ -63,6 +71,15 @@ class GradientNorm:
         calibration data.
     method
         How the gradients of many outputs are taken, see :func:`ffcp.gradient_norms`.
+
+    Examples
+    --------
+    >>> slack = GradientNorm("trunk.4", floor=0.5)
+    >>> slack.needs().norms
+    ('trunk.4',)
+    >>> norms = {"trunk.4": torch.tensor([[0.1], [2.0]])}
+    >>> slack(Seen(None, torch.zeros(2, 1), norms, {}, range(2)))[:, 0]
+    tensor([0.5000, 2.0000], dtype=torch.float64)
     """
 
     what_is_open = "the feature"
@@ -121,7 +138,15 @@ class GradientNorm:
 
     def restored(self, settings: Mapping[str, Any]) -> Slack:
         """Give the slack that was chosen and saved."""
-        return self if settings.get("feature") is None else self._at(settings["feature"])
+        feature = settings.get("feature")
+        if feature is None:
+            return self
+        if not isinstance(feature, str) or feature not in [
+            OUTPUT,
+            *(self._candidates or [feature]),
+        ]:
+            raise ValueError(f"the feature {feature!r} is none of those to choose from")
+        return self._at(feature)
 
     def _at(self, name: str) -> GradientNorm:
         return GradientNorm([name], self.norm, self.floor, self.method)._named(name)
@@ -240,7 +265,12 @@ def gradient_norm(
     floor: float = 1e-6,
     method: Method = jacobian.AUTO,
 ) -> GradientNorm:
-    """Make the slack of FFCP for a model, whose layers may be given as modules."""
+    """Make the slack of FFCP for a model, whose layers may be given as modules.
+
+    >>> model = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1))
+    >>> gradient_norm(model, model[0]).feature
+    '0'
+    """
     names: str | list[str]
     if isinstance(feature, (str, nn.Module)):
         names = AUTO if feature == AUTO else resolve(model, feature)
@@ -263,7 +293,7 @@ def as_slack(slack: Any) -> Any:
 
 
 def floored(norms: Tensor, floor: float) -> Tensor:
-    """Slack from gradient norms: a zero gradient is legal and gets the fixed ``floor``."""
+    """Turn gradient norms into slacks: a zero gradient is legal and gets the fixed ``floor``."""
     return as_float64(norms).clamp_min(floor)
 
 

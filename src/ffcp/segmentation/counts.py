@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bisect
 import math
+from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
@@ -19,6 +20,7 @@ from ffcp.conformal.calibration import Calibration
 from ffcp.conformal.columns import Columns
 from ffcp.conformal.draws import Draws
 from ffcp.conformal.rank import conformal_rank, exact_alpha, points_needed
+from ffcp.recipes import public
 from ffcp.regression.bands import as_float64
 
 # The grid of scores. A constant: chosen by the data it would break exchangeability. A step is half
@@ -51,6 +53,7 @@ def to_bins(scores: Tensor) -> Tensor:
     return torch.bucketize(scores, EDGES.to(scores.device), out_int32=True)
 
 
+@public
 class PixelCounts(Calibration):
     """How many labelled pixels of each calibration image fall into each bin of scores.
 
@@ -76,6 +79,16 @@ class PixelCounts(Calibration):
     def add(self, scores: Tensor, notes: Columns | None = None) -> None:
         """Keep these counts, of shape (n, BINS), as well."""
         self.keep({"scores": torch.cat([self.scores, scores.detach().to("cpu", torch.int32)])})
+
+    def check(self, points: Mapping[str, Tensor]) -> None:
+        """Refuse what are no counts of pixels, and images without any."""
+        super().check(points)
+        for counts in points["scores"].split(_IMAGES):
+            pixels = counts.sum(dim=1)
+            if counts.shape[1] != BINS or bool((counts < 0).any()):
+                raise ValueError(f"scores are not {BINS} counts of pixels for each image")
+            if not bool(((pixels > 0) & (pixels < 2**31)).all()):
+                raise ValueError("an image has no pixels, or more than there can be")
 
     def threshold(
         self, alpha: Any, notes: Columns | None = None, random: Draws | None = None

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ffcp import files
 from ffcp.calibrating import Batch, Calibrating
 from ffcp.conformal.columns import Columns, Table, take
 from ffcp.conformal.rank import exact_alpha
@@ -17,8 +18,10 @@ from ffcp.conformal.selection import Scorer
 from ffcp.network import inputs, jacobian
 from ffcp.network.features import INPUT, OUTPUT, resolve
 from ffcp.network.jacobian import Method
+from ffcp.network.picking import Output, output_name, picking
 from ffcp.pieces import Needs, Seen
 from ffcp.predictor import Predictor, steady
+from ffcp.recipes import public
 from ffcp.regression.bands import as_float64
 from ffcp.regression.slacks import floored
 from ffcp.segmentation.counts import BINS, PixelCounts, exact_share, to_bins
@@ -117,6 +120,7 @@ class PixelScore(Scorer):
         return distance if slack is None else distance.div_(floored(slack, self.floor))
 
 
+@public
 class PixelSets(Predictor):
     """Label sets for the pixels of a segmentation network, with a guarantee for every image.
 
@@ -154,6 +158,9 @@ class PixelSets(Predictor):
     batch_size
         Images per pass over arrays; by default about 2**18 pixels, one image of 512 x 512, since
         outputs and norms take memory for every class.
+    output
+        Which part of what the model returns is the prediction, if it returns a tuple, a dict or
+        the like: a key (``"logits"``), an index, or a function of what it returns.
 
     Attributes
     ----------
@@ -186,6 +193,7 @@ class PixelSets(Predictor):
         smallest: float = 0.01,
         method: Method = jacobian.AUTO,
         batch_size: int | None = None,
+        output: Output = None,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"the model must be a torch.nn.Module, got {type(model).__name__}")
@@ -200,14 +208,16 @@ class PixelSets(Predictor):
         self.feature, self.outputs, self.ignore = resolve(model, feature), outputs, ignore
         self.classes: int | None = None
         self.skipped = 0
-        name = self.feature
+        self._picked = output_name(output)
+        name, model = self.feature, picking(model, output)
         if outputs == LOGITS:
             model, name = _with_double_log(model), _inside(self.feature)
         score = PixelScore(name, ignore, norm, floor, smallest, method)
         super().__init__(model, score, PixelCounts(), batch_size=batch_size)
 
     def _own_settings(self) -> dict[str, Any]:
-        return {"outputs": self.outputs}
+        picked = {} if self._picked is None else {"output": self._picked}
+        return {"outputs": self.outputs, **picked}
 
     # -- calibrating ------------------------------------------------------------------------
 
@@ -245,19 +255,18 @@ class PixelSets(Predictor):
     # -- using the calibration --------------------------------------------------------------
 
     @steady
-    def score(self, x: Any, y: Any) -> Tensor:
+    def score(self, x: Any, y: Any = None) -> Tensor:
         """Return the scores of one label at each pixel, (n, height, width), in float64.
 
-        NaN where the label is the ignored one. Not rounded to the grid.
+        ``x`` may be a loader of pairs ``(x, y)``, passed alone. NaN where the label
+        is the ignored one. Not rounded to the grid.
         """
-        if y is None:
-            raise TypeError("score(x, y) needs the label maps y")
-        ((x, y),) = inputs.pairs(x, y, self.model)
-        buffer = inputs.RowBuffer(len(y))
-        for seen in self._seen(x):
+        buffer = inputs.RowBuffer(None)
+        for seen, part in self._targeted(x, y):
             self._check_classes(seen.output)
-            part = y[seen.rows.start : seen.rows.stop].to(seen.output.device)
-            maps = label_maps(part, seen.output, self.ignore, seen.rows.start)
+            maps = label_maps(
+                part.to(seen.output.device), seen.output, self.ignore, seen.rows.start
+            )
             scores = self._scorer.of_labels(seen, maps.labels)
             unknown = ~maps.known.to(scores.device)
             buffer.add({"scores": scores.masked_fill_(unknown, math.nan)})
@@ -272,7 +281,8 @@ class PixelSets(Predictor):
         Parameters
         ----------
         x
-            Images, (n, channels, height, width).
+            Images, (n, channels, height, width); or a loader of such batches, or of pairs
+            ``(x, y)``, whose sets come back in one piece.
         alpha
             What may be missed, in (0, 1). Any value, without calibrating again.
         share
@@ -290,10 +300,9 @@ class PixelSets(Predictor):
         exact = exact_alpha(alpha)
         self._must_be_calibrated()
         asked = None if share is None else exact_share(share)
-        x = inputs.to_tensors(x, self.model)
-        rows = inputs.row_count(x)
-        buffer, infinite = inputs.RowBuffer(rows), Table()
-        for seen in self._seen(x, groups):
+        given = self._rows(x)
+        buffer, infinite = inputs.RowBuffer(given.count), Table()
+        for seen in self._seen(given, groups):
             self._check_classes(seen.output)
             notes = {**self.calibration.note(seen), "share": [asked] * len(seen.rows)}
             level = self.calibration.threshold(exact, notes)
@@ -304,10 +313,16 @@ class PixelSets(Predictor):
             buffer.add({"mask": mask, "prediction": seen.output.argmin(dim=1)})
         if len(infinite):
             what = "every set holds all labels"
-            if len(infinite) < rows:
-                what = f"the sets of {len(infinite)} of {rows} images hold all labels"
+            if given.count is not None and len(infinite) < given.count:
+                what = f"the sets of {len(infinite)} of {given.count} images hold all labels"
             self._warn(f"{what}{self._why_infinite(exact, infinite.columns)}")
         return PixelSet(buffer["mask"], buffer["prediction"])
+
+    def forward(
+        self, x: Any, alpha: Any = 0.1, *, share: Any = None, groups: Any = None
+    ) -> PixelSet:
+        """Give every pixel a set of labels, as :meth:`predict_set` does: ``predictor(x)``."""
+        return self.predict_set(x, alpha, share=share, groups=groups)
 
     def _check_classes(self, output: Tensor) -> None:
         check_maps(output)
@@ -328,10 +343,12 @@ class PixelSets(Predictor):
         self.classes, self.skipped = other.classes, self.skipped + other.skipped
 
     def _remembered(self) -> dict[str, Any]:
-        return {"classes": self.classes, "skipped": self.skipped}
+        return {**super()._remembered(), "classes": self.classes, "skipped": self.skipped}
 
     def _recall(self, saved: Any) -> None:
-        self.classes, self.skipped = saved["classes"], saved["skipped"]
+        super()._recall(saved)
+        self.classes = files.count(saved["classes"], least=1) if len(self.calibration) else None
+        self.skipped = files.count(saved["skipped"])
 
 
 class CalibratingPixels(Calibrating):

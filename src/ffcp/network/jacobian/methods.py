@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from ffcp.recipes import public
+
 EXACT, COLOURED, AUTO = "exact", "coloured", "auto"
 
 
+@public
 @dataclass(frozen=True)
 class Sketch:
     """Estimate the norms of all rows at once from random probes (L2 norm only).
@@ -46,6 +49,7 @@ class Sketch:
         return f"sketch({self.probes}, seed={self.seed})"
 
 
+@public
 @dataclass(frozen=True)
 class Smooth:
     """Take the mean norm over perturbed features, for gradients that vanish.

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ffcp import bounds
+from ffcp import bounds, files
 from ffcp.bounds import Bounds
 from ffcp.conformal.columns import Columns
 from ffcp.conformal.rank import exact_alpha
@@ -48,6 +48,7 @@ class Ball(Family):
     """
 
     most_rows = 1000
+    lowest = 0.0
     what_is_open = "the number of steps"
 
     def __init__(
@@ -285,11 +286,13 @@ class Ball(Family):
     def restored(self, settings: Mapping[str, Any]) -> Ball:
         """Take the number of steps that was saved, if it is open here."""
         steps = settings.get("steps")
-        return self if not self.is_open or steps is None else self._with_steps(steps)
+        if not self.is_open or steps is None:
+            return self
+        return self._with_steps(files.count(steps, least=1))
 
     def choices_from(self, saved: Mapping[str, Any]) -> dict[str, Any]:
         """Build the choice of the number of steps again."""
-        coverage = saved.get("steps")
+        coverage = files.rebuilt(dict[str, float] | None, saved.get("steps"))
         return {} if coverage is None else {"steps": {int(k): v for k, v in coverage.items()}}
 
 
@@ -300,6 +303,8 @@ class QuantileBall(Ball):
     in feature space, how far the feature moves before the quantile has come to y. A negative
     threshold moves both ends inward by as much.
     """
+
+    lowest = -math.inf
 
     def settings(self) -> dict[str, Any]:
         """Say what it is."""

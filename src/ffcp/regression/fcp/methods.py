@@ -15,12 +15,15 @@ from torch import nn
 from ffcp.calibrating import Calibrating
 from ffcp.metrics import Coverage
 from ffcp.network.features import resolve
+from ffcp.network.picking import Output, picking
 from ffcp.predictor import steady
+from ffcp.recipes import public
 from ffcp.regression.fcp.ball import Ball, QuantileBall
 from ffcp.regression.joint import BONFERRONI, Joint, checked_joint
 from ffcp.regression.predictor import BandPredictor
 
 
+@public
 class FCP(BandPredictor):
     """Feature conformal prediction (Teng et al., 2022), the slow method that FFCP replaces.
 
@@ -59,6 +62,9 @@ class FCP(BandPredictor):
         Of the choice of ``steps``.
     batch_size
         Rows per batch; by default at most 8,192.
+    output
+        Which part of what the model returns is the prediction: a key, an index or a function. It
+        needs a ``head``, too.
 
     Attributes
     ----------
@@ -110,8 +116,11 @@ class FCP(BandPredictor):
         choose_alpha: float = 0.1,
         seed: int | None = None,
         batch_size: int | None = None,
+        output: Output = None,
     ) -> None:
         self.feature = resolve(model, feature)
+        whole = model
+        model = picking(model, output)
         ball = self._family(
             model,
             self.feature,
@@ -126,13 +135,14 @@ class FCP(BandPredictor):
         )
         self.unconverged: list[int] = []
         super().__init__(
-            model,
+            whole,
             ball,
             missing=missing,
             choose_fraction=choose_fraction,
             choose_alpha=choose_alpha,
             seed=seed,
             batch_size=batch_size,
+            output=output,
         )
 
     @property
@@ -175,6 +185,7 @@ class FCP(BandPredictor):
         return Coverage(float(inside.mean()), len(inside))
 
 
+@public
 class FCQR(FCP):
     """Feature conformalized quantile regression: FCP for a model of two quantiles.
 

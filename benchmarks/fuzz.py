@@ -1,0 +1,279 @@
+"""Damaged calibration files, by the thousand: ``python -m benchmarks.fuzz --mutations 20000``.
+
+A calibrated predictor is given a damaged file of another calibration. Half of the damage is plain;
+the other half is done inside and sealed again, so that the checksum is right and the validators
+behind it are tried. A file must be refused by ``ffcp.CalibrationFileError``, with predictor and
+model as they were, or give the bands of the file that was not damaged. Behind a right checksum a
+changed score that could have been one may give other bands; nothing else may.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import math
+import tempfile
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from safetensors.torch import load, save
+from torch import Tensor, nn
+
+import ffcp
+from ffcp import files
+
+FAULTS = ("wrong bands", "touched models", "errors of another class", "lost calibrations")
+JUNK: tuple[Any, ...] = (
+    None, True, -1, 0, 1e300, math.nan, math.inf, 2**70, "", "x", [], {}, [[1]], {"a": 1}, "0",
+)  # fmt: skip
+NUMBERS = (math.nan, math.inf, -math.inf, -1.0, 0.0, 1e300, 1e-300, 2.5)
+Tensors = dict[str, Tensor]
+
+
+class Subject(NamedTuple):
+    """A method on trial: how it is made, what it learns from, and how its bands are had."""
+
+    make: Callable[[], Any]
+    x: Tensor
+    y: Tensor
+    ask: Callable[[Any], Tensor]
+
+
+def subjects() -> dict[str, Subject]:
+    torch.manual_seed(0)
+    x, y, labels = torch.randn(90, 3), torch.randn(90), torch.randint(0, 5, (90,))
+    body = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 1))
+    classes = nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 5))
+    images, maps = torch.randn(24, 2, 4, 4), torch.randint(0, 3, (24, 4, 4))
+    segments = nn.Conv2d(2, 3, 1)
+
+    def band(predictor: Any) -> Tensor:
+        found = predictor.predict_interval(x[:6], 0.2)
+        return torch.cat([found.lower, found.upper])
+
+    near = ffcp.Localizer("gaussian", on="input")
+    return {
+        "CP": Subject(lambda: ffcp.CP(body), x, y, band),
+        "FFCP": Subject(lambda: ffcp.FFCP(body, "0"), x, y, band),
+        "FFLCP": Subject(lambda: ffcp.FFLCP(body, "0", near), x, y, band),
+        "RAPS": Subject(
+            lambda: ffcp.RAPS(classes, seed=3), x, labels,
+            lambda p: p.predict_set(x[:20], 0.2, first_row=0).mask,
+        ),
+        "FCP": Subject(lambda: ffcp.FCP(body, "0", steps=2), x, y, band),
+        "PixelSets": Subject(
+            lambda: ffcp.segmentation.PixelSets(segments), images, maps,
+            lambda p: p.predict_set(images[:3], 0.2).mask,
+        ),
+    }  # fmt: skip
+
+
+# -- damage ------------------------------------------------------------------------------------
+
+
+def plain_damage(data: bytes, random: np.random.Generator) -> bytes:
+    """Damage the bytes of a file."""
+    kind, place = random.integers(6), int(random.integers(len(data)))
+    if kind == 0:
+        return data[:place]
+    if kind == 1:
+        return data[:place] + random.bytes(int(random.integers(1, 9))) + data[place:]
+    if kind == 2:
+        return data[:place] + data[place + int(random.integers(1, 9)) :]
+    many = bytearray(data)
+    for _ in range(1 if kind < 5 else int(random.integers(2, 40))):
+        many[int(random.integers(len(data)))] ^= 1 << int(random.integers(8))
+    return bytes(many)
+
+
+def sealed_damage(data: bytes, random: np.random.Generator) -> bytes:
+    """Damage tensors or settings, and make the checksum right again."""
+    tensors = load(data)
+    settings = json.loads(bytes(tensors.pop("_extra_state").numpy())[64:])
+    metadata = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]
+    if random.random() < 0.5:
+        damage_tensors(tensors, random)
+    elif random.random() < 0.95:
+        settings = damaged_settings(settings, random)
+    else:
+        metadata["format"] = ("", "x", "ffcp-calibration-2")[random.integers(3)]
+    prefix = "calibration."
+    points = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+    tensors["_extra_state"] = files.seal(settings, points)
+    return save({n: t.contiguous() for n, t in tensors.items()}, metadata)
+
+
+def damage_tensors(tensors: Tensors, random: np.random.Generator) -> None:
+    name = list(tensors)[random.integers(len(tensors))]
+    old = tensors[name]
+    place = tuple(int(random.integers(size)) for size in old.shape)
+    kind = random.integers(10)
+    if kind == 0:
+        del tensors[name]
+    elif kind == 1:
+        new = ("other", "calibration.other", "model.0.weight", "model.weight", "calibration.label")
+        tensors[new[random.integers(len(new))]] = old.clone()
+    elif kind == 2:
+        types = (torch.float16, torch.float32, torch.int64, torch.uint8, torch.int32, torch.float64)
+        tensors[name] = old.to(types[random.integers(len(types))])
+    elif kind == 3:
+        shapes = ((-1,), (1, -1), (-1, 1), (3, -1), (old.shape[0], -1, 1))
+        tensors[name] = old.reshape(shapes[random.integers(len(shapes))])
+    elif kind == 4:
+        tensors[name] = old[: random.integers(len(old))]
+    elif kind == 5:
+        tensors[name] = torch.cat([old, old[-1:]])
+    elif kind == 6:
+        tensors[name] = old[torch.from_numpy(random.permutation(len(old)))]
+    elif kind == 7:
+        tensors[name] = -old
+    elif kind == 8:
+        flat = old.clone().reshape(-1).view(torch.uint8)
+        flat[int(random.integers(len(flat)))] ^= 1 << int(random.integers(8))
+        tensors[name] = flat.view(old.dtype).reshape(old.shape)
+    else:
+        new_value = NUMBERS[random.integers(len(NUMBERS))]
+        changed = old.clone()
+        whole = not old.is_floating_point()
+        changed[place] = int(random.integers(-9, 9)) if whole else new_value
+        tensors[name] = changed
+
+
+def damaged_settings(settings: Any, random: np.random.Generator) -> Any:
+    """Take out, replace or add one value somewhere."""
+    settings = copy.deepcopy(settings)
+    spots = list(_spots(settings))
+    holder, key = spots[random.integers(len(spots))]
+    kind = random.random()
+    if kind < 0.2:
+        del holder[key]
+    elif kind < 0.9:
+        holder[key] = JUNK[random.integers(len(JUNK))]
+    elif isinstance(holder, dict):
+        holder["more"] = JUNK[random.integers(len(JUNK))]
+    else:
+        return JUNK[random.integers(len(JUNK))]
+    return settings
+
+
+def _spots(value: Any) -> Any:
+    if isinstance(value, (dict, list)):
+        for key in value if isinstance(value, dict) else range(len(value)):
+            yield value, key
+            yield from _spots(value[key])
+
+
+def could_be(tensors: Tensors, was: Tensors) -> bool:
+    """Say whether the points of a file could be those of a calibration like the one there was."""
+    if {n: (t.dtype, t.shape) for n, t in tensors.items() if n != "_extra_state"} != {
+        n: (t.dtype, t.shape) for n, t in was.items() if n != "_extra_state"
+    }:
+        return False
+    scores = tensors["calibration.scores"]
+    embedding = tensors.get("calibration.embedding")
+    if embedding is not None:  # scores lie as their points do, in no order
+        return bool(embedding.isfinite().all() and scores.isfinite().all() and (scores >= 0).all())
+    if not scores.is_floating_point():
+        return bool((scores >= 0).all() and scores.any(dim=1).all())
+    in_order = bool((scores.diff(dim=0) >= 0).all())
+    return in_order and bool((scores >= 0).all())
+
+
+# -- trial -------------------------------------------------------------------------------------
+
+
+def state_of(model: nn.Module) -> tuple[Any, ...]:
+    return (
+        files.fingerprint(model),
+        [m.training for m in model.modules()],
+        [p.requires_grad for p in model.parameters()],
+    )
+
+
+def fuzz(subject: Subject, mutations: int, seed: int = 0) -> Counter[str]:
+    """Try damaged files on a predictor; count what came of them."""
+    counts: Counter[str] = Counter(dict.fromkeys(FAULTS, 0))
+    half = len(subject.x) // 2
+    saved = subject.make().calibrate(subject.x[:half], subject.y[:half])
+    in_use = subject.make().calibrate(subject.x[half:], subject.y[half:])
+    right, mine, model = subject.ask(saved), subject.ask(in_use), state_of(in_use.model)
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore", ffcp.FFCPWarning)
+        path = Path(folder) / "calibration.safetensors"
+        saved.save(path)
+        data = path.read_bytes()
+        for number in range(mutations):
+            random = np.random.default_rng([seed, number])
+            is_sealed = bool(number % 2)
+            damaged = (sealed_damage if is_sealed else plain_damage)(data, random)
+            path.write_bytes(damaged)
+            victim = copy.copy(in_use)
+            victim.__dict__["_modules"] = dict(in_use._modules)
+            counts[trial(subject, victim, path, right, mine, is_sealed, data)] += 1
+            counts["errors of another class"] += not is_made_or_refused(path, saved)
+            counts["touched models"] += state_of(in_use.model) != model
+    return counts
+
+
+def is_made_or_refused(path: Path, saved: Any) -> bool:
+    """Say whether a damaged file is refused by :func:`ffcp.load`, or gives the right class."""
+    model = saved.model.network if "network" in saved.model._modules else saved.model
+    try:
+        return type(ffcp.load(path, model)) is type(saved)
+    except ffcp.CalibrationFileError:
+        return True
+    except Exception:
+        return False
+
+
+def trial(
+    subject: Subject,
+    victim: Any,
+    path: Path,
+    right: Tensor,
+    mine: Tensor,
+    is_sealed: bool,
+    data: bytes,
+) -> str:
+    """Load one damaged file, and say what came of it."""
+    try:
+        victim.load(path)
+    except ffcp.CalibrationFileError as error:
+        if str(path) not in str(error):
+            return "errors of another class"
+        return "refused" if torch.equal(subject.ask(victim), mine) else "lost calibrations"
+    except Exception:
+        return "errors of another class"
+    try:
+        found = subject.ask(victim)
+    except Exception:
+        return "lost calibrations"
+    if torch.equal(found, right):
+        return "harmless"
+    changed = load(path.read_bytes())
+    return "another score" if is_sealed and could_be(changed, load(data)) else "wrong bands"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--mutations", type=int, default=20_000, help="for each predictor")
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    faults = 0
+    for name, subject in subjects().items():
+        counts = fuzz(subject, arguments.mutations, arguments.seed)
+        faults += sum(counts[fault] for fault in FAULTS)
+        print(f"{name:10}", ", ".join(f"{what} {n}" for what, n in sorted(counts.items())))
+    if faults:
+        raise SystemExit(f"{faults} faults")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""Names of classes: labels that are strings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ffcp.network import inputs
+
+
+def checked_names(names: Sequence[str]) -> list[str]:
+    """Refuse names that cannot tell classes apart.
+
+    >>> checked_names(("cat", "dog"))
+    ['cat', 'dog']
+    """
+    if isinstance(names, str):
+        raise TypeError(f"names must be a list with a name for each class, got {names!r}")
+    listed = list(names)
+    wrong = [name for name in listed if not isinstance(name, str)]
+    if wrong:
+        raise TypeError(f"the names of classes must be strings, got {wrong[0]!r}")
+    if len(set(listed)) < len(listed):
+        twice = next(name for name in listed if listed.count(name) > 1)
+        raise ValueError(f"two classes are named {twice!r}")
+    return [str(name) for name in listed]
+
+
+def label_tensor(y: Any, names: Sequence[str] | None) -> Tensor:
+    """Read labels: numbers as they are, strings by the place of their name.
+
+    >>> label_tensor(["dog", "cat", "dog"], ["cat", "dog"])
+    tensor([1, 0, 1])
+    """
+    if isinstance(y, Tensor):
+        return inputs.target_tensor(y)
+    array = np.asarray(y)
+    is_text = array.dtype.kind in "UOST" and array.ndim == 1 and array.size > 0
+    if not is_text or not any(isinstance(label, str) for label in array.tolist()):
+        return inputs.target_tensor(y)
+    if names is None:
+        raise TypeError(
+            f"y must be numbers of classes, got strings such as {array[0]!r}: tell the predictor "
+            "the names of the classes, in the order of the model's outputs, by names=[...]"
+        )
+    place = {name: number for number, name in enumerate(names)}
+    unknown = [(row, label) for row, label in enumerate(array.tolist()) if label not in place]
+    if unknown:
+        row, label = unknown[0]
+        raise ValueError(f"label {label!r} in row {row} is not one of the names {list(names)}")
+    return torch.tensor([place[label] for label in array.tolist()])
