@@ -461,7 +461,8 @@ class Predictor(nn.Module):
             chosen_here = ", ".join(f"{key}={value!r}" for key, value in differing.items())
             raise ValueError(
                 f"each worker chose for itself, and the predictor to merge has other settings: "
-                f"{listed}. Let one worker choose, and make all others with what it chose: {chosen_here}"
+                f"{listed}. Let one worker choose, and make all others with what it chose: "
+                f"{chosen_here}"
             )
 
     def _check_merge(self, other: Any) -> None:

@@ -103,4 +103,6 @@ class Replayed(FFRAPS):
             tune_alpha=tune_alpha,
             seed=seed,
             batch_size=None,
+            output=None,
+            names=None,
         )

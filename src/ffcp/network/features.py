@@ -18,7 +18,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from ffcp.network import checks, inputs
 from ffcp.network.picking import whole
-from ffcp.network.twin import borrowed, is_twin, original
+from ffcp.network.twin import borrowed, is_twin, uncompiled
 
 INPUT = "input"
 OUTPUT = "output"
@@ -58,7 +58,7 @@ def resolve(model: nn.Module, feature: str | nn.Module) -> str:
     Layers of a compiled model are those of the module that was compiled. Inside a scripted, traced
     or exported model, or one with a compiled part, no layer can be cut at: that is an error.
     """
-    compiled = original(model)
+    compiled = uncompiled(model)
     names = _module_names(compiled)
     if isinstance(feature, str) and compiled is not model:
         feature = feature.removeprefix("_orig_mod.")
@@ -400,7 +400,7 @@ def candidates(model: nn.Module, x: Any, limit: int = 8, sample: int = 8) -> lis
     Only tensors that a gradient can reach count: modules called exactly once, with
     floating-point output that has a row for each input row and influences the prediction.
     """
-    with borrowed(original(model)) as twin:
+    with borrowed(uncompiled(model)) as twin:
         return _candidates(twin, inputs.take(x, slice(0, sample)), limit)
 
 

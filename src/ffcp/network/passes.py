@@ -12,7 +12,7 @@ from ffcp.network import checks, inputs, jacobian
 from ffcp.network.features import OUTPUT, Cut, is_inside, resolve
 from ffcp.network.jacobian import AUTO, Method, Smooth
 from ffcp.network.picking import Output, picking
-from ffcp.network.twin import borrowed, original, renew
+from ffcp.network.twin import borrowed, renew, uncompiled
 from ffcp.pieces import Needs, Seen
 
 ONLY_OUTPUT = Needs()
@@ -78,7 +78,7 @@ class _Pass:
         jacobian.checked_norm(needs.norm)
         jacobian.checked_method(needs.method)
         inside = any(is_inside(name) for name in (*needs.norms, *needs.values))
-        self._model, self._needs = original(model) if inside else model, needs
+        self._model, self._needs = uncompiled(model) if inside else model, needs
         self._inner = [name for name in dict.fromkeys(needs.norms) if name != OUTPUT]
 
     def __call__(self, x: Any, first_row: int = 0, groups: Any = None) -> Seen:
@@ -196,7 +196,7 @@ def check_rows(model: nn.Module, x: Any, names: Sequence[str], sample: int = 8) 
         x = inputs.take(x, torch.tensor([0, 0]))
     asked = inputs.row_count(x) // 2
     names = [name for name in names if name != OUTPUT]
-    model = original(model) if any(map(is_inside, names)) else model
+    model = uncompiled(model) if any(map(is_inside, names)) else model
     renew(model, lambda twin: checks.output(inputs.call(twin, x), inputs.row_count(x), x))
     with borrowed(model) as twin:
         _check_rows(twin, x, names, asked)

@@ -81,7 +81,7 @@ def _is_opaque(module: nn.Module) -> bool:
     return isinstance(module, torch.jit.ScriptModule) or "_orig_mod" in module._modules
 
 
-def original(model: nn.Module) -> nn.Module:
+def uncompiled(model: nn.Module) -> nn.Module:
     """Give the module that was compiled; any other as it is.
 
     Features are cut on the original, so that nothing is compiled anew for the sake of a layer.
