@@ -41,7 +41,7 @@ def test_predict_before_calibrate(make, mlp: nn.Module) -> None:
 
 
 def test_automatic_score_before_calibrate(mlp: nn.Module) -> None:
-    with pytest.raises(RuntimeError, match=r"the feature is not chosen yet: call calibrate"):
+    with pytest.raises(RuntimeError, match="the feature is not chosen yet: call calibrate"):
         ffcp.FFCP(mlp).score(X, Y)
 
 
@@ -195,10 +195,15 @@ def test_input_tensors_of_different_length() -> None:
 
 
 def test_outputs_changed_since_calibration() -> None:
-    predictor = ffcp.CP(nn.Linear(4, 2)).calibrate(X, torch.zeros(30, 2))
-    predictor.model = nn.Linear(4, 3)
+    predictor = ffcp.CP(nn.Identity()).calibrate(X[:, :2], torch.zeros(30, 2))
+    with pytest.raises(ValueError, match="calibrated on 2 outputs, but the model now gives 3"):
+        predictor.predict_interval(X[:, :3])
+
+
+def test_weights_changed_since_calibration(ready: ffcp.FFCP) -> None:
+    nn.init.zeros_(ready.model[0].weight)
     with pytest.raises(RuntimeError, match="weights are no longer those of the calibration"):
-        predictor.predict_interval(X)
+        ready.predict_interval(X)
 
 
 class Returns(nn.Module):

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import ffcp
-from ffcp.classification import predictor, scores, weights
+from ffcp.classification import predictor
+from ffcp.classification.scores import Shares
 from ffcp.conformal import marginal
 from ffcp.conformal.rank import conformal_rank
 from tests.law import ERROR_RATE, draw_hits, p_value, upper_p_value
@@ -86,12 +87,7 @@ EXACT = {
 }
 
 
-SLOW = ("FFRAPS at a feature", "RAPS tuned by size", "FFRAPS tuned by coverage")
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.long] if n in SLOW else []) for n in EXACT]
-)
+@pytest.mark.parametrize("name", EXACT)
 def test_coverage_follows_the_beta_binomial_law(name: str) -> None:
     hits, used = hits_of(lambda seed: EXACT[name](seed=seed, allow_zero_sets=True))
     assert used == (32 if "tuned" in name or "fitted" in name else N)  # a fifth of the rows tunes
@@ -183,18 +179,18 @@ def test_without_classes_the_hard_one_is_covered_too_rarely() -> None:
 def test_the_law_test_catches_a_calibration_that_is_not_randomised(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    drawn = weights.uniforms
+    drawn = Shares.__call__
 
-    def only_for_prediction(seed: int, stream: int, first_row: int, rows: int) -> Tensor:
-        shares = drawn(seed, stream, first_row, rows)
-        return torch.ones_like(shares) if stream == predictor._CALIBRATION else shares
+    def only_for_prediction(shares: Shares, rows: range) -> Tensor:
+        numbers = drawn(shares, rows)
+        is_calibration = shares.draws.stream == predictor._CALIBRATION
+        return torch.ones_like(numbers) if is_calibration else numbers
 
-    monkeypatch.setattr(scores, "uniforms", only_for_prediction)
+    monkeypatch.setattr(Shares, "__call__", only_for_prediction)
     hits, used = hits_of(lambda seed: EXACT["APS"](seed=seed, allow_zero_sets=True))
     assert p_value(hits, T, used, conformal_rank(used, ALPHA)) < 1e-8
 
 
-@pytest.mark.long
 def test_the_law_test_catches_a_quantile_without_n_plus_1(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = math.ceil(N * (1 - ALPHA))
     assert wrong != conformal_rank(N, ALPHA)

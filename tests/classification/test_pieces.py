@@ -132,10 +132,7 @@ def test_infinite_scores_keep_labels_out_and_in_order() -> None:
         assert (margin_of(row)[labels].diff() >= 0).all()
     half = torch.where(torch.arange(300) % 2 == 0, 0, y)
     lost = ffcp.LabelSets(nn.Identity(), never_the_first).calibrate(LOGITS, half)
-    with pytest.warns(
-        ffcp.FFCPWarning,
-        match="150 of 300 calibration scores are infinite, more than alpha=0.1 allows",
-    ):
+    with pytest.warns(ffcp.FFCPWarning, match="150 of 300 calibration scores are infinite"):
         assert lost.predict_set(LOGITS, first_row=0).mask.all()
 
 

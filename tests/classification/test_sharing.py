@@ -140,6 +140,14 @@ def test_seeds_survive_saving(tmp_path) -> None:
         loaded.merge(ffcp.APS(network(), seed=4).calibrate(X, Y))
 
 
+@pytest.mark.parametrize("seed", [None, 2**64 - 1, 10**30])
+def test_seeds_of_any_size_can_be_saved(seed: int | None, tmp_path) -> None:
+    predictor = ffcp.APS(network(), seed=seed).calibrate(X, Y)
+    predictor._drawn = {2**64 - 1: 5, **predictor._drawn}  # as the operating system may give
+    predictor.save(tmp_path / "sets.safetensors")
+    assert ffcp.APS(network()).load(tmp_path / "sets.safetensors")._drawn == predictor._drawn
+
+
 def test_numpy_settings_can_be_saved(tmp_path) -> None:
     predictor = ffcp.RAPS(network(), lam=np.float32(0.25), kreg=np.int64(2)).calibrate(X, Y)
     predictor.save(tmp_path / "sets.safetensors")

@@ -281,6 +281,9 @@ def test_the_calibration_stays_as_it_is_when_the_model_moves() -> None:
     assert torch.equal(predictor.calibration.scores, before)
     with pytest.raises(RuntimeError, match="weights are no longer those of the calibration"):
         predictor.predict_set(X.bfloat16(), 0.2)
+    predictor.calibrate(X.bfloat16(), Y)
+    assert predictor.calibration.scores.dtype == torch.int32
+    assert predictor.predict_set(X.bfloat16(), 0.2).mask.any(dim=1).all()
 
 
 @pytest.mark.parametrize(

@@ -290,7 +290,7 @@ class LabelSets(Predictor):
         super()._recall(saved)
         self.classes = files.count(saved["classes"], least=2) if len(self.calibration) else None
         drawn = files.rebuilt(tuple[tuple[int, ...], ...], saved["drawn"])
-        self._drawn = {files.count(seed): files.count(rows) for seed, rows in drawn}
+        self._drawn = {seed: files.count(rows) for seed, rows in drawn}  # a seed has any size
 
     def _check_points(self) -> None:
         super()._check_points()
