@@ -307,7 +307,7 @@ def test_workers_that_chose_differently_are_told_what_to_do() -> None:
         far = ffcp.LCP(small_mlp(), ffcp.Localizer("gaussian", bandwidth=99.0)).calibrate(X, Y)
     with pytest.raises(ValueError, match=f"what it chose: feature='{one.feature}'"):
         one.merge(two)
-    with pytest.raises(ValueError, match=f"what it found: bandwidth={near.bandwidth}"):
+    with pytest.raises(ValueError, match=f"what it chose: bandwidth={near.bandwidth}"):
         near.merge(far)
 
 

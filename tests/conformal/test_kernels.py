@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 import ffcp
+from ffcp.conformal.draws import Draws
 from ffcp.conformal.kernels import KERNELS, as_kernel
 
 
@@ -17,7 +17,9 @@ from ffcp.conformal.kernels import KERNELS, as_kernel
     [("gaussian", 3.0), ("laplace", 12.0), ("box", 3 / 5)],
 )
 def test_random_neighbours_are_drawn_from_the_kernel(kernel: str, mean: float) -> None:
-    steps = as_kernel(kernel).steps(np.random.default_rng(0), 20_000, 3)
+    chosen = as_kernel(kernel)
+    drawn = Draws(0, 3).uniform(torch.arange(20_000), 3 * chosen.draws)
+    steps = chosen.steps(drawn, 3)
     assert float(steps.square().sum(dim=1).mean()) == pytest.approx(mean, rel=0.05)
     assert float(steps.mean().abs()) < 0.1
 
@@ -34,7 +36,7 @@ def test_neighbours_are_no_function_of_the_distance_and_no_density() -> None:
     with pytest.raises(TypeError, match="'nearest' is no function of the distance"):
         nearest.log_weight(torch.zeros(1))
     with pytest.raises(TypeError, match="'nearest' is no density to draw from"):
-        nearest.steps(np.random.default_rng(0), 1, 1)
+        nearest.steps(torch.zeros(1, 1), 1)
 
 
 def test_what_is_no_kernel_is_refused() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -13,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ffcp.conformal import local, weights
+from ffcp.conformal.draws import Draws
 from ffcp.conformal.kernels import as_kernel
 from ffcp.conformal.local import Local, Localizer
 from ffcp.conformal.rank import conformal_rank
@@ -150,7 +150,7 @@ def test_blocks_change_nothing(
 
     def thresholds() -> Tensor:
         near = calibrated(scores, where, "gaussian", 1.0, guarantee)
-        return near.threshold(0.1, {"embedding": x}, np.random.default_rng(0))
+        return near.threshold(0.1, {"embedding": x, "row": torch.arange(90)}, Draws(0, 3))
 
     at_once = thresholds()
     for module, name in ((local, "_BLOCK"), (weights, "_CACHE"), (weights, "_ROWS")):
@@ -186,8 +186,9 @@ def test_far_away_data_keeps_its_small_distances() -> None:
 def test_random_localization_weighs_the_point_itself_like_the_others(kernel: str) -> None:
     scores, where, x = normal(80, 1, seed=1).double(), normal(80, 2, seed=2), normal(30, 2, seed=3)
     near = calibrated(scores, where, kernel, 1.5, "random")
-    thresholds = near.threshold(0.2, {"embedding": x}, np.random.default_rng(5))
-    centre = x + 1.5 * as_kernel(kernel).steps(np.random.default_rng(5), 30, 2)
+    draws, rows, chosen = Draws(5, 3), torch.arange(30), as_kernel(kernel)
+    thresholds = near.threshold(0.2, {"embedding": x, "row": rows}, draws)
+    centre = x + 1.5 * chosen.steps(draws.uniform(rows, 2 * chosen.draws), 2)
     for row in range(30):
         squared = (torch.cat([where, x[row : row + 1]]) - centre[row]).square().sum(dim=1)
         weight = as_kernel(kernel).log_weight(squared / 1.5**2).exp()

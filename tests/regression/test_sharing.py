@@ -79,7 +79,9 @@ def test_a_copy_uses_its_own_weights(name: str, pickled: bool) -> None:
     twin = pickle.loads(pickle.dumps(predictor)) if pickled else copy.deepcopy(predictor)
     with torch.no_grad():
         twin.model[-1].bias += 100
-    moved = twin.predict_interval(NEW)
+    with pytest.raises(RuntimeError, match="weights are no longer those of the calibration"):
+        twin.predict_interval(NEW)
+    moved = twin.calibrate(X, targets(predictor.model, X) + 100).predict_interval(NEW)
     for part, other in zip(moved, band, strict=True):
         torch.testing.assert_close(part, other + 100, rtol=0, atol=1e-3)
     torch.testing.assert_close(predictor.predict_interval(NEW), band, rtol=0, atol=0)
@@ -165,10 +167,10 @@ def spoiled(tensors: dict[str, Tensor], how: str) -> dict[str, Tensor]:
 
 
 WRONG = {
-    "a tensor too many": r"calibration\.more does not belong",
-    "no scores": r"calibration\.scores is missing",
-    "no settings": "_extra_state is missing",
-    "a weight of the model": r"model\.0\.weight does not belong",
+    "a tensor too many": "cannot be used",
+    "no scores": "cannot be used",
+    "no settings": "cannot be used",
+    "a weight of the model": "cannot be used",
 }
 
 
@@ -179,13 +181,12 @@ def test_a_file_that_does_not_fit_changes_nothing(name: str, how: str, tmp_path:
     path = tmp_path / "bands.safetensors"
     other = PREDICTORS[name]().calibrate(NEW, torch.zeros(50))
     other.save(path)
-    tensors, fingerprint = files.read(path)
-    files.write(path, spoiled(tensors, how), fingerprint=fingerprint)
+    files.write(path, spoiled(files.read(path), how))
 
     predictor = calibrated(name)
     band, settings = predictor.predict_interval(NEW), predictor.settings()
     state = copy.deepcopy(predictor.state_dict())
-    with pytest.raises(ValueError, match=f"does not fit this .*{WRONG[how]}"):
+    with pytest.raises(ValueError, match=WRONG[how]):
         predictor.load(path)
     assert predictor.settings() == settings
     assert state.keys() == predictor.state_dict().keys()
@@ -197,12 +198,12 @@ def test_a_file_of_groups_that_lacks_their_names_changes_nothing(tmp_path: Path)
     path = tmp_path / "bands.safetensors"
     predictor = ffcp.CP(small_mlp()).calibrate(X, Y, groups=GROUPS)
     predictor.save(path)
-    tensors, fingerprint = files.read(path)
+    tensors = files.read(path)
     del tensors["calibration.names"]
-    files.write(path, tensors, fingerprint=fingerprint)
+    files.write(path, tensors)
     plain = ffcp.CP(small_mlp()).calibrate(X, Y)
     band = plain.predict_interval(NEW)
-    with pytest.raises(ValueError, match=r"calibration\.names is missing"):
+    with pytest.raises(ValueError, match="cannot be used"):
         plain.load(path)
     torch.testing.assert_close(plain.predict_interval(NEW), band, rtol=0, atol=0)
 
@@ -224,4 +225,4 @@ def test_the_model_is_no_part_of_a_file(tmp_path: Path) -> None:
     path = tmp_path / "bands.safetensors"
     predictor = ffcp.CP(nn.Linear(4, 1)).calibrate(X, Y)
     predictor.save(path)
-    assert sorted(files.read(path)[0]) == ["_extra_state", "calibration.scores"]
+    assert sorted(files.read(path)) == ["_extra_state", "calibration.scores"]
