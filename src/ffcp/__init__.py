@@ -29,7 +29,6 @@ from ffcp.network.jacobian import Sketch, Smooth
 from ffcp.network.passes import gradient_norms
 from ffcp.network.stored import Stored
 from ffcp.pieces import Needs, Seen
-from ffcp.predictor import load
 from ffcp.regression.bands import Ends, Interval
 from ffcp.regression.bases import Point, Quantiles
 from ffcp.regression.fcp.methods import FCP, FCQR
@@ -38,6 +37,7 @@ from ffcp.regression.losses import pinball_loss
 from ffcp.regression.methods import CP, CQR, FFCP, FFCQR, FFLCP, FFLCQR, LCP, LCQR
 from ffcp.regression.predictor import Bands
 from ffcp.regression.slacks import Constant, FunctionOf, GradientNorm
+from ffcp.sharing import load
 from ffcp.warnings import FFCPWarning
 
 __all__ = [

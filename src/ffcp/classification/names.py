@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ffcp.network import inputs
+from ffcp.network import arrays
 
 
 def checked_names(names: Sequence[str]) -> list[str]:
@@ -37,11 +37,11 @@ def label_tensor(y: Any, names: Sequence[str] | None) -> Tensor:
     tensor([1, 0, 1])
     """
     if isinstance(y, Tensor):
-        return inputs.target_tensor(y)
+        return arrays.target_tensor(y)
     array = np.asarray(y)
     is_text = array.dtype.kind in "UOST" and array.ndim == 1 and array.size > 0
     if not is_text or not any(isinstance(label, str) for label in array.tolist()):
-        return inputs.target_tensor(y)
+        return arrays.target_tensor(y)
     if names is None:
         raise TypeError(
             f"y must be numbers of classes, got strings such as {array[0]!r}: tell the predictor "

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from ffcp.network import checks, inputs
+from ffcp.network import arrays, checks, inputs
 from ffcp.network.picking import whole
 from ffcp.network.twin import borrowed, is_twin, uncompiled
 
@@ -165,7 +165,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _random_state_kept(model: nn.Module) -> Iterator[None]:
-    device, _ = inputs.device_and_dtype(model)
+    device, _ = arrays.device_and_dtype(model)
     if device is None or device.type in ("cpu", "meta", "mps"):
         with torch.random.fork_rng(devices=[]):
             yield

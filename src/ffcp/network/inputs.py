@@ -8,8 +8,6 @@ handed to the model as it is.
 from __future__ import annotations
 
 import inspect
-import itertools
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, cast
 
@@ -18,6 +16,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
+from ffcp.network.arrays import (
+    ModelType,
+    from_list,
+    is_arraylike,
+    is_frame,
+    target_tensor,
+)
 from ffcp.network.picking import whole
 
 # Large enough that Python's share of a pass is small, small enough for the caches: best of
@@ -47,171 +52,12 @@ def to_tensors(x: Any, model: nn.Module) -> Any:
     >>> to_tensors([[1, 2], [3, 4]], nn.Embedding(5, 1)).dtype
     torch.int64
     """
-    target = _Target(model)
-    if isinstance(x, list) and not any(_is_arraylike(v) for v in x):
-        x = _from_list(x)
+    target = ModelType(model)
+    if isinstance(x, list) and not any(is_arraylike(v) for v in x):
+        x = from_list(x)
     alone = not isinstance(x, (Mapping, tuple, list))
     with torch.inference_mode(False):  # or every copy made here were such a tensor again
         return _map(lambda leaf: target.convert(leaf, alone), x)
-
-
-class _Target:
-    """The type and device that a model takes."""
-
-    def __init__(self, model: nn.Module) -> None:
-        tensors = [
-            t for t in itertools.chain(model.parameters(), model.buffers()) if t.is_floating_point()
-        ]
-        self._device = tensors[0].device if tensors else None
-        self._dtype = tensors[0].dtype if tensors else None
-        self._dtypes = {t.dtype for t in tensors}
-        self._has_embedding = any(isinstance(m, _EMBEDDINGS) for m in model.modules())
-
-    def convert(self, leaf: Any, alone: bool) -> Any:
-        if isinstance(leaf, Tensor):
-            return self._tensor(checked_tensor(leaf, "the input"))
-        if not _is_arraylike(leaf):
-            return leaf
-        tensor = torch.from_numpy(numbers(leaf, "the input"))
-        is_mask = tensor.dtype == torch.bool and not alone and not is_frame(leaf)
-        if tensor.is_floating_point() or is_mask or self._has_embedding:
-            return self._tensor(tensor)
-        # Python and numpy count in float64, so a model without a type of its own gets that.
-        return tensor.to(self._device, self._dtype or torch.float64)
-
-    def _tensor(self, tensor: Tensor) -> Tensor:
-        # A tensor born under inference_mode can never enter a graph; its copy can.
-        tensor = (tensor.clone() if tensor.is_inference() else tensor).detach()
-        if tensor.is_floating_point() and self._dtypes and tensor.dtype not in self._dtypes:
-            return tensor.to(self._device, self._dtype)
-        return tensor.to(self._device)
-
-
-_EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
-
-
-def checked_tensor(tensor: Tensor, what: str) -> Tensor:
-    """Refuse tensors that cannot be cut into rows of real numbers."""
-    if tensor.is_complex():
-        raise TypeError(
-            f"{what} is complex ({tensor.dtype}): give its real and imaginary part side by side, "
-            "as torch.view_as_real does"
-        )
-    if tensor.is_quantized:
-        raise TypeError(f"{what} is quantized ({tensor.dtype}): give x.dequantize()")
-    if tensor.layout != torch.strided or tensor.is_nested:
-        kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
-        give = "a padded tensor" if tensor.is_nested else "x.to_dense()"
-        raise TypeError(f"{what} is a tensor of layout {kind}: give {give}")
-    return tensor
-
-
-def numbers(values: Any, what: str) -> np.ndarray:
-    """Read an array, a series or a frame as an array of numbers that torch can take.
-
-    >>> numbers(np.arange(3, dtype=">i2")[::-1], "x")
-    array([2, 1, 0], dtype=int16)
-    """
-    if isinstance(values, np.ma.MaskedArray):
-        raise TypeError(
-            f"{what} is a masked array, and a model cannot see the mask: fill it, for example "
-            "with x.filled(0), or leave out rows with masked values"
-        )
-    if hasattr(values, "tocsr"):
-        raise TypeError(f"{what} is a sparse matrix: give x.toarray()")
-    if is_frame(values):
-        array = _frame_numbers(values, what)
-    elif hasattr(values, "to_numpy"):
-        array = _column(values, what, "")
-    else:
-        array = np.asarray(values)
-    kind = array.dtype.kind
-    if kind not in "fiub":
-        raise TypeError(f"{what} must be numbers, got an array of {array.dtype}{_HINTS[kind]}")
-    # No type of torch: long double, numbers of another byte order, unsigned ones that are wide.
-    if kind == "f":
-        array = array.astype(f"f{min(array.dtype.itemsize, 8)}", copy=False)
-    elif kind == "u" and array.dtype.itemsize > 1:
-        array = array.astype(np.int64 if array.size == 0 or array.max() < 2**63 else np.float64)
-    else:
-        array = array.astype(array.dtype.newbyteorder("="), copy=False)
-    # Row by row, for the same numbers to the last bit; torch cannot step backwards, either.
-    # Copying protects a caller's read-only array.
-    return np.require(array, requirements=("C", "W"))
-
-
-_HINTS = defaultdict(
-    str,
-    {
-        "c": ": give the real and the imaginary part side by side",
-        "M": ": turn dates into numbers first, such as days since one of them",
-        "m": ": turn durations into numbers first, such as seconds",
-        "O": ": it holds strings, None or rows of different lengths; give numbers",
-        "U": ": encode strings as numbers first",
-        "S": ": encode strings as numbers first",
-    },
-)
-
-
-def is_frame(x: Any) -> bool:
-    """Say whether this is a table with named columns, as those of pandas and polars."""
-    return hasattr(x, "columns") and hasattr(x, "to_numpy")
-
-
-def _frame_numbers(frame: Any, what: str) -> np.ndarray:
-    names = list(frame.columns)
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"{what} has several columns named {twice!r}: give each its own name")
-    if not names:
-        return np.empty((len(frame), 0))
-    return np.stack([_column(frame[name], what, f" in column {name!r}") for name in names], axis=1)
-
-
-def _column(series: Any, what: str, where: str) -> np.ndarray:
-    """Read one column; what is missing in a nullable one is NaN."""
-    kind = getattr(series.dtype, "kind", None)
-    if isinstance(series.dtype, np.dtype) or kind is None or kind not in "fiub":
-        array = np.asarray(series.to_numpy())
-    elif bool(series.isna().any()):
-        array = np.asarray(series.to_numpy(dtype=np.float64, na_value=np.nan))
-    else:
-        array = np.asarray(series.to_numpy(dtype=np.dtype(f"{kind}{series.dtype.itemsize}")))
-    if array.dtype.kind not in "fiub":
-        raise TypeError(
-            f"{what} must be numbers, got {series.dtype}{where}: encode it as numbers, or leave "
-            "it out"
-        )
-    return array
-
-
-def _from_list(x: list[Any]) -> np.ndarray:
-    try:
-        return np.asarray(x)
-    except ValueError as error:
-        raise ValueError(
-            "the input is a list whose rows have different lengths: every row needs the same "
-            "numbers of values"
-        ) from error
-
-
-def device_and_dtype(model: nn.Module) -> tuple[torch.device | None, torch.dtype]:
-    """Where the model lives and in which float type, read off its first float parameter."""
-    for tensor in itertools.chain(model.parameters(), model.buffers()):
-        if tensor.is_floating_point():
-            return tensor.device, tensor.dtype
-    return None, torch.get_default_dtype()
-
-
-def target_tensor(y: Any) -> Tensor:
-    """Return the targets as a detached tensor, in their own type and shape.
-
-    >>> target_tensor([1.5, 2.0])
-    tensor([1.5000, 2.0000], dtype=torch.float64)
-    """
-    if isinstance(y, Tensor):
-        return checked_tensor(y, "y").detach()
-    return torch.from_numpy(numbers(y if _is_arraylike(y) else np.asarray(y), "y").copy())
 
 
 def row_count(x: Any) -> int:
@@ -420,7 +266,7 @@ class Rows:
 
 def is_loader(x: Any) -> bool:
     """Say whether this yields batches: a DataLoader, a generator, any other stream."""
-    own = _is_arraylike(x) or isinstance(x, (Mapping, tuple, list, str, bytes))
+    own = is_arraylike(x) or isinstance(x, (Mapping, tuple, list, str, bytes))
     return isinstance(x, Iterable) and not own
 
 
@@ -499,7 +345,7 @@ def pairs(
         _same_rows(x, y)
         yield x, y
         return
-    if _is_arraylike(x) or isinstance(x, Mapping) or not isinstance(x, Iterable):
+    if is_arraylike(x) or isinstance(x, Mapping) or not isinstance(x, Iterable):
         raise TypeError(
             f"got {type(x).__name__} and no targets: "
             f"call {call}(x, y), or {call}(loader) with a loader of (x, y) pairs"
@@ -628,12 +474,8 @@ def _like(x: Any, values: Any) -> Any:
     return cast(Any, type(x))(values)
 
 
-def _is_arraylike(x: Any) -> bool:
-    return isinstance(x, Tensor) or hasattr(x, "__array__") or is_frame(x)
-
-
 def _is_input(x: Any) -> bool:
-    return _is_arraylike(x) or isinstance(x, (tuple, list, Mapping))
+    return is_arraylike(x) or isinstance(x, (tuple, list, Mapping))
 
 
 def _describe(item: Any) -> str:

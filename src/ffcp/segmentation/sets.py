@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ffcp.network import inputs
+from ffcp.network import arrays
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -99,7 +99,7 @@ def pixel_coverage(mask: Tensor, labels: Any, ignore: int | None = None) -> Tens
         raise ValueError(
             f"the mask must have shape (n, classes, height, width), got {tuple(mask.shape)}"
         )
-    maps = label_maps(inputs.target_tensor(labels).to(mask.device), mask, ignore)
+    maps = label_maps(arrays.target_tensor(labels).to(mask.device), mask, ignore)
     inside = mask.gather(1, maps.labels[:, None])[:, 0] & maps.known
     return inside.sum(dim=(1, 2)).double() / maps.known.sum(dim=(1, 2))
 
