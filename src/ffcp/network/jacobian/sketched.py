@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,6 +16,8 @@ from ffcp.network.features import Tapped
 from ffcp.network.jacobian.methods import Sketch
 from ffcp.network.jacobian.norms import wide
 
+# The levels of torch's forward mode are one count for all threads: two at once lose theirs.
+_FORWARD_MODE = threading.Lock()
 _PROBE_BYTES = 36 * 2**20  # memory for probes; half or twice as much is slower
 
 
@@ -55,7 +58,8 @@ def _pushed(
         return pushed
 
     try:
-        result: Tensor = torch.func.vmap(along)(*signs)
+        with _FORWARD_MODE:
+            result: Tensor = torch.func.vmap(along)(*signs)
     except RuntimeError as error:
         raise ValueError(
             f"the head behind {name!r} cannot be sketched, because torch cannot push a tangent "

@@ -1,0 +1,100 @@
+"""Randomised methods asked one row at a time, as every server asks: they cover as promised."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ffcp
+from tests.law import ERROR_RATE, upper_p_value
+
+ROWS, ASKED, REPEATS, ALPHA = 60, 8, 50, 0.1
+near = ffcp.Localizer("gaussian", on="input", bandwidth=1.5)
+
+
+def logits(rows: int, seed: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    x = 2 * torch.randn(rows, 5, generator=generator)
+    return x, torch.multinomial(x.softmax(dim=1), 1, generator=generator)[:, 0]
+
+
+def noise(rows: int, seed: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, 1, generator=generator)
+    return x, x[:, 0] + (0.2 + x[:, 0].abs()) * torch.randn(rows, generator=generator)
+
+
+SETS: dict[str, Callable[..., ffcp.LabelSets]] = {
+    "APS": lambda seed: ffcp.APS(nn.Identity(), allow_zero_sets=True, seed=seed),
+    "RAPS": lambda seed: ffcp.RAPS(nn.Identity(), allow_zero_sets=True, seed=seed),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", SETS)
+def test_label_sets_cover_one_row_at_a_time(name: str) -> None:
+    hits = []
+    for repeat in range(REPEATS):
+        x, y = logits(ROWS + ASKED, seed=repeat)
+        predictor = SETS[name](repeat).calibrate(x[:ROWS], y[:ROWS])
+        masks = torch.cat([predictor.predict_set(x[i : i + 1], ALPHA).mask for i in rows()])
+        hits.append(int(masks.gather(1, y[ROWS:, None]).sum()))
+    rank = ffcp.conformal_rank(ROWS, ALPHA)
+    assert upper_p_value(hits, ASKED, ROWS, rank) > ERROR_RATE
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore::ffcp.FFCPWarning")
+def test_localized_bands_cover_one_row_at_a_time() -> None:
+    hits = []
+    for repeat in range(REPEATS):
+        x, y = noise(ROWS + ASKED, seed=repeat)
+        predictor = ffcp.LCP(nn.Identity(), near, guarantee="random", seed=repeat)
+        predictor.calibrate(x[:ROWS], y[:ROWS])
+        inside = 0
+        for i in rows():
+            band = predictor.predict_interval(x[i : i + 1], ALPHA)
+            inside += int((band.lower[0, 0] <= y[i]) & (y[i] <= band.upper[0, 0]))
+        hits.append(inside)
+    assert upper_p_value(hits, ASKED, ROWS, ffcp.conformal_rank(ROWS, ALPHA)) > ERROR_RATE
+
+
+def rows() -> range:
+    return range(ROWS, ROWS + ASKED)
+
+
+def ready(seed: int | None) -> ffcp.APS:
+    x, y = logits(200, seed=0)
+    return ffcp.APS(nn.Identity(), seed=seed).calibrate(x, y)
+
+
+def test_numbers_go_on_from_call_to_call() -> None:
+    x, _ = logits(50, seed=1)
+    one_by_one, whole, pinned = ready(3), ready(3), ready(3)
+    parts = [one_by_one.predict_set(row).mask for row in x.split(1)]
+    assert torch.equal(torch.cat(parts), whole.predict_set(x).mask)
+    assert torch.equal(pinned.predict_set(x, first_row=0).mask, torch.cat(parts))
+    assert not torch.equal(whole.score_all(x), whole.score_all(x))
+    assert torch.equal(
+        pinned.score_all(x[20:], first_row=20), pinned.score_all(x, first_row=0)[20:]
+    )
+
+
+def test_without_a_seed_predictors_and_their_copies_differ() -> None:
+    x, _ = logits(50, seed=1)
+    one = ready(None)
+    others: list[Any] = [ready(None), copy.deepcopy(one), pickle.loads(pickle.dumps(one))]
+    assert all(not torch.equal(one.score_all(x), other.score_all(x)) for other in others)
+    assert torch.equal(one.score_all(x, first_row=0), others[1].score_all(x, first_row=0))
+
+
+def test_workers_without_a_seed_merge() -> None:
+    assert len(ready(None).merge(ready(None)).calibration) == 400
+    with pytest.raises(ValueError, match="drew their random numbers with seed 3"):
+        ready(3).merge(ready(3))
