@@ -97,3 +97,9 @@ def test_group_coverage_by_slices_of_a_feature() -> None:
 def test_group_coverage_refuses(more: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         metrics.group_coverage(([0.0, 0.0], [1.0, 1.0]), [0.5, 0.5], **more)
+
+
+def test_one_huge_band_leaves_the_other_strata_apart() -> None:
+    lengths = torch.tensor([1.0] * 50 + [2.0] * 50 + [1e6])
+    band = torch.zeros(101), lengths
+    assert len(metrics.size_stratified_coverage(band, torch.zeros(101), bins=2).groups) == 2

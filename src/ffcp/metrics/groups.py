@@ -119,10 +119,11 @@ def size_stratified_coverage(
         raise ValueError(f"bins must be at least 1, got {bins}")
     lower, upper = bounds_of(band)
     lengths = (upper - lower).reshape(len(lower), -1).mean(dim=1)
-    # A band's length carries rounding: lengths this close are one length.
-    finite = lengths[lengths.isfinite()]
-    unit = float(finite.abs().max()) * 1e-5 if len(finite) else 0.0
-    rounded = (lengths / unit).round() * unit if unit > 0 else lengths
+    # A band's length carries rounding: lengths that differ by one in 100,000 are one length.
+    finite = lengths[lengths.isfinite() & (lengths > 0)]
+    longest = finite.max() if len(finite) else lengths.new_ones(())
+    steps = ((lengths / longest).log() * 1e5).round()
+    rounded = (steps / 1e5).exp() * longest
     ordered = rounded.sort().values
     cuts = ordered[[len(ordered) * i // bins for i in range(1, bins)]].unique()
     strata = torch.bucketize(rounded, cuts, right=True)
