@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -29,8 +30,8 @@ STEP_COUNTS = (1, 2, 3, 5, 8, 12, 20, 30, 50, 80, 120, 200)
 _MOST_OUTPUTS = 4096  # that are inverted one by one
 _ROWS = 8192  # worked on at once when steps are chosen
 _BOUNDS: dict[str, Callable[..., Bounds]] = {"ibp": bounds.ibp, "crown": bounds.crown}
-# How far a feature moves along a ray: a fixed grid, so that scores and bands agree exactly.
-_REACHES = (0.0, *(2.0 ** (k / 8) for k in range(-96, 97)))
+# How far a feature moves along a ray: a fixed grid, and straight lines between its points.
+_REACHES = (0.0, *(2.0 ** (k / 4) for k in range(-48, 49)))
 
 
 class _CutHead(NamedTuple):
@@ -296,6 +297,13 @@ class Ball(Family):
         return {} if coverage is None else {"steps": {int(k): v for k, v in coverage.items()}}
 
 
+class _Inward(NamedTuple):
+    """How far both ends, (n, 2), have come inward when the feature has moved by a reach."""
+
+    reach: float
+    ends: Tensor
+
+
 class QuantileBall(Ball):
     """The bands of FCQR: the lower quantile bounded from below over a ball, the upper from above.
 
@@ -343,9 +351,7 @@ class QuantileBall(Ball):
             upper = torch.where(shrinks, inner[:, 1:], upper)
         return lower, upper
 
-    def _along_rays(
-        self, v: Tensor, order: Tensor, ends: Tensor
-    ) -> Iterator[tuple[float, Tensor, Tensor]]:
+    def _along_rays(self, v: Tensor, order: Tensor, ends: Tensor) -> Iterator[_Inward]:
         """Yield reaches, from 0, with how far both ends have come inward by then."""
         with self._head_at_rest() as head, torch.inference_mode(False), torch.enable_grad():
             rays = [
@@ -360,26 +366,30 @@ class QuantileBall(Ball):
                         for side, ray in enumerate(rays)
                     )
                 lower, upper = torch.fmax(lower, low), torch.fmin(upper, high)
-                yield reach, lower, upper
+                yield _Inward(reach, torch.stack([lower, upper], dim=1))
 
     def _reaches_inside(
         self, v: Tensor, order: Tensor, ends: Tensor, y: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Say how far the feature moves before each end has passed y."""
         reaches = [torch.zeros_like(y, dtype=torch.float64) for _ in range(2)]
-        for reach, lower, upper in self._along_rays(v, order, ends):
-            reaches[0][lower <= y] = reach
-            reaches[1][y <= upper] = reach
+        for before, after in pairwise(self._along_rays(v, order, ends)):
+            for side, inside in enumerate((y - before.ends.T[0], before.ends.T[1] - y)):
+                moved = (after.ends - before.ends).T[side].abs()
+                share = (inside.double() / moved.double()).clamp(0, 1)
+                reach = before.reach + share * (after.reach - before.reach)
+                reaches[side] = torch.where(inside >= 0, reach, reaches[side])
         return reaches[0], reaches[1]
 
     def _shrunk(self, v: Tensor, order: Tensor, ends: Tensor, reaches: Tensor) -> Tensor:
         """Give both ends, (n, 2), moved inward by a reach; a band that is empty is a point."""
         inner = ends.clone()
-        for reach, lower, upper in self._along_rays(v, order, ends):
-            still = reach <= reaches
-            inner[still] = torch.stack([lower, upper], dim=1)[still]
+        for before, after in pairwise(self._along_rays(v, order, ends)):
+            share = (reaches - before.reach) / (after.reach - before.reach)
+            moved = torch.lerp(before.ends, after.ends, share.clamp(0, 1).to(ends)[:, None])
+            inner = torch.where((share >= 0)[:, None], moved, inner)
         lower, upper = inner.unbind(dim=1)
-        guard = _guard(lower, upper)
+        guard = _guard(*ends.unbind(dim=1))
         lower, upper = lower - guard, upper + guard
         middle = (lower + upper) / 2
         return torch.stack([torch.minimum(lower, middle), torch.maximum(upper, middle)], dim=1)
