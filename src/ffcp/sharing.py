@@ -434,14 +434,14 @@ def _refused(what: Any) -> Iterator[None]:
 
 def _checked_layout(layout: Any) -> dict[str, Any]:
     """Refuse, by ValueError, what cannot be said of inputs."""
-    for name, part in files.rebuilt(dict[str, Any], layout).items():
-        if not name.startswith("input") or not isinstance(part, dict):
-            raise ValueError("what it says of its inputs is damaged")
-        if not {"row"} <= part.keys() <= {"row", "columns"}:
+    if not isinstance(layout, dict):
+        raise ValueError("what it says of its inputs is damaged")
+    for part in layout.values():
+        if not isinstance(part, dict) or not {"row"} <= part.keys() <= {"row", "columns"}:
             raise ValueError("what it says of its inputs is damaged")
         for size in files.rebuilt(tuple[int, ...], part["row"]):
             files.count(size)
         columns = part.get("columns", [])
         if not isinstance(columns, list) or not all(type(c) in (str, int) for c in columns):
             raise ValueError("the columns it names are damaged")
-    return dict(layout)
+    return layout
