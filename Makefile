@@ -8,7 +8,7 @@ demo: .venv/.ready        ## train, calibrate, print the table, draw the bands
 	$(BIN)/ffcp demo
 
 check: lint               ## lint, types and the fast tests, in a minute and a half
-	$(PYTEST) -m "not slow and not long"
+	$(PYTEST) -m "not slow and not long" tests src
 
 test: lint                ## lint, types, doctests and all that a user relies on
 	$(PYTEST) -m "not slow"

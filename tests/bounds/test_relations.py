@@ -21,6 +21,8 @@ from tests.bounds.heads import (
     mlp,
 )
 
+pytestmark = pytest.mark.long
+
 
 @NORMS
 @EVERY_HEAD

@@ -21,6 +21,8 @@ from ffcp.classification.weights import jacobian_norms, probabilities
 from ffcp.conformal.draws import Draws
 from tests.conftest import normal
 
+pytestmark = pytest.mark.long
+
 SCORES = {
     "LAC": Threshold(temperature=1.3),
     "APS": Cumulative(),

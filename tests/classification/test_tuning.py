@@ -18,6 +18,8 @@ from ffcp.conformal.selection import Division
 from tests.classification.material import TUNED, K, X, Y, network
 from tests.conftest import normal
 
+pytestmark = pytest.mark.long
+
 
 def set_aside(fraction: float) -> Tensor:
     """Mark which of 300 rows tune."""

@@ -19,6 +19,8 @@ from tests.law import ERROR_RATE, upper_p_value
 from tests.segmentation.material import IGNORE, X, Y, holed, network, scenes
 from tests.segmentation.test_law import covered_share, too_high
 
+pytestmark = pytest.mark.long
+
 N, T, ALPHA = 30, 10, 0.1
 GROUPS = ["day", "night"] * 30
 NEW = ["day"] * T + ["night"] * T
