@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 import uuid
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from fractions import Fraction
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar
 
 import numpy as np
 import torch
@@ -27,10 +28,40 @@ from ffcp.pieces import Seen
 from ffcp.sharing import Sharing, steady
 from ffcp.warnings import FFCPWarning, lines_up
 
-__all__ = ["Predictor", "steady"]
+__all__ = ["Predictor", "Running", "known_only", "steady"]
 
 Self = TypeVar("Self", bound="Predictor")
 _LOOK_UP = 3  # the stream of random numbers for thresholds
+
+
+class Running(TypedDict, total=False):
+    """What every predictor takes of how it runs; explained in :class:`ffcp.Bands`."""
+
+    choose_fraction: float
+    choose_alpha: float
+    seed: int | None
+    batch_size: int | None
+    output: Output
+
+
+def known_only(maker: type, given: Iterable[str], known: type) -> None:
+    """Refuse keywords that a predictor does not take; say which it does.
+
+    >>> class Ruler:
+    ...     def __init__(self, length, **running): ...
+    >>> known_only(Ruler, ["sed"], Running)
+    Traceback (most recent call last):
+    TypeError: Ruler takes no argument 'sed': there are length, choose_fraction, choose_alpha,
+    seed, batch_size, output
+    """
+    unknown = [name for name in given if name not in known.__annotations__]
+    if unknown:
+        parameters = list(inspect.signature(maker.__init__).parameters.values())[1:]  # type: ignore[misc]
+        own = [p.name for p in parameters if p.kind is not inspect.Parameter.VAR_KEYWORD]
+        raise TypeError(
+            f"{maker.__name__} takes no argument {', '.join(map(repr, unknown))}: there are "
+            f"{', '.join(dict.fromkeys([*own, *known.__annotations__]))}"
+        )
 
 
 class Predictor(Sharing):
@@ -240,14 +271,18 @@ class Predictor(Sharing):
             raise ValueError("x has no rows")
 
     def _looked_up(
-        self, x: inputs.Rows, alpha: Any, groups: Any, first_row: int | None
+        self,
+        x: inputs.Rows,
+        look_up: Callable[[Columns, Draws], Tensor],
+        groups: Any,
+        first_row: int | None,
     ) -> Iterator[tuple[Seen, Columns, Tensor]]:
         """Give batches with what the calibration notes of them, and their thresholds."""
         draws = Draws(self._stream.entropy(pinned=first_row is not None), _LOOK_UP)
         for seen in self._seen(x, groups):
             notes = self.calibration.note(seen)
             notes["row"] = self._row_numbers(seen, first_row)
-            yield seen, notes, self.calibration.threshold(alpha, notes, draws)
+            yield seen, notes, look_up(notes, draws)
 
     def _row_numbers(self, seen: Seen, first_row: int | None) -> Tensor:
         """Give some rows their numbers in the stream of random numbers, or as they are pinned."""

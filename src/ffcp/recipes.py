@@ -21,7 +21,6 @@ from torch import nn
 Recipe = dict[str, Any]
 Maker = TypeVar("Maker", bound=Callable[..., Any])
 _MAKERS: dict[str, Callable[..., Any]] = {}
-_LISTS = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def public(maker: Maker) -> Maker:
@@ -31,10 +30,10 @@ def public(maker: Maker) -> Maker:
 
     >>> @public
     ... class Ruler:
-    ...     def __init__(self, length, unit="cm"):
+    ...     def __init__(self, length, unit="cm", **more):
     ...         self.length = length
-    >>> recipe_of(Ruler(3))
-    {'make': 'Ruler', 'with': {'length': 3, 'unit': 'cm'}}
+    >>> recipe_of(Ruler(3, colour="red"))
+    {'make': 'Ruler', 'with': {'length': 3, 'unit': 'cm', 'colour': 'red'}}
     >>> made_again(recipe_of(Ruler(3))).length
     3
     """
@@ -115,13 +114,22 @@ def _yours(value: Any) -> Iterator[str]:
 def _recipe(name: str, bound: inspect.BoundArguments) -> Recipe:
     model = bound.arguments.get("model")
     layers = {id(m): n for n, m in model.named_modules()} if isinstance(model, nn.Module) else {}
-    kinds = {n: p.kind for n, p in bound.signature.parameters.items()}
     said = {
         argument: _described(value, layers)
-        for argument, value in bound.arguments.items()
-        if argument not in ("self", "model") and kinds[argument] not in _LISTS
+        for argument, value in _by_name(bound)
+        if argument not in ("self", "model")
     }
     return {"make": name, "with": said}
+
+
+def _by_name(bound: inspect.BoundArguments) -> Iterator[tuple[str, Any]]:
+    """Give arguments by the names they can be given by again; a list of them has none."""
+    kinds = {name: parameter.kind for name, parameter in bound.signature.parameters.items()}
+    for name, value in bound.arguments.items():
+        if kinds[name] is inspect.Parameter.VAR_KEYWORD:
+            yield from value.items()
+        elif kinds[name] is not inspect.Parameter.VAR_POSITIONAL:
+            yield name, value
 
 
 def _described(value: Any, layers: Mapping[int, str]) -> Any:

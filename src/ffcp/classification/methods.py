@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypedDict
 
 import torch  # noqa: F401 - for the examples
 from torch import nn
@@ -15,41 +16,38 @@ from ffcp.conformal.calibration import Calibration
 from ffcp.conformal.marginal import Marginal
 from ffcp.network.features import resolve
 from ffcp.network.picking import Output
+from ffcp.predictor import Running, known_only
 from ffcp.recipes import public
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+
+class Common(TypedDict, total=False):
+    """What all named methods take besides their own arguments; explained in :class:`LAC`."""
+
+    allow_zero_sets: bool
+    class_conditional: bool
+    tune_fraction: float
+    tune_alpha: float
+    seed: int | None
+    batch_size: int | None
+    output: Output
+    names: Sequence[str] | None
 
 
 class Named(LabelSets):
     """What the named methods show of their score."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        score: RuleScore,
-        *,
-        allow_zero_sets: bool,
-        class_conditional: bool,
-        tune_fraction: float,
-        tune_alpha: float = 0.1,
-        seed: int | None,
-        batch_size: int | None,
-        output: Output,
-        names: Sequence[str] | None,
-    ) -> None:
+    def __init__(self, model: nn.Module, score: RuleScore, **common: Unpack[Common]) -> None:
+        known_only(type(self), common, Common)
+        class_conditional = common.pop("class_conditional", False)
+        tune_fraction, tune_alpha = common.pop("tune_fraction", 0.2), common.pop("tune_alpha", 0.1)
         if not 0 < tune_fraction < 1:
             raise ValueError(f"tune_fraction must lie between 0 and 1, got {tune_fraction}")
         calibration: Calibration = ByLabel() if class_conditional else Marginal()
-        super().__init__(
-            model,
-            score,
-            calibration,
-            allow_zero_sets=allow_zero_sets,
-            choose_fraction=tune_fraction,
-            choose_alpha=tune_alpha,
-            seed=seed,
-            batch_size=batch_size,
-            output=output,
-            names=names,
-        )
+        choosing: Running = {"choose_fraction": tune_fraction, "choose_alpha": tune_alpha}
+        super().__init__(model, score, calibration, **choosing, **common)  # type: ignore[misc]
         self.randomized, self.class_conditional = score.randomized, class_conditional
         self.tune, self.tune_fraction, self.tune_alpha = score.tune, tune_fraction, tune_alpha
         self.feature = score.feature
@@ -79,8 +77,9 @@ class LAC(Named):
     class_conditional
         Calibrate each class on its own, so that each is covered with probability 1 - alpha.
         Classes with too few points are in every set.
-    tune_fraction, seed
-        The share of rows set aside for ``temperature="fit"``, and the seed of the division.
+    tune_fraction, tune_alpha, seed
+        Where something is chosen: the share of the rows that is set aside for it, the level at
+        which settings are compared, and the seed of the division.
     batch_size
         Rows per pass over arrays; by default about 16 MB of input (2 MB of images), at most
         8,192 rows.
@@ -105,25 +104,9 @@ class LAC(Named):
         model: nn.Module,
         *,
         temperature: float | str = 1.0,
-        allow_zero_sets: bool = False,
-        class_conditional: bool = False,
-        tune_fraction: float = 0.2,
-        seed: int | None = None,
-        batch_size: int | None = None,
-        output: Output = None,
-        names: Sequence[str] | None = None,
+        **common: Unpack[Common],
     ) -> None:
-        super().__init__(
-            model,
-            Lac(temperature),
-            allow_zero_sets=allow_zero_sets,
-            class_conditional=class_conditional,
-            tune_fraction=tune_fraction,
-            seed=seed,
-            batch_size=batch_size,
-            output=output,
-            names=names,
-        )
+        super().__init__(model, Lac(temperature), **common)
 
 
 @public
@@ -132,9 +115,7 @@ class APS(Named):
 
     Parameters
     ----------
-    model, temperature, allow_zero_sets, class_conditional, tune_fraction
-        As in :class:`LAC`.
-    batch_size, output, names
+    model, temperature and all others
         As in :class:`LAC`.
     randomized
         Count only a random share of the last label's probability. Sets are then as small as
@@ -158,25 +139,9 @@ class APS(Named):
         *,
         temperature: float | str = 1.0,
         randomized: bool = True,
-        allow_zero_sets: bool = False,
-        class_conditional: bool = False,
-        tune_fraction: float = 0.2,
-        seed: int | None = None,
-        batch_size: int | None = None,
-        output: Output = None,
-        names: Sequence[str] | None = None,
+        **common: Unpack[Common],
     ) -> None:
-        super().__init__(
-            model,
-            Aps(temperature, randomized=randomized),
-            allow_zero_sets=allow_zero_sets,
-            class_conditional=class_conditional,
-            tune_fraction=tune_fraction,
-            seed=seed,
-            batch_size=batch_size,
-            output=output,
-            names=names,
-        )
+        super().__init__(model, Aps(temperature, randomized=randomized), **common)
 
 
 class Penalised(Named):
@@ -204,7 +169,7 @@ class RAPS(Penalised):
 
     Parameters
     ----------
-    model, temperature, allow_zero_sets, class_conditional, batch_size, output, names
+    model, temperature and all others
         As in :class:`LAC`.
     randomized, seed
         As in :class:`APS`.
@@ -216,8 +181,6 @@ class RAPS(Penalised):
         size-stratified coverage violation, on rows that then do not calibrate. A fifth of them,
         at most 10,000; until they are together, the logits of the others wait in memory.
         Settings are compared by one threshold for all, also if ``class_conditional``.
-    tune_fraction, tune_alpha
-        The share of rows that tune, and the level at which settings are compared.
 
     Attributes
     ----------
@@ -245,35 +208,18 @@ class RAPS(Penalised):
         *,
         temperature: float | str = 1.0,
         tune: str | None = None,
-        tune_fraction: float = 0.2,
-        tune_alpha: float = 0.1,
         randomized: bool = True,
-        allow_zero_sets: bool = False,
-        class_conditional: bool = False,
-        seed: int | None = None,
-        batch_size: int | None = None,
-        output: Output = None,
-        names: Sequence[str] | None = None,
+        **common: Unpack[Common],
     ) -> None:
-        super().__init__(
-            model,
-            Raps(
-                lam,
-                kreg,
-                temperature=temperature,
-                tune=tune,
-                randomized=randomized,
-                allow_empty=allow_zero_sets,
-            ),
-            allow_zero_sets=allow_zero_sets,
-            class_conditional=class_conditional,
-            tune_fraction=tune_fraction,
-            tune_alpha=tune_alpha,
-            seed=seed,
-            batch_size=batch_size,
-            output=output,
-            names=names,
+        score = Raps(
+            lam,
+            kreg,
+            temperature=temperature,
+            tune=tune,
+            randomized=randomized,
+            allow_empty=common.get("allow_zero_sets", False),
         )
+        super().__init__(model, score, **common)
 
 
 @public
@@ -321,15 +267,8 @@ class FFRAPS(Penalised):
         *,
         temperature: float | str = 1.0,
         tune: str | None = None,
-        tune_fraction: float = 0.2,
-        tune_alpha: float = 0.1,
         randomized: bool = True,
-        allow_zero_sets: bool = False,
-        class_conditional: bool = False,
-        seed: int | None = None,
-        batch_size: int | None = None,
-        output: Output = None,
-        names: Sequence[str] | None = None,
+        **common: Unpack[Common],
     ) -> None:
         score = FFRaps(
             delta,
@@ -340,20 +279,9 @@ class FFRAPS(Penalised):
             temperature=temperature,
             tune=tune,
             randomized=randomized,
-            allow_empty=allow_zero_sets,
+            allow_empty=common.get("allow_zero_sets", False),
         )
-        super().__init__(
-            model,
-            score,
-            allow_zero_sets=allow_zero_sets,
-            class_conditional=class_conditional,
-            tune_fraction=tune_fraction,
-            tune_alpha=tune_alpha,
-            seed=seed,
-            batch_size=batch_size,
-            output=output,
-            names=names,
-        )
+        super().__init__(model, score, **common)
         self.gradient = gradient
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -23,10 +23,12 @@ from ffcp.conformal.marginal import Marginal
 from ffcp.conformal.rank import exact_alpha
 from ffcp.conformal.selection import Scorer
 from ffcp.network import inputs
-from ffcp.network.picking import Output
 from ffcp.pieces import Seen
-from ffcp.predictor import Predictor, steady
+from ffcp.predictor import Predictor, Running, known_only, steady
 from ffcp.recipes import public
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 # Streams of random numbers.
 _CALIBRATION, _PREDICTION = 1, 2
@@ -85,27 +87,16 @@ class LabelSets(Predictor):
         calibration: Calibration | None = None,
         *,
         allow_zero_sets: bool = False,
-        choose_fraction: float = 0.2,
-        choose_alpha: float = 0.1,
-        seed: int | None = None,
-        batch_size: int | None = None,
-        output: Output = None,
         names: Sequence[str] | None = None,
+        **running: Unpack[Running],
     ) -> None:
+        known_only(type(self), running, Running)
         self.names = None if names is None else checked_names(names)
         self.allow_zero_sets = allow_zero_sets
         self.classes: int | None = None
         self._drawn: dict[int, int] = {}  # by seed, how many random numbers are used up
-        super().__init__(
-            model,
-            as_score(score),
-            Marginal() if calibration is None else calibration,
-            choose_fraction=choose_fraction,
-            choose_alpha=choose_alpha,
-            seed=seed,
-            batch_size=batch_size,
-            output=output,
-        )
+        calibration = Marginal() if calibration is None else calibration
+        super().__init__(model, as_score(score), calibration, **running)
 
     @property
     def choice(self) -> SetChoice | None:
@@ -175,7 +166,8 @@ class LabelSets(Predictor):
         self._must_be_calibrated()
         given, ordered = self._rows(x), []
         buffer, lost, in_all = inputs.RowBuffer(given.count), Table(), torch.tensor(False)
-        for seen, notes, thresholds in self._looked_up(given, exact, groups, first_row):
+        look_up = partial(self.calibration.threshold, exact)
+        for seen, notes, thresholds in self._looked_up(given, look_up, groups, first_row):
             self._check_classes(seen.output)
             score = self._drawing(first_row, int(notes["row"][0]) - seen.rows.start)
             thresholds = self._for_all_classes(thresholds)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -78,6 +78,22 @@ class Calibration(nn.Module):
             Random numbers, for calibrations that use them: those of ``notes["row"]``.
         """
         raise NotImplementedError
+
+    def thresholds(
+        self, alphas: Sequence[Any], notes: Columns | None = None, random: Draws | None = None
+    ) -> Tensor:
+        """Look up the thresholds of several levels: (levels, 1 or n, m).
+
+        One level after the other, unless a calibration shares work between them.
+        """
+        found = [self.threshold(alpha, notes, random) for alpha in alphas]
+        return torch.stack([one if one.dim() > 1 else one[None] for one in found])
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Let a threshold of one's own count for several levels, too."""
+        super().__init_subclass__(**options)
+        if "threshold" in vars(cls) and "thresholds" not in vars(cls):
+            cls.thresholds = Calibration.thresholds  # type: ignore[method-assign]
 
     def needs(self) -> Needs:
         """Say what the pass over the model must bring for :meth:`note`."""

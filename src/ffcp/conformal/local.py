@@ -21,7 +21,7 @@ from the kernel as a density.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
@@ -250,13 +250,19 @@ class Local(Calibration):
         self, alpha: Any, notes: Columns | None = None, random: Draws | None = None
     ) -> Tensor:
         """Give the localized quantiles (n, m) at embedded points."""
+        return self.thresholds([alpha], notes, random)[0]
+
+    def thresholds(
+        self, alphas: Sequence[Any], notes: Columns | None = None, random: Draws | None = None
+    ) -> Tensor:
+        """Give the localized quantiles (levels, n, m) of several levels by the same weights."""
         assert notes is not None
         assert self.bandwidth is not None
         self._check_width(notes["embedding"])
         x = notes["embedding"].detach().to("cpu", torch.float32)
         weights = self._weights(self.bandwidth)
         ends = [self._sorted_scores(output) for output in range(self.coordinates)]
-        result = torch.empty(len(x), self.coordinates, dtype=torch.float64)
+        result = torch.empty(len(alphas), len(x), self.coordinates, dtype=torch.float64)
         for rows in _blocks(len(x), len(self)):
             near: Weighed | Neighbours
             own: Tensor | int
@@ -269,8 +275,9 @@ class Local(Calibration):
                 near, own = weights.around(x[rows]), weights.own
             for output, end in enumerate(ends):
                 sums = near.sums(output)
-                target = self._target(sums.total + own, alpha, weights, output)
-                result[rows, output] = end[sums.reach(target)]
+                for level, alpha in enumerate(alphas):
+                    target = self._target(sums.total + own, alpha, weights, output)
+                    result[level, rows, output] = end[sums.reach(target)]
         return result
 
     def _target(

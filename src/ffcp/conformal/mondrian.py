@@ -211,6 +211,12 @@ class Mondrian(Calibration):
         self, alpha: Any, notes: Columns | None = None, random: Draws | None = None
     ) -> Tensor:
         """Look up the threshold of each point's group, shape (n, m)."""
+        return self.thresholds([alpha], notes, random)[0]
+
+    def thresholds(
+        self, alphas: Sequence[Any], notes: Columns | None = None, random: Draws | None = None
+    ) -> Tensor:
+        """Look up the thresholds of each point's group at several levels, (levels, n, m)."""
         assert notes is not None
         parts, inner_notes = self.parts(), _without_group(notes)
         asked = rows_of_groups(notes["group"])
@@ -223,14 +229,14 @@ class Mondrian(Calibration):
         tables = {}
         for label, rows in asked.items():
             try:
-                tables[label] = parts[label].threshold(alpha, take(inner_notes, rows), random)
+                tables[label] = parts[label].thresholds(alphas, take(inner_notes, rows), random)
             except ValueError as error:
                 raise ValueError(f"in group {label!r} {error}") from error
         width = max(table.shape[-1] for table in tables.values())
-        result = torch.empty(len(notes["group"]), width, dtype=torch.float64)
+        result = torch.empty(len(alphas), len(notes["group"]), width, dtype=torch.float64)
         for label, rows in asked.items():
             table = tables[label]
-            result[rows] = pad(table, (0, width - table.shape[-1]), value=torch.inf)
+            result[:, rows] = pad(table, (0, width - table.shape[-1]), value=torch.inf)
         return result
 
     def why_infinite(self, alpha: Any, notes: Columns) -> str:

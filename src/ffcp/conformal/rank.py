@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
+from collections.abc import Iterable
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
@@ -36,6 +37,21 @@ def exact_alpha(alpha: Any) -> Fraction:
         f"alpha must lie strictly between 0 and 1, got {alpha}: "
         "it is the share of misses allowed, so 0.1 asks for 90 % coverage"
     )
+
+
+def exact_alphas(alpha: Any) -> tuple[list[Fraction], bool]:
+    """Read one level or a sequence of them; say whether it was a sequence.
+
+    >>> exact_alphas((0.1, 0.05))
+    ([Fraction(1, 10), Fraction(1, 20)], True)
+    """
+    is_one = isinstance(alpha, (numbers.Number, Decimal, str)) or getattr(alpha, "ndim", 1) == 0
+    if is_one or not isinstance(alpha, Iterable):
+        return [exact_alpha(alpha)], False
+    levels = [exact_alpha(level) for level in alpha]
+    if not levels:
+        raise ValueError("alpha holds no level: give one number, or a sequence of them")
+    return levels, True
 
 
 def _rounded(alpha: Any) -> str:

@@ -109,10 +109,13 @@ class RowBuffer:
     ...     buffer.add({"square": part**2})
     >>> buffer["square"]
     tensor([ 0,  1,  4,  9, 16])
+
+    Rows may stand in another dimension than the first, ``dim``.
     """
 
-    def __init__(self, rows: int | None) -> None:
+    def __init__(self, rows: int | None, dim: int = 0) -> None:
         self._rows = rows  # None: as many as come, which costs the holes
+        self._dim = dim
         self._filled = 0
         self._whole: dict[str, Tensor] = {}
         self._parts: dict[str, list[Tensor]] = {}
@@ -125,17 +128,21 @@ class RowBuffer:
             return
         rows = 0
         for name, part in parts.items():
-            rows = part.shape[0]
+            rows = part.shape[self._dim]
             if name not in self._whole:
                 if rows == self._rows:  # all at once
                     self._whole[name] = part
                     continue
-                self._whole[name] = part.new_empty((self._rows, *part.shape[1:]))
-            self._whole[name][self._filled : self._filled + rows] = part
+                shape = list(part.shape)
+                shape[self._dim] = self._rows
+                self._whole[name] = part.new_empty(shape)
+            self._whole[name].narrow(self._dim, self._filled, rows).copy_(part)
         self._filled += rows
 
     def __getitem__(self, name: str) -> Tensor:
-        return torch.cat(self._parts[name]) if self._rows is None else self._whole[name]
+        if self._rows is not None:
+            return self._whole[name]
+        return torch.cat(self._parts[name], dim=self._dim)
 
 
 def take(x: Any, rows: slice | Tensor) -> Any:

@@ -15,17 +15,42 @@ import torch
 from torch import Tensor
 
 
-class Interval(NamedTuple):
-    """A prediction band, each part in the shape and type of the model's output.
-
-    >>> band = Interval(torch.zeros(2), torch.ones(2), torch.full((2,), 0.5))
-    >>> band.upper - band.lower
-    tensor([1., 1.])
-    """
-
+class _Interval(NamedTuple):
     lower: Tensor
     upper: Tensor
     prediction: Tensor
+
+
+class Interval(_Interval):
+    """A prediction band: ``lower, upper, prediction`` in the shape and type of the model's output.
+
+    Of several levels the two ends have a first dimension more, one entry for each of ``alpha``.
+
+    >>> band = Interval(torch.zeros(2), torch.ones(2), torch.full((2,), 0.5))
+    >>> band.width
+    tensor([1., 1.])
+    >>> lower, upper, prediction = band
+    """
+
+    #: The level that was asked for, or the several levels of the first dimension.
+    alpha: float | tuple[float, ...] | None = None
+
+    def __new__(
+        cls,
+        lower: Tensor,
+        upper: Tensor,
+        prediction: Tensor,
+        alpha: float | tuple[float, ...] | None = None,
+    ) -> Interval:
+        """Put the parts together."""
+        self = super().__new__(cls, lower, upper, prediction)
+        self.alpha = alpha
+        return self
+
+    @property
+    def width(self) -> Tensor:
+        """How long bands are: upper - lower."""
+        return self.upper - self.lower
 
 
 class Ends(NamedTuple):
@@ -56,8 +81,33 @@ def score(ends: Ends, y: Tensor) -> Tensor:
     return torch.maximum((ends.lo - y) / ends.slack_lo, (y - ends.hi) / ends.slack_hi)
 
 
+def sides(ends: Ends, y: Tensor) -> tuple[Tensor, Tensor]:
+    """How far ``y`` lies below the lower and above the upper end, in units of their slacks.
+
+    >>> one, two = torch.tensor([1.0]), torch.tensor([2.0])
+    >>> [side.item() for side in sides(Ends(one, one, two, two), torch.tensor([5.0]))]
+    [-2.0, 2.0]
+    """
+    y = as_float64(y).to(ends.lo.device)
+    above = (y - ends.hi) / ends.slack_hi
+    return -above if ends.is_symmetric else (ends.lo - y) / ends.slack_lo, above
+
+
 def interval(ends: Ends, threshold: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """All y whose score is at most ``threshold``, as bounds of the given type.
+
+    >>> one, two = torch.tensor([1.0]), torch.tensor([2.0])
+    >>> ends = Ends(one, one, two, two)
+    >>> interval(ends, torch.tensor(2.0), torch.float32)
+    (tensor([-3.0000]), tensor([5.0000]))
+    """
+    return reach(ends, threshold, threshold, dtype)
+
+
+def reach(ends: Ends, below: Tensor, above: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """All y that lie at most so far below the lower and above the upper end, as bounds of a type.
+
+    Thresholds may have a further dimension, of levels, before those of the ends.
 
     The bounds are rounded outward. A target with exactly the threshold's score, the one that
     the guarantee counts on when scores tie, must not fall out by rounding: score and bound
@@ -65,27 +115,27 @@ def interval(ends: Ends, threshold: Tensor, dtype: torch.dtype) -> tuple[Tensor,
 
     >>> one, two = torch.tensor([1.0]), torch.tensor([2.0])
     >>> ends = Ends(one, one, two, two)
-    >>> interval(ends, torch.tensor(2.0), torch.float32)
-    (tensor([-3.0000]), tensor([5.0000]))
+    >>> reach(ends, torch.tensor(2.0), torch.tensor(torch.inf), torch.float32)
+    (tensor([-3.0000]), tensor([inf]))
     """
-    threshold = as_float64(threshold).to(ends.lo.device)
-    below = above = _reach(ends.lo, threshold * ends.slack_lo, dtype)
-    if not ends.is_symmetric:
-        above = _reach(ends.hi, threshold * ends.slack_hi, dtype)
-    if bool((threshold < 0).any()):
+    device, is_shared = ends.lo.device, ends.is_symmetric and below is above
+    below = as_float64(below).to(device)
+    down = _reach(ends.lo, below * ends.slack_lo, dtype)
+    above = below if is_shared else as_float64(above).to(device)
+    up = down if is_shared else _reach(ends.hi, above * ends.slack_hi, dtype)
+    if bool((below < 0).any() or (above < 0).any()):
         # Quantile bands can shrink, a bound then pass the largest number of a short type, and
         # the cast turn it into infinity on the wrong side.
         largest = torch.finfo(dtype).max
-        lower = (ends.lo - below).clamp_max(largest)
-        upper = (ends.hi + above).clamp_min(-largest)
+        lower = (ends.lo - down).clamp_max(largest)
+        upper = (ends.hi + up).clamp_min(-largest)
         # A band that shrank to nothing is a point, not a negative length.
-        middle = (lower + upper) / 2
-        lower, upper = torch.minimum(lower, middle), torch.maximum(upper, middle)
-        return lower.to(dtype), upper.to(dtype)
-    shape = torch.broadcast_shapes(ends.lo.shape, below.shape)
-    lower, upper = (torch.empty(shape, dtype=dtype, device=ends.lo.device) for _ in range(2))
-    torch.sub(ends.lo, below, out=lower)  # casts on the way, without another pass
-    torch.add(ends.hi, above, out=upper)
+        is_empty, middle = lower > upper, (lower + upper) / 2
+        return lower.where(~is_empty, middle).to(dtype), upper.where(~is_empty, middle).to(dtype)
+    shape = torch.broadcast_shapes(ends.lo.shape, down.shape, up.shape)
+    lower, upper = (torch.empty(shape, dtype=dtype, device=device) for _ in range(2))
+    torch.sub(ends.lo, down, out=lower)  # casts on the way, without another pass
+    torch.add(ends.hi, up, out=upper)
     return lower, upper
 
 

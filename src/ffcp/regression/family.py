@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from ffcp import files
 from ffcp.conformal.columns import Columns
+from ffcp.conformal.rank import exact_alpha
 from ffcp.conformal.selection import Chosen, Scorer
 from ffcp.network import checks, inputs, passes
 from ffcp.network.features import OUTPUT
@@ -20,6 +22,7 @@ from ffcp.regression.bands import Ends
 from ffcp.regression.bases import Base, columns
 from ffcp.regression.joint import Joint, reduced
 from ffcp.regression.layers import Trial
+from ffcp.regression.sides import BOTH, EACH, growth, kept_scores
 from ffcp.regression.slacks import checked_slack
 
 _MOST_OUTPUTS = 4096  # of a model whose slack is chosen
@@ -30,11 +33,14 @@ class Family(Scorer):
     """Nested bands, one for every threshold; the base of all families.
 
     A family says what the score of a target is (:meth:`score`) and which targets have at most
-    some score (:meth:`interval`).
+    some score (:meth:`interval`); and the same for each end alone (:meth:`sides`, :meth:`reach`).
+    Which of them ``side`` asks for is decided in :mod:`ffcp.regression.sides`.
     """
 
     #: How several outputs of a row are covered.
     joint: Joint = False
+    #: Which ends are promised: ``"both"``, ``"lower"``, ``"upper"`` or ``"each"``.
+    side: str = BOTH
 
     def prediction(self, output: Tensor) -> Tensor:
         """Give the point prediction, in the shape of the target."""
@@ -42,15 +48,24 @@ class Family(Scorer):
 
     def score(self, seen: Seen, y: Tensor) -> Tensor:
         """Give the scores of targets (n, m): as many, or (n, 1) if outputs share a threshold."""
-        raise NotImplementedError
+        below, above = self.sides(seen, y)
+        return reduced(torch.maximum(below, above), self.joint)
 
     def interval(self, seen: Seen, threshold: Tensor) -> tuple[Tensor, Tensor]:
-        """Give the ends (n, m) of the bands of thresholds (m,) or (n, m)."""
+        """Give the ends (levels, n, m) of the bands of thresholds (levels, n or 1, m or 1)."""
+        return self.reach(seen, threshold, threshold)
+
+    def sides(self, seen: Seen, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Say how far targets lie below the lower and above the upper end, (n, m) each."""
+        raise NotImplementedError
+
+    def reach(self, seen: Seen, below: Tensor, above: Tensor) -> tuple[Tensor, Tensor]:
+        """Give the ends (levels, n, m) whose targets have at most these one-sided scores."""
         raise NotImplementedError
 
     def note(self, seen: Seen, y: Any) -> dict[str, Any]:
-        """Note the scores."""
-        return {"score": self.score(seen, self.target(seen, y))}
+        """Note the scores of the sides that are promised."""
+        return {"score": kept_scores(self, seen, self.target(seen, y))}
 
     def target(self, seen: Seen, y: Tensor) -> Tensor:
         """Bring targets to (n, m)."""
@@ -60,8 +75,15 @@ class Family(Scorer):
 class SlackBands(Family):
     """Bands ``[lo - q s_lo, hi + q s_hi]`` of a base and a slack."""
 
-    def __init__(self, base: Base, slack: Any, joint: Joint = False, column: str = "score") -> None:
-        self.base, self.slack, self.joint = base, slack, joint
+    def __init__(
+        self,
+        base: Base,
+        slack: Any,
+        joint: Joint = False,
+        side: str = BOTH,
+        column: str = "score",
+    ) -> None:
+        self.base, self.slack, self.joint, self.side = base, slack, joint, side
         self._column = column  # where scores were noted before this slack was chosen
 
     def needs(self) -> Needs:
@@ -78,7 +100,7 @@ class SlackBands(Family):
     @property
     def lowest(self) -> float:  # type: ignore[override]
         """No score is below this: those of a point prediction are distances."""
-        return float(getattr(self.base, "lowest", -math.inf))
+        return float(getattr(self.base, "lowest", -math.inf)) if self.side == BOTH else -math.inf
 
     @property
     def is_open(self) -> bool:  # type: ignore[override]
@@ -102,19 +124,23 @@ class SlackBands(Family):
         """Say how far targets lie outside the base band, in units of the slack."""
         return reduced(bands.score(self.ends(seen), y), self.joint)
 
+    def sides(self, seen: Seen, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Say how far targets lie outside each end, in units of its slack."""
+        return bands.sides(self.ends(seen), y)
+
     def scores(self, noted: Columns) -> Tensor:
         """Give the scores of rows that were noted, also before this slack was chosen."""
         return torch.as_tensor(noted["score" if "score" in noted else self._column])
 
-    def interval(self, seen: Seen, threshold: Tensor) -> tuple[Tensor, Tensor]:
-        """Widen the base band by the threshold times the slack."""
-        return bands.interval(self.ends(seen), threshold, seen.output.dtype)
+    def reach(self, seen: Seen, below: Tensor, above: Tensor) -> tuple[Tensor, Tensor]:
+        """Move each end of the base band by its threshold times its slack."""
+        return bands.reach(self.ends(seen), below, above, seen.output.dtype)
 
     def restored(self, settings: Mapping[str, Any]) -> SlackBands:
         """Give the family with the slack that was chosen and saved."""
         if not self.is_open:
             return self
-        return SlackBands(self.base, self.slack.restored(settings), self.joint)
+        return SlackBands(self.base, self.slack.restored(settings), self.joint, self.side)
 
     def prepared(self, model: nn.Module, x: Any) -> Any:
         """Find the slacks there are to choose from."""
@@ -129,7 +155,11 @@ class SlackBands(Family):
                 f"the model has {outputs} outputs, and the automatic choice keeps the scores of "
                 f"all candidates: name one {what} above {_MOST_OUTPUTS} outputs"
             )
-        return SlackChoice(self.base, self.slack.options(model, x), self.joint, outputs, what)
+        options = {
+            name: SlackBands(self.base, slack, self.joint, self.side, column=f"score.{name}")
+            for name, slack in self.slack.options(model, x).items()
+        }
+        return SlackChoice(options, outputs, what)
 
     def choices_from(self, saved: Mapping[str, Any]) -> dict[str, Any]:
         """Build the choice of the slack again."""
@@ -143,19 +173,12 @@ class SlackChoice(Family):
     is_open = True
 
     def __init__(
-        self,
-        base: Base,
-        options: Mapping[str, Any],
-        joint: Joint,
-        outputs: int,
-        what: str = "feature",
+        self, options: Mapping[str, SlackBands], outputs: int, what: str = "feature"
     ) -> None:
-        self.base, self.joint = base, joint
+        self._options = options
+        plain = options[OUTPUT]
+        self.base, self.joint, self.side = plain.base, plain.joint, plain.side
         self._what = what  # the candidates are called
-        self._options = {
-            name: SlackBands(base, slack, joint, column=f"score.{name}")
-            for name, slack in options.items()
-        }
         self.most_rows = max(1000, min(10_000, _NUMBERS // outputs))
 
     def needs(self) -> Needs:
@@ -174,17 +197,19 @@ class SlackChoice(Family):
         target = self.target(seen, y)
         noted = {}
         for name, option in self._options.items():
-            ends = option.ends(seen)
-            noted[f"score.{name}"] = reduced(bands.score(ends, target), self.joint).cpu()
-            noted[f"slack.{name}"] = (ends.slack_lo + ends.slack_hi).expand_as(target).cpu()
-        return {**noted, "width": (ends.hi - ends.lo).cpu()}
+            width, slack = growth(option.ends(seen), self.side)
+            noted[f"score.{name}"] = kept_scores(option, seen, target).cpu()
+            noted[f"slack.{name}"] = slack.cpu()
+        return {**noted, "width": width.cpu()}
 
     def choose(self, aside: Columns, alpha: Any) -> Chosen:
-        """Take the slack with the shortest mean band."""
+        """Take the slack with the shortest mean band; of one end, that reaches least far."""
         trials = {
             name: Trial(aside[f"score.{name}"], aside[f"slack.{name}"]) for name in self._options
         }
-        choice = layers.choose(aside["width"], trials, alpha)
+        of_each = exact_alpha(alpha) / (2 if self.side == EACH else 1)
+        choice = layers.choose(aside["width"], trials, of_each)
+        choice = replace(choice, alpha=float(exact_alpha(alpha)))
         warning = layers.why_plain(choice, self._what) if choice.feature == OUTPUT else None
         return Chosen(self._options[choice.feature], {"layer": choice}, warning)
 

@@ -39,10 +39,10 @@ def has_own_thresholds(joint: Joint) -> bool:
 
 def reduced(scores: Tensor, joint: Joint) -> Tensor:
     """Turn the scores (n, m) of all outputs into those that are kept: (n, 1) if joint."""
-    return scores if has_own_thresholds(joint) else covering(scores, float(joint))
+    return scores if has_own_thresholds(joint) else covering(scores, joint)
 
 
-def covering(scores: Tensor, share: float) -> Tensor:
+def covering(scores: Tensor, share: Any) -> Tensor:
     """Give for each row the smallest threshold that covers this share of its known outputs.
 
     >>> scores = torch.tensor([[1.0, 4.0, 2.0, 3.0], [5.0, torch.nan, 6.0, torch.nan]])

@@ -61,7 +61,8 @@ class Trial(NamedTuple):
     """What one candidate says of some rows.
 
     ``scores`` has shape (n, m) for m outputs, or (n, 1) if one threshold serves them all;
-    ``slacks`` is (n, m): how much the two sides together grow with the threshold.
+    ``slacks`` is (n, m): how much the two sides together grow with the threshold. Where each side
+    has thresholds of its own both are twice as wide, those of the lower side first.
     """
 
     scores: Tensor
@@ -112,7 +113,7 @@ def choose(widths: Tensor, trials: Mapping[str, Trial], alpha: Any) -> Choice:
 
 def _as_many(slacks: Tensor, columns: int) -> Tensor:
     """Give one slack per score: the mean over the outputs that share one."""
-    return slacks if slacks.shape[1] == columns else slacks.mean(dim=1, keepdim=True)
+    return slacks.reshape(len(slacks), columns, -1).mean(dim=2)
 
 
 def _lengths(widths: Tensor, trial: Trial, alpha: Any) -> Tensor:
@@ -121,6 +122,7 @@ def _lengths(widths: Tensor, trial: Trial, alpha: Any) -> Tensor:
     No n + 1 here: the comparison needs no guarantee, and stays finite on few rows.
     """
     thresholds = plain_quantile(trial.scores, alpha)
+    thresholds = thresholds.repeat_interleave(trial.slacks.shape[1] // len(thresholds))
     return widths.mean(dim=0) + thresholds * trial.slacks.mean(dim=0)
 
 

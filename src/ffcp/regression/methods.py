@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch  # noqa: F401 - for the examples
 from torch import Tensor, nn
@@ -13,12 +13,14 @@ from ffcp.conformal.bandwidths import BandwidthChoice
 from ffcp.conformal.local import FEATURE, Local, Localizer
 from ffcp.network import jacobian
 from ffcp.network.jacobian import Method
-from ffcp.network.picking import Output
 from ffcp.recipes import public
 from ffcp.regression.bases import Base, Point, Quantiles
-from ffcp.regression.joint import Joint
+from ffcp.regression.common import Common
 from ffcp.regression.predictor import Bands
 from ffcp.regression.slacks import AUTO, Constant, GradientNorm, gradient_norm
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 Feature = str | nn.Module | Sequence[str | nn.Module]
 Self = TypeVar("Self", bound="Localized")
@@ -32,21 +34,9 @@ class CP(Bands):
     ----------
     model
         A trained network; forward returns one tensor with a row per input row.
-    joint
-        With several outputs: ``False`` covers each on its own with probability 1 - alpha.
-        ``True`` covers all of them at once, by the largest of their scores. ``0.9`` (any number
-        between 0 and 1) covers at least that share of the outputs of a row at once.
-        ``"bonferroni"`` covers all at once too, with a threshold of its own for every output at
-        level alpha / m.
-    missing
-        Whether NaN in ``y`` stands for a target that is not known. Such outputs of a row do not
-        calibrate; bands are promised for targets that are known, as if the others did not exist.
-    batch_size
-        Rows per pass over arrays; by default about 16 MB of input (2 MB of images), at most
-        8,192 rows.
-    output
-        Which part of what the model returns is the prediction, if it returns a tuple, a dict or
-        the like: a key (``"logits"``), an index, or a function of what it returns.
+    **common
+        ``joint``, ``side``, ``support``, ``missing``, ``choose_fraction``, ``choose_alpha``,
+        ``seed``, ``batch_size`` and ``output``, as in :class:`ffcp.Bands`.
 
     Examples
     --------
@@ -60,24 +50,8 @@ class CP(Bands):
 
     _base: ClassVar[type[Base]] = Point
 
-    def __init__(
-        self,
-        model: nn.Module,
-        *,
-        joint: Joint = False,
-        missing: bool = False,
-        batch_size: int | None = None,
-        output: Output = None,
-    ) -> None:
-        super().__init__(
-            model,
-            self._base(),
-            Constant(),
-            joint=joint,
-            missing=missing,
-            batch_size=batch_size,
-            output=output,
-        )
+    def __init__(self, model: nn.Module, **common: Unpack[Common]) -> None:
+        super().__init__(model, self._base(), Constant(), **common)
 
 
 @public
@@ -92,8 +66,9 @@ class CQR(CP):
     model
         A trained network whose output has shape (n, 2), lower and upper quantile, or (n, m, 2)
         for m targets. See :func:`ffcp.pinball_loss`. Quantiles that cross are put in order.
-    joint, batch_size, output
-        As in :class:`CP`.
+    **common
+        ``joint``, ``side``, ``support``, ``missing``, ``choose_fraction``, ``choose_alpha``,
+        ``seed``, ``batch_size`` and ``output``, as in :class:`ffcp.Bands`.
 
     Notes
     -----
@@ -158,24 +133,9 @@ class FFCP(AtLayer):
     method
         How the gradients of many outputs are taken, see :func:`ffcp.gradient_norms`: ``"auto"``,
         ``"exact"``, ``"coloured"``, ``ffcp.Sketch(probes)`` or ``ffcp.Smooth(sigma, samples)``.
-    joint
-        With several outputs: ``False`` covers each on its own with probability 1 - alpha.
-        ``True`` covers all of them at once, by the largest of their scores. ``0.9`` (any number
-        between 0 and 1) covers at least that share of the outputs of a row at once.
-        ``"bonferroni"`` covers all at once too, with a threshold of its own for every output at
-        level alpha / m.
-    missing
-        Whether NaN in ``y`` stands for a target that is not known. Such outputs of a row do not
-        calibrate; bands are promised for targets that are known, as if the others did not exist.
-    choose_fraction, choose_alpha, seed
-        For the automatic choice: the share of the calibration rows that choose and then do not
-        calibrate, the level at which lengths are compared, and the seed of the division.
-    batch_size
-        Rows per pass over arrays; by default about 16 MB of input (2 MB of images), at most
-        8,192 rows.
-    output
-        Which part of what the model returns is the prediction, if it returns a tuple, a dict or
-        the like: a key (``"logits"``), an index, or a function of what it returns.
+    **common
+        ``joint``, ``side``, ``support``, ``missing``, ``choose_fraction``, ``choose_alpha``,
+        ``seed``, ``batch_size`` and ``output``, as in :class:`ffcp.Bands`.
 
     Attributes
     ----------
@@ -206,26 +166,10 @@ class FFCP(AtLayer):
         floor: float = 1e-6,
         *,
         method: Method = jacobian.AUTO,
-        joint: Joint = False,
-        missing: bool = False,
-        choose_fraction: float = 0.2,
-        choose_alpha: float = 0.1,
-        seed: int | None = None,
-        batch_size: int | None = None,
-        output: Output = None,
+        **common: Unpack[Common],
     ) -> None:
-        super().__init__(
-            model,
-            self._base(),
-            gradient_norm(model, feature, norm, floor, method),
-            joint=joint,
-            missing=missing,
-            choose_fraction=choose_fraction,
-            choose_alpha=choose_alpha,
-            seed=seed,
-            batch_size=batch_size,
-            output=output,
-        )
+        slack = gradient_norm(model, feature, norm, floor, method)
+        super().__init__(model, self._base(), slack, **common)
 
 
 @public
@@ -320,17 +264,11 @@ class LCP(Localized):
         ``"level"``, the recalibrated level (see :mod:`ffcp.conformal.local`). ``"random"`` has
         the same guarantee by randomisation (Hore and Barber, 2023). ``"none"`` is the plain
         localized quantile, which has no guarantee.
-    joint
-        With several outputs, as in :class:`CP`.
-    choose_fraction, choose_alpha, seed
-        For an automatic bandwidth that :meth:`fit_localizer` has not chosen before: the share of
-        the calibration rows that choose it (at most 2,000) and then do not calibrate, the level
-        at which bandwidths are compared, and the seed of the division. The seed is also that of
-        guarantee ``"random"``; without it the operating system seeds those random numbers.
-    batch_size
-        Rows per pass over arrays.
-    output
-        As in :class:`CP`.
+    **common
+        As in :class:`ffcp.Bands`, where ``missing`` cannot be. An automatic bandwidth that
+        :meth:`fit_localizer` has not chosen before is chosen by ``choose_fraction`` of the rows,
+        at most 2,000. ``seed`` is also that of guarantee ``"random"``; without it the operating
+        system seeds those random numbers.
 
     Attributes
     ----------
@@ -360,25 +298,10 @@ class LCP(Localized):
         localizer: Localizer | str = "nearest",
         *,
         guarantee: str = "marginal",
-        joint: Joint = False,
-        choose_fraction: float = 0.2,
-        choose_alpha: float = 0.1,
-        seed: int | None = None,
-        batch_size: int | None = None,
-        output: Output = None,
+        **common: Unpack[Common],
     ) -> None:
-        super().__init__(
-            model,
-            self._base(),
-            Constant(),
-            Local(localizer, guarantee),
-            joint=joint,
-            choose_fraction=choose_fraction,
-            choose_alpha=choose_alpha,
-            seed=seed,
-            batch_size=batch_size,
-            output=output,
-        )
+        local = Local(localizer, guarantee)
+        super().__init__(model, self._base(), Constant(), local, **common)
 
 
 @public
@@ -407,14 +330,14 @@ class FFLCP(Localized, AtLayer):
 
     Parameters
     ----------
-    model, feature, norm, floor, method, joint, batch_size, output
+    model, feature, norm, floor, method
         As in :class:`FFCP`.
     localizer, guarantee
         As in :class:`LCP`; a localizer on ``"feature"`` measures distances at the layer whose
         gradient is taken.
-    choose_fraction, choose_alpha, seed
-        For the automatic choices of the feature and of the bandwidth, which are made on the same
-        share of the rows.
+    **common
+        As in :class:`ffcp.Bands`, where ``missing`` cannot be. Feature and bandwidth are chosen on
+        the same share of the rows.
 
     Examples
     --------
@@ -438,26 +361,11 @@ class FFLCP(Localized, AtLayer):
         *,
         method: Method = jacobian.AUTO,
         guarantee: str = "marginal",
-        joint: Joint = False,
-        choose_fraction: float = 0.2,
-        choose_alpha: float = 0.1,
-        seed: int | None = None,
-        batch_size: int | None = None,
-        output: Output = None,
+        **common: Unpack[Common],
     ) -> None:
         slack = gradient_norm(model, feature, norm, floor, method)
-        super().__init__(
-            model,
-            self._base(),
-            slack,
-            Local(_on_feature(localizer, slack), guarantee),
-            joint=joint,
-            choose_fraction=choose_fraction,
-            choose_alpha=choose_alpha,
-            seed=seed,
-            batch_size=batch_size,
-            output=output,
-        )
+        local = Local(_on_feature(localizer, slack), guarantee)
+        super().__init__(model, self._base(), slack, local, **common)
 
 
 @public

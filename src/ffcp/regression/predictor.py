@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
-from typing import Any, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -13,18 +14,23 @@ from torch import Tensor, nn
 from ffcp.conformal.calibration import Calibration
 from ffcp.conformal.columns import Table, take
 from ffcp.conformal.marginal import Marginal
-from ffcp.conformal.rank import exact_alpha
+from ffcp.conformal.rank import exact_alphas
 from ffcp.network import checks, inputs
-from ffcp.network.picking import Output
 from ffcp.pieces import Seen
-from ffcp.predictor import Predictor, steady
+from ffcp.predictor import Predictor, Running, known_only, steady
 from ffcp.recipes import public
 from ffcp.regression.bands import Interval
 from ffcp.regression.bases import Base, Point
+from ffcp.regression.common import Common
 from ffcp.regression.family import Family, SlackBands
-from ffcp.regression.joint import BONFERRONI, Joint, checked_joint, has_own_thresholds
+from ffcp.regression.joint import checked_joint, has_own_thresholds
 from ffcp.regression.layers import Choice
+from ffcp.regression.sides import BOTH, EACH, checked_side, columns_of, ends_at, shared_out
 from ffcp.regression.slacks import as_slack
+from ffcp.regression.support import checked_support
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _BLOCK = 2**17  # numbers per step of the float64 arithmetic
 Self = TypeVar("Self", bound="BandPredictor")
@@ -43,11 +49,8 @@ class BandPredictor(Predictor):
         calibration: Calibration | None = None,
         *,
         missing: bool = False,
-        choose_fraction: float = 0.2,
-        choose_alpha: float = 0.1,
-        seed: int | None = None,
-        batch_size: int | None = None,
-        output: Output = None,
+        support: Sequence[float | None] | None = None,
+        **running: Unpack[Running],
     ) -> None:
         calibration = Marginal() if calibration is None else calibration
         if missing and not calibration.takes_missing:
@@ -55,30 +58,26 @@ class BandPredictor(Predictor):
                 f"{type(calibration).__name__} needs all targets: leave out missing=True, and "
                 "rows whose target is not known"
             )
-        self.joint, self.missing = family.joint, missing
-        super().__init__(
-            model,
-            family,
-            calibration,
-            choose_fraction=choose_fraction,
-            choose_alpha=choose_alpha,
-            seed=seed,
-            batch_size=batch_size,
-            output=output,
-        )
+        self.joint, self.side, self.missing = family.joint, family.side, missing
+        self.support = checked_support(support)
+        super().__init__(model, family, calibration, **running)
 
     def _own_settings(self) -> dict[str, Any]:
-        return {"joint": self.joint, "missing": self.missing}
+        own: dict[str, Any] = {"joint": self.joint, "missing": self.missing}
+        own.update({} if self.side == BOTH else {"side": self.side})
+        own.update({} if self.support is None else {"support": self.support.settings()})
+        return own
 
     def _checked_target(self, y: Tensor, first_row: int) -> Tensor:
-        """Refuse NaN, unless it stands for a missing target, and infinity."""
+        """Refuse NaN, unless it stands for a missing target, infinity, and what has no support."""
         checks.finite(y.masked_fill(y.isnan(), 0) if self.missing else y, "y", first_row)
+        if self.support is not None:
+            self.support.check(y, first_row)
         return y
 
     def alpha_of_each(self, alpha: Any, thresholds: int) -> Fraction:
         """Give the share of misses that each of several thresholds allows."""
-        exact = exact_alpha(alpha)
-        return exact / thresholds if self.joint == BONFERRONI else exact
+        return shared_out(alpha, self.side, self.joint, thresholds)
 
     @property
     def _takes_nan(self) -> bool:
@@ -86,8 +85,11 @@ class BandPredictor(Predictor):
 
     def _check_points(self) -> None:
         super()._check_points()
-        if not has_own_thresholds(self.joint) and self.calibration.coordinates > 1:
+        columns = self.calibration.coordinates
+        if not has_own_thresholds(self.joint) and columns > columns_of(self.side, self.joint, 1):
             raise ValueError("it has several scores for outputs that are covered jointly")
+        if len(self.calibration) and columns % columns_of(self.side, True, 1):
+            raise ValueError("it has scores of one side only, where each has its own")
 
     # -- using the calibration --------------------------------------------------------------
 
@@ -96,7 +98,8 @@ class BandPredictor(Predictor):
         """Return the non-conformity scores of points, in float64.
 
         ``x`` may be a loader of pairs ``(x, y)``, passed alone. Shape (n,) for one output or if
-        they are covered jointly, else the shape of the output.
+        they are covered jointly, else the shape of the output. With ``side="each"`` the scores
+        below and those above come one after the other in a last dimension of two.
         """
         self._must_be_settled()
         buffer, shape = inputs.RowBuffer(None), torch.Size()
@@ -105,6 +108,9 @@ class BandPredictor(Predictor):
                 buffer.add({"score": self._scorer.note(part, target[rows])["score"]})
             shape = target.shape[1:]
         scores = buffer["score"].cpu()
+        if self.side == EACH:
+            scores = scores.view(len(scores), 2, -1).movedim(1, -1)
+            return scores[:, 0] if scores.shape[1] == 1 else scores.reshape(-1, *shape, 2)
         return scores[:, 0] if scores.shape[1] == 1 else scores.view(-1, *shape)
 
     def forward(self, x: Any, alpha: Any = 0.1, *, groups: Any = None) -> Interval:
@@ -125,7 +131,8 @@ class BandPredictor(Predictor):
             has one argument; a model of two arguments takes both as inputs, and where either
             could be meant that is an error. A list is an input, never a loader.
         alpha
-            Share of misses allowed, in (0, 1). Any value, without calibrating again.
+            Share of misses allowed, in (0, 1). Any value, without calibrating again. A sequence
+            of them gives ``lower`` and ``upper`` a first dimension of levels, from one pass.
         groups
             The group of each point, if the calibration had groups.
         first_row
@@ -139,32 +146,45 @@ class BandPredictor(Predictor):
             calibration says too little about a point its band is infinite, and a warning says
             what to do.
         """
-        exact_alpha(alpha)  # what is no level is refused first
+        asked, are_many = exact_alphas(alpha)  # what is no level is refused first
         self._must_be_calibrated()
-        exact = self.alpha_of_each(alpha, self.calibration.coordinates)
-        given = self._rows(x)
-        buffer, infinite = inputs.RowBuffer(given.count), Table()
-        for seen, notes, thresholds in self._looked_up(given, exact, groups, first_row):
-            lost = thresholds.isinf().any(dim=-1).expand(len(seen.rows))
+        alphas = [self.alpha_of_each(level, self.calibration.coordinates) for level in asked]
+        given, strictest = self._rows(x), alphas.index(min(alphas))
+        ends, predictions = inputs.RowBuffer(given.count, dim=1), inputs.RowBuffer(given.count)
+        infinite = Table()
+        look_up = partial(self.calibration.thresholds, alphas)
+        for seen, notes, thresholds in self._looked_up(given, look_up, groups, first_row):
+            lost = thresholds[strictest].isinf().any(dim=-1).expand(len(seen.rows))
             if bool(lost.any()):
                 infinite.add(take(notes, lost))
-            for part, rows in _blocks(seen):
-                own = thresholds if thresholds.dim() == 1 else thresholds[rows]
-                buffer.add(self._band(part, own)._asdict())
+            for part, rows in _blocks(seen, len(alphas)):
+                own = thresholds if thresholds.shape[1] == 1 else thresholds[:, rows]
+                band = self._band(part, own)
+                ends.add({"lower": band.lower, "upper": band.upper})
+                predictions.add({"prediction": band.prediction})
         if len(infinite):
             assert given.count is not None
-            self._warn_of_infinite(exact, infinite, given.count)
-        return Interval(*(buffer[name] for name in Interval._fields))
+            self._warn_of_infinite(alphas[strictest], infinite, given.count)
+        lower, upper, prediction = ends["lower"], ends["upper"], predictions["prediction"]
+        if are_many:
+            return Interval(lower, upper, prediction, tuple(map(float, asked)))
+        return Interval(lower[0], upper[0], prediction, float(asked[0]))
 
     def _band(self, seen: Seen, threshold: Tensor) -> Interval:
+        """Give bands whose ends have a first dimension of levels."""
         outcome = self._scorer.prediction(seen.output)
-        outputs = outcome[0].numel()
-        if has_own_thresholds(self.joint) and outputs != threshold.shape[-1]:
+        columns = columns_of(self.side, self.joint, outcome[0].numel())
+        if columns != threshold.shape[-1]:
+            sides = 2 if self.side == EACH else 1
             raise ValueError(
-                f"calibrated on {threshold.shape[-1]} outputs, but the model now gives {outputs}"
+                f"calibrated on {threshold.shape[-1] // sides} outputs, but the model now gives "
+                f"{columns // sides}"
             )
-        lower, upper = self._scorer.interval(seen, threshold)
-        lower, upper = (end.to(outcome.device).reshape(outcome.shape) for end in (lower, upper))
+        lower, upper = ends_at(self._scorer, seen, threshold)
+        if self.support is not None:
+            lower, upper = self.support.cut(lower, upper)
+        shape = (len(threshold), *outcome.shape)
+        lower, upper = (end.to(outcome.device).reshape(shape) for end in (lower, upper))
         return Interval(lower, upper, outcome)
 
     def _warn_of_infinite(self, alpha: Any, infinite: Table, rows: int) -> None:
@@ -203,12 +223,24 @@ class Bands(BandPredictor):
     calibration
         How scores are kept and thresholds looked up: :class:`ffcp.Marginal` (the default),
         :class:`ffcp.Mondrian` or :class:`ffcp.Local`.
+    **common
+        Of these the named methods take any:
+
     joint
         With several outputs: ``False`` covers each on its own with probability 1 - alpha.
         ``True`` covers all of them at once, by the largest of their scores. ``0.9`` (any number
         between 0 and 1) covers at least that share of the outputs of a row at once.
         ``"bonferroni"`` covers all at once too, with a threshold of its own for every output at
         level alpha / m.
+    side
+        ``"both"``: the target is between the two ends with probability 1 - alpha. ``"lower"`` or
+        ``"upper"``: it is above the lower, or below the upper end with that probability; the
+        other end is infinite, or the end of the support. ``"each"``: it is below the lower end
+        with probability alpha / 2 at most, and above the upper end likewise; each end has a
+        threshold of its own, which suits skewed noise.
+    support
+        The smallest and the largest value that targets can take, ``None`` where there is none:
+        ``(0, None)``. Bands are cut to it, the prediction is not, and other targets are refused.
     missing
         Whether NaN in ``y`` stands for a target that is not known. Such outputs of a row do not
         calibrate; bands are promised for targets that are known, as if the others did not exist.
@@ -238,26 +270,13 @@ class Bands(BandPredictor):
         base: Base | None = None,
         slack: Any = None,
         calibration: Calibration | None = None,
-        *,
-        joint: Joint = False,
-        missing: bool = False,
-        choose_fraction: float = 0.2,
-        choose_alpha: float = 0.1,
-        seed: int | None = None,
-        batch_size: int | None = None,
-        output: Output = None,
+        **common: Unpack[Common],
     ) -> None:
-        super().__init__(
-            model,
-            SlackBands(base or Point(), as_slack(slack), checked_joint(joint)),
-            calibration,
-            missing=missing,
-            choose_fraction=choose_fraction,
-            choose_alpha=choose_alpha,
-            seed=seed,
-            batch_size=batch_size,
-            output=output,
-        )
+        known_only(type(self), common, Common)
+        joint, side = common.pop("joint", False), common.pop("side", BOTH)
+        pieces = base or Point(), as_slack(slack)
+        family = SlackBands(*pieces, checked_joint(joint), checked_side(side))
+        super().__init__(model, family, calibration, **common)  # type: ignore[misc]
 
     @property
     def slack(self) -> Any:
@@ -301,10 +320,10 @@ class Bands(BandPredictor):
             self._choices.update(run.choices)
 
 
-def _blocks(seen: Seen) -> Iterator[tuple[Seen, slice]]:
+def _blocks(seen: Seen, levels: int = 1) -> Iterator[tuple[Seen, slice]]:
     """Cut what a pass saw, so that float64 intermediates stay small beside the result."""
     rows = len(seen.rows)
-    size = max(1, _BLOCK // max(1, seen.output[0].numel()))
+    size = max(1, _BLOCK // max(1, levels * seen.output[0].numel()))
     if rows <= size:
         yield seen, slice(0, rows)
         return

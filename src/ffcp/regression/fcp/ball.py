@@ -207,7 +207,9 @@ class Ball(Family):
         if not seen.rows.start:
             self._check_head(seen)
         v = seen.values[self.feature]
-        return self._ends(seen.output, v, threshold.expand(len(v), threshold.shape[-1]))
+        radii = threshold.expand(len(threshold), len(v), threshold.shape[-1])
+        lower, upper = zip(*(self._ends(seen.output, v, radius) for radius in radii), strict=True)
+        return torch.stack(lower), torch.stack(upper)
 
     def _ends(self, output: Tensor, v: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
         """Give the ends of the bands, (n, outputs) each, for thresholds (n, outputs or 1)."""

@@ -7,7 +7,7 @@ The opponents of FFCP. Each point to score needs an optimisation
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch  # noqa: F401 - for the examples
 from torch import nn
@@ -15,12 +15,17 @@ from torch import nn
 from ffcp.calibrating import Calibrating
 from ffcp.metrics import Coverage
 from ffcp.network.features import resolve
-from ffcp.network.picking import Output, picking
-from ffcp.predictor import steady
+from ffcp.network.picking import picking
+from ffcp.predictor import known_only, steady
 from ffcp.recipes import public
+from ffcp.regression.common import Common
 from ffcp.regression.fcp.ball import Ball, QuantileBall
-from ffcp.regression.joint import BONFERRONI, Joint, checked_joint
+from ffcp.regression.joint import BONFERRONI, checked_joint
 from ffcp.regression.predictor import BandPredictor
+from ffcp.regression.sides import BOTH, checked_side
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 @public
@@ -49,22 +54,15 @@ class FCP(BandPredictor):
         is then left out of the scores; ``optimizer`` is ``"sgd"`` or ``"adam"``.
     head
         The module from feature to output, if it cannot be read out of the model.
-    joint
-        With several outputs: ``False`` inverts each on its own and gives it a threshold, so that
-        each is covered with probability 1 - alpha; ``"bonferroni"`` does so at alpha / m and
-        covers all at once. ``True`` has one ball for all outputs: with ``"descent"`` the feature
-        moves until all outputs say y at once, as in the paper; with ``"exact"`` its radius is the
-        largest of the distances of the outputs, so that the box provably covers. A share, as
-        0.9, asks for that share of the outputs (``"exact"`` only).
-    missing
-        Whether NaN in ``y`` stands for a target that is not known.
-    choose_fraction, choose_alpha, seed
-        Of the choice of ``steps``.
-    batch_size
-        Rows per batch; by default at most 8,192.
-    output
-        Which part of what the model returns is the prediction: a key, an index or a function. It
-        needs a ``head``, too.
+    **common
+        As in :class:`ffcp.Bands`; ``side`` can only be ``"both"``. With several outputs
+        ``joint=False`` inverts each on its own and gives it a threshold, so that each is covered
+        with probability 1 - alpha; ``"bonferroni"`` does so at alpha / m and covers all at once.
+        ``True`` has one ball for all outputs: with ``"descent"`` the feature moves until all
+        outputs say y at once, as in the paper; with ``"exact"`` its radius is the largest of the
+        distances of the outputs, so that the box provably covers. A share, as 0.9, asks for that
+        share of the outputs (``"exact"`` only). ``choose_fraction`` of the rows choose ``steps``;
+        ``output`` needs a ``head``, too.
 
     Attributes
     ----------
@@ -110,19 +108,18 @@ class FCP(BandPredictor):
         lr: float = 0.01,
         optimizer: str = "sgd",
         head: nn.Module | None = None,
-        joint: Joint = False,
-        missing: bool = False,
-        choose_fraction: float = 0.2,
-        choose_alpha: float = 0.1,
-        seed: int | None = None,
-        batch_size: int | None = None,
-        output: Output = None,
+        **common: Unpack[Common],
     ) -> None:
+        known_only(type(self), common, Common)
+        joint, side = common.pop("joint", False), common.pop("side", BOTH)
+        if checked_side(side) != BOTH:
+            raise ValueError(
+                f"{type(self).__name__} bounds the head over a ball, which reaches to both sides, "
+                f"and has no score of one side: leave out side={side!r}, or take another method"
+            )
         self.feature = resolve(model, feature)
-        whole = model
-        model = picking(model, output)
         ball = self._family(
-            model,
+            picking(model, common.get("output")),
             self.feature,
             head,
             norm=norm,
@@ -134,16 +131,7 @@ class FCP(BandPredictor):
             joint=checked_joint(joint),
         )
         self.unconverged: list[int] = []
-        super().__init__(
-            whole,
-            ball,
-            missing=missing,
-            choose_fraction=choose_fraction,
-            choose_alpha=choose_alpha,
-            seed=seed,
-            batch_size=batch_size,
-            output=output,
-        )
+        super().__init__(model, ball, **common)  # type: ignore[misc]
 
     @property
     def steps(self) -> int | None:

@@ -1,0 +1,123 @@
+"""Which side of a band is promised: both ends at once, one of them, or each on its own.
+
+A family of nested bands scores a target by how far it lies below the lower and above the upper end
+(``sides``), and moves each end by a threshold of its own (``reach``). What is kept of these scores
+and which thresholds move which end is decided here, once for all families.
+"""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from ffcp.conformal.rank import exact_alpha
+from ffcp.pieces import Seen
+from ffcp.regression.bands import Ends
+from ffcp.regression.joint import BONFERRONI, Joint, has_own_thresholds, reduced
+
+BOTH, LOWER, UPPER, EACH = "both", "lower", "upper", "each"
+SIDES = (BOTH, LOWER, UPPER, EACH)
+
+
+class Sided(Protocol):
+    """What is asked of a family of nested bands."""
+
+    joint: Joint
+    side: str
+
+    def score(self, seen: Seen, y: Tensor) -> Tensor:
+        """Give two-sided scores, (n, m), or (n, 1) if outputs share a threshold."""
+
+    def interval(self, seen: Seen, threshold: Tensor) -> tuple[Tensor, Tensor]:
+        """Give the ends (levels, n, m) of the bands of two-sided thresholds."""
+
+    def sides(self, seen: Seen, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Say how far targets lie below the lower and above the upper end, (n, m) each."""
+
+    def reach(self, seen: Seen, below: Tensor, above: Tensor) -> tuple[Tensor, Tensor]:
+        """Give the ends whose targets have these one-sided scores at most."""
+
+
+def checked_side(side: Any) -> str:
+    """Refuse what is no side.
+
+    >>> checked_side("lower")
+    'lower'
+    """
+    if side not in SIDES:
+        raise ValueError(f"side must be one of {', '.join(map(repr, SIDES))}, got {side!r}")
+    return str(side)
+
+
+def kept_scores(family: Sided, seen: Seen, y: Tensor) -> Tensor:
+    """Give the scores to keep of targets (n, m): those below stand before those above."""
+    if family.side == BOTH:
+        return family.score(seen, y)
+    below, above = family.sides(seen, y)
+    parts = {LOWER: [below], UPPER: [above], EACH: [below, above]}[family.side]
+    joint = _joint_of_each(family.joint) if family.side == EACH else family.joint
+    return torch.cat([reduced(part, joint) for part in parts], dim=1)
+
+
+def ends_at(family: Sided, seen: Seen, threshold: Tensor) -> tuple[Tensor, Tensor]:
+    """Give the ends (levels, n, m) at thresholds (levels, n or 1, columns of the scores)."""
+    if family.side == BOTH:
+        return family.interval(seen, threshold)
+    if family.side == EACH:
+        below, above = threshold.chunk(2, dim=-1)
+        return family.reach(seen, below, above)
+    open_end = torch.full_like(threshold, math.inf)
+    if family.side == LOWER:
+        return family.reach(seen, threshold, open_end)
+    return family.reach(seen, open_end, threshold)
+
+
+def columns_of(side: str, joint: Joint, outputs: int) -> int:
+    """Say how many scores are kept of a row.
+
+    >>> columns_of("each", False, outputs=3), columns_of("each", True, outputs=3)
+    (6, 2)
+    """
+    return (outputs if has_own_thresholds(joint) else 1) * (2 if side == EACH else 1)
+
+
+def shared_out(total: Any, side: str, joint: Joint, columns: int) -> Fraction:
+    """Give each threshold its share of the misses, or of the doubt, that all of them may have.
+
+    >>> shared_out(0.1, "each", False, columns=6), shared_out(0.1, "each", "bonferroni", columns=6)
+    (Fraction(1, 20), Fraction(1, 60))
+    """
+    exact = exact_alpha(total)
+    if joint == BONFERRONI:
+        return exact / columns
+    return exact / 2 if side == EACH else exact
+
+
+def growth(ends: Ends, side: str) -> tuple[Tensor, Tensor]:
+    """Give the width of the base band, and how much the promised side grows with a threshold.
+
+    Half of the width belongs to each end where each has a threshold; an open side has none.
+    """
+    shape = torch.broadcast_shapes(ends.lo.shape, ends.slack_lo.shape)
+    low, high = ends.slack_lo.expand(shape), ends.slack_hi.expand(shape)
+    width = (ends.hi - ends.lo).expand(shape)
+    if side == BOTH:
+        return width, low + high
+    if side == EACH:
+        return torch.cat([width, width], dim=1) / 2, torch.cat([low, high], dim=1)
+    return torch.zeros_like(width), low if side == LOWER else high
+
+
+def _joint_of_each(joint: Joint) -> Joint:
+    """Share out the outputs of a row that may be missed: half below and half above.
+
+    >>> _joint_of_each(0.9)
+    Fraction(19, 20)
+    """
+    if not isinstance(joint, float):
+        return joint
+    return (1 + exact_alpha(joint)) / 2  # type: ignore[return-value]
