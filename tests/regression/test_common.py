@@ -27,9 +27,9 @@ def test_an_unknown_keyword_is_named_and_the_known_ones_are_listed(method: Any) 
 
 
 def test_those_that_need_more_refuse_unknown_keywords_too() -> None:
-    with pytest.raises(TypeError, match="FCP takes no argument 'sides'.*feature, norm.*joint"):
+    with pytest.raises(TypeError, match=r"FCP takes no argument 'sides'.*feature, norm.*joint"):
         ffcp.FCP(small_mlp(), "0", sides="lower")
-    with pytest.raises(TypeError, match="LabelSets takes no argument 'missing'.*score.*seed"):
+    with pytest.raises(TypeError, match=r"LabelSets takes no argument 'missing'.*score.*seed"):
         ffcp.LabelSets(small_mlp(), lambda seen: seen.output, missing=True)
 
 

@@ -164,7 +164,7 @@ def test_sides_are_saved_merged_and_not_mixed(side: str, tmp_path: Path) -> None
     merged.save(tmp_path / "c.safetensors")
     again = ffcp.load(tmp_path / "c.safetensors", model).predict_interval(X)
     assert torch.equal(again.upper, whole.upper)
-    with pytest.raises(ValueError, match="other settings.*side"):
+    with pytest.raises(ValueError, match=r"other settings.*side"):
         ffcp.CP(model).calibrate(X[::2], Y[::2]).merge(parts[1])
     with pytest.raises(ffcp.CalibrationFileError, match="side"):
         ffcp.CP(model).load(tmp_path / "c.safetensors")
