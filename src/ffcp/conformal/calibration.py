@@ -89,11 +89,23 @@ class Calibration(nn.Module):
         found = [self.threshold(alpha, notes, random) for alpha in alphas]
         return torch.stack([one if one.dim() > 1 else one[None] for one in found])
 
+    def confident_thresholds(
+        self, alphas: Sequence[Any], confidence: Any, notes: Columns | None = None
+    ) -> Tensor:
+        """Look up thresholds that cover 1 - alpha *given* these points, so surely (PAC)."""
+        raise ValueError(
+            f"{type(self).__name__} has no thresholds of a given confidence, whose law is known "
+            "for one quantile of many points only: leave out confidence=, or calibrate with "
+            "ffcp.Marginal or ffcp.Mondrian"
+        )
+
     def __init_subclass__(cls, **options: Any) -> None:
-        """Let a threshold of one's own count for several levels, too."""
+        """Let a threshold of one's own count for several levels, and promise no confidence."""
         super().__init_subclass__(**options)
-        if "threshold" in vars(cls) and "thresholds" not in vars(cls):
-            cls.thresholds = Calibration.thresholds  # type: ignore[method-assign]
+        if "threshold" in vars(cls):
+            for name in ("thresholds", "confident_thresholds"):
+                if name not in vars(cls):
+                    setattr(cls, name, vars(Calibration)[name])
 
     def needs(self) -> Needs:
         """Say what the pass over the model must bring for :meth:`note`."""

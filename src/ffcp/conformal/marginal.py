@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 from ffcp.conformal.calibration import Calibration, known
 from ffcp.conformal.columns import Columns
 from ffcp.conformal.draws import Draws
-from ffcp.conformal.rank import conformal_rank
+from ffcp.conformal.rank import confident_rank, conformal_rank
 from ffcp.recipes import public
 
 
@@ -36,6 +37,13 @@ class Marginal(Calibration):
         """Look up the conformal quantile of each output, shape (m,)."""
         return sorted_quantile(self.scores, alpha)
 
+    def confident_thresholds(
+        self, alphas: Sequence[Any], confidence: Any, notes: Columns | None = None
+    ) -> Tensor:
+        """Look up thresholds that cover 1 - alpha given these points, so surely: (levels, 1, m)."""
+        found = [sorted_quantile(self.scores, alpha, confidence) for alpha in alphas]
+        return torch.stack(found)[:, None]
+
     def check(self, points: Mapping[str, Tensor]) -> None:
         """Refuse scores that are not sorted, column by column, NaN last."""
         super().check(points)
@@ -51,14 +59,19 @@ class Marginal(Calibration):
         return points
 
 
-def sorted_quantile(scores: Tensor, alpha: Any) -> Tensor:
+def sorted_quantile(scores: Tensor, alpha: Any, confidence: Any = None) -> Tensor:
     """Look up the conformal quantile of each sorted column; NaN, at the end, are no scores.
+
+    With a confidence it is the score that covers 1 - alpha given these scores, so surely.
 
     >>> sorted_quantile(torch.tensor([[1.0, 1.0], [2.0, 2.0], [3.0, torch.nan]]), alpha=0.3)
     tensor([3., inf])
     """
     counts = known(scores)
-    ranks = {count: conformal_rank(count, alpha) for count in counts.unique().tolist()}
+    rank_of = (
+        conformal_rank if confidence is None else partial(confident_rank, confidence=confidence)
+    )
+    ranks = {count: rank_of(count, alpha) for count in counts.unique().tolist()}
     if len(ranks) == 1:
         ((count, rank),) = ranks.items()
         enough = 0 < rank <= count

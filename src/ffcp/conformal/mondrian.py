@@ -217,6 +217,20 @@ class Mondrian(Calibration):
         self, alphas: Sequence[Any], notes: Columns | None = None, random: Draws | None = None
     ) -> Tensor:
         """Look up the thresholds of each point's group at several levels, (levels, n, m)."""
+        return self._by_group(notes, lambda part, own: part.thresholds(alphas, own, random))
+
+    def confident_thresholds(
+        self, alphas: Sequence[Any], confidence: Any, notes: Columns | None = None
+    ) -> Tensor:
+        """Look up thresholds that cover 1 - alpha in each group given its points, so surely."""
+        return self._by_group(
+            notes, lambda part, own: part.confident_thresholds(alphas, confidence, own)
+        )
+
+    def _by_group(
+        self, notes: Columns | None, look_up: Callable[[Calibration, Columns], Tensor]
+    ) -> Tensor:
+        """Put together what each group says of its own points, (levels, n, m)."""
         assert notes is not None
         parts, inner_notes = self.parts(), _without_group(notes)
         asked = rows_of_groups(notes["group"])
@@ -229,11 +243,12 @@ class Mondrian(Calibration):
         tables = {}
         for label, rows in asked.items():
             try:
-                tables[label] = parts[label].thresholds(alphas, take(inner_notes, rows), random)
+                tables[label] = look_up(parts[label], take(inner_notes, rows))
             except ValueError as error:
                 raise ValueError(f"in group {label!r} {error}") from error
         width = max(table.shape[-1] for table in tables.values())
-        result = torch.empty(len(alphas), len(notes["group"]), width, dtype=torch.float64)
+        levels = {len(table) for table in tables.values()}
+        result = torch.empty(*levels, len(notes["group"]), width, dtype=torch.float64)
         for label, rows in asked.items():
             table = tables[label]
             result[:, rows] = pad(table, (0, width - table.shape[-1]), value=torch.inf)

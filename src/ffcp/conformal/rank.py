@@ -7,12 +7,14 @@ import numbers
 from collections.abc import Iterable
 from decimal import Decimal
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
+_BITS = 256  # of the largest term of a binomial law in whole numbers
 
-def exact_alpha(alpha: Any) -> Fraction:
+
+def exact_alpha(alpha: Any, what: str = "alpha") -> Fraction:
     """Read ``alpha`` as the decimal number the user wrote, and check that it lies in (0, 1).
 
     A float stands for the decimal number it prints as, rounded to 12 significant digits: 0.7 is
@@ -27,16 +29,18 @@ def exact_alpha(alpha: Any) -> Fraction:
     if isinstance(alpha, Tensor) and alpha.dim() == 0:
         alpha = alpha.detach().cpu().numpy()[()]  # keeps float32 apart from float64
     if isinstance(alpha, bool) or not isinstance(alpha, (numbers.Real, Decimal)):
-        raise TypeError(f"alpha must be a number between 0 and 1, got {alpha!r}")
+        raise TypeError(f"{what} must be a number between 0 and 1, got {alpha!r}")
     if math.isfinite(alpha):
         exact = isinstance(alpha, (numbers.Rational, Decimal))
         value = Fraction(alpha) if exact else Fraction(_rounded(alpha))  # type: ignore[arg-type]
         if 0 < value < 1:
             return value
-    raise ValueError(
-        f"alpha must lie strictly between 0 and 1, got {alpha}: "
-        "it is the share of misses allowed, so 0.1 asks for 90 % coverage"
-    )
+    says = {
+        "alpha": "it is the share of misses allowed, so 0.1 asks for 90 % coverage",
+        "confidence": "it is how sure the coverage is to be, so 0.95 fails for one of 20 "
+        "calibration sets",
+    }
+    raise ValueError(f"{what} must lie strictly between 0 and 1, got {alpha}: {says[what]}")
 
 
 def exact_alphas(alpha: Any) -> tuple[list[Fraction], bool]:
@@ -75,13 +79,81 @@ def conformal_rank(n: int, alpha: Any) -> int:
     return math.ceil((n + 1) * (1 - exact_alpha(alpha)))
 
 
-def points_needed(alpha: Any) -> int:
+def confident_rank(n: int, alpha: Any, confidence: Any) -> int:
+    """Return the smallest rank whose score covers 1 - alpha of new points, so surely.
+
+    Given n calibration points, the k-th smallest score covers a share of new points that follows
+    Beta(k, n + 1 - k), or more where scores tie. It is at least p = 1 - alpha with the probability
+    that Binomial(n, p) is below k. If no k up to n does, the result is n + 1.
+
+    >>> confident_rank(1000, 0.1, 0.95), conformal_rank(1000, 0.1)
+    (916, 901)
+    >>> confident_rank(28, 0.1, 0.95), confident_rank(29, 0.1, 0.95)
+    (29, 29)
+    """
+    p, wanted = 1 - exact_alpha(alpha), exact_alpha(confidence, "confidence")
+    terms = _binomial_terms(n, p)
+    start, total = terms.start, sum(terms.values)
+    # Every step away from the largest term rounds by less than one, and makes no error larger.
+    slack = 2 * (n + 1) * (len(terms.values) + 1)
+    running = 0
+    for k, term in enumerate(terms.values, start=start + 1):
+        running += term  # in proportion to P(Binomial(n, p) < k)
+        excess = running * wanted.denominator - total * wanted.numerator
+        if abs(excess) <= slack * wanted.denominator:
+            excess = _exact_excess(n, p, k, wanted)  # too near to call: count every number
+        if excess >= 0:
+            return k
+    return n + 1
+
+
+class _Terms(NamedTuple):
+    """Probabilities of a binomial law from ``start`` on, up to a common factor."""
+
+    start: int
+    values: list[int]
+
+
+def _binomial_terms(n: int, p: Fraction) -> _Terms:
+    """Give the terms of Binomial(n, p) in whole numbers; what is left out is below their unit."""
+    odds = p / (1 - p)
+    middle = min(n, int((n + 1) * p))
+    up, down, term = [1 << _BITS], [], 1 << _BITS
+    for i in range(middle, n):
+        term = term * (n - i) * odds.numerator // ((i + 1) * odds.denominator)
+        if not term:
+            break
+        up.append(term)
+    term = 1 << _BITS
+    for i in range(middle, 0, -1):
+        term = term * i * odds.denominator // ((n - i + 1) * odds.numerator)
+        if not term:
+            break
+        down.append(term)
+    return _Terms(middle - len(down), down[::-1] + up)
+
+
+def _exact_excess(n: int, p: Fraction, k: int, wanted: Fraction) -> int:
+    """Compare P(Binomial(n, p) < k) with a probability, in whole numbers without rounding."""
+    hit, miss = p.numerator, p.denominator - p.numerator
+    below: int = sum(math.comb(n, i) * hit**i * miss ** (n - i) for i in range(k))
+    whole: int = p.denominator**n
+    return below * wanted.denominator - wanted.numerator * whole
+
+
+def points_needed(alpha: Any, confidence: Any = None) -> int:
     """Return the smallest number of calibration points with a finite threshold at ``alpha``.
 
-    >>> points_needed(0.1)
-    9
+    >>> points_needed(0.1), points_needed(0.1, confidence=0.95)
+    (9, 29)
     """
     exact = exact_alpha(alpha)
+    if confidence is not None:  # the largest of n scores must do: (1 - alpha)^n <= 1 - confidence
+        doubt = 1 - exact_alpha(confidence, "confidence")
+        n = max(1, math.floor(math.log(doubt) / math.log1p(-float(exact))) - 1)
+        while (1 - exact) ** n > doubt:
+            n += 1
+        return n
     return math.ceil((1 - exact) / exact)
 
 

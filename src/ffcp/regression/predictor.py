@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from ffcp.conformal.calibration import Calibration
-from ffcp.conformal.columns import Table, take
+from ffcp.conformal.columns import Columns, Table, take
+from ffcp.conformal.draws import Draws
 from ffcp.conformal.marginal import Marginal
-from ffcp.conformal.rank import exact_alphas
+from ffcp.conformal.rank import exact_alpha, exact_alphas, points_needed
 from ffcp.network import checks, inputs
 from ffcp.pieces import Seen
 from ffcp.predictor import Predictor, Running, known_only, steady
@@ -119,7 +120,13 @@ class BandPredictor(Predictor):
 
     @steady
     def predict_interval(
-        self, x: Any, alpha: Any = 0.1, *, groups: Any = None, first_row: int | None = None
+        self,
+        x: Any,
+        alpha: Any = 0.1,
+        *,
+        confidence: Any = None,
+        groups: Any = None,
+        first_row: int | None = None,
     ) -> Interval:
         """Give bands that hold the truth with probability at least 1 - alpha.
 
@@ -133,6 +140,11 @@ class BandPredictor(Predictor):
         alpha
             Share of misses allowed, in (0, 1). Any value, without calibrating again. A sequence
             of them gives ``lower`` and ``upper`` a first dimension of levels, from one pass.
+        confidence
+            How sure it is to be, over calibration sets, that bands cover with probability
+            1 - alpha *given* these calibration points: 0.95, say (a PAC guarantee). Without it
+            they do so on average over calibration sets. For :class:`ffcp.Marginal` and
+            :class:`ffcp.Mondrian`, where it is so in every group by itself.
         groups
             The group of each point, if the calibration had groups.
         first_row
@@ -149,10 +161,16 @@ class BandPredictor(Predictor):
         asked, are_many = exact_alphas(alpha)  # what is no level is refused first
         self._must_be_calibrated()
         alphas = [self.alpha_of_each(level, self.calibration.coordinates) for level in asked]
+        sure = None
+        if confidence is not None:
+            doubt = 1 - exact_alpha(confidence, "confidence")
+            sure = 1 - self.alpha_of_each(doubt, self.calibration.coordinates)
         given, strictest = self._rows(x), alphas.index(min(alphas))
         ends, predictions = inputs.RowBuffer(given.count, dim=1), inputs.RowBuffer(given.count)
         infinite = Table()
         look_up = partial(self.calibration.thresholds, alphas)
+        if sure is not None:
+            look_up = partial(self._confident, alphas, sure)
         for seen, notes, thresholds in self._looked_up(given, look_up, groups, first_row):
             lost = thresholds[strictest].isinf().any(dim=-1).expand(len(seen.rows))
             if bool(lost.any()):
@@ -164,11 +182,16 @@ class BandPredictor(Predictor):
                 predictions.add({"prediction": band.prediction})
         if len(infinite):
             assert given.count is not None
-            self._warn_of_infinite(alphas[strictest], infinite, given.count)
+            self._warn_of_infinite(alphas[strictest], infinite, given.count, sure)
         lower, upper, prediction = ends["lower"], ends["upper"], predictions["prediction"]
         if are_many:
             return Interval(lower, upper, prediction, tuple(map(float, asked)))
         return Interval(lower[0], upper[0], prediction, float(asked[0]))
+
+    def _confident(
+        self, alphas: Sequence[Fraction], sure: Fraction, notes: Columns, random: Draws
+    ) -> Tensor:
+        return self.calibration.confident_thresholds(alphas, sure, notes)
 
     def _band(self, seen: Seen, threshold: Tensor) -> Interval:
         """Give bands whose ends have a first dimension of levels."""
@@ -187,11 +210,21 @@ class BandPredictor(Predictor):
         lower, upper = (end.to(outcome.device).reshape(shape) for end in (lower, upper))
         return Interval(lower, upper, outcome)
 
-    def _warn_of_infinite(self, alpha: Any, infinite: Table, rows: int) -> None:
+    def _warn_of_infinite(
+        self, alpha: Any, infinite: Table, rows: int, confidence: Any = None
+    ) -> None:
         notes = infinite.columns
         some = f"{len(infinite)} of {rows} bands are"
         what = some if self.calibration.is_local else "the band is"
-        self._warn(f"{what} infinite{self._why_infinite(alpha, notes)}")
+        if confidence is None:
+            why = self._why_infinite(alpha, notes)
+        else:
+            each = " in each group" if self.calibration.takes_groups else ""
+            why = (
+                f": alpha={float(alpha):g} with confidence={float(confidence):g} needs at least "
+                f"{points_needed(alpha, confidence)} calibration points{each}"
+            )
+        self._warn(f"{what} infinite{why}")
 
     def _must_be_settled(self) -> None:
         """Raise if something must be chosen before there are scores at all."""
