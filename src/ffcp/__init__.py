@@ -31,6 +31,7 @@ from ffcp.network.stored import Stored
 from ffcp.pieces import Needs, Seen
 from ffcp.regression.bands import Ends, Interval
 from ffcp.regression.bases import Point, Quantiles
+from ffcp.regression.distribution import Distribution
 from ffcp.regression.fcp.methods import FCP, FCQR
 from ffcp.regression.layers import Candidate, Choice
 from ffcp.regression.losses import pinball_loss
@@ -65,6 +66,7 @@ __all__ = [
     "Candidate",
     "Choice",
     "Constant",
+    "Distribution",
     "Ends",
     "FFCPWarning",
     "FFRaps",

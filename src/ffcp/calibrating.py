@@ -126,6 +126,9 @@ class Calibrating:
 
     def finish(self, noted: Columns) -> Columns:
         """Turn what was noted into scores and notes to keep."""
-        scores = self.scorer.scores(with_prefix("score.", noted))
-        notes = prefixed("note.", with_prefix("note.", noted))
-        return {"score": scores.cpu(), **notes}
+        own = with_prefix("score.", noted)
+        scores, notes = self.scorer.scores(own), with_prefix("note.", noted)
+        signs = self.scorer.signs(own) if self.calibration.keeps_signs else None
+        if signs is not None:
+            notes["signs"] = signs.cpu()
+        return {"score": scores.cpu(), **prefixed("note.", notes)}

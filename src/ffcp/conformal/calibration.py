@@ -41,6 +41,8 @@ class Calibration(nn.Module):
     takes_groups = False
     #: Whether NaN may stand for a score that is not known.
     takes_missing = False
+    #: Whether it keeps which scores are the size of a negative number, for distributions.
+    keeps_signs = False
     #: Whether thresholds differ from point to point, so that some may be infinite.
     is_local = False
     #: Whether something is still to be chosen before points can be kept.
@@ -98,6 +100,10 @@ class Calibration(nn.Module):
             "for one quantile of many points only: leave out confidence=, or calibrate with "
             "ffcp.Marginal or ffcp.Mondrian"
         )
+
+    def signed(self) -> Tensor | None:
+        """Give the signed scores (n, m), each column sorted; ``None`` where none are kept."""
+        return None
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Let a threshold of one's own count for several levels, and promise no confidence."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,7 +30,41 @@ class Marginal(Calibration):
     tensor([3.], dtype=torch.float64)
     """
 
+    signs: Tensor
     takes_missing = True
+    keeps_signs = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        # Whether each score is the size of a negative number; no columns where nobody can tell.
+        self.register_buffer("signs", torch.empty(0, 0, dtype=torch.bool))
+
+    def add(self, scores: Tensor, notes: Columns | None = None) -> None:
+        """Keep these scores, and their signs if they have any and all others have."""
+        notes = {"signs": _no_signs(len(scores)), **(notes or {})}
+        if len(self) and self.signs.shape[1:] != notes["signs"].shape[1:]:
+            self.signs, notes["signs"] = _no_signs(len(self)), _no_signs(len(scores))
+        super().add(scores, notes)
+
+    def keep(self, points: Mapping[str, Tensor]) -> None:
+        """Keep exactly these points; those saved before there were signs have none."""
+        super().keep({"signs": _no_signs(len(points["scores"])), **points})
+
+    def signed(self) -> Tensor | None:
+        """Give the signed scores, each column sorted, NaN last; ``None`` where none are known.
+
+        >>> scores = Marginal()
+        >>> signs = torch.tensor([[True], [False], [True]])
+        >>> scores.add(torch.tensor([[3.0], [1.0], [2.0]]), {"signs": signs})
+        >>> scores.signed()[:, 0]
+        tensor([-3., -2.,  1.], dtype=torch.float64)
+        """
+        if not self.signs.shape[1]:
+            return None
+        if "signed" not in self._cache:
+            self._cache["signed"] = self.scores.where(~self.signs, -self.scores).sort(dim=0).values
+        signed: Tensor = self._cache["signed"]
+        return signed
 
     def threshold(
         self, alpha: Any, notes: Columns | None = None, random: Draws | None = None
@@ -45,18 +80,39 @@ class Marginal(Calibration):
         return torch.stack(found)[:, None]
 
     def check(self, points: Mapping[str, Tensor]) -> None:
-        """Refuse scores that are not sorted, column by column, NaN last."""
+        """Refuse scores that are not sorted, column by column, NaN last, and signs of others."""
+        points = {"signs": _no_signs(len(points.get("scores", ()))), **points}
         super().check(points)
-        scores = points["scores"]
+        scores, signs = points["scores"], points["signs"]
+        if signs.dim() != 2 or signs.shape[1] not in (0, scores.shape[1]):
+            raise ValueError(f"signs of shape {tuple(signs.shape)} stand beside the scores")
+        if signs.shape[1] and bool((scores < 0).any()):
+            raise ValueError("scores that have a sign are negative")
         later, earlier = scores[1:], scores[:-1]
         if not bool(((earlier <= later) | later.isnan()).all()):
             raise ValueError("scores are not sorted")
 
     def arranged(self, points: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Sort scores."""
+        """Sort scores, and their signs along with them."""
         # Column-wise and in place, in numpy: torch.sort would also hold an index per score.
-        points["scores"].numpy().sort(axis=0)
-        return points
+        scores = points["scores"].contiguous().numpy()
+        if not points["signs"].shape[1]:
+            scores.sort(axis=0)
+            return {**points, "scores": torch.from_numpy(scores)}
+        # Sizes have no sign of their own: without it a bit is free, behind the last, for theirs.
+        # Read as whole numbers, sizes are in the same order, and NaN comes last.
+        bits = scores.view(np.uint64)
+        bits <<= 1
+        bits |= points["signs"].numpy()
+        bits.sort(axis=0)
+        signs = np.empty(bits.shape, dtype=bool)
+        np.bitwise_and(bits, 1, out=signs, casting="unsafe")
+        bits >>= 1
+        return {"scores": torch.from_numpy(scores), "signs": torch.from_numpy(signs)}
+
+
+def _no_signs(rows: int) -> Tensor:
+    return torch.empty(rows, 0, dtype=torch.bool)
 
 
 def sorted_quantile(scores: Tensor, alpha: Any, confidence: Any = None) -> Tensor:

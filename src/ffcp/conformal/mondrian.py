@@ -68,6 +68,11 @@ class Mondrian(Calibration):
         return self.inner.takes_missing
 
     @property
+    def keeps_signs(self) -> bool:  # type: ignore[override]
+        """Whether the groups keep which scores are the size of a negative number."""
+        return self.inner.keeps_signs
+
+    @property
     def is_local(self) -> bool:  # type: ignore[override]
         """Whether thresholds differ inside a group."""
         return self.inner.is_local

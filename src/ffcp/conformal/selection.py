@@ -56,6 +56,11 @@ class Scorer:
         """Give the scores (n, m) of rows that were noted, here or by the one that was open."""
         return torch.as_tensor(noted["score"])
 
+    def signs(self, noted: Columns) -> Tensor | None:
+        """Say which of these rows' scores are the size of a negative number, if any can be."""
+        sign: Tensor | None = noted.get("sign")
+        return sign
+
     # -- only where something is open -------------------------------------------------------
 
     #: How many rows are enough to choose; more would only cost time and memory.

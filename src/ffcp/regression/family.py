@@ -18,9 +18,9 @@ from ffcp.network import checks, inputs, passes
 from ffcp.network.features import OUTPUT
 from ffcp.pieces import Needs, Seen
 from ffcp.regression import bands, layers
-from ffcp.regression.bands import Ends
+from ffcp.regression.bands import Ends, as_float64
 from ffcp.regression.bases import Base, columns
-from ffcp.regression.joint import Joint, reduced
+from ffcp.regression.joint import Joint, has_own_thresholds, reduced
 from ffcp.regression.layers import Trial
 from ffcp.regression.sides import BOTH, EACH, growth, kept_scores
 from ffcp.regression.slacks import checked_slack
@@ -64,8 +64,38 @@ class Family(Scorer):
         raise NotImplementedError
 
     def note(self, seen: Seen, y: Any) -> dict[str, Any]:
-        """Note the scores of the sides that are promised."""
-        return {"score": kept_scores(self, seen, self.target(seen, y))}
+        """Note the scores of the sides that are promised, and their signs if they have any."""
+        target = self.target(seen, y)
+        return {"score": kept_scores(self, seen, target), **self._sign(seen, target)}
+
+    def _sign(self, seen: Seen, y: Tensor) -> dict[str, Tensor]:
+        """Note which targets lie below, where the score of each is the size of a signed one."""
+        is_folded = self.side == BOTH and (has_own_thresholds(self.joint) or y.shape[1] == 1)
+        curve = self.curve(seen) if is_folded else None
+        if curve is None:
+            return {}
+        return {"sign": self.signed(curve, as_float64(y).cpu()) < 0}
+
+    # -- only where the score is the size of a signed one -------------------------------------
+
+    #: Why there is no distribution of the target, where there is none.
+    why_unsigned = "its score is not the size of a number that grows with the target"
+
+    def curve(self, seen: Seen) -> dict[str, Tensor] | None:
+        """Give what signed scores of some rows depend on, on the CPU: columns (n, m, ...).
+
+        ``None`` if scores are not the size of signed ones: ``max(below, above)`` of
+        :meth:`sides`, with ``below = -above``.
+        """
+        return None
+
+    def signed(self, curve: Columns, y: Tensor) -> Tensor:
+        """Give the signed scores, which grow with y, of targets (..., n, m)."""
+        raise NotImplementedError
+
+    def at(self, curve: Columns, signed: Tensor) -> Tensor:
+        """Give the targets that have these signed scores (..., n, m)."""
+        raise NotImplementedError
 
     def target(self, seen: Seen, y: Tensor) -> Tensor:
         """Bring targets to (n, m)."""
@@ -127,6 +157,23 @@ class SlackBands(Family):
     def sides(self, seen: Seen, y: Tensor) -> tuple[Tensor, Tensor]:
         """Say how far targets lie outside each end, in units of its slack."""
         return bands.sides(self.ends(seen), y)
+
+    why_unsigned = "its base has two ends, each with a score of its own: give a point prediction"
+
+    def curve(self, seen: Seen) -> dict[str, Tensor] | None:
+        """Give centre and slack, where both ends share them."""
+        ends = self.ends(seen)
+        if not ends.is_symmetric:
+            return None
+        return {"centre": ends.lo.cpu(), "slack": ends.slack_lo.expand_as(ends.lo).cpu()}
+
+    def signed(self, curve: Columns, y: Tensor) -> Tensor:
+        """Say how far targets lie above the centre, in units of the slack."""
+        return torch.as_tensor((y - curve["centre"]) / curve["slack"])
+
+    def at(self, curve: Columns, signed: Tensor) -> Tensor:
+        """Move the centre by so many slacks."""
+        return torch.as_tensor(curve["centre"] + signed * curve["slack"])
 
     def scores(self, noted: Columns) -> Tensor:
         """Give the scores of rows that were noted, also before this slack was chosen."""
@@ -200,7 +247,15 @@ class SlackChoice(Family):
             width, slack = growth(option.ends(seen), self.side)
             noted[f"score.{name}"] = kept_scores(option, seen, target).cpu()
             noted[f"slack.{name}"] = slack.cpu()
-        return {**noted, "width": width.cpu()}
+        return {**noted, "width": width.cpu(), **self._sign(seen, target)}
+
+    def curve(self, seen: Seen) -> dict[str, Tensor] | None:
+        """Give what plain CP does: the sign of a residual is the same for every slack."""
+        return self._options[OUTPUT].curve(seen)
+
+    def signed(self, curve: Columns, y: Tensor) -> Tensor:
+        """Say how far targets lie above the centre."""
+        return self._options[OUTPUT].signed(curve, y)
 
     def choose(self, aside: Columns, alpha: Any) -> Chosen:
         """Take the slack with the shortest mean band; of one end, that reaches least far."""

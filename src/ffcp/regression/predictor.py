@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ffcp.conformal.calibration import Calibration
-from ffcp.conformal.columns import Columns, Table, take
+from ffcp.conformal.columns import Columns, Table, prefixed, take
 from ffcp.conformal.draws import Draws
 from ffcp.conformal.marginal import Marginal
 from ffcp.conformal.rank import exact_alpha, exact_alphas, points_needed
@@ -23,10 +23,11 @@ from ffcp.recipes import public
 from ffcp.regression.bands import Interval
 from ffcp.regression.bases import Base, Point
 from ffcp.regression.common import Common
+from ffcp.regression.distribution import Distribution
 from ffcp.regression.family import Family, SlackBands
 from ffcp.regression.joint import checked_joint, has_own_thresholds
 from ffcp.regression.layers import Choice
-from ffcp.regression.sides import BOTH, EACH, checked_side, columns_of, ends_at, shared_out
+from ffcp.regression.sides import BOTH, EACH, LOWER, checked_side, columns_of, ends_at, shared_out
 from ffcp.regression.slacks import as_slack
 from ffcp.regression.support import checked_support
 
@@ -187,6 +188,97 @@ class BandPredictor(Predictor):
         if are_many:
             return Interval(lower, upper, prediction, tuple(map(float, asked)))
         return Interval(lower[0], upper[0], prediction, float(asked[0]))
+
+    @steady
+    def predict_distribution(
+        self, x: Any, *, groups: Any = None, first_row: int | None = None
+    ) -> Distribution:
+        """Give the distribution of the target: a conformal predictive system.
+
+        Parameters
+        ----------
+        x, groups
+            As in :meth:`predict_interval`.
+        first_row
+            For random numbers that must be repeated, as in :meth:`predict_interval`.
+
+        Returns
+        -------
+        Distribution
+            With ``quantile(levels)``, ``cdf(y)``, ``p_value(y)``, ``crps(y)`` and ``sample(n)``.
+            1 / (n + 1) of its mass lies at each infinity.
+
+        Raises
+        ------
+        ValueError
+            If the score of the method has no sign, or the calibration keeps none.
+        """
+        self._must_be_calibrated()
+        parts = getattr(self.calibration, "parts", lambda: {None: self.calibration})()
+        tables = [self._signed_scores(part) for part in parts.values()]
+        number = {label: place for place, label in enumerate(parts)}
+        given = self._rows(x)
+        buffer = inputs.RowBuffer(given.count)
+        curve: dict[str, Tensor] | None = None
+        for seen in self._seen(given, groups):
+            curve, outcome = self._scorer.curve(seen), self._scorer.prediction(seen.output)
+            if curve is None:
+                raise ValueError(self._no_distribution(self._scorer.why_unsigned))
+            self._must_be_signed(tables[0], outcome[0].numel())
+            labels = self.calibration.note(seen).get("group", [None] * len(outcome))
+            self._must_know(labels, number)
+            rows = {
+                "group": torch.tensor([number[label] for label in labels]),
+                "row": self._row_numbers(seen, first_row),
+            }
+            buffer.add({"prediction": outcome.cpu(), **rows, **prefixed("curve.", curve)})
+        return Distribution(
+            self._scorer,
+            {name: buffer[f"curve.{name}"] for name in curve or ()},
+            buffer["prediction"],
+            [table for table in tables if table is not None],
+            buffer["group"],
+            buffer["row"],
+            self._stream.entropy(pinned=first_row is not None),
+            self.support,
+        )
+
+    def _must_know(self, labels: Sequence[Any], known: Mapping[Any, int]) -> None:
+        unseen = [label for label in dict.fromkeys(labels) if label not in known]
+        if unseen:
+            raise ValueError(
+                f"no calibration point belongs to group {', '.join(map(repr, unseen[:8]))}: "
+                "calibrate with points of that group, or merge it into another"
+            )
+
+    def _signed_scores(self, part: Calibration) -> Tensor | None:
+        """Give the signed scores of points, each column sorted, NaN last."""
+        if not part.keeps_signs:
+            raise ValueError(
+                self._no_distribution(
+                    f"{type(part).__name__} keeps no signs of scores, and its thresholds are no "
+                    "quantiles of one distribution: calibrate with ffcp.Marginal or ffcp.Mondrian"
+                )
+            )
+        if self.side == BOTH:
+            return part.signed()
+        above = part.scores.chunk(2, dim=1)[1] if self.side == EACH else part.scores
+        return (-above).sort(dim=0).values if self.side == LOWER else above
+
+    def _must_be_signed(self, scores: Tensor | None, outputs: int) -> None:
+        if not has_own_thresholds(self.joint) and outputs > 1:
+            why = f"with joint={self.joint!r} one score is kept of all outputs: leave out joint="
+            raise ValueError(self._no_distribution(why))
+        if scores is None:
+            why = "its calibration was saved before signs of scores were kept: calibrate again"
+            raise ValueError(self._no_distribution(why))
+        if outputs != scores.shape[1]:
+            raise ValueError(
+                f"calibrated on {scores.shape[1]} outputs, but the model now gives {outputs}"
+            )
+
+    def _no_distribution(self, why: str) -> str:
+        return f"{type(self).__name__} has no distribution of the target: {why}"
 
     def _confident(
         self, alphas: Sequence[Fraction], sure: Fraction, notes: Columns, random: Draws

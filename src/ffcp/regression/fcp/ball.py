@@ -50,6 +50,7 @@ class Ball(Family):
 
     most_rows = 1000
     lowest = 0.0
+    why_unsigned = "its score is a distance in feature space, which has no side"
     what_is_open = "the number of steps"
 
     def __init__(

@@ -1,0 +1,221 @@
+"""Conformal predictive systems: all quantiles of the target at once, from signed scores.
+
+Where the score of a target is the size of one number that grows with it, a = (y - f(x)) / s(x), the
+n numbers a_i of the calibration points say how the target of a new point is spread: with
+C_i = f(x) + s(x) a_i, in order, each of the n + 1 gaps between them holds it with probability
+1 / (n + 1). So 1 / (n + 1) of the mass lies at each infinity: below C_1 and above C_n nothing more
+is known. The *finite part* is the rest, which the points C_1, ..., C_n stand for, 1 / n each.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from ffcp.conformal.columns import Columns
+from ffcp.conformal.draws import Draws
+from ffcp.conformal.rank import exact_alpha, exact_alphas
+from ffcp.network import arrays, checks
+from ffcp.regression.support import Support
+
+_TIES, _SAMPLE = 4, 5  # streams of random numbers
+_BLOCK = 2**20  # numbers worked on at once
+
+
+class Curves(Protocol):
+    """What is asked of a family whose score is the size of a signed one."""
+
+    def signed(self, curve: Columns, y: Tensor) -> Tensor:
+        """Give the signed scores, which grow with y, of targets (..., n, m)."""
+
+    def at(self, curve: Columns, signed: Tensor) -> Tensor:
+        """Give the targets with these signed scores (..., n, m)."""
+
+
+class _Part(NamedTuple):
+    """One output of the rows of one group: their numbers, and the group's sorted signed scores."""
+
+    rows: Tensor
+    output: int
+    scores: Tensor
+
+
+class Distribution:
+    """The distribution of each row's target, from :meth:`ffcp.Bands.predict_distribution`.
+
+    Of n calibration points 1 / (n + 1) of the mass lies at each infinity: quantiles of levels
+    below 1 / (n + 1) and above n / (n + 1) are infinite, and ``crps`` and ``sample`` are those of
+    the finite part.
+
+    Examples
+    --------
+    >>> import ffcp
+    >>> model, x = torch.nn.Linear(2, 1), torch.randn(99, 2)  # yours is trained
+    >>> y = model(x).detach()[:, 0] + torch.arange(99.0)
+    >>> found = ffcp.CP(model).calibrate(x, y).predict_distribution(x[:1])
+    >>> (found.quantile((0.1, 0.5, 0.9)) - found.prediction).flatten().round()
+    tensor([ 9., 49., 89.])
+    >>> found.cdf(found.prediction + 9.5)
+    tensor([[0.1050]], dtype=torch.float64)
+    """
+
+    def __init__(
+        self,
+        family: Curves,
+        curve: Mapping[str, Tensor],
+        prediction: Tensor,
+        tables: Sequence[Tensor],
+        group: Tensor,
+        numbers: Tensor,
+        entropy: int,
+        support: Support | None = None,
+    ) -> None:
+        #: The point prediction, in the shape of the model's output.
+        self.prediction = prediction
+        self._family, self._curve, self._support = family, curve, support
+        self._tables, self._group = tables, group
+        self._numbers, self._entropy = numbers, entropy
+
+    def __len__(self) -> int:
+        return len(self.prediction)
+
+    def __repr__(self) -> str:
+        sizes = sorted({len(table) for table in self._tables})
+        points = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
+        return f"Distribution({len(self)} rows, from {points} calibration points)"
+
+    # -- what it says -----------------------------------------------------------------------
+
+    def quantile(self, levels: Any) -> Tensor:
+        """Give quantiles, in the shape and type of the prediction.
+
+        Several levels give a first dimension more. Below one half a quantile is rounded down, to
+        the next C_k, and above it up, so that (0.05, 0.95) are the ends of the bands of
+        ``side="each"`` at alpha = 0.1; the median lies in the middle.
+        """
+        asked, are_many = exact_alphas(levels)
+        scores = self.prediction.new_empty(
+            len(asked), len(self), self._outputs, dtype=torch.float64
+        )
+        for part in self._parts():
+            n = len(part.scores)
+            padded = torch.cat([_infinity(-1), part.scores, _infinity(1)])
+            for place, level in enumerate(asked):
+                exact = (n + 1) * exact_alpha(level)
+                ranks = [math.floor(exact), math.ceil(exact)]
+                ranks = ranks if 2 * level == 1 else ranks[:1] if 2 * level < 1 else ranks[1:]
+                scores[place, part.rows, part.output] = padded[ranks].mean()
+        ends = self._cut(self._family.at(self._curve, scores))
+        ends = ends.to(self.prediction.dtype).reshape(len(asked), *self.prediction.shape)
+        return ends if are_many else ends[0]
+
+    def cdf(self, y: Any) -> Tensor:
+        """Give the probability of targets up to y: k + 1/2 of n + 1 behind the k-th C.
+
+        ``y`` has the shape of the prediction, or one dimension more before it.
+        """
+        return self._shares(y, 0.5)
+
+    def p_value(self, y: Any) -> Tensor:
+        """Give the share of mass below y, the place inside its gap drawn at random.
+
+        Over new points these numbers are uniform on [0, 1], exactly. Random numbers belong to the
+        rows: asked again, they are the same.
+        """
+        draws = Draws(self._entropy, _TIES)
+        return self._shares(y, draws.uniform(self._numbers, self._outputs))
+
+    def crps(self, y: Any) -> Tensor:
+        """Give the continuous ranked probability score of the finite part; smaller is better.
+
+        It integrates the squared distance between the distribution and the step at y. The work
+        grows with rows times calibration points.
+        """
+        target = self._targets(y)
+        result = torch.empty(target.shape, dtype=torch.float64)
+        for part in self._parts():
+            n = len(part.scores)
+            spread = (2 * torch.arange(1, n + 1) - n - 1) / n**2
+            for some in part.rows.split(max(1, _BLOCK // n)):
+                atoms = self._cut(self._atoms(part, part.scores.expand(len(some), n), some))
+                miss = (atoms - target[:, some, part.output, None]).abs().mean(dim=-1)
+                result[:, some, part.output] = miss - atoms @ spread.double()
+        return self._shaped(result, y)
+
+    def sample(self, n: int) -> Tensor:
+        """Draw n targets of each row from the finite part: a first dimension of n."""
+        if n < 1:
+            raise ValueError(f"a sample has at least one target, got n={n}")
+        drawn = Draws(self._entropy, _SAMPLE).uniform(self._numbers, n * self._outputs)
+        drawn = drawn.view(len(self), n, self._outputs).movedim(1, 0)
+        scores = torch.empty_like(drawn)
+        for part in self._parts():
+            place = (drawn[:, part.rows, part.output] * len(part.scores)).long()
+            scores[:, part.rows, part.output] = part.scores[place]
+        found = self._cut(self._family.at(self._curve, scores)).to(self.prediction.dtype)
+        return found.reshape(n, *self.prediction.shape)
+
+    # -- how ----------------------------------------------------------------------------------
+
+    @property
+    def _outputs(self) -> int:
+        return self.prediction[0].numel()
+
+    def _parts(self) -> Iterator[_Part]:
+        """Give the rows of each group with the sorted signed scores, output by output."""
+        for number, table in enumerate(self._tables):
+            rows = (self._group == number).nonzero()[:, 0]
+            for output in range(self._outputs):
+                column = table[:, output]
+                yield _Part(rows, output, column[~column.isnan()])
+
+    def _atoms(self, part: _Part, scores: Tensor, rows: Tensor) -> Tensor:
+        """Give the targets of scores (rows, k) of one output."""
+        curve = {name: c[rows][:, part.output : part.output + 1] for name, c in self._curve.items()}
+        return self._family.at(curve, scores.T[..., None])[..., 0].T
+
+    def _shares(self, y: Any, inside: Tensor | float) -> Tensor:
+        """Give the mass below y, and a share of that of its own gap."""
+        target = self._targets(y)
+        signed = self._family.signed(self._curve, target)
+        result = torch.empty(signed.shape, dtype=torch.float64)
+        for part in self._parts():
+            own = signed[:, part.rows, part.output].contiguous()
+            first = torch.searchsorted(part.scores, own)
+            last = torch.searchsorted(part.scores, own, right=True)
+            share = inside[part.rows, part.output] if isinstance(inside, Tensor) else inside
+            below = (first.double() + share * (last - first + 1)) / (len(part.scores) + 1)
+            result[:, part.rows, part.output] = below
+        if self._support is not None and not isinstance(inside, Tensor):
+            result = result.masked_fill(target >= self._support.high, 1.0)
+            result = result.masked_fill(target < self._support.low, 0.0)
+        return self._shaped(result, y)
+
+    def _targets(self, y: Any) -> Tensor:
+        """Bring targets to (k, n, m) in float64."""
+        target = arrays.target_tensor(y).detach().cpu()
+        checks.finite(target, "y")
+        if self._are_several(target):
+            return target.double().reshape(len(target), len(self), -1)
+        return checks.target(target, self.prediction).double().reshape(1, len(self), -1)
+
+    def _shaped(self, values: Tensor, y: Any) -> Tensor:
+        """Bring values (k, n, m) to the shape of the prediction, or one dimension more."""
+        whole = values.reshape(len(values), *self.prediction.shape)
+        return whole if self._are_several(arrays.target_tensor(y)) else whole[0]
+
+    def _are_several(self, target: Tensor) -> bool:
+        """Say whether there are several targets for each row, in a first dimension."""
+        shape = self.prediction.shape
+        return target.dim() == len(shape) + 1 and target.shape[1:] == shape
+
+    def _cut(self, values: Tensor) -> Tensor:
+        return values if self._support is None else values.clamp(*self._support)
+
+
+def _infinity(sign: int) -> Tensor:
+    return torch.full((1,), sign * math.inf, dtype=torch.float64)
