@@ -225,4 +225,8 @@ def test_the_model_is_no_part_of_a_file(tmp_path: Path) -> None:
     path = tmp_path / "bands.safetensors"
     predictor = ffcp.CP(nn.Linear(4, 1)).calibrate(X, Y)
     predictor.save(path)
-    assert sorted(files.read(path)) == ["_extra_state", "calibration.scores"]
+    assert sorted(files.read(path)) == [
+        "_extra_state",
+        "calibration.scores",
+        "calibration.signs",
+    ]

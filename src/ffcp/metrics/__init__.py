@@ -3,10 +3,11 @@
 Functions of bands take any tuple that starts with ``(lower, upper)``, as tensors or arrays.
 With several outputs a row counts by the share of its outputs that are covered, or, with
 ``joint=True``, as covered only if all of them are, or, with a number as 0.9, if at least that
-share of them is.
+share of them is. Of several levels, a first dimension more, every score is a list. With
+``missing=True`` a NaN in ``y`` stands for a target that is not known, and does not count.
 """
 
-from ffcp.metrics.bands import coverage, interval_score, mean_length
+from ffcp.metrics.bands import coverage, crps, interval_score, mean_length, pinball_loss
 from ffcp.metrics.groups import cut, group_coverage, size_stratified_coverage, tertiles
 from ffcp.metrics.sets import (
     class_coverage,
@@ -26,12 +27,14 @@ __all__ = [
     "class_coverage",
     "class_coverage_gap",
     "coverage",
+    "crps",
     "cut",
     "group_coverage",
     "interval_score",
     "mean_length",
     "mean_set_size",
     "median_set_size",
+    "pinball_loss",
     "set_coverage",
     "singleton_hit_ratio",
     "size_stratified_coverage",

@@ -1,9 +1,9 @@
-"""Coverage, length and interval score of bands."""
+"""Coverage, length and scores of bands, of quantiles and of distributions."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -11,12 +11,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ffcp.conformal.rank import exact_alpha
+from ffcp.conformal.rank import exact_alphas
 from ffcp.metrics.shares import Coverage
 
 
-def coverage(band: Sequence[Any], y: Any, *, joint: bool | float = False) -> Coverage:
-    """Measure the share of targets inside their band.
+def coverage(
+    band: Sequence[Any], y: Any, *, joint: bool | float = False, missing: bool = False
+) -> Any:
+    """Measure the share of targets inside their band; of several levels, one after the other.
+
+    With ``missing=True`` a NaN in ``y`` is a target that is not known, and does not count.
 
     >>> coverage(([0.0, 0.0], [1.0, 1.0]), [0.5, 2.0])
     0.500 [0.095, 0.905]
@@ -24,8 +28,13 @@ def coverage(band: Sequence[Any], y: Any, *, joint: bool | float = False) -> Cov
     >>> [float(coverage(box, [[0.5, 2.0]], joint=joint)) for joint in (False, True, 0.5)]
     [0.5, 0.0, 1.0]
     """
-    hits = hits_of(band, y, joint)
-    return Coverage(float(hits.mean()), len(hits))
+
+    def measured(level: Sequence[Any]) -> Coverage:
+        hits = hits_of(level, y, joint, missing)
+        hits = hits[~hits.isnan()]
+        return Coverage(float(hits.mean()), len(hits))
+
+    return by_level(band, y, measured)
 
 
 def mean_length(band: Sequence[Any]) -> float:
@@ -38,34 +47,109 @@ def mean_length(band: Sequence[Any]) -> float:
     return float((upper - lower).mean())
 
 
-def interval_score(band: Sequence[Any], y: Any, alpha: Any = 0.1) -> float:
+def interval_score(band: Sequence[Any], y: Any, alpha: Any = None, *, missing: bool = False) -> Any:
     """Average Winkler's interval score: length plus 2 / alpha times every miss distance.
 
-    Smaller is better; the true conditional quantiles minimise it.
+    Smaller is better; the true conditional quantiles minimise it. ``alpha`` is that of the band if
+    it knows it, else 0.1; of several levels there is a score for each.
 
     >>> interval_score(([0.0], [1.0]), [1.5], alpha=0.1)
     11.0
+    >>> interval_score(([[0.0], [0.0]], [[1.0], [2.0]]), [1.5], alpha=(0.1, 0.05))
+    [11.0, 2.0]
     """
-    lower, upper = bounds_of(band)
-    target = target_of(y, lower)
-    miss = (lower - target).clamp_min(0) + (target - upper).clamp_min(0)
-    return float((upper - lower + 2 / float(exact_alpha(alpha)) * miss).mean())
+    asked = (getattr(band, "alpha", None) or 0.1) if alpha is None else alpha
+    levels, are_many = exact_alphas(asked)
+    left = iter(levels)
+
+    def measured(level: Sequence[Any]) -> float:
+        lower, upper = bounds_of(level)
+        target = target_of(y, lower, missing)
+        miss = (lower - target).clamp_min(0) + (target - upper).clamp_min(0)
+        return _mean(upper - lower + 2 / float(next(left)) * miss)
+
+    bands = len(as_tensor(band[0])) if _has_levels(band, y) else 1
+    if len(levels) != bands or are_many != _has_levels(band, y):
+        raise ValueError(
+            f"there are {bands} levels of bands and {len(levels)} of alpha: give one for each"
+        )
+    return by_level(band, y, measured)
+
+
+def pinball_loss(quantiles: Any, y: Any, levels: Any, *, missing: bool = False) -> Any:
+    """Average the pinball loss of quantiles; of several levels, in a first dimension, for each.
+
+    Smaller is better; the true conditional quantile of the level minimises it.
+
+    >>> pinball_loss([1.0, 1.0], [2.0, 0.0], 0.75)
+    0.5
+    >>> pinball_loss([[1.0, 1.0], [2.0, 2.0]], [2.0, 0.0], (0.25, 0.75))
+    [0.5, 0.25]
+    """
+    asked, are_many = exact_alphas(levels)
+    given = as_tensor(quantiles)
+    given = given if are_many else given[None]
+    if len(given) != len(asked):
+        raise ValueError(f"there are {len(given)} quantiles and {len(asked)} levels")
+    losses = []
+    for guess, level in zip(given, map(float, asked), strict=True):
+        miss = target_of(y, guess, missing) - guess
+        losses.append(_mean(torch.maximum(level * miss, (level - 1) * miss)))
+    return losses if are_many else losses[0]
+
+
+def crps(distribution: Any, y: Any, *, missing: bool = False) -> float:
+    """Average the continuous ranked probability score of an :class:`ffcp.Distribution`.
+
+    >>> class Sure:  # of the value 1
+    ...     prediction = torch.ones(2)
+    ...
+    ...     def crps(self, y):
+    ...         return (y - 1).abs()
+    >>> crps(Sure(), [1.0, 4.0])
+    1.5
+    """
+    target = target_of(y, as_tensor(distribution.prediction), missing)
+    scores = distribution.crps(target.nan_to_num(0.0))
+    return _mean(scores.masked_fill(target.isnan(), math.nan))
+
+
+def _mean(values: Tensor) -> float:
+    """Average what is known."""
+    return float(values.nanmean())
 
 
 # -- reading bands and targets -----------------------------------------------------------------
 
 
-def hits_of(band: Sequence[Any], y: Any, joint: bool | float) -> Tensor:
-    """Give the covered share of each row, in [0, 1]."""
+def by_level(band: Sequence[Any], y: Any, measure: Callable[[Sequence[Any]], Any]) -> Any:
+    """Measure a band; of several levels, in a first dimension more, each of them."""
+    if not _has_levels(band, y):
+        return measure(band)
+    return [measure((low, high)) for low, high in zip(band[0], band[1], strict=True)]
+
+
+def _has_levels(band: Sequence[Any], y: Any) -> bool:
+    lower, target = as_tensor(band[0]), as_tensor(y)
+    if lower.dim() == target.dim() + 2 and lower.shape[-1] == 1:  # targets (n,), outputs (n, 1)
+        target = target[:, None]
+    return lower.dim() == target.dim() + 1 and lower.shape[1:] == target.shape
+
+
+def hits_of(band: Sequence[Any], y: Any, joint: bool | float, missing: bool = False) -> Tensor:
+    """Give the covered share of each row, in [0, 1]; NaN where no target is known."""
     lower, upper = bounds_of(band)
-    target = target_of(y, lower)
-    inside = ((lower <= target) & (target <= upper)).double().reshape(len(target), -1)
+    target = target_of(y, lower, missing)
+    known = (~target.isnan()).reshape(len(target), -1).sum(dim=1)
+    inside = ((lower <= target) & (target <= upper)).double().reshape(len(target), -1).sum(dim=1)
     if joint is False:
-        return inside.mean(dim=1)
+        return inside / known
     if not 0 < joint <= 1:
         raise ValueError(f"joint must be False, True or a share between 0 and 1, got {joint}")
-    wanted = math.ceil(Fraction(str(float(joint))) * inside.shape[1])
-    return (inside.sum(dim=1) >= wanted).double()
+    share = Fraction(str(float(joint)))
+    counts = {count: math.ceil(share * count) for count in known.unique().tolist()}
+    wanted = torch.tensor([counts[count] for count in known.tolist()])
+    return (inside >= wanted).double().masked_fill(known == 0, math.nan)
 
 
 def bounds_of(band: Sequence[Any]) -> tuple[Tensor, Tensor]:
@@ -81,15 +165,17 @@ def bounds_of(band: Sequence[Any]) -> tuple[Tensor, Tensor]:
     return lower, upper
 
 
-def target_of(y: Any, lower: Tensor) -> Tensor:
+def target_of(y: Any, lower: Tensor, missing: bool = False) -> Tensor:
     """Read targets in the shape of a band; a target (n,) fits a band (n, 1)."""
     target = as_tensor(y)
     if target.dim() == 1 and lower.shape == (len(target), 1):
         target = target[:, None]
     if target.shape != lower.shape:
         raise ValueError(f"target has shape {tuple(target.shape)}, band {tuple(lower.shape)}")
-    if bool(target.isnan().any()):
-        raise ValueError("the target holds NaN")
+    if bool(target.isnan().any()) and not missing:
+        raise ValueError("the target holds NaN: if that stands for unknown ones, say missing=True")
+    if bool(target.isnan().all()):
+        raise ValueError("no target is known")
     return target
 
 

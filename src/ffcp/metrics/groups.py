@@ -20,6 +20,7 @@ def group_coverage(
     feature: Any = None,
     slices: int = 3,
     joint: bool | float = False,
+    missing: bool = False,
 ) -> GroupCoverage:
     """Measure coverage inside groups of rows.
 
@@ -37,6 +38,8 @@ def group_coverage(
         How many slices of the feature.
     joint
         Whether a row counts as covered only if all its outputs are.
+    missing
+        Whether NaN in ``y`` stands for a target that is not known.
 
     Examples
     --------
@@ -44,7 +47,7 @@ def group_coverage(
     >>> result.worst_group, result.worst, result.gap
     ('b', 0.000 [0.000, 0.658], 1.0)
     """
-    hits = hits_of(band, y, joint)
+    hits = hits_of(band, y, joint, missing)
     if groups is not None and feature is not None:
         raise ValueError("give groups or a feature to cut by, not both")
     if feature is not None:
@@ -55,7 +58,8 @@ def group_coverage(
         raise ValueError(
             f"groups has shape {labels.shape}, expected one label per row: {len(hits)}"
         )
-    return GroupCoverage(by_label(hits, labels))
+    known = ~hits.isnan()
+    return GroupCoverage(by_label(hits[known], labels[known.numpy()]))
 
 
 def cut(values: Any, slices: int = 3) -> np.ndarray:
@@ -93,18 +97,25 @@ def tertiles(y: Any) -> np.ndarray:
     >>> tertiles([0, 0, 0, 0, 1, 2]).tolist()
     ['zero', 'zero', 'zero', 'zero', 'low', 'high']
     """
-    values = as_tensor(y).reshape(len(y), -1).mean(dim=1).numpy()
+    values = as_tensor(y).reshape(len(y), -1).nanmean(dim=1).numpy()
+    if np.isnan(values).all():
+        raise ValueError("no target is known")
     zeros = values == 0
     if zeros.mean() > 0.5:
         rest = values[~zeros]
-        cut = np.quantile(rest, 0.5, method="lower") if len(rest) else 0.0
+        cut = np.nanquantile(rest, 0.5, method="lower") if len(rest) else 0.0
         return np.where(zeros, "zero", np.where(values <= cut, "low", "high"))
-    low, high = np.quantile(values, [1 / 3, 2 / 3], method="lower")
+    low, high = np.nanquantile(values, [1 / 3, 2 / 3], method="lower")
     return np.where(values <= low, "low", np.where(values <= high, "middle", "high"))
 
 
 def size_stratified_coverage(
-    band: Sequence[Any], y: Any, bins: int = 5, *, joint: bool | float = False
+    band: Sequence[Any],
+    y: Any,
+    bins: int = 5,
+    *,
+    joint: bool | float = False,
+    missing: bool = False,
 ) -> GroupCoverage:
     """Measure coverage among rows of similar band length, from the shortest to the longest.
 
@@ -127,7 +138,9 @@ def size_stratified_coverage(
     ordered = rounded.sort().values
     cuts = ordered[[len(ordered) * i // bins for i in range(1, bins)]].unique()
     strata = torch.bucketize(rounded, cuts, right=True)
-    hits = hits_of(band, y, joint)
+    hits = hits_of(band, y, joint, missing)
+    known = ~hits.isnan()
+    lengths, strata, hits = lengths[known], strata[known], hits[known]
     return GroupCoverage(
         {
             f"{float(lengths[strata == s].min()):.4g} to {float(lengths[strata == s].max()):.4g}": (

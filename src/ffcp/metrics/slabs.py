@@ -23,6 +23,7 @@ def worst_slab_coverage(
     directions: int = 1000,
     seed: int = 0,
     joint: bool | float = False,
+    missing: bool = False,
 ) -> Coverage:
     """Measure coverage on the worst slab ``a <= v.x <= b`` that holds a share of the rows.
 
@@ -41,6 +42,8 @@ def worst_slab_coverage(
         Seed of the directions and of the division into halves.
     joint
         Whether a row counts as covered only if all its outputs are.
+    missing
+        Whether NaN in ``y`` stands for a target that is not known.
 
     Examples
     --------
@@ -51,8 +54,9 @@ def worst_slab_coverage(
     """
     if not 0 < share <= 1:
         raise ValueError(f"share must lie in (0, 1], got {share}")
-    hits = hits_of(band, y, joint)
+    hits = hits_of(band, y, joint, missing)
     points = as_tensor(x).reshape(len(hits), -1)
+    points, hits = points[~hits.isnan()], hits[~hits.isnan()]
     if len(hits) < 4:
         raise ValueError(f"worst-slab coverage needs at least 4 rows, got {len(hits)}")
     random = np.random.default_rng(seed)
