@@ -10,7 +10,7 @@ torch.Size([5, 1])
 
 __version__ = "0.1.0"
 
-from ffcp import bounds, metrics, segmentation
+from ffcp import bounds, metrics, plots, segmentation
 from ffcp.classification.methods import APS, FFRAPS, LAC, RAPS
 from ffcp.classification.predictor import LabelSets
 from ffcp.classification.scores import Aps, FFRaps, FunctionScore, LabelScore, Lac, Raps
@@ -103,5 +103,6 @@ __all__ = [
     "load",
     "metrics",
     "pinball_loss",
+    "plots",
     "segmentation",
 ]

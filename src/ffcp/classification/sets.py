@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ffcp import metrics
 from ffcp.classification.names import label_tensor
+from ffcp.extras import needed
 
 
 class LabelSet:
@@ -98,6 +99,19 @@ class LabelSet:
             inside = torch.arange(mask.shape[1], device=mask.device) < sizes[:, None]
             yield order[inside].split(sizes.tolist())
             start += len(weights)
+
+    def to_frame(self, index: Any = None) -> Any:
+        """Put sets into a pandas frame: their size, their labels, best first, and a mask.
+
+        The mask has a column for each class, by its name or number.
+        """
+        pandas = needed("pandas", "frames", "to_frame()")
+        labels = self.labels if self.names is not None else [row.tolist() for row in self.labels]
+        named = list(self.names or range(self.mask.shape[1]))
+        mask = pandas.DataFrame(self.mask.cpu().numpy(), columns=named)
+        frame = pandas.DataFrame({"size": self.sizes.cpu().numpy(), "labels": labels})
+        frame = pandas.concat({"set": frame, "holds": mask}, axis=1)
+        return frame if index is None else frame.set_axis(index, axis=0)
 
     def coverage(self, y: Any) -> metrics.Coverage:
         """Measure the share of rows whose true label is in the set."""

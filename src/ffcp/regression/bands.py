@@ -9,10 +9,16 @@ have two quantiles as lo and hi. Arithmetic is in float64 whatever the model's t
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from ffcp import plots
+from ffcp.extras import needed
+from ffcp.network import arrays, checks
+from ffcp.regression.support import checked_support
 
 
 class _Interval(NamedTuple):
@@ -51,6 +57,68 @@ class Interval(_Interval):
     def width(self) -> Tensor:
         """How long bands are: upper - lower."""
         return self.upper - self.lower
+
+    @property
+    def _has_levels(self) -> bool:
+        return self.lower.dim() > self.prediction.dim()
+
+    def contains(self, y: Any) -> Tensor:
+        """Say which targets lie in their band, in the shape of the ends; NaN lies in none.
+
+        >>> band = Interval(torch.zeros(2, 1), torch.ones(2, 1), torch.full((2, 1), 0.5))
+        >>> band.contains([0.5, 3.0])[:, 0]
+        tensor([ True, False])
+        """
+        target = checks.target(arrays.target_tensor(y).to(self.lower.device), self.prediction)
+        return (self.lower <= target) & (target <= self.upper)
+
+    def clip(self, low: float | None = None, high: float | None = None) -> Interval:
+        """Cut bands to a range; one that lies outside altogether becomes the nearest point.
+
+        A range known before calibrating is better given then, ``support=``: targets outside it
+        are refused.
+
+        >>> band = Interval(torch.tensor([-1.0]), torch.tensor([1.0]), torch.tensor([0.0]))
+        >>> band.clip(0).lower
+        tensor([0.])
+        """
+        ends = checked_support((low, high))
+        lower, upper = (
+            (self.lower, self.upper) if ends is None else ends.cut(self.lower, self.upper)
+        )
+        return Interval(lower, upper, self.prediction, self.alpha)
+
+    def to_frame(self, index: Any = None, names: Sequence[str] | None = None) -> Any:
+        """Put bands into a pandas frame: a row for each row.
+
+        Columns are ``prediction``, ``lower`` and ``upper``; of several levels ``lower 0.1`` and so
+        on. Several outputs have a level of columns above, by number or by ``names``.
+        """
+        pandas = needed("pandas", "frames", "to_frame()")
+        rows = len(self.prediction)
+        levels = self.alpha if isinstance(self.alpha, tuple) else (None,)
+        if self._has_levels and len(levels) != len(self.lower):
+            levels = tuple(range(len(self.lower)))
+        parts = {"prediction": self.prediction}
+        for place, level in enumerate(levels):
+            ends = (self.lower[place], self.upper[place]) if self._has_levels else self[:2]
+            word = "" if level is None or not self._has_levels else f" {level:g}"
+            parts.update({f"lower{word}": ends[0], f"upper{word}": ends[1]})
+        columns = {n: t.detach().cpu().reshape(rows, -1).numpy() for n, t in parts.items()}
+        outputs = columns["prediction"].shape[1]
+        if names is not None and len(names) != outputs:
+            raise ValueError(f"there are {len(names)} names and {outputs} outputs")
+        if outputs == 1 and names is None:
+            return pandas.DataFrame({n: c[:, 0] for n, c in columns.items()}, index=index)
+        labels = range(outputs) if names is None else names
+        return pandas.DataFrame(
+            {(label, n): c[:, j] for j, label in enumerate(labels) for n, c in columns.items()},
+            index=index,
+        ).rename_axis(columns=["output", "part"])
+
+    def plot(self, x: Any = None, y: Any = None, **options: Any) -> Any:
+        """Draw bands against a feature, or the prediction; see :func:`ffcp.plots.bands`."""
+        return plots.bands(self, x, y, **options)
 
 
 class Ends(NamedTuple):

@@ -1,0 +1,230 @@
+"""Pictures of bands: against a feature or the prediction, as a fan of levels, and calibration.
+
+Needs matplotlib: ``pip install 'ffcp[plots]'``. All functions draw into ``ax`` if one is given, and
+return the axes they drew into; saving and showing is left to the caller.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from ffcp import metrics
+from ffcp.extras import needed
+
+_BAND, _LINE, _DOT, _MISS = "#4c78a8", "#1f3b57", "#555555", "#d1495b"
+_BARS = 80  # bands drawn one by one; more cannot be told apart
+_DOTS = 4000  # targets drawn
+_PANELS = 9  # outputs drawn
+_ROUGH = 6.0  # ends that go up and down by so many times their range are no line
+
+
+def bands(
+    band: Any,
+    x: Any = None,
+    y: Any = None,
+    *,
+    output: int | None = None,
+    xlabel: str | None = None,
+    ylabel: str = "target",
+    ax: Any = None,
+) -> Any:
+    """Draw bands against a feature, or against the prediction; several levels are a fan.
+
+    Where the ends follow the horizontal axis they are drawn as areas. Where neighbours have very
+    different bands, as against one feature of many, bands are drawn one by one, at most 80 of
+    them, spread over the axis.
+
+    Parameters
+    ----------
+    band
+        An :class:`ffcp.Interval`.
+    x
+        A number for each row, a column of the input, say; by default the prediction.
+    y
+        Targets, drawn as dots; those outside the (widest) band in red.
+    output
+        Which of several outputs; by default each has a panel of its own, up to nine.
+    xlabel, ylabel
+        What stands at the axes.
+    ax
+        The axes to draw into.
+
+    Returns
+    -------
+    Axes, or an array of them if there are several panels.
+    """
+    centre, lower, upper = _laid_out(band)
+    target = None if y is None else _array(y).reshape(len(centre), -1)
+    outputs = list(range(centre.shape[1])) if output is None else [output]
+    if len(outputs) > 1 and ax is not None:
+        raise ValueError(
+            f"the band has {centre.shape[1]} outputs and ax is one: say which, output=..."
+        )
+    axes = [ax] if ax is not None else _panels(min(len(outputs), _PANELS))
+    for place, panel in zip(outputs, axes, strict=False):
+        across = centre[:, place] if x is None else _array(x).reshape(-1)
+        if len(across) != len(centre):
+            raise ValueError(f"x has {len(across)} numbers, the band {len(centre)} rows")
+        own = None if target is None else target[:, place]
+        _draw(
+            panel, across, centre[:, place], lower[..., place], upper[..., place], own, band.alpha
+        )
+        panel.set_xlabel(xlabel or ("prediction" if x is None else "feature"))
+        panel.set_ylabel(ylabel if len(outputs) == 1 else f"{ylabel} {place}")
+    _legend(axes)
+    return axes[0] if len(axes) == 1 else np.array(axes, dtype=object)
+
+
+def calibration_curve(band: Any, y: Any, *, missing: bool = False, ax: Any = None) -> Any:
+    """Draw how much of the targets bands of several levels cover, against what was asked for.
+
+    Bars are 95 % intervals of the measured share; on the diagonal both are the same.
+    """
+    if not isinstance(band.alpha, tuple):
+        raise ValueError("a calibration curve needs bands of several levels: alpha=(0.5, 0.2, ...)")
+    found = metrics.coverage(band, y, missing=missing)
+    asked = 1 - np.array(band.alpha)
+    order = asked.argsort()
+    share = np.array([float(one) for one in found])[order]
+    low, high = (np.array([getattr(one, end) for one in found])[order] for end in ("low", "high"))
+    (axes,) = [ax] if ax is not None else _panels(1, square=True)
+    axes.plot([0, 1], [0, 1], color="#999999", lw=1, ls="--", label="asked for")
+    errors = [np.clip(share - low, 0, 1), np.clip(high - share, 0, 1)]
+    axes.errorbar(
+        asked[order], share, errors, fmt="o-", ms=4, lw=1.2, color=_BAND, label="measured"
+    )
+    axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="1 - alpha", ylabel="covered", aspect="equal")
+    axes.legend(frameon=False, fontsize=8, loc="upper left")
+    return axes
+
+
+def _legend(axes: Sequence[Any]) -> None:
+    """Say what is drawn: beside the panels, where it hides nothing."""
+    handles, labels = axes[0].get_legend_handles_labels()
+    options = {"frameon": False, "fontsize": 8}
+    if len(axes) > 1:
+        found = axes[0].figure.legend(handles, labels, loc="outside right upper", **options)
+    else:
+        found = axes[0].legend(handles, labels, loc="upper left", bbox_to_anchor=(1, 1), **options)
+    for handle in found.legend_handles:
+        if hasattr(handle, "set_sizes"):  # dots, which may be very small
+            handle.set_sizes([14])
+            handle.set_alpha(0.9)
+
+
+def _panels(count: int, square: bool = False) -> list[Any]:
+    """Make axes on a light ground, side by side."""
+    pyplot = needed("matplotlib.pyplot", "plots", "plot()")
+    columns = 2 if count in (2, 4) else min(3, count)
+    rows = math.ceil(count / columns)
+    size = (4.2, 4.2) if square else (7.2, 4.0) if count == 1 else (3.6 * columns, 2.9 * rows)
+    figure, axes = pyplot.subplots(
+        rows, columns, figsize=size, squeeze=False, layout="constrained", facecolor="white"
+    )
+    flat = list(axes.flat)
+    for extra in flat[count:]:
+        figure.delaxes(extra)
+    for panel in flat[:count]:
+        panel.set_facecolor("white")
+        panel.grid(color="#e6e6e6", lw=0.6)
+        panel.set_axisbelow(True)
+        panel.spines[["top", "right"]].set_visible(False)
+    return flat[:count]
+
+
+def _draw(
+    ax: Any,
+    x: np.ndarray,
+    centre: np.ndarray,
+    lower: np.ndarray,
+    upper: np.ndarray,
+    y: np.ndarray | None,
+    alpha: float | Sequence[float] | None,
+) -> None:
+    """Draw one output: levels (levels, n) from the widest to the narrowest."""
+    levels = [alpha] if alpha is None or isinstance(alpha, float) else list(alpha)
+    by_width = np.argsort([math.inf if a is None else a for a in levels])
+    order = np.argsort(x, kind="stable")
+    if y is not None:
+        _targets(ax, x, y, lower.min(axis=0), upper.max(axis=0))
+    low, high = _limits(centre, lower, upper, y)
+    is_line = max(_roughness(end[order]) for end in (lower[0], upper[0], centre)) < _ROUGH
+    grid = np.linspace(x.min(), x.max(), _BARS)
+    bars = order[np.unique(np.searchsorted(x[order], grid).clip(0, len(x) - 1))]
+    for depth, level in enumerate(by_width):
+        ends = np.clip(lower[level], low, high), np.clip(upper[level], low, high)
+        label = _level_label(levels[level], depth, len(levels))
+        shade = 1 - 0.25 ** (1 / len(levels)) if len(levels) > 1 else 0.28  # they add up
+        if is_line:
+            ax.fill_between(x[order], *(end[order] for end in ends), color=_BAND, alpha=shade, lw=0)
+            seen = 1 - (1 - shade) ** (depth + 1)  # as it looks on top of wider ones
+            ax.fill_between([], [], [], color=_BAND, alpha=seen, lw=0, label=label)
+        else:
+            width = 1.6 + 2.4 * depth / len(levels)
+            spans = [x[bars], *(end[bars] for end in ends)]
+            ax.vlines(*spans, color=_BAND, alpha=0.75, lw=width, label=label, zorder=2.8)
+    if is_line:
+        ax.plot(x[order], centre[order], color=_LINE, lw=1.2, label="prediction")
+    else:
+        ax.plot(x[bars], centre[bars], ".", color=_LINE, ms=3, label="prediction", zorder=3.1)
+    ax.set_ylim(low, high)
+
+
+def _targets(ax: Any, x: np.ndarray, y: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> None:
+    known = np.flatnonzero(~np.isnan(y))
+    shown = known[np.unique(np.linspace(0, len(known) - 1, min(_DOTS, len(known))).astype(int))]
+    inside = ((lower <= y) & (y <= upper))[shown]
+    size = 12 if len(shown) < 300 else 5 if len(shown) < 1500 else 2
+    for mask, colour, label, depth in (
+        (inside, _DOT, "target", 2.5),
+        (~inside, _MISS, "target outside", 3.0),
+    ):
+        rows = shown[mask]
+        ax.scatter(
+            x[rows], y[rows], s=size, color=colour, alpha=0.5, lw=0, label=label, zorder=depth
+        )
+
+
+def _level_label(alpha: float | None, depth: int, levels: int) -> str | None:
+    """Name a level; of many only the widest, the middle and the narrowest."""
+    if alpha is None:
+        return "band"
+    if levels > 4 and depth not in (0, levels // 2, levels - 1):
+        return None
+    return f"{100 * (1 - alpha):g} % band"
+
+
+def _limits(*parts: np.ndarray | None) -> tuple[float, float]:
+    """Say what the vertical axis must hold: all that is finite, and a little more."""
+    values = np.concatenate([part.reshape(-1) for part in parts if part is not None])
+    values = values[np.isfinite(values)]
+    low, high = float(values.min()), float(values.max())
+    room = 0.04 * (high - low) or 0.5
+    return low - room, high + room
+
+
+def _roughness(values: np.ndarray) -> float:
+    """Say how often a line goes up and down by its whole range."""
+    values = values[np.isfinite(values)]
+    if len(values) < 3 or np.ptp(values) == 0:
+        return 0.0
+    return float(np.abs(np.diff(values)).sum() / np.ptp(values))
+
+
+def _laid_out(band: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Give prediction (n, m) and ends (levels, n, m) of a band."""
+    centre = _array(band.prediction)
+    shape = (len(centre), -1)
+    levels = len(band.lower) if band.lower.dim() > band.prediction.dim() else 1
+    lower, upper = (_array(end).reshape(levels, *shape) for end in (band.lower, band.upper))
+    return centre.reshape(shape), lower, upper
+
+
+def _array(values: Any) -> np.ndarray:
+    array = values.detach().cpu().double().numpy() if isinstance(values, Tensor) else values
+    return np.asarray(array, dtype=np.float64)
