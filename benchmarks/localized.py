@@ -16,9 +16,12 @@ from torch import Tensor, nn
 
 import ffcp
 from benchmarks.timing import Resident, best_of, show, table, verdict
+from benchmarks.trained import networks
 from ffcp import Local, Localizer
 from ffcp.conformal.draws import Draws
 from ffcp.conformal.local import LEVEL_ROWS
+from ffcp.conformal.weights import level_target
+from ffcp_paper.datasets import Split
 
 POINTS, ROWS, WIDTH = 20_000, 20_000, 64
 SIZES = (128, 256, 512)
@@ -175,7 +178,63 @@ def _draws(
     )
 
 
+def lengths(alpha: float = 0.1) -> None:
+    """Compare mean lengths by the exact level and by its bound."""
+    made = table(
+        "LCP, exact level against its bound: the paper's networks, seeds 100 to 104",
+        "data", "calibration", "localizer", "bound", "exact", "shorter", "coverage",
+    )  # fmt: skip
+    for data, some in (("com", None), ("com", 100), ("bike", None), ("bike", 100)):
+        for localizer in (
+            Localizer("nearest", bandwidth=20),
+            Localizer("nearest", bandwidth=50),
+            Localizer("nearest"),
+            Localizer("gaussian", on="input"),
+        ):
+            found = torch.tensor([_lengths(*one, localizer, some, alpha) for one in networks(data)])
+            bound, exact, covered = found.mean(dim=0).tolist()
+            made.add_row(
+                data, "all" if some is None else str(some),
+                f"{localizer.kernel} {localizer.bandwidth} on the {localizer.on}",
+                f"{bound:.3f}", f"{exact:.3f}", f"{1 - exact / bound:.1%}", f"{covered:.1%}",
+            )  # fmt: skip
+    show(made)
+
+
+def _lengths(
+    model: nn.Module, parts: Split, localizer: Localizer, some: int | None, alpha: float
+) -> tuple[float, float, float]:
+    """Mean length by bound and exact level, of bands finite in both, and coverage."""
+    predictor = ffcp.LCP(model, localizer)
+    if localizer.bandwidth == "auto":
+        predictor.fit_localizer(parts.x_train, parts.y_train, some or len(parts.x_cal))
+    predictor.calibrate(parts.x_cal[:some], parts.y_cal[:some])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ffcp.FFCPWarning)
+        band = predictor.predict_interval(parts.x_test, alpha=alpha)
+    exact = (band.upper - band.lower).reshape(-1).double()
+    near = predictor.calibration
+    assert isinstance(near, Local)
+    assert near.bandwidth is not None
+    weights = near._weights(near.bandwidth)
+    level = near._level(weights, 0).bound(alpha)
+    assert level is not None
+    where = parts.x_test if localizer.on == "input" else band.prediction
+    places = []
+    for part in where.reshape(len(exact), -1).split(128):
+        sums = weights.around(part).sums(0)
+        places.append(sums.reach(level_target(sums.total + weights.own, level)))
+    bound = 2 * near._sorted_scores(0)[torch.cat(places)]
+    finite = bound.isfinite()
+    return (
+        float(bound[finite].mean()),
+        float(exact[finite].mean()),
+        float(ffcp.metrics.coverage(band, parts.y_test)),
+    )
+
+
 if __name__ == "__main__":
+    lengths()
     speed()
     low_dimension()
     memory()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from fractions import Fraction
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -16,7 +19,7 @@ from ffcp.conformal.draws import Draws
 from ffcp.conformal.kernels import as_kernel
 from ffcp.conformal.local import Local, Localizer
 from ffcp.conformal.rank import conformal_rank
-from ffcp.conformal.weights import ONE, whole
+from ffcp.conformal.weights import ONE, level_target, whole
 from tests.conftest import normal
 
 
@@ -29,16 +32,13 @@ def calibrated(
     return near
 
 
-def reference(
-    scores: list[float], weights: list[Fraction], alpha: Fraction, level: Fraction | None = None
-) -> float:
+def reference(scores: list[float], weights: list[Fraction], alpha: Fraction) -> float:
     """The localized quantile by its definition; the point itself weighs 1, at infinity."""
     total = sum(weights) + 1
     running = Fraction(0)
     for score, weight in sorted(zip(scores, weights, strict=True)):
         running += weight
-        # Plain: reaches the share 1 - alpha. Recalibrated: exceeds the level.
-        if (running >= (1 - alpha) * total) if level is None else (running > level * total):
+        if running >= (1 - alpha) * total:
             return score
     return math.inf
 
@@ -54,17 +54,30 @@ def exact_weights(kernel: str, bandwidth: float, x: float, points: list[float]) 
     return [Fraction(int(w), ONE) for w in rounded]
 
 
-def reference_level(
-    scores: list[float], weights: list[list[Fraction]], alpha: Fraction
-) -> Fraction | None:
-    """The k-th smallest of (a_i + 1) / (b_i + 1)."""
-    bounds = sorted(
-        (sum((w for w, s in zip(row, scores, strict=True) if s < score), Fraction(0)) + 1)
-        / (sum(row) + 1)
-        for score, row in zip(scores, weights, strict=True)
-    )
-    k = conformal_rank(len(scores), alpha)
-    return bounds[k - 1] if k <= len(scores) else None
+def recalibrated(scores: list[float], table: list[list[Fraction]], alpha: Fraction) -> float:
+    """Where the recalibrated band ends, by its definition: every score is tried.
+
+    ``table`` has the weights of all points around all points, the new one last.
+    """
+    n = len(scores)
+    k = conformal_rank(n, alpha)
+    ends = sorted({-math.inf, *scores, math.inf})
+    for low, high in itertools.pairwise(ends):
+        every = [*scores, (low, high)]  # the new score lies between the two
+
+        def is_smaller(one: Any, other: Any) -> bool:
+            if isinstance(one, tuple):
+                return bool(other >= one[1]) if not isinstance(other, tuple) else False
+            return bool(one <= other[0]) if isinstance(other, tuple) else bool(one < other)
+
+        shares = [
+            sum((w for w, s in zip(row, every, strict=True) if is_smaller(s, mine)), Fraction(0))
+            / sum(row)
+            for row, mine in zip(table, every, strict=True)
+        ]
+        if sum(share < shares[-1] for share in shares[:-1]) >= k:
+            return low
+    return math.inf
 
 
 # Whole numbers, so that distances come out exactly and ties are real.
@@ -93,13 +106,15 @@ def test_thresholds_equal_brute_force(
         torch.tensor(scores)[:, None], torch.tensor(where)[:, None], kernel, bandwidth, guarantee
     )
     thresholds = near.threshold(alpha, {"embedding": torch.tensor(asked)[:, None]})
-    level = None
-    if guarantee == "level":
-        rows = [exact_weights(kernel, bandwidth, x, where) for x in where]
-        level = reference_level(scores, rows, alpha) or Fraction(2)
-    expected = [
-        reference(scores, exact_weights(kernel, bandwidth, x, where), alpha, level) for x in asked
-    ]
+    expected = []
+    for x in asked:
+        every = [*where, x]
+        table = [exact_weights(kernel, bandwidth, one, every) for one in every]
+        expected.append(
+            reference(scores, table[-1][:-1], alpha)
+            if guarantee == "none"
+            else recalibrated(scores, table, alpha)
+        )
     assert thresholds[:, 0].tolist() == expected
 
 
@@ -127,18 +142,91 @@ def test_nearest_neighbours_equal_brute_force(
     assert thresholds[:, 0].tolist() == expected
 
 
-def test_the_level_of_nearest_neighbours_equals_its_definition() -> None:
-    scores, where = normal(60, 1, seed=3).double(), normal(60, 2, seed=4)
-    k = 12
-    near = calibrated(scores, where, "nearest", k, "level")
-    level = near._level(near._weights(k), 0)
-    bounds = []
-    for i in range(60):
-        distance = (where - where[i]).norm(dim=1)
-        distance[i] = -1
-        others = distance.argsort()[1:k]  # k - 1 of them, not itself
-        bounds.append((int((scores[others] < scores[i]).sum()) + 1) / (k + 1))
-    assert (level.numerators / level.denominators).tolist() == pytest.approx(sorted(bounds))
+@pytest.mark.parametrize("width", [1, 3, 12])
+@pytest.mark.parametrize("k", [1, 12, 30, 60])
+def test_the_level_of_nearest_neighbours_equals_its_definition(k: int, width: int) -> None:
+    n, alpha = 60, Fraction(1, 5)
+    scores, where = normal(n, 1, seed=3).double(), normal(n, width, seed=4)
+    x = torch.cat([normal(12, width, seed=5), 2.5 * normal(12, width, seed=6)])
+    found = calibrated(scores, where, "nearest", k, "level").threshold(alpha, {"embedding": x})
+    for row, threshold in enumerate(found[:, 0].tolist()):
+        every = torch.cat([where, x[row : row + 1]]).double()
+        distance = torch.cdist(every, every).fill_diagonal_(-1)
+        near = distance.argsort(dim=1).argsort(dim=1) <= k  # itself, and k of all others
+        table = [[Fraction(int(w)) for w in some] for some in near.tolist()]
+        assert threshold == recalibrated(scores[:, 0].tolist(), table, alpha)
+
+
+@given(
+    scores=st.lists(st.integers(0, 9).map(float), min_size=3, max_size=30),
+    k=st.integers(1, 30),
+    x=st.integers(-1, 7),
+    seed=st.integers(0, 10**6),
+    width=st.sampled_from([1, 7]),
+)
+def test_ties_of_nearest_neighbours_never_shorten_a_band(
+    scores: list[float], k: int, x: int, seed: int, width: int
+) -> None:
+    # However the new point's ties with others are broken, the band is at least as long.
+    n, k = len(scores), min(k, len(scores))
+    where = torch.randint(0, 6, (n,), generator=torch.Generator().manual_seed(seed)).float()
+    near = calibrated(
+        torch.tensor(scores)[:, None], where[:, None].expand(-1, width), "nearest", k, "level"
+    )
+    weights = near._weights(k)
+    asked = torch.full((1, width), float(x))
+    found = float(near.threshold(0.3, {"embedding": asked}))
+    wins = torch.rand(n, generator=torch.Generator().manual_seed(seed)) < 0.5
+    table = []
+    for i in range(n):
+        others = weights._search(near.embedding[i : i + 1], min(k + 1, n))[0][0].tolist()
+        others = [j for j in others if j != i][: min(k, n - 1)]
+        edge = max((abs(float(where[j] - where[i])) for j in others), default=0.0)
+        distance = abs(x - float(where[i]))
+        if k == n or distance < edge or (distance == edge and wins[i]):
+            if k < n:
+                last = [j for j in others if abs(float(where[j] - where[i])) == edge]
+                others.remove(last[seed % len(last)])
+            others.append(n)
+        table.append([Fraction(int(j == i or j in others)) for j in range(n + 1)])
+    mine = weights._search(asked, k)[0][0].tolist()
+    table.append([Fraction(int(j == n or j in mine)) for j in range(n + 1)])
+    assert found >= recalibrated(scores, table, Fraction(3, 10))
+
+
+def test_the_exact_level_is_never_above_its_bound() -> None:
+    for kernel, bandwidth in (("gaussian", 0.5), ("box", 1.0), ("nearest", 20)):
+        near = calibrated(
+            normal(300, 1, seed=0), normal(300, 2, seed=1), kernel, bandwidth, "level"
+        )
+        x, weights = normal(200, 2, seed=2), near._weights(bandwidth)
+        bound, sums = near._level(weights, 0).bound(0.1), weights.around(x).sums(0)
+        places = sums.reach(level_target(sums.total + weights.own, bound))
+        exact, bounded = near.threshold(0.1, {"embedding": x})[:, 0], near._sorted_scores(0)[places]
+        assert (exact <= bounded).all()
+        assert (exact < bounded).float().mean() > 0.05
+
+
+def test_points_that_set_the_level_may_be_picked(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Forty of eighty: the shares are taken around them only, among all points.
+    monkeypatch.setattr(local, "LEVEL_ROWS", 40)
+    scores, where, x = normal(80, 1, seed=0), normal(80, 1, seed=1), normal(15, 1, seed=2)
+    found = calibrated(scores, where, "box", 0.5, "level").threshold(0.1, {"embedding": x})
+    picked = np.random.default_rng(0).permutation(80)[:40].tolist()
+    k, ends = conformal_rank(40, 0.1), [-math.inf, *scores[:, 0].sort().values.tolist(), math.inf]
+    for row, threshold in enumerate(found[:, 0].tolist()):
+        every = torch.cat([where, x[row : row + 1]])[:, 0]
+        near = (every[:, None] - every).abs() <= 0.5
+        for low, high in itertools.pairwise(ends):
+            score = torch.cat(
+                [scores[:, 0], torch.tensor([max(low, min(high, low / 2 + high / 2))])]
+            )
+            share = (near & (score < score[:, None])).sum(dim=1).double() / near.sum(dim=1)
+            if (share[picked] < share[-1]).sum() >= k:
+                assert threshold == low
+                break
+        else:
+            assert threshold == math.inf
 
 
 @pytest.mark.parametrize("outputs", [1, 3])

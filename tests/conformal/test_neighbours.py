@@ -28,7 +28,8 @@ def test_a_tree_finds_the_same_neighbours(monkeypatch: pytest.MonkeyPatch, guara
 
 def test_equal_distances_at_the_edge_still_give_the_asked_number() -> None:
     where = torch.zeros(30, 12)  # all in one place
-    nearest = neighbours._compare_all(where)(torch.zeros(4, 12), 7)
+    nearest, squared = neighbours._compare_all(where)(torch.zeros(4, 12), 7)
+    assert not squared.any()
     assert nearest.shape == (4, 7)
     assert len(nearest[0].unique()) == 7
 
@@ -36,10 +37,13 @@ def test_equal_distances_at_the_edge_still_give_the_asked_number() -> None:
 def test_copies_of_a_point_do_not_count_it_among_its_own_neighbours() -> None:
     # Many copies of few places: a point is often not first in the list of its neighbours.
     where = torch.arange(6.0).repeat(10)[:, None]
-    order = normal(60, seed=0).argsort()
-    rows = torch.arange(60)
-    others, left_out = NearestWeights(where, [order], 14).around_calibration(where, rows)
-    assert left_out == 1
-    sums = others.sums(0)
-    assert not (sums._positions == order.argsort()[:, None]).any()
-    assert sums.total.tolist() == [13] * 60
+    scores = normal(60, seed=0)
+    order = scores.argsort()
+    rows, left = torch.arange(60), order.argsort()
+    around = NearestWeights(where, [order], 14).around_calibration(where, rows, left, 0)
+    # Nine copies are nearest, and five of those beside them: none of it is the point itself.
+    assert around.everyone.tolist() == [14] * 60
+    assert around.reach.tolist() == [1.0] * 60
+    copies = (where[:, 0] == where) & (scores < scores[:, None])
+    assert (around.smaller + around.pushed >= copies.sum(dim=1)).all()
+    assert (around.smaller + around.pushed <= copies.sum(dim=1) + 5).all()

@@ -47,6 +47,54 @@ _RANDOM = (
     "lcp_random_on_input_in_batches",
 )
 
+_EXACT_LEVEL = "the exact level of localized quantiles in place of its bound: bands are shorter"
+_LEVEL = {
+    "lcp": """
+        arrays update merge_two_workers save_and_load state_dict joint_false joint_true
+        joint_0.75 input_dict_on_input input_tuple_on_input input_one_dict_on_input
+        input_dict_on_a input_tuple_on_a input_one_dict_on_a gaussian_guarantee_marginal
+        gaussian_guarantee_level laplace_guarantee_marginal laplace_guarantee_level
+        box_guarantee_marginal box_guarantee_level on_input on_0 on_3 nearest_on_input
+        on_function merge_and_update_of_an_empty_one points_at_the_same_place
+        maps_joint_true gaussian_too_narrow_warning box_too_narrow_warning
+        auto_bandwidth_gaussian auto_bandwidth_laplace auto_bandwidth_box
+        auto_bandwidth_nearest auto_bandwidth_on_input auto_bandwidth_joint_true
+        auto_bandwidth_several_outputs auto_bandwidth_more_points_than_choose
+        auto_bandwidth_update auto_fit_localizer auto_fit_localizer_planned
+    """,
+    "fflcp": """
+        arrays update merge_two_workers save_and_load state_dict joint_false joint_true
+        joint_0.75 input_dict_on_input input_tuple_on_input input_one_dict_on_input
+        input_dict_on_a input_tuple_on_a input_one_dict_on_a gaussian_guarantee_marginal
+        laplace_guarantee_marginal box_guarantee_marginal nearest_guarantee_marginal
+        on_input on_0 on_3 nearest_on_input on_function on_feature norm_1 norm_inf
+        method_sketch gaussian_too_narrow_warning box_too_narrow_warning
+        auto_bandwidth_gaussian auto_bandwidth_box auto_bandwidth_nearest
+        auto_bandwidth_on_input auto_bandwidth_on_feature auto_fit_localizer
+        auto_choose_bandwidth_given auto_both auto_both_options
+    """,
+    "lcqr": """
+        arrays update merge_two_workers save_and_load state_dict joint_false joint_0.75
+        input_dict_on_input input_tuple_on_input input_one_dict_on_input input_dict_on_a
+        input_tuple_on_a input_one_dict_on_a gaussian_guarantee_marginal
+        laplace_guarantee_marginal box_guarantee_marginal nearest_guarantee_marginal
+        on_input on_0 on_3 nearest_on_input on_function gaussian_too_narrow_warning
+        box_too_narrow_warning auto_bandwidth_laplace auto_bandwidth_box
+        auto_bandwidth_nearest auto_fit_localizer
+    """,
+    "fflcqr": """
+        arrays update merge_two_workers save_and_load state_dict joint_false joint_true
+        joint_0.75 input_dict_on_input input_tuple_on_input input_one_dict_on_input
+        input_dict_on_a input_tuple_on_a input_one_dict_on_a gaussian_guarantee_marginal
+        laplace_guarantee_marginal box_guarantee_marginal nearest_guarantee_marginal
+        on_input on_0 on_3 nearest_on_input on_function on_feature norm_inf
+        gaussian_too_narrow_warning box_too_narrow_warning auto_bandwidth_gaussian
+        auto_bandwidth_laplace auto_bandwidth_box auto_bandwidth_nearest
+        auto_bandwidth_on_input auto_fit_localizer auto_choose_bandwidth_given auto_both
+        auto_both_options
+    """,
+}
+
 CHANGED: dict[str, str] = {
     **dict.fromkeys(_RANDOM, _BY_ROW),
     **dict.fromkeys(_BANDWIDTH, _DIVISION),
@@ -55,4 +103,9 @@ CHANGED: dict[str, str] = {
     "ffcp_auto_choose_among_more_layers_than_are_tried": (
         "the warning names as best layer one that is not plain CP by another name"
     ),
+    **{
+        f"{method}_{rest}": _EXACT_LEVEL
+        for method, names in _LEVEL.items()
+        for rest in names.split()
+    },
 }

@@ -181,3 +181,40 @@ def test_bonferroni_covers_all_outputs_at_once(name: str) -> None:
     hits = draw_hits(three_targets, covered, n=n, t=T, repeats=100)
     assert upper_p_value(hits, T, n, conformal_rank(n, ALPHA)) > ERROR_RATE
     assert hits.mean() / T < 0.99
+
+
+# -- few points, where the exact level matters -------------------------------------------------
+
+FEW = {
+    "gaussian": ffcp.Localizer("gaussian", "input", 0.7),
+    "box": ffcp.Localizer("box", "input", 1.2),
+    "nearest": ffcp.Localizer("nearest", "input", 5),
+    "nearest, in a line": ffcp.Localizer("nearest", lambda x: x[:, 1:2], 6),
+}
+
+
+@pytest.mark.parametrize("kernel", FEW)
+def test_few_points_cover_as_often_as_promised(kernel: str) -> None:
+    """Twenty-four calibration points, alpha = 0.2: shares of few neighbours, many of them ties.
+
+    A right program fails for a share ERROR_RATE of all seeds.
+    """
+    zero = nn.Linear(4, 1)
+    nn.init.zeros_(zero.weight)
+    nn.init.zeros_(zero.bias)
+
+    def covered(x_cal: Tensor, y_cal: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ffcp.FFCPWarning)  # some bands are infinite
+            band = ffcp.LCP(zero, FEW[kernel]).calibrate(x_cal, y_cal).predict_interval(x, 0.2)
+            if not covered.number % 50:
+                for row in range(3):  # the same alone as among others
+                    alone = ffcp.LCP(zero, FEW[kernel]).calibrate(x_cal, y_cal)
+                    one = alone.predict_interval(x[row : row + 1], 0.2)
+                    assert torch.equal(one.upper, band.upper[row : row + 1])
+        covered.number += 1
+        return (band.lower[:, 0] <= y) & (y <= band.upper[:, 0])
+
+    covered.number = 0
+    shares = (draw_hits(heteroscedastic, covered, n=24, t=T, repeats=160) / T).tolist()
+    assert below(shares, 0.8) > ERROR_RATE

@@ -230,7 +230,7 @@ def test_the_advice_on_neighbours_looks_at_every_output() -> None:
     x = torch.linspace(0, 1, 300)[:, None]
     y = torch.cat([normal(300, 1, seed=0), (8 * x).exp() * normal(300, 1, seed=1)], dim=1)
     model = nn.Linear(1, 2)
-    few = ffcp.LCP(model, at_input("nearest", bandwidth=9)).calibrate(x, y)
+    few = ffcp.LCP(model, at_input("nearest", bandwidth=5)).calibrate(x, y)
     with pytest.warns(ffcp.FFCPWarning, match="neighbours would do") as caught:
         few.predict_interval(x)
     advised = int(str(caught[0].message).split("bandwidth=")[1].split()[0])

@@ -7,12 +7,8 @@ Two corrections have one:
 
 ``"level"`` (after Guan, 2023). Let L_i be the weighted share, around point i, of points with a
 smaller score. With the new point among them, L_1, ..., L_(n+1) are exchangeable, so the new L is
-at most the k-th smallest with probability 1 - alpha, k the conformal rank. The new point changes
-the L of a calibration point by one weight of at most 1, so L_i <= (a_i + 1) / (b_i + 1) with a_i
-and b_i its sums over the calibration points alone. The k-th smallest of these bounds is a level
-that depends on no test point: the band at x goes to the first score where the running weight
-exceeds that share. Guan's own level sits between this one and the same with ``a_i / (b_i + 1)``,
-and costs a pass over all calibration points for every test point.
+at most the k-th smallest with probability 1 - alpha, k the conformal rank. The band at x holds the
+scores for which that is so: :mod:`ffcp.conformal.level` finds where it ends.
 
 ``"random"`` (Hore and Barber, 2023). The weights are taken around a random point near x, drawn
 from the kernel as a density.
@@ -37,9 +33,16 @@ from ffcp.conformal.calibration import Calibration
 from ffcp.conformal.columns import Columns
 from ffcp.conformal.draws import Draws
 from ffcp.conformal.kernels import Kernel, as_kernel
+from ffcp.conformal.level import Level, Undecided
 from ffcp.conformal.neighbours import NearestWeights, Neighbours
-from ffcp.conformal.rank import conformal_rank, exact_alpha, points_needed
-from ffcp.conformal.weights import KernelWeights, Weighed, level_target, plain_target
+from ffcp.conformal.rank import exact_alpha, points_needed
+from ffcp.conformal.weights import (
+    KernelWeights,
+    Surroundings,
+    Weighed,
+    level_target,
+    plain_target,
+)
 from ffcp.pieces import Needs, Seen, name_of
 from ffcp.recipes import public
 
@@ -261,7 +264,12 @@ class Local(Calibration):
         self._check_width(notes["embedding"])
         x = notes["embedding"].detach().to("cpu", torch.float32)
         weights = self._weights(self.bandwidth)
-        ends = [self._sorted_scores(output) for output in range(self.coordinates)]
+        outputs = range(self.coordinates)
+        ends = [self._sorted_scores(output) for output in outputs]
+        levels: list[list[Undecided | None]] = []
+        if self.guarantee == "level":
+            found = [self._level(weights, output) for output in outputs]
+            levels = [[level.at(alpha, weights) for level in found] for alpha in alphas]
         result = torch.empty(len(alphas), len(x), self.coordinates, dtype=torch.float64)
         for rows in _blocks(len(x), len(self)):
             near: Weighed | Neighbours
@@ -275,19 +283,16 @@ class Local(Calibration):
                 near, own = weights.around(x[rows]), weights.own
             for output, end in enumerate(ends):
                 sums = near.sums(output)
-                for level, alpha in enumerate(alphas):
-                    target = self._target(sums.total + own, alpha, weights, output)
-                    result[level, rows, output] = end[sums.reach(target)]
+                total = sums.total + own
+                for number, alpha in enumerate(alphas):
+                    if self.guarantee != "level":
+                        place = sums.reach(plain_target(total, alpha))
+                    elif (level := levels[number][output]) is None:
+                        place = torch.full_like(total, len(self))  # too few: nothing is enough
+                    else:
+                        place = level.reach(near, sums, x[rows], total)
+                    result[number, rows, output] = end[place]
         return result
-
-    def _target(
-        self, total: Tensor, alpha: Any, weights: KernelWeights | NearestWeights, output: int
-    ) -> Tensor:
-        if self.guarantee != "level":
-            return plain_target(total, alpha)
-        level = self._level(weights, output).at(alpha)
-        # Without a level nothing is enough: more than all there is.
-        return total + 1 if level is None else level_target(total, level)
 
     def _weights(self, bandwidth: float) -> KernelWeights | NearestWeights:
         """Give what weighs these points; of other bandwidths than the own nothing is kept."""
@@ -320,16 +325,13 @@ class Local(Calibration):
         left = torch.searchsorted(
             self._sorted_scores(output)[:-1], self.scores[picked, output].contiguous()
         )
-        smaller, everyone = torch.empty_like(left), torch.empty_like(left)
-        for rows in _blocks(len(picked), len(self)):
-            some = picked[rows]
-            near, left_out = weights.around_calibration(self.embedding[some], some)
-            sums = near.sums(output)
-            everyone[rows] = sums.total + left_out
-            smaller[rows] = sums.before(left[rows])
-        bounds = smaller + weights.own, everyone + weights.own
-        order = (bounds[0].double() / bounds[1].double()).argsort()
-        return Level(bounds[0][order], bounds[1][order])
+        parts = [
+            weights.around_calibration(self.embedding[some], some, left[rows], output)
+            for rows in _blocks(len(picked), len(self))
+            for some in [picked[rows]]
+        ]
+        around = Surroundings(*(torch.cat(column) for column in zip(*parts, strict=True)))
+        return Level(picked, left, around, weights.own)
 
     def _order(self, output: int) -> Tensor:
         order: Tensor = self._once(
@@ -406,7 +408,9 @@ class Local(Calibration):
         level: Fraction | None = 1 - exact_alpha(alpha)
         if self.guarantee == "level":
             weights = self._weights(bandwidth)
-            levels = [self._level(weights, output).at(alpha) for output in range(self.coordinates)]
+            levels = [
+                self._level(weights, output).bound(alpha) for output in range(self.coordinates)
+            ]
             level = None if None in levels else max(one for one in levels if one is not None)
         # A level of 1 asks for more weight than any sum can have beside the new point's own.
         return None if level is None or level >= 1 else float(level / (1 - level))
@@ -422,25 +426,10 @@ class Local(Calibration):
         if self.guarantee != "level":
             return neighbours >= points_needed(alpha)
         weights, total = self._weights(neighbours), torch.tensor([neighbours + 1])
-        levels = [self._level(weights, output).at(alpha) for output in range(self.coordinates)]
+        levels = [self._level(weights, output).bound(alpha) for output in range(self.coordinates)]
         return all(
             level is not None and int(level_target(total, level)) <= neighbours for level in levels
         )
-
-
-@dataclass(frozen=True)
-class Level:
-    """Bounds on the shares L_i of the module's docstring, ascending, as fractions."""
-
-    numerators: Tensor
-    denominators: Tensor
-
-    def at(self, alpha: Any) -> Fraction | None:
-        """Give the recalibrated level, or None where there are too few points for any."""
-        k = conformal_rank(len(self.numerators), alpha)
-        if k > len(self.numerators):
-            return None
-        return Fraction(int(self.numerators[k - 1]), int(self.denominators[k - 1]))
 
 
 def _blocks(rows: int, points: int) -> Iterator[slice]:

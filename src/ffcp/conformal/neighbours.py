@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ffcp.conformal.weights import Places
+from ffcp.conformal.weights import Entry, Places, Surroundings
 
 # Beyond these dimensions and this share of all points as neighbours, a search tree is slower than
 # comparing with all points.
 _TREE_DIMENSIONS, _TREE_SHARE = 4, 32
+_NEARLY = 1e-6  # squared distances that differ by less count as equal: they are rounded
 
 
 class NearestWeights:
@@ -27,6 +29,7 @@ class NearestWeights:
                 f"{neighbours} neighbours asked for: lower the bandwidth"
             )
         self.neighbours = neighbours
+        self._embedding = embedding
         self._search = _neighbour_search(embedding, neighbours)
         self._ranks = [torch.empty_like(order) for order in orders]
         for ranks, order in zip(self._ranks, orders, strict=True):
@@ -34,19 +37,68 @@ class NearestWeights:
 
     def around(self, x: Tensor) -> Neighbours:
         """Find the neighbours of ``x``, (b, e)."""
-        return Neighbours(self._search(x, self.neighbours), self._ranks)
+        return Neighbours(self._search(x, self.neighbours)[0], self._ranks)
 
-    def around_calibration(self, x: Tensor, rows: Tensor) -> tuple[Neighbours, int]:
-        """Find the neighbours of calibration points ``rows``, themselves and the farthest apart.
+    def around_calibration(
+        self, x: Tensor, rows: Tensor, left: Tensor, output: int
+    ) -> Surroundings:
+        """Count the neighbours of calibration points ``rows``, which are not their own.
 
-        The new point may push out the farthest neighbour, and take its place: it is the weight
-        that is left out here.
+        A new point that is nearer than the farthest neighbour pushes it out: that one is counted
+        apart, unless there are not even as many others as neighbours were asked for.
         """
-        nearest = self._search(x, self.neighbours)
-        # Copies of a point may push it out of its own list; then the farthest goes.
+        k = self.neighbours
+        is_full = k < len(self._embedding)
+        nearest, squared = self._search(x, min(k + 1, len(self._embedding)))
+        # Copies of a point may push it out of its own list; all there are as near then.
         itself = nearest == rows[:, None]
         itself[:, -1] |= ~itself.any(dim=1)
-        return Neighbours(nearest[~itself].view(len(nearest), -1), self._ranks), 1
+        others = nearest[~itself].view(len(nearest), -1)
+        squared = squared[~itself].view(len(nearest), -1)
+        is_smaller = self._ranks[output][others] < left[:, None]
+        smaller = is_smaller.sum(dim=1)
+        if not is_full:
+            none = torch.zeros_like(smaller)
+            return Surroundings(smaller, none + k, none, torch.full(none.shape, math.inf).double())
+        reach = squared.amax(dim=1)
+        # Of several that are the farthest, the one whose leaving leaves the larger share.
+        farthest = squared >= (reach * (1 - _NEARLY))[:, None]
+        pushed = (is_smaller | ~farthest).all(dim=1).long()
+        return Surroundings(smaller - pushed, torch.full_like(smaller, k), pushed, reach)
+
+    def entering(self, rows: Tensor, around: Surroundings) -> Callable[[Neighbours, Tensor], Entry]:
+        """Make ready for new points to enter around calibration points ``rows``."""
+        squared_distances = _distances_to(self._embedding, rows)
+        pushed, reach = around.pushed[:, None].double(), around.reach[:, None]
+
+        def enter(near: Neighbours, x: Tensor) -> Entry:
+            squared, rounding = squared_distances(x)
+            nearly = reach * _NEARLY + rounding
+            # On the edge it may enter or not, however ties are broken: the larger share counts.
+            if_smaller = torch.where(squared <= reach + nearly, 1.0, pushed)
+            if_not = torch.where(squared < reach - nearly, 0.0, pushed)
+            return Entry(if_smaller, if_not, 1)
+
+        return enter
+
+
+def _distances_to(embedding: Tensor, rows: Tensor) -> Callable[[Tensor], tuple[Tensor, float]]:
+    """Give the squared distances (m, b) of some points to new ones, and how they are rounded."""
+    if embedding.shape[1] == 1:  # as on a line they are compared: exactly
+        line = embedding[rows]
+        return lambda x: ((line - x[:, 0]).double().square(), 0.0)
+    centre = embedding.mean(dim=0, dtype=torch.float64)
+    points = embedding[rows].double() - centre
+    squares = points.square().sum(dim=1, keepdim=True)
+
+    def squared_distances(x: Tensor) -> tuple[Tensor, float]:
+        moved = x.double() - centre
+        own = moved.square().sum(dim=1)
+        squared = torch.addmm(own + squares, points, moved.T, alpha=-2).clamp_min_(0)
+        largest = float(own.max()) + (float(squares.max()) if len(squares) else 0.0)
+        return squared, 1e-14 * largest
+
+    return squared_distances
 
 
 class Neighbours:
@@ -90,7 +142,7 @@ class NearestSums:
         return (self._positions < row[:, None]).sum(dim=1)
 
 
-Search = Callable[[Tensor, int], Tensor]
+Search = Callable[[Tensor, int], tuple[Tensor, Tensor]]  # rows, and squared distances
 
 
 def _neighbour_search(embedding: Tensor, neighbours: int) -> Search:
@@ -105,9 +157,12 @@ def _neighbour_search(embedding: Tensor, neighbours: int) -> Search:
             pass
         else:
             tree = KDTree(embedding.numpy())
-            return lambda x, k: torch.from_numpy(
-                tree.query(x.numpy(), k, return_distance=False, sort_results=True)
-            )
+
+            def search(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+                distances, rows = tree.query(x.numpy(), k, sort_results=True)
+                return torch.from_numpy(rows), torch.from_numpy(distances).square_()
+
+            return search
     return _compare_all(embedding)
 
 
@@ -115,7 +170,7 @@ def _search_sorted(values: Tensor) -> Search:
     """On a line the nearest points stand side by side: find where they begin, by bisection."""
     line, rows = values.sort(stable=True)
 
-    def search(x: Tensor, k: int) -> Tensor:
+    def search(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
         at = x[:, 0]
         low = torch.zeros(len(at), dtype=torch.int64)
         high = torch.full_like(low, len(line) - k)
@@ -125,8 +180,8 @@ def _search_sorted(values: Tensor) -> Search:
             behind = line[(middle + k).clamp_max(len(line) - 1)]
             on = (at - line[middle] > behind - at) & (low < high)
             low, high = torch.where(on, middle + 1, low), torch.where(on, high, middle)
-        nearest: Tensor = rows[low[:, None] + torch.arange(k)]
-        return nearest
+        places = low[:, None] + torch.arange(k)
+        return rows[places], (line[places] - at[:, None]).double().square_()
 
     return search
 
@@ -134,7 +189,7 @@ def _search_sorted(values: Tensor) -> Search:
 def _compare_all(embedding: Tensor) -> Search:
     points = Places(embedding, fine=0.01 * float(embedding.std(dim=0).max()))
 
-    def search(x: Tensor, k: int) -> Tensor:
+    def search(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
         distances = np.empty((len(x), len(points)), dtype=np.float32)
         for rows, squared in points.squared_distances(points.moved(x)):
             distances[:, rows] = squared.T.numpy()
@@ -145,6 +200,8 @@ def _compare_all(embedding: Tensor) -> Search:
         for row in np.flatnonzero(within.sum(axis=1) > k):  # equal distances at the edge
             edge = np.flatnonzero(distances[row] == last[row])
             within[row, edge[k - within[row].sum() :]] = False
-        return torch.from_numpy(within.nonzero()[1].reshape(len(x), k))
+        rows_found = within.nonzero()[1].reshape(len(x), k)
+        found = np.take_along_axis(distances, rows_found, axis=1)
+        return torch.from_numpy(rows_found), torch.from_numpy(found).double()
 
     return search

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from fractions import Fraction
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -36,6 +36,37 @@ class Sums(Protocol):
 
     def before(self, row: Tensor) -> Tensor:
         """Weight of all scores before a position."""
+
+
+class Surroundings(NamedTuple):
+    """What lies around some calibration points before a new point comes, one number for each.
+
+    Attributes
+    ----------
+    smaller, everyone
+        Weight of smaller scores, and of all, without what a new point may push out.
+    pushed
+        Weight of smaller scores that a new point pushes out where it enters.
+    reach
+        Squared distance up to which a new point enters.
+    """
+
+    smaller: Tensor
+    everyone: Tensor
+    pushed: Tensor
+    reach: Tensor
+
+    def take(self, rows: Tensor) -> Surroundings:
+        """Give those of some points."""
+        return Surroundings(*(column[rows] for column in self))
+
+
+class Entry(NamedTuple):
+    """What new points add to the sums around others, (m, b) or the same everywhere."""
+
+    if_smaller: Tensor  # to the weight of smaller scores, if the new score is smaller
+    if_not: Tensor | int  # and if it is not
+    total: Tensor | int
 
 
 class RunningSums:
@@ -160,6 +191,10 @@ class Weighed:
     def __init__(self, weights: Tensor, places: list[Tensor]) -> None:
         self._weights, self._places = weights, places
 
+    def at(self, places: Tensor) -> Tensor:
+        """Give the weights of some points, by their place in the order of the first output."""
+        return self._weights[places]
+
     def sums(self, output: int) -> RunningSums:
         """Give the weights in the order of one output's scores."""
         # They are in the order of the first output, so that a single one needs no rearranging.
@@ -187,17 +222,31 @@ class KernelWeights:
         # A box is cut in the units that were given: a point on its edge is in.
         units = (1.0, bandwidth) if kernel.is_sharp else (bandwidth, 1.0)
         self._points = Places(embedding, units[0], orders[0], fine=units[1])
-        place = torch.empty_like(orders[0])
-        place[orders[0]] = torch.arange(len(place))
-        self._places = [place[order] for order in orders]
+        self._place = torch.empty_like(orders[0])
+        self._place[orders[0]] = torch.arange(len(self._place))
+        self._places = [self._place[order] for order in orders]
 
     def around(self, x: Tensor) -> Weighed:
         """Weigh all points around each of ``x``, (b, e)."""
         return Weighed(self._weigh(self._points.moved(x)), self._places)
 
-    def around_calibration(self, x: Tensor, rows: Tensor) -> tuple[Weighed, int]:
-        """Weigh all points around some of themselves; and how much weight is left out."""
-        return self.around(x), 0
+    def around_calibration(
+        self, x: Tensor, rows: Tensor, left: Tensor, output: int
+    ) -> Surroundings:
+        """Weigh all points around calibration points ``x``: their sums, split at ``left``."""
+        sums = self.around(x).sums(output)
+        none = torch.zeros_like(left)
+        return Surroundings(sums.before(left), sums.total, none, none.double())
+
+    def entering(self, rows: Tensor, around: Surroundings) -> Callable[[Weighed, Tensor], Entry]:
+        """Make ready for new points to enter around calibration points ``rows``."""
+        places = self._place[rows]
+
+        def enter(near: Weighed, x: Tensor) -> Entry:
+            added = near.at(places).double()  # a kernel weighs both ways alike
+            return Entry(added, 0, added)
+
+        return enter
 
     def _weigh(self, x: Tensor) -> Tensor:
         weights = torch.empty(len(self._points), len(x), dtype=torch.int32)

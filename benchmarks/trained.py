@@ -1,0 +1,34 @@
+"""The paper's networks and divisions, for benchmarks: seeds from 100 on, which no table reports."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+from torch import nn
+
+from ffcp_paper import runs
+from ffcp_paper.datasets import Split
+from ffcp_paper.experiments import Study, available
+from ffcp_paper.works import TRAINED, Settings
+
+SEEDS = range(100, 105)
+
+
+def networks(data: str, seeds: range = SEEDS) -> Iterator[tuple[nn.Module, Split]]:
+    """Give the trained network and the rows of every seed; what is not in the cache is trained."""
+    if not available(data):
+        raise SystemExit(f"the files of {data} are not there: ffcp-paper download {data}")
+    study = Study(data, Settings())
+
+    def known(seed: int) -> nn.Module | None:
+        build = partial(study._fresh, seed, TRAINED)
+        return runs.known_network(study._key(seed, TRAINED), build)
+
+    missing = [(TRAINED, seed) for seed in seeds if known(seed) is None]
+    if missing:
+        study._train(missing)
+    for seed in seeds:
+        model = known(seed)
+        assert model is not None
+        yield model, study.parts(seed)
