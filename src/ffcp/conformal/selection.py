@@ -187,7 +187,7 @@ class Selection(Generic[Batch]):
         is_open = self.division is not None
         for batch in batches:
             noted = self.work.note(batch)
-            if is_open:
+            if is_open and self.division is not None:  # the first batch may show nothing is open
                 self._waiting.add(noted)
                 if len(self._waiting) < self._end:
                     continue

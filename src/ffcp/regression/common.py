@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from ffcp.predictor import Running
 from ffcp.regression.joint import Joint
@@ -12,6 +13,7 @@ class Common(Running, total=False):
     """The keywords that every regression method takes."""
 
     joint: Joint
+    scales: Any
     side: str
     support: Sequence[float | None] | None
     missing: bool

@@ -20,9 +20,25 @@ from ffcp.pieces import Needs, Seen
 from ffcp.regression import bands, layers
 from ffcp.regression.bands import Ends, as_float64
 from ffcp.regression.bases import Base, columns
-from ffcp.regression.joint import Joint, has_own_thresholds, reduced
+from ffcp.regression.joint import (
+    AUTO,
+    Joint,
+    Scales,
+    checked_scales,
+    has_own_thresholds,
+    learned_scales,
+    reduced,
+)
 from ffcp.regression.layers import Trial
-from ffcp.regression.sides import BOTH, EACH, growth, kept_scores
+from ffcp.regression.sides import (
+    BOTH,
+    EACH,
+    columns_of,
+    growth,
+    kept_scores,
+    reduced_sides,
+    two_sided,
+)
 from ffcp.regression.slacks import checked_slack
 
 _MOST_OUTPUTS = 4096  # of a model whose slack is chosen
@@ -103,7 +119,11 @@ class Family(Scorer):
 
 
 class SlackBands(Family):
-    """Bands ``[lo - q s_lo, hi + q s_hi]`` of a base and a slack."""
+    """Bands ``[lo - q s_lo, hi + q s_hi]`` of a base and a slack.
+
+    ``scales`` multiply the slacks of outputs that share one threshold; ``"auto"`` are to be
+    learned on rows that do not calibrate.
+    """
 
     def __init__(
         self,
@@ -112,9 +132,16 @@ class SlackBands(Family):
         joint: Joint = False,
         side: str = BOTH,
         column: str = "score",
+        scales: Scales | str | None = None,
     ) -> None:
         self.base, self.slack, self.joint, self.side = base, slack, joint, side
         self._column = column  # where scores were noted before this slack was chosen
+        self.scales: Scales | None = None if isinstance(scales, str) else scales
+        self.learns_scales = scales == AUTO
+
+    def with_scales(self, scales: Scales | str | None) -> SlackBands:
+        """Give the same with other scales, or without any."""
+        return SlackBands(self.base, self.slack, self.joint, self.side, self._column, scales)
 
     def needs(self) -> Needs:
         """Ask for what the slack asks for."""
@@ -123,7 +150,10 @@ class SlackBands(Family):
 
     def settings(self) -> dict[str, Any]:
         """Say what base and slack are."""
-        return {**self.base.settings(), **self.slack.settings()}
+        known = {**self.base.settings(), **self.slack.settings()}
+        if self.learns_scales or self.scales is not None:
+            known["scales"] = None if self.scales is None else list(self.scales)
+        return known
 
     takes_infinity = False
 
@@ -134,12 +164,18 @@ class SlackBands(Family):
 
     @property
     def is_open(self) -> bool:  # type: ignore[override]
-        """Whether the slack is still to be chosen."""
+        """Whether the slack is still to be chosen, or scales to be learned."""
+        return self._slack_is_open or self.learns_scales
+
+    @property
+    def _slack_is_open(self) -> bool:
         return bool(getattr(self.slack, "is_open", False))
 
     @property
     def what_is_open(self) -> str:  # type: ignore[override]
-        """What of the slack is to be chosen, in words."""
+        """What is to be chosen, in words."""
+        if not self._slack_is_open and self.learns_scales:
+            return "the scale of each output"
         return str(getattr(self.slack, "what_is_open", "the slack"))
 
     def prediction(self, output: Tensor) -> Tensor:
@@ -148,7 +184,21 @@ class SlackBands(Family):
 
     def ends(self, seen: Seen) -> Ends:
         """Give the base band and its slacks."""
-        return self.base(seen, checked_slack(self.slack(seen), seen))
+        return self.scaled(self.base(seen, checked_slack(self.slack(seen), seen)))
+
+    def scaled(self, ends: Ends) -> Ends:
+        """Multiply the slacks by the scales of the outputs."""
+        if self.scales is None:
+            return ends
+        outputs = ends.lo.shape[1]
+        if len(self.scales) != outputs:
+            raise ValueError(
+                f"there are {len(self.scales)} scales, but the model has {outputs} outputs"
+            )
+        scales = torch.tensor(self.scales, dtype=ends.lo.dtype, device=ends.lo.device)
+        below = ends.slack_lo * scales
+        above = below if ends.slack_hi is ends.slack_lo else ends.slack_hi * scales
+        return Ends(ends.lo, ends.hi, below, above)
 
     def score(self, seen: Seen, y: Tensor) -> Tensor:
         """Say how far targets lie outside the base band, in units of the slack."""
@@ -177,7 +227,12 @@ class SlackBands(Family):
 
     def scores(self, noted: Columns) -> Tensor:
         """Give the scores of rows that were noted, also before this slack was chosen."""
-        return torch.as_tensor(noted["score" if "score" in noted else self._column])
+        if "score" in noted:
+            return torch.as_tensor(noted["score"])
+        scores = torch.as_tensor(noted[self._column])  # of every output, where scales were open
+        if scores.shape[1] == columns_of(self.side, self.joint, 1):
+            return scores
+        return reduced_sides(_divided(scores, self.scales), self.side, self.joint)
 
     def reach(self, seen: Seen, below: Tensor, above: Tensor) -> tuple[Tensor, Tensor]:
         """Move each end of the base band by its threshold times its slack."""
@@ -185,28 +240,34 @@ class SlackBands(Family):
 
     def restored(self, settings: Mapping[str, Any]) -> SlackBands:
         """Give the family with the slack that was chosen and saved."""
-        if not self.is_open:
-            return self
-        return SlackBands(self.base, self.slack.restored(settings), self.joint, self.side)
+        slack = self.slack.restored(settings) if self._slack_is_open else self.slack
+        scales: Scales | str | None = self.scales
+        if self.learns_scales:
+            saved = files.rebuilt(tuple[float, ...] | None, settings.get("scales"))
+            scales = checked_scales(saved, self.joint)
+        return SlackBands(self.base, slack, self.joint, self.side, scales=scales)
 
     def prepared(self, model: nn.Module, x: Any) -> Any:
-        """Find the slacks there are to choose from."""
+        """Find the slacks there are to choose from, and whether there are scales to learn."""
         if not self.is_open:
             return self
         # Two rows: on a single one batch statistics fail, in a way that says nothing of mixing.
         first = passes.see(model, inputs.take(x, slice(0, 2)))
         outputs = self.prediction(first.output)[0].numel()
         what = self.what_is_open.removeprefix("the ")
+        # A single output has no other to be compared with, and a map of very many one unit.
+        learns = self.learns_scales and 1 < outputs <= _MOST_OUTPUTS
+        scales = AUTO if learns else self.scales
+        if not self._slack_is_open:
+            alone = self.with_scales(scales)
+            return SlackChoice(alone, {OUTPUT: self.slack}, outputs) if learns else alone
         if outputs > _MOST_OUTPUTS:
             raise ValueError(
                 f"the model has {outputs} outputs, and the automatic choice keeps the scores of "
                 f"all candidates: name one {what} above {_MOST_OUTPUTS} outputs"
             )
-        options = {
-            name: SlackBands(self.base, slack, self.joint, self.side, column=f"score.{name}")
-            for name, slack in self.slack.options(model, x).items()
-        }
-        return SlackChoice(options, outputs, what)
+        options = self.slack.options(model, x)
+        return SlackChoice(self.with_scales(scales), options, outputs, what)
 
     def choices_from(self, saved: Mapping[str, Any]) -> dict[str, Any]:
         """Build the choice of the slack again."""
@@ -220,12 +281,21 @@ class SlackChoice(Family):
     is_open = True
 
     def __init__(
-        self, options: Mapping[str, SlackBands], outputs: int, what: str = "feature"
+        self,
+        family: SlackBands,
+        options: Mapping[str, Any],
+        outputs: int,
+        what: str = "feature",
     ) -> None:
-        self._options = options
-        plain = options[OUTPUT]
-        self.base, self.joint, self.side = plain.base, plain.joint, plain.side
+        self.base, self.joint, self.side = family.base, family.joint, family.side
+        self._learns = family.learns_scales
         self._what = what  # the candidates are called
+        self._options = {
+            name: SlackBands(
+                self.base, slack, self.joint, self.side, f"score.{name}", family.scales
+            )
+            for name, slack in options.items()
+        }
         self.most_rows = max(1000, min(10_000, _NUMBERS // outputs))
 
     def needs(self) -> Needs:
@@ -245,7 +315,11 @@ class SlackChoice(Family):
         noted = {}
         for name, option in self._options.items():
             width, slack = growth(option.ends(seen), self.side)
-            noted[f"score.{name}"] = kept_scores(option, seen, target).cpu()
+            # While scales are open, all outputs are noted; they share a threshold afterwards.
+            noting = (
+                SlackBands(self.base, option.slack, False, self.side) if self._learns else option
+            )
+            noted[f"score.{name}"] = kept_scores(noting, seen, target).cpu()
             noted[f"slack.{name}"] = slack.cpu()
         return {**noted, "width": width.cpu(), **self._sign(seen, target)}
 
@@ -258,9 +332,22 @@ class SlackChoice(Family):
         return self._options[OUTPUT].signed(curve, y)
 
     def choose(self, aside: Columns, alpha: Any) -> Chosen:
-        """Take the slack with the shortest mean band; of one end, that reaches least far."""
+        """Learn scales, and take the slack with the shortest mean band.
+
+        Of one end that is promised, the slack that reaches least far.
+        """
+        if self._learns:
+            self._options = {
+                name: option.with_scales(
+                    learned_scales(two_sided(aside[f"score.{name}"], self.side), alpha)
+                )
+                for name, option in self._options.items()
+            }
+        if len(self._options) == 1 and self._learns:
+            return Chosen(self._options[OUTPUT], {})
         trials = {
-            name: Trial(aside[f"score.{name}"], aside[f"slack.{name}"]) for name in self._options
+            name: Trial(option.scores(aside), _times(aside[f"slack.{name}"], option.scales))
+            for name, option in self._options.items()
         }
         of_each = exact_alpha(alpha) / (2 if self.side == EACH else 1)
         choice = layers.choose(aside["width"], trials, of_each)
@@ -269,5 +356,21 @@ class SlackChoice(Family):
         return Chosen(self._options[choice.feature], {"layer": choice}, warning)
 
     def without_choice(self, rows: int, alpha: Any) -> Chosen:
-        """Take plain CP, and no row to choose it."""
+        """Take plain CP, and no row to choose it; outputs count as they are."""
+        if len(self._options) == 1 and self._learns:
+            return Chosen(self._options[OUTPUT], {})
         return Chosen(self._options[OUTPUT], {}, layers.why_no_choice(rows, alpha, self._what))
+
+
+def _times(slacks: Tensor, scales: Scales | None) -> Tensor:
+    return slacks if scales is None else slacks * _as_wide(scales, slacks)
+
+
+def _divided(scores: Tensor, scales: Scales | None) -> Tensor:
+    return scores if scales is None else scores / _as_wide(scales, scores)
+
+
+def _as_wide(scales: Scales, values: Tensor) -> Tensor:
+    """Give the scales of every column; those of the lower end stand before the upper's."""
+    row = torch.tensor(scales, dtype=values.dtype)
+    return row.repeat(values.shape[1] // len(row))

@@ -59,3 +59,56 @@ def covering(scores: Tensor, share: Any) -> Tensor:
         in_order = scores.sort(dim=1).values  # NaN comes last
         largest = in_order.gather(1, (place - 1).clamp_min(0)[:, None])[:, 0]
     return largest.masked_fill(known == 0, math.nan)[:, None]
+
+
+# -- scales: what makes outputs of different units comparable ----------------------------------
+
+AUTO = "auto"
+FEWEST_ROWS = 10  # below, scales would be more noise than help
+Scales = tuple[float, ...]
+
+
+def checked_scales(scales: Any, joint: Joint) -> Scales | str | None:
+    """Read scales that are given: one positive number per output, ``"auto"`` or ``None``.
+
+    >>> checked_scales([1, 0.5], joint=True)
+    (1.0, 0.5)
+    """
+    if scales is None or (isinstance(scales, str) and scales == AUTO):
+        return None if has_own_thresholds(joint) else scales
+    if has_own_thresholds(joint):
+        raise ValueError(
+            "scales weigh outputs that share one threshold, and here every output has its own: "
+            "leave out scales, or take joint=True"
+        )
+    try:
+        numbers = torch.as_tensor(scales, dtype=torch.float64).flatten()
+    except (TypeError, ValueError, RuntimeError):
+        numbers = torch.tensor([math.nan])
+    if not len(numbers) or not bool((numbers.isfinite() & (numbers > 0)).all()):
+        raise ValueError(
+            f"scales must be one positive number per output, 'auto' or None, got {scales!r}"
+        )
+    return tuple(numbers.tolist())
+
+
+def learned_scales(scores: Tensor, alpha: Any) -> Scales | None:
+    """Learn how large the scores (n, m) of each output are; None of too few rows.
+
+    The scale is the 1 - alpha quantile of their size: the threshold that each output would have
+    alone. Where that is zero the largest counts, and an output without any error counts 1.
+
+    >>> learned_scales(torch.tensor([[0.1, 100.0]]).repeat(20, 1).double(), alpha=0.1)
+    (0.10000000149011612, 100.0)
+    """
+    if len(scores) < FEWEST_ROWS:
+        return None
+    sizes = scores.abs()
+    ordered = sizes.sort(dim=0).values  # NaN, of targets that are not known, come last
+    known = (~sizes.isnan()).sum(dim=0)
+    share = 1 - exact_alpha(alpha)
+    places = [max(1, math.ceil(count * share)) - 1 for count in known.tolist()]
+    scales = ordered.gather(0, torch.tensor(places, device=scores.device)[None])[0]
+    largest = sizes.nan_to_num(0.0, posinf=0.0).amax(dim=0)
+    scales = scales.where(scales.isfinite() & (scales > 0), largest)
+    return tuple(scales.where(scales > 0, 1.0).tolist())

@@ -16,7 +16,7 @@ from ffcp.conformal.columns import Columns, Table, prefixed, take
 from ffcp.conformal.draws import Draws
 from ffcp.conformal.marginal import Marginal
 from ffcp.conformal.rank import exact_alpha, exact_alphas, points_needed
-from ffcp.network import checks, inputs
+from ffcp.network import checks, inputs, passes
 from ffcp.pieces import Seen
 from ffcp.predictor import Predictor, Running, known_only, steady
 from ffcp.recipes import public
@@ -25,7 +25,13 @@ from ffcp.regression.bases import Base, Point
 from ffcp.regression.common import Common
 from ffcp.regression.distribution import Distribution
 from ffcp.regression.family import Family, SlackBands
-from ffcp.regression.joint import checked_joint, has_own_thresholds
+from ffcp.regression.joint import (
+    AUTO,
+    checked_joint,
+    checked_scales,
+    has_own_thresholds,
+    learned_scales,
+)
 from ffcp.regression.layers import Choice
 from ffcp.regression.sides import BOTH, EACH, LOWER, checked_side, columns_of, ends_at, shared_out
 from ffcp.regression.slacks import as_slack
@@ -35,7 +41,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 _BLOCK = 2**17  # numbers per step of the float64 arithmetic
-Self = TypeVar("Self", bound="BandPredictor")
+Self = TypeVar("Self", bound="Bands")
 
 
 class BandPredictor(Predictor):
@@ -366,6 +372,12 @@ class Bands(BandPredictor):
     support
         The smallest and the largest value that targets can take, ``None`` where there is none:
         ``(0, None)``. Bands are cut to it, the prediction is not, and other targets are refused.
+    scales
+        What is large for each output, where they share a threshold (``joint=True`` or a share):
+        one positive number per output; ``"auto"``, learned on calibration rows that then do not
+        calibrate, unless :meth:`fit_scales` has learned them from other rows, so that bands do
+        not depend on the units of the outputs; or ``None``, all outputs as they are. With one
+        output, more than 4,096, or too few rows, ``"auto"`` is ``None``.
     missing
         Whether NaN in ``y`` stands for a target that is not known. Such outputs of a row do not
         calibrate; bands are promised for targets that are known, as if the others did not exist.
@@ -398,9 +410,10 @@ class Bands(BandPredictor):
         **common: Unpack[Common],
     ) -> None:
         known_only(type(self), common, Common)
-        joint, side = common.pop("joint", False), common.pop("side", BOTH)
+        joint, side = checked_joint(common.pop("joint", False)), common.pop("side", BOTH)
+        scales = checked_scales(common.pop("scales", AUTO), joint)
         pieces = base or Point(), as_slack(slack)
-        family = SlackBands(*pieces, checked_joint(joint), checked_side(side))
+        family = SlackBands(*pieces, joint, checked_side(side), scales=scales)
         super().__init__(model, family, calibration, **common)  # type: ignore[misc]
 
     @property
@@ -425,8 +438,49 @@ class Bands(BandPredictor):
         assert isinstance(self._scorer, SlackBands)
         return self._scorer
 
+    @property
+    def scales(self) -> Tensor | None:
+        """What is large for each output, if outputs share a threshold and it is known."""
+        scales = self._family.scales
+        return None if scales is None else torch.tensor(scales, dtype=torch.float64)
+
+    def fit_scales(self: Self, x: Any, y: Any) -> Self:
+        """Learn the scales of outputs on points of their own, so that all others calibrate.
+
+        Training rows will do: scales only say which output's errors are larger. The points must
+        not calibrate. Only for outputs that share a threshold, and scales that were not given.
+        """
+        given, calibration = self._given
+        assert isinstance(given, SlackBands)
+        if has_own_thresholds(self.joint):
+            raise ValueError("every output has a threshold of its own here: no scales are needed")
+        if given.scales is not None and not self._has_fitted_scales:
+            raise ValueError("the scales were given when the predictor was made")
+        plain = given.with_scales(None)
+        if plain.is_open:
+            raise RuntimeError(
+                f"{plain.what_is_open} is not chosen yet, and scales depend on it: name it when "
+                "the predictor is made, or leave the scales to calibrate"
+            )
+        each, table = SlackBands(plain.base, plain.slack), Table()
+        with torch.inference_mode(False):
+            for batch in self._batches(x, y, None):
+                seen = passes.see(self.model, batch.x, each.needs(), batch.row)
+                table.add({"score": each.note(seen, batch.y)["score"].cpu()})
+        if not len(table):
+            raise ValueError("x has no rows")
+        fitted = given.with_scales(learned_scales(table.columns["score"], self.choose_alpha))
+        self._given, self._has_fitted_scales = (fitted, calibration), True
+        if not len(self.calibration):
+            self._scorer = fitted
+        return self
+
+    _has_fitted_scales = False
+
     def _fit_calibration(self, x: Any, y: Any, planned: int | None) -> None:
         """Choose what the calibration leaves open on points of their own."""
+        if self._family.learns_scales and not self._family.with_scales(None).is_open:
+            self.fit_scales(x, y)  # the same points teach both
         self._must_be_settled()
         _, calibration = self._given
         with torch.inference_mode(False):

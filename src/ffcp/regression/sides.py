@@ -59,8 +59,20 @@ def kept_scores(family: Sided, seen: Seen, y: Tensor) -> Tensor:
         return family.score(seen, y)
     below, above = family.sides(seen, y)
     parts = {LOWER: [below], UPPER: [above], EACH: [below, above]}[family.side]
-    joint = _joint_of_each(family.joint) if family.side == EACH else family.joint
-    return torch.cat([reduced(part, joint) for part in parts], dim=1)
+    return reduced_sides(torch.cat(parts, dim=1), family.side, family.joint)
+
+
+def reduced_sides(scores: Tensor, side: str, joint: Joint) -> Tensor:
+    """Turn the scores of all outputs, those below before those above, into those to keep."""
+    if side != EACH:
+        return reduced(scores, joint)
+    of_each = _joint_of_each(joint)
+    return torch.cat([reduced(part, of_each) for part in scores.chunk(2, dim=1)], dim=1)
+
+
+def two_sided(scores: Tensor, side: str) -> Tensor:
+    """Turn the scores of all outputs into one for each, whichever end it lies beyond."""
+    return torch.maximum(*scores.chunk(2, dim=1)) if side == EACH else scores
 
 
 def ends_at(family: Sided, seen: Seen, threshold: Tensor) -> tuple[Tensor, Tensor]:
