@@ -125,7 +125,7 @@ def test_lengths_of_the_choice_are_those_of_the_bands(joint: bool) -> None:
         for name in (feature, "output"):
             band = ffcp.FFCP(model, name, joint=joint).calibrate(x, y).predict_interval(x)
             measured = ffcp.metrics.mean_length(band)
-            # 800 rows: the scales of a box, learned on them as well, move its length by a few percent.
+            # 800 rows teach the scales of a box too, and move its length by a few percent.
             near = pytest.approx(measured, rel=0.1 if joint else 0.05)
             assert claimed[name].mean_length == near
 
