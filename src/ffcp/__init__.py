@@ -32,6 +32,7 @@ from ffcp.pieces import Needs, Seen
 from ffcp.regression.bands import Ends, Interval
 from ffcp.regression.bases import Point, Quantiles
 from ffcp.regression.distribution import Distribution
+from ffcp.regression.curvature import Curvature
 from ffcp.regression.fcp.methods import FCP, FCQR
 from ffcp.regression.layers import Candidate, Choice
 from ffcp.regression.losses import pinball_loss
@@ -67,6 +68,7 @@ __all__ = [
     "Choice",
     "Constant",
     "Distribution",
+    "Curvature",
     "Ends",
     "FFCPWarning",
     "FFRaps",

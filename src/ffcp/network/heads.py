@@ -49,6 +49,17 @@ def head(model: nn.Module, feature: str | nn.Module) -> nn.Module:
     return rest if rest is not None else _traced_head(model, name.removeprefix("."))
 
 
+def rest_of_sequential(model: nn.Module, name: str) -> nn.Module | None:
+    """Give the modules behind a layer of nested Sequentials; None of any other model.
+
+    >>> rest_of_sequential(nn.Sequential(nn.Linear(2, 3), nn.ReLU()), "0")
+    Sequential(
+      (0): ReLU()
+    )
+    """
+    return _rest_of_sequential(model, name.removeprefix(".").split("."))
+
+
 def _rest_of_sequential(model: nn.Module, path: list[str]) -> nn.Module | None:
     """Follow nested Sequentials; None where another kind of module is on the way."""
     if not path:

@@ -77,7 +77,8 @@ class _Pass:
     def __init__(self, model: nn.Module, needs: Needs) -> None:
         jacobian.checked_norm(needs.norm)
         jacobian.checked_method(needs.method)
-        inside = any(is_inside(name) for name in (*needs.norms, *needs.values))
+        named = (*needs.norms, *needs.values, *needs.curvature)
+        inside = any(is_inside(name) for name in named)
         self._model, self._needs = uncompiled(model) if inside else model, needs
         self._inner = [name for name in dict.fromkeys(needs.norms) if name != OUTPUT]
 
@@ -89,16 +90,25 @@ class _Pass:
             checks.finite(tensor, key, first_row)
         # Smoothing runs the model on perturbed features; the plain pass needs no graph then.
         tapped = [] if isinstance(self._needs.method, Smooth) else self._inner
-        with borrowed(self._model) as twin, Cut(twin, tapped, values=self._needs.values) as cut:
+        bent = [name for name in self._needs.curvature if name != OUTPUT]
+        tapped = list(dict.fromkeys([*tapped, *bent]))
+        recorded = list(dict.fromkeys([*self._needs.values, *bent]))
+        with borrowed(self._model) as twin, Cut(twin, tapped, values=recorded) as cut:
             tap = cut(x)
             output = tap.prediction.detach()
             checks.finite(output, "the prediction", first_row)
+            curvature = jacobian.take_curvature(twin, x, tap, bent, self._needs.step)
             norms = jacobian.take_norms(twin, x, tap, self._inner, self._needs)
         for name, values in norms.items():
             checks.finite(values, f"the gradient at feature {name!r}", first_row)
+        for name, values in curvature.items():
+            checks.finite(values, f"the curvature at feature {name!r}", first_row)
         if OUTPUT in self._needs.norms:
             norms[OUTPUT] = _ones(output, self._needs)
-        return Seen(x, output, norms, tap.values, range(first_row, first_row + rows), groups)
+        if OUTPUT in self._needs.curvature:
+            curvature[OUTPUT] = torch.zeros_like(output)
+        numbers = range(first_row, first_row + rows)
+        return Seen(x, output, norms, tap.values, numbers, groups, curvature)
 
 
 def _ones(output: Tensor, needs: Needs) -> Tensor:

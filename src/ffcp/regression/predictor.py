@@ -519,6 +519,7 @@ def _part(seen: Seen, rows: slice) -> Seen:
         {name: values[rows] for name, values in seen.values.items()},
         seen.rows[rows],
         None,
+        {name: values[rows] for name, values in seen.curvature.items()},
     )
 
 

@@ -7,6 +7,7 @@ features. ``"auto"`` looks at the head and picks.
 """
 
 from ffcp.network.jacobian.choice import take_norms
+from ffcp.network.jacobian.curvature import take_curvature
 from ffcp.network.jacobian.methods import (
     AUTO,
     COLOURED,
@@ -27,5 +28,6 @@ __all__ = [
     "Smooth",
     "checked_method",
     "checked_norm",
+    "take_curvature",
     "take_norms",
 ]

@@ -1,0 +1,77 @@
+"""Whether the head's curvature makes better bands: ``python -m benchmarks.curvature [DATA ...]``.
+
+CP, FFCP and the slack of second order at the same layers, on the paper's networks of seeds 100 to
+104 and on networks of a smooth activation whose noise comes in through the input.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+import ffcp
+from benchmarks.timing import show, table
+from benchmarks.trained import networks
+from ffcp_paper.datasets import Split
+
+DATA = ("com", "bike", "star", "synthetic", "bio", "fb1")
+LAYERS, STEPS, ALPHA = ("input", "0", "3"), (0.3, 1.0, 3.0), 0.1
+
+
+def bent(seed: int) -> tuple[nn.Module, Split]:
+    """Train a smooth network on y = sin(3 x) of an input that is known up to noise."""
+    torch.manual_seed(seed)
+    x = 4 * torch.rand(6000, 1) - 2
+    y = torch.sin(3 * (x + 0.15 * torch.randn_like(x)))[:, 0]
+    model = nn.Sequential(
+        nn.Linear(1, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1)
+    )
+    optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
+    for _ in range(600):
+        optimizer.zero_grad()
+        (model(x[:2000])[:, 0] - y[:2000]).square().mean().backward()
+        optimizer.step()
+    return model.eval(), Split(x[:2000], y[:2000], x[2000:4000], y[2000:4000], x[4000:], y[4000:])
+
+
+def measure(model: nn.Module, parts: Split, slack: object) -> tuple[float, float, float]:
+    """Mean length, interval score and coverage on the test rows."""
+    predictor = ffcp.Bands(model, slack=slack).calibrate(parts.x_cal, parts.y_cal)
+    band = predictor.predict_interval(parts.x_test, alpha=ALPHA)
+    y = parts.y_test
+    return (
+        ffcp.metrics.mean_length(band),
+        ffcp.metrics.interval_score(band, y, ALPHA),
+        float(ffcp.metrics.coverage(band, y)),
+    )
+
+
+def slacks(layers: Iterable[str]) -> dict[str, object]:
+    found: dict[str, object] = {"CP": ffcp.Constant()}
+    for layer in layers:
+        found[f"FFCP at {layer}"] = ffcp.GradientNorm(layer)
+        for step in STEPS:
+            found[f"curvature at {layer}, step {step:g}"] = ffcp.Curvature(layer, step)
+    return found
+
+
+def compare(data: str) -> None:
+    some = [bent(seed) for seed in range(100, 105)] if data == "sine" else list(networks(data))
+    layers = ("input", "0") if data == "sine" else LAYERS
+    made = table(f"{data}, seeds 100 to 104", "slack", "mean length", "interval score", "coverage")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ffcp.FFCPWarning)
+        for name, slack in slacks(layers).items():
+            found = Tensor([measure(model, parts, slack) for model, parts in some]).mean(dim=0)
+            length, score, covered = found.tolist()
+            made.add_row(name, f"{length:.4g}", f"{score:.4g}", f"{covered:.1%}")
+    show(made)
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:] or ("sine", *DATA):
+        compare(name)
