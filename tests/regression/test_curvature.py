@@ -10,8 +10,10 @@ import torch
 from torch import Tensor, nn
 
 import ffcp
+from ffcp.conformal.rank import conformal_rank
 from ffcp.network import passes
 from tests.conftest import normal
+from tests.law import ERROR_RATE, draw_hits, p_value
 
 
 class Bowl(nn.Module):
@@ -116,5 +118,23 @@ def test_several_outputs_and_other_nonsense_are_refused() -> None:
         )
     with pytest.raises(ValueError, match="step must be a positive number"):
         ffcp.Curvature("0", step=0)
-    with pytest.raises(ValueError, match="step=1.0 and another for step=2.0"):
+    with pytest.raises(ValueError, match=r"step=1\.0 and another for step=2\.0"):
         ffcp.Curvature("0").needs().joined(ffcp.Curvature("0", step=2).needs())
+
+
+@pytest.mark.long
+def test_bands_of_second_order_obey_the_law_of_split_conformal_prediction() -> None:
+    """A right program fails for a share ERROR_RATE of all seeds."""
+    model = smooth()
+
+    def sample(generator: torch.Generator, rows: int) -> tuple[Tensor, Tensor]:
+        x = torch.randn(rows, 3, generator=generator)
+        return x, x[:, 0] * torch.randn(rows, generator=generator)
+
+    def covered(x_cal: Tensor, y_cal: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        bands = ffcp.Bands(model, slack=ffcp.Curvature("0")).calibrate(x_cal, y_cal)
+        lower, upper, _ = bands.predict_interval(x, 0.1)
+        return (lower[:, 0] <= y) & (y <= upper[:, 0])
+
+    hits = draw_hits(sample, covered, n=60, t=40, repeats=300)
+    assert p_value(hits, 40, 60, conformal_rank(60, 0.1)) > ERROR_RATE

@@ -97,8 +97,13 @@ class _Pass:
             tap = cut(x)
             output = tap.prediction.detach()
             checks.finite(output, "the prediction", first_row)
-            curvature = jacobian.take_curvature(twin, x, tap, bent, self._needs.step)
-            norms = jacobian.take_norms(twin, x, tap, self._inner, self._needs)
+            curvature, gradients = jacobian.take_curvature(twin, x, tap, bent, self._needs.step)
+            known = jacobian.norms_of(gradients, self._inner, self._needs, output)
+            norms = (
+                jacobian.take_norms(twin, x, tap, self._inner, self._needs)
+                if known is None
+                else known
+            )
         for name, values in norms.items():
             checks.finite(values, f"the gradient at feature {name!r}", first_row)
         for name, values in curvature.items():

@@ -16,38 +16,61 @@ from torch import Tensor, nn
 
 from ffcp.network.features import INPUT, Cut, Tapped
 from ffcp.network.heads import rest_of_sequential
-from ffcp.network.jacobian.norms import reached
+from ffcp.network.jacobian.methods import AUTO, COLOURED, EXACT
+from ffcp.network.jacobian.norms import reached, row_norms
+from ffcp.pieces import Needs
 
 
 def take_curvature(
     model: nn.Module, x: Any, tap: Tapped, names: Sequence[str], step: float
-) -> dict[str, Tensor]:
-    """Measure the curvature at the named features, whose values the pass has recorded."""
-    if names and tap.prediction[0].numel() != 1:
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Measure the curvature at the named features, whose values the pass has recorded.
+
+    Gives the gradients there as well, so that their norms need no other backward pass.
+    """
+    if not names:
+        return {}, {}
+    if tap.prediction[0].numel() != 1:
         raise ValueError(
             f"the curvature is taken along the gradient of one output, and the model has "
             f"{tap.prediction[0].numel()}: predict one of them at a time, or use GradientNorm"
         )
-    return {name: _curvature(model, x, tap, name, step) for name in names}
-
-
-def _curvature(model: nn.Module, x: Any, tap: Tapped, name: str, step: float) -> Tensor:
-    edges = tap.edges[name]
-    if len(edges) != 1:
-        raise ValueError(
-            f"feature {name!r} has {len(edges)} tensors, and the curvature is taken along the "
-            "gradient at one: choose a layer that returns one tensor"
-        )
+    for name in names:
+        if len(tap.edges[name]) != 1:
+            raise ValueError(
+                f"feature {name!r} has {len(tap.edges[name])} tensors, and the curvature is taken "
+                "along the gradient at one: choose a layer that returns one tensor"
+            )
+    edges = [tap.edges[name][0] for name in names]
     found = torch.autograd.grad(tap.prediction.sum(), edges, retain_graph=True, allow_unused=True)
-    (gradient,) = reached(name, list(found))
-    size = torch.linalg.vector_norm(gradient.flatten(1), dim=1)
+    gradients = {
+        name: reached(name, [gradient])[0] for name, gradient in zip(names, found, strict=True)
+    }
+    curvature = {
+        name: _along(model, x, tap, name, gradient, step) for name, gradient in gradients.items()
+    }
+    return curvature, gradients
+
+
+def norms_of(
+    gradients: dict[str, Tensor], names: Sequence[str], needs: Needs, output: Tensor
+) -> dict[str, Tensor] | None:
+    """Give the norms that are asked for where these gradients are enough; None where not."""
+    is_plain = needs.of is None and needs.method in (AUTO, EXACT, COLOURED)
+    if not gradients or not is_plain or any(name not in gradients for name in names):
+        return None
+    return {name: row_norms([gradients[name]], needs.norm).view_as(output) for name in names}
+
+
+def _along(
+    model: nn.Module, x: Any, tap: Tapped, name: str, gradient: Tensor, step: float
+) -> Tensor:
+    size = row_norms([gradient], 2)
     # Where the gradient is zero there is no direction, and no curvature along it.
-    size = size.where(size > 0, 1.0).view(-1, *[1] * (gradient.dim() - 1))
-    move = gradient / size * step
-    here = tap.prediction.detach()
+    factor = (step / size.where(size > 0, 1.0)).view(-1, *[1] * (gradient.dim() - 1))
     with torch.no_grad():
-        forth, back = _moved(model, x, tap, name, move)
-    return (forth - 2 * here + back) / step**2
+        forth, back = _moved(model, x, tap, name, gradient * factor.to(gradient.dtype))
+    return (forth - 2 * tap.prediction.detach() + back) / step**2
 
 
 def _moved(model: nn.Module, x: Any, tap: Tapped, name: str, move: Tensor) -> tuple[Tensor, Tensor]:
