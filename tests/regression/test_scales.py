@@ -161,3 +161,20 @@ def test_as_many_scales_as_outputs() -> None:
         predictor.fit_scales(normal(50, 3, seed=0), normal(50, 4, seed=1))
     with pytest.raises(ValueError, match="no scales are needed"):
         ffcp.CP(zero()).fit_scales(normal(50, 3, seed=0), normal(50, 4, seed=1))
+
+
+@pytest.mark.parametrize("side", ["lower", "upper", "each"])
+def test_each_side_of_a_box_is_free_of_units(side: str) -> None:
+    x, y = normal(300, 3, seed=0), normal(300, 4, seed=1)
+    plain, scaled = (
+        ffcp.Bands(zero(), joint=True, side=side).calibrate(x, y * units).predict_interval(x[:3])
+        for units in (torch.ones(4), 2**10 * torch.ones(4).cumsum(0).exp2())
+    )
+    units = 2**10 * torch.ones(4).cumsum(0).exp2()
+    for ours, expected in zip(scaled, plain, strict=True):
+        torch.testing.assert_close(ours / units, expected)
+
+
+def test_balls_in_feature_space_refuse_scales() -> None:
+    with pytest.raises(ValueError, match="leave out scales"):
+        ffcp.FCP(zero(), "input", joint=True, scales=[1.0] * 4)

@@ -20,7 +20,7 @@ from ffcp.predictor import known_only, steady
 from ffcp.recipes import public
 from ffcp.regression.common import Common
 from ffcp.regression.fcp.ball import Ball, QuantileBall
-from ffcp.regression.joint import BONFERRONI, checked_joint
+from ffcp.regression.joint import AUTO, BONFERRONI, checked_joint
 from ffcp.regression.predictor import BandPredictor
 from ffcp.regression.sides import BOTH, checked_side
 
@@ -116,6 +116,11 @@ class FCP(BandPredictor):
             raise ValueError(
                 f"{type(self).__name__} bounds the head over a ball, which reaches to both sides, "
                 f"and has no score of one side: leave out side={side!r}, or take another method"
+            )
+        if common.pop("scales", AUTO) not in (None, AUTO):
+            raise ValueError(
+                f"{type(self).__name__} scores how far the feature moves, which has no units of "
+                "outputs: leave out scales"
             )
         self.feature = resolve(model, feature)
         ball = self._family(
