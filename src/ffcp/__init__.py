@@ -31,8 +31,8 @@ from ffcp.network.stored import Stored
 from ffcp.pieces import Needs, Seen
 from ffcp.regression.bands import Ends, Interval
 from ffcp.regression.bases import Point, Quantiles
-from ffcp.regression.distribution import Distribution
 from ffcp.regression.curvature import Curvature
+from ffcp.regression.distribution import Distribution
 from ffcp.regression.fcp.methods import FCP, FCQR
 from ffcp.regression.layers import Candidate, Choice
 from ffcp.regression.losses import pinball_loss
@@ -67,8 +67,8 @@ __all__ = [
     "Candidate",
     "Choice",
     "Constant",
-    "Distribution",
     "Curvature",
+    "Distribution",
     "Ends",
     "FFCPWarning",
     "FFRaps",
