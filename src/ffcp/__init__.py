@@ -29,12 +29,14 @@ from ffcp.network.jacobian import Sketch, Smooth
 from ffcp.network.passes import gradient_norms
 from ffcp.network.stored import Stored
 from ffcp.pieces import Needs, Seen
+from ffcp.regression.auto import Auto, AutoChoice
 from ffcp.regression.bands import Ends, Interval
 from ffcp.regression.bases import Point, Quantiles
 from ffcp.regression.curvature import Curvature
 from ffcp.regression.distribution import Distribution
 from ffcp.regression.fcp.methods import FCP, FCQR
 from ffcp.regression.layers import Candidate, Choice
+from ffcp.regression.learned.methods import Learned
 from ffcp.regression.losses import pinball_loss
 from ffcp.regression.methods import CP, CQR, FFCP, FFCQR, FFLCP, FFLCQR, LCP, LCQR
 from ffcp.regression.predictor import Bands
@@ -58,6 +60,8 @@ __all__ = [
     "LCQR",
     "RAPS",
     "Aps",
+    "Auto",
+    "AutoChoice",
     "Bands",
     "BandwidthChoice",
     "Box",
@@ -83,6 +87,7 @@ __all__ = [
     "LabelSets",
     "Lac",
     "Laplace",
+    "Learned",
     "Local",
     "Localizer",
     "Marginal",

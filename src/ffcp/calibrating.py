@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ffcp.conformal.calibration import Calibration
 from ffcp.conformal.columns import Columns, prefixed, with_prefix
+from ffcp.conformal.mondrian import by_groups
 from ffcp.conformal.selection import Chosen, Division, Scorer, Selection
 from ffcp.network import passes
 from ffcp.pieces import Seen
@@ -97,7 +98,7 @@ class Calibrating:
         """Choose what is open, first of the scorer and then of the calibration."""
         if self.scorer.is_open:
             noted = with_prefix("score.", aside)
-            self._settle(self.scorer.choose(noted, self._choosing.alpha))
+            self._settle(self.scorer.choose(noted, self._choosing.alpha, left))
         if self.calibration.is_open:
             self.choose_calibration(aside, left)
 
@@ -111,6 +112,11 @@ class Calibrating:
 
     def _settle(self, chosen: Chosen) -> None:
         self.scorer = chosen.scorer
+        if chosen.calibration is not None:
+            has_groups = self.calibration.takes_groups
+            self.calibration = (
+                by_groups(chosen.calibration) if has_groups else chosen.calibration
+            ).empty()
         self.choices.update(chosen.choices)
         self.warnings += [chosen.warning] if chosen.warning else []
 
@@ -126,8 +132,12 @@ class Calibrating:
 
     def finish(self, noted: Columns) -> Columns:
         """Turn what was noted into scores and notes to keep."""
-        own = with_prefix("score.", noted)
-        scores, notes = self.scorer.scores(own), with_prefix("note.", noted)
+        own, notes = with_prefix("score.", noted), with_prefix("note.", noted)
+        waited = self.scorer.again(own)
+        if waited is not None:  # as if the model had just seen them
+            seen, y = waited[0]._replace(groups=notes.get("group")), waited[1]
+            own, notes = self.scorer.note(seen, y), self.calibration.note(seen, y)
+        scores = self.scorer.scores(own)
         signs = self.scorer.signs(own) if self.calibration.keeps_signs else None
         if signs is not None:
             notes["signs"] = signs.cpu()

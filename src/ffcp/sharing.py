@@ -238,6 +238,7 @@ class Sharing(nn.Module):
         """
         choices = {n: asdict(c) if is_dataclass(c) else c for n, c in self._choices.items()}  # type: ignore[arg-type]
         points = self.calibration.points()
+        learned = self._scorer.state()
         kept = {
             "choices": choices,
             "set_aside": self._set_aside,
@@ -247,10 +248,14 @@ class Sharing(nn.Module):
             **self._remembered(),
         }
         saved = {"settings": self.settings(), "kept": kept, "recipe": recipe_of(self)}
-        return files.seal(saved, points)
+        return files.seal(saved, {**points, **prefixed("scorer.", learned)})
 
     def set_extra_state(self, state: Tensor) -> None:
         """Do nothing: loading has taken over all of it at once, points and settings together."""
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination.update(prefixed(f"{prefix}scorer.", self._scorer.state()))
 
     def _load_from_state_dict(
         self, state_dict: Any, prefix: str, metadata: Any, strict: bool, *others: Any
@@ -260,7 +265,9 @@ class Sharing(nn.Module):
             with _refused("the calibration in this state_dict"):
                 fresh = self._restored(own, strict)
             self._take_all(fresh)
-        super()._load_from_state_dict(state_dict, prefix, metadata, strict, *others)
+        learned = f"{prefix}scorer."  # no part of any module, and taken over above
+        rest = {name: t for name, t in state_dict.items() if not name.startswith(learned)}
+        super()._load_from_state_dict(rest, prefix, metadata, strict, *others)
 
     def _restored(self: Self, own: Mapping[str, Tensor], strict: bool = True) -> Self:
         """Give this predictor with a calibration that was saved, once every part is checked.
@@ -268,15 +275,16 @@ class Sharing(nn.Module):
         Nothing here is changed. What was left open here comes from there.
         """
         points = with_prefix("calibration.", own)
-        known = ["_extra_state", *prefixed("calibration.", points)]
+        learned = prefixed("scorer.", with_prefix("scorer.", own))
+        known = ["_extra_state", *prefixed("calibration.", points), *learned]
         strange = [name for name in own if name not in known]
         if strict and strange:
             raise ValueError(f"it does not fit a {type(self).__name__}: {', '.join(strange)}")
         if "_extra_state" not in own:
             raise ValueError("its settings are missing")
-        saved = files.unseal(own["_extra_state"], points)
+        saved = files.unseal(own["_extra_state"], {**points, **learned})
         fresh = self._snapshot()
-        fresh._recall_settings(saved["settings"], saved["kept"])
+        fresh._recall_settings(saved["settings"], saved["kept"], with_prefix("scorer.", learned))
         if saved["kept"]["shapes"] != {name: list(t.shape) for name, t in points.items()}:
             raise ValueError("its points have other shapes than were saved")
         fresh.calibration.check(points)
@@ -287,10 +295,12 @@ class Sharing(nn.Module):
         fresh._check_points()
         return fresh
 
-    def _recall_settings(self, settings: Mapping[str, Any], kept: Mapping[str, Any]) -> None:
+    def _recall_settings(
+        self, settings: Mapping[str, Any], kept: Mapping[str, Any], learned: Mapping[str, Tensor]
+    ) -> None:
         """Check that a calibration was made with this predictor's settings; take what is open."""
         scorer, calibration = self._given
-        scorer, calibration = scorer.restored(settings), calibration.restored(settings)
+        scorer, calibration = scorer.recalled(settings, learned), calibration.restored(settings)
         if settings.get("groups"):
             calibration = by_groups(calibration)
         mine = self._settings_of(scorer, calibration)
@@ -391,8 +401,11 @@ def load(path: str | Path, model: nn.Module, **given: Any) -> Any:
     """
     tensors = files.read(path)
     with _refused(path):
-        points = with_prefix("calibration.", tensors)
-        recipe = files.unseal(tensors["_extra_state"], points)["recipe"]
+        sealed = {
+            **with_prefix("calibration.", tensors),
+            **{name: t for name, t in tensors.items() if name.startswith("scorer.")},
+        }
+        recipe = files.unseal(tensors["_extra_state"], sealed)["recipe"]
         if recipe is None:
             raise ValueError(
                 "it was saved by a class of your own: make the predictor yourself, and call "

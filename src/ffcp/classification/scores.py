@@ -287,7 +287,7 @@ class RuleScore(LabelScore):
         rows = _noted_rows(noted)
         return rules.label_scores(self._known_rule(), rows, noted["label"])[:, None].cpu()
 
-    def choose(self, aside: Columns, alpha: Any) -> Chosen:
+    def choose(self, aside: Columns, alpha: Any, left: int = 0) -> Chosen:
         """Fit the temperature and tune what is open."""
         rows, labels, settings = _noted_rows(aside), aside["label"], dict(self._given)
         if settings["temperature"] == FIT:

@@ -52,6 +52,17 @@ class Scorer:
         """Note of rows what their scores need: the scores themselves if nothing is open."""
         raise NotImplementedError
 
+    def state(self) -> dict[str, Tensor]:
+        """Give tensors that scores depend on besides the model: what was learned; saved too."""
+        return {}
+
+    def again(self, noted: Columns) -> tuple[Seen, Tensor] | None:
+        """Give what was seen of rows that waited for a choice, and their targets, if it was noted.
+
+        Their scores and notes are then made as if the model had just seen them.
+        """
+        return None
+
     def scores(self, noted: Columns) -> Tensor:
         """Give the scores (n, m) of rows that were noted, here or by the one that was open."""
         return torch.as_tensor(noted["score"])
@@ -72,8 +83,8 @@ class Scorer:
         """Look at the model and at a first batch, to know what to choose from."""
         return self
 
-    def choose(self, aside: Columns, alpha: Any) -> Chosen:
-        """Choose what is open on rows set aside."""
+    def choose(self, aside: Columns, alpha: Any, left: int = 0) -> Chosen:
+        """Choose what is open on rows set aside; at least ``left`` others will calibrate."""
         raise NotImplementedError
 
     def without_choice(self, rows: int, alpha: Any) -> Chosen | None:
@@ -84,17 +95,27 @@ class Scorer:
         """Give a scorer whose open settings are those that were saved."""
         return self
 
+    def recalled(self: Self, settings: Mapping[str, Any], state: Mapping[str, Tensor]) -> Self:
+        """Give a scorer whose open settings, and what was learned, are those that were saved."""
+        if state:
+            raise ValueError(f"it holds {', '.join(sorted(state))}, where nothing is learned")
+        return self.restored(settings)
+
     def choices_from(self, saved: Mapping[str, Any]) -> dict[str, Any]:
         """Build the choices again that were saved."""
         return {}
 
 
 class Chosen(NamedTuple):
-    """A settled scorer, what was chosen by name, and what the user should know of it."""
+    """A settled scorer, what was chosen by name, and what the user should know of it.
+
+    A choice of more than the scorer also gives the ``calibration`` to use.
+    """
 
     scorer: Any
     choices: dict[str, Any]
     warning: str | None = None
+    calibration: Any = None
 
 
 @dataclass(frozen=True)

@@ -116,6 +116,24 @@ class _Pass:
         return Seen(x, output, norms, tap.values, numbers, groups, curvature)
 
 
+def part_of(seen: Seen, rows: slice) -> Seen:
+    """Give what a pass saw of some rows; groups are left out.
+
+    >>> whole = see(nn.Linear(2, 1), torch.ones(5, 2))
+    >>> part_of(whole, slice(2, 4)).rows
+    range(2, 4)
+    """
+    return Seen(
+        None if seen.x is None else inputs.take(seen.x, rows),
+        seen.output[rows],
+        {name: norms[rows] for name, norms in seen.norms.items()},
+        {name: values[rows] for name, values in seen.values.items()},
+        seen.rows[rows],
+        None,
+        {name: values[rows] for name, values in seen.curvature.items()},
+    )
+
+
 def _ones(output: Tensor, needs: Needs) -> Tensor:
     """Give the norms at the output itself."""
     if needs.of is None:

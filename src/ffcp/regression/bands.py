@@ -207,6 +207,21 @@ def reach(ends: Ends, below: Tensor, above: Tensor, dtype: torch.dtype) -> tuple
     return lower, upper
 
 
+def outward(start: Tensor, step: Tensor, sign: int, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """Give ``start + step``, rounded away from the band: down for sign -1, up for 1.
+
+    ``scale`` is the size of the numbers that the step was worked out from.
+
+    >>> zero, third = torch.zeros(1, dtype=torch.float64), torch.full((1,), 1 / 3).double()
+    >>> bool(outward(zero, third, 1, third, torch.float16) >= third)
+    True
+    """
+    limits, exact = torch.finfo(dtype), 16 * torch.finfo(torch.float64).eps
+    unit = max(0.51 * limits.eps, exact)
+    guard = unit * (start.abs() + step.abs()) + exact * scale + limits.tiny
+    return (start + step + sign * guard).to(dtype)
+
+
 def _reach(start: Tensor, reach: Tensor, dtype: torch.dtype) -> Tensor:
     """Lengthen a step from ``start`` by all that rounding can take from it."""
     limits = torch.finfo(dtype)

@@ -17,7 +17,7 @@ from ffcp.conformal.selection import Chosen, Scorer
 from ffcp.network import checks, inputs, passes
 from ffcp.network.features import OUTPUT
 from ffcp.pieces import Needs, Seen
-from ffcp.regression import bands, layers
+from ffcp.regression import bands, layers, waiting
 from ffcp.regression.bands import Ends, as_float64
 from ffcp.regression.bases import Base, columns
 from ffcp.regression.joint import (
@@ -112,6 +112,10 @@ class Family(Scorer):
     def at(self, curve: Columns, signed: Tensor) -> Tensor:
         """Give the targets that have these signed scores (..., n, m)."""
         raise NotImplementedError
+
+    def again(self, noted: Columns) -> tuple[Seen, Tensor] | None:
+        """Give what was seen of rows that waited for a choice, if it was noted."""
+        return waiting.again(noted)
 
     def target(self, seen: Seen, y: Tensor) -> Tensor:
         """Bring targets to (n, m)."""
@@ -331,7 +335,7 @@ class SlackChoice(Family):
         """Say how far targets lie above the centre."""
         return self._options[OUTPUT].signed(curve, y)
 
-    def choose(self, aside: Columns, alpha: Any) -> Chosen:
+    def choose(self, aside: Columns, alpha: Any, left: int = 0) -> Chosen:
         """Learn scales, and take the slack with the shortest mean band.
 
         Of one end that is promised, the slack that reaches least far.

@@ -508,19 +508,7 @@ def _blocks(seen: Seen, levels: int = 1) -> Iterator[tuple[Seen, slice]]:
         return
     for start in range(0, rows, size):
         part = slice(start, min(start + size, rows))
-        yield _part(seen, part), part
-
-
-def _part(seen: Seen, rows: slice) -> Seen:
-    return Seen(
-        inputs.take(seen.x, rows),
-        seen.output[rows],
-        {name: norms[rows] for name, norms in seen.norms.items()},
-        {name: values[rows] for name, values in seen.values.items()},
-        seen.rows[rows],
-        None,
-        {name: values[rows] for name, values in seen.curvature.items()},
-    )
+        yield passes.part_of(seen, part), part
 
 
 __all__ = ["BandPredictor", "Bands"]

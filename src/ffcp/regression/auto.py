@@ -1,0 +1,427 @@
+"""Auto: the best band that the network allows, chosen honestly among all that can be had."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from ffcp import files
+from ffcp.conformal.columns import Columns, take
+from ffcp.conformal.local import Local, Localizer
+from ffcp.conformal.marginal import Marginal
+from ffcp.conformal.rank import conformal_quantile, exact_alpha, points_needed
+from ffcp.conformal.selection import Chosen
+from ffcp.network import checks
+from ffcp.pieces import Needs, Seen
+from ffcp.predictor import known_only
+from ffcp.recipes import public
+from ffcp.regression import layers, waiting
+from ffcp.regression.bases import Point, columns
+from ffcp.regression.common import Common
+from ffcp.regression.family import Family, SlackBands
+from ffcp.regression.joint import Joint, checked_joint
+from ffcp.regression.learned.family import LearnedBands, taught
+from ffcp.regression.learned.nested import FAMILIES
+from ffcp.regression.learned.sight import KINDS, On, Sight, checked_on
+from ffcp.regression.learned.teaching import Teachable
+from ffcp.regression.sides import BOTH, LOWER, UPPER, checked_side, ends_at, shared_out
+from ffcp.regression.slacks import Constant, GradientNorm
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+Self = TypeVar("Self", bound="Auto")
+SCORE, LENGTH = "score", "length"
+CRITERIA = (SCORE, LENGTH)
+PLAIN, LOCAL = "CP", "LCP"
+_FOLDS = 3  # rows that teach are judged by what the other folds taught
+_FEWEST = 60  # rows set aside below which nothing is learned from them
+
+
+@dataclass(frozen=True)
+class Trial:
+    """How one candidate did on the rows set aside.
+
+    Both numbers are relative to those of CP if there are several outputs, so that one in large
+    units does not decide alone.
+    """
+
+    score: float
+    length: float
+
+
+@dataclass(frozen=True)
+class AutoChoice:
+    """Which method was chosen, and how all candidates did.
+
+    Attributes
+    ----------
+    method
+        The one that was taken.
+    trials
+        For each candidate its interval score (length, plus 2 / alpha times the miss) and its
+        length, averaged over the rows set aside.
+    criterion
+        Which of the two decided: ``"score"`` or ``"length"``.
+    rows
+        How many rows chose. They took no part in the calibration.
+    alpha
+        The level at which candidates were compared.
+    """
+
+    method: str
+    trials: Mapping[str, Trial]
+    criterion: str
+    rows: int
+    alpha: float
+
+    def __str__(self) -> str:
+        by = "interval score" if self.criterion == SCORE else "mean length"
+        lines = [f"{self.method}, chosen by {by} on {self.rows} rows at alpha={self.alpha:g}"]
+        ranked = sorted(self.trials.items(), key=lambda trial: getattr(trial[1], self.criterion))
+        for name, trial in ranked:
+            lines.append(f"  {name:<42} score {trial.score:<10.4g} length {trial.length:.4g}")
+        return "\n".join(lines)
+
+
+class Candidate(NamedTuple):
+    """A method to choose: its bands on the rows set aside, and how it is made for good."""
+
+    lower: Tensor
+    upper: Tensor
+    make: Any  # () -> (family, calibration)
+
+
+class Undecided(Family):
+    """Bands whose method is being chosen: what the model says is noted of every row."""
+
+    is_open = True
+    what_is_open = "the method"
+
+    def __init__(
+        self,
+        on: Sequence[On],
+        criterion: str,
+        joint: Joint,
+        side: str,
+        seed: int,
+        learned: Mapping[str, LearnedBands] | None = None,
+        sight: Sight | None = None,
+    ) -> None:
+        self._on, self._criterion, self.joint, self.side = tuple(on), criterion, joint, side
+        self._seed, self._learned, self._sight = seed, dict(learned or {}), sight
+
+    def needs(self) -> Needs:
+        """Ask for all that any candidate looks at, once the model is known."""
+        return Needs() if self._sight is None else self._sight.needs()
+
+    def settings(self) -> dict[str, Any]:
+        """Say nothing: nothing is chosen yet."""
+        return {}
+
+    def taught_by(self, learned: Mapping[str, LearnedBands], sight: Sight) -> Undecided:
+        """Give the same, with what training rows have taught among the candidates."""
+        kept = (self._on, self._criterion, self.joint, self.side, self._seed)
+        return Undecided(*kept, learned, sight)
+
+    def prepared(self, model: Any, x: Any) -> Undecided:
+        """Find the layers of the model."""
+        return self.taught_by(self._learned, self._sight or Sight.of(model, x, self._on))
+
+    def note(self, seen: Seen, y: Any) -> dict[str, Any]:
+        """Note all that may be learned from."""
+        assert self._sight is not None
+        target = checks.target(y, seen.output)
+        return waiting.noted(self._sight.watched(seen), target, self._sight.takes_input)
+
+    def without_choice(self, rows: int, alpha: Any) -> Chosen:
+        """Take plain CP, and no row to choose it."""
+        why = layers.why_no_choice(rows, alpha, "method")
+        return Chosen(self._plain(), {}, why)
+
+    def recalled(self, settings: Mapping[str, Any], state: Mapping[str, Tensor]) -> Any:
+        """Give the family that was chosen and saved."""
+        if settings.get("family") == "learned":
+            functions = [one for one in self._on if callable(one)]
+            return LearnedBands.from_state(settings, state, functions, self.joint, self.side)
+        if state:
+            raise ValueError(f"it holds {', '.join(sorted(state))}, where nothing is learned")
+        if settings.get("slack") == "constant":
+            return self._plain()
+        if settings.get("slack") == "gradient norm":
+            return self._at(files.rebuilt(str, settings.get("feature")))
+        return self
+
+    def choices_from(self, saved: Mapping[str, Any]) -> dict[str, Any]:
+        """Build the choice again."""
+        method = saved.get("method")
+        return {} if method is None else {"method": files.rebuilt(AutoChoice, method)}
+
+    # -- candidates -------------------------------------------------------------------------
+
+    def _plain(self) -> SlackBands:
+        return SlackBands(Point(), Constant(), self.joint, self.side)
+
+    def _at(self, layer: str) -> SlackBands:
+        return SlackBands(Point(), GradientNorm(layer), self.joint, self.side)
+
+    def choose(self, aside: Columns, alpha: Any, left: int = 0) -> Chosen:
+        """Compare all candidates on rows set aside, and make the best of them."""
+        pair = waiting.again(aside)
+        assert pair is not None
+        seen, y = pair
+        judge = Judge(seen, columns(y), alpha, self.side)
+        candidates = dict(self._candidates(aside, judge, left))
+        trials = {name: judge.trial(one, candidates[PLAIN]) for name, one in candidates.items()}
+        best = min(trials, key=lambda name: getattr(trials[name], self._criterion))
+        if getattr(trials[best], self._criterion) >= getattr(trials[PLAIN], self._criterion):
+            best = PLAIN
+        family, calibration = candidates[best].make()
+        choice = AutoChoice(best, trials, self._criterion, len(y), float(exact_alpha(alpha)))
+        return Chosen(family, {"method": choice}, None, calibration)
+
+    def _candidates(self, aside: Columns, judge: Judge, left: int) -> Any:
+        assert self._sight is not None
+        yield PLAIN, judge.fixed(self._plain())
+        for layer in self._sight.norms:
+            yield f"FFCP at {layer!r}", judge.fixed(self._at(layer))
+        if judge.rows >= 2 * points_needed(judge.of_each):
+            yield LOCAL, judge.local(self._plain(), left)
+        for name, family in self._learned.items():
+            for shape in FAMILIES:
+                yield f"Learned, training rows, {name}, {shape}", judge.fixed(family.shaped(shape))
+        if judge.rows >= _FEWEST:
+            yield from self._from_aside(aside, judge)
+
+    def _from_aside(self, aside: Columns, judge: Judge) -> Any:
+        """Learn from rows set aside: judged by folds, and made by all of them."""
+        assert self._sight is not None
+        for name, sight in sights(self._sight).items():
+            rest = (self.joint, self.side, "rows set aside", self._seed)
+            folds = judge.folds(lambda rows, s=sight, r=rest: taught(s, take(aside, rows), *r))
+
+            def make(shape: str, s: Sight = sight, r: Any = rest) -> Any:
+                return taught(s, aside, *r, shape), None
+
+            for shape in FAMILIES:
+                bands = judge.crossed(folds, shape)
+                yield (
+                    f"Learned, rows set aside, {name}, {shape}",
+                    Candidate(*bands, lambda m=make, s=shape: m(s)),
+                )
+
+
+def sights(sight: Sight) -> dict[str, Sight]:
+    """Give what candidates learn from: everything, and prediction and norms alone."""
+    few = sight.few()
+    return {"all": sight} if few.settings() == sight.settings() else {"all": sight, "few": few}
+
+
+class Judge:
+    """Compares bands on rows that do not calibrate."""
+
+    def __init__(self, seen: Seen, y: Tensor, alpha: Any, side: str) -> None:
+        self._seen, self._y, self._alpha, self._side = seen, y.double(), exact_alpha(alpha), side
+        self.rows = len(y)
+
+    @property
+    def of_each(self) -> Any:
+        """The level of one threshold."""
+        return shared_out(self._alpha, self._side, False, 1)
+
+    def fixed(self, family: Family) -> Candidate:
+        """Give the bands of a family that nothing here was chosen for, at its own threshold."""
+        lower, upper = self._bands(family, self._threshold(family, self._scores(family)))
+        return Candidate(lower, upper, lambda: (family, None))
+
+    def _scores(self, family: Family) -> Tensor:
+        scores: Tensor = family.note(self._seen, self._y_as_given())["score"].cpu()
+        return scores
+
+    def _y_as_given(self) -> Tensor:
+        return self._y.reshape(self._seen.output.shape)
+
+    def _threshold(self, family: Family, scores: Tensor) -> Tensor:
+        alpha = shared_out(self._alpha, family.side, family.joint, scores.shape[1])
+        known = [column[~column.isnan()] for column in scores.T]
+        return torch.stack([conformal_quantile(column, alpha) for column in known])[None, None]
+
+    def _bands(self, family: Family, threshold: Tensor) -> tuple[Tensor, Tensor]:
+        lower, upper = ends_at(family, self._seen, threshold)
+        return lower[0].double().cpu(), upper[0].double().cpu()
+
+    def local(self, family: SlackBands, left: int) -> Candidate:
+        """Judge LCP by halves, each with the thresholds of the other."""
+        scores = self._scores(family)
+        alpha = shared_out(self._alpha, family.side, family.joint, scores.shape[1])
+        open_one = Local(Localizer("nearest"))
+        notes = open_one.note(self._seen)
+        chosen, _ = open_one.choose(scores.nan_to_num(0), notes, max(left, 1), alpha)
+        halves = torch.arange(self.rows) % 2 == 0
+        thresholds = torch.empty_like(scores)
+        for half in (halves, ~halves):
+            there = int((~half).sum())
+            share = float(chosen.bandwidth or 1) * there / max(left, 1)
+            near = max(points_needed(alpha) + 1, min(there, round(share)))
+            part = Local(Localizer("nearest", bandwidth=min(near, there)))
+            part.add(scores[~half], take(notes, ~half))
+            thresholds[half] = part.threshold(alpha, take(notes, half))
+        lower, upper = self._bands(family, thresholds[None])
+        return Candidate(lower, upper, lambda: (family, chosen.empty()))
+
+    def folds(self, teach: Any) -> list[tuple[Tensor, LearnedBands]]:
+        """Let every fold be seen by what the others taught."""
+        fold = torch.arange(self.rows) % _FOLDS
+        return [
+            ((fold == i).nonzero()[:, 0], teach((fold != i).nonzero()[:, 0])) for i in range(_FOLDS)
+        ]
+
+    def crossed(
+        self, folds: Sequence[tuple[Tensor, LearnedBands]], shape: str
+    ) -> tuple[Tensor, Tensor]:
+        """Give the bands of all folds at one threshold."""
+        parts = [(rows, family.shaped(shape), self._part(rows)) for rows, family in folds]
+        y = self._y_as_given()
+        scores = torch.cat([f.note(seen, y[rows])["score"].cpu() for rows, f, seen in parts])
+        threshold = self._threshold(parts[0][1], scores)
+        lower, upper = torch.empty_like(self._y), torch.empty_like(self._y)
+        for rows, family, seen in parts:
+            low, high = ends_at(family, seen, threshold)
+            lower[rows], upper[rows] = low[0].double(), high[0].double()
+        return lower, upper
+
+    def _part(self, rows: Tensor) -> Seen:
+        seen = self._seen
+        return Seen(
+            None if seen.x is None else seen.x[rows],
+            seen.output[rows],
+            {name: norms[rows] for name, norms in seen.norms.items()},
+            {name: values[rows] for name, values in seen.values.items()},
+            range(len(rows)),
+        )
+
+    def trial(self, one: Candidate, plain: Candidate) -> Trial:
+        """Measure a candidate; of several outputs each relative to plain CP."""
+        mine, theirs = self._measured(one), self._measured(plain)
+        if self._y.shape[1] == 1:
+            return Trial(*(float(each[0]) for each in mine))
+        pairs = zip(mine, theirs, strict=True)
+        return Trial(*(float((each / other).mean()) for each, other in pairs))
+
+    def _measured(self, one: Candidate) -> tuple[Tensor, Tensor]:
+        """Give interval score and length of every output."""
+        prediction = columns(self._seen.output).double().cpu()
+        lower = prediction if self._side == UPPER else one.lower
+        upper = prediction if self._side == LOWER else one.upper
+        below = 0 if self._side == UPPER else (lower - self._y).clamp_min(0)
+        above = 0 if self._side == LOWER else (self._y - upper).clamp_min(0)
+        factor = (1 if self._side in (LOWER, UPPER) else 2) / float(self._alpha)
+        length = upper - lower
+        return (length + factor * (below + above)).nanmean(dim=0), length.mean(dim=0)
+
+
+class Either(Marginal):
+    """What calibrates until a method is chosen: as Marginal; a saved choice may be Local."""
+
+    def restored(self, settings: Mapping[str, Any]) -> Any:
+        """Give the calibration that was chosen and saved."""
+        if settings.get("calibration") == "Local":
+            return Local(Localizer("nearest")).restored(settings)
+        return Marginal()
+
+    def settings(self) -> dict[str, Any]:
+        """Say what it is until something else is chosen."""
+        return Marginal().settings()
+
+
+@public
+class Auto(Teachable):
+    """The best band that the network allows: all methods compared, honestly.
+
+    Candidates are CP, FFCP at every layer, LCP with the nearest predictions, and :class:`Learned`,
+    taught by training rows (:meth:`fit`) and by rows set aside, with everything that a pass sees
+    and with prediction and norms alone, with central and with grown sets. They are compared on a
+    share of the calibration rows, which then does not calibrate (what these rows themselves taught
+    is judged by folds), so the guarantee is that of every other method.
+
+    Parameters
+    ----------
+    model
+        A trained network; forward returns one tensor with a row per input row, at most 64
+        numbers each.
+    criterion
+        What decides: ``"score"``, the interval score (length plus 2 / alpha times the miss), or
+        ``"length"``, the mean length.
+    on
+        What is learned from, as in :class:`Learned`.
+    **common
+        As in :class:`ffcp.Bands`.
+
+    Attributes
+    ----------
+    choice : AutoChoice or None
+        What was compared, and what was taken.
+
+    Examples
+    --------
+    >>> _ = torch.manual_seed(0)
+    >>> x = torch.rand(2000, 1)
+    >>> y = x[:, 0] * torch.randn(2000)  # noise grows to the right
+    >>> model = nn.Linear(1, 1)  # yours is trained
+    >>> predictor = Auto(model, seed=0).calibrate(x, y)
+    >>> predictor.choice.trials["CP"].score > predictor.choice.trials[predictor.method].score
+    True
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        criterion: str = SCORE,
+        on: On | Sequence[On] = KINDS,
+        **common: Unpack[Common],
+    ) -> None:
+        known_only(type(self), common, Common)
+        if criterion not in CRITERIA:
+            raise ValueError(f"criterion must be one of {', '.join(CRITERIA)}, got {criterion!r}")
+        joint, side = common.pop("joint", False), common.pop("side", BOTH)
+        self._on = checked_on(on)
+        seed = common.get("seed") or 0
+        family = Undecided(self._on, criterion, checked_joint(joint), checked_side(side), seed)
+        super().__init__(model, family, Either(), **common)  # type: ignore[misc]
+
+    def fit(self: Self, x: Any, y: Any = None) -> Self:
+        """Let rows teach that will not calibrate: those that trained the model will do.
+
+        Parameters
+        ----------
+        x, y
+            As in :meth:`calibrate`. At most 20,000 rows teach: of arrays a random part, of a
+            loader the first, so let it shuffle.
+        """
+        family, calibration = self._given
+        assert isinstance(family, Undecided)
+        lesson = self._lesson(x, y)
+        rest = (family.joint, family.side, "training rows", self.seed or 0)
+        learned = {n: taught(s, lesson.rows, *rest) for n, s in sights(lesson.sight).items()}
+        with self._lock:
+            self._given = (family.taught_by(learned, lesson.sight), calibration)
+            self._scorer, self.calibration = self._given[0], calibration.empty()
+            self._choices, self._set_aside, self._identity, self._runs = {}, 0, None, ()
+        return self
+
+    @property
+    def choice(self) -> AutoChoice | None:
+        """What was compared, and what was taken; ``None`` until it is."""
+        choice: AutoChoice | None = self._choices.get("method")
+        return choice
+
+    @property
+    def method(self) -> str | None:
+        """The method in use; ``None`` until it is chosen."""
+        if self._scorer.is_open:
+            return None
+        return PLAIN if self.choice is None else self.choice.method

@@ -1,0 +1,253 @@
+"""Bands from learned quantiles of the residual: a family of nested sets, free of alpha."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ffcp.conformal.columns import Columns, prefixed, with_prefix
+from ffcp.conformal.selection import Chosen
+from ffcp.network import checks, passes
+from ffcp.pieces import Needs, Seen
+from ffcp.regression import waiting
+from ffcp.regression.bands import as_float64, outward
+from ffcp.regression.bases import columns
+from ffcp.regression.family import Family
+from ffcp.regression.joint import Joint, reduced
+from ffcp.regression.learned import network
+from ffcp.regression.learned.nested import (
+    CENTRAL,
+    FAMILIES,
+    Sets,
+    ends_at,
+    nested,
+    position,
+    quantile_at,
+    signed_position,
+)
+from ffcp.regression.learned.network import QuantileNetwork
+from ffcp.regression.learned.sight import On, Sight
+
+_ROWS = 4096  # whose quantiles are worked out at once
+
+
+class LearnedBands(Family):
+    """The model's prediction, plus nested sets between learned quantiles of its residual."""
+
+    takes_infinity = False
+    lowest = 0.0
+
+    def __init__(
+        self,
+        sight: Sight,
+        learner: QuantileNetwork,
+        typical: Tensor,
+        shape: str = CENTRAL,
+        joint: Joint = False,
+        side: str = "both",
+        source: str = "training rows",
+    ) -> None:
+        self.sight, self.learner, self.typical = sight, learner, typical
+        self.shape, self.joint, self.side, self.source = shape, joint, side, source
+        if side != "both":
+            self.lowest = -torch.inf
+
+    def needs(self) -> Needs:
+        """Ask for what is learned from."""
+        return self.sight.needs()
+
+    def settings(self) -> dict[str, Any]:
+        """Say what was learned, by its hash, and from what."""
+        return {
+            "family": "learned",
+            "nested": self.shape,
+            "source": self.source,
+            "learned": self.learner.digest,
+            **self.sight.settings(),
+        }
+
+    def state(self) -> dict[str, Tensor]:
+        """Give all that was learned."""
+        return {**prefixed("network.", self.learner.state()), "typical": self.typical}
+
+    @classmethod
+    def from_state(
+        cls,
+        settings: Mapping[str, Any],
+        state: Mapping[str, Tensor],
+        functions: Sequence[Callable[[Seen], Tensor]],
+        joint: Joint,
+        side: str,
+    ) -> LearnedBands:
+        """Make the family again from saved settings and tensors, once they are checked."""
+        sight = Sight.restored(settings, functions)
+        learner = QuantileNetwork.from_state(with_prefix("network.", state))
+        typical, shape = state.get("typical"), settings.get("nested")
+        if typical is None or typical.dtype != torch.float32 or not bool((typical > 0).all()):
+            raise ValueError("what was learned has no typical sizes")
+        if shape not in FAMILIES:
+            raise ValueError(f"{shape!r} is no family of nested sets")
+        family = cls(sight, learner, typical, shape, joint, side, str(settings.get("source")))
+        outputs = len(learner.state()["unit"])
+        if len(typical) != outputs * (1 + len(sight.norms)):
+            raise ValueError("what was learned has typical sizes of other columns")
+        return family
+
+    def shaped(self, shape: str) -> LearnedBands:
+        """Give the same quantiles with other nested sets."""
+        rest = (self.joint, self.side, self.source)
+        return LearnedBands(self.sight, self.learner, self.typical, shape, *rest)
+
+    def quantiles(self, seen: Seen) -> Tensor:
+        """Give the quantiles of the residual, (n, m, levels)."""
+        outputs = len(self.learner.state()["unit"])
+        raw = self.sight.columns(seen)
+        return self.learner(self.sight.logarithmic(raw, outputs, self.typical))
+
+    def score(self, seen: Seen, y: Tensor) -> Tensor:
+        """Say which is the first of the nested sets that holds each target."""
+        scores = torch.cat(
+            [
+                position(nested(self.quantiles(part), self.shape), y[rows] - _centre(part))
+                for part, rows in _parts(seen)
+            ]
+        )
+        return reduced(scores, self.joint)
+
+    def interval(self, seen: Seen, threshold: Tensor) -> tuple[Tensor, Tensor]:
+        """Give the ends (levels, n, m) of the sets of these numbers."""
+
+        def ends(quantiles: Tensor, number: Tensor) -> tuple[Tensor, Tensor]:
+            return ends_at(Sets(*nested(quantiles, self.shape)), number)
+
+        return self._ends(seen, (threshold,), ends)
+
+    def sides(self, seen: Seen, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Say how far below and above the median targets lie, counted in quantiles."""
+        places = torch.cat(
+            [
+                signed_position(self.quantiles(part), y[rows] - _centre(part))
+                for part, rows in _parts(seen)
+            ]
+        )
+        return -places, places
+
+    def reach(self, seen: Seen, below: Tensor, above: Tensor) -> tuple[Tensor, Tensor]:
+        """Give the quantiles at these places as ends; a lower one that passes the upper, neither.
+
+        Ends that meet become one point, as for other methods.
+        """
+
+        def ends(quantiles: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+            lower, upper = quantile_at(quantiles, -low), quantile_at(quantiles, high)
+            middle = (lower + upper) / 2
+            return torch.where(lower > upper, middle, lower), torch.where(
+                lower > upper, middle, upper
+            )
+
+        return self._ends(seen, (below, above), ends)
+
+    def _ends(
+        self,
+        seen: Seen,
+        thresholds: tuple[Tensor, ...],
+        ends: Callable[..., tuple[Tensor, Tensor]],
+    ) -> tuple[Tensor, Tensor]:
+        lowers, uppers = [], []
+        for part, rows in _parts(seen):
+            centre, quantiles = _centre(part), self.quantiles(part)
+            scale = quantiles.abs().amax(dim=-1)
+            own = [t if t.shape[1] == 1 else t[:, rows] for t in thresholds]
+            made = [
+                ends(quantiles, *(level.cpu() for level in levels))
+                for levels in zip(*own, strict=True)
+            ]
+            for side, parts, sign in ((0, lowers, -1), (1, uppers, 1)):
+                reach = torch.stack([one[side] for one in made])
+                parts.append(outward(centre, reach, sign, scale, seen.output.dtype))
+        return torch.cat(lowers, dim=1), torch.cat(uppers, dim=1)
+
+
+def taught(
+    sight: Sight,
+    seen_rows: Columns,
+    joint: Joint,
+    side: str,
+    source: str,
+    seed: int,
+    shape: str = CENTRAL,
+) -> LearnedBands:
+    """Learn the quantiles of the residual from rows that were noted."""
+    pair = waiting.again(seen_rows)
+    assert pair is not None
+    seen, y = pair
+    y = columns(y)
+    outputs = y.shape[1]
+    raw = sight.columns(seen)
+    typical = sight.typical(raw, outputs)
+    residuals = y.double() - columns(as_float64(seen.output)).cpu()
+    learner = network.learn(sight.logarithmic(raw, outputs, typical), residuals, seed)
+    return LearnedBands(sight, learner, typical, shape, joint, side, source)
+
+
+class Untaught(Family):
+    """Learned bands that are not learned yet: rows set aside from calibration teach them."""
+
+    is_open = True
+    what_is_open = "what is learned"
+
+    def __init__(
+        self, on: Sequence[On], shape: str, joint: Joint, side: str, seed: int, sight: Any = None
+    ) -> None:
+        self._on, self.shape, self.joint, self.side = tuple(on), shape, joint, side
+        self._seed = seed
+        self._sight: Sight | None = sight
+
+    def needs(self) -> Needs:
+        """Ask for what is learned from, once the model is known."""
+        return Needs() if self._sight is None else self._sight.needs()
+
+    def settings(self) -> dict[str, Any]:
+        """Say that nothing is learned yet."""
+        return {"family": "learned", "nested": self.shape, "learned": None}
+
+    def prepared(self, model: Any, x: Any) -> Untaught:
+        """Find the layers there are to learn from."""
+        sight = Sight.of(model, x, self._on)
+        return Untaught(self._on, self.shape, self.joint, self.side, self._seed, sight)
+
+    def note(self, seen: Seen, y: Any) -> dict[str, Any]:
+        """Note all that may be learned from."""
+        assert self._sight is not None
+        target = checks.target(y, self.prediction(seen.output))
+        return waiting.noted(self._sight.watched(seen), target, self._sight.takes_input)
+
+    def choose(self, aside: Columns, alpha: Any, left: int = 0) -> Chosen:
+        """Learn from the rows set aside."""
+        assert self._sight is not None
+        made = taught(
+            self._sight, aside, self.joint, self.side, "rows set aside", self._seed, self.shape
+        )
+        return Chosen(made, {})
+
+    def recalled(self, settings: Mapping[str, Any], state: Mapping[str, Tensor]) -> Any:
+        """Give the family that was learned and saved."""
+        if settings.get("learned") is None:
+            return super().recalled(settings, state)
+        functions = [one for one in self._on if callable(one)]
+        return LearnedBands.from_state(settings, state, functions, self.joint, self.side)
+
+
+def _centre(seen: Seen) -> Tensor:
+    return columns(as_float64(seen.output)).cpu()
+
+
+def _parts(seen: Seen) -> Iterator[tuple[Seen, slice]]:
+    """Cut what a pass saw: every row has some hundred numbers on the way."""
+    rows = len(seen.rows)
+    for start in range(0, rows, _ROWS):
+        part = slice(start, min(start + _ROWS, rows))
+        yield passes.part_of(seen, part) if rows > _ROWS else seen, part

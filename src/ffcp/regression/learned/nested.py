@@ -1,0 +1,174 @@
+"""Nested sets from quantiles: how far out a target lies, and where the ends are at a distance.
+
+A row has quantiles (..., levels), ascending. A family turns them into sets number 0, 1, 2, each
+inside the next; between two of them sets grow evenly, and beyond the last by a tenth of its width
+for every further step. So every number s >= 0 stands for a set, and the *position* of a target is
+the smallest s whose set holds it: a score that is free of alpha.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+#: The levels at which quantiles are learned: evenly inside, denser towards both ends.
+LEVELS = torch.cat(
+    [
+        torch.tensor([0.0025, 0.005, 0.01, 0.02, 0.035], dtype=torch.float64),
+        torch.linspace(0.05, 0.95, 31, dtype=torch.float64),
+        torch.tensor([0.965, 0.98, 0.99, 0.995, 0.9975], dtype=torch.float64),
+    ]
+)
+MIDDLE = len(LEVELS) // 2
+CENTRAL, GROWN = "central", "grown"
+FAMILIES = (CENTRAL, GROWN)
+_STEPS = 10  # beyond the last set it takes so many steps to grow by its width
+
+# The probabilities that sets grown from the densest part hold, and the fine grid of levels on
+# which their ends lie.
+_HELD = (0.3, 0.5, 0.7, 0.8, 0.85, 0.88, 0.9, 0.92, 0.94, 0.96, 0.98, 0.995)
+_FINE = 161
+
+
+class Sets(NamedTuple):
+    """Nested sets: ends (..., sets), the first a single point."""
+
+    lower: Tensor
+    upper: Tensor
+
+
+def central(quantiles: Tensor) -> Sets:
+    """Give the sets between two quantiles as far below as above the median.
+
+    >>> sets = central(((torch.arange(41) - 20) / 20)[None])
+    >>> sets.lower[0, [0, -1]], sets.upper[0, [0, -1]]
+    (tensor([ 0., -1.]), tensor([0., 1.]))
+    """
+    return Sets(quantiles[..., : MIDDLE + 1].flip(-1), quantiles[..., MIDDLE:])
+
+
+def grown(quantiles: Tensor) -> Sets:
+    """Give sets grown from the densest part: each the shortest that holds the one before.
+
+    Shorter than central ones where noise is skewed (compare conformal histogram regression,
+    Sesia and Romano, 2021).
+
+    >>> skewed = LEVELS.square()[None]  # dense below
+    >>> sets = grown(skewed)
+    >>> bool(sets.upper[0, 1] < skewed[0, MIDDLE])
+    True
+    """
+    ends = quantiles @ _interpolation(quantiles)
+    lower, upper = [], []
+    first = last = torch.zeros(ends.shape[:-1], dtype=torch.long, device=ends.device)
+    starts = torch.arange(_FINE, device=ends.device)
+    for number, held in enumerate(_HELD):
+        steps = round(held / float(LEVELS[-1] - LEVELS[0]) * (_FINE - 1))
+        steps = min(steps, _FINE - 1)
+        widths = ends[..., steps:] - ends[..., : _FINE - steps]
+        start = starts[: _FINE - steps]
+        if number:  # no end may move inward
+            outside = (start > first[..., None]) | (start + steps < last[..., None])
+            widths = widths.masked_fill(outside, torch.inf)
+        first = widths.argmin(dim=-1)
+        last = first + steps
+        lower.append(ends.gather(-1, first[..., None])[..., 0])
+        upper.append(ends.gather(-1, last[..., None])[..., 0])
+    middle = (lower[0] + upper[0]) / 2
+    return Sets(torch.stack([middle, *lower], -1), torch.stack([middle, *upper], -1))
+
+
+def _interpolation(like: Tensor) -> Tensor:
+    """Give the matrix that takes quantiles at the levels to those at a fine, even grid."""
+    fine = torch.linspace(float(LEVELS[0]), float(LEVELS[-1]), _FINE, dtype=torch.float64)
+    right = torch.searchsorted(LEVELS, fine).clamp(1, len(LEVELS) - 1)
+    share = (fine - LEVELS[right - 1]) / (LEVELS[right] - LEVELS[right - 1])
+    matrix = torch.zeros(len(LEVELS), _FINE, dtype=torch.float64)
+    columns = torch.arange(_FINE)
+    matrix[right - 1, columns] = 1 - share
+    matrix[right, columns] += share
+    return matrix.to(like)
+
+
+def nested(quantiles: Tensor, family: str) -> Sets:
+    """Give the nested sets of a family."""
+    return central(quantiles) if family == CENTRAL else grown(quantiles)
+
+
+def position(sets: Sets, y: Tensor) -> Tensor:
+    """Say how far out targets lie: the smallest number whose set holds them.
+
+    >>> sets = central(((torch.arange(41) - 20) / 20)[None])
+    >>> position(sets, torch.tensor([0.0])), position(sets, torch.tensor([-1.0]))
+    (tensor([0.]), tensor([20.]))
+    """
+    lower, upper = sets
+    width = _width(sets)
+    below = _steps(lower[..., :1] - lower, lower[..., 0] - y, width)
+    above = _steps(upper - upper[..., :1], y - upper[..., 0], width)
+    return torch.maximum(below, above)
+
+
+def ends_at(sets: Sets, number: Tensor) -> tuple[Tensor, Tensor]:
+    """Give the two ends of the set of a number that is not negative.
+
+    >>> sets = central(((torch.arange(41) - 20) / 20)[None])
+    >>> ends_at(sets, torch.tensor([10.0]))
+    (tensor([-0.5000]), tensor([0.5000]))
+    """
+    return _end_at(sets.lower, number, -_width(sets)), _end_at(sets.upper, number, _width(sets))
+
+
+def signed_position(quantiles: Tensor, y: Tensor) -> Tensor:
+    """Say between which quantiles targets lie, counted from the median: negative below it.
+
+    >>> quantiles = ((torch.arange(41) - 20) / 20)[None]
+    >>> signed_position(quantiles, torch.tensor([-0.5]))
+    tensor([-10.])
+    """
+    centre, (lower, upper) = quantiles[..., MIDDLE], central(quantiles)
+    width = _width(Sets(lower, upper))
+    above = _steps(upper - upper[..., :1], y - centre, width)
+    return above - _steps(lower[..., :1] - lower, centre - y, width)
+
+
+def quantile_at(quantiles: Tensor, number: Tensor) -> Tensor:
+    """Give the quantile at a signed position.
+
+    >>> quantile_at(((torch.arange(41) - 20) / 20)[None], torch.tensor([-10.0]))
+    tensor([-0.5000])
+    """
+    sets = central(quantiles)
+    lower, upper = ends_at(sets, number.abs())
+    return torch.where(number < 0, lower, upper)
+
+
+def _width(sets: Sets) -> Tensor:
+    return sets.upper[..., -1] - sets.lower[..., -1]
+
+
+def _steps(reached: Tensor, distance: Tensor, width: Tensor) -> Tensor:
+    """Invert distances (..., sets) that grow from 0: after how many steps one is reached."""
+    last = reached.shape[-1] - 1
+    place = (reached < distance[..., None]).sum(dim=-1)
+    inner = place.clamp(1, last)
+    before = reached.gather(-1, (inner - 1)[..., None])[..., 0]
+    there = reached.gather(-1, inner[..., None])[..., 0]
+    steps = inner - 1 + (distance - before) / (there - before)
+    beyond = last + _STEPS * (distance - reached[..., -1]) / width
+    steps = torch.where(place > last, beyond, steps)
+    # A target that is not known has no position; on the first point it is 0.
+    return torch.where(distance <= 0, torch.zeros_like(distance), steps)
+
+
+def _end_at(ends: Tensor, number: Tensor, growth: Tensor) -> Tensor:
+    last = ends.shape[-1] - 1
+    number = number.expand(ends.shape[:-1])
+    place = number.clamp(0, last).floor().long().clamp_max(last - 1)
+    before = ends.gather(-1, place[..., None])[..., 0]
+    there = ends.gather(-1, (place + 1)[..., None])[..., 0]
+    inside = before + (number.clamp(0, last) - place) * (there - before)
+    more = growth * (number - last).clamp_min(0) / _STEPS
+    return torch.where(number > last, ends[..., -1] + more, inside)

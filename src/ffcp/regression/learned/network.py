@@ -1,0 +1,222 @@
+"""The learner: small networks that give many quantiles of the residual, which cannot cross."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ffcp.regression.learned.nested import LEVELS, MIDDLE
+
+MEMBERS, WIDTH = 4, 64  # so many networks, whose quantiles are averaged, and how wide they are
+_BATCH, _RATE, _DECAY, _DROPOUT = 512, 4e-3, 1e-3, 0.1
+_EPOCHS, _PATIENCE, _STEPS = 150, 8, 4000
+_HELD_OUT = 6  # each network holds out another sixth of the rows, which stops its training
+_SMALLEST = 1e-6  # step between two quantiles, in units of a typical residual
+_CLIP = 6.0  # standardised columns end here: what lies far outside is new anyway
+
+_TENSORS = ("centre", "spread", "mean", "deviation", "unit", "w1", "b1", "w2", "b2", "w3", "b3")
+
+
+class QuantileNetwork:
+    """Quantiles of the residual from columns of numbers; made by :func:`learn`."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._t = dict(tensors)
+
+    def state(self) -> dict[str, Tensor]:
+        """Give all tensors, from which :meth:`from_state` makes it again."""
+        return dict(self._t)
+
+    @classmethod
+    def from_state(cls, tensors: Mapping[str, Tensor]) -> QuantileNetwork:
+        """Make it again from saved tensors; refuse, by ValueError, what cannot have been saved."""
+        if set(tensors) != set(_TENSORS):
+            raise ValueError(f"what was learned has the parts {', '.join(sorted(tensors))}")
+        columns, outputs = len(tensors["centre"]), len(tensors["unit"])
+        shapes = {
+            **dict.fromkeys(("centre", "spread", "mean", "deviation"), (columns,)),
+            "unit": (outputs,),
+            **_shapes(columns, outputs),
+        }
+        for name, shape in shapes.items():
+            tensor = tensors[name]
+            if tensor.dtype != torch.float32 or tuple(tensor.shape) != shape:
+                raise ValueError(f"what was learned has a {name} of shape {tuple(tensor.shape)}")
+            if not bool(tensor.isfinite().all()):
+                raise ValueError(f"what was learned has a {name} that is not finite")
+        for name in ("spread", "deviation", "unit"):
+            if not bool((tensors[name] > 0).all()):
+                raise ValueError(f"what was learned has a {name} that is not positive")
+        return cls({n: t.detach().to("cpu", copy=True) for n, t in tensors.items()})
+
+    @property
+    def columns(self) -> int:
+        """How many columns it reads."""
+        return len(self._t["centre"])
+
+    @property
+    def digest(self) -> str:
+        """A short hash of all that was learned."""
+        digest = hashlib.sha256()
+        for name in _TENSORS:
+            digest.update(self._t[name].contiguous().numpy().tobytes())
+        return digest.hexdigest()[:16]
+
+    def __call__(self, columns: Tensor) -> Tensor:
+        """Give quantiles (n, outputs, levels), in float64."""
+        t = self._t
+        scaled = standardised(columns.to("cpu", torch.float32), t)
+        with torch.no_grad():
+            raw = _forward(scaled.expand(MEMBERS, -1, -1), t)
+            quantiles = ascending(raw.unflatten(-1, (len(t["unit"]), -1))).mean(dim=0)
+        return quantiles.double() * t["unit"].double()[:, None]
+
+
+def _shapes(columns: int, outputs: int) -> dict[str, tuple[int, ...]]:
+    last = outputs * len(LEVELS)
+    return {
+        "w1": (MEMBERS, columns, WIDTH),
+        "b1": (MEMBERS, 1, WIDTH),
+        "w2": (MEMBERS, WIDTH, WIDTH),
+        "b2": (MEMBERS, 1, WIDTH),
+        "w3": (MEMBERS, WIDTH, last),
+        "b3": (MEMBERS, 1, last),
+    }
+
+
+def standardised(columns: Tensor, scales: Mapping[str, Tensor]) -> Tensor:
+    """Bring columns to one scale, long tails drawn in by a logarithm."""
+    away = (columns - scales["centre"]) / scales["spread"]
+    drawn = away.sign() * away.abs().log1p()
+    return ((drawn - scales["mean"]) / scales["deviation"]).clamp(-_CLIP, _CLIP)
+
+
+def _scales(columns: Tensor) -> dict[str, Tensor]:
+    """Learn the scale of every column."""
+    columns = columns.double()
+    centre = columns.median(dim=0).values
+    spread = (columns - centre).abs().mean(dim=0)
+    spread = torch.where(spread > 0, spread, torch.ones_like(spread))
+    away = (columns - centre) / spread
+    drawn = away.sign() * away.abs().log1p()
+    deviation = drawn.std(dim=0, correction=0)
+    deviation = torch.where(deviation > 1e-9, deviation, torch.ones_like(deviation))
+    kept = {"centre": centre, "spread": spread, "mean": drawn.mean(dim=0), "deviation": deviation}
+    return {name: tensor.float() for name, tensor in kept.items()}
+
+
+def ascending(raw: Tensor) -> Tensor:
+    """Turn free numbers (..., levels) into quantiles: a median, and steps away from it.
+
+    >>> bool((ascending(torch.randn(3, len(LEVELS))).diff() > 0).all())
+    True
+    """
+    middle = raw[..., :1]
+    steps = functional.softplus(raw[..., 1:]) + _SMALLEST
+    below = steps[..., :MIDDLE].flip(-1).cumsum(dim=-1).flip(-1)
+    above = steps[..., MIDDLE:].cumsum(dim=-1)
+    return torch.cat([middle - below, middle, middle + above], dim=-1)
+
+
+def _forward(
+    z: Tensor, t: Mapping[str, Tensor], generator: torch.Generator | None = None
+) -> Tensor:
+    """Run all networks, (members, n, columns), with dropout if random numbers are given."""
+    hidden = _dropped(functional.silu(torch.baddbmm(t["b1"], z, t["w1"])), generator)
+    hidden = _dropped(functional.silu(torch.baddbmm(t["b2"], hidden, t["w2"])), generator)
+    return torch.baddbmm(t["b3"], hidden, t["w3"])
+
+
+def _dropped(values: Tensor, generator: torch.Generator | None) -> Tensor:
+    if generator is None:
+        return values
+    # One mask for all networks: drawing it takes its time.
+    kept = torch.rand(values.shape[1:], generator=generator) >= _DROPOUT
+    return values * kept / (1 - _DROPOUT)
+
+
+def learn(columns: Tensor, residuals: Tensor, seed: int = 0) -> QuantileNetwork:
+    """Learn quantiles of residuals (n, outputs) from columns (n, k), the same for the same seed.
+
+    NaN residuals are not known and teach nothing.
+
+    >>> _ = torch.manual_seed(0)
+    >>> x = torch.rand(2000, 1)
+    >>> network = learn(x, (1 + 9 * x) * torch.randn(2000, 1))
+    >>> narrow, wide = network(torch.tensor([[0.0], [1.0]]))[:, 0].diff(dim=1).sum(dim=1)
+    >>> bool(wide > 3 * narrow)
+    True
+    """
+    with torch.inference_mode(False), torch.enable_grad():
+        generator = torch.Generator().manual_seed(seed % 2**63)
+        scales = _scales(columns)
+        unit = residuals.double().abs().nanmedian(dim=0).values
+        unit = torch.where(unit > 0, unit, torch.ones_like(unit)).float()
+        z = standardised(columns.float(), scales)
+        targets = residuals.float() / unit
+        known = ~targets.isnan()
+        weights = _train(z, targets.nan_to_num(), known, generator)
+    return QuantileNetwork({**scales, "unit": unit, **weights})
+
+
+def _train(z: Tensor, y: Tensor, known: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
+    weights = {
+        name: _uniform(shape, generator).requires_grad_()
+        for name, shape in _shapes(z.shape[1], y.shape[1]).items()
+    }
+    levels = LEVELS.float()
+    parts = _divided(len(z), generator)
+
+    def loss(rows: Tensor, random: torch.Generator | None = None) -> Tensor:
+        raw = _forward(z[rows], weights, random).unflatten(-1, (y.shape[1], -1))
+        error = y[rows][..., None] - ascending(raw)
+        each = torch.maximum(levels * error, (levels - 1) * error).mean(dim=-1)
+        return (each * known[rows]).mean(dim=(1, 2))
+
+    optimizer = torch.optim.AdamW(weights.values(), _RATE, weight_decay=_DECAY)
+    held = torch.stack([part[0] for part in parts])
+    best = torch.full((MEMBERS,), math.inf)
+    state = {name: tensor.detach().clone() for name, tensor in weights.items()}
+    waited, steps = torch.zeros(MEMBERS), 0
+    for _ in range(_EPOCHS):
+        order = torch.stack([_shuffled(rest, generator) for _, rest in parts])
+        for rows in order.split(_BATCH, dim=1):
+            optimizer.zero_grad()
+            loss(rows, generator).sum().backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            steps += 1
+        with torch.no_grad():
+            now = loss(held)
+            better = now < best * (1 - 1e-4)
+            best, waited = torch.where(better, now, best), torch.where(better, 0, waited + 1)
+            for name, tensor in weights.items():
+                state[name][better] = tensor[better]
+        if bool((waited > _PATIENCE).all()) or steps >= _STEPS:
+            break
+    return state
+
+
+def _uniform(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    # As torch starts its linear layers; w3 and b3 count the same inputs.
+    bound = 1 / math.sqrt(shape[1] if shape[1] > 1 else WIDTH)
+    return (2 * torch.rand(shape, generator=generator) - 1) * bound
+
+
+def _divided(rows: int, generator: torch.Generator) -> list[tuple[Tensor, Tensor]]:
+    """Give each network the rows it holds out, and those that teach it."""
+    order = torch.randperm(rows, generator=generator)
+    size = max(1, rows // _HELD_OUT)
+    parts = []
+    for member in range(MEMBERS):
+        held = order.roll(-member * size)
+        parts.append((held[:size], held[size:] if rows > size else held))
+    return parts
+
+
+def _shuffled(rows: Tensor, generator: torch.Generator) -> Tensor:
+    return rows[torch.randperm(len(rows), generator=generator)]

@@ -1,0 +1,107 @@
+"""What training rows teach: they are run once, and known again if they come to calibrate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ffcp.calibrating import Batch
+from ffcp.conformal.columns import Table
+from ffcp.network import checks, inputs, passes
+from ffcp.regression import waiting
+from ffcp.regression.learned.sight import On, Sight
+from ffcp.regression.predictor import BandPredictor
+
+MOST_ROWS = 20_000  # that teach; more take their time and add little
+# Data can hold equal rows by chance; so few of them, or twice as many as the rows that teach
+# hold themselves, are no sign of a mistake, and change no band to speak of.
+_CHANCE = 0.001
+Self = TypeVar("Self", bound="Teachable")
+
+
+class Lesson(NamedTuple):
+    """What the model said of rows that teach, and where to look for it."""
+
+    sight: Sight
+    rows: dict[str, Any]
+
+
+class Teachable(BandPredictor):
+    """Bands that training rows can teach; rows that teach must not calibrate."""
+
+    _on: tuple[On, ...]
+    _taught: Tensor | None = None  # sorted hashes of the rows that taught
+
+    def _lesson(self, x: Any, y: Any) -> Lesson:
+        """Run the model on rows that teach, at most so many; hash all of them."""
+        table, hashes, sight = Table(), [], None
+        with torch.inference_mode(False):
+            for batch in self._teaching_batches(x, y):
+                hashes.append(row_hashes(batch.x, batch.y))
+                if len(table) >= MOST_ROWS:
+                    continue
+                if sight is None:
+                    sight = Sight.of(self.model, batch.x, self._on)
+                    passes.check_rows(self.model, batch.x, sight.norms)
+                seen = passes.see(self.model, batch.x, sight.needs(), batch.row)
+                target = checks.target(batch.y, self._scorer.prediction(seen.output))
+                table.add(waiting.noted(sight.watched(seen), target, sight.takes_input))
+        if sight is None:
+            raise ValueError("there are no rows to learn from")
+        self._taught = torch.cat(hashes).sort().values
+        return Lesson(sight, table.columns)
+
+    def _teaching_batches(self, x: Any, y: Any) -> Iterator[Batch]:
+        """Give batches of the rows; of large arrays, in an order that leaves any out evenly."""
+        count = None if y is None or inputs.is_loader(x) else len(y)
+        if count is None or count <= MOST_ROWS:
+            yield from self._batches(x, y, None, call="fit")
+            return
+        ((x, y),) = inputs.pairs(x, y, inputs.Reader(self.model, self._layout), self._read_target)
+        order = torch.from_numpy(np.random.default_rng(self.seed or 0).permutation(count))
+        yield from self._batches(inputs.take(x, order), y[order], None, call="fit")
+
+    def _batches(
+        self, x: Any, y: Any, groups: Any, read: inputs.Reader | None = None, call: str = ""
+    ) -> Iterator[Batch]:
+        known, met, rows = self._taught, 0, 0
+        for batch in super()._batches(x, y, groups, read, call):
+            if known is not None and not call:
+                met += int(torch.isin(row_hashes(batch.x, batch.y), known).sum())
+                rows += len(batch.y)
+            yield batch
+        if known is not None and met > (_CHANCE + 2 * _repeated(known)) * rows:
+            raise ValueError(
+                f"{met} of {rows} calibration rows were given to fit as well: what was learned "
+                "from a row knows its error, and bands would cover too little. Calibrate with "
+                "rows that neither trained the model nor were given to fit"
+            )
+
+
+def row_hashes(x: Any, y: Tensor) -> Tensor:
+    """Hash each row of inputs and targets to 64 bits.
+
+    >>> x, y = torch.tensor([[1.0, 2.0], [1.0, 2.0]]), torch.tensor([0.0, 1.0])
+    >>> first, second = row_hashes(x, y)
+    >>> bool(first == second), bool(first == row_hashes(x[:1], y[:1])[0])
+    (False, True)
+    """
+    total = torch.zeros(len(y), dtype=torch.int64)
+    for number, tensor in enumerate([y, *(leaf for _, leaf in inputs.leaves(x))]):
+        flat = tensor.detach().cpu().reshape(len(y), -1).double().contiguous()
+        odd = np.random.default_rng(number + 1).integers(-(2**62), 2**62, flat.shape[1] + 1)
+        factors = torch.from_numpy(2 * odd + 1)
+        # Sums of products with fixed odd numbers, modulo 2^64; halves are mixed in between.
+        bits = flat.view(torch.int64)
+        total = total * factors[-1] + ((bits ^ (bits >> 32)) * factors[:-1]).sum(dim=1)
+    return total
+
+
+def _repeated(hashes: Tensor) -> float:
+    """Give the share of rows that the data holds more than once by itself."""
+    _, counts = hashes.unique(return_counts=True)
+    return float(counts[counts > 1].sum()) / len(hashes)

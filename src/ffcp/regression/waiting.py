@@ -1,0 +1,51 @@
+"""Rows that wait for a choice: what one pass saw of them is noted, and can be seen again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ffcp.conformal.columns import Columns, prefixed, take, with_prefix
+from ffcp.network import inputs
+from ffcp.pieces import Seen
+
+_BLOCK = 4096
+
+
+def noted(seen: Seen, y: Tensor, keeps_input: bool) -> dict[str, Any]:
+    """Note what a pass saw of rows, and their targets.
+
+    >>> seen = Seen(None, torch.ones(3, 1), {"0": torch.ones(3, 1)}, {}, range(3))
+    >>> sorted(noted(seen, torch.zeros(3, 1), keeps_input=False))
+    ['norms.0', 'output', 'y']
+    """
+    columns = {"output": seen.output, "y": y}
+    if keeps_input:
+        columns["x"] = next(tensor for _, tensor in inputs.leaves(seen.x))
+    columns |= prefixed("norms.", seen.norms) | prefixed("values.", seen.values)
+    return {name: tensor.detach().cpu() for name, tensor in columns.items()}
+
+
+def again(columns: Columns, groups: Any = None) -> tuple[Seen, Tensor] | None:
+    """Give what was seen of noted rows, and their targets; ``None`` if it was not noted."""
+    if "y" not in columns:
+        return None
+    seen = Seen(
+        columns.get("x"),
+        columns["output"],
+        with_prefix("norms.", columns),
+        with_prefix("values.", columns),
+        range(len(columns["y"])),
+        groups,
+    )
+    return seen, torch.as_tensor(columns["y"])
+
+
+def blocks(columns: Columns) -> Iterator[dict[str, Any]]:
+    """Cut noted rows into small blocks."""
+    rows = len(columns["y"])
+    for start in range(0, rows, _BLOCK):
+        yield take(columns, torch.arange(start, min(start + _BLOCK, rows)))
