@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
@@ -93,7 +94,7 @@ class Candidate(NamedTuple):
 
     lower: Tensor
     upper: Tensor
-    make: Any  # () -> (family, calibration)
+    make: Callable[[], tuple[Family, Any]]  # the family, and the calibration if it is another
 
 
 class Undecided(Family):
@@ -184,7 +185,9 @@ class Undecided(Family):
         choice = AutoChoice(best, trials, self._criterion, len(y), float(exact_alpha(alpha)))
         return Chosen(family, {"method": choice}, None, calibration)
 
-    def _candidates(self, aside: Columns, judge: Judge, left: int) -> Any:
+    def _candidates(
+        self, aside: Columns, judge: Judge, left: int
+    ) -> Iterator[tuple[str, Candidate]]:
         assert self._sight is not None
         yield PLAIN, judge.fixed(self._plain())
         for layer in self._sight.norms:
@@ -197,22 +200,25 @@ class Undecided(Family):
         if judge.rows >= _FEWEST:
             yield from self._from_aside(aside, judge)
 
-    def _from_aside(self, aside: Columns, judge: Judge) -> Any:
+    def _from_aside(self, aside: Columns, judge: Judge) -> Iterator[tuple[str, Candidate]]:
         """Learn from rows set aside: judged by folds, and made by all of them."""
         assert self._sight is not None
         for name, sight in sights(self._sight).items():
-            rest = (self.joint, self.side, "rows set aside", self._seed)
-            folds = judge.folds(lambda rows, s=sight, r=rest: taught(s, take(aside, rows), *r))
-
-            def make(shape: str, s: Sight = sight, r: Any = rest) -> Any:
-                return taught(s, aside, *r, shape), None
+            learn = partial(self._taught, sight, aside)
+            folds = judge.folds(learn)
 
             for shape in FAMILIES:
-                bands = judge.crossed(folds, shape)
-                yield (
-                    f"Learned, rows set aside, {name}, {shape}",
-                    Candidate(*bands, lambda m=make, s=shape: m(s)),
-                )
+                make = partial(self._made, learn, shape)
+                name_of_it = f"Learned, rows set aside, {name}, {shape}"
+                yield name_of_it, Candidate(*judge.crossed(folds, shape), make)
+
+    def _taught(self, sight: Sight, aside: Columns, rows: Tensor | None = None) -> LearnedBands:
+        some = aside if rows is None else take(aside, rows)
+        return taught(sight, some, self.joint, self.side, "rows set aside", self._seed)
+
+    @staticmethod
+    def _made(learn: Callable[[], LearnedBands], shape: str) -> tuple[Family, None]:
+        return learn().shaped(shape), None
 
 
 def sights(sight: Sight) -> dict[str, Sight]:
@@ -273,7 +279,7 @@ class Judge:
         lower, upper = self._bands(family, thresholds[None])
         return Candidate(lower, upper, lambda: (family, chosen.empty()))
 
-    def folds(self, teach: Any) -> list[tuple[Tensor, LearnedBands]]:
+    def folds(self, teach: Callable[[Tensor], LearnedBands]) -> list[tuple[Tensor, LearnedBands]]:
         """Let every fold be seen by what the others taught."""
         fold = torch.arange(self.rows) % _FOLDS
         return [

@@ -16,7 +16,7 @@ from ffcp.regression import waiting
 from ffcp.regression.bands import as_float64, outward
 from ffcp.regression.bases import columns
 from ffcp.regression.family import Family
-from ffcp.regression.joint import Joint, reduced
+from ffcp.regression.joint import Joint, has_own_thresholds, reduced
 from ffcp.regression.learned import network
 from ffcp.regression.learned.nested import (
     CENTRAL,
@@ -30,6 +30,7 @@ from ffcp.regression.learned.nested import (
 )
 from ffcp.regression.learned.network import QuantileNetwork
 from ffcp.regression.learned.sight import On, Sight
+from ffcp.regression.sides import BOTH, kept_scores
 
 _ROWS = 4096  # whose quantiles are worked out at once
 
@@ -111,11 +112,41 @@ class LearnedBands(Family):
         """Say which is the first of the nested sets that holds each target."""
         scores = torch.cat(
             [
-                position(nested(self.quantiles(part), self.shape), y[rows] - _centre(part))
+                position(
+                    nested(self.quantiles(part), self.shape), y[rows].double().cpu() - _centre(part)
+                )
                 for part, rows in _parts(seen)
             ]
         )
         return reduced(scores, self.joint)
+
+    def note(self, seen: Seen, y: Any) -> dict[str, Any]:
+        """Note scores and, of central sets, signs; quantiles are worked out once for both."""
+        target = self.target(seen, y)
+        is_folded = has_own_thresholds(self.joint) or target.shape[1] == 1
+        if self.shape != CENTRAL or self.side != BOTH or not is_folded:
+            return {"score": kept_scores(self, seen, target)}
+        places = self._places(seen, target)
+        return {"score": places.abs(), "sign": places < 0}
+
+    why_unsigned = "sets grown from the densest part are not central: give nested='central'"
+
+    def curve(self, seen: Seen) -> dict[str, Tensor] | None:
+        """Give the quantiles, of which signed scores count how many lie below a target."""
+        if self.shape != CENTRAL:
+            return None
+        parts = [(_centre(part), self.quantiles(part)) for part, _ in _parts(seen)]
+        centre, quantiles = (torch.cat(each) for each in zip(*parts, strict=True))
+        return {"centre": centre, "quantiles": quantiles}
+
+    def signed(self, curve: Columns, y: Tensor) -> Tensor:
+        """Say how far above the median targets lie, counted in quantiles."""
+        return signed_position(_as_many(curve["quantiles"], y), y - curve["centre"])
+
+    def at(self, curve: Columns, signed: Tensor) -> Tensor:
+        """Give the quantiles at these places."""
+        quantiles = _as_many(curve["quantiles"], signed)
+        return torch.as_tensor(curve["centre"] + quantile_at(quantiles, signed))
 
     def interval(self, seen: Seen, threshold: Tensor) -> tuple[Tensor, Tensor]:
         """Give the ends (levels, n, m) of the sets of these numbers."""
@@ -127,13 +158,15 @@ class LearnedBands(Family):
 
     def sides(self, seen: Seen, y: Tensor) -> tuple[Tensor, Tensor]:
         """Say how far below and above the median targets lie, counted in quantiles."""
-        places = torch.cat(
-            [
-                signed_position(self.quantiles(part), y[rows] - _centre(part))
-                for part, rows in _parts(seen)
-            ]
-        )
+        places = self._places(seen, y)
         return -places, places
+
+    def _places(self, seen: Seen, y: Tensor) -> Tensor:
+        places = [
+            signed_position(self.quantiles(part), _residual(part, y[rows]))
+            for part, rows in _parts(seen)
+        ]
+        return torch.cat(places)
 
     def reach(self, seen: Seen, below: Tensor, above: Tensor) -> tuple[Tensor, Tensor]:
         """Give the quantiles at these places as ends; a lower one that passes the upper, neither.
@@ -156,7 +189,8 @@ class LearnedBands(Family):
         thresholds: tuple[Tensor, ...],
         ends: Callable[..., tuple[Tensor, Tensor]],
     ) -> tuple[Tensor, Tensor]:
-        lowers, uppers = [], []
+        lowers: list[Tensor] = []
+        uppers: list[Tensor] = []
         for part, rows in _parts(seen):
             centre, quantiles = _centre(part), self.quantiles(part)
             scale = quantiles.abs().amax(dim=-1)
@@ -241,8 +275,17 @@ class Untaught(Family):
         return LearnedBands.from_state(settings, state, functions, self.joint, self.side)
 
 
+def _as_many(quantiles: Tensor, like: Tensor) -> Tensor:
+    """Repeat quantiles (n, m, levels) for every (n, m) of some numbers."""
+    return quantiles.expand(*like.shape, quantiles.shape[-1])
+
+
 def _centre(seen: Seen) -> Tensor:
     return columns(as_float64(seen.output)).cpu()
+
+
+def _residual(seen: Seen, y: Tensor) -> Tensor:
+    return as_float64(y).cpu() - _centre(seen)
 
 
 def _parts(seen: Seen) -> Iterator[tuple[Seen, slice]]:

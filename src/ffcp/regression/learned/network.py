@@ -187,7 +187,7 @@ def _train(z: Tensor, y: Tensor, known: Tensor, generator: torch.Generator) -> d
         order = torch.stack([_shuffled(rest, generator) for _, rest in parts])
         for rows in order.split(_BATCH, dim=1):
             optimizer.zero_grad()
-            loss(rows, generator).sum().backward()  # type: ignore[no-untyped-call]
+            loss(rows, generator).sum().backward()
             optimizer.step()
             steps += 1
         with torch.no_grad():
