@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import torch
 from torch import Tensor, nn
 
 from ffcp import files
 from ffcp.conformal.columns import Columns, take
 from ffcp.conformal.local import Local, Localizer
 from ffcp.conformal.marginal import Marginal
-from ffcp.conformal.rank import conformal_quantile, exact_alpha, points_needed
+from ffcp.conformal.rank import exact_alpha, points_needed
 from ffcp.conformal.selection import Chosen
 from ffcp.network import checks
 from ffcp.pieces import Needs, Seen
@@ -24,12 +23,13 @@ from ffcp.regression import layers, waiting
 from ffcp.regression.bases import Point, columns
 from ffcp.regression.common import Common
 from ffcp.regression.family import Family, SlackBands
-from ffcp.regression.joint import Joint, checked_joint
+from ffcp.regression.joint import Joint, checked_joint, checked_scales
+from ffcp.regression.judging import Candidate, Judge, Trial
 from ffcp.regression.learned.family import LearnedBands, taught
 from ffcp.regression.learned.nested import FAMILIES
 from ffcp.regression.learned.sight import KINDS, On, Sight, checked_on
-from ffcp.regression.learned.teaching import Teachable
-from ffcp.regression.sides import BOTH, LOWER, UPPER, checked_side, ends_at, shared_out
+from ffcp.regression.learned.teaching import Teachable, no_scales
+from ffcp.regression.sides import BOTH, checked_side
 from ffcp.regression.slacks import Constant, GradientNorm
 
 if TYPE_CHECKING:
@@ -39,20 +39,7 @@ Self = TypeVar("Self", bound="Auto")
 SCORE, LENGTH = "score", "length"
 CRITERIA = (SCORE, LENGTH)
 PLAIN, LOCAL = "CP", "LCP"
-_FOLDS = 3  # rows that teach are judged by what the other folds taught
 _FEWEST = 60  # rows set aside below which nothing is learned from them
-
-
-@dataclass(frozen=True)
-class Trial:
-    """How one candidate did on the rows set aside.
-
-    Both numbers are relative to those of CP if there are several outputs, so that one in large
-    units does not decide alone.
-    """
-
-    score: float
-    length: float
 
 
 @dataclass(frozen=True)
@@ -87,14 +74,6 @@ class AutoChoice:
         for name, trial in ranked:
             lines.append(f"  {name:<42} score {trial.score:<10.4g} length {trial.length:.4g}")
         return "\n".join(lines)
-
-
-class Candidate(NamedTuple):
-    """A method to choose: its bands on the rows set aside, and how it is made for good."""
-
-    lower: Tensor
-    upper: Tensor
-    make: Callable[[], tuple[Family, Any]]  # the family, and the calibration if it is another
 
 
 class Undecided(Family):
@@ -151,11 +130,15 @@ class Undecided(Family):
             return LearnedBands.from_state(settings, state, functions, self.joint, self.side)
         if state:
             raise ValueError(f"it holds {', '.join(sorted(state))}, where nothing is learned")
-        if settings.get("slack") == "constant":
-            return self._plain()
-        if settings.get("slack") == "gradient norm":
-            return self._at(files.rebuilt(str, settings.get("feature")))
-        return self
+        families: dict[str, Callable[[], SlackBands]] = {
+            "constant": self._plain,
+            "gradient norm": lambda: self._at(files.rebuilt(str, settings.get("feature"))),
+        }
+        if settings.get("slack") not in families:
+            return self
+        saved = files.rebuilt(tuple[float, ...] | None, settings.get("scales"))
+        scales = None if saved is None else checked_scales(saved, self.joint)
+        return families[str(settings["slack"])]().with_scales(scales)
 
     def choices_from(self, saved: Mapping[str, Any]) -> dict[str, Any]:
         """Build the choice again."""
@@ -189,11 +172,12 @@ class Undecided(Family):
         self, aside: Columns, judge: Judge, left: int
     ) -> Iterator[tuple[str, Candidate]]:
         assert self._sight is not None
-        yield PLAIN, judge.fixed(self._plain())
+        plain = judge.scaled(self._plain())
+        yield PLAIN, judge.fixed(plain)
         for layer in self._sight.norms:
-            yield f"FFCP at {layer!r}", judge.fixed(self._at(layer))
+            yield f"FFCP at {layer!r}", judge.fixed(judge.scaled(self._at(layer)))
         if judge.rows >= 2 * points_needed(judge.of_each):
-            yield LOCAL, judge.local(self._plain(), left)
+            yield LOCAL, judge.local(plain, left)
         for name, family in self._learned.items():
             for shape in FAMILIES:
                 yield f"Learned, training rows, {name}, {shape}", judge.fixed(family.shaped(shape))
@@ -225,109 +209,6 @@ def sights(sight: Sight) -> dict[str, Sight]:
     """Give what candidates learn from: everything, and prediction and norms alone."""
     few = sight.few()
     return {"all": sight} if few.settings() == sight.settings() else {"all": sight, "few": few}
-
-
-class Judge:
-    """Compares bands on rows that do not calibrate."""
-
-    def __init__(self, seen: Seen, y: Tensor, alpha: Any, side: str) -> None:
-        self._seen, self._y, self._alpha, self._side = seen, y.double(), exact_alpha(alpha), side
-        self.rows = len(y)
-
-    @property
-    def of_each(self) -> Any:
-        """The level of one threshold."""
-        return shared_out(self._alpha, self._side, False, 1)
-
-    def fixed(self, family: Family) -> Candidate:
-        """Give the bands of a family that nothing here was chosen for, at its own threshold."""
-        lower, upper = self._bands(family, self._threshold(family, self._scores(family)))
-        return Candidate(lower, upper, lambda: (family, None))
-
-    def _scores(self, family: Family) -> Tensor:
-        scores: Tensor = family.note(self._seen, self._y_as_given())["score"].cpu()
-        return scores
-
-    def _y_as_given(self) -> Tensor:
-        return self._y.reshape(self._seen.output.shape)
-
-    def _threshold(self, family: Family, scores: Tensor) -> Tensor:
-        alpha = shared_out(self._alpha, family.side, family.joint, scores.shape[1])
-        known = [column[~column.isnan()] for column in scores.T]
-        return torch.stack([conformal_quantile(column, alpha) for column in known])[None, None]
-
-    def _bands(self, family: Family, threshold: Tensor) -> tuple[Tensor, Tensor]:
-        lower, upper = ends_at(family, self._seen, threshold)
-        return lower[0].double().cpu(), upper[0].double().cpu()
-
-    def local(self, family: SlackBands, left: int) -> Candidate:
-        """Judge LCP by halves, each with the thresholds of the other."""
-        scores = self._scores(family)
-        alpha = shared_out(self._alpha, family.side, family.joint, scores.shape[1])
-        open_one = Local(Localizer("nearest"))
-        notes = open_one.note(self._seen)
-        chosen, _ = open_one.choose(scores.nan_to_num(0), notes, max(left, 1), alpha)
-        halves = torch.arange(self.rows) % 2 == 0
-        thresholds = torch.empty_like(scores)
-        for half in (halves, ~halves):
-            there = int((~half).sum())
-            share = float(chosen.bandwidth or 1) * there / max(left, 1)
-            near = max(points_needed(alpha) + 1, min(there, round(share)))
-            part = Local(Localizer("nearest", bandwidth=min(near, there)))
-            part.add(scores[~half], take(notes, ~half))
-            thresholds[half] = part.threshold(alpha, take(notes, half))
-        lower, upper = self._bands(family, thresholds[None])
-        return Candidate(lower, upper, lambda: (family, chosen.empty()))
-
-    def folds(self, teach: Callable[[Tensor], LearnedBands]) -> list[tuple[Tensor, LearnedBands]]:
-        """Let every fold be seen by what the others taught."""
-        fold = torch.arange(self.rows) % _FOLDS
-        return [
-            ((fold == i).nonzero()[:, 0], teach((fold != i).nonzero()[:, 0])) for i in range(_FOLDS)
-        ]
-
-    def crossed(
-        self, folds: Sequence[tuple[Tensor, LearnedBands]], shape: str
-    ) -> tuple[Tensor, Tensor]:
-        """Give the bands of all folds at one threshold."""
-        parts = [(rows, family.shaped(shape), self._part(rows)) for rows, family in folds]
-        y = self._y_as_given()
-        scores = torch.cat([f.note(seen, y[rows])["score"].cpu() for rows, f, seen in parts])
-        threshold = self._threshold(parts[0][1], scores)
-        lower, upper = torch.empty_like(self._y), torch.empty_like(self._y)
-        for rows, family, seen in parts:
-            low, high = ends_at(family, seen, threshold)
-            lower[rows], upper[rows] = low[0].double(), high[0].double()
-        return lower, upper
-
-    def _part(self, rows: Tensor) -> Seen:
-        seen = self._seen
-        return Seen(
-            None if seen.x is None else seen.x[rows],
-            seen.output[rows],
-            {name: norms[rows] for name, norms in seen.norms.items()},
-            {name: values[rows] for name, values in seen.values.items()},
-            range(len(rows)),
-        )
-
-    def trial(self, one: Candidate, plain: Candidate) -> Trial:
-        """Measure a candidate; of several outputs each relative to plain CP."""
-        mine, theirs = self._measured(one), self._measured(plain)
-        if self._y.shape[1] == 1:
-            return Trial(*(float(each[0]) for each in mine))
-        pairs = zip(mine, theirs, strict=True)
-        return Trial(*(float((each / other).mean()) for each, other in pairs))
-
-    def _measured(self, one: Candidate) -> tuple[Tensor, Tensor]:
-        """Give interval score and length of every output."""
-        prediction = columns(self._seen.output).double().cpu()
-        lower = prediction if self._side == UPPER else one.lower
-        upper = prediction if self._side == LOWER else one.upper
-        below = 0 if self._side == UPPER else (lower - self._y).clamp_min(0)
-        above = 0 if self._side == LOWER else (self._y - upper).clamp_min(0)
-        factor = (1 if self._side in (LOWER, UPPER) else 2) / float(self._alpha)
-        length = upper - lower
-        return (length + factor * (below + above)).nanmean(dim=0), length.mean(dim=0)
 
 
 class Either(Marginal):
@@ -393,6 +274,7 @@ class Auto(Teachable):
         known_only(type(self), common, Common)
         if criterion not in CRITERIA:
             raise ValueError(f"criterion must be one of {', '.join(CRITERIA)}, got {criterion!r}")
+        no_scales(common)
         joint, side = common.pop("joint", False), common.pop("side", BOTH)
         self._on = checked_on(on)
         seed = common.get("seed") or 0

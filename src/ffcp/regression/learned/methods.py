@@ -16,7 +16,7 @@ from ffcp.regression.joint import checked_joint
 from ffcp.regression.learned.family import LearnedBands, Untaught, taught
 from ffcp.regression.learned.nested import CENTRAL, FAMILIES, LEVELS, MIDDLE
 from ffcp.regression.learned.sight import KINDS, On, checked_on
-from ffcp.regression.learned.teaching import Teachable
+from ffcp.regression.learned.teaching import Teachable, no_scales
 from ffcp.regression.sides import BOTH, checked_side
 
 if TYPE_CHECKING:
@@ -84,6 +84,7 @@ class Learned(Teachable):
         known_only(type(self), common, Common)
         if nested not in FAMILIES:
             raise ValueError(f"nested must be one of {', '.join(FAMILIES)}, got {nested!r}")
+        no_scales(common)
         joint, side = common.pop("joint", False), common.pop("side", BOTH)
         seed = common.get("seed") or 0
         self._on = checked_on(on)

@@ -13,6 +13,8 @@ from ffcp.calibrating import Batch
 from ffcp.conformal.columns import Table
 from ffcp.network import checks, inputs, passes
 from ffcp.regression import waiting
+from ffcp.regression.common import Common
+from ffcp.regression.joint import AUTO
 from ffcp.regression.learned.sight import On, Sight
 from ffcp.regression.predictor import BandPredictor
 
@@ -105,3 +107,12 @@ def _repeated(hashes: Tensor) -> float:
     """Give the share of rows that the data holds more than once by itself."""
     _, counts = hashes.unique(return_counts=True)
     return float(counts[counts > 1].sum()) / len(hashes)
+
+
+def no_scales(common: Common) -> None:
+    """Refuse scales of outputs, which are learned where outputs share a threshold."""
+    scales = common.pop("scales", AUTO)
+    if not (isinstance(scales, str) and scales == AUTO):
+        raise ValueError(
+            "the scales of outputs that share a threshold are learned here: leave out scales"
+        )

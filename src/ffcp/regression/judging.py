@@ -1,0 +1,153 @@
+"""Judging candidates on rows that do not calibrate: their interval score and length."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ffcp.conformal.columns import take
+from ffcp.conformal.local import Local, Localizer
+from ffcp.conformal.rank import conformal_quantile, exact_alpha, points_needed
+from ffcp.pieces import Seen
+from ffcp.regression.bases import columns
+from ffcp.regression.family import Family, SlackBands
+from ffcp.regression.joint import has_own_thresholds, learned_scales
+from ffcp.regression.learned.family import LearnedBands
+from ffcp.regression.sides import LOWER, UPPER, ends_at, shared_out, two_sided
+
+_FOLDS = 3  # rows that teach are judged by what the other folds taught
+
+
+@dataclass(frozen=True)
+class Trial:
+    """How one candidate did on the rows set aside.
+
+    Both numbers are relative to those of CP if there are several outputs, so that one in large
+    units does not decide alone.
+    """
+
+    score: float
+    length: float
+
+
+class Candidate(NamedTuple):
+    """A method to choose: its bands on the rows set aside, and how it is made for good."""
+
+    lower: Tensor
+    upper: Tensor
+    make: Callable[[], tuple[Family, Any]]  # the family, and the calibration if it is another
+
+
+class Judge:
+    """Compares bands on rows that do not calibrate."""
+
+    def __init__(self, seen: Seen, y: Tensor, alpha: Any, side: str) -> None:
+        self._seen, self._y, self._alpha, self._side = seen, y.double(), exact_alpha(alpha), side
+        self.rows = len(y)
+
+    @property
+    def of_each(self) -> Any:
+        """The level of one threshold."""
+        return shared_out(self._alpha, self._side, False, 1)
+
+    def scaled(self, family: SlackBands) -> SlackBands:
+        """Bring outputs that share a threshold to one scale, learned here."""
+        if has_own_thresholds(family.joint) or self._y.shape[1] == 1:
+            return family
+        alone = SlackBands(family.base, family.slack, False, family.side)
+        scores = two_sided(self._scores(alone), family.side)
+        return family.with_scales(learned_scales(scores, self._alpha))
+
+    def fixed(self, family: Family) -> Candidate:
+        """Give the bands of a family that nothing here was chosen for, at its own threshold."""
+        lower, upper = self._bands(family, self._threshold(family, self._scores(family)))
+        return Candidate(lower, upper, lambda: (family, None))
+
+    def _scores(self, family: Family) -> Tensor:
+        scores: Tensor = family.note(self._seen, self._y_as_given())["score"].cpu()
+        return scores
+
+    def _y_as_given(self) -> Tensor:
+        return self._y.reshape(self._seen.output.shape)
+
+    def _threshold(self, family: Family, scores: Tensor) -> Tensor:
+        alpha = shared_out(self._alpha, family.side, family.joint, scores.shape[1])
+        known = [column[~column.isnan()] for column in scores.T]
+        return torch.stack([conformal_quantile(column, alpha) for column in known])[None, None]
+
+    def _bands(self, family: Family, threshold: Tensor) -> tuple[Tensor, Tensor]:
+        lower, upper = ends_at(family, self._seen, threshold)
+        return lower[0].double().cpu(), upper[0].double().cpu()
+
+    def local(self, family: SlackBands, left: int) -> Candidate:
+        """Judge LCP by halves, each with the thresholds of the other."""
+        scores = self._scores(family)
+        alpha = shared_out(self._alpha, family.side, family.joint, scores.shape[1])
+        open_one = Local(Localizer("nearest"))
+        notes = open_one.note(self._seen)
+        chosen, _ = open_one.choose(scores.nan_to_num(0), notes, max(left, 1), alpha)
+        halves = torch.arange(self.rows) % 2 == 0
+        thresholds = torch.empty_like(scores)
+        for half in (halves, ~halves):
+            there = int((~half).sum())
+            share = float(chosen.bandwidth or 1) * there / max(left, 1)
+            near = max(points_needed(alpha) + 1, min(there, round(share)))
+            part = Local(Localizer("nearest", bandwidth=min(near, there)))
+            part.add(scores[~half], take(notes, ~half))
+            thresholds[half] = part.threshold(alpha, take(notes, half))
+        lower, upper = self._bands(family, thresholds[None])
+        return Candidate(lower, upper, lambda: (family, chosen.empty()))
+
+    def folds(self, teach: Callable[[Tensor], LearnedBands]) -> list[tuple[Tensor, LearnedBands]]:
+        """Let every fold be seen by what the others taught."""
+        fold = torch.arange(self.rows) % _FOLDS
+        return [
+            ((fold == i).nonzero()[:, 0], teach((fold != i).nonzero()[:, 0])) for i in range(_FOLDS)
+        ]
+
+    def crossed(
+        self, folds: Sequence[tuple[Tensor, LearnedBands]], shape: str
+    ) -> tuple[Tensor, Tensor]:
+        """Give the bands of all folds at one threshold."""
+        parts = [(rows, family.shaped(shape), self._part(rows)) for rows, family in folds]
+        y = self._y_as_given()
+        scores = torch.cat([f.note(seen, y[rows])["score"].cpu() for rows, f, seen in parts])
+        threshold = self._threshold(parts[0][1], scores)
+        lower, upper = torch.empty_like(self._y), torch.empty_like(self._y)
+        for rows, family, seen in parts:
+            low, high = ends_at(family, seen, threshold)
+            lower[rows], upper[rows] = low[0].double(), high[0].double()
+        return lower, upper
+
+    def _part(self, rows: Tensor) -> Seen:
+        seen = self._seen
+        return Seen(
+            None if seen.x is None else seen.x[rows],
+            seen.output[rows],
+            {name: norms[rows] for name, norms in seen.norms.items()},
+            {name: values[rows] for name, values in seen.values.items()},
+            range(len(rows)),
+        )
+
+    def trial(self, one: Candidate, plain: Candidate) -> Trial:
+        """Measure a candidate; of several outputs each relative to plain CP."""
+        mine, theirs = self._measured(one), self._measured(plain)
+        if self._y.shape[1] == 1:
+            return Trial(*(float(each[0]) for each in mine))
+        pairs = zip(mine, theirs, strict=True)
+        return Trial(*(float((each / other).mean()) for each, other in pairs))
+
+    def _measured(self, one: Candidate) -> tuple[Tensor, Tensor]:
+        """Give interval score and length of every output."""
+        prediction = columns(self._seen.output).double().cpu()
+        lower = prediction if self._side == UPPER else one.lower
+        upper = prediction if self._side == LOWER else one.upper
+        below = 0 if self._side == UPPER else (lower - self._y).clamp_min(0)
+        above = 0 if self._side == LOWER else (self._y - upper).clamp_min(0)
+        factor = (1 if self._side in (LOWER, UPPER) else 2) / float(self._alpha)
+        length = upper - lower
+        return (length + factor * (below + above)).nanmean(dim=0), length.mean(dim=0)
