@@ -102,7 +102,7 @@ def sealed_damage(data: bytes, random: np.random.Generator) -> bytes:
     elif random.random() < 0.95:
         settings = damaged_settings(settings, random)
     else:
-        metadata["format"] = ("", "x", "ffcp-calibration-2")[random.integers(3)]
+        metadata["format"] = ("", "x", "ffcp-calibration-3")[random.integers(3)]
     prefix = "calibration."
     points = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
     tensors["_extra_state"] = files.seal(settings, points)

@@ -214,9 +214,21 @@ def test_other_weights_and_missing_files(path: Path) -> None:
 
 def test_a_file_of_another_version_says_so(path: Path) -> None:
     ffcp.CP(small_mlp()).calibrate(X, Y).save(path)
-    path.write_bytes(path.read_bytes().replace(b"ffcp-calibration-3", b"ffcp-calibration-2"))
+    path.write_bytes(path.read_bytes().replace(b"ffcp-calibration-4", b"ffcp-calibration-3", 1))
     with pytest.raises(ffcp.CalibrationFileError, match=r"another version.*calibrate again"):
         ffcp.load(path, small_mlp())
+
+
+def test_a_state_dict_of_another_version_says_so() -> None:
+    # Scores of LAC and APS meant another thing before: their thresholds would cover too little.
+    predictor = ffcp.LAC(classifier()).calibrate(X, Y.gt(0).long())
+    state = predictor.state_dict()
+    points = predictor.calibration.points()
+    saved = files.unseal(state["_extra_state"], points)
+    for format in ("ffcp-calibration-3", None):
+        state["_extra_state"] = files.seal({**saved, "format": format}, points)
+        with pytest.raises(ffcp.CalibrationFileError, match=r"another version.*calibrate again"):
+            ffcp.LAC(classifier()).load_state_dict(state)
 
 
 def test_only_known_predictors_are_made(path: Path) -> None:

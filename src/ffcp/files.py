@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-_FORMAT = "ffcp-calibration-3"
+FORMAT = "ffcp-calibration-4"  # another one where scores come to mean another thing
 _DIGITS = 64  # of a SHA-256, before the settings that it seals
 
 
@@ -180,7 +180,7 @@ def write(path: str | Path, tensors: Mapping[str, Tensor]) -> None:
     """Write tensors to ``path``: the file appears complete, or the old one stays."""
     from safetensors.torch import save  # only who saves pays for the import
 
-    put(path, save({name: t.contiguous() for name, t in tensors.items()}, {"format": _FORMAT}))
+    put(path, save({name: t.contiguous() for name, t in tensors.items()}, {"format": FORMAT}))
 
 
 def put(path: str | Path, data: bytes) -> None:
@@ -218,12 +218,12 @@ def read(path: str | Path) -> dict[str, Tensor]:
         raise CalibrationFileError(
             f"{path} is damaged or not a safetensors file ({error}): save the calibration again"
         ) from error
-    if kind.startswith("ffcp-calibration-") and kind != _FORMAT:
+    if kind.startswith("ffcp-calibration-") and kind != FORMAT:
         raise CalibrationFileError(
             f"{path} was saved by another version of ffcp, in a format that this one does not "
             "read: calibrate again"
         )
-    if kind != _FORMAT:
+    if kind != FORMAT:
         raise CalibrationFileError(
             f"{path} is not a calibration saved by ffcp: give a file that predictor.save wrote"
         )

@@ -247,7 +247,12 @@ class Sharing(nn.Module):
             "runs": list(self._runs),
             **self._remembered(),
         }
-        saved = {"settings": self.settings(), "kept": kept, "recipe": recipe_of(self)}
+        saved = {
+            "format": files.FORMAT,
+            "settings": self.settings(),
+            "kept": kept,
+            "recipe": recipe_of(self),
+        }
         return files.seal(saved, {**points, **prefixed("scorer.", learned)})
 
     def set_extra_state(self, state: Tensor) -> None:
@@ -283,6 +288,8 @@ class Sharing(nn.Module):
         if "_extra_state" not in own:
             raise ValueError("its settings are missing")
         saved = files.unseal(own["_extra_state"], {**points, **learned})
+        if saved.get("format") != files.FORMAT:
+            raise ValueError("it was saved by another version of ffcp: calibrate again")
         fresh = self._snapshot()
         fresh._recall_settings(saved["settings"], saved["kept"], with_prefix("scorer.", learned))
         if saved["kept"]["shapes"] != {name: list(t.shape) for name, t in points.items()}:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import ffcp
+from ffcp.classification.scores import Shares
 from ffcp.conformal.rank import conformal_quantile, conformal_rank
 from tests.classification.material import METHODS, K, X, Y, network
 from tests.conftest import normal
@@ -159,19 +160,25 @@ def test_tuning_takes_no_heed_of_groups() -> None:
 
 
 @pytest.mark.parametrize("conditional", [False, True])
-def test_groups_are_merged_saved_and_loaded(make, conditional: bool, tmp_path) -> None:
+def test_groups_are_merged_saved_and_loaded(make, conditional, tmp_path, monkeypatch) -> None:
     settings = {"class_conditional": conditional}
-    if make is not METHODS["LAC"]:
-        settings["randomized"] = False
     model = nn.Sequential(nn.Identity())
+    random = torch.rand(300, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
     def some(rows: slice) -> ffcp.LabelSets:
-        return make(model, **settings).calibrate(LOGITS[rows], IN_TURN[rows], groups=GROUPS[rows])
+        with monkeypatch.context() as patch:  # rows keep their shares, whoever calibrates them
+            patch.setattr(
+                Shares, "__call__", lambda shares, part: random[rows][shares.first_row :][part]
+            )
+            worker = make(model, **{**settings, "seed": rows.start})
+            return worker.calibrate(LOGITS[rows], IN_TURN[rows], groups=GROUPS[rows])
 
     whole = some(slice(0, 300))
     merged = make(model, **settings).merge(some(slice(0, 90))).merge(some(slice(90, 300)))
     updated = some(slice(0, 90))
-    updated.calibrate(LOGITS[90:], IN_TURN[90:], groups=GROUPS[90:], update=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(Shares, "__call__", lambda shares, part: random[90:][part])
+        updated.calibrate(LOGITS[90:], IN_TURN[90:], groups=GROUPS[90:], update=True)
     whole.save(tmp_path / "sets.safetensors")
     loaded = make(model, **settings).load(tmp_path / "sets.safetensors")
     expected = whole.predict_set(LOGITS, 0.5, groups=GROUPS, first_row=0).mask

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import ffcp
-from tests.classification.material import K, X, Y, network
+from tests.classification.material import METHODS, K, X, Y, network
 from tests.conftest import normal
 
 
@@ -123,17 +123,19 @@ def test_the_seed_decides_and_calibration_and_prediction_draw_apart() -> None:
     assert not torch.equal(one.calibration.scores[:, 0], one.score(X, Y, first_row=0).sort().values)
 
 
-def test_without_randomness_sets_are_larger() -> None:
-    sizes = [
-        ffcp.APS(network(), randomized=randomized, seed=0)
-        .calibrate(X[:200], Y[:200])
-        .predict_set(X[200:], first_row=0)
-        .sizes.sum()
-        for randomized in (True, False)
-    ]
-    assert sizes[0] < sizes[1]
-    fixed = ffcp.APS(network(), randomized=False).calibrate(X, Y)
-    assert torch.equal(fixed.calibration.scores[:, 0], fixed.score(X, Y, first_row=0).sort().values)
+@pytest.mark.parametrize("name", ["APS", "RAPS", "FFRAPS", "FFRAPS at a feature"])
+def test_without_randomness_sets_hold_those_of_every_share(name: str) -> None:
+    def calibrated(randomized: bool) -> ffcp.LabelSets:
+        return METHODS[name](network(), randomized=randomized).calibrate(X[:200], Y[:200])
+
+    drawn, fixed = calibrated(True), calibrated(False)
+    assert torch.equal(drawn.calibration.scores, fixed.calibration.scores)
+    sets = fixed.predict_set(X[200:]).mask
+    assert torch.equal(sets, fixed.predict_set(X[200:]).mask)  # nothing is drawn
+    some = [drawn.predict_set(X[200:], first_row=first).mask for first in range(0, 5000, 100)]
+    assert all(bool((mask <= sets).all()) for mask in some)
+    # And none but those: with many shares each of its labels is in some.
+    assert torch.stack(some).any(dim=0).sum() > 0.95 * sets.sum()
 
 
 def test_lam_makes_large_sets_rare() -> None:

@@ -10,8 +10,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
+import ffcp
 from ffcp.classification import rules
 from ffcp.classification import weights as arithmetic
 from ffcp.classification.rules import Cumulative, Rows, Rule, Threshold
@@ -42,20 +43,22 @@ def some_rows(logits: Tensor, seed: int = 0) -> Rows:
 def by_loop(score: Rule, rows: Rows) -> list[list[float]]:
     """All scores of all labels: sort labels in Python, add weights as exact fractions."""
     result = []
+    logits = rows.logits.tolist()
     for i, weights in enumerate(score.weights(rows.logits).tolist()):
-        order = sorted(range(len(weights)), key=lambda j: (-weights[j], j))
+        order = sorted(range(len(weights)), key=lambda j: (-weights[j], -logits[i][j], j))
         scores = [0.0] * len(weights)
         before = Fraction(0)
         for rank, label in enumerate(order, start=1):
             if isinstance(score, Threshold):
                 scores[label] = 1 - weights[label]
                 continue
-            value = float(before) + float(rows.share[i]) * weights[label]
-            value += score.lam * max(rank - score.kreg, 0)
+            weight, below = max(weights[label], 0), max(-weights[label], 0)
+            value = float(before) + float(rows.share[i]) * weight
+            value += score.lam * max(rank - score.kreg, 0) if score.lam else below
             if score.gradient == "feature":
                 value += score.delta * float(rows.norms[i])
             scores[label] = value
-            before += Fraction(weights[label])
+            before += Fraction(weight)
         result.append(scores)
     return result
 
@@ -145,14 +148,14 @@ def test_the_size_of_blocks_changes_nothing(name: str, monkeypatch: pytest.Monke
 
 
 def test_a_tie_at_the_threshold_of_a_saturated_softmax_is_covered() -> None:
-    # All scores are exactly 1: sums that are 1 - 1e-16 in one order and 1 in another would
-    # leave labels out.
+    # All scores but those of label 0 are equal: sums that are 1 - 1e-16 in one order and 1 in
+    # another would leave labels out.
     logits = torch.full((50, 30), -200.0)
     logits[:, 0] = 200.0
     rows = Rows(logits, torch.ones(50, dtype=torch.float64))
-    labels = torch.arange(50) % 30
+    labels = 1 + torch.arange(50) % 29
     scores = rules.label_scores(Cumulative(), rows, labels)
-    assert (scores == 1).all()
+    assert (scores == scores[0]).all()
     assert rules.label_mask(Cumulative(), rows, scores[0], allow_empty=True).all()
 
 
@@ -175,7 +178,8 @@ def test_the_norm_in_closed_form_is_that_of_the_jacobian(classes: int, spread: f
         norms = jacobian_norms(p)[0] / temperature
         torch.testing.assert_close(norms, jacobian.norm(dim=1), rtol=1e-6, atol=1e-9)
         weights = Cumulative(temperature, delta=0.5).weights(z[None])[0]
-        torch.testing.assert_close(weights, p[0] + 0.5 * norms, rtol=0, atol=2**-40)
+        expected = p[0] + 0.5 * norms
+        torch.testing.assert_close(weights.clamp_min(0), expected, rtol=0, atol=2**-40)
 
 
 def test_the_norms_do_not_depend_on_the_order_of_the_labels() -> None:
@@ -190,8 +194,44 @@ def test_weights_are_probabilities_up_to_the_grid() -> None:
     for temperature in (1.0, 0.3, 7.0):
         weights = Cumulative(temperature).weights(z)
         expected = (z.double() / temperature).softmax(dim=1)
-        torch.testing.assert_close(weights, expected, rtol=0, atol=2**-41 + 1e-15)
-        assert torch.equal((weights * 2**40).round(), weights * 2**40)
+        counted = weights.clamp_min(0)
+        torch.testing.assert_close(counted, expected, rtol=0, atol=2**-41 + 1e-15)
+        assert torch.equal((counted * 2**40).round(), counted * 2**40)
+        # What is lost in rounding is as far below as its logarithm says.
+        lost = counted == 0
+        below = expected.log() - math.log(2**-40)
+        torch.testing.assert_close(weights[lost], below[lost].clamp_max(0))
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_labels_of_hardly_any_probability_are_ordered_by_their_logits(name: str) -> None:
+    # Far beyond where float64 itself has probabilities, and between two of the grid.
+    logits = torch.tensor([[-900.0, 0.0, -700.0, -40.0, -39.99, -27.72, -27.73, -2000.0]])
+    rows = Rows(logits.repeat(2, 1), torch.tensor([0.3, 0.7], dtype=torch.float64), torch.ones(2))
+    scores = rules.all_scores(SCORES[name], rows)
+    better = logits.argsort(dim=1, descending=True)
+    ordered = scores.gather(1, better.expand(2, -1))
+    free = getattr(SCORES[name], "kreg", 0)  # of equal cost
+    assert (ordered.diff(dim=1)[:, max(free - 1, 0) :] > 0).all()
+    for place in range(free, 8):
+        mask = rules.label_mask(SCORES[name], rows, ordered[0, place], allow_empty=True)
+        assert set(mask[0].nonzero()[:, 0].tolist()) == set(better[0, : place + 1].tolist())
+
+
+@pytest.mark.parametrize("spread", [20.0, 200.0])
+def test_sets_are_small_though_probabilities_vanish(spread: float) -> None:
+    # Labels are not half as sure as the logits say. Without an order among vanishing
+    # probabilities LAC would hold all 100 labels, and RAPS and APS many.
+    generator = torch.Generator().manual_seed(0)
+    logits = spread * torch.randn(4000, 100, generator=generator)
+    y = torch.multinomial((logits * 8 / spread**2 * 6).softmax(dim=1), 1, generator=generator)
+    ranks = (logits >= logits.gather(1, y)).sum(dim=1)
+    needed = float(ranks.double().quantile(0.9))
+    for make in (ffcp.LAC, ffcp.APS, ffcp.RAPS):
+        predictor = make(nn.Identity(), seed=0).calibrate(logits[:2000], y[:2000, 0])
+        sets = predictor.predict_set(logits[2000:])
+        assert float(sets.sizes.double().mean()) < 1.15 * needed
+        assert sets.coverage(y[2000:, 0]) > 0.87
 
 
 def test_large_logits_do_not_overflow() -> None:

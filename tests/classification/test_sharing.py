@@ -16,29 +16,42 @@ from tests.classification.material import METHODS, TUNED, K, X, Y, network
 
 
 def test_workers_merge(make) -> None:
-    kinds = {} if make is METHODS["LAC"] else {"randomized": False}
     for conditional in (False, True):
-        settings = {**kinds, "class_conditional": conditional}
-        whole = make(network(), **settings).calibrate(X, Y)
-        merged = make(network(), **settings)
-        for part in (slice(0, 100), slice(100, 300)):
-            merged.merge(make(network(), **settings).calibrate(X[part], Y[part]))
-        # Another batch is another rounding of the model.
-        torch.testing.assert_close(
-            merged.calibration.scores, whole.calibration.scores, rtol=0, atol=1e-5
-        )
+        settings = {"class_conditional": conditional}
+        merged, parts = make(network(), **settings), []
+        for seed, rows in enumerate((slice(0, 100), slice(100, 300))):
+            part = make(network(), seed=seed, **settings).calibrate(X[rows], Y[rows])
+            parts.append(part.calibration.scores.sort(dim=0).values)
+            merged.merge(part)
+        expected = torch.cat(parts).sort(dim=0).values
+        assert torch.equal(merged.calibration.scores.sort(dim=0).values, expected)
         assert merged.classes == K
 
 
-def test_workers_of_a_randomised_method_need_their_own_seeds() -> None:
-    one, two, three = (ffcp.APS(network(), seed=s).calibrate(X, Y) for s in (0, 1, 0))
+def test_workers_that_do_not_draw_give_what_one_gives() -> None:
+    whole = ffcp.LAC(network()).calibrate(X, Y)
+    merged = ffcp.LAC(network())
+    for rows in (slice(0, 100), slice(100, 300)):
+        merged.merge(ffcp.LAC(network()).calibrate(X[rows], Y[rows]))
+    # Another batch is another rounding of the model.
+    torch.testing.assert_close(
+        merged.calibration.scores, whole.calibration.scores, rtol=0, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("randomized", [True, False])
+def test_workers_of_a_method_that_draws_need_their_own_seeds(randomized: bool) -> None:
+    def aps(seed: int) -> ffcp.APS:
+        return ffcp.APS(network(), seed=seed, randomized=randomized).calibrate(X, Y)
+
+    one, two, three = map(aps, (0, 1, 0))
     with pytest.raises(ValueError, match=r"with seed 0.*give each worker its own seed"):
         one.merge(three)
     assert len(one.merge(two).calibration) == 600
     with pytest.raises(ValueError, match="give each worker its own seed"):
         two.merge(one)
     with pytest.raises(ValueError, match="with seed 1"):  # its numbers came with the merge
-        one.merge(ffcp.APS(network(), seed=1).calibrate(X, Y))
+        one.merge(aps(1))
 
 
 @pytest.mark.parametrize(

@@ -108,8 +108,25 @@ _JOINT = """
     fflcqr_joint_true fflcqr_joint_0.75 lcp_maps_joint_true lcp_auto_bandwidth_joint_true
     cp_joint_0.75_of_label_maps ffcp_joint_0.75_of_label_maps
 """
+_CROSSING = "without randomness the label that crosses the threshold is in, and shares calibrate"
+_FIXED = (
+    *(
+        f"{method}_{kind}"
+        for method in ("aps", "raps", "ffraps_softmax", "ffraps_feature")
+        for kind in (
+            "randomized_false",
+            "class_conditional_randomized_false",
+            "randomized_false_allow_zero_sets",
+        )
+    ),
+    "aps_equal_logits",
+    "raps_equal_logits",
+    "ffraps_softmax_equal_logits",
+    "raps_auto_size_not_randomized",
+)
 
 CHANGED: dict[str, str] = {
+    **dict.fromkeys(_FIXED, _CROSSING),
     **dict.fromkeys(_RANDOM, _BY_ROW),
     **dict.fromkeys(_BANDWIDTH, _DIVISION),
     "fcqr_descent_arrays": _INWARD,

@@ -63,7 +63,9 @@ class Named(LabelSets):
 class LAC(Named):
     """Least ambiguous sets: all labels of at least a certain probability (Sadinle et al., 2019).
 
-    Sets are the smallest on average, but rows that are hard are covered too rarely.
+    Sets are the smallest on average, but rows that are hard are covered too rarely. The score is
+    1 - p; probabilities below 2^-20 (1e-6), which that hardly tells apart, have the score
+    1 + log(2^-20 / p).
 
     Parameters
     ----------
@@ -118,8 +120,11 @@ class APS(Named):
     model, temperature and all others
         As in :class:`LAC`.
     randomized
-        Count only a random share of the last label's probability. Sets are then as small as
-        coverage of 1 - alpha permits; without it they cover more.
+        Count only a random share of the last label's probability. Coverage is then 1 - alpha, up
+        to 1 / (n + 1) and to what sets gain that would be empty. ``False`` counts none of it when
+        predicting: the label that crosses the threshold is in, nothing is drawn, and the same
+        row has the same set each time. Sets are then a little larger and cover a little more;
+        calibrating draws shares all the same, by ``seed``.
     seed
         Seed of the random shares, which go on from call to call, and of the division of rows.
         Without it the operating system seeds the shares.

@@ -120,7 +120,8 @@ class LabelSets(Predictor):
         assert isinstance(scorer, LabelScore)
         entropy = self._stream.entropy()
         start = self._drawn.get(entropy, 0) if update else 0
-        scorer = scorer.drawing(Shares(Draws(entropy, _CALIBRATION), start))
+        if scorer.draws:
+            scorer = scorer.drawing(Shares(Draws(entropy, _CALIBRATION), start))
         run = CalibratingLabels(self.model, scorer, calibration, self._choosing, update)
         run.classes, run.drawn = (self.classes if update else None), start
         run.names = self.names
@@ -211,7 +212,7 @@ class LabelSets(Predictor):
         """Return the scores of one label per row, shape (n,), in float64.
 
         ``x`` may be a loader of pairs ``(x, y)``, passed alone. Random numbers are
-        those of :meth:`predict_set`, not of the calibration.
+        those of :meth:`predict_set`, not of the calibration: with ``randomized=False`` none.
         """
         self._must_be_settled()
         buffer = inputs.RowBuffer(None)
@@ -225,7 +226,8 @@ class LabelSets(Predictor):
     def score_all(self, x: Any, *, first_row: int | None = None) -> Tensor:
         """Return the scores of every label, shape (n, K), in float64.
 
-        Random numbers are those of :meth:`predict_set`, not of the calibration.
+        Random numbers are those of :meth:`predict_set`, not of the calibration: with
+        ``randomized=False`` none.
         """
         self._must_be_settled()
         given = self._rows(x)
@@ -237,6 +239,8 @@ class LabelSets(Predictor):
         return buffer["scores"]
 
     def _drawing(self, first_row: int | None, first_number: int) -> LabelScore:
+        if not self._scorer.randomized:
+            return self._scorer.drawing(None)
         draws = Draws(self._stream.entropy(pinned=first_row is not None), _PREDICTION)
         return self._scorer.drawing(Shares(draws, first_number))
 
@@ -261,7 +265,7 @@ class LabelSets(Predictor):
 
     def _check_merge(self, other: Any) -> None:
         shared = sorted(self._drawn.keys() & other._drawn.keys())
-        if self._scorer.randomized and shared:
+        if self._scorer.draws and shared:
             raise ValueError(
                 f"both predictors drew their random numbers with seed {shared[0]}, so their "
                 "points share them: give each worker its own seed"

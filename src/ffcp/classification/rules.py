@@ -20,6 +20,8 @@ from ffcp.classification.weights import (
     exact,
     filled,
     first_ties,
+    graded,
+    in_order,
     jacobian_norms,
     largest,
     ordered_places,
@@ -30,6 +32,8 @@ from ffcp.classification.weights import (
 SOFTMAX = "softmax"
 FEATURE = "feature"
 _FEW = 64  # most sets are smaller; finding this many largest is far cheaper than sorting all
+# Smaller weights are replaced by how small they are. LAC needs no sums, and has no ties then.
+_SMALLEST, _SMALLEST_LAC = 2.0**-40, 2.0**-20
 _LIMIT = 2.0**11  # how much FFRAPS may add to the weights of a row before sums stop being exact
 
 
@@ -48,7 +52,10 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True)
 class Threshold:
-    """The score of LAC: one minus the label's probability."""
+    """The score of LAC: one minus the label's probability.
+
+    Probabilities below 1e-6, which 1 - p hardly tells apart, go on from 1 in nats.
+    """
 
     temperature: float = 1.0
 
@@ -57,11 +64,12 @@ class Threshold:
 
     def weights(self, logits: Tensor) -> Tensor:
         """Return the weight of each label, shape (n, K)."""
-        return exact(probabilities(logits, self.temperature))
+        weights = exact(probabilities(logits, self.temperature))
+        return graded(weights, logits, self.temperature, _SMALLEST_LAC)
 
     def at(self, place: Place, rows: Rows) -> Tensor:
         """Score labels of which it is known where they stand."""
-        return 1 - place.own
+        return 1 - place.own if place.below is None else 1 - place.own + place.below
 
     def of_all(self, weights: Tensor, rows: Rows) -> Tensor:
         """Score every label of one block of rows."""
@@ -69,7 +77,7 @@ class Threshold:
 
     def admits(self, weights: Tensor, rows: Rows, threshold: Tensor, least: int) -> Tensor:
         """Mark the labels of one block whose score is at most the threshold of the row."""
-        return filled(self.of_all(weights, rows) <= threshold, weights, least)
+        return filled(self.of_all(weights, rows) <= threshold, weights, rows.logits, least)
 
 
 @dataclass(frozen=True)
@@ -107,7 +115,7 @@ class Cumulative:
         p = probabilities(logits, self.temperature)
         if self.gradient == SOFTMAX and self.delta:
             p = jacobian_norms(p).mul_(self.delta / self.temperature).add_(p)
-        return exact(p)
+        return graded(exact(p), logits, self.temperature, _SMALLEST)
 
     def at(self, place: Place, rows: Rows) -> Tensor:
         """Score labels of which it is known where they stand.
@@ -118,6 +126,8 @@ class Cumulative:
         columns = place.own.dim() == 2
         share = rows.share[:, None] if columns else rows.share
         scores = place.before + share * place.own
+        if place.below is not None and not self.lam:  # else ranks order labels without weight
+            scores = scores + place.below
         if self.lam:
             scores = scores + self.lam * (place.rank - self.kreg).clamp_min(0).double()
         if self.gradient == FEATURE and rows.norms is not None:
@@ -127,7 +137,7 @@ class Cumulative:
 
     def of_all(self, weights: Tensor, rows: Rows) -> Tensor:
         """Score every label of one block of rows."""
-        ordered, labels = weights.sort(dim=1, descending=True, stable=True)
+        ordered, labels = in_order(weights, rows.logits)
         scores = self.at(ordered_places(ordered), rows)
         return torch.empty_like(scores).scatter_(1, labels, scores)
 
@@ -153,12 +163,12 @@ class Cumulative:
         ordered = largest(weights, few)
         sizes = self.sizes(ordered, rows, threshold).clamp_min(least)
         # The last weight in the set and the first one outside, or a bound where there is none.
-        edges = pad(pad(ordered, (1, 0), value=math.inf), (0, 1), value=-1.0)
+        edges = pad(pad(ordered, (1, 0), value=math.inf), (0, 1), value=-math.inf)
         last, following = edges.gather(1, torch.stack([sizes, sizes + 1], dim=1)).unbind(dim=1)
         mask = weights >= last[:, None]
         divided = (last == following).nonzero()[:, 0]  # equal weights, some in and some out
         if len(divided):
-            mask[divided] = first_ties(weights[divided], sizes[divided], last[divided])
+            mask[divided] = first_ties(weights[divided], rows.logits[divided], sizes[divided])
         return mask, (sizes < few) | (few == weights.shape[1])
 
     def sizes(self, ordered: Tensor, rows: Rows, threshold: Tensor) -> Tensor:
@@ -177,7 +187,7 @@ def label_scores(rule: Rule, rows: Rows, labels: Tensor) -> Tensor:
     scores = torch.empty(len(labels), dtype=torch.float64, device=rows.logits.device)
     for block in blocks(*rows.logits.shape):
         part = rows.take(block)
-        scores[block] = rule.at(places(rule.weights(part.logits), labels[block]), part)
+        scores[block] = rule.at(places(rule.weights(part.logits), part.logits, labels[block]), part)
     return scores
 
 
@@ -200,7 +210,7 @@ def label_mask(rule: Rule, rows: Rows, threshold: Tensor, *, allow_empty: bool) 
     threshold
         One number; one for each row, (n, 1); for each label, (K,); or for both, (n, K).
     allow_empty
-        Otherwise an empty set gets the label with the largest weight.
+        Otherwise an empty set gets the label that stands first.
 
     Examples
     --------
@@ -216,7 +226,7 @@ def label_mask(rule: Rule, rows: Rows, threshold: Tensor, *, allow_empty: bool) 
         own = threshold[block] if threshold.dim() == 2 else threshold
         weights = rule.weights(part.logits)
         if own.dim() and own.shape[-1] > 1:
-            mask[block] = filled(rule.of_all(weights, part) <= own, weights, least)
+            mask[block] = filled(rule.of_all(weights, part) <= own, weights, part.logits, least)
         else:
             mask[block] = rule.admits(weights, part, own, least)
     return mask

@@ -14,7 +14,7 @@ from torch import Tensor
 from ffcp import files
 from ffcp.classification import rules, tuning
 from ffcp.classification.rules import FEATURE, SOFTMAX, Cumulative, Rows, Rule, Threshold
-from ffcp.classification.weights import blocks
+from ffcp.classification.weights import blocks, in_order
 from ffcp.conformal.columns import Columns
 from ffcp.conformal.draws import Draws
 from ffcp.conformal.selection import Chosen, Scorer
@@ -45,8 +45,10 @@ class LabelScore(Scorer):
     A score of one's own defines :meth:`of_all`; or give a function of :class:`ffcp.Seen`.
     """
 
-    #: Whether scores use a random number per row.
+    #: Whether sets use a random number per row.
     randomized = False
+    #: Whether calibrating does.
+    draws = False
     #: The random numbers.
     shares: Shares | None = None
     #: The names of settings that are still to be chosen.
@@ -80,8 +82,8 @@ class LabelScore(Scorer):
         check_logits(seen.output)
         return {"score": self.of_labels(seen, checked_labels(y, seen))[:, None].cpu()}
 
-    def drawing(self: Self, shares: Shares) -> Self:
-        """Give the same score with other random numbers."""
+    def drawing(self: Self, shares: Shares | None) -> Self:
+        """Give the same score with other random numbers, or without any."""
         other = copy.copy(self)
         other.shares = shares
         return other
@@ -146,7 +148,9 @@ class RuleScore(LabelScore):
     tune
         ``None``, ``"size"`` or ``"coverage"``.
     randomized
-        Whether only a random share of a label's own weight counts.
+        Whether only a random share of a label's own weight counts. If ``False`` so it is when
+        calibrating only, and sets hold every label that some share would let in. ``None`` for a
+        rule that uses no random numbers.
     allow_empty
         Whether sets may be empty, when settings are compared.
     feature
@@ -163,11 +167,12 @@ class RuleScore(LabelScore):
         rule: Callable[..., Rule],
         *,
         tune: str | None = None,
-        randomized: bool = False,
+        randomized: bool | None = None,
         allow_empty: bool = False,
         feature: str | None = None,
     ) -> None:
-        self.name, self.tune, self.randomized, self.feature = name, tune, randomized, feature
+        self.name, self.tune, self.feature = name, tune, feature
+        self.randomized, self.draws = bool(randomized), randomized is not None
         self._make, self._allow_empty = rule, allow_empty
         self._given = self._checked(given)
         self.open_settings = [k for k, v in self._given.items() if v is None or v == FIT]
@@ -237,9 +242,10 @@ class RuleScore(LabelScore):
 
     def _rows(self, seen: Seen) -> Rows:
         check_logits(seen.output)
-        share = torch.ones(len(seen.rows), dtype=torch.float64)
-        if self.randomized:
-            assert self.shares is not None
+        # No share of its own weight: the label that crosses the threshold is in the set, so that
+        # it holds those of all shares, and covers as they do.
+        share = torch.zeros(len(seen.rows), dtype=torch.float64)
+        if self.shares is not None:
             share = self.shares(seen.rows)
         norms = None if self.feature is None else seen.norms[self.feature]
         return Rows(seen.output, share.to(seen.output.device), norms)
@@ -263,9 +269,14 @@ class RuleScore(LabelScore):
         )
 
     def order(self, seen: Seen) -> Iterator[Tensor]:
-        """Yield the labels' weights."""
+        """Yield how many labels stand behind each."""
+        behind = torch.arange(seen.output.shape[1], device=seen.output.device).flip(0).double()
         for block in blocks(*seen.output.shape):
-            yield self._known_rule().weights(seen.output[block])
+            logits = seen.output[block]
+            labels = in_order(self._known_rule().weights(logits), logits)[1]
+            yield torch.empty(logits.shape, dtype=behind.dtype, device=logits.device).scatter_(
+                1, labels, behind.expand(len(logits), -1)
+            )
 
     # -- choosing settings ------------------------------------------------------------------
 
@@ -320,6 +331,7 @@ class RuleScore(LabelScore):
             criterion=self.tune,
             alpha=alpha,
             allow_empty=self._allow_empty,
+            randomized=self.randomized,
         )
 
 
@@ -333,7 +345,11 @@ def Lac(temperature: float | str = 1.0) -> RuleScore:  # noqa: N802 - reads as a
 def Aps(  # noqa: N802
     temperature: float | str = 1.0, *, randomized: bool = True
 ) -> RuleScore:
-    """Make the score of APS: the probabilities of all labels up to this one."""
+    """Make the score of APS: the probabilities of all labels up to this one.
+
+    ``randomized=False`` draws shares of the last label's probability only when calibrating; sets
+    hold every label that some share would let in.
+    """
     return RuleScore("aps", {"temperature": temperature}, Cumulative, randomized=randomized)
 
 

@@ -138,6 +138,7 @@ def tune(
     criterion: str,
     alpha: Any,
     allow_empty: bool,
+    randomized: bool,
 ) -> SetChoice:
     """Try all combinations and take the one with the smallest cost; a tie goes to the first.
 
@@ -157,6 +158,8 @@ def tune(
         The level at which the combinations are compared.
     allow_empty
         Whether sets may be empty.
+    randomized
+        Otherwise sets hold the label that crosses the threshold.
     """
     if kreg is None:
         kreg = _usual_rank(rows, labels, replace(score, delta=deltas[0]), alpha)
@@ -164,7 +167,13 @@ def tune(
         candidate
         for delta in deltas
         for candidate in _try_lams(
-            rows, labels, replace(score, kreg=kreg, delta=delta), lams, alpha, allow_empty
+            rows,
+            labels,
+            replace(score, kreg=kreg, delta=delta),
+            lams,
+            alpha,
+            allow_empty=allow_empty,
+            randomized=randomized,
         )
     ]
     best = min(candidates, key=lambda candidate: _cost(candidate, criterion))
@@ -190,7 +199,7 @@ def _quantile(values: Tensor, alpha: Any) -> Tensor:
 
 def _all_places(rows: Rows, labels: Tensor, score: Cumulative) -> Place:
     parts = [
-        places(score.weights(rows.logits[block]), labels[block])
+        places(score.weights(rows.logits[block]), rows.logits[block], labels[block])
         for block in blocks(*rows.logits.shape)
     ]
     return Place(*(torch.cat(column) for column in zip(*parts, strict=True)))
@@ -202,13 +211,16 @@ def _try_lams(
     score: Cumulative,
     lams: Sequence[float],
     alpha: Any,
+    *,
     allow_empty: bool,
+    randomized: bool,
 ) -> list[SetCandidate]:
     """Compare values of lam, which share weights and their order."""
     place = _all_places(rows, labels, score)
     rules = [replace(score, lam=lam) for lam in lams]
-    scores = [rule.at(place, rows) for rule in rules]
-    thresholds = [_quantile(values, alpha) for values in scores]
+    thresholds = [_quantile(rule.at(place, rows), alpha) for rule in rules]
+    if not randomized:  # as prediction does: see RuleScore
+        rows = rows._replace(share=torch.zeros_like(rows.share))
     sizes = torch.empty(len(lams), len(labels), dtype=torch.int64, device=labels.device)
     for block in blocks(*rows.logits.shape):
         part = rows.take(block)
@@ -216,8 +228,8 @@ def _try_lams(
         for size, rule, threshold in zip(sizes, rules, thresholds, strict=True):
             size[block] = rule.sizes(ordered, part, threshold)
     candidates = []
-    for lam, size, values, threshold in zip(lams, sizes, scores, thresholds, strict=True):
-        hits = values <= threshold
+    for lam, size, rule, threshold in zip(lams, sizes, rules, thresholds, strict=True):
+        hits = rule.at(place, rows) <= threshold
         if not allow_empty:
             size, hits = size.clamp_min(1), hits | (place.rank == 1)
         violation = stratified_violation(size.cpu(), hits.cpu(), alpha)
