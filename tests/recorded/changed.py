@@ -125,7 +125,16 @@ _FIXED = (
     "raps_auto_size_not_randomized",
 )
 
+_WORST = "the interval of the worst group allows for how many groups it is the worst of"
+_METRICS = (
+    "metrics_of_bands",
+    "metrics_of_bands_of_several_outputs",
+    "metrics_of_infinite_bands",
+    "metrics_of_sets",
+)
+
 CHANGED: dict[str, str] = {
+    **dict.fromkeys(_METRICS, _WORST),
     **dict.fromkeys(_FIXED, _CROSSING),
     **dict.fromkeys(_RANDOM, _BY_ROW),
     **dict.fromkeys(_BANDWIDTH, _DIVISION),

@@ -45,7 +45,7 @@ def group_coverage(
     --------
     >>> result = group_coverage(([0, 0, 0, 0], [1, 1, 1, 1]), [0, 1, 2, 3], groups=list("aabb"))
     >>> result.worst_group, result.worst, result.gap
-    ('b', 0.000 [0.000, 0.658], 1.0)
+    ('b', 0.000 [0.000, 0.887], 1.0)
     """
     hits = hits_of(band, y, joint, missing)
     if groups is not None and feature is not None:
