@@ -406,6 +406,7 @@ def test_calling_a_predictor_gives_its_band() -> None:
 
 def test_its_warning_points_at_the_caller() -> None:
     predictor = ffcp.CP(small_mlp()).calibrate(X[:5], Y[:5])
-    with pytest.warns(ffcp.FFCPWarning) as caught:
-        predictor(X)
-    assert caught[0].filename == __file__
+    for ask in (predictor, predictor.predict_interval, nn.Sequential(predictor)):
+        with pytest.warns(ffcp.FFCPWarning) as caught:
+            ask(X)
+        assert caught[0].filename == __file__

@@ -1,8 +1,10 @@
 """Weights of calibration points around new ones, in whole numbers, and weighted quantiles.
 
-Weights are multiples of 2**-23 counted in these units, so every sum is exact, whatever the order
-or the blocks it was made in, and a weighted quantile falls on the right score even where the
-running sum meets the level exactly.
+Weights are multiples of 2**-23 counted in these units, so every sum of them is exact, whatever the
+order or the blocks it was made in, and a weighted quantile falls on the right score even where the
+running sum meets the level exactly. The distances behind the weights are matrix products, which
+round by their shape: in many dimensions some weights differ by one unit between blocks of
+different sizes.
 """
 
 from __future__ import annotations
