@@ -138,10 +138,11 @@ def damage_tensors(tensors: Tensors, random: np.random.Generator) -> None:
         flat[int(random.integers(len(flat)))] ^= 1 << int(random.integers(8))
         tensors[name] = flat.view(old.dtype).reshape(old.shape)
     else:
-        new_value = NUMBERS[random.integers(len(NUMBERS))]
+        new_value = torch.tensor(NUMBERS[random.integers(len(NUMBERS))], dtype=torch.float64)
         changed = old.clone()
         whole = not old.is_floating_point()
-        changed[place] = int(random.integers(-9, 9)) if whole else new_value
+        # Converted first: what is too large for the type becomes infinite.
+        changed[place] = int(random.integers(-9, 9)) if whole else new_value.to(old.dtype)
         tensors[name] = changed
 
 
