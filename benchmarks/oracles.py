@@ -259,7 +259,7 @@ def asked(made: Any, name: str, who: str, ask: Peer) -> Array | None:
 OTHERWISE = {
     ("lac", "MAPIE"): "1 - p is 1 for many labels",
     ("lac", "TorchCP"): "float32",
-    ("aps", "MAPIE"): "holds the crossing label; ties of sums that end at 1 fall either way",
+    ("aps", "MAPIE"): "as ours not randomised; where sums end at 1, labels are lost",
     ("aps", "puncc"): "one label more in every set",
     ("raps", "puncc"): "one label more in every set",
     ("aps", "TorchCP"): "sums end at 1: labels behind are told apart by rounding",
@@ -272,7 +272,10 @@ OTHERWISE = {
 
 def mapie_sets(kind: str, cal: Data, new: Data) -> Array:
     peer = module("mapie.classification").SplitConformalClassifier(
-        Fitted(softmax, "classifier"), confidence_level=1 - ALPHA, conformity_score=kind
+        Fitted(softmax, "classifier"),
+        confidence_level=1 - ALPHA,
+        conformity_score=kind,
+        random_state=0,
     )
     options = {} if kind == "lac" else {"include_last_label": True}
     peer.conformalize(cal.x, cal.y)

@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 from torch import nn
 
+from ffcp import FFCPWarning
 from ffcp_paper import convnets, core, efficientnets, images, logits, vision
 from ffcp_paper.data import DataFile, MissingDataError
 from ffcp_paper.vision import NETWORKS, Accuracy, PackageFile, Preprocess, VisionNetwork
@@ -512,9 +513,11 @@ def test_damaged_cache_is_computed_again(tiny: VisionNetwork) -> None:
     path = logits.cached_path(tiny)
     content = path.read_bytes()
     del first
-    path.write_bytes(content[:100])
-    again = logits.compute(tiny)
-    assert path.read_bytes() == content
+    for damaged in (content[:100], content[:-1] + bytes([content[-1] ^ 1])):
+        path.write_bytes(damaged)
+        with pytest.warns(FFCPWarning, match="in the cache is damaged"):
+            again = logits.compute(tiny)
+        assert path.read_bytes() == content
     assert len(again.labels) == ROWS
 
 

@@ -25,8 +25,7 @@ import torch
 from torch import Tensor
 
 from ffcp import FFCPWarning
-from ffcp_paper import parsers
-from ffcp_paper.core import put
+from ffcp_paper import parsers, store
 from ffcp_paper.data import DataFile, cache_dir
 from ffcp_paper.images import read
 
@@ -145,7 +144,7 @@ def load(name: str, seed: int = 0) -> Table:
         table = _parsed(data)
         buffer = io.BytesIO()
         np.savez_compressed(buffer, x=table.x, y=table.y, names=np.array(table.names))
-        put(place, buffer.getvalue())
+        store.keep(place, buffer.getvalue())
     return table
 
 
@@ -185,12 +184,18 @@ def _hash(path: Path) -> str:
 
 def _cached(place: Path) -> Table | None:
     """Read a table that was kept; ``None`` if there is none, or if it is damaged."""
-    try:
-        with np.load(place, allow_pickle=False) as saved:
-            table = Table(saved["x"], saved["y"], tuple(saved["names"].tolist()))
-    except Exception:  # whatever is wrong with it, it can be made anew
+    data = store.look_up(place)
+    if data is None:
         return None
-    return table if table.x.shape == (len(table.y), len(table.names)) else None
+    try:
+        with np.load(io.BytesIO(data), allow_pickle=False) as saved:  # archives have checksums
+            table = Table(saved["x"], saved["y"], tuple(saved["names"].tolist()))
+        if table.x.shape != (len(table.y), len(table.names)):
+            raise ValueError("its shapes do not fit")
+    except Exception as error:  # whatever is wrong with it, it can be made anew
+        store.warn_damaged(place, error)
+        return None
+    return table
 
 
 def _parsed(data: DataSet) -> Table:

@@ -6,7 +6,6 @@ chunks are kept as well until all are done, so that a run that was stopped goes 
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -19,6 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from ffcp_paper import store
 from ffcp_paper.convnets import head_of
 from ffcp_paper.core import run_with_norms
 from ffcp_paper.data import cache_dir
@@ -200,14 +200,13 @@ def _write(path: Path, tensors: Mapping[str, Tensor], scratch: Path) -> None:
 
     Until then it is in ``scratch``, which is removed in the end with all that killed runs left.
     """
-    from safetensors.torch import save_file
-
     scratch.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=scratch, suffix=".tmp")
     os.close(handle)
     try:
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary)
-        with open(temporary, "rb+") as file:
+        with open(temporary, "wb") as file:
+            file.write(store.pack(tensors))
+            file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
@@ -217,10 +216,10 @@ def _write(path: Path, tensors: Mapping[str, Tensor], scratch: Path) -> None:
 
 def _load(path: Path) -> dict[str, Tensor] | None:
     """Read a file of the cache; one that is absent or damaged has to be computed again."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    with contextlib.suppress(FileNotFoundError, SafetensorError):
-        tensors: dict[str, Tensor] = load_file(path)
-        return tensors
+    try:
+        return store.unpack(path.read_bytes())[0]
+    except FileNotFoundError:
+        pass
+    except ValueError as error:
+        store.warn_damaged(path, error)
     return None

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import nn
 
-from ffcp_paper.core import put
+from ffcp_paper import store
 from ffcp_paper.data import cache_dir
 
 
@@ -29,18 +29,27 @@ def place(kind: str, key: Mapping[str, Any], suffix: str) -> Path:
 
 
 def known(kind: str, key: Mapping[str, Any]) -> Any:
-    """Look up a result made of plain values; ``None`` if it is not there."""
+    """Look up a result made of plain values; ``None`` if it is not there, or damaged."""
     path = place(kind, key, ".json")
-    if path.is_file():
-        saved = json.loads(path.read_text())
-        if saved["key"] == dict(key):
-            return saved["result"]
-    return None
+    data = store.look_up(path)
+    if data is None:
+        return None
+    try:
+        saved = json.loads(data)
+        if saved["sha256"] != store.sealed(json.dumps([saved["key"], saved["result"]])):
+            raise ValueError("its checksum is not that of its content")
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        store.warn_damaged(path, error)
+        return None
+    # As JSON gives it back: tuples are lists there.
+    return saved["result"] if saved["key"] == json.loads(json.dumps(key)) else None
 
 
 def keep(kind: str, key: Mapping[str, Any], result: Any) -> None:
     """Keep a result made of plain values."""
-    put(place(kind, key, ".json"), json.dumps({"key": key, "result": result}).encode())
+    checksum = store.sealed(json.dumps([key, result]))
+    entry = {"sha256": checksum, "key": key, "result": result}
+    store.keep(place(kind, key, ".json"), json.dumps(entry).encode())
 
 
 def record(kind: str, key: Mapping[str, Any], find: Callable[[], Any]) -> Any:
@@ -54,21 +63,22 @@ def record(kind: str, key: Mapping[str, Any], find: Callable[[], Any]) -> Any:
 
 def known_network(key: Mapping[str, Any], build: Callable[[], nn.Module]) -> nn.Module | None:
     """Give a trained network, ``build`` with the weights that were kept, if there are any."""
-    from safetensors.torch import load
-
     path = place("networks", key, ".safetensors")
-    if not path.is_file():
+    data = store.look_up(path)
+    if data is None:
         return None
     model = build()
-    model.load_state_dict(load(path.read_bytes()))
+    try:
+        model.load_state_dict(store.unpack(data)[0])
+    except (ValueError, RuntimeError) as error:  # damaged, or weights of another network
+        store.warn_damaged(path, error)
+        return None
     return model.eval()
 
 
 def keep_network(key: Mapping[str, Any], model: nn.Module) -> None:
     """Keep the weights of a trained network."""
-    from safetensors.torch import save
-
-    put(place("networks", key, ".safetensors"), save(model.state_dict()))
+    store.keep(place("networks", key, ".safetensors"), store.pack(model.state_dict()))
 
 
 def network(

@@ -17,8 +17,8 @@ from torch.nn import functional
 
 from ffcp import FFCPWarning
 from ffcp.segmentation import targets
-from ffcp_paper import runs, scenes, segnets
-from ffcp_paper.core import fingerprint, put
+from ffcp_paper import runs, scenes, segnets, store
+from ffcp_paper.core import fingerprint
 from ffcp_paper.scenes import Scenes
 
 _FORMAT = "ffcp-training-1"
@@ -251,13 +251,11 @@ class _Checkpoint:
 
     def keep(self, model: nn.Module, optimizer: torch.optim.Optimizer, epoch: int) -> None:
         """Write weights, optimizer and number of epochs; the rest follows from the number."""
-        from safetensors.torch import save
-
         tensors = {f"model.{name}": value for name, value in model.state_dict().items()}
         for number, parts in optimizer.state_dict()["state"].items():
             tensors |= {f"optimizer.{number}.{part}": value for part, value in parts.items()}
         metadata = {"format": _FORMAT, "settings": self.settings, "epoch": str(epoch)}
-        put(self.path, save({k: v.contiguous() for k, v in tensors.items()}, metadata))
+        store.keep(self.path, store.pack(tensors, metadata))
 
     def restore(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
         """Go back to the state that was kept; returns the number of epochs that are done."""
@@ -281,16 +279,12 @@ class _Checkpoint:
         return epoch
 
     def _read(self) -> tuple[dict[str, Tensor], int] | None:
-        from safetensors import SafetensorError, safe_open
-
-        if not self.path.is_file():
+        data = store.look_up(self.path)
+        if data is None:
             return None
         try:
-            with safe_open(str(self.path), framework="pt") as file:
-                metadata = file.metadata() or {}
-                # Copies: the file is about to be replaced.
-                tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
-        except SafetensorError as error:
+            tensors, metadata = store.unpack(data)
+        except ValueError as error:
             warnings.warn(
                 f"the checkpoint {self.path} is damaged ({error}); training starts over",
                 FFCPWarning,

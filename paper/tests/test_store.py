@@ -1,0 +1,163 @@
+"""A cache that is damaged, full, or may not be written neither ends a run nor changes it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from ffcp import FFCPWarning
+from ffcp_paper import runs, store
+
+KEY = {"data": "bike", "seed": 0, "levels": (0.1, 0.9)}
+RESULT = {"length": 0.25, "coverage": 0.9, "layers": [1, 2]}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("FFCP_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(store, "_unwritten", {})
+    return tmp_path / "cache"
+
+
+def network(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+
+
+def test_results_and_networks_come_back() -> None:
+    runs.keep("bands", KEY, RESULT)
+    assert runs.known("bands", KEY) == RESULT
+    runs.keep_network(KEY, network())
+    again = runs.known_network(KEY, lambda: network(1))
+    assert again is not None
+    for one, other in zip(
+        again.state_dict().values(), network().state_dict().values(), strict=True
+    ):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("kind", ["result", "network"])
+def test_no_damaged_entry_is_believed(kind: str) -> None:
+    runs.keep("bands", KEY, RESULT)
+    runs.keep_network(KEY, network())
+    path = (
+        runs.place("bands", KEY, ".json")
+        if kind == "result"
+        else runs.place("networks", KEY, ".safetensors")
+    )
+    data, dice = path.read_bytes(), random.Random(0)
+    for _ in range(300):
+        damaged = bytearray(data)
+        damaged[dice.randrange(len(data))] ^= 1 << dice.randrange(8)
+        if dice.random() < 0.2:
+            damaged = damaged[: dice.randrange(len(data))]
+        path.write_bytes(bytes(damaged))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            if kind == "result":
+                read = runs.known("bands", KEY)
+                assert read in (None, RESULT)
+            else:
+                read = runs.known_network(KEY, network)
+                if read is not None:
+                    for name, value in read.state_dict().items():
+                        assert torch.equal(value, network().state_dict()[name])
+        assert bool(caught) == (read is None)
+        assert all("is damaged" in str(warning.message) for warning in caught)
+
+
+def test_a_damaged_entry_is_computed_again_with_a_warning() -> None:
+    runs.keep("bands", KEY, RESULT)
+    path = runs.place("bands", KEY, ".json")
+    path.write_bytes(path.read_bytes().replace(b"0.25", b"0.24"))  # plausible, and wrong
+    with pytest.warns(FFCPWarning, match=r"in the cache is damaged .* computed again"):
+        assert runs.record("bands", KEY, lambda: RESULT) == RESULT
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert runs.record("bands", KEY, lambda: 1 / 0) == RESULT
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES])
+def test_a_cache_that_cannot_be_written_is_done_without(
+    number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, data: bytes) -> None:
+        raise OSError(number, os.strerror(number), str(path))
+
+    monkeypatch.setattr(store, "put", refuse)
+    with pytest.warns(FFCPWarning, match="results cannot be kept in the cache"):
+        assert runs.record("bands", KEY, lambda: RESULT) == RESULT
+    runs.keep_network(KEY, network())  # said once, not for every result
+    assert runs.known("bands", KEY) == RESULT  # this run needs it again
+    assert runs.known_network(KEY, network) is not None
+
+
+_FULL = """
+import resource, signal, sys, warnings
+from ffcp_paper import runs
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (64, 64))
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    assert runs.record("bands", {"seed": 1}, lambda: list(range(100))) == list(range(100))
+assert "cannot be kept" in str(caught[0].message)
+"""
+
+
+@pytest.mark.long
+def test_a_disk_that_is_full_while_a_file_is_written(cache: Path) -> None:
+    runs.keep("bands", KEY, RESULT)
+    before = sorted(cache.rglob("*"))
+    subprocess.run([sys.executable, "-c", _FULL], check=True)
+    assert sorted(cache.rglob("*")) == before  # nothing half written is left behind
+    assert runs.known("bands", KEY) == RESULT
+
+
+_PROGRAM = textwrap.dedent("""
+    import sys
+    from ffcp_paper import reproduce
+    from ffcp_paper.works import Settings
+    tiny = Settings(seeds=2, epochs=1, rows=300, only=("synthetic",), rounds=1)
+    reproduce.run(["regression_bands", "untrained"], out=sys.argv[1], settings=tiny)
+""")
+
+
+def _start(out: Path, cache: Path) -> subprocess.Popen[bytes]:
+    own = {**os.environ, "OMP_NUM_THREADS": "1", "FFCP_CACHE": str(cache)}
+    return subprocess.Popen([sys.executable, "-c", _PROGRAM, str(out)], env=own)
+
+
+@pytest.mark.slow
+def test_fifteen_kills_change_nothing(tmp_path: Path) -> None:
+    start = time.monotonic()
+    assert _start(tmp_path / "whole", tmp_path / "other").wait() == 0
+    whole, dice = time.monotonic() - start, random.Random(0)
+    kills = 0
+    while kills < 15:
+        process = _start(tmp_path / "out", tmp_path / "cache")
+        try:
+            assert process.wait(timeout=whole * dice.uniform(0.5, 1.0)) == 0
+            break  # it got through between two kills
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            assert process.wait() == -signal.SIGKILL
+            kills += 1
+    assert kills
+    assert _start(tmp_path / "out", tmp_path / "cache").wait() == 0
+    tables = [
+        {path.name: path.read_bytes() for path in (tmp_path / name / "tables").iterdir()}
+        for name in ("whole", "out")
+    ]
+    assert tables[0] == tables[1]
