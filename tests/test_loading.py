@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import math
 import pickle
+import subprocess
+import sys
 import warnings
 from fractions import Fraction
 from pathlib import Path
@@ -210,6 +212,28 @@ def test_other_weights_and_missing_files(path: Path) -> None:
     nn.init.ones_(other[0].weight)
     with pytest.raises(ffcp.CalibrationFileError, match="calibrated with other weights"):
         ffcp.load(path, other)
+
+
+_FULL = """
+import resource, signal, sys
+from ffcp import files
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (64, 64))
+try:
+    files.put(sys.argv[1], bytes(1000))
+except OSError:
+    sys.exit(7)
+"""
+
+
+@pytest.mark.long
+def test_a_disk_that_is_full_leaves_the_old_file(path: Path) -> None:
+    predictor = ffcp.CP(small_mlp()).calibrate(X, Y)
+    predictor.save(path)
+    before = path.read_bytes()
+    assert subprocess.run([sys.executable, "-c", _FULL, str(path)]).returncode == 7
+    assert path.read_bytes() == before
+    assert list(path.parent.iterdir()) == [path]  # and nothing half written
 
 
 def test_a_file_of_another_version_says_so(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Files of the cache: with a checksum, written whole, and done without where they cannot be written.
+"""Files of the cache: with a checksum, written whole, and done without where that cannot be.
 
 A cache makes runs faster and must not be able to make them wrong or to end them: an entry that is
 damaged is found by its checksum and computed again, and what a full disk or a folder that may only
