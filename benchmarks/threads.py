@@ -139,15 +139,14 @@ def counted() -> dict[str, int]:
     seen["training in another thread: losses that differ"] = sum(map(float.__ne__, losses, alone))
     seen["training in another thread: bands of weights in between, other errors"] = len(odd)
 
-    predictor = ffcp.APS(network(outputs=5).eval(), seed=0)
-    predictor.calibrate(X, torch.arange(200) % 5)
+    sets = ffcp.APS(network(outputs=5).eval(), seed=0).calibrate(X, torch.arange(200) % 5)
     numbers: list[float] = []
 
     def draw() -> None:
         for _ in range(5000):
             numbers.append(float(torch.rand((), dtype=torch.float64)))
 
-    together(draw, *[repeated(lambda: predictor.predict_set(NEW), [], CALLS)] * 4)
+    together(draw, *[repeated(lambda: sets.predict_set(NEW), [], CALLS)] * 4)
     seen["random numbers of another thread: repeated of 5,000"] = 5000 - len(set(numbers))
 
     predictor, other = (ffcp.CP(network(seed)) for seed in (0, 1))

@@ -23,11 +23,12 @@ def counted_rows(model: nn.Module) -> Iterator[Count]:
     """Count, by a hook on the model, the rows of all calls inside the block."""
     count = Count()
 
-    def look(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    def look(module: nn.Module, args: tuple[Any, ...]) -> None:
         count.rows += len(args[0])
         count.calls += 1
 
-    handle = model.register_forward_hook(look)
+    # On the way in: hooks that only look at outputs are left out of copies of the model.
+    handle = model.register_forward_pre_hook(look)
     try:
         yield count
     finally:

@@ -24,6 +24,7 @@ from ffcp.conformal.selection import Scorer
 from ffcp.network import arrays, inputs, passes
 from ffcp.network.identity import Identity
 from ffcp.network.picking import Output, picking
+from ffcp.network.twin import refuse_unusable
 from ffcp.pieces import Seen
 from ffcp.sharing import Sharing, steady
 from ffcp.warnings import FFCPWarning, lines_up
@@ -94,6 +95,7 @@ class Predictor(Sharing):
         if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or seed < 0):
             raise ValueError(f"seed must be an integer and not negative, got {seed!r}")
         exact_alpha(choose_alpha)
+        refuse_unusable(model)
         self.model, self.output = picking(model, output), output
         self.batch_size = batch_size
         self.choose_fraction, self.choose_alpha, self.seed = choose_fraction, choose_alpha, seed

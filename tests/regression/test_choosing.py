@@ -112,7 +112,7 @@ def test_a_model_whose_gradients_are_all_constant_is_told_so() -> None:
 def test_too_many_outputs_are_refused_before_any_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.Sequential(nn.Linear(4, 2), nn.ReLU(), nn.Linear(2, 12_288))
     rows = []
-    model.register_forward_hook(lambda module, args, output: rows.append(len(output)))
+    model.register_forward_pre_hook(lambda module, args: rows.append(len(args[0])))
 
     def never(*args: object) -> None:
         raise AssertionError("a gradient was taken")

@@ -46,12 +46,13 @@ class PassCount:
 
     def __init__(self, model: nn.Module) -> None:
         self.times = torch.zeros(ROWS, dtype=torch.int64)
-        model.register_forward_hook(self._count)
+        # On the way in: hooks that only look at outputs are left out of copies of the model.
+        model.register_forward_pre_hook(self._count)
 
     def __deepcopy__(self, memo: dict) -> PassCount:
         return self  # one count, whichever copy of the model is run
 
-    def _count(self, module: nn.Module, args: tuple, output: torch.Tensor) -> None:
+    def _count(self, module: nn.Module, args: tuple) -> None:
         self.times += torch.bincount(args[0][:, 3].long(), minlength=ROWS)
 
 

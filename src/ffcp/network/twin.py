@@ -22,10 +22,12 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from ffcp.network.picking import Picking, whole
 
 Stamp = tuple[Any, ...]
+Hook = tuple[str, int]  # the name of a module, and the number of a hook on its output
 
 
 def stamp(model: nn.Module) -> Stamp:
@@ -47,8 +49,8 @@ def _stamps(model: nn.Module) -> Iterator[Any]:
                     yield id(tensor), tensor.data_ptr(), version
 
 
-def twin_of(model: nn.Module) -> nn.Module | None:
-    """Copy a model, parameters apart; ``None`` where it cannot be copied.
+def twin_of(model: nn.Module, without: frozenset[Hook] = frozenset()) -> nn.Module | None:
+    """Copy a model, parameters and some hooks apart; ``None`` where it cannot be copied.
 
     >>> model = nn.Linear(2, 1)
     >>> twin = twin_of(model)
@@ -68,8 +70,33 @@ def twin_of(model: nn.Module) -> nn.Module | None:
         return None
     for module in twin.modules():
         module.training = False  # one by one: an overridden train() may do more than switch
+    for name, number in without:
+        twin.get_submodule(name)._forward_hooks.pop(number, None)
     _TWINS[twin] = weakref.ref(model)
     return twin
+
+
+def refuse_unusable(model: nn.Module) -> None:
+    """Refuse models whose weights are not all here: not made yet, or divided over processes.
+
+    >>> refuse_unusable(nn.LazyLinear(3))
+    Traceback (most recent call last):
+    ValueError: the model has layers without weights yet (LazyLinear): run it once on some rows
+    """
+    for module in model.modules():
+        # By name: the parts of torch that define them are slow to import, and may be missing.
+        kinds = {kind.__name__ for kind in type(module).__mro__}
+        if kinds & {"FullyShardedDataParallel", "FSDPModule"}:
+            raise ValueError(
+                "the weights of the model are divided over processes (FSDP), so that no process "
+                "can run or compare it alone: gather them into a plain model, and give that"
+            )
+        own = [*module._parameters.values(), *module._buffers.values()]
+        if any(isinstance(tensor, UninitializedParameter | UninitializedBuffer) for tensor in own):
+            raise ValueError(
+                f"the model has layers without weights yet ({type(module).__name__}): run it once "
+                "on some rows"
+            )
 
 
 _TWINS: WeakKeyDictionary[nn.Module, weakref.ref[nn.Module]] = WeakKeyDictionary()
@@ -110,6 +137,7 @@ class _Pool:
         self._stamp: Stamp | None = None
         self._waiting: list[nn.Module] = []
         self.has_twins = True
+        self.looking: frozenset[Hook] = frozenset()  # hooks that leave the output as it is
 
     def take(self, model: nn.Module) -> tuple[nn.Module, Stamp]:
         """Give a twin, and the stamp of the model it belongs to."""
@@ -119,7 +147,7 @@ class _Pool:
                 self._stamp, self._waiting = now, []
             if self._waiting:
                 return self._waiting.pop(), now
-        twin = twin_of(model) if self.has_twins else None
+        twin = twin_of(model, self.looking) if self.has_twins else None
         if twin is None:
             self._alone.acquire()
         return twin or model, now
@@ -176,16 +204,43 @@ def renew(model: nn.Module, run: Callable[[nn.Module], Tensor]) -> None:
     A forward that is a closure over the original model runs that one, with its dropout and its
     trainable weights, whatever copy it is called on: the output then has a gradient though
     nothing in the twin needs one.
+
+    Hooks of the user's that only look at an output are called by this pass, and by no other.
     """
     if is_twin(model):
         return
     pool = _pool(model)
-    pool.has_twins = True
+    pool.has_twins, pool.looking = True, frozenset()
     pool.forget()
     with borrowed(model) as twin, torch.inference_mode(False), torch.enable_grad():
         if twin is model:
             return
+        looking = _watched(twin)
         reaches_around = run(twin).requires_grad
-    if reaches_around:
-        pool.has_twins = False
-        pool.forget()
+    pool.has_twins, pool.looking = not reaches_around, frozenset(looking)
+    pool.forget()
+
+
+def _watched(twin: nn.Module) -> set[Hook]:
+    """Watch the hooks on outputs; those that only look are in the set once the twin has run."""
+    looking: set[Hook] = set()
+    for name, module in twin.named_modules():
+        for number, hook in module._forward_hooks.items():
+            module._forward_hooks[number] = _Watch(hook, looking, (name, number))
+    return looking
+
+
+class _Watch:
+    """A hook that calls another and notes whether it left the output as it was."""
+
+    def __init__(self, hook: Callable[..., Any], looking: set[Hook], place: Hook) -> None:
+        self._hook, self._looking, self._place, self._changed = hook, looking, place, False
+
+    def __call__(self, *seen: Any) -> Any:
+        output = seen[-1]
+        version = output._version if isinstance(output, Tensor) else None
+        returned = self._hook(*seen)
+        # Of an output that is no tensor nobody knows: such a hook stays.
+        self._changed |= returned is not None or version is None or version != output._version
+        (self._looking.discard if self._changed else self._looking.add)(self._place)
+        return returned
