@@ -81,8 +81,9 @@ def speed(rounds: int = 3) -> None:
     )  # fmt: skip
     for name, seconds in times.items():
         ratio = seconds / times["bare"]
-        # Neighbours in many dimensions need a selection beside the distances: no limit there.
-        last = () if name == "bare" or "nearest" in name else ("4.00", verdict(ratio, 4))
+        # Neighbours need a selection beside the distances.
+        limit = 5.0 if "nearest" in name else 4.0
+        last = () if name == "bare" else (f"{limit:.2f}", verdict(ratio, limit))
         made.add_row(name, f"{seconds:.2f}", f"{ratio:.2f}", *last)
     show(made)
 

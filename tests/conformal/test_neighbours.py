@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -47,3 +48,14 @@ def test_copies_of_a_point_do_not_count_it_among_its_own_neighbours() -> None:
     copies = (where[:, 0] == where) & (scores < scores[:, None])
     assert (around.smaller + around.pushed >= copies.sum(dim=1)).all()
     assert (around.smaller + around.pushed <= copies.sum(dim=1) + 5).all()
+
+
+@pytest.mark.parametrize("k", [1, 40, 300, 1900, 2000])
+def test_guessing_a_bound_finds_the_very_neighbours_of_a_full_sort(k: int) -> None:
+    # Whole numbers: many distances are equal, at the edge too. In the last rows those that are
+    # looked at for the bound are the smallest, so that it lets too few through.
+    distances = (normal(30, 2000, seed=3) * 40).abs().round().numpy()
+    distances[-5:] += 100
+    distances[-5:, ::8] = 1
+    expected = np.sort(np.argsort(distances, axis=1, kind="stable")[:, :k], axis=1)
+    assert np.array_equal(neighbours.smallest(distances, k), expected)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 
@@ -15,6 +16,7 @@ from ffcp.conformal.weights import Entry, Places, Surroundings
 # comparing with all points.
 _TREE_DIMENSIONS, _TREE_SHARE = 4, 32
 _NEARLY = 1e-6  # squared distances that differ by less count as equal: they are rounded
+_EVERY = 8  # of so many distances one is looked at, to guess how far neighbours are
 
 
 class NearestWeights:
@@ -121,7 +123,7 @@ class NearestSums:
     """
 
     def __init__(self, positions: Tensor, n: int) -> None:
-        self._positions = positions.sort(dim=1).values
+        self._positions = torch.from_numpy(np.sort(positions.numpy(), axis=1))
         self._n = n
 
     @property
@@ -190,18 +192,51 @@ def _compare_all(embedding: Tensor) -> Search:
     points = Places(embedding, fine=0.01 * float(embedding.std(dim=0).max()))
 
     def search(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        distances = np.empty((len(x), len(points)), dtype=np.float32)
-        for rows, squared in points.squared_distances(points.moved(x)):
-            distances[:, rows] = squared.T.numpy()
-        # numpy's vectorised partition of values, then who is within: torch.topk, which carries
-        # indices along, takes three times as long.
-        last = np.partition(distances, k - 1, axis=1)[:, k - 1 : k]
-        within = distances <= last
-        for row in np.flatnonzero(within.sum(axis=1) > k):  # equal distances at the edge
-            edge = np.flatnonzero(distances[row] == last[row])
-            within[row, edge[k - within[row].sum() :]] = False
-        rows_found = within.nonzero()[1].reshape(len(x), k)
-        found = np.take_along_axis(distances, rows_found, axis=1)
-        return torch.from_numpy(rows_found), torch.from_numpy(found).double()
+        distances = points.from_each(points.moved(x)).numpy()
+        rows = smallest(distances, k)
+        near = np.take_along_axis(distances, rows, axis=1)
+        return torch.from_numpy(rows), torch.from_numpy(near).double()
 
     return search
+
+
+def smallest(distances: np.ndarray, k: int) -> np.ndarray:
+    """Give the places of the k smallest numbers of each row; of equal ones, those that come first.
+
+    A bound from every eighth number lets few others through, and only these are put in order of
+    size. Where the bound was too low for a row, all its numbers are looked at.
+
+    >>> smallest(np.array([[3.0, 1.0, 2.0, 1.0, 1.0]]), 2)
+    array([[1, 3]])
+    """
+    count, width = distances.shape
+    near = np.flatnonzero(distances <= _bound(distances, k))
+    edges = np.searchsorted(near, np.arange(count + 1) * width)
+    found = np.empty((count, k), dtype=np.int64)
+    for row, (start, end) in enumerate(itertools.pairwise(edges)):
+        some = near[start:end] - row * width if end - start >= k else np.arange(width)
+        found[row] = some[_first(distances[row, some], k)]
+    return found
+
+
+def _bound(distances: np.ndarray, k: int) -> np.ndarray:
+    """Guess, for each row, a number that a few more than k of its numbers do not exceed."""
+    sample = distances[:, ::_EVERY]
+    expected = k / _EVERY
+    place = int(expected + 3 * expected**0.5 + 3)
+    if place >= sample.shape[1] // 2:
+        return np.full((len(distances), 1), np.inf)
+    return np.partition(sample, place, axis=1)[:, place : place + 1]
+
+
+def _first(values: np.ndarray, k: int) -> np.ndarray:
+    """Give the places of the k smallest of some numbers, in their order; of equal ones the first.
+
+    Values are partitioned and then compared: carrying places along takes three times as long.
+    """
+    last = np.partition(values, k - 1)[k - 1]
+    within = values <= last
+    more = int(within.sum()) - k
+    if more:
+        within[np.flatnonzero(values == last)[-more:]] = False
+    return within.nonzero()[0]

@@ -173,11 +173,13 @@ class Places:
         """Express other points as these are."""
         return torch.cat(list(self._moved(x))).to(self._type)
 
+    def from_each(self, x: Tensor) -> Tensor:
+        """Give the squared distances (b, n), in float32, of all points from moved points (b, e)."""
+        return torch.mm(_factors(x), self._points.T).float().clamp_min_(0)
+
     def squared_distances(self, x: Tensor) -> Iterator[tuple[slice, Tensor]]:
         """Yield blocks (rows, b) of squared distances to the moved points ``x``, (b, e)."""
-        factors = torch.cat([-2 * x, x.new_ones(len(x), 2)], dim=1)
-        factors[:, -1] = x.square().sum(dim=1)
-        transposed = factors.T.contiguous()
+        transposed = _factors(x).T.contiguous()
         size = max(1, _CACHE // max(1, len(x)))
         block = torch.empty(min(size, len(self)), len(x), dtype=self._type)
         for start in range(0, len(self), size):
@@ -185,6 +187,13 @@ class Places:
             squared = block[: rows.stop - rows.start]
             torch.mm(self._points[rows], transposed, out=squared)
             yield rows, squared.clamp_min_(0)
+
+
+def _factors(x: Tensor) -> Tensor:
+    """Give by what points, with their two more columns, are multiplied for squared distances."""
+    factors = torch.cat([-2 * x, x.new_ones(len(x), 2)], dim=1)
+    factors[:, -1] = x.square().sum(dim=1)
+    return factors
 
 
 class Weighed:
