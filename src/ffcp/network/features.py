@@ -17,6 +17,7 @@ from torch import Tensor, fx, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from ffcp.network import arrays, checks, inputs
+from ffcp.network.modes import gradients
 from ffcp.network.picking import whole
 from ffcp.network.twin import borrowed, is_twin, uncompiled
 
@@ -33,17 +34,20 @@ class Tapped(NamedTuple):
 
     ``edges`` gives, for every feature, the places in the graph where its gradient arrives
     (several for an input of several tensors), ``shapes`` the shapes it has there. ``values``
-    holds what was recorded.
+    holds what was recorded. ``moved`` says that a feature was changed on the way, so that the model
+    alone, run again, would not give it.
     """
 
     prediction: Tensor
     edges: dict[str, list[GradientEdge]]
     shapes: dict[str, list[torch.Size]]
     values: dict[str, Tensor]
+    moved: bool = False
 
-    def only(self, name: str) -> Tapped:
-        """Give the same pass with one of the features."""
-        return self._replace(edges={name: self.edges[name]}, shapes={name: self.shapes[name]})
+    def only(self, *names: str) -> Tapped:
+        """Give the same pass with some of the features."""
+        edges, shapes = ({name: all_[name] for name in names} for all_ in (self.edges, self.shapes))
+        return self._replace(edges=edges, shapes=shapes)
 
 
 def resolve(model: nn.Module, feature: str | nn.Module) -> str:
@@ -127,6 +131,14 @@ def _module_names(model: nn.Module) -> dict[str, nn.Module]:
     return {f".{n}" if n in (INPUT, OUTPUT) else n: m for n, m in named}
 
 
+def _module_at(model: nn.Module, name: str) -> nn.Module:
+    """Find a submodule by its name, as :func:`resolve` gives it."""
+    try:
+        return model.get_submodule(name.removeprefix("."))
+    except AttributeError:
+        return _module_names(model)[resolve(model, name)]  # says which names there are
+
+
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
     """Run the model in eval mode with frozen parameters, and leave no trace of it.
@@ -136,7 +148,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
     ``torch.no_grad()``.
     """
     if is_twin(model):  # frozen already, and nobody else's
-        with torch.inference_mode(False), torch.enable_grad():
+        with gradients(True):
             yield
         return
     # Once over the modules: model.parameters() would go over them again, and takes its time.
@@ -146,7 +158,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
     trained = [p for p in parameters if p is not None and p.requires_grad]
     # A head cut out of a twin has nothing to restore.
     kept = _random_state_kept(model) if modes or trained else nullcontext()
-    with kept, torch.inference_mode(False), torch.enable_grad():
+    with kept, gradients(True):
         try:
             # Modules one by one: an overridden train() may do more than switch the mode.
             for module in modes:
@@ -172,6 +184,15 @@ def _random_state_kept(model: nn.Module) -> Iterator[None]:
     else:
         with torch.random.fork_rng(devices=[device], device_type=device.type):
             yield
+
+
+_OWN = "_ffcp_hook"  # an attribute of our hooks
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Say whether hooks that are not ours may change what a module takes or gives."""
+    own = (getattr(hook, _OWN, False) for hook in module._forward_hooks.values())
+    return bool(module._forward_pre_hooks) or not all(own)
 
 
 class Cut:
@@ -220,32 +241,36 @@ class Cut:
         self._recorded = _by_module(values)
         self._modules = {base for base in (*self._features, *self._recorded) if base != INPUT}
         self._modules.discard(OUTPUT)
-        self._stack = ExitStack()
+        self._mode = gradients(bool(self._names))
+        self._stack: ExitStack | None = None  # of what is to be restored, if anything is
         self._open = False  # whether hooks are to take notice
         self._rows, self._hint = 0, ""
         self._called: set[str] = set()
         self._edges: dict[str, list[GradientEdge]] = {}
         self._shapes: dict[str, list[torch.Size]] = {}
         self._values: dict[str, Tensor] = {}
-        # A scalar that requires a gradient: what every graph of a pass grows from.
-        self._seed = torch.ones((), requires_grad=True)
 
     def __enter__(self) -> Cut:
+        if is_twin(self._model) and not self._modules:  # nothing to put on it, nothing to restore
+            self._mode.__enter__()
+            return self
         with ExitStack() as stack:
-            stack.enter_context(undisturbed(self._model))
-            if not self._names:
-                stack.enter_context(torch.no_grad())
-            modules = _module_names(self._model) if self._modules else {}
+            if not is_twin(self._model):
+                stack.enter_context(undisturbed(self._model))
             for base in self._modules:
-                if base not in modules:
-                    resolve(self._model, base)  # says which names there are
-                handle = modules[base].register_forward_hook(self._hook(base))
+                module = _module_at(self._model, base)
+                handle = module.register_forward_hook(self._hook(base))
                 stack.callback(handle.remove)
+            stack.enter_context(self._mode)
             self._stack = stack.pop_all()
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self._stack.close()
+        if self._stack is None:
+            self._mode.__exit__()
+        else:
+            self._stack.close()
+            self._stack = None
         self._edges, self._values = {}, {}  # the result of the pass alone keeps them
 
     def __call__(self, x: Any) -> Tapped:
@@ -262,7 +287,8 @@ class Cut:
         finally:
             self._open = False  # activation checkpointing replays forward during backward
         self._check_reached(prediction)
-        return Tapped(prediction, self._edges, self._shapes, self._values)
+        moved = self._change is not None
+        return Tapped(prediction, self._edges, self._shapes, self._values, moved)
 
     def _check_reached(self, prediction: Tensor) -> None:
         missing = self._modules - self._called
@@ -298,6 +324,7 @@ class Cut:
             self._record(value, base)
             return self._enter(value, base)
 
+        setattr(take_notice, _OWN, True)
         return take_notice
 
     def _record(self, value: Any, base: str) -> None:
@@ -327,7 +354,7 @@ class Cut:
                 if self._change is not None:
                     tensors[key] = changed[key] = self._change(tensors[key])
                 if self._graph and not tensors[key].requires_grad:
-                    tensors[key] = changed[key] = _root(tensors[key], self._seed)
+                    tensors[key] = changed[key] = _root(tensors[key])
             self._shapes[name] = [tensors[key].shape for key in keys]
             if self._graph:
                 # Edges stay put when a later in-place operation moves the tensor on.
@@ -389,8 +416,12 @@ class _Root(torch.autograd.Function):
         return None, None  # gradients are read where they arrive; nothing lies beyond
 
 
-def _root(value: Tensor, seed: Tensor) -> Tensor:
-    rooted: Tensor = _Root.apply(seed, value)  # type: ignore[no-untyped-call]
+# A scalar that requires a gradient, which nobody asks for: what every graph of a pass grows from.
+_SEED = torch.ones((), requires_grad=True)
+
+
+def _root(value: Tensor) -> Tensor:
+    rooted: Tensor = _Root.apply(_SEED, value)  # type: ignore[no-untyped-call]
     return rooted
 
 

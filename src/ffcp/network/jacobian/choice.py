@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ffcp.network.features import Tapped
-from ffcp.network.jacobian import coloured
+from ffcp.network.jacobian import chained, coloured, pushed
 from ffcp.network.jacobian.coloured import HiddenWindowsError
 from ffcp.network.jacobian.exact import exact
 from ffcp.network.jacobian.methods import AUTO, COLOURED, EXACT, Sketch, Smooth
@@ -23,6 +23,7 @@ from ffcp.pieces import Needs
 _FEW_OUTPUTS = 64
 _MANY_PASSES = 256
 _MANY_OUTPUTS = 4096
+_PUSHED_COST = 2  # of a tangent pushed forward, against a backward pass
 
 
 def take_norms(
@@ -51,8 +52,36 @@ def _norms(model: nn.Module, x: Any, tap: Tapped, needs: Needs) -> dict[str, Ten
             raise ValueError(f"a sketch estimates the L2 norm only, not norm={norm}")
         return {name: sketched(model, x, name, tap, method) for name in tap.edges}
     if method == EXACT or tap.prediction[0].numel() == 1:
-        return exact(tap, norm)
+        return _exact(model, x, tap, norm)
     return {name: _mapped(model, x, tap.only(name), name, method, norm) for name in tap.edges}
+
+
+def _exact(model: nn.Module, x: Any, tap: Tapped, norm: float) -> dict[str, Tensor]:
+    """Take exact norms: those at narrow features from their side, the others from the outputs'."""
+    if tap.prediction[0].numel() <= _FEW_OUTPUTS:
+        return exact(tap, norm)
+    found = {name: _narrow(model, x, tap, name, norm) for name in tap.edges}
+    narrow = {name: norms for name, norms in found.items() if norms is not None}
+    rest = [name for name in tap.edges if name not in narrow]
+    # One backward pass for each output serves all that are left.
+    return {**narrow, **(exact(tap.only(*rest), norm) if rest else {})}
+
+
+def _narrow(model: nn.Module, x: Any, tap: Tapped, name: str, norm: float) -> Tensor | None:
+    """Take exact norms from the feature's side; ``None`` where that takes more passes."""
+    if tap.moved:
+        return None
+    outputs, width = tap.prediction[0].numel(), pushed.width(tap, name)
+    layers = chained.chain(model, name, tap)
+    if layers is not None and chained.passes(layers, width, norm) < outputs:
+        norms = chained.chained(chained.feature_of(model, x, name), layers, norm)
+        return norms.view_as(tap.prediction)
+    if width * _PUSHED_COST > outputs:
+        return None
+    try:
+        return pushed.pushed(model, x, name, tap, norm)
+    except ValueError:  # an operation that no tangent can be pushed through
+        return None
 
 
 def _norms_of_scalar(tap: Tapped, needs: Needs) -> dict[str, Tensor]:
@@ -75,6 +104,11 @@ def _mapped(model: nn.Module, x: Any, tap: Tapped, name: str, method: str, norm:
     outputs = tap.prediction[0].numel()
     if method == AUTO and outputs <= _FEW_OUTPUTS:
         return exact(tap, norm)[name]
+    estimate = outputs > _MANY_OUTPUTS and norm == 2
+    if method == AUTO and not estimate:
+        narrow = _narrow(model, x, tap, name, norm)
+        if narrow is not None:
+            return narrow
     colours = coloured.colours(model, x, name)
     if method == COLOURED:
         if colours is None:
@@ -84,7 +118,6 @@ def _mapped(model: nn.Module, x: Any, tap: Tapped, name: str, method: str, norm:
                 "both must be maps (rows, channels, positions ...). Use method='exact' or Sketch"
             )
         return coloured.coloured(tap, name, colours, norm)
-    estimate = outputs > _MANY_OUTPUTS and norm == 2
     if colours and colours.passes <= min(outputs // 2, _MANY_PASSES):
         try:
             return coloured.coloured(tap, name, colours, norm)

@@ -42,12 +42,12 @@ def sketched(model: nn.Module, x: Any, name: str, tap: Tapped, method: Sketch) -
             for first in range(0, method.probes, at_once):
                 signs = draw(range(first, min(first + at_once, method.probes)))
                 signs = [one.to(value) for one, value in zip(signs, values, strict=True)]
-                pushed = _pushed(output, values, signs, name)
+                pushed = push(output, values, signs, name)
                 total[part] += pushed.to(total.dtype).square_().sum(dim=0)
     return total.div_(method.probes).sqrt_()
 
 
-def _pushed(
+def push(
     output: Callable[..., Tensor], values: tuple[Tensor, ...], signs: Sequence[Tensor], name: str
 ) -> Tensor:
     """Push tangents, (probes, *shape of a row), through the head: (probes, *shape of output)."""
