@@ -62,6 +62,8 @@ class Needs(NamedTuple):
 
         Raises ValueError if both ask for gradient norms, but not for norms of the same kind.
         """
+        if not (other.norms or other.values):
+            return self
         for setting in ("norm", "method", "of"):
             mine, theirs = getattr(self, setting), getattr(other, setting)
             if self.norms and other.norms and mine != theirs:

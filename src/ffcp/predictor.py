@@ -24,7 +24,7 @@ from ffcp.conformal.selection import Scorer
 from ffcp.network import arrays, inputs, passes
 from ffcp.network.identity import Identity
 from ffcp.network.picking import Output, picking
-from ffcp.network.twin import refuse_unusable
+from ffcp.network.twin import Stamp, refuse_unusable
 from ffcp.pieces import Seen
 from ffcp.sharing import Sharing, steady
 from ffcp.warnings import FFCPWarning, lines_up
@@ -235,7 +235,7 @@ class Predictor(Sharing):
 
     def _rows(self, x: Any) -> inputs.Rows:
         """Read what is to be predicted: an input, or a loader of inputs."""
-        return inputs.Rows(x, inputs.Reader(self.model, self._layout))
+        return inputs.Rows(x, inputs.Reader(self.model, self._layout, self._stamp))
 
     def _seen(self, x: inputs.Rows, groups: Any = None) -> Iterator[Seen]:
         """Run the model on rows to predict, batch by batch."""
@@ -246,12 +246,15 @@ class Predictor(Sharing):
             )
         labels = _as_labels(groups)
         self._must_have_labels(labels, x.count)
-        row = 0
+        row, run = 0, self._pass(self._stamp)
         for whole in x:
             for batch in self._cut(whole):
-                count = inputs.row_count(batch)
-                yield self._see(batch, row, _groups_of(labels, batch, row, count))
-                row += count
+                own = None
+                if labels is not None:
+                    own = _groups_of(labels, batch, row, inputs.row_count(batch))
+                seen = run(batch, row, own)
+                row = seen.rows.stop
+                yield seen
         if not row:
             raise ValueError("x has no rows")
         self._must_have_labels(labels, row)
@@ -264,9 +267,9 @@ class Predictor(Sharing):
 
     def _targeted(self, x: Any, y: Any) -> Iterator[tuple[Seen, Tensor]]:
         """Run the model on rows whose targets are known, or on a loader of pairs."""
-        row = 0
+        row, run = 0, self._pass(self._stamp)
         for batch in self._batches(x, y, None, call="score"):
-            seen = self._see(batch.x, batch.row)
+            seen = run(batch.x, batch.row)
             row = seen.rows.stop
             yield seen, batch.y
         if not row:
@@ -297,10 +300,10 @@ class Predictor(Sharing):
             first = first_row + seen.rows.start
         return torch.arange(first, first + rows)
 
-    def _see(self, batch: Any, row: int = 0, groups: Any = None) -> Seen:
-        """Run the model on one batch."""
+    def _pass(self, now: Stamp | None = None) -> passes.Pass:
+        """Make the model ready for what scorer and calibration need; see Pass for ``now``."""
         needs = self._scorer.needs().joined(self.calibration.needs())
-        return passes.see(self.model, batch, needs, row, groups)
+        return passes.Pass(self.model, needs, now)
 
     @staticmethod
     def _warn(message: str) -> None:

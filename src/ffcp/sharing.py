@@ -22,6 +22,7 @@ from ffcp.conformal.selection import Scorer
 from ffcp.network.features import resolve
 from ffcp.network.identity import Identity
 from ffcp.network.picking import Output, output_name
+from ffcp.network.twin import Stamp, stamp
 from ffcp.pieces import Needs
 from ffcp.recipes import left_to_you, made_again, maker_of, recipe_of
 
@@ -42,7 +43,8 @@ def steady(
     @functools.wraps(method)
     def call(self: Self, *args: P.args, **kwargs: P.kwargs) -> Result:
         snapshot = self._snapshot()
-        snapshot._check_weights()
+        now = snapshot.__dict__["_stamp"] = stamp(snapshot.model)  # serves the whole call
+        snapshot._check_weights(now)
         result = method(snapshot, *args, **kwargs)
         snapshot._check_weights()
         return result
@@ -66,6 +68,7 @@ class Sharing(nn.Module):
     _identity: Identity | None  # of the model that was calibrated
     _runs: tuple[str, ...]  # the names of the calibrations whose points these are
     _lock: threading.Lock  # held while one calibration takes the place of another
+    _stamp: Stamp | None = None  # of the model when a call began, see steady
 
     # -- what a task defines ----------------------------------------------------------------
 
@@ -124,9 +127,9 @@ class Sharing(nn.Module):
                 f"{whose} has other settings, so its scores mean another thing: {listed}"
             )
 
-    def _check_weights(self) -> None:
+    def _check_weights(self, now: Stamp | None = None) -> None:
         """Refuse a model that has other weights than those it was calibrated with."""
-        if self._identity is not None and not self._identity.is_that_of(self.model):
+        if self._identity is not None and not self._identity.is_that_of(self.model, now):
             raise RuntimeError(
                 "the model's weights are no longer those of the calibration, so bands would not "
                 "cover: calibrate again, or load those weights"

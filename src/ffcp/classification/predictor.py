@@ -204,8 +204,9 @@ class LabelSets(Predictor):
 
     def _order(self, score: LabelScore, x: Any) -> Iterator[Tensor]:
         # No groups here: only the labels' order is asked for.
+        run = self._pass()
         for batch in self._cut(x):
-            yield from score.order(self._see(batch))
+            yield from score.order(run(batch))
 
     @steady
     def score(self, x: Any, y: Any = None, *, first_row: int | None = None) -> Tensor:

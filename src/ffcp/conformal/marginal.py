@@ -14,8 +14,10 @@ from torch import Tensor
 from ffcp.conformal.calibration import Calibration, known
 from ffcp.conformal.columns import Columns
 from ffcp.conformal.draws import Draws
-from ffcp.conformal.rank import confident_rank, conformal_rank
+from ffcp.conformal.rank import confident_rank, conformal_rank, exact_alpha
 from ffcp.recipes import public
+
+_MOST_LEVELS = 256  # whose thresholds are remembered
 
 
 @public
@@ -70,7 +72,15 @@ class Marginal(Calibration):
         self, alpha: Any, notes: Columns | None = None, random: Draws | None = None
     ) -> Tensor:
         """Look up the conformal quantile of each output, shape (m,)."""
-        return sorted_quantile(self.scores, alpha)
+        scores, exact = self.scores, exact_alpha(alpha)
+        known = self._cache.setdefault("levels", {})  # the cache is exchanged with the points
+        of, threshold = known.get(exact, (None, None))
+        if of is not scores:
+            threshold = sorted_quantile(scores, exact)
+            if len(known) >= _MOST_LEVELS:
+                known.clear()
+            known[exact] = (scores, threshold)
+        return threshold
 
     def confident_thresholds(
         self, alphas: Sequence[Any], confidence: Any, notes: Columns | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import numbers
 from collections.abc import Iterable
@@ -24,10 +25,16 @@ def exact_alpha(alpha: Any, what: str = "alpha") -> Fraction:
     >>> exact_alpha(0.7), exact_alpha(1 - 0.9)
     (Fraction(7, 10), Fraction(1, 10))
     """
-    if isinstance(alpha, Fraction) and 0 < alpha < 1:
+    if type(alpha) is float:
+        return _exact_float(alpha)
+    if isinstance(alpha, Fraction) and 0 < alpha.numerator < alpha.denominator:
         return alpha
     if isinstance(alpha, Tensor) and alpha.dim() == 0:
         alpha = alpha.detach().cpu().numpy()[()]  # keeps float32 apart from float64
+    return _exact(alpha)
+
+
+def _exact(alpha: Any) -> Fraction:
     if isinstance(alpha, bool) or not isinstance(alpha, (numbers.Real, Decimal)):
         raise TypeError(f"{what} must be a number between 0 and 1, got {alpha!r}")
     if math.isfinite(alpha):
@@ -58,6 +65,9 @@ def exact_alphas(alpha: Any) -> tuple[list[Fraction], bool]:
     return levels, True
 
 
+_exact_float = functools.lru_cache(maxsize=256)(_exact)  # a server asks for the same few
+
+
 def _rounded(alpha: Any) -> str:
     """Print a float with at most 12 significant digits, more than rounding errors leave right.
 
@@ -76,7 +86,9 @@ def conformal_rank(n: int, alpha: Any) -> int:
     >>> conformal_rank(9, 0.7)  # in floating point this comes out as 4
     3
     """
-    return math.ceil((n + 1) * (1 - exact_alpha(alpha)))
+    exact = exact_alpha(alpha)
+    misses, of = exact.numerator, exact.denominator
+    return -((n + 1) * (misses - of) // of)
 
 
 def confident_rank(n: int, alpha: Any, confidence: Any) -> int:

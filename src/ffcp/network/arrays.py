@@ -4,15 +4,32 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from typing import Any
+from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ffcp.network.twin import Stamp, stamp
+
 
 class ModelType:
     """The type and device that a model takes."""
+
+    _known: ClassVar[WeakKeyDictionary[nn.Module, tuple[Stamp, ModelType]]] = WeakKeyDictionary()
+
+    @classmethod
+    def of(cls, model: nn.Module, now: Stamp | None = None) -> ModelType:
+        """Look up the type of a model, or find it out: going over all its parts takes its time.
+
+        ``now`` is the model's stamp, if it is known.
+        """
+        now = stamp(model) if now is None else now
+        known = cls._known.get(model)
+        if known is None or known[0] != now:
+            cls._known[model] = known = (now, cls(model))
+        return known[1]
 
     def __init__(self, model: nn.Module) -> None:
         tensors = [
@@ -41,7 +58,7 @@ class ModelType:
         tensor = (tensor.clone() if tensor.is_inference() else tensor).detach()
         if tensor.is_floating_point() and self._dtypes and tensor.dtype not in self._dtypes:
             return tensor.to(self._device, self._dtype)
-        return tensor.to(self._device)
+        return tensor if tensor.device == self._device else tensor.to(self._device)
 
 
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)

@@ -17,12 +17,13 @@ def finite(values: Tensor, what: str, first_row: int = 0) -> None:
     """Raise a ValueError naming the first row of ``values`` that holds NaN or infinity."""
     # One sum finds every NaN and infinity in a single fast read; it can also overflow on
     # large finite values, so only the slow look may complain.
-    if not values.is_floating_point() or math.isfinite(values.detach().sum().item()):
+    values = values.detach() if values.requires_grad else values
+    if not values.is_floating_point() or math.isfinite(values.sum().item()):
         return
-    bad = ~torch.isfinite(values.detach()).reshape(len(values), -1).all(dim=1)
+    bad = ~torch.isfinite(values).reshape(len(values), -1).all(dim=1)
     if bad.any():
         row = int(bad.nonzero()[0, 0])
-        shown = values[row].detach().reshape(-1)
+        shown = values[row].reshape(-1)
         value = shown[~torch.isfinite(shown)][0].item()
         raise ValueError(
             f"{what} holds {value} in row {first_row + row} (rows count from 0; {int(bad.sum())} "

@@ -34,9 +34,9 @@ class Identity:
         now = stamp(model)
         return cls(files.fingerprint(model), now)
 
-    def is_that_of(self, model: nn.Module) -> bool:
-        """Say whether a model has these weights, by its stamp if that is known."""
-        now = stamp(model)
+    def is_that_of(self, model: nn.Module, now: Stamp | None = None) -> bool:
+        """Say whether a model has these weights, by its stamp ``now`` if that is known."""
+        now = stamp(model) if now is None else now
         if now != self._known:
             if files.fingerprint(model) != self.fingerprint:
                 return False

@@ -24,6 +24,7 @@ from ffcp.network.arrays import (
     target_tensor,
 )
 from ffcp.network.picking import whole
+from ffcp.network.twin import Stamp
 
 # Large enough that Python's share of a pass is small, small enough for the caches: best of
 # 2,048 to 32,768 rows on the paper's network, with and without a graph.
@@ -32,7 +33,7 @@ _MAX_BYTES = 16 * 2**20
 _MAX_IMAGE_BYTES = 2**21
 
 
-def to_tensors(x: Any, model: nn.Module) -> Any:
+def to_tensors(x: Any, model: nn.Module, now: Stamp | None = None) -> Any:
     """Turn arrays, frames and lists into tensors on the model's device and of its float type.
 
     The model's type is that of its first float parameter or buffer. A float tensor of a type that
@@ -47,12 +48,16 @@ def to_tensors(x: Any, model: nn.Module) -> Any:
     Columns of a frame may be nullable: what is missing there is NaN. Masked arrays, complex,
     sparse and quantized tensors, and columns of strings or objects are refused.
 
+    ``now`` is the model's stamp, if it is known.
+
     >>> to_tensors([[1, 2], [3, 4]], nn.Linear(2, 1)).dtype
     torch.float32
     >>> to_tensors([[1, 2], [3, 4]], nn.Embedding(5, 1)).dtype
     torch.int64
     """
-    target = ModelType(model)
+    target = ModelType.of(model, now)
+    if isinstance(x, Tensor) and not torch.is_inference_mode_enabled():
+        return target.convert(x, alone=True)  # the common case, once a call
     if isinstance(x, list) and not any(is_arraylike(v) for v in x):
         x = from_list(x)
     alone = not isinstance(x, (Mapping, tuple, list))
@@ -86,12 +91,17 @@ def batches(x: Any, batch_size: int | None = None) -> Iterator[Any]:
     """
     n = row_count(x)
     size = batch_size or default_batch(x, n)
+    if 0 < n <= size:
+        yield x
+        return
     for start in range(0, n, size):
         yield take(x, slice(start, start + size))
 
 
 def default_batch(x: Any, n: int) -> int:
     """Say how many rows of an input with n rows make a batch."""
+    if n == 1:
+        return 1
     tensors = [tensor for _, tensor in leaves(x)]
     per_row = sum(t.numel() * t.element_size() for t in tensors) / max(n, 1)
     limit = _MAX_IMAGE_BYTES if any(t.dim() > 3 for t in tensors) else _MAX_BYTES
@@ -173,15 +183,23 @@ class Reader:
     {'x': {'row': [4]}}
     """
 
-    def __init__(self, model: nn.Module, layout: Mapping[str, Any] | None = None) -> None:
-        self.model = model
+    def __init__(
+        self,
+        model: nn.Module,
+        layout: Mapping[str, Any] | None = None,
+        now: Stamp | None = None,
+    ) -> None:
+        self.model, self._now = model, now
         self.layout: dict[str, Any] = dict(layout or {})
 
     def __call__(self, x: Any) -> Any:
         """Read one input."""
-        columns = dict(_frames(x, "x"))
-        known = {key: self.layout[key].get("columns") for key in columns if key in self.layout}
-        tensors = to_tensors(_in_order(x, known, "x"), self.model)
+        columns: dict[str, list[str | int]] = {}
+        if not isinstance(x, (Tensor, np.ndarray)):
+            columns = dict(_frames(x, "x"))
+            known = {key: self.layout[key].get("columns") for key in columns if key in self.layout}
+            x = _in_order(x, known, "x")
+        tensors = to_tensors(x, self.model, self._now)
         for key, tensor in leaves(tensors, "x"):
             if key in self.layout:
                 _refuse_single_row(key, tensor, self.layout[key]["row"])
@@ -273,8 +291,9 @@ class Rows:
 
 def is_loader(x: Any) -> bool:
     """Say whether this yields batches: a DataLoader, a generator, any other stream."""
-    own = is_arraylike(x) or isinstance(x, (Mapping, tuple, list, str, bytes))
-    return isinstance(x, Iterable) and not own
+    if isinstance(x, (Tensor, Mapping, tuple, list, str, bytes)) or is_arraylike(x):
+        return False
+    return isinstance(x, Iterable)
 
 
 def _without_target(item: Any, model: nn.Module) -> Any:

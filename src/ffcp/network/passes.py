@@ -12,7 +12,7 @@ from ffcp.network import checks, inputs, jacobian
 from ffcp.network.features import OUTPUT, Cut, is_inside, resolve
 from ffcp.network.jacobian import AUTO, Method, Smooth
 from ffcp.network.picking import Output, picking
-from ffcp.network.twin import borrowed, renew, uncompiled
+from ffcp.network.twin import Stamp, borrowed, renew, uncompiled
 from ffcp.pieces import Needs, Seen
 
 ONLY_OUTPUT = Needs()
@@ -46,7 +46,7 @@ def see(
     >>> seen.norms["0"].shape, seen.values["1"].shape
     (torch.Size([4, 1]), torch.Size([4, 3]))
     """
-    return _Pass(model, needs)(x, first_row, groups)
+    return Pass(model, needs)(x, first_row, groups)
 
 
 def over(
@@ -64,38 +64,55 @@ def over(
     """
     if not inputs.row_count(x):
         raise ValueError("x has no rows")
-    run_batch = _Pass(model, needs)
+    run_batch = Pass(model, needs)
     for batch in inputs.batches(x, batch_size):
         seen = run_batch(batch, first_row)
         first_row = seen.rows.stop
         yield seen
 
 
-class _Pass:
-    """A model made ready for passes of one kind."""
+class Pass:
+    """A model made ready for passes of one kind, over as many batches as there are.
 
-    def __init__(self, model: nn.Module, needs: Needs) -> None:
-        jacobian.checked_norm(needs.norm)
-        jacobian.checked_method(needs.method)
-        named = (*needs.norms, *needs.values, *needs.curvature)
-        inside = any(is_inside(name) for name in named)
+    Who has taken the model's stamp and takes it again at the end, to see that nothing changed,
+    can give it as ``now``, and spare every batch the taking.
+    """
+
+    def __init__(
+        self, model: nn.Module, needs: Needs = ONLY_OUTPUT, now: Stamp | None = None
+    ) -> None:
+        if needs.norms:
+            jacobian.checked_norm(needs.norm)
+            jacobian.checked_method(needs.method)
+        inside = any(map(is_inside, (*needs.norms, *needs.values, *needs.curvature)))
         self._model, self._needs = uncompiled(model) if inside else model, needs
+        self._now = now if self._model is model else None
         self._inner = [name for name in dict.fromkeys(needs.norms) if name != OUTPUT]
+        # Smoothing runs the model on perturbed features; the plain pass needs no graph then.
+        tapped = [] if isinstance(needs.method, Smooth) else self._inner
+        self._bent = [name for name in needs.curvature if name != OUTPUT]
+        self._tapped = list(dict.fromkeys([*tapped, *self._bent]))
+        self._recorded = list(dict.fromkeys([*needs.values, *self._bent]))
 
     def __call__(self, x: Any, first_row: int = 0, groups: Any = None) -> Seen:
+        """Run one batch, as :func:`see` does; between batches the model is nobody's."""
         rows = inputs.row_count(x)
         if not rows:
             raise ValueError("x has no rows")
-        for key, tensor in inputs.leaves(x, "x"):
-            checks.finite(tensor, key, first_row)
-        # Smoothing runs the model on perturbed features; the plain pass needs no graph then.
-        tapped = [] if isinstance(self._needs.method, Smooth) else self._inner
-        bent = [name for name in self._needs.curvature if name != OUTPUT]
-        tapped = list(dict.fromkeys([*tapped, *bent]))
-        recorded = list(dict.fromkeys([*self._needs.values, *bent]))
-        with borrowed(self._model) as twin, Cut(twin, tapped, values=recorded) as cut:
+        if isinstance(x, Tensor):
+            checks.finite(x, "x", first_row)
+        else:
+            for key, tensor in inputs.leaves(x, "x"):
+                checks.finite(tensor, key, first_row)
+        bent = self._bent
+        with (
+            borrowed(self._model, self._now) as twin,
+            Cut(twin, self._tapped, values=self._recorded) as cut,
+        ):
             tap = cut(x)
-            output = tap.prediction.detach()
+            output = tap.prediction
+            if output.requires_grad:
+                output = output.detach()
             checks.finite(output, "the prediction", first_row)
             curvature, gradients = jacobian.take_curvature(twin, x, tap, bent, self._needs.step)
             known = jacobian.norms_of(gradients, self._inner, self._needs, output)

@@ -15,8 +15,7 @@ from __future__ import annotations
 import copy
 import threading
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -36,17 +35,25 @@ def stamp(model: nn.Module) -> Stamp:
     Equal stamps mean the same layers and weights, unless something wrote to them behind the back
     of torch's version counters, as fused optimisers, ``.data`` and numpy do.
     """
-    return tuple(_stamps(model))
-
-
-def _stamps(model: nn.Module) -> Iterator[Any]:
-    for module in model.modules():
-        yield id(module), *module._forward_hooks, *module._forward_pre_hooks
+    # Taken several times in every call, so written out: model.modules() takes three times as long.
+    marks: list[Any] = []
+    modules, known = [model], {id(model)}
+    for module in modules:
+        marks.append(id(module))
+        for hooks in (module._forward_hooks, module._forward_pre_hooks):
+            if hooks:
+                marks.extend(hooks)
         for tensors in (module._parameters, module._buffers):
-            for tensor in tensors.values():
-                if tensor is not None:
-                    version = 0 if tensor.is_inference() else tensor._version
-                    yield id(tensor), tensor.data_ptr(), version
+            if tensors:
+                for tensor in tensors.values():
+                    if tensor is not None:
+                        version = 0 if tensor.is_inference() else tensor._version
+                        marks += (id(tensor), tensor.data_ptr(), version)
+        for child in module._modules.values():
+            if child is not None and id(child) not in known:
+                known.add(id(child))
+                modules.append(child)
+    return tuple(marks)
 
 
 def twin_of(model: nn.Module, without: frozenset[Hook] = frozenset()) -> nn.Module | None:
@@ -72,7 +79,7 @@ def twin_of(model: nn.Module, without: frozenset[Hook] = frozenset()) -> nn.Modu
         module.training = False  # one by one: an overridden train() may do more than switch
     for name, number in without:
         twin.get_submodule(name)._forward_hooks.pop(number, None)
-    _TWINS[twin] = weakref.ref(model)
+    twin.__dict__[_MARK] = weakref.ref(model)
     return twin
 
 
@@ -99,7 +106,7 @@ def refuse_unusable(model: nn.Module) -> None:
             )
 
 
-_TWINS: WeakKeyDictionary[nn.Module, weakref.ref[nn.Module]] = WeakKeyDictionary()
+_MARK = "_ffcp_twin_of"  # an attribute of twins alone, which are nobody else's
 
 
 def _is_opaque(module: nn.Module) -> bool:
@@ -120,16 +127,17 @@ def uncompiled(model: nn.Module) -> nn.Module:
 
 def is_twin(model: nn.Module) -> bool:
     """Say whether a module is a twin as a whole."""
-    return model in _TWINS
+    return _MARK in model.__dict__
 
 
 def original(model: nn.Module) -> nn.Module:
     """Give the model that a twin was made of; any other module is its own original."""
-    return (_TWINS[model]() if model in _TWINS else None) or model
+    made_of: weakref.ref[nn.Module] | None = model.__dict__.get(_MARK)
+    return (made_of() if made_of is not None else None) or model
 
 
 class _Pool:
-    """The twins of one model that nobody uses at the moment."""
+    """The twins of one model that nobody uses at the moment; what was found out about it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -139,18 +147,17 @@ class _Pool:
         self.has_twins = True
         self.looking: frozenset[Hook] = frozenset()  # hooks that leave the output as it is
 
-    def take(self, model: nn.Module) -> tuple[nn.Module, Stamp]:
-        """Give a twin, and the stamp of the model it belongs to."""
-        now = stamp(model)
+    def take(self, model: nn.Module, now: Stamp) -> nn.Module:
+        """Give a twin of the model as it is at a stamp."""
         with self._lock:
             if self._stamp != now:  # moved, exchanged or trained: the twins there are are stale
                 self._stamp, self._waiting = now, []
             if self._waiting:
-                return self._waiting.pop(), now
+                return self._waiting.pop()
         twin = twin_of(model, self.looking) if self.has_twins else None
         if twin is None:
             self._alone.acquire()
-        return twin or model, now
+        return twin or model
 
     def give_back(self, twin: nn.Module, made_of: Stamp, is_model: bool) -> None:
         """Take a twin back, if it is still one."""
@@ -172,13 +179,17 @@ _POOLS_LOCK = threading.Lock()
 
 
 def _pool(model: nn.Module) -> _Pool:
-    with _POOLS_LOCK:
-        return _POOLS.setdefault(model, _Pool())
+    pool = _POOLS.get(model)
+    if pool is None:
+        with _POOLS_LOCK:
+            pool = _POOLS.setdefault(model, _Pool())
+    return pool
 
 
-@contextmanager
-def borrowed(model: nn.Module) -> Iterator[nn.Module]:
+class borrowed:  # noqa: N801 - reads as a function; one made by contextmanager takes its time
     """Give a twin of the model that nobody else uses until the block ends.
+
+    ``now`` is the model's stamp, if it is known.
 
     >>> model = nn.Sequential(nn.Linear(2, 1), nn.Dropout())
     >>> with borrowed(model) as twin:
@@ -187,15 +198,25 @@ def borrowed(model: nn.Module) -> Iterator[nn.Module]:
     >>> model.training, model[0].weight.requires_grad
     (True, True)
     """
-    if is_twin(model):
-        yield model
-        return
-    pool = _pool(model)
-    twin, made_of = pool.take(model)
-    try:
-        yield twin
-    finally:
-        pool.give_back(twin, made_of, twin is model)
+
+    __slots__ = ("_made_of", "_model", "_pool", "_twin")
+
+    def __init__(self, model: nn.Module, now: Stamp | None = None) -> None:
+        self._model, self._made_of = model, now
+
+    def __enter__(self) -> nn.Module:
+        if is_twin(self._model):
+            self._pool = None
+            return self._model
+        self._pool = _pool(self._model)
+        if self._made_of is None:
+            self._made_of = stamp(self._model)
+        self._twin = self._pool.take(self._model, self._made_of)
+        return self._twin
+
+    def __exit__(self, *error: object) -> None:
+        if self._pool is not None:
+            self._pool.give_back(self._twin, self._made_of, self._twin is self._model)
 
 
 def renew(model: nn.Module, run: Callable[[nn.Module], Tensor]) -> None:
