@@ -26,6 +26,9 @@ lint: .venv/.ready
 bench: .venv/.ready       ## time and memory, as ratios to hand-written code
 	$(BIN)/python -m benchmarks.core
 	$(BIN)/python -m benchmarks.levels
+	$(BIN)/python -m benchmarks.latency
+	$(BIN)/python -m benchmarks.stored
+	$(BIN)/python -m benchmarks.outputs
 	$(BIN)/python -m benchmarks.bounds
 	$(BIN)/python -m benchmarks.fcp
 	$(BIN)/python -m benchmarks.localized

@@ -72,15 +72,22 @@ class Marginal(Calibration):
         self, alpha: Any, notes: Columns | None = None, random: Draws | None = None
     ) -> Tensor:
         """Look up the conformal quantile of each output, shape (m,)."""
-        scores, exact = self.scores, exact_alpha(alpha)
-        known = self._cache.setdefault("levels", {})  # the cache is exchanged with the points
-        of, threshold = known.get(exact, (None, None))
+        return sorted_quantile(self.scores, alpha)
+
+    def thresholds(
+        self, alphas: Sequence[Any], notes: Columns | None = None, random: Draws | None = None
+    ) -> Tensor:
+        """Look up the thresholds of several levels: (levels, 1, m)."""
+        scores, asked = self.scores, tuple(map(exact_alpha, alphas))
+        found = self._cache.setdefault("levels", {})  # the cache is exchanged with the points
+        of, thresholds = found.get(asked, (None, None))
         if of is not scores:
-            threshold = sorted_quantile(scores, exact)
-            if len(known) >= _MOST_LEVELS:
-                known.clear()
-            known[exact] = (scores, threshold)
-        return threshold
+            thresholds = torch.stack([sorted_quantile(scores, alpha) for alpha in asked])[:, None]
+            if len(found) >= _MOST_LEVELS:
+                found.clear()
+            found[asked] = (scores, thresholds)
+        assert thresholds is not None
+        return thresholds
 
     def confident_thresholds(
         self, alphas: Sequence[Any], confidence: Any, notes: Columns | None = None

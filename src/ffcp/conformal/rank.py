@@ -26,15 +26,15 @@ def exact_alpha(alpha: Any, what: str = "alpha") -> Fraction:
     (Fraction(7, 10), Fraction(1, 10))
     """
     if type(alpha) is float:
-        return _exact_float(alpha)
+        return _exact_float(alpha, what)
     if isinstance(alpha, Fraction) and 0 < alpha.numerator < alpha.denominator:
         return alpha
     if isinstance(alpha, Tensor) and alpha.dim() == 0:
         alpha = alpha.detach().cpu().numpy()[()]  # keeps float32 apart from float64
-    return _exact(alpha)
+    return _exact(alpha, what)
 
 
-def _exact(alpha: Any) -> Fraction:
+def _exact(alpha: Any, what: str) -> Fraction:
     if isinstance(alpha, bool) or not isinstance(alpha, (numbers.Real, Decimal)):
         raise TypeError(f"{what} must be a number between 0 and 1, got {alpha!r}")
     if math.isfinite(alpha):

@@ -191,7 +191,7 @@ def reach(ends: Ends, below: Tensor, above: Tensor, dtype: torch.dtype) -> tuple
     down = _reach(ends.lo, below * ends.slack_lo, dtype)
     above = below if is_shared else as_float64(above).to(device)
     up = down if is_shared else _reach(ends.hi, above * ends.slack_hi, dtype)
-    if bool((below < 0).any() or (above < 0).any()):
+    if bool((below < 0).any()) or (not is_shared and bool((above < 0).any())):
         # Quantile bands can shrink, a bound then pass the largest number of a short type, and
         # the cast turn it into infinity on the wrong side.
         largest = torch.finfo(dtype).max
@@ -200,8 +200,8 @@ def reach(ends: Ends, below: Tensor, above: Tensor, dtype: torch.dtype) -> tuple
         # A band that shrank to nothing is a point, not a negative length.
         is_empty, middle = lower > upper, (lower + upper) / 2
         return lower.where(~is_empty, middle).to(dtype), upper.where(~is_empty, middle).to(dtype)
-    shape = torch.broadcast_shapes(ends.lo.shape, down.shape, up.shape)
-    lower, upper = (torch.empty(shape, dtype=dtype, device=device) for _ in range(2))
+    # Not by torch.broadcast_shapes, which imports a computer algebra system, for half a second.
+    lower, upper = (torch.empty(end.shape, dtype=dtype, device=device) for end in (down, up))
     torch.sub(ends.lo, down, out=lower)  # casts on the way, without another pass
     torch.add(ends.hi, up, out=upper)
     return lower, upper

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from ffcp.pieces import Seen
@@ -97,12 +98,15 @@ class Quantiles:
     def __call__(self, seen: Seen, slack: Tensor) -> Ends:
         """Give the two quantiles in order, each with its slack."""
         self._check(seen.output)
-        place = [self.lower, self.upper]
-        quantiles = as_float64(seen.output)
-        slack = as_float64(slack).expand_as(quantiles)[..., place]
-        ends, order = quantiles[..., place].sort(dim=-1)
-        slack = slack.gather(-1, order)
-        sides = (ends[..., 0], ends[..., 1], slack[..., 0], slack[..., 1])
+        below, above = (as_float64(seen.output[..., place]) for place in (self.lower, self.upper))
+        lo, hi = torch.minimum(below, above), torch.maximum(below, above)
+        slack = as_float64(slack)
+        if not slack.dim():  # the same for both
+            return Ends(columns(lo), columns(hi), slack, slack)
+        slack = slack.expand_as(seen.output)
+        under, over = slack[..., self.lower], slack[..., self.upper]
+        crossed = below > above
+        sides = (lo, hi, torch.where(crossed, over, under), torch.where(crossed, under, over))
         return Ends(*(columns(side) for side in sides))
 
     def prediction(self, output: Tensor) -> Tensor:
@@ -110,7 +114,8 @@ class Quantiles:
         self._check(output)
         if self.median is not None:
             return output[..., self.median]
-        return output[..., [self.lower, self.upper]].mean(dim=-1)
+        below, above = output[..., self.lower], output[..., self.upper]
+        return (below.to(wide := _wide(output.dtype)) + above.to(wide)).div_(2).to(output.dtype)
 
     def settings(self) -> dict[str, Any]:
         """Say what it is."""
@@ -126,6 +131,11 @@ class Quantiles:
                 f"{words} in the last dimension: (n, {self.of}), or (n, m, {self.of}) for m "
                 "targets. For a point prediction use CP or FFCP"
             )
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """Give the type in which two numbers of a short type can be added."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
 def columns(values: Tensor) -> Tensor:

@@ -178,10 +178,14 @@ class BandPredictor(Predictor):
         look_up = partial(self.calibration.thresholds, alphas)
         if sure is not None:
             look_up = partial(self._confident, alphas, sure)
+        finite: Tensor | None = None  # thresholds that are, where the next batch has the same
         for seen, notes, thresholds in self._looked_up(given, look_up, groups, first_row):
-            lost = thresholds[strictest].isinf().any(dim=-1).expand(len(seen.rows))
-            if bool(lost.any()):
-                infinite.add(take(notes, lost))
+            if thresholds is not finite:
+                lost = thresholds[strictest].isinf().any(dim=-1).expand(len(seen.rows))
+                if bool(lost.any()):
+                    infinite.add(take(notes, lost))
+                else:
+                    finite = thresholds
             for part, rows in _blocks(seen, len(alphas)):
                 own = thresholds if thresholds.shape[1] == 1 else thresholds[:, rows]
                 band = self._band(part, own)

@@ -302,6 +302,9 @@ def checked_slack(slack: Tensor, seen: Seen) -> Tensor:
     output = seen.output
     if slack.dim() == 0 or slack.shape == output.shape:
         whole = slack
+        low, high = (slack, slack) if slack.dim() == 0 else slack.aminmax()
+        if low.item() > 0 and high.item() < math.inf:  # neither is so of NaN
+            return whole
     elif slack.shape in ((len(output),), (len(output), 1)):
         whole = slack.reshape(-1, *[1] * (output.dim() - 1)).expand_as(output)
     else:

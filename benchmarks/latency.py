@@ -1,0 +1,77 @@
+"""One row at a time, as a server asks: ``python -m benchmarks.latency``.
+
+Against the bare passes of :mod:`benchmarks.core`, on the paper's network, and against nothing but
+the network where it has 1,000 classes. The first call is that of a fresh process.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import torch
+from torch import nn
+
+import ffcp
+from benchmarks.core import COLUMNS, bare_backward, bare_forward
+from benchmarks.timing import best_of, show, table, verdict
+from ffcp_paper.networks import SPLIT_POINTS, mlp
+
+_FIRST = """
+import time, torch, ffcp
+from ffcp_paper.networks import mlp
+x, y = torch.randn(500, 100), torch.randn(500)
+predictor = ffcp.CP(mlp(100)).calibrate(x, y)
+times = [time.perf_counter()]
+for _ in range(2):
+    predictor.predict_interval(x[:1])
+    times.append(time.perf_counter())
+print(2 * times[1] - times[0] - times[2])
+"""
+
+
+def one_row(rounds: int = 2000) -> None:
+    torch.manual_seed(0)
+    model = mlp(COLUMNS).eval().requires_grad_(False)
+    x, y, labels = torch.randn(2000, COLUMNS), torch.randn(2000), torch.arange(2000) % 1000
+    classifier = nn.Sequential(nn.Linear(COLUMNS, 64), nn.ReLU(), nn.Linear(64, 1000)).eval()
+    cp = ffcp.CP(model).calibrate(x, y)
+    gradient = ffcp.FFCP(model, SPLIT_POINTS[2]).calibrate(x, y)
+    raps = ffcp.RAPS(classifier).calibrate(x, labels)
+    row = x[:1]
+    times = best_of(
+        {
+            "CP": lambda: cp.predict_interval(row),
+            "FFCP": lambda: gradient.predict_interval(row),
+            "RAPS": lambda: raps.predict_set(row),
+            "bare forward": lambda: bare_forward(model, row, 1),
+            "bare fwd+bwd": lambda: bare_backward(model, row, 1, ()),
+            "bare classifier": lambda: bare_forward(classifier, row, 1),
+        },
+        rounds,
+    )
+    made = table("One row", "what", "ms", "against", "ms", "ratio or ms more", "limit", "")
+    for name, against, limit in (("CP", "bare forward", 3.0), ("FFCP", "bare fwd+bwd", 1.5)):
+        ratio = times[name] / times[against]
+        made.add_row(
+            name, f"{times[name] * 1e3:.3f}", against, f"{times[against] * 1e3:.3f}",
+            f"{ratio:.2f}", f"{limit:.2f}", verdict(ratio, limit),
+        )  # fmt: skip
+    more = (times["RAPS"] - times["bare classifier"]) * 1e3
+    made.add_row(
+        "RAPS, 1,000 classes", f"{times['RAPS'] * 1e3:.3f}", "bare classifier",
+        f"{times['bare classifier'] * 1e3:.3f}", f"{more:.2f} ms", "0.40 ms", verdict(more, 0.4),
+    )  # fmt: skip
+    first = min(_first() for _ in range(3)) * 1e3
+    made.add_row("CP, first call", "", "second", "", f"{first:.1f} ms", "20 ms", verdict(first, 20))
+    show(made)
+
+
+def _first() -> float:
+    """Say how much longer the first call of a fresh process takes than the second, in seconds."""
+    done = subprocess.run([sys.executable, "-c", _FIRST], capture_output=True, check=True)
+    return float(done.stdout)
+
+
+if __name__ == "__main__":
+    one_row()
