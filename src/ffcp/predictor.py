@@ -229,7 +229,7 @@ class Predictor(Sharing):
         self._must_have_labels(labels, row)
 
     def _cut(self, x: Any) -> Iterator[Any]:
-        return inputs.batches(x, self.batch_size)
+        return inputs.batches(x, self.batch_size or getattr(self.model, "rows_at_once", None))
 
     # -- predicting -------------------------------------------------------------------------
 

@@ -80,14 +80,14 @@ class Marginal(Calibration):
         """Look up the thresholds of several levels: (levels, 1, m)."""
         scores, asked = self.scores, tuple(map(exact_alpha, alphas))
         found = self._cache.setdefault("levels", {})  # the cache is exchanged with the points
-        of, thresholds = found.get(asked, (None, None))
+        of, thresholds = found.get(asked, (None, scores))
         if of is not scores:
             thresholds = torch.stack([sorted_quantile(scores, alpha) for alpha in asked])[:, None]
             if len(found) >= _MOST_LEVELS:
                 found.clear()
             found[asked] = (scores, thresholds)
-        assert thresholds is not None
-        return thresholds
+        looked_up: Tensor = thresholds
+        return looked_up
 
     def confident_thresholds(
         self, alphas: Sequence[Any], confidence: Any, notes: Columns | None = None

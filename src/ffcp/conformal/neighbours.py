@@ -239,4 +239,5 @@ def _first(values: np.ndarray, k: int) -> np.ndarray:
     more = int(within.sum()) - k
     if more:
         within[np.flatnonzero(values == last)[-more:]] = False
-    return within.nonzero()[0]
+    first: np.ndarray = within.nonzero()[0]
+    return first

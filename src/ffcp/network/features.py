@@ -46,8 +46,10 @@ class Tapped(NamedTuple):
 
     def only(self, *names: str) -> Tapped:
         """Give the same pass with some of the features."""
-        edges, shapes = ({name: all_[name] for name in names} for all_ in (self.edges, self.shapes))
-        return self._replace(edges=edges, shapes=shapes)
+        return self._replace(
+            edges={name: self.edges[name] for name in names},
+            shapes={name: self.shapes[name] for name in names},
+        )
 
 
 def resolve(model: nn.Module, feature: str | nn.Module) -> str:

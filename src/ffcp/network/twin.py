@@ -215,7 +215,7 @@ class borrowed:  # noqa: N801 - reads as a function; one made by contextmanager 
         return self._twin
 
     def __exit__(self, *error: object) -> None:
-        if self._pool is not None:
+        if self._pool is not None and self._made_of is not None:
             self._pool.give_back(self._twin, self._made_of, self._twin is self._model)
 
 
