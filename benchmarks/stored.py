@@ -10,6 +10,7 @@ are installed, in a virtual environment of their own (see :mod:`benchmarks.sets`
 from __future__ import annotations
 
 import importlib.util
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -114,6 +115,7 @@ METHODS: dict[str, dict[str, Callable[[], Bands]]] = {
 
 def stored(rounds: int = 15) -> None:
     torch.set_num_threads(1)
+    warnings.simplefilter("ignore")  # MAPIE doubts in every call that its estimator is fitted
     made = table(
         f"{ROWS:,} calibration and {ROWS:,} test rows, one thread",
         "method", "library", "ms", "ours against it", "limit", "",
