@@ -20,10 +20,13 @@ from ffcp.conformal.bandwidths import BandwidthChoice
 from ffcp.conformal.bylabel import ByLabel
 from ffcp.conformal.calibration import Calibration
 from ffcp.conformal.kernels import Box, Gaussian, Kernel, Laplace, Nearest
+from ffcp.conformal.labelshift import LabelShift
 from ffcp.conformal.local import Local, Localizer
 from ffcp.conformal.marginal import Marginal
 from ffcp.conformal.mondrian import Mondrian
 from ffcp.conformal.rank import conformal_quantile, conformal_rank
+from ffcp.conformal.tilts import ShiftChoice
+from ffcp.conformal.weighted import Weighted
 from ffcp.files import CalibrationFileError
 from ffcp.network.jacobian import Sketch, Smooth
 from ffcp.network.passes import gradient_norms
@@ -85,6 +88,7 @@ __all__ = [
     "LabelScore",
     "LabelSet",
     "LabelSets",
+    "LabelShift",
     "Lac",
     "Laplace",
     "Learned",
@@ -100,9 +104,11 @@ __all__ = [
     "Seen",
     "SetCandidate",
     "SetChoice",
+    "ShiftChoice",
     "Sketch",
     "Smooth",
     "Stored",
+    "Weighted",
     "bounds",
     "conformal_quantile",
     "conformal_rank",

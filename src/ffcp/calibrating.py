@@ -14,14 +14,17 @@ from ffcp.conformal.selection import Chosen, Division, Scorer, Selection
 from ffcp.network import passes
 from ffcp.pieces import Seen
 
+NO_WEIGHTS = "weights=... are for ffcp.Weighted('given'): make the predictor with that calibration"
+
 
 class Batch(NamedTuple):
-    """Some rows to calibrate on: inputs, targets, the number of the first, and their groups."""
+    """Some rows to calibrate on: inputs, targets, the first row's number, groups and weights."""
 
     x: Any
     y: Tensor
     row: int
     groups: Any
+    weights: Tensor | None = None
 
 
 class Choosing(NamedTuple):
@@ -58,6 +61,28 @@ class Calibrating:
         self._is_first = True
         self.selection: Selection[Batch] = Selection(self, self._division(), choosing.alpha)
 
+    def must_take(self, weights: Any, new: Any) -> None:
+        """Refuse weights and new inputs that nothing here looks at, and missing ones."""
+        if weights is not None and not self.calibration.takes_weights:
+            raise ValueError(NO_WEIGHTS)
+        if new is not None and self.is_update:
+            raise ValueError("what was learned from new inputs stays: leave out new=, or update=")
+        if new is not None and not self.calibration.takes_new:
+            raise ValueError(
+                "new=... are inputs to learn from, for ffcp.Weighted('learn') or "
+                "ffcp.LabelShift(): make the predictor with that calibration"
+            )
+        if new is None and self.calibration.takes_new and self.calibration.is_open:
+            raise ValueError(
+                f"{type(self.calibration).__name__} is to learn how the data has moved: pass "
+                "calibrate(x, y, new=...), inputs like those to come, without targets"
+            )
+
+    def facing(self, new: Callable[[], Columns]) -> None:
+        """Let the calibration, if it learns from new inputs, do so when it comes to choose."""
+        if self.calibration.takes_new and not self.is_update:
+            self.calibration = self.calibration.facing(new)
+
     def _division(self) -> Division | None:
         open_pieces = [p for p in (self.scorer, self.calibration) if p.is_open]
         if not open_pieces:
@@ -82,7 +107,8 @@ class Calibrating:
             passes.check_rows(model, batch.x, self.scorer.needs().norms, self.scorer.sample)
             self._is_first = False
         needs = self.scorer.needs().joined(self.calibration.needs())
-        return passes.see(model, batch.x, needs, batch.row, batch.groups)
+        seen = passes.see(model, batch.x, needs, batch.row, batch.groups)
+        return seen._replace(weights=batch.weights)
 
     def count_classes(self, output: Tensor) -> None:
         """Refuse a batch whose output has other classes than those before."""
@@ -108,7 +134,7 @@ class Calibrating:
         notes = with_prefix("note.", aside)
         alpha = self._choosing.alpha_of_each(self._choosing.alpha, scores.shape[1])
         self.calibration, choice = self.calibration.choose(scores, notes, left, alpha)
-        self.choices["bandwidth"] = choice
+        self.choices[self.calibration.choice_name] = choice
 
     def _settle(self, chosen: Chosen) -> None:
         self.scorer = chosen.scorer

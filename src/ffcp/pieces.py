@@ -105,6 +105,8 @@ class Seen(NamedTuple):
     curvature : mapping of str to Tensor
         By feature, in the shape of the output: the second difference of the output along the
         unit gradient, divided by the step squared.
+    weights : Tensor or None
+        The weights of these rows, (n,), if the user gave any.
     """
 
     x: Any
@@ -114,3 +116,4 @@ class Seen(NamedTuple):
     rows: range
     groups: Any = None
     curvature: Mapping[str, Tensor] = {}
+    weights: Tensor | None = None

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ffcp.calibrating import Batch, Calibrating, Choosing
+from ffcp.calibrating import NO_WEIGHTS, Batch, Calibrating, Choosing
 from ffcp.conformal.calibration import Calibration
-from ffcp.conformal.columns import Columns, with_prefix
+from ffcp.conformal.columns import Columns, Table, with_prefix
 from ffcp.conformal.draws import Draws, Stream
 from ffcp.conformal.mondrian import by_groups
 from ffcp.conformal.rank import exact_alpha
@@ -131,7 +131,14 @@ class Predictor(Sharing):
     # -- calibrating ------------------------------------------------------------------------
 
     def calibrate(
-        self: Self, x: Any, y: Any = None, *, groups: Any = None, update: bool = False
+        self: Self,
+        x: Any,
+        y: Any = None,
+        *,
+        groups: Any = None,
+        weights: Any = None,
+        new: Any = None,
+        update: bool = False,
     ) -> Self:
         """Score held-out points; whatever is predicted later rests on these scores.
 
@@ -151,6 +158,12 @@ class Predictor(Sharing):
             A label for each point (strings or numbers), or a function from a batch of inputs to
             labels: every group then gets a threshold of its own, and the guarantee holds
             inside every group (Mondrian calibration). New points need a label too.
+        weights
+            A number for each point, for ``ffcp.Weighted("given")``: how much likelier its input
+            is among new points than among these.
+        new
+            Inputs without targets like those to come, or a loader of them, for calibrations that
+            learn how the data has moved: ``ffcp.Weighted("learn")``, ``ffcp.LabelShift()``.
         update
             Add to the scores there are instead of replacing them. What was chosen stays.
 
@@ -161,11 +174,13 @@ class Predictor(Sharing):
         """
         with torch.inference_mode(False):  # the scores outlive the caller's inference_mode
             run = self._run_of(groups, update and len(self.calibration) > 0)
+            run.must_take(weights, new)
             identity = Identity.of(self.model)
             if run.is_update and self._identity is not None:
                 self._must_have(identity.fingerprint, "the scores there are")
             read = inputs.Reader(self.model, self._layout if run.is_update else None)
-            run.columns = run.selection.run(self._batches(x, y, groups, read))
+            run.facing(lambda: self._noted_new(new, run.calibration, read))
+            run.columns = run.selection.run(self._batches(x, y, groups, read, weights=weights))
             run.layout = read.layout
             run.calibration.add(*self._entries(run.columns))
             if not identity.is_that_of(self.model):
@@ -212,11 +227,29 @@ class Predictor(Sharing):
             self._choices = {**self._fitted, **run.choices}
             self._set_aside = run.selection.set_aside
 
+    def _noted_new(self, new: Any, calibration: Calibration, read: inputs.Reader) -> Columns:
+        """Run the model on new inputs, and note what the calibration is to learn from."""
+        table, row = Table(), 0
+        for whole in inputs.Rows(new, read):
+            for batch in self._cut(whole):
+                seen = passes.see(self.model, batch, calibration.needs(), row)
+                table.add(calibration.note_new(seen))
+                row = seen.rows.stop
+        if not len(table):
+            raise ValueError("new has no rows")
+        return table.columns
+
     def _batches(
-        self, x: Any, y: Any, groups: Any, read: inputs.Reader | None = None, call: str = ""
+        self,
+        x: Any,
+        y: Any,
+        groups: Any,
+        read: inputs.Reader | None = None,
+        call: str = "",
+        weights: Any = None,
     ) -> Iterator[Batch]:
         """Cut the data into batches that the model takes at once."""
-        labels = _as_labels(groups)
+        labels, weighed = _as_labels(groups), _as_weights(weights)
         row = 0
         read = inputs.Reader(self.model, self._layout) if read is None else read
         for whole, target in inputs.pairs(x, y, read, self._read_target, call):
@@ -224,9 +257,11 @@ class Predictor(Sharing):
             for batch in self._cut(whole) if len(target) else ():
                 count = inputs.row_count(batch)
                 part = self._checked_target(target[start : start + count], row)
-                yield Batch(batch, part, row, _groups_of(labels, batch, row, count))
+                own = _weights_of(weighed, row, count)
+                yield Batch(batch, part, row, _groups_of(labels, batch, row, count), own)
                 start, row = start + count, row + count
         self._must_have_labels(labels, row)
+        _must_have_weights(weighed, row)
 
     def _cut(self, x: Any) -> Iterator[Any]:
         return inputs.batches(x, self.batch_size or getattr(self.model, "rows_at_once", None))
@@ -237,15 +272,18 @@ class Predictor(Sharing):
         """Read what is to be predicted: an input, or a loader of inputs."""
         return inputs.Rows(x, inputs.Reader(self.model, self._layout, self._stamp))
 
-    def _seen(self, x: inputs.Rows, groups: Any = None) -> Iterator[Seen]:
+    def _seen(self, x: inputs.Rows, groups: Any = None, weights: Any = None) -> Iterator[Seen]:
         """Run the model on rows to predict, batch by batch."""
         if groups is not None and not self.calibration.takes_groups:
             raise ValueError(
                 "this predictor was calibrated without groups: calibrate(x, y, groups=...) gives "
                 "every group a threshold of its own"
             )
-        labels = _as_labels(groups)
+        if weights is not None and not self.calibration.takes_weights:
+            raise ValueError(NO_WEIGHTS)
+        labels, weighed = _as_labels(groups), _as_weights(weights)
         self._must_have_labels(labels, x.count)
+        _must_have_weights(weighed, x.count)
         row, run = 0, self._pass(self._stamp)
         for whole in x:
             for batch in self._cut(whole):
@@ -253,11 +291,14 @@ class Predictor(Sharing):
                 if labels is not None:
                     own = _groups_of(labels, batch, row, inputs.row_count(batch))
                 seen = run(batch, row, own)
+                if weighed is not None:
+                    seen = seen._replace(weights=_weights_of(weighed, row, len(seen.rows)))
                 row = seen.rows.stop
                 yield seen
         if not row:
             raise ValueError("x has no rows")
         self._must_have_labels(labels, row)
+        _must_have_weights(weighed, row)
 
     @staticmethod
     def _must_have_labels(labels: Any, rows: int | None) -> None:
@@ -281,10 +322,11 @@ class Predictor(Sharing):
         look_up: Callable[[Columns, Draws], Tensor],
         groups: Any,
         first_row: int | None,
+        weights: Any = None,
     ) -> Iterator[tuple[Seen, Columns, Tensor]]:
         """Give batches with what the calibration notes of them, and their thresholds."""
         draws = Draws(self._stream.entropy(pinned=first_row is not None), _LOOK_UP)
-        for seen in self._seen(x, groups):
+        for seen in self._seen(x, groups, weights):
             notes = self.calibration.note(seen)
             notes["row"] = self._row_numbers(seen, first_row)
             yield seen, notes, look_up(notes, draws)
@@ -340,3 +382,18 @@ def _groups_of(labels: Any, batch: Any, row: int, count: int) -> Any:
     if len(labels) < row + count:
         raise ValueError(f"groups has {len(labels)} labels, fewer than x has rows")
     return labels[row : row + count]
+
+
+def _as_weights(weights: Any) -> Tensor | None:
+    """Read the weights of all rows."""
+    return None if weights is None else arrays.target_tensor(weights).reshape(len(weights), -1)
+
+
+def _weights_of(weights: Tensor | None, row: int, count: int) -> Tensor | None:
+    """Give the weights of some rows."""
+    return None if weights is None else weights[row : row + count]
+
+
+def _must_have_weights(weights: Tensor | None, rows: int | None) -> None:
+    if weights is not None and rows is not None and len(weights) != rows:
+        raise ValueError(f"weights has {len(weights)} numbers, but x has {rows} rows")

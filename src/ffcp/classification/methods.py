@@ -13,7 +13,6 @@ from ffcp.classification.rules import SOFTMAX
 from ffcp.classification.scores import Aps, FFRaps, Lac, Raps, RuleScore
 from ffcp.conformal.bylabel import ByLabel
 from ffcp.conformal.calibration import Calibration
-from ffcp.conformal.marginal import Marginal
 from ffcp.network.features import resolve
 from ffcp.network.picking import Output
 from ffcp.predictor import Running, known_only
@@ -28,6 +27,7 @@ class Common(TypedDict, total=False):
 
     allow_zero_sets: bool
     class_conditional: bool
+    calibration: Calibration | None
     tune_fraction: float
     tune_alpha: float
     seed: int | None
@@ -45,7 +45,13 @@ class Named(LabelSets):
         tune_fraction, tune_alpha = common.pop("tune_fraction", 0.2), common.pop("tune_alpha", 0.1)
         if not 0 < tune_fraction < 1:
             raise ValueError(f"tune_fraction must lie between 0 and 1, got {tune_fraction}")
-        calibration: Calibration = ByLabel() if class_conditional else Marginal()
+        calibration = common.pop("calibration", None)
+        if class_conditional and calibration is not None:
+            raise ValueError(
+                "class_conditional=True is a calibration of its own, ByLabel(): leave out one of "
+                "the two"
+            )
+        calibration = ByLabel() if class_conditional else calibration
         choosing: Running = {"choose_fraction": tune_fraction, "choose_alpha": tune_alpha}
         super().__init__(model, score, calibration, **choosing, **common)  # type: ignore[misc]
         self.randomized, self.class_conditional = score.randomized, class_conditional
@@ -79,6 +85,9 @@ class LAC(Named):
     class_conditional
         Calibrate each class on its own, so that each is covered with probability 1 - alpha.
         Classes with too few points are in every set.
+    calibration
+        How scores are kept and thresholds looked up, :class:`ffcp.Marginal` by default;
+        :class:`ffcp.Weighted` or :class:`ffcp.LabelShift` where the data has shifted.
     tune_fraction, tune_alpha, seed
         Where something is chosen: the share of the rows that is set aside for it, the level at
         which settings are compared, and the seed of the division.

@@ -138,7 +138,13 @@ class LabelSets(Predictor):
 
     @steady
     def predict_set(
-        self, x: Any, alpha: Any = 0.1, *, first_row: int | None = None, groups: Any = None
+        self,
+        x: Any,
+        alpha: Any = 0.1,
+        *,
+        first_row: int | None = None,
+        groups: Any = None,
+        weights: Any = None,
     ) -> LabelSet:
         """Give sets of labels that hold the true one with probability at least 1 - alpha.
 
@@ -157,6 +163,8 @@ class LabelSets(Predictor):
             go on from call to call.
         groups
             The group of each point, if the calibration had groups.
+        weights
+            The weight of each point, for ``ffcp.Weighted("given")``.
 
         Returns
         -------
@@ -168,7 +176,7 @@ class LabelSets(Predictor):
         given, ordered = self._rows(x), []
         buffer, lost, in_all = inputs.RowBuffer(given.count), Table(), torch.tensor(False)
         look_up = partial(self.calibration.threshold, exact)
-        for seen, notes, thresholds in self._looked_up(given, look_up, groups, first_row):
+        for seen, notes, thresholds in self._looked_up(given, look_up, groups, first_row, weights):
             self._check_classes(seen.output)
             score = self._drawing(first_row, int(notes["row"][0]) - seen.rows.start)
             thresholds = self._for_all_classes(thresholds)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -39,6 +39,10 @@ class Calibration(nn.Module):
     scores: Tensor
     #: Whether new points need a group.
     takes_groups = False
+    #: Whether every row, in calibration and later, comes with a weight.
+    takes_weights = False
+    #: Whether it learns from new inputs without targets, see :meth:`facing`.
+    takes_new = False
     #: Whether NaN may stand for a score that is not known.
     takes_missing = False
     #: Whether it keeps which scores are the size of a negative number, for distributions.
@@ -143,12 +147,22 @@ class Calibration(nn.Module):
 
     #: How many rows are enough to choose.
     most_rows = 0
+    #: What the choice is called among those of a predictor.
+    choice_name = "bandwidth"
 
     def choose(
         self: Self, scores: Tensor, notes: Columns, planned: int, alpha: Any
     ) -> tuple[Self, Any]:
         """Choose what is open, on points that will not calibrate; ``planned`` others will."""
         raise NotImplementedError
+
+    def note_new(self, seen: Seen) -> dict[str, Any]:
+        """Note of new inputs without targets what :meth:`choose` is to learn from."""
+        return self.note(seen)
+
+    def facing(self: Self, new: Callable[[], Columns]) -> Self:
+        """Give a calibration that :meth:`choose` s by new inputs; ``new`` gives their notes."""
+        return self
 
     def restored(self: Self, settings: Mapping[str, Any]) -> Self:
         """Give a calibration whose open settings are those that were saved."""

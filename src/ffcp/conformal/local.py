@@ -32,6 +32,7 @@ from ffcp.conformal.bandwidths import BandwidthChoice
 from ffcp.conformal.calibration import Calibration
 from ffcp.conformal.columns import Columns
 from ffcp.conformal.draws import Draws
+from ffcp.conformal.embedding import PREDICTION, embedded, needs_of
 from ffcp.conformal.kernels import Kernel, as_kernel
 from ffcp.conformal.level import Level, Undecided
 from ffcp.conformal.neighbours import NearestWeights, Neighbours
@@ -47,7 +48,6 @@ from ffcp.pieces import Needs, Seen, name_of
 from ffcp.recipes import public
 
 AUTO = "auto"
-PREDICTION = "prediction"
 FEATURE = "feature"
 GUARANTEES = {"marginal": "level", "level": "level", "random": "random", "none": "none"}
 CHOOSING_ROWS = 2000  # enough for a bandwidth; the work grows with their square
@@ -162,8 +162,7 @@ class Local(Calibration):
 
     def needs(self) -> Needs:
         """Ask for the values of the layer that points are embedded by."""
-        on = self.localizer.on
-        return Needs(values=(on,)) if isinstance(on, str) and on != PREDICTION else Needs()
+        return needs_of(self.localizer.on)
 
     def settings(self) -> dict[str, Any]:
         """Say what thresholds depend on besides the points; a function by its name."""
@@ -178,22 +177,7 @@ class Local(Calibration):
 
     def note(self, seen: Seen, y: Tensor | None = None) -> dict[str, Any]:
         """Note where each point lies: rows (n, e) in float32 on the CPU."""
-        on, rows = self.localizer.on, len(seen.rows)
-        if callable(on):
-            values = torch.as_tensor(on(seen.x))
-        else:
-            values = seen.output if on == PREDICTION else seen.values[on]
-        if values.dim() == 0 or len(values) != rows:
-            raise ValueError(
-                f"the embedding has shape {tuple(values.shape)} for {rows} rows: it needs one row "
-                "for each"
-            )
-        embedding = values.detach().reshape(rows, -1).to("cpu", torch.float32)
-        bad = ~embedding.isfinite().all(dim=1)
-        if bool(bad.any()):
-            row = seen.rows[int(bad.nonzero()[0, 0])]
-            raise ValueError(f"the embedding of row {row} is not finite: repair or remove it")
-        return {"embedding": embedding}
+        return {"embedding": embedded(seen, self.localizer.on)}
 
     def choose(
         self, scores: Tensor, notes: Columns, planned: int, alpha: Any

@@ -73,6 +73,21 @@ class Mondrian(Calibration):
         return self.inner.keeps_signs
 
     @property
+    def takes_weights(self) -> bool:  # type: ignore[override]
+        """Whether every row comes with a weight."""
+        return self.inner.takes_weights
+
+    @property
+    def takes_new(self) -> bool:  # type: ignore[override]
+        """Whether it learns from new inputs."""
+        return self.inner.takes_new
+
+    @property
+    def choice_name(self) -> str:  # type: ignore[override]
+        """What the choice is called."""
+        return self.inner.choice_name
+
+    @property
     def is_local(self) -> bool:  # type: ignore[override]
         """Whether thresholds differ inside a group."""
         return self.inner.is_local
@@ -134,6 +149,14 @@ class Mondrian(Calibration):
         inside = max(points_needed(alpha), round(share * planned))
         inner, choice = self.inner.choose(scores, _without_group(notes), inside, alpha)
         return Mondrian(inner, self.by), choice
+
+    def note_new(self, seen: Seen) -> dict[str, Any]:
+        """Note of new inputs what the inner calibration learns from; they need no groups."""
+        return self.inner.note_new(seen)
+
+    def facing(self, new: Callable[[], Columns]) -> Mondrian:
+        """Give a calibration that can learn from new inputs, once for all groups."""
+        return Mondrian(self.inner.facing(new), self.by)
 
     def restored(self, settings: Mapping[str, Any]) -> Mondrian:
         """Give a calibration whose open settings are those that were saved."""

@@ -10,6 +10,7 @@ import torch  # noqa: F401 - for the examples
 from torch import Tensor, nn
 
 from ffcp.conformal.bandwidths import BandwidthChoice
+from ffcp.conformal.calibration import Calibration
 from ffcp.conformal.local import FEATURE, Local, Localizer
 from ffcp.network import jacobian
 from ffcp.network.jacobian import Method
@@ -34,6 +35,9 @@ class CP(Bands):
     ----------
     model
         A trained network; forward returns one tensor with a row per input row.
+    calibration
+        How scores are kept and thresholds looked up, :class:`ffcp.Marginal` by default;
+        :class:`ffcp.Weighted` where inputs have shifted.
     **common
         ``joint``, ``side``, ``support``, ``missing``, ``choose_fraction``, ``choose_alpha``,
         ``seed``, ``batch_size`` and ``output``, as in :class:`ffcp.Bands`.
@@ -50,8 +54,14 @@ class CP(Bands):
 
     _base: ClassVar[type[Base]] = Point
 
-    def __init__(self, model: nn.Module, **common: Unpack[Common]) -> None:
-        super().__init__(model, self._base(), Constant(), **common)
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        calibration: Calibration | None = None,
+        **common: Unpack[Common],
+    ) -> None:
+        super().__init__(model, self._base(), Constant(), calibration, **common)
 
 
 @public
@@ -66,6 +76,9 @@ class CQR(CP):
     model
         A trained network whose output has shape (n, 2), lower and upper quantile, or (n, m, 2)
         for m targets. See :func:`ffcp.pinball_loss`. Quantiles that cross are put in order.
+    calibration
+        How scores are kept and thresholds looked up, :class:`ffcp.Marginal` by default;
+        :class:`ffcp.Weighted` where inputs have shifted.
     **common
         ``joint``, ``side``, ``support``, ``missing``, ``choose_fraction``, ``choose_alpha``,
         ``seed``, ``batch_size`` and ``output``, as in :class:`ffcp.Bands`.
@@ -133,6 +146,9 @@ class FFCP(AtLayer):
     method
         How the gradients of many outputs are taken, see :func:`ffcp.gradient_norms`: ``"auto"``,
         ``"exact"``, ``"coloured"``, ``ffcp.Sketch(probes)`` or ``ffcp.Smooth(sigma, samples)``.
+    calibration
+        How scores are kept and thresholds looked up, :class:`ffcp.Marginal` by default;
+        :class:`ffcp.Weighted` where inputs have shifted.
     **common
         ``joint``, ``side``, ``support``, ``missing``, ``choose_fraction``, ``choose_alpha``,
         ``seed``, ``batch_size`` and ``output``, as in :class:`ffcp.Bands`.
@@ -166,10 +182,11 @@ class FFCP(AtLayer):
         floor: float = 1e-6,
         *,
         method: Method = jacobian.AUTO,
+        calibration: Calibration | None = None,
         **common: Unpack[Common],
     ) -> None:
         slack = gradient_norm(model, feature, norm, floor, method)
-        super().__init__(model, self._base(), slack, **common)
+        super().__init__(model, self._base(), slack, calibration, **common)
 
 
 @public

@@ -134,6 +134,7 @@ class BandPredictor(Predictor):
         confidence: Any = None,
         groups: Any = None,
         first_row: int | None = None,
+        weights: Any = None,
     ) -> Interval:
         """Give bands that hold the truth with probability at least 1 - alpha.
 
@@ -157,6 +158,8 @@ class BandPredictor(Predictor):
         first_row
             For randomised methods, and a job that must be repeated exactly: the number of the
             first row of ``x`` in it. By default random numbers go on from call to call.
+        weights
+            The weight of each point, for ``ffcp.Weighted("given")``.
 
         Returns
         -------
@@ -179,7 +182,8 @@ class BandPredictor(Predictor):
         if sure is not None:
             look_up = partial(self._confident, alphas, sure)
         finite: Tensor | None = None  # thresholds that are, where the next batch has the same
-        for seen, notes, thresholds in self._looked_up(given, look_up, groups, first_row):
+        looked_up = self._looked_up(given, look_up, groups, first_row, weights)
+        for seen, notes, thresholds in looked_up:
             if thresholds is not finite:
                 lost = thresholds[strictest].isinf().any(dim=-1).expand(len(seen.rows))
                 if bool(lost.any()):

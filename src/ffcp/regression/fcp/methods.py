@@ -13,6 +13,7 @@ import torch  # noqa: F401 - for the examples
 from torch import nn
 
 from ffcp.calibrating import Calibrating
+from ffcp.conformal.calibration import Calibration
 from ffcp.metrics import Coverage
 from ffcp.network.features import resolve
 from ffcp.network.picking import picking
@@ -54,6 +55,9 @@ class FCP(BandPredictor):
         is then left out of the scores; ``optimizer`` is ``"sgd"`` or ``"adam"``.
     head
         The module from feature to output, if it cannot be read out of the model.
+    calibration
+        How scores are kept and thresholds looked up, :class:`ffcp.Marginal` by default;
+        :class:`ffcp.Weighted` where inputs have shifted.
     **common
         As in :class:`ffcp.Bands`; ``side`` can only be ``"both"``. With several outputs
         ``joint=False`` inverts each on its own and gives it a threshold, so that each is covered
@@ -108,6 +112,7 @@ class FCP(BandPredictor):
         lr: float = 0.01,
         optimizer: str = "sgd",
         head: nn.Module | None = None,
+        calibration: Calibration | None = None,
         **common: Unpack[Common],
     ) -> None:
         known_only(type(self), common, Common)
@@ -136,7 +141,7 @@ class FCP(BandPredictor):
             joint=checked_joint(joint),
         )
         self.unconverged: list[int] = []
-        super().__init__(model, ball, **common)  # type: ignore[misc]
+        super().__init__(model, ball, calibration, **common)  # type: ignore[misc]
 
     @property
     def steps(self) -> int | None:
