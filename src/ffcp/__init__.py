@@ -44,6 +44,7 @@ from ffcp.regression.losses import pinball_loss
 from ffcp.regression.methods import CP, CQR, FFCP, FFCQR, FFLCP, FFLCQR, LCP, LCQR
 from ffcp.regression.predictor import Bands
 from ffcp.regression.slacks import Constant, FunctionOf, GradientNorm
+from ffcp.risk.predictor import Controlled, RiskControl
 from ffcp.sharing import load
 from ffcp.warnings import FFCPWarning
 
@@ -75,6 +76,7 @@ __all__ = [
     "Choice",
     "Constant",
     "Curvature",
+    "Controlled",
     "Distribution",
     "Ends",
     "FFCPWarning",
@@ -101,6 +103,7 @@ __all__ = [
     "Point",
     "Quantiles",
     "Raps",
+    "RiskControl",
     "Seen",
     "SetCandidate",
     "SetChoice",

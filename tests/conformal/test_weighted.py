@@ -215,9 +215,9 @@ def test_what_is_missing_or_too_much_is_refused_with_the_remedy() -> None:
         plain.calibrate(x, y, new=x)
     with pytest.raises(ValueError, match=r"pass weights=\.\.\."):
         given_ones.calibrate(x, y)
-    with pytest.raises(ValueError, match="weights has .*49.* 50 rows"):
+    with pytest.raises(ValueError, match=r"weights has .*49.* 50 rows"):
         given_ones.calibrate(x, y, weights=y.abs()[:49])
-    with pytest.raises(ValueError, match="weights of row 3 is -1.0"):
+    with pytest.raises(ValueError, match=r"weights of row 3 is -1\.0"):
         given_ones.calibrate(x, y, weights=torch.ones(50).index_fill(0, torch.tensor([3]), -1.0))
     with pytest.raises(ValueError, match=r"calibrate\(x, y, new=\.\.\.\)"):
         learns.calibrate(x, y)

@@ -7,7 +7,6 @@ are the exchangeable units; the pixels of one image may depend on each other at 
 
 from __future__ import annotations
 
-import bisect
 import math
 from collections.abc import Mapping
 from fractions import Fraction
@@ -16,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ffcp.conformal.calibration import Calibration
 from ffcp.conformal.columns import Columns
 from ffcp.conformal.draws import Draws
 from ffcp.conformal.rank import conformal_rank, exact_alpha, points_needed
+from ffcp.conformal.risk import Risk
 from ffcp.recipes import public
 from ffcp.regression.bands import as_float64
 
@@ -54,7 +53,7 @@ def to_bins(scores: Tensor) -> Tensor:
 
 
 @public
-class PixelCounts(Calibration):
+class PixelCounts(Risk):
     """How many labelled pixels of each calibration image fall into each bin of scores.
 
     An image takes 25 KB whatever its size.
@@ -115,21 +114,22 @@ class PixelCounts(Calibration):
             "gradients vanish, a larger floor or another feature helps"
         )
 
-    def risk_bin(self, alpha: Any) -> int:
-        """Find the smallest bin t with (sum of losses + 1) / (n + 1) <= alpha.
+    @property
+    def levels(self) -> int:
+        """How many bins there are; the last one leaves nothing out."""
+        return BINS
 
-        The loss of an image is the share of its labelled pixels beyond bin t. Where no bin does,
-        the last one, which leaves nothing out.
+    def losses_at_most(self, level: int, budget: Fraction) -> bool:
+        """Say whether the losses add up to at most a budget.
+
+        The loss of an image is the share of its labelled pixels beyond a bin.
         """
         # Losses are ratios k / m, and m differs between images: no floating point, which could
         # fall on the wrong side where the sum meets the budget exactly.
-        budget = exact_alpha(alpha) * (len(self) + 1) - 1
-        if budget < 0:
-            return BINS - 1
-        pixels = self._within(BINS - 1)
-        return bisect.bisect_left(
-            range(BINS), True, key=lambda t: _sum_at_most(pixels - self._within(t), pixels, budget)
-        )
+        if "pixels" not in self._cache:
+            self._cache["pixels"] = self._within(BINS - 1)
+        pixels = self._cache["pixels"]
+        return _sum_at_most(pixels - self._within(level), pixels, budget)
 
     def share_bin(self, alpha: Any, share: Any) -> int:
         """Find the conformal quantile of the images' bins, or the last bin if n is too small.
