@@ -31,6 +31,7 @@ from ffcp.files import CalibrationFileError
 from ffcp.network.jacobian import Sketch, Smooth
 from ffcp.network.passes import gradient_norms
 from ffcp.network.stored import Stored
+from ffcp.online.monitor import Monitor
 from ffcp.pieces import Needs, Seen
 from ffcp.regression.auto import Auto, AutoChoice
 from ffcp.regression.bands import Ends, Interval
@@ -98,6 +99,7 @@ __all__ = [
     "Localizer",
     "Marginal",
     "Mondrian",
+    "Monitor",
     "Nearest",
     "Needs",
     "Point",

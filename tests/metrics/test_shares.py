@@ -40,7 +40,7 @@ def test_clopper_pearson_interval_agrees_with_scipy(case: tuple[int, int]) -> No
     hits, n = case
     for confidence in (0.95, 0.9975):
         expected = stats.binomtest(hits, n).proportion_ci(confidence, method="exact")
-        found = clopper_pearson(hits / n, n, confidence)
+        found = clopper_pearson(hits, n, confidence)
         assert found == pytest.approx((expected.low, expected.high), abs=1e-9)
 
 

@@ -18,7 +18,7 @@ from ffcp.metrics.sets import (
     singleton_hit_ratio,
     size_stratified_violation,
 )
-from ffcp.metrics.shares import Coverage, GroupCoverage, wilson
+from ffcp.metrics.shares import Coverage, GroupCoverage, clopper_pearson, wilson
 from ffcp.metrics.slabs import worst_slab_coverage
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "GroupCoverage",
     "class_coverage",
     "class_coverage_gap",
+    "clopper_pearson",
     "coverage",
     "crps",
     "cut",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
@@ -43,7 +43,7 @@ class Coverage(float):
         if among == 1:
             self.low, self.high = wilson(share, rows, confidence)
         else:
-            self.low, self.high = clopper_pearson(share, rows, confidence ** (1 / among))
+            self.low, self.high = clopper_pearson(share * rows, rows, confidence ** (1 / among))
         self.rows, self.confidence, self.among = rows, confidence, among
         return self
 
@@ -70,16 +70,18 @@ def wilson(share: float, rows: int, confidence: float = 0.95) -> tuple[float, fl
     return max(0.0, centre - half), min(1.0, centre + half)
 
 
-def clopper_pearson(share: float, rows: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Return the exact confidence interval for a binomial share, which never misses too often.
+def clopper_pearson(hits: float, rows: int, confidence: float = 0.95) -> tuple[float, float]:
+    """Return the exact confidence interval for a binomial share (Clopper and Pearson, 1934).
 
-    >>> low, high = clopper_pearson(0.9, 10)
+    It holds the true share with at least this confidence, whatever the share and however few rows.
+
+    >>> low, high = clopper_pearson(9, 10)
     >>> round(low, 4), round(high, 4)
     (0.555, 0.9975)
     """
-    if not rows:
-        return 0.0, 1.0
-    hits, tail = share * rows, (1 - confidence) / 2
+    if not 0 <= hits <= rows:
+        raise ValueError(f"{hits} of {rows} rows cannot be covered")
+    tail = (1 - confidence) / 2
     low = _beta_quantile(tail, hits, rows - hits + 1) if hits > 0 else 0.0
     high = _beta_quantile(1 - tail, hits + 1, rows - hits) if hits < rows else 1.0
     return low, high

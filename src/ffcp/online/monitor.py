@@ -1,0 +1,321 @@
+"""Being told that the data has moved: p-values of what comes in, martingales, and coverage."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ffcp import files
+from ffcp.conformal.mondrian import labels_of
+from ffcp.conformal.rank import exact_alpha
+from ffcp.metrics import clopper_pearson
+from ffcp.metrics.bands import hits_of
+from ffcp.network import inputs, passes
+from ffcp.network.arrays import target_tensor
+from ffcp.network.features import OUTPUT
+from ffcp.online.martingales import Average
+from ffcp.online.pvalues import OnlineRanks
+from ffcp.online.report import Trace, page, text
+from ffcp.pieces import Needs, Seen
+from ffcp.predictor import Predictor
+
+TRUTH = "truth"  # the test of scores, which needs targets
+PREDICTION, NORM, VALUES = "prediction", "gradient norm", "layer values"
+ALL = "all"
+_TASKS = ("bands", "label sets")
+
+
+class Test:
+    """One stream of numbers: ranked among those before, and bet against."""
+
+    def __init__(self, start: Any = (), seed: int | None = None) -> None:
+        self.ranks, self.martingale = OnlineRanks(start, seed), Average()
+        self.trace = Trace()
+        self.rows = 0
+        self.log_most = 0.0
+        self.alarm_row: int | None = None  # counted from 0
+        self.last_p = math.nan
+
+    def take(self, values: Any, log_threshold: float) -> None:
+        """Take the next numbers, one after the other."""
+        for value in values:
+            self.last_p = self.ranks.p_value(float(value))
+            self.martingale.bet(self.last_p)
+            wealth = float(self.martingale.log_wealth)
+            self.log_most = max(self.log_most, wealth)
+            if self.alarm_row is None and wealth >= log_threshold:
+                self.alarm_row = self.rows
+            self.trace.add(wealth)
+            self.rows += 1
+
+
+class Monitor:
+    """Watches whether new points are still like those that calibrated a predictor.
+
+    Parameters
+    ----------
+    predictor
+        A calibrated predictor of bands or label sets.
+    alpha
+        The level at which coverage is watched.
+    threshold
+        An alarm is raised when the wealth of a test reaches it. Without change this ever happens
+        with probability at most 1 / threshold, for the test of truths and for that of inputs
+        each, however long the stream.
+    window
+        Coverage is told over the last so many rows, of each group.
+    feature
+        The layer whose gradient norms and values the tests of inputs look at; by default that of
+        the predictor, if it has one.
+    seed
+        Of the random numbers that break ties.
+
+    Notes
+    -----
+    The test of truths ranks the score of each point among the calibration scores and all before
+    it. Tests of inputs, which go on where truth never comes, look at the prediction, the gradient
+    norm and the distance of layer values from their centre; :meth:`start` gives them inputs to
+    begin with. Assumed: calibration and stream are exchangeable as long as nothing changes, so a
+    stream of dependent rows (the hours of a day) is a change by itself. A test that stays silent
+    proves nothing.
+
+    Examples
+    --------
+    >>> import ffcp
+    >>> _ = torch.manual_seed(0)
+    >>> model, x = torch.nn.Linear(2, 1), torch.randn(300, 2)  # yours is trained
+    >>> y = model(x).detach()[:, 0] + torch.randn(300)
+    >>> monitor = Monitor(ffcp.CP(model).calibrate(x[:200], y[:200]), seed=0)
+    >>> monitor.update(x[200:], y[200:]).alarm
+    False
+    >>> monitor.update(x, y + 3).alarm
+    True
+    """
+
+    def __init__(
+        self,
+        predictor: Predictor,
+        alpha: Any = 0.1,
+        *,
+        threshold: float = 100.0,
+        window: int = 500,
+        feature: str | None = None,
+        seed: int | None = None,
+    ) -> None:
+        exact_alpha(alpha)
+        if not isinstance(predictor, Predictor) or predictor.task not in _TASKS:
+            raise TypeError(
+                f"a Monitor watches predictors of bands or label sets, got "
+                f"{type(predictor).__name__}"
+            )
+        if not threshold > 1:
+            raise ValueError(f"threshold must be above 1, got {threshold}: 100 is 1 in 100")
+        if window < 1:
+            raise ValueError(f"window must be at least 1, got {window}")
+        predictor._must_be_calibrated()
+        self.predictor, self.alpha = predictor, alpha
+        self.threshold, self.window, self.seed = float(threshold), window, seed
+        given = feature if feature is not None else getattr(predictor, "feature", None)
+        self.feature = None if given == OUTPUT else given
+        scores = predictor.calibration.scores
+        # Several outputs are sorted one by one, so rows are lost: the stream starts from nothing.
+        begin = scores[:, 0].tolist() if scores.shape[1] == 1 else []
+        self.tests: dict[str, Test] = {TRUTH: Test(begin, self._seed(0))}
+        names = [PREDICTION] + ([NORM] if self.feature else [])
+        self.tests.update({name: Test((), self._seed(i)) for i, name in enumerate(names, 1)})
+        self._centre: tuple[Tensor, Tensor] | None = None
+        self._hits: dict[Any, deque[float]] = {}
+        self.rows = 0
+
+    def _seed(self, number: int) -> int | None:
+        return None if self.seed is None else self.seed + number
+
+    # -- taking rows ------------------------------------------------------------------------
+
+    def start(self, x: Any) -> Monitor:
+        """Give the tests of inputs what inputs were like: those of the calibration, say.
+
+        The first half teaches where the centre of the layer's values is, the other half is where
+        ranks begin. Call it before the first :meth:`update`.
+        """
+        if self.rows:
+            raise RuntimeError("rows have come already: start before the first update")
+        table = self._features(x)
+        half = len(table[PREDICTION]) // 2
+        if not half:
+            raise ValueError("give at least two rows to start with")
+        if VALUES in table:
+            first = table[VALUES][:half]
+            spread = first.std(dim=0, correction=0)
+            self._centre = first.mean(dim=0), torch.where(spread > 0, spread, 1.0)
+            table[VALUES] = self._distance(table[VALUES][half:])
+        else:
+            table = dict(table)
+        for number, (name, values) in enumerate(table.items(), 1):
+            self.tests[name] = Test(values.tolist(), self._seed(number))
+        return self
+
+    def update(self, x: Any, y: Any = None, *, groups: Any = None) -> Monitor:
+        """Take the next rows, in the order in which they came.
+
+        Parameters
+        ----------
+        x
+            Inputs, as the model takes them.
+        y
+            Their targets; without them only the tests of inputs go on.
+        groups
+            The group of each row: coverage is then told for each, and a predictor with groups
+            needs them.
+        """
+        features = self._features(x)
+        if VALUES in features:
+            if self._centre is None:
+                del features[VALUES]
+            else:
+                features[VALUES] = self._distance(features[VALUES])
+        rows = len(features[PREDICTION])
+        kinds = len(features)
+        if y is not None:
+            scores = self.predictor.score(x, y)  # type: ignore[operator]
+            self._note_hits(x, y, groups, rows)
+            worst = scores.reshape(rows, -1).amax(dim=1)
+            self.tests[TRUTH].take(worst.tolist(), math.log(self.threshold))
+        for name, values in features.items():
+            # Each is fair given its own past only, so they are not averaged: a union bound.
+            self.tests[name].take(values.tolist(), math.log(self.threshold * kinds))
+        self.rows += rows
+        return self
+
+    def _features(self, x: Any) -> dict[str, Tensor]:
+        """Say of inputs what their tests look at, one number per row; values as they are."""
+        predictor, feature = self.predictor, self.feature
+        needs = Needs() if feature is None else Needs((feature,), (feature,))
+        buffer, row = inputs.RowBuffer(None), 0
+        for whole in inputs.Rows(x, inputs.Reader(predictor.model, predictor._layout)):
+            for batch in predictor._cut(whole):
+                seen = passes.see(predictor.model, batch, needs, row)
+                row = seen.rows.stop
+                buffer.add(self._noted(seen))
+        if not row:
+            raise ValueError("x has no rows")
+        names = [PREDICTION] + ([NORM, VALUES] if feature else [])
+        return {name: buffer[name] for name in names}
+
+    def _noted(self, seen: Seen) -> dict[str, Tensor]:
+        output = seen.output.double().flatten(1).cpu()
+        if self.predictor.task == "label sets":
+            output = output.softmax(dim=1).amax(dim=1, keepdim=True)
+        noted = {PREDICTION: output.mean(dim=1)}
+        if self.feature is not None:
+            norms, values = seen.norms[self.feature], seen.values[self.feature]
+            noted[NORM] = norms.double().flatten(1).mean(dim=1).cpu()
+            noted[VALUES] = values.double().flatten(1).cpu()
+        return noted
+
+    def _distance(self, values: Tensor) -> Tensor:
+        assert self._centre is not None
+        centre, spread = self._centre
+        return ((values - centre) / spread).square().mean(dim=1).sqrt()
+
+    def _note_hits(self, x: Any, y: Any, groups: Any, rows: int) -> None:
+        """Note which rows were covered."""
+        predictor: Any = self.predictor
+        asked = {"groups": groups} if predictor.calibration.takes_groups else {}
+        if predictor.task == "bands":
+            joint = predictor.joint if isinstance(predictor.joint, float) else bool(predictor.joint)
+            band = predictor.predict_interval(x, self.alpha, **asked)
+            hits = hits_of(band, target_tensor(y).reshape(band.lower.shape), joint)
+        else:
+            mask = predictor.predict_set(x, self.alpha, **asked).mask
+            labels = predictor._read_target(y).to(mask.device)
+            hits = mask[torch.arange(rows, device=mask.device), labels].double()
+        whole = self._hits.setdefault(ALL, deque(maxlen=self.window))
+        whole.extend(hits.tolist())
+        if groups is not None:
+            names = labels_of(groups(x) if callable(groups) else groups, rows)
+            for name, hit in zip(names, hits.tolist(), strict=True):
+                self._hits.setdefault((name,), deque(maxlen=self.window)).append(hit)
+
+    # -- what is told -----------------------------------------------------------------------
+
+    @property
+    def alarms(self) -> dict[str, int | None]:
+        """For each test the row, counted from 0, at which its alarm was raised, or ``None``."""
+        return {name: test.alarm_row for name, test in self.tests.items()}
+
+    @property
+    def alarm(self) -> bool:
+        """Whether any test has raised an alarm."""
+        return any(row is not None for row in self.alarms.values())
+
+    def coverage(self) -> dict[Any, tuple[float, float, float, int]]:
+        """Give (share, low, high, rows) over the last rows: of all, and of each group.
+
+        The interval is exact (Clopper and Pearson), at 95 %; where a row counts by the share of
+        its outputs that are covered, rows are rounded down to whole ones.
+        """
+        told = {}
+        for name, hits in self._hits.items():
+            low, high = clopper_pearson(math.floor(sum(hits) + 1e-9), len(hits))
+            told[name if name == ALL else name[0]] = (float(np.mean(hits)), low, high, len(hits))
+        return told
+
+    def table(self) -> list[dict[str, Any]]:
+        """Give all that is told as rows of a table, in plain words and numbers."""
+        rows: list[dict[str, Any]] = []
+        inputs_seen = len(self.tests) - 1
+        for name, test in self.tests.items():
+            limit = self.threshold * (1 if name == TRUTH else inputs_seen)
+            rows.append(
+                {
+                    "what": f"test of {name}",
+                    "rows": test.rows,
+                    "value": _shown(float(test.martingale.log_wealth)),
+                    "most": _shown(test.log_most),
+                    "limit": limit,
+                    "says": "no rows yet"
+                    if not test.rows
+                    else "no change found"
+                    if test.alarm_row is None
+                    else f"moved: alarm at row {test.alarm_row}",
+                }
+            )
+        for group, (share, low, high, count) in self.coverage().items():
+            asked = float(1 - exact_alpha(self.alpha))
+            rows.append(
+                {
+                    "what": "coverage" if group == ALL else f"coverage of group {group!r}",
+                    "rows": count,
+                    "value": share,
+                    "most": high,
+                    "limit": asked,
+                    "says": f"between {low:.3f} and {high:.3f}, "
+                    + ("below what was asked" if high < asked else "as asked"),
+                }
+            )
+        return rows
+
+    def report(self, path: str | Path | None = None) -> str:
+        """Give one HTML page that needs nothing else, and write it to ``path`` if given."""
+        traces = {
+            name: (test.trace, self.threshold * (1 if name == TRUTH else len(self.tests) - 1))
+            for name, test in self.tests.items()
+        }
+        html = page(self.alarm, self.rows, self.table(), traces)
+        if path is not None:
+            files.put(path, html.encode())
+        return html
+
+    def __str__(self) -> str:
+        return text(self.table())
+
+
+def _shown(log_wealth: float) -> float:
+    return math.exp(min(log_wealth, 700.0))

@@ -1,0 +1,237 @@
+"""Monitors: p-values, false alarms as a law, what is found, and what is told."""
+
+from __future__ import annotations
+
+import html.parser
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch import nn
+
+import ffcp
+from ffcp.metrics import clopper_pearson
+from ffcp.online.martingales import Average, PlugIn, PowerMixture
+from ffcp.online.pvalues import OnlineRanks
+from tests.conftest import normal, small_mlp
+
+STREAMS, LENGTH, CALIBRATION, THRESHOLD = 2000, 250, 50, 20.0
+
+
+def online_p_values(scores: np.ndarray, start: int, theta: np.ndarray) -> np.ndarray:
+    """Rank columns among all earlier ones, (streams, length), for many streams at once."""
+    return np.stack(
+        [
+            ((scores[:, :t] > scores[:, t, None]).sum(axis=1) + theta[:, t]) / (t + 1)
+            for t in range(start, scores.shape[1])
+        ],
+        axis=1,
+    )
+
+
+def alarms(p: np.ndarray, martingale: Any) -> int:
+    """Count the streams whose wealth ever reaches the threshold."""
+    raised = np.zeros(len(p), dtype=bool)
+    for column in p.T:
+        martingale.bet(column)
+        raised |= np.asarray(martingale.log_wealth) >= math.log(THRESHOLD)
+    return int(raised.sum())
+
+
+@pytest.fixture(scope="module")
+def streams() -> tuple[np.ndarray, np.ndarray]:
+    random = np.random.default_rng(1)
+    return random.random((STREAMS, CALIBRATION + LENGTH)), random.random(
+        (STREAMS, CALIBRATION + LENGTH)
+    )
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("make", [PowerMixture, PlugIn, Average], ids=lambda make: make.__name__)
+def test_false_alarms_over_2000_streams_are_at_most_one_in_the_threshold(
+    make: Any, streams: tuple[np.ndarray, np.ndarray]
+) -> None:
+    scores, theta = streams
+    raised = alarms(online_p_values(scores, CALIBRATION, theta), make())
+    assert stats.binomtest(raised, STREAMS, 1 / THRESHOLD, alternative="greater").pvalue > 1e-3
+
+
+@pytest.mark.long
+def test_p_values_against_a_fixed_set_raise_false_alarms_in_the_end(
+    streams: tuple[np.ndarray, np.ndarray],
+) -> None:
+    scores, theta = streams
+    first, later = scores[:, :CALIBRATION], scores[:, CALIBRATION:]
+    larger = (first[:, None, :] > later[:, :, None]).sum(axis=2)
+    fixed = (larger + theta[:, CALIBRATION:]) / (CALIBRATION + 1)
+    raised = alarms(fixed, Average())
+    assert stats.binomtest(raised, STREAMS, 1 / THRESHOLD, alternative="greater").pvalue < 1e-6
+
+
+@pytest.mark.slow
+def test_false_alarms_of_long_streams_stay_rare() -> None:
+    random = np.random.default_rng(2)
+    # Online p-values are independent and uniform; drawn as such, streams can be long.
+    raised = alarms(random.random((STREAMS, 10_000)), Average())
+    assert stats.binomtest(raised, STREAMS, 1 / THRESHOLD, alternative="greater").pvalue > 1e-3
+
+
+def test_online_p_values_are_independent_and_uniform(
+    streams: tuple[np.ndarray, np.ndarray],
+) -> None:
+    scores, theta = streams
+    p = online_p_values(scores[:, :80], 20, theta)
+    assert stats.kstest(p.ravel(), "uniform").pvalue > 1e-3
+    assert stats.pearsonr(p[:, :-1].ravel(), p[:, 1:].ravel()).pvalue > 1e-3
+    sums = stats.kstest(p.sum(axis=1), stats.norm(30, math.sqrt(60 / 12)).cdf)
+    assert sums.pvalue > 1e-3  # would be too spread out against a fixed set
+
+
+# crepes 0.9.1, from crepes.martingales:
+#   class Powers:
+#       def apply(self, p):
+#           e = np.arange(1, 33) / 32
+#           return e * p[:, None] ** (e - 1)  # of 1 - p where mirrored
+#   p = np.random.default_rng(7).beta(0.6, 1.2, size=40)
+#   SimpleJumper(J=J, bf=Powers()).apply(p)[[0, 9, 39]]
+CREPES = {
+    (1e-4, False): [0.6777554877096409, 67.26826575533119, 361.141508716057],
+    (1e-4, True): [0.6336795528986245, 0.18100281486981015, 0.0735665782758633],
+    (0.01, False): [0.6777554877096409, 68.23243918758853, 333.77907048694124],
+    (0.01, True): [0.6336795528986245, 0.17486842649225454, 0.056644667022186554],
+}
+
+
+@pytest.mark.parametrize(("jump", "mirrored"), CREPES)
+def test_wealth_agrees_with_crepes(jump: float, mirrored: bool) -> None:
+    p = np.random.default_rng(7).beta(0.6, 1.2, size=40)
+    martingale, found = PowerMixture(32, jump, mirrored), []
+    for one in p:
+        martingale.bet(one)
+        found.append(math.exp(martingale.log_wealth))
+    assert np.allclose(np.array(found)[[0, 9, 39]], CREPES[jump, mirrored], rtol=1e-10)
+
+
+def test_p_values_agree_with_crepes(monkeypatch: pytest.MonkeyPatch) -> None:
+    # a = np.random.default_rng(8).integers(0, 6, size=12).astype(float)
+    # crepes.martingales.semi_online_p_values(a, seed=3)
+    a = np.random.default_rng(8).integers(0, 6, size=12).astype(float)
+    expected = [0.5507979025745755, 0.8540739113090524, 0.5272698259419629, 0.12770690129941575]
+    expected += [0.9357681726085929, 0.9308620592889586, 0.3036550443519766, 0.1768107195345467]
+    expected += [0.34477048962240664, 0.0881619687301273, 0.911806928261688, 0.538069435366226]
+    drawn = iter(1 - np.random.RandomState(3).rand(12))
+    ranks = OnlineRanks()
+    monkeypatch.setattr(ranks, "_random", type("Drawn", (), {"random": lambda self: next(drawn)})())
+    assert np.allclose([ranks.p_value(one) for one in a], expected, rtol=1e-12)
+
+
+def test_many_streams_at_once_are_many_streams() -> None:
+    p = np.random.default_rng(3).random((5, 60))
+    together = Average()
+    for column in p.T:
+        together.bet(column)
+    for row, wealth in zip(p, together.log_wealth, strict=True):
+        alone = Average()
+        for one in row:
+            alone.bet(one)
+        assert alone.log_wealth == pytest.approx(wealth, rel=1e-12)
+
+
+@pytest.mark.parametrize(("hits", "rows"), [(0, 10), (3, 7), (9, 10), (450, 500), (500, 500)])
+def test_the_interval_of_coverage_is_exact(hits: int, rows: int) -> None:
+    oracle = stats.binomtest(hits, rows).proportion_ci(0.95, "exact")
+    assert np.allclose(clopper_pearson(hits, rows), (oracle.low, oracle.high), atol=1e-9)
+
+
+def watched(kind: str) -> tuple[ffcp.Monitor, torch.Tensor, torch.Tensor]:
+    x = normal(900, 4, seed=1)
+    if kind == "label sets":
+        y = torch.randint(0, 3, (900,), generator=torch.Generator().manual_seed(2))
+        predictor: Any = ffcp.RAPS(nn.Linear(4, 3), seed=0).calibrate(x[:300], y[:300])
+        return ffcp.Monitor(predictor, seed=0), x[300:], y[300:]
+    y = normal(900, seed=2)
+    predictor = ffcp.FFCP(small_mlp(), "0").calibrate(x[:300], y[:300])
+    return ffcp.Monitor(predictor, seed=0).start(x[:300]), x[300:], y[300:]
+
+
+@pytest.mark.parametrize("kind", ["bands", "label sets"])
+def test_nothing_is_told_without_change_and_a_change_is(kind: str) -> None:
+    monitor, x, y = watched(kind)
+    monitor.update(x[:300], y[:300])
+    assert not monitor.alarm
+    moved = (y[300:] + 3) if kind == "bands" else y[300:].mul(0)
+    if kind == "bands":
+        monitor.update(x[300:], moved)
+        assert monitor.alarms["truth"] is not None
+        assert monitor.alarms["truth"] >= 300
+    monitor.update(4 * x[300:] + 2)
+    assert monitor.alarms["prediction"] is not None
+    share, low, high, rows = monitor.coverage()["all"]
+    assert low <= share <= high
+    assert rows == min(500, 600 if kind == "bands" else 300)
+
+
+def test_inputs_alone_are_watched_where_truth_never_comes() -> None:
+    monitor, x, _ = watched("bands")
+    for part in x.split(50):
+        monitor.update(part)
+    assert not monitor.alarm
+    monitor.update(3 * x)
+    assert monitor.alarms["layer values"] is not None
+    assert monitor.tests["truth"].rows == 0
+
+
+def test_rows_one_by_one_or_at_once_are_the_same() -> None:
+    (one, x, y), (other, _, _) = watched("bands"), watched("bands")
+    one.update(x[:40], y[:40])
+    for i in range(40):
+        other.update(x[i : i + 1], y[i : i + 1])
+    for name, test in one.tests.items():
+        mine, theirs = test.martingale.log_wealth, other.tests[name].martingale.log_wealth
+        assert mine == pytest.approx(theirs, rel=1e-6)
+
+
+def test_coverage_is_told_by_group_and_over_the_last_rows() -> None:
+    x, y = normal(400, 1, seed=3), normal(400, seed=4)
+    predictor = ffcp.CP(nn.Linear(1, 1)).calibrate(x[:200], y[:200])
+    monitor = ffcp.Monitor(predictor, window=50)
+    monitor.update(x[200:300], y[200:300] + 100, groups=["a", "b"] * 50)
+    monitor.update(x[300:], y[300:], groups=["a"] * 100)
+    told = monitor.coverage()
+    assert told["all"][3] == told["a"][3] == told["b"][3] == 50
+    assert told["b"][0] == 0 < told["a"][0]
+
+
+def test_the_report_is_one_page_that_needs_nothing_else(tmp_path: Path) -> None:
+    monitor, x, y = watched("bands")
+    monitor.update(x, y, groups=["<a&b>"] * len(x))
+    text = monitor.report(tmp_path / "report.html")
+    assert (tmp_path / "report.html").read_text() == text
+
+    class Links(html.parser.HTMLParser):
+        found: list[tuple[str, Any]] = []  # noqa: RUF012
+
+        def handle_starttag(self, tag: str, attrs: list[tuple[str, Any]]) -> None:
+            self.found += [(tag, v) for k, v in attrs if k in ("src", "href")]
+
+    Links().feed(text)
+    assert not Links.found
+    assert "No change was found" in text
+    assert "&lt;a&amp;b&gt;" in text
+    table = monitor.table()
+    assert [row["what"] for row in table][:2] == ["test of truth", "test of prediction"]
+    assert str(monitor).count("\n") == len(table)
+
+
+def test_what_cannot_be_watched_is_refused() -> None:
+    with pytest.raises(RuntimeError, match="has no calibration"):
+        ffcp.Monitor(ffcp.CP(nn.Linear(1, 1)))
+    with pytest.raises(TypeError, match="bands or label sets"):
+        ffcp.Monitor(nn.Linear(1, 1))  # type: ignore[arg-type]
+    monitor, x, y = watched("bands")
+    with pytest.raises(RuntimeError, match="before the first update"):
+        monitor.update(x, y).start(x)
