@@ -32,6 +32,7 @@ from ffcp.network.jacobian import Sketch, Smooth
 from ffcp.network.passes import gradient_norms
 from ffcp.network.stored import Stored
 from ffcp.online.monitor import Monitor
+from ffcp.online.stream import Online
 from ffcp.pieces import Needs, Seen
 from ffcp.regression.auto import Auto, AutoChoice
 from ffcp.regression.bands import Ends, Interval
@@ -102,6 +103,7 @@ __all__ = [
     "Monitor",
     "Nearest",
     "Needs",
+    "Online",
     "Point",
     "Quantiles",
     "Raps",

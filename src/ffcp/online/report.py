@@ -10,7 +10,8 @@ from typing import Any
 _MOST = 1024  # points of a curve
 _WIDTH, _HEIGHT, _EDGE = 720, 180, 46
 _STYLE = """body{font:15px/1.45 system-ui,sans-serif;max-width:60rem;margin:2rem auto;
-padding:0 1rem;color:#1b1f24;background:#fff}h1{font-size:1.5rem}h2{font-size:1.1rem;margin-top:2rem}
+padding:0 1rem;color:#1b1f24;background:#fff}h1{font-size:1.5rem}
+h2{font-size:1.1rem;margin-top:2rem}
 .quiet{color:#1a6b3c}.moved{color:#b3261e}table{border-collapse:collapse;width:100%}
 th,td{text-align:left;padding:.35rem .6rem;border-bottom:1px solid #d8dde3}
 td.n{text-align:right;font-variant-numeric:tabular-nums}svg{width:100%;height:auto}

@@ -1,0 +1,336 @@
+"""Streams: what each method promises at its constant, late truths, and being stopped."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import subprocess
+import sys
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import ffcp
+from ffcp.online.levels import Aci, DtAci, Pid, pinball
+from ffcp.online.windows import Window
+from tests.conftest import normal, small_mlp
+
+ALPHAS = [Fraction(1, 20), Fraction(1, 10), Fraction(1, 2), Fraction(9, 10)]
+
+# What an adversary does with a row: its score, given the threshold, and when its truth comes.
+MOVES = st.lists(
+    st.tuples(
+        st.sampled_from(["above", "below", "far", "huge", "random"]),
+        st.integers(0, 6),  # rows until the truth comes
+        st.booleans(),  # whether it ever comes
+    ),
+    min_size=1,
+    max_size=300,
+)
+
+
+def score_of(move: str, threshold: float, row: int) -> float:
+    base = threshold if math.isfinite(threshold) else 1.0
+    return {
+        "above": np.nextafter(base, math.inf),
+        "below": base,
+        "far": base + 1.0,
+        "huge": 1e12 * (row + 1),
+        "random": math.sin(row * 12.9898) * 43758.5453 % 1.0,
+    }[move]
+
+
+def played(control: Any, moves: list[tuple[str, int, bool]], repeat: int) -> int:
+    """Play a stream against an adversary; return the most rows that waited at a prediction."""
+    past = Window(20, 1.0, [0.1 * i for i in range(20)])
+    waiting: list[tuple[int, float, Any]] = []
+    delay = 0
+    for row in range(repeat * len(moves)):
+        move, late, comes = moves[row % len(moves)]
+        delay = max(delay, len(waiting))
+        asked = control.ask(past)
+        if comes:
+            waiting.append((row + late, score_of(move, asked.threshold, row), asked))
+        due = [one for one in waiting if one[0] <= row]
+        waiting = [one for one in waiting if one[0] > row]
+        for _, score, then in sorted(due, key=lambda one: -one[1]):  # not as they were predicted
+            control.learn(score, then, past)
+            past.add(score)
+        if control.truths:
+            share = control.misses / control.truths
+            assert abs(share - control.alpha) <= control.bound(delay)
+    return delay
+
+
+@given(MOVES, st.sampled_from(ALPHAS), st.sampled_from([Fraction(1, 200), Fraction(1, 10), 2]))
+def test_aci_covers_any_sequence_at_its_constant(
+    moves: list[tuple[str, int, bool]], alpha: Fraction, gamma: Any
+) -> None:
+    played(Aci(alpha, Fraction(gamma)), moves, repeat=3)
+
+
+@given(MOVES, st.sampled_from(ALPHAS), st.sampled_from([0.05, 0.5]))
+def test_pid_covers_any_sequence_at_its_constant(
+    moves: list[tuple[str, int, bool]], alpha: Fraction, saturation: float
+) -> None:
+    played(Pid(alpha, 0.1, saturation, 1.0), moves, repeat=3)
+
+
+def test_the_constants_are_not_idle() -> None:
+    control = Aci(Fraction(1, 10), Fraction(1, 100))
+    past = Window(20, 1.0, [1.0] * 20)
+    for _ in range(900):  # never missed, until the level is 1
+        control.learn(0.0, control.ask(past), past)
+    assert control.misses == 0
+    assert 0.98 * control.bound(0) < control.alpha <= control.bound(0)
+    stubborn = Pid(Fraction(1, 10), 0.1, 0.5, 1.0)
+    for _ in range(3000):
+        asked = stubborn.ask(past)
+        stubborn.learn(math.inf if asked.threshold < math.inf else 0.0, asked, past)
+    assert stubborn.excess > 0.9 * stubborn.limit
+
+
+@pytest.mark.long
+@settings(max_examples=30)
+@given(st.integers(0, 10**6), st.sampled_from(["steady", "jumps", "drift"]))
+def test_dtaci_is_as_good_as_its_best_step_size(seed: int, kind: str) -> None:
+    horizon, random = 200, np.random.default_rng(seed)
+    control, past = DtAci(Fraction(1, 10), horizon), Window(100, 1.0, random.random(100))
+    alpha, k = 0.1, len(control.gammas)
+    own, squares, experts = 0.0, 0.0, np.zeros(k)
+    for row in range(horizon):
+        asked = control.ask(past)
+        moved = {"steady": 0.0, "jumps": float(row > 100), "drift": row / 100}[kind]
+        score = float(random.random() + moved)
+        beta = past.largest_level(score)
+        losses = np.array([pinball(beta, level, alpha) for level in asked.levels])
+        weights = np.array(control.weights)
+        own += pinball(beta, float(weights @ np.array(asked.levels)), alpha)
+        squares += float(weights @ losses**2)
+        experts += losses
+        control.learn(score, asked, past)
+        past.add(score)
+    most = (math.log(k / control.sigma) + 2 * control.sigma * horizon) / control.eta
+    assert own <= experts.min() + most + control.eta * squares
+
+
+@given(
+    st.lists(st.integers(0, 5), max_size=30), st.integers(1, 8), st.sampled_from([1.0, 0.5, 0.9])
+)
+def test_a_window_is_the_last_scores_with_their_weights(
+    scores: list[int], size: int, forget: float
+) -> None:
+    window = Window(size, forget, map(float, scores))
+    last = [float(score) for score in scores[-size:]]
+    assert window.scores() == last
+    weights = [math.floor(2**23 * forget**age) for age in range(len(last))][::-1]
+    for alpha in (Fraction(1, 10), Fraction(1, 3), Fraction(2, 3)):
+        reached, expected = 0, math.inf
+        for score, weight in sorted(zip(last, weights, strict=True)):
+            reached += weight
+            if reached >= (1 - alpha) * (sum(weights) + 2**23):
+                expected = score
+                break
+        assert window.quantile(alpha) == expected
+        if expected < math.inf:
+            assert window.largest_level(expected) >= float(alpha) - 1e-12
+    assert window.quantile(Fraction(0)) == math.inf
+    assert window.quantile(Fraction(1)) == -math.inf
+
+
+def calibrated(outputs: int = 1) -> tuple[Any, Tensor, Tensor]:
+    x, y = normal(400, 4, seed=1), normal(400, outputs, seed=2)
+    return ffcp.FFCP(small_mlp(outputs=outputs), "0").calibrate(x[:200], y[:200]), x[200:], y[200:]
+
+
+@pytest.mark.parametrize("method", ["aci", "dtaci", "pid", "plain"])
+def test_misses_are_truths_outside_the_bands_that_were_given(method: str) -> None:
+    predictor, x, y = calibrated()
+    online = ffcp.Online(predictor, method, alpha=0.2)
+    missed = 0
+    for i in range(len(x)):
+        band = online.predict_interval(x[i : i + 1])
+        missed += int(((y[i : i + 1] < band.lower) | (y[i : i + 1] > band.upper)).sum())
+        online.update(x[i : i + 1], y[i : i + 1])
+    assert online.misses == [missed]
+    assert online.truths == [len(x)]
+    assert abs(missed / len(x) - 0.2) < 0.1
+
+
+def test_levels_follow_a_break_where_cp_does_not() -> None:
+    predictor, x, y = calibrated()
+    y = torch.where(torch.arange(200)[:, None] < 50, y, 4 * y)
+    inside = predictor.predict_interval(x, 0.1)
+    plain = ((inside.lower <= y) & (y <= inside.upper))[50:].double().mean()
+    online, hits = ffcp.Online(predictor, "aci", 0.1, gamma=0.05, window=100), []
+    for i in range(200):
+        band = online.predict_interval(x[i : i + 1])
+        hits.append(bool((band.lower <= y[i]) & (y[i] <= band.upper)))
+        online.update(x[i : i + 1], y[i : i + 1])
+    assert plain < 0.6 < 0.8 < np.mean(hits[50:])
+
+
+def test_truths_come_late_in_any_order_or_never() -> None:
+    predictor, x, y = calibrated()
+    online = ffcp.Online(predictor, "aci", waiting=60)
+    online.predict_interval(x[:50])
+    assert online.delay == 49
+    order = torch.randperm(40, generator=torch.Generator().manual_seed(0))
+    online.update(x[order], y[order])
+    assert online.truths == [40]
+    with pytest.raises(ValueError, match="row 0 of x was not predicted, or its truth has come"):
+        online.update(x[:1], y[:1])
+    online.predict_interval(x[50:110])
+    assert len(online._waiting) == 60  # the ten that never came are given up
+    with pytest.raises(ValueError, match="not predicted"):
+        online.update(x[45:46], y[45:46])
+
+
+def test_a_refused_update_changes_nothing() -> None:
+    predictor, x, y = calibrated()
+    online = ffcp.Online(predictor, "aci")
+    online.predict_interval(x[:5])
+    with pytest.raises(ValueError, match="row 5 of x was not predicted"):
+        online.update(x[:6], y[:6])
+    assert online.truths == [0]
+    online.update(x[:5], y[:5])
+
+
+def test_equal_inputs_are_answered_in_their_order() -> None:
+    predictor, x, y = calibrated()
+    online = ffcp.Online(predictor, "aci")
+    same = x[:1].expand(3, -1)
+    online.predict_interval(same)
+    online.update(same, y[:3])
+    assert online.truths == [3]
+    assert not online._waiting
+
+
+def test_a_batch_is_its_rows_whose_truths_come_late() -> None:
+    predictor, x, y = calibrated()
+    one, other = ffcp.Online(predictor, "aci"), ffcp.Online(predictor, "aci")
+    whole = one.predict_interval(x[:20])
+    rows = [other.predict_interval(x[i : i + 1]) for i in range(20)]
+    assert torch.allclose(whole.upper, torch.cat([band.upper for band in rows]))
+    one.update(x[:20], y[:20])
+    for i in range(20):
+        other.update(x[i : i + 1], y[i : i + 1])
+    assert one._controls[0].state() == other._controls[0].state()
+    assert one.delay == other.delay == 19
+
+
+def test_every_horizon_has_a_level_of_its_own_and_truths_of_its_own() -> None:
+    predictor, x, y = calibrated(outputs=3)
+    y = y * torch.tensor([1.0, 1.0, 10.0])
+    online = ffcp.Online(predictor, "aci", gamma=0.05)
+    for i in range(100):
+        online.predict_interval(x[i : i + 1])
+        near = y[i : i + 1].clone()
+        near[:, 2] = torch.nan
+        online.update(x[i : i + 1], near)
+    assert online.truths == [100, 100, 0]
+    far = y[:60].clone()
+    far[:, :2] = torch.nan
+    online.update(x[:60], far)
+    assert online.truths == [100, 100, 60]
+    levels = [control.level for control in online._controls]
+    assert levels[2] < min(levels[:2])
+
+
+@pytest.mark.parametrize("method", ["aci", "dtaci", "pid", "plain"])
+def test_a_stream_goes_on_where_it_was_saved(method: str, tmp_path: Path) -> None:
+    predictor, x, y = calibrated()
+    whole, path = ffcp.Online(predictor, method, forget=0.99), tmp_path / "stream.safetensors"
+    cut = ffcp.Online(predictor, method, forget=0.99, path=path)
+    for i in range(40):
+        for online in (whole, cut):
+            online.predict_interval(x[i : i + 1])
+            if i >= 3:
+                online.update(x[i - 3 : i - 2], y[i - 3 : i - 2])
+        if i % 7 == 0:
+            cut = ffcp.Online(predictor, method, forget=0.99, path=path)
+    assert whole._controls[0].state() == cut._controls[0].state()
+    one, other = (online.predict_interval(x[50:60]) for online in (whole, cut))
+    assert torch.equal(one.upper, other.upper)
+    with pytest.raises(ffcp.CalibrationFileError, match="other settings"):
+        ffcp.Online(predictor, method, alpha=0.2, path=path)
+
+
+def test_a_write_that_fails_leaves_the_row_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    predictor, x, y = calibrated()
+    path = tmp_path / "stream.safetensors"
+    online = ffcp.Online(predictor, "aci", path=path)
+    online.predict_interval(x[:1])
+    online.update(x[:1], y[:1])
+    monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError("disk is full")))
+    with pytest.raises(OSError, match="disk is full"):
+        online.predict_interval(x[1:2])
+    monkeypatch.undo()
+    again = ffcp.Online(predictor, "aci", path=path)
+    assert (again.rows, again.truths) == (1, [1])
+
+
+KILLED = """
+import sys, torch, ffcp
+torch.manual_seed(0)
+model = torch.nn.Linear(2, 1)
+x, y = torch.randn(2000, 2), torch.randn(2000, 1)
+online = ffcp.Online(ffcp.CP(model).calibrate(x[:100], y[:100]), "aci", path=sys.argv[1])
+for i in range(100 + online.truths[0], 2000):
+    if online.rows == online.truths[0]:
+        online.predict_interval(x[i : i + 1])
+    online.update(x[i : i + 1], y[i : i + 1])
+    print(online.truths[0], flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_stream_loses_at_most_one_row(tmp_path: Path) -> None:
+    path, done = tmp_path / "stream.safetensors", 0
+    for _ in range(3):
+        process = subprocess.Popen(
+            [sys.executable, "-c", KILLED, str(path)], stdout=subprocess.PIPE, text=True
+        )
+        assert process.stdout is not None
+        lines = [int(process.stdout.readline()) for _ in range(20)]
+        process.send_signal(signal.SIGKILL)
+        lines += [int(line) for line in process.stdout.read().split()]
+        process.wait()
+        assert lines[0] in (done + 1, done + 2)  # written, and killed before it was said
+        done = lines[-1]
+
+
+def test_a_step_takes_no_more_room_or_work_as_time_goes_on(tmp_path: Path) -> None:
+    predictor, x, y = calibrated()
+    path = tmp_path / "stream.safetensors"
+    online, sizes = ffcp.Online(predictor, "dtaci", window=50, waiting=30), []
+    for i in range(0, 200, 2):
+        online.predict_interval(x[i : i + 2])
+        online.update(x[i : i + 1], y[i : i + 1])  # every second truth never comes
+        online.save(path)
+        sizes.append(path.stat().st_size)
+    assert len(online._windows[0].scores()) == 50
+    assert len(online._waiting) == len(online._by_input) <= 30
+    assert sizes[-1] < 1.1 * sizes[40]
+
+
+def test_what_has_no_single_threshold_is_refused() -> None:
+    x, y, model = normal(100, 2, seed=1), normal(100, seed=2), nn.Linear(2, 1)
+    with pytest.raises(ValueError, match="one threshold for all inputs"):
+        ffcp.Online(ffcp.LCP(model, "nearest").calibrate(x, y))
+    with pytest.raises(ValueError, match="one threshold for all inputs"):
+        ffcp.Online(ffcp.CP(model).calibrate(x, y, groups=["a"] * 100))
+    with pytest.raises(RuntimeError, match="has no calibration"):
+        ffcp.Online(ffcp.CP(model))
+    with pytest.raises(ValueError, match="unknown method"):
+        ffcp.Online(ffcp.CP(model).calibrate(x, y), "magic")
