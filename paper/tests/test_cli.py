@@ -9,7 +9,7 @@ import ffcp
 import ffcp_paper
 from ffcp_paper.cli import app
 
-COMMANDS = ("reproduce", "report", "groups", "labels", "segment", "data")
+COMMANDS = ("reproduce", "report", "groups", "labels", "segment", "stream", "data")
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])

@@ -14,7 +14,7 @@ from rich.table import Table
 
 import ffcp
 import ffcp_paper
-from ffcp_paper import datalist, datasets, fetch, figures, logits, render, segments, vision
+from ffcp_paper import datalist, datasets, fetch, figures, logits, render, segments, streams, vision
 from ffcp_paper import groups as worst_groups
 from ffcp_paper import labels as label_sets
 from ffcp_paper import report as page
@@ -305,6 +305,56 @@ def _print_segments(console: Console, result: segments.Result) -> None:
             )
     console.print("\nLabel sets for every pixel", highlight=False)
     _print_table(console, segments.SET_COLUMNS, segments.tabulate_sets(result))
+
+
+@app.command()
+def stream(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(help=f"Series, of {', '.join(streams.NAMES)}. [default: those at hand]"),
+    ] = None,
+    alpha: Annotated[float, typer.Option(help="Share of misses allowed.")] = 0.1,
+    seed: Annotated[int, typer.Option(help="Of the network and of what is drawn.")] = 0,
+    out: Annotated[Path, typer.Option(help="Folder for the picture.")] = Path("."),
+) -> None:
+    """Follow series in the order of time: CP, FFCP and ffcp.Online, and when Monitor warns.
+
+    break is drawn, with two breaks, and needs no data; bike are rentals by the hour. Prints
+    coverage, and draws it over time. Takes about a minute.
+    """
+    if not 0 < alpha < 1:
+        raise typer.BadParameter(f"{alpha} does not lie between 0 and 1", param_hint="--alpha")
+    if not out.is_dir():
+        raise typer.BadParameter(f"there is no folder {out}", param_hint="--out")
+    unknown = [name for name in names or () if name not in streams.NAMES]
+    if unknown:
+        raise typer.BadParameter(f"unknown series {unknown[0]!r}: choose from {streams.NAMES}")
+    console, results = Console(), []
+    torch.set_num_threads(1)
+    for name in names or streams.NAMES:
+        if name in datasets.DATASETS and not _present(console, [name]):
+            continue
+        with console.status(f"{name}: starting") as status:
+            results.append(
+                streams.run(
+                    name,
+                    alpha,
+                    seed,
+                    progress=lambda line, name=name: status.update(f"{name}: {line}"),  # type: ignore[misc]
+                )
+            )
+        result = results[-1]
+        columns = ["method", "coverage", f"worst {streams.LOCAL} rows", "median length", "infinite"]
+        console.print(f"{name}, {len(result.followed['CP'].hits)} rows", highlight=False)
+        _print_table(console, columns, streams.rows_of(result))
+        alarms = ", ".join(f"{k} {v}" for k, v in result.alarms.items() if v is not None)
+        console.print(f"Monitor, first alarm at row: {alarms or 'none'}", highlight=False)
+        told = ", ".join(f"{k} {v:.2f}" for k, v in result.novelty.items())
+        console.print(f"Moved rows against calibration, area under ROC: {told}", highlight=False)
+    if results:
+        place = out / "ffcp_stream.png"
+        streams.picture(results).savefig(place, dpi=130)
+        console.print(f"Picture: {place}", highlight=False, soft_wrap=True)
 
 
 @app.command()
