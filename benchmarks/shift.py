@@ -56,7 +56,7 @@ def bands(make: Callable[[], Any], learns: bool) -> tuple[float, float, float, f
         x, y = draw(generator, ROWS, 0.0)
         new, _ = draw(generator, 300, SHIFT)
         asked, truth = draw(generator, ASKED, SHIFT)
-        predictor.calibrate(x, y, **({"new": new} if learns else {}))
+        predictor.calibrate(x, y, new=new if learns else None)
         band = predictor.predict_interval(asked, ALPHA)
         lower, upper = band.lower[:, 0], band.upper[:, 0]
         hits.append(((lower <= truth) & (truth <= upper)).double().mean())
@@ -79,7 +79,7 @@ def sets(calibration: Any, learns: bool) -> tuple[float, float]:
         x, y = draw_labels(generator, 5 * ROWS, SHARES)
         new, _ = draw_labels(generator, 2000, SHARES * RATIO)
         asked, truth = draw_labels(generator, ASKED, SHARES * RATIO)
-        found = predictor.calibrate(x, y, **({"new": new} if learns else {})).predict_set(asked)
+        found = predictor.calibrate(x, y, new=new if learns else None).predict_set(asked)
         hits.append(found.mask[torch.arange(ASKED), truth].double().mean())
         sizes.append(found.sizes.double().mean())
     return float(torch.stack(hits).mean()), float(torch.stack(sizes).mean())

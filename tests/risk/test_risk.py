@@ -15,7 +15,8 @@ from ffcp.segmentation.counts import BINS, EDGES
 from tests.conftest import normal
 from tests.law import ERROR_RATE
 
-ALPHA, ROWS, ASKED, REPEATS = 0.1, 80, 60, 300
+ALPHA, ROWS, ASKED, REPEATS = 0.1, 80, 100, 100
+GRID = [step / 50 for step in range(51)]  # coarse: many calibrations
 
 
 class Fixed(nn.Module):
@@ -41,7 +42,7 @@ def doubled(mask: Tensor, y: Tensor) -> Tensor:
 )
 def test_the_expected_loss_is_at_most_alpha_and_not_far_below(loss: Any, bound: float) -> None:
     generator, risks = torch.Generator().manual_seed(1), []
-    predictor = ffcp.RiskControl(Fixed(), loss, bound=bound)
+    predictor = ffcp.RiskControl(Fixed(), loss, bound=bound, grid=GRID)
     alpha = ALPHA * bound
     for _ in range(REPEATS):
         x, y = draw(generator, ROWS + ASKED)
@@ -50,15 +51,16 @@ def test_the_expected_loss_is_at_most_alpha_and_not_far_below(loss: Any, bound: 
     mean, error = np.mean(risks), np.std(risks, ddof=1) / np.sqrt(REPEATS)
     assert stats.norm.sf((mean - alpha) / error) > ERROR_RATE
     # Theorem 2 of the paper: no more than 2 bound / (n + 1) below, and the grid's step.
-    least = alpha - bound * (2 / (ROWS + 1) + 0.01)
+    least = alpha - bound * (2 / (ROWS + 1) + 0.03)
     assert stats.norm.cdf((mean - least) / error) > ERROR_RATE
 
 
+@pytest.mark.long
 def test_without_the_bound_in_the_sum_the_law_would_fail() -> None:
     generator, risks = torch.Generator().manual_seed(1), []
-    predictor = ffcp.RiskControl(Fixed(), "any_missed")
+    predictor = ffcp.RiskControl(Fixed(), "any_missed", grid=GRID)
     few = 12
-    for _ in range(600):
+    for _ in range(200):
         x, y = draw(generator, few + ASKED)
         losses = predictor.losses(x, y)
         greedy = int((losses[:few].mean(dim=0) <= ALPHA).nonzero()[0, 0])

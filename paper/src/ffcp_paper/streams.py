@@ -55,7 +55,8 @@ class Followed:
     def local(self) -> np.ndarray:
         """The share of hits over the last rows."""
         sums = np.concatenate([[0], np.cumsum(self.hits)])
-        return (sums[LOCAL:] - sums[:-LOCAL]) / LOCAL
+        local: np.ndarray = (sums[LOCAL:] - sums[:-LOCAL]) / LOCAL
+        return local
 
 
 @dataclass(frozen=True)
@@ -194,10 +195,10 @@ def picture(results: list[Result]) -> Figure:
             axis.axvline(row, color="#8c959f", linewidth=0.9, linestyle=":")
             axis.annotate(mark, (row, axis.get_ylim()[0]), (4, 4), textcoords="offset points",
                           fontsize=8, color="#57606a")  # fmt: skip
-        row = result.alarms["truth"]
-        if row is not None:
-            axis.axvline(row, color="#cf222e", linewidth=0.9, linestyle="-.")
-            axis.annotate("alarm", (row, 1.0), (4, -10), textcoords="offset points",
+        alarm = result.alarms["truth"]
+        if alarm is not None:
+            axis.axvline(alarm, color="#cf222e", linewidth=0.9, linestyle="-.")
+            axis.annotate("alarm", (alarm, 1.0), (4, -10), textcoords="offset points",
                           fontsize=8, color="#cf222e")  # fmt: skip
         axis.set_title(f"{result.series.name}: coverage over the last {LOCAL} rows", loc="left")
         axis.set_xlabel("row of the stream")

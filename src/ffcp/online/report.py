@@ -120,12 +120,14 @@ def _curve(trace: Trace, limit: float) -> str:
 
     line = " ".join(place(i, value) for i, value in enumerate(tens))
     zero, cap = place(0, 0.0).split(",")[1], place(0, math.log10(limit)).split(",")[1]
+    far = abs(float(zero) - float(cap)) > 12  # or one would hide the other
+    one = f'<text x="2" y="{zero}">1</text>' if far else ""
     return (
         f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="wealth over rows">'
         f'<line x1="{_EDGE}" x2="{_WIDTH}" y1="{zero}" y2="{zero}" stroke="#8c959f"/>'
         f'<line x1="{_EDGE}" x2="{_WIDTH}" y1="{cap}" y2="{cap}" stroke="#b3261e" '
         'stroke-dasharray="6 4"/>'
-        f'<text x="2" y="{zero}">1</text><text x="2" y="{cap}">{limit:g}</text>'
+        f'{one}<text x="2" y="{cap}">{limit:g}</text>'
         f'<text x="{_EDGE}" y="{_HEIGHT - 4}">row 0</text>'
         f'<text x="{_WIDTH - 8}" y="{_HEIGHT - 4}" text-anchor="end">row '
         f"{(len(tens) - 1) * trace.step}</text>"
