@@ -23,6 +23,7 @@ from ffcp.online.levels import Aci, Asked, Control, DtAci, Pid, Plain
 from ffcp.online.windows import Window
 from ffcp.regression.bands import Interval
 from ffcp.regression.predictor import BandPredictor
+from ffcp.regression.sides import EACH
 
 METHODS = ("aci", "dtaci", "pid", "plain")
 
@@ -173,14 +174,16 @@ class Online:
         nothing = thresholds == -math.inf
         parts, keys = [], []
         for seen in self.predictor._seen(self._given(x)):
-            band = self.predictor._band(seen, thresholds.masked_fill(nothing, 0.0))
-            parts.append(self._emptied(band, nothing))
+            levels = thresholds.masked_fill(nothing, 0.0)[None, None]  # one level, all rows alike
+            lower, upper, prediction = self.predictor._band(seen, levels)
+            parts.append(self._emptied(Interval(lower[0], upper[0], prediction), nothing))
             keys += _keys(seen.x, len(seen.rows))
         for key in keys:
             self._remember(key, Waiting(self.rows, list(asked)))
             self.rows += 1
         self._saved()
-        return Interval(*(torch.cat([part[i] for part in parts]) for i in range(3)))
+        lower, upper, prediction = (torch.cat([part[i] for part in parts]) for i in range(3))
+        return Interval(lower, upper, prediction, float(exact_alpha(self.alpha)))
 
     def _emptied(self, band: Interval, nothing: Tensor) -> Interval:
         """Shrink bands that cover nothing to the prediction."""
@@ -362,6 +365,11 @@ def _check_predictor(predictor: Any) -> None:
     if not isinstance(predictor, BandPredictor):
         raise TypeError(f"a stream needs a predictor of bands, got {type(predictor).__name__}")
     predictor._must_be_calibrated()
+    if predictor.side == EACH:
+        raise ValueError(
+            "a stream keeps one threshold for each output, and side='each' has two: give a "
+            "predictor of another side"
+        )
     if predictor.calibration.is_local or predictor.calibration.takes_groups:
         raise ValueError(
             "a stream keeps one threshold for all inputs: give a predictor without groups and "
