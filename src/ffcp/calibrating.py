@@ -59,6 +59,7 @@ class Calibrating:
         self.warnings: list[str] = []
         self.classes: int | None = None  # of the outputs so far, where they are classes
         self._is_first = True
+        self._has_new_calibration = False  # one that was chosen: it has notes of its own
         self.selection: Selection[Batch] = Selection(self, self._division(), choosing.alpha)
 
     def must_take(self, weights: Any, new: Any) -> None:
@@ -130,7 +131,7 @@ class Calibrating:
 
     def choose_calibration(self, aside: Columns, left: int) -> None:
         """Choose what the calibration leaves open; ``left`` other rows will calibrate."""
-        scores = self.scorer.scores(with_prefix("score.", aside))
+        scores = self.scorer.scores(self._scored(with_prefix("score.", aside)))
         notes = with_prefix("note.", aside)
         alpha = self._choosing.alpha_of_each(self._choosing.alpha, scores.shape[1])
         self.calibration, choice = self.calibration.choose(scores, notes, left, alpha)
@@ -139,6 +140,7 @@ class Calibrating:
     def _settle(self, chosen: Chosen) -> None:
         self.scorer = chosen.scorer
         if chosen.calibration is not None:
+            self._has_new_calibration = True
             has_groups = self.calibration.takes_groups
             self.calibration = (
                 by_groups(chosen.calibration) if has_groups else chosen.calibration
@@ -156,13 +158,19 @@ class Calibrating:
         self._settle(settled)
         return True
 
+    def _scored(self, own: Columns) -> Columns:
+        """Score rows that waited for a choice as if the model had just seen them."""
+        waited = self.scorer.again(own)
+        return own if waited is None else self.scorer.note(*waited)
+
     def finish(self, noted: Columns) -> Columns:
         """Turn what was noted into scores and notes to keep."""
         own, notes = with_prefix("score.", noted), with_prefix("note.", noted)
         waited = self.scorer.again(own)
-        if waited is not None:  # as if the model had just seen them
-            seen, y = waited[0]._replace(groups=notes.get("group")), waited[1]
-            own, notes = self.scorer.note(seen, y), self.calibration.note(seen, y)
+        if waited is not None and self._has_new_calibration:
+            seen, y = waited
+            notes = self.calibration.note(seen._replace(groups=notes.get("group")), y)
+        own = self._scored(own)
         scores = self.scorer.scores(own)
         signs = self.scorer.signs(own) if self.calibration.keeps_signs else None
         if signs is not None:

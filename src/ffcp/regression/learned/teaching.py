@@ -68,10 +68,16 @@ class Teachable(BandPredictor):
         yield from self._batches(inputs.take(x, order), y[order], None, call="fit")
 
     def _batches(
-        self, x: Any, y: Any, groups: Any, read: inputs.Reader | None = None, call: str = ""
+        self,
+        x: Any,
+        y: Any,
+        groups: Any,
+        read: inputs.Reader | None = None,
+        call: str = "",
+        weights: Any = None,
     ) -> Iterator[Batch]:
         known, met, rows = self._taught, 0, 0
-        for batch in super()._batches(x, y, groups, read, call):
+        for batch in super()._batches(x, y, groups, read, call, weights):
             if known is not None and not call:
                 met += int(torch.isin(row_hashes(batch.x, batch.y), known).sum())
                 rows += len(batch.y)
