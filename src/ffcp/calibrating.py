@@ -170,7 +170,7 @@ class Calibrating:
         if waited is not None and self._has_new_calibration:
             seen, y = waited
             notes = self.calibration.note(seen._replace(groups=notes.get("group")), y)
-        own = self._scored(own)
+        own = dict(self._scored(own))
         scores = self.scorer.scores(own)
         signs = self.scorer.signs(own) if self.calibration.keeps_signs else None
         if signs is not None:
