@@ -317,7 +317,9 @@ class Sharing(nn.Module):
         self._must_match(mine, settings, "the loaded calibration")
         self._check_features(scorer.needs().joined(calibration.needs()))
         self._scorer, self.calibration = scorer, calibration.empty()
+        given, _ = self._given
         self._choices = {
+            **given.choices_from(kept["choices"]),
             **scorer.choices_from(kept["choices"]),
             **calibration.choices_from(kept["choices"]),
         }

@@ -35,6 +35,8 @@ METHODS = {
     "CQR": lambda: ffcp.CQR(small_mlp(outputs=2)),
     "FFCQR": lambda: ffcp.FFCQR(small_mlp(outputs=2), "0"),
     "FFCQR, layer chosen": lambda: ffcp.FFCQR(small_mlp(outputs=2)),
+    "Learned": lambda: ffcp.Learned(small_mlp()),
+    "Auto": lambda: ffcp.Auto(small_mlp()),
     "a slack among several": lambda: ffcp.Bands(
         small_mlp(), slack=[ffcp.GradientNorm("0"), lambda seen: 1 + seen.output.abs()]
     ),

@@ -56,19 +56,17 @@ class Sight:
     @classmethod
     def of(cls, model: nn.Module, x: Any, on: Sequence[On]) -> Sight:
         """Find the layers of a model, and leave out what is no table of numbers."""
-        first = passes.see(model, inputs.take(x, slice(0, 2)))
+        names = features.candidates(model, x) if {NORMS, VALUES} & set(on) else []
+        inner = [name for name in names if name != INPUT][-1:] if VALUES in on else []
+        first = passes.see(model, inputs.take(x, slice(0, 2)), Needs(values=tuple(inner)))
         outputs = first.output[0].numel()
         if outputs > _MOST_OUTPUTS:
             raise ValueError(
                 f"the model has {outputs} outputs, and quantiles are learned for at most "
                 f"{_MOST_OUTPUTS}: use ffcp.CP or ffcp.FFCP"
             )
-        names = features.candidates(model, x) if {NORMS, VALUES} & set(on) else []
-        inner = [name for name in names if name != INPUT]
-        last = inner[-1] if inner and VALUES in on else None
-        if last is not None:
-            width = passes.see(model, inputs.take(x, slice(0, 2)), Needs(values=(last,)))
-            last = last if width.values[last][0].numel() <= _MOST_COLUMNS else None
+        small = [name for name in inner if first.values[name][0].numel() <= _MOST_COLUMNS]
+        last = small[0] if small else None
         functions = [one for one in on if callable(one)]
         norms = tuple(names) if NORMS in on else ()
         return cls(norms, last, INPUT in on and _is_table(x), functions)

@@ -1,0 +1,64 @@
+"""The guarantee of learned bands and of Auto, as a law over many calibration sets."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor
+
+import ffcp
+from ffcp.conformal.rank import conformal_rank
+from ffcp.regression.learned import network
+from tests.conftest import small_mlp
+from tests.law import ERROR_RATE, draw_hits, p_value
+from tests.regression.models import heteroscedastic
+
+pytestmark = pytest.mark.long
+
+N, T, ALPHA = 60, 30, 0.1
+
+
+def _covered(band: ffcp.Interval, y: Tensor) -> Tensor:
+    return (band.lower[:, :1] <= y[:, None]) & (y[:, None] <= band.upper[:, :1])
+
+
+@pytest.mark.parametrize("nested", ["central", "grown"])
+def test_bands_taught_by_training_rows_follow_the_law_one_row_at_a_time(nested: str) -> None:
+    torch.manual_seed(1)
+    made = ffcp.Learned(small_mlp(), nested=nested, seed=0).fit(
+        *heteroscedastic(torch.Generator().manual_seed(9), 300)
+    )
+
+    def covered(x_cal: Tensor, y_cal: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        predictor = copy.copy(made).calibrate(x_cal, y_cal)
+        half = len(x) // 2
+        rows = [predictor.predict_interval(row[None], alpha=ALPHA) for row in x[:half]]
+        parts = [_covered(band, y[i : i + 1]) for i, band in enumerate(rows)]
+        return torch.cat([*parts, _covered(predictor.predict_interval(x[half:], ALPHA), y[half:])])
+
+    hits = draw_hits(heteroscedastic, covered, n=N, t=T, repeats=150)[:, 0]
+    assert p_value(hits, T, N, conformal_rank(N, ALPHA)) > ERROR_RATE
+
+
+@pytest.mark.parametrize("make", [ffcp.Learned, ffcp.Auto], ids=["Learned", "Auto"])
+def test_rows_that_teach_and_choose_do_not_spoil_the_guarantee(
+    make: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The law holds however well was learned; short lessons show that it does.
+    monkeypatch.setattr(network, "_EPOCHS", 2)
+    rows, used = 150, 120
+
+    def covered(x_cal: Tensor, y_cal: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        predictor = make(small_mlp(), choose_fraction=0.2).calibrate(x_cal, y_cal)
+        assert len(predictor.calibration) == used
+        if getattr(predictor, "method", None) == "LCP":
+            covered.local += 1
+        return _covered(predictor.predict_interval(x, alpha=ALPHA), y)
+
+    covered.local = 0
+    hits = draw_hits(heteroscedastic, covered, n=rows, t=T, repeats=60)[:, 0]
+    # LCP covers at least as much, by another law; it must not be what is taken every time.
+    assert covered.local < 30
+    assert p_value(hits, T, used, conformal_rank(used, ALPHA)) > ERROR_RATE

@@ -1,0 +1,242 @@
+"""Learned bands: what teaches, what calibrates, and that both are kept apart."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import ffcp
+from ffcp.regression.learned import network
+from ffcp.regression.learned.teaching import row_hashes
+from tests.conftest import normal, small_mlp
+
+
+@pytest.fixture(autouse=True)
+def _short_lessons(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Nothing tested here depends on how well was learned.
+    monkeypatch.setattr(network, "_EPOCHS", 4)
+
+
+def data(rows: int = 600, seed: int = 0) -> tuple[Tensor, Tensor]:
+    x = normal(rows, 4, seed=seed)
+    return x, x[:, 0] * normal(rows, seed=seed + 1)
+
+
+def taught(**common: object) -> ffcp.Learned:
+    x, y = data()
+    return (
+        ffcp.Learned(small_mlp(), seed=0, **common)
+        .fit(x[:200], y[:200])
+        .calibrate(x[200:], y[200:])
+    )
+
+
+def test_training_rows_teach_and_all_calibration_rows_calibrate() -> None:
+    predictor = taught()
+    assert predictor.learned_from == "training rows"
+    assert len(predictor.calibration) == 400
+
+
+def test_without_training_rows_a_share_teaches_and_does_not_calibrate() -> None:
+    predictor = ffcp.Learned(small_mlp(), seed=0).calibrate(*data())
+    assert predictor.learned_from == "rows set aside"
+    assert len(predictor.calibration) == 480
+
+
+def test_rows_that_taught_are_refused_when_they_come_to_calibrate() -> None:
+    x, y = data()
+    predictor = ffcp.Learned(small_mlp()).fit(x[:300], y[:300])
+    with pytest.raises(ValueError, match="100 of 400 calibration rows were given to fit"):
+        predictor.calibrate(x[200:], y[200:])
+    with pytest.raises(RuntimeError, match="no calibration"):
+        predictor.predict_interval(x)
+
+
+def test_rows_are_known_again_in_another_order_and_type() -> None:
+    x, y = data()
+    predictor = ffcp.Learned(small_mlp()).fit(x, y)
+    flipped = x.flip(0).double().numpy(), y.flip(0).numpy()
+    with pytest.raises(ValueError, match="600 of 600"):
+        predictor.calibrate(*flipped)
+    loader = DataLoader(TensorDataset(x, y), batch_size=50)
+    with pytest.raises(ValueError, match="600 of 600"):
+        predictor.calibrate(loader)
+
+
+def test_a_data_set_that_repeats_rows_by_itself_is_not_taken_for_a_mistake() -> None:
+    x, y = data(200)
+    x, y = x.round(), torch.zeros(200)  # few different rows
+    x = x[:, :1].expand(-1, 4).clamp(-1, 1).contiguous()
+    ffcp.Learned(small_mlp()).fit(x[:100], y[:100]).calibrate(x[100:], y[100:])
+
+
+def test_hashes_of_rows_see_every_number() -> None:
+    x, y = data(50)
+    known = row_hashes(x, y)
+    assert len(known.unique()) == 50
+    for column in range(4):
+        moved = x.clone()
+        moved[:, column] += 1e-6 + x[:, column].abs() * 1e-6
+        assert not (row_hashes(moved, y) == known).any()
+    assert not (row_hashes(x.flip(1), y) == known).any()
+
+
+@pytest.mark.parametrize(
+    "common",
+    [{}, {"nested": "grown"}, {"side": "lower"}, {"side": "each"}, {"on": "prediction"}],
+    ids=str,
+)
+def test_saved_copied_and_loaded_predictors_give_the_same_bands(
+    tmp_path: Path, common: dict[str, str]
+) -> None:
+    predictor, x = taught(**common), normal(20, 4, seed=9)
+    band = predictor.predict_interval(x, alpha=(0.1, 0.4))
+    predictor.save(tmp_path / "learned.safetensors")
+    fresh = ffcp.Learned(predictor.model, **common)
+    fresh.load_state_dict(predictor.state_dict())
+    for other in (
+        ffcp.load(tmp_path / "learned.safetensors", predictor.model),
+        pickle.loads(pickle.dumps(predictor)),
+        copy.deepcopy(predictor),
+        fresh,
+    ):
+        again = other.predict_interval(x, alpha=(0.1, 0.4))
+        assert torch.equal(again.lower, band.lower)
+        assert torch.equal(again.upper, band.upper)
+
+
+def test_what_was_learned_is_checked_when_it_is_loaded(tmp_path: Path) -> None:
+    from ffcp import files
+
+    predictor = taught()
+    predictor.save(tmp_path / "learned.safetensors")
+    tensors = files.read(tmp_path / "learned.safetensors")
+    tensors["scorer.network.w1"][0, 0, 0] += 1
+    files.write(tmp_path / "bad.safetensors", tensors)
+    with pytest.raises(ffcp.CalibrationFileError, match="checksum"):
+        ffcp.load(tmp_path / "bad.safetensors", predictor.model)
+
+
+def test_workers_with_one_lesson_merge_and_with_two_do_not() -> None:
+    x, y = data()
+    first = ffcp.Learned(small_mlp(), seed=0).fit(x[:200], y[:200])
+    second = copy.deepcopy(first)
+    first.calibrate(x[200:400], y[200:400])
+    second.calibrate(x[400:], y[400:])
+    assert len(first.merge(second).calibration) == 400
+    other = ffcp.Learned(first.model, seed=0).fit(x[:100], y[:100]).calibrate(x[400:], y[400:])
+    with pytest.raises(ValueError, match="learned"):
+        first.merge(other)
+
+
+def test_lessons_depend_on_the_seed_alone_and_leave_random_numbers_alone() -> None:
+    (x, y), model = data(), small_mlp()
+    before = torch.random.get_rng_state()
+    first = ffcp.Learned(model, seed=0).fit(x[:200], y[:200])
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert first.settings() == taught().settings()
+    assert first.settings() != ffcp.Learned(first.model, seed=1).fit(x[:200], y[:200]).settings()
+
+
+def test_several_outputs_have_quantiles_of_their_own_and_missing_targets_teach_nothing() -> None:
+    x, y = data()
+    many = torch.stack([y, 100 * y, 0.01 * y], dim=1)
+    many[::7, 1] = torch.nan
+    predictor = ffcp.Learned(small_mlp(outputs=3), missing=True, seed=0).calibrate(x, many)
+    width = predictor.predict_interval(x).width.median(dim=0).values
+    assert width[1] > 5 * width[0] > 5 * width[2]
+    assert predictor.calibration.coordinates == 3
+
+
+def test_an_image_teaches_without_its_pixels() -> None:
+    model = nn.Sequential(
+        nn.Conv2d(1, 3, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 1)
+    )
+    predictor = ffcp.Learned(model).calibrate(normal(200, 1, 6, 6, seed=0), normal(200, seed=1))
+    assert predictor.settings()["from_input"] is False
+
+
+def test_functions_of_the_users_are_learned_from_and_asked_for_when_loading(
+    tmp_path: Path,
+) -> None:
+    def first_column(seen: ffcp.Seen) -> Tensor:
+        return seen.x[:, 0]
+
+    x, y = data()
+    predictor = ffcp.Learned(small_mlp(), on=["prediction", first_column]).calibrate(x, y)
+    predictor.save(tmp_path / "own.safetensors")
+    with pytest.raises(ffcp.CalibrationFileError, match="first_column"):
+        ffcp.load(tmp_path / "own.safetensors", predictor.model)
+    on = ["prediction", first_column]
+    again = ffcp.load(tmp_path / "own.safetensors", predictor.model, on=on)
+    assert torch.equal(again.predict_interval(x).lower, predictor.predict_interval(x).lower)
+
+
+def test_what_cannot_be_learned_from_is_named() -> None:
+    with pytest.raises(ValueError, match="gradients"):
+        ffcp.Learned(small_mlp(), on="gradients")
+    with pytest.raises(ValueError, match="nested must be one of"):
+        ffcp.Learned(small_mlp(), nested="round")
+    with pytest.raises(ValueError, match="at most 64"):
+        ffcp.Learned(small_mlp(outputs=65)).calibrate(
+            normal(100, 4, seed=0), normal(100, 65, seed=1)
+        )
+    x, y = data(100)
+    bad = ffcp.Learned(small_mlp(), on=lambda seen: seen.x[:, 0] / 0)
+    with pytest.raises(ValueError, match="what is learned from holds"):
+        bad.calibrate(x, y)
+    with pytest.raises(ValueError, match="scales"):
+        ffcp.Learned(small_mlp(), joint=True, scales=[1.0])
+
+
+def test_a_network_that_memorised_its_training_rows_is_noticed() -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    x, _ = data()
+    with torch.no_grad():
+        exact = model(x)[:, 0]
+    y = exact + 0.01 * normal(600, seed=5)
+    y[300:] = exact[300:] + normal(300, seed=6)  # new rows are missed by a hundred times as much
+    with pytest.warns(ffcp.FFCPWarning, match="knows its training rows too well"):
+        ffcp.Learned(model).fit(x[:300], y[:300]).calibrate(x[300:], y[300:])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ffcp.Learned(model).fit(x[300:450], y[300:450]).calibrate(x[450:], y[450:])
+
+
+def test_distributions_come_from_central_quantiles_and_grown_ones_say_why_not() -> None:
+    predictor, (x, y) = taught(), data(seed=7)
+    distribution = predictor.predict_distribution(x)
+    low, high = distribution.quantile([0.1, 0.9])
+    assert (low < high).all()
+    inside = ((low[:, 0] <= y) & (y <= high[:, 0])).double().mean()
+    assert 0.7 < float(inside) < 0.9
+    with pytest.raises(ValueError, match="central"):
+        taught(nested="grown").predict_distribution(x)
+
+
+def test_new_lessons_end_the_calibration_of_the_old_ones() -> None:
+    predictor, (x, y) = taught(), data(seed=3)
+    predictor.fit(x, y)
+    with pytest.raises(RuntimeError, match="no calibration"):
+        predictor.predict_interval(x)
+
+
+def test_a_band_holds_its_calibration_targets_at_the_scores_they_have() -> None:
+    # Rounding must not put a target outside the band of its own score.
+    for common in ({}, {"nested": "grown"}, {"side": "upper"}):
+        predictor, (x, y) = taught(**common), data()
+        scores = predictor.score(x[200:], y[200:]).sort().values
+        for alpha in np.linspace(0.05, 0.95, 19):
+            band = predictor.predict_interval(x[200:], alpha=float(alpha))
+            inside = ((band.lower[:, 0] <= y[200:]) & (y[200:] <= band.upper[:, 0])).sum()
+            rank = ffcp.conformal_rank(400, float(alpha))
+            assert int(inside) >= rank
+            assert len(scores) == 400

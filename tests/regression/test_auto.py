@@ -1,0 +1,172 @@
+"""Auto: all methods compared on rows that do not calibrate."""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ffcp
+from ffcp.regression.auto import Auto
+from ffcp.regression.learned import network
+from tests.conftest import normal, small_mlp
+
+
+@pytest.fixture
+def _short_lessons(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "_EPOCHS", 3)
+
+
+def steep(rows: int, seed: int = 0) -> tuple[nn.Module, Tensor, Tensor]:
+    """Noise in proportion to the prediction, which gradients cannot see in a linear model."""
+    model = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1))
+    x = normal(rows, 2, seed=seed)
+    with torch.no_grad():
+        model[2].weight.mul_(3)
+        y = model(x)[:, 0]
+    return model, x, y + (0.05 + y.abs()) * normal(rows, seed=seed + 1)
+
+
+@pytest.mark.usefixtures("_short_lessons")
+def test_every_candidate_is_judged_and_the_best_is_taken() -> None:
+    model, x, y = steep(1000)
+    predictor = Auto(model, seed=0).fit(x[:300], y[:300]).calibrate(x[300:], y[300:])
+    choice = predictor.choice
+    assert choice is not None
+    assert choice.method == min(choice.trials, key=lambda name: choice.trials[name].score)
+    assert {
+        "CP",
+        "LCP",
+        "FFCP at '0'",
+        "Learned, training rows, all, central",
+        "Learned, training rows, few, grown",
+        "Learned, rows set aside, all, grown",
+    } <= set(choice.trials)
+    assert choice.rows == 140
+    assert len(predictor.calibration) == 560
+    assert predictor.method in str(choice)
+
+
+@pytest.mark.usefixtures("_short_lessons")
+def test_the_criterion_decides() -> None:
+    model, x, y = steep(1000)
+    predictor = Auto(model, criterion="length", seed=0).calibrate(x, y)
+    assert predictor.choice is not None
+    trials = predictor.choice.trials
+    assert trials[predictor.choice.method].length == min(t.length for t in trials.values())
+    with pytest.raises(ValueError, match="criterion must be one of score, length"):
+        Auto(model, criterion="width")
+
+
+def test_learning_beats_plain_bands_where_noise_depends_on_the_input() -> None:
+    model, x, y = steep(3000)
+    predictor = Auto(model, seed=0).fit(x[:1000], y[:1000]).calibrate(x[1000:2000], y[1000:2000])
+    plain = ffcp.CP(model).calibrate(x[1000:2000], y[1000:2000])
+    ours, theirs = (
+        float(ffcp.metrics.interval_score(p.predict_interval(x[2000:]), y[2000:]))
+        for p in (predictor, plain)
+    )
+    assert ours < 0.85 * theirs
+
+
+@pytest.mark.usefixtures("_short_lessons")
+@pytest.mark.parametrize(
+    "wanted", ["CP", "LCP", "FFCP at '0'", "Learned, rows set aside, all, grown"]
+)
+def test_every_kind_of_choice_is_saved_and_loaded(
+    wanted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ffcp.regression import auto
+
+    class Partial(auto.Judge):
+        def trial(self, one, plain):  # type: ignore[no-untyped-def]
+            measured = super().trial(one, plain)
+            chosen = one is candidates[wanted]
+            return auto.Trial(-1.0, -1.0) if chosen else measured
+
+    candidates: dict[str, object] = {}
+    listed = auto.Undecided._candidates
+
+    def keep(self, *args):  # type: ignore[no-untyped-def]
+        for name, one in listed(self, *args):
+            candidates[name] = one
+            yield name, one
+
+    monkeypatch.setattr(auto, "Judge", Partial)
+    monkeypatch.setattr(auto.Undecided, "_candidates", keep)
+    model, x, y = steep(600)
+    predictor = Auto(model, seed=0).calibrate(x, y)
+    assert predictor.method == wanted
+    band = predictor.predict_interval(x[:9])
+    predictor.save(tmp_path / "auto.safetensors")
+    for other in (
+        ffcp.load(tmp_path / "auto.safetensors", model),
+        pickle.loads(pickle.dumps(predictor)),
+    ):
+        assert other.method == wanted
+        assert torch.equal(other.predict_interval(x[:9]).upper, band.upper)
+    assert ffcp.load(tmp_path / "auto.safetensors", model).choice == predictor.choice
+
+
+@pytest.mark.usefixtures("_short_lessons")
+@pytest.mark.parametrize("common", [{"joint": True}, {"side": "each"}, {"side": "lower"}], ids=str)
+def test_units_of_several_outputs_do_not_matter(common: dict[str, object]) -> None:
+    x, y = normal(800, 4, seed=0), normal(800, 2, seed=1)
+    model = small_mlp(outputs=2)
+    large = nn.Sequential(model, Times(torch.tensor([1.0, 1024.0])))
+    bands = []
+    for net, factor in ((model, 1.0), (large, 1024.0)):
+        target = y * torch.tensor([1.0, factor])
+        on = ["prediction"]  # norms inside the model are those of its layers
+        predictor = Auto(net, on=on, seed=0, **common).calibrate(x, target)
+        bands.append((predictor.method, predictor.predict_interval(x)))
+    (first, small), (second, wide) = bands
+    assert first == second
+    assert torch.allclose(small.lower[:, 1] * 1024, wide.lower[:, 1], rtol=1e-4)
+
+
+class Times(nn.Module):
+    def __init__(self, factors: Tensor) -> None:
+        super().__init__()
+        self.factors = nn.Parameter(factors)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.factors
+
+
+@pytest.mark.usefixtures("_short_lessons")
+def test_groups_have_thresholds_of_their_own_whatever_is_chosen() -> None:
+    model, x, y = steep(900)
+    groups = (x[:, 0] > 0).long()
+    predictor = Auto(model, seed=0).calibrate(x, y, groups=groups)
+    assert set(predictor.calibration.groups) == {0, 1}
+    predictor.predict_interval(x[:5], groups=groups[:5])
+
+
+def test_too_few_rows_to_choose_are_left_to_plain_bands() -> None:
+    model, x, y = steep(10)
+    with pytest.warns(ffcp.FFCPWarning, match="10 rows"):
+        predictor = Auto(model).calibrate(x, y)
+    assert predictor.method == "CP"
+    assert len(predictor.calibration) == 10
+
+
+@pytest.mark.usefixtures("_short_lessons")
+def test_new_bands_do_not_depend_on_how_rows_come() -> None:
+    model, x, y = steep(500)
+    predictor = Auto(model, seed=0).calibrate(x, y)
+    whole = predictor.predict_interval(x[:20])
+    single = torch.cat([predictor.predict_interval(row[None]).upper for row in x[:20]])
+    assert torch.allclose(single, whole.upper, rtol=1e-4)
+
+
+@pytest.mark.usefixtures("_short_lessons")
+def test_a_choice_is_silent() -> None:
+    model, x, y = steep(500)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ffcp.FFCPWarning)
+        Auto(model, seed=0).calibrate(x, y)
