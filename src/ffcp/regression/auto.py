@@ -24,7 +24,7 @@ from ffcp.regression.bases import Point, columns
 from ffcp.regression.common import Common
 from ffcp.regression.family import Family, SlackBands
 from ffcp.regression.joint import Joint, checked_joint, checked_scales
-from ffcp.regression.judging import Candidate, Judge, Trial
+from ffcp.regression.judging import CRITERIA, SCORE, Candidate, Judge, Trial
 from ffcp.regression.learned.family import LearnedBands, taught
 from ffcp.regression.learned.nested import FAMILIES
 from ffcp.regression.learned.sight import KINDS, On, Sight, checked_on
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 Self = TypeVar("Self", bound="Auto")
-SCORE, LENGTH = "score", "length"
-CRITERIA = (SCORE, LENGTH)
 PLAIN, LOCAL = "CP", "LCP"
 _FEWEST = 60  # rows set aside below which nothing is learned from them
 
@@ -52,7 +50,8 @@ class AutoChoice:
         The one that was taken.
     trials
         For each candidate its interval score (length, plus 2 / alpha times the miss) and its
-        length, averaged over the rows set aside.
+        length, averaged over the rows set aside. The best is taken if it beats CP by more than a
+        standard error.
     criterion
         Which of the two decided: ``"score"`` or ``"length"``.
     rows
@@ -162,7 +161,9 @@ class Undecided(Family):
         candidates = dict(self._candidates(aside, judge, left))
         trials = {name: judge.trial(one, candidates[PLAIN]) for name, one in candidates.items()}
         best = min(trials, key=lambda name: getattr(trials[name], self._criterion))
-        if getattr(trials[best], self._criterion) >= getattr(trials[PLAIN], self._criterion):
+        plain = candidates[PLAIN]
+        # The best of many is a little lucky: where rows tell no difference, the simplest is taken.
+        if not judge.is_clearly_better(candidates[best], plain, self._criterion):
             best = PLAIN
         family, calibration = candidates[best].make()
         choice = AutoChoice(best, trials, self._criterion, len(y), float(exact_alpha(alpha)))
@@ -255,6 +256,7 @@ class Auto(Teachable):
 
     Examples
     --------
+    >>> import torch
     >>> _ = torch.manual_seed(0)
     >>> x = torch.rand(2000, 1)
     >>> y = x[:, 0] * torch.randn(2000)  # noise grows to the right

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -19,6 +20,7 @@ from ffcp.regression.joint import has_own_thresholds, learned_scales
 from ffcp.regression.learned.family import LearnedBands
 from ffcp.regression.sides import LOWER, UPPER, ends_at, shared_out, two_sided
 
+SCORE, LENGTH = CRITERIA = ("score", "length")
 _FOLDS = 3  # rows that teach are judged by what the other folds taught
 
 
@@ -135,14 +137,25 @@ class Judge:
 
     def trial(self, one: Candidate, plain: Candidate) -> Trial:
         """Measure a candidate; of several outputs each relative to plain CP."""
+        return Trial(*(float(rows.nanmean()) for rows in self._relative(one, plain)))
+
+    def is_clearly_better(self, one: Candidate, plain: Candidate, criterion: str) -> bool:
+        """Say whether a candidate beats plain CP by more than a standard error, row by row."""
+        place = CRITERIA.index(criterion)
+        gain = self._relative(plain, plain)[place] - self._relative(one, plain)[place]
+        gain = gain[~gain.isnan()]
+        return float(gain.mean()) > float(gain.std()) / math.sqrt(max(1, len(gain)))
+
+    def _relative(self, one: Candidate, plain: Candidate) -> tuple[Tensor, Tensor]:
+        """Give interval score and length of every row."""
         mine, theirs = self._measured(one), self._measured(plain)
         if self._y.shape[1] == 1:
-            return Trial(*(float(each[0]) for each in mine))
-        pairs = zip(mine, theirs, strict=True)
-        return Trial(*(float((each / other).mean()) for each, other in pairs))
+            return mine[0][:, 0], mine[1][:, 0]
+        relative = [each / other.nanmean(dim=0) for each, other in zip(mine, theirs, strict=True)]
+        return relative[0].nanmean(dim=1), relative[1].nanmean(dim=1)
 
     def _measured(self, one: Candidate) -> tuple[Tensor, Tensor]:
-        """Give interval score and length of every output."""
+        """Give interval score and length of every row and output; of unknown targets no score."""
         prediction = columns(self._seen.output).double().cpu()
         lower = prediction if self._side == UPPER else one.lower
         upper = prediction if self._side == LOWER else one.upper
@@ -150,4 +163,4 @@ class Judge:
         above = 0 if self._side == LOWER else (self._y - upper).clamp_min(0)
         factor = (1 if self._side in (LOWER, UPPER) else 2) / float(self._alpha)
         length = upper - lower
-        return (length + factor * (below + above)).nanmean(dim=0), length.mean(dim=0)
+        return length + factor * (below + above), length
