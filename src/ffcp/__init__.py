@@ -37,6 +37,7 @@ from ffcp.pieces import Needs, Seen
 from ffcp.regression.auto import Auto, AutoChoice
 from ffcp.regression.bands import Ends, Interval
 from ffcp.regression.bases import Point, Quantiles
+from ffcp.regression.cross import CrossBands
 from ffcp.regression.curvature import Curvature
 from ffcp.regression.distribution import Distribution
 from ffcp.regression.fcp.methods import FCP, FCQR
@@ -77,6 +78,7 @@ __all__ = [
     "Candidate",
     "Choice",
     "Constant",
+    "CrossBands",
     "Controlled",
     "Curvature",
     "Distribution",
