@@ -1,10 +1,14 @@
-"""The ``ffcp`` command, which the extra ``cli`` brings the packages for."""
+"""The ``ffcp`` command, which the extras ``cli`` and ``tables`` bring the packages for."""
 
 from __future__ import annotations
 
 import sys
 
-_EXTRA = ("typer", "rich", "matplotlib")
+_TABLES = ("pandas", "pyarrow", "jinja2", "tabm", "rtdl_num_embeddings")
+_EXTRA = {
+    **dict.fromkeys(("typer", "rich", "matplotlib"), "cli"),
+    **dict.fromkeys(_TABLES, "tables"),
+}
 
 
 def main() -> None:
@@ -19,5 +23,5 @@ def main() -> None:
             raise
         sys.exit(
             f"The ffcp command needs {package}, which comes with an extra of this library: "
-            "pip install 'ffcp[cli]'"
+            f"pip install 'ffcp[{_EXTRA[package]}]'"
         )

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 import ffcp
+from ffcp.cli.tables import register
 
 if TYPE_CHECKING:
     from ffcp.cli.demo import Result
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 app = typer.Typer(
     help="""Prediction bands with a guarantee, for the PyTorch network you already have.
 
-    Start with **ffcp demo**: it needs no data and shows what the library does. In a program,
+    Start with **ffcp demo**: it needs no data and shows what the library does. With a table of
+    your own, **ffcp fit** trains a network and calibrates its bands. In a program,
     *import ffcp* and calibrate your own network.""",
     epilog="The paper's tables and figures have a command of their own, ffcp-paper.",
     no_args_is_help=True,
@@ -87,6 +89,9 @@ def demo(
         _print_demo(console, result)
     demonstration.picture(results).savefig(out, dpi=150)
     console.print(f"Picture of the bands: {out}", highlight=False, soft_wrap=True, markup=False)
+
+
+register(app)
 
 
 def _check_demo(out: Path, alpha: float) -> None:

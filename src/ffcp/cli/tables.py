@@ -1,0 +1,272 @@
+"""The commands for tables: fit, predict, check, show."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from ffcp.tables import FittedTable
+    from ffcp.tables.measuring import Measured, Part
+
+_SURE = 0.01  # a chance below it is no chance any more
+Folder = Annotated[Path, typer.Argument(help="A folder that ffcp fit made.", show_default=False)]
+Alpha = Annotated[
+    float | None, typer.Option(help="Share of misses allowed; by default that of the fit.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the ``ffcp`` command."""
+    for command in (fit, predict, check, show):
+        app.command()(command)
+
+
+def fit(
+    table: Annotated[
+        Path, typer.Argument(help="CSV, compressed or not, or Parquet.", show_default=False)
+    ],
+    target: Annotated[str, typer.Option(help="The column to predict.", show_default=False)],
+    out: Annotated[
+        Path | None, typer.Option(help="The folder to write; by default TABLE.ffcp.")
+    ] = None,
+    alpha: Annotated[
+        float, typer.Option(help="Share of misses allowed; 0.1 asks for 90 % coverage.")
+    ] = 0.1,
+    classify: Annotated[
+        bool, typer.Option("--classify", help="Predict sets of labels, though they are numbers.")
+    ] = False,
+    group: Annotated[
+        str | None, typer.Option(help="A column: the guarantee holds in each of its groups.")
+    ] = None,
+    time: Annotated[
+        str | None, typer.Option(help="A column that orders rows: train on the past.")
+    ] = None,
+    support: Annotated[
+        str | None, typer.Option(help='Range of the target: "0," is 0 and more, "0,1" 0 to 1.')
+    ] = None,
+    side: Annotated[str, typer.Option(help="both, lower, upper or each.")] = "both",
+    minutes: Annotated[float, typer.Option(help="Time limit of the training.")] = 3.0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of all that is random.")] = 0,
+    force: Annotated[bool, typer.Option("--force", help="Replace a fit that is there.")] = False,
+) -> None:
+    """Train a network on a table, calibrate its bands, test them, and write a folder.
+
+    Ctrl-C ends the training and keeps the best network so far. All that was decided for you is
+    printed, and stored in the folder; its **report.html** shows the test.
+    """
+    console = Console()
+    with _said():
+        from ffcp import tables
+        from ffcp.tables import folder, reading
+
+        where = out or table.with_name(f"{reading.base_name(table)}.ffcp")
+        folder.must_be_free(where, force=force)
+        with _progress(console) as progress:
+            task = progress.add_task("reading", total=1.0)
+            fitted = tables.fit(
+                table,
+                target,
+                alpha=alpha,
+                classify=classify,
+                group=group,
+                time=time,
+                side=side,
+                support=_support(support),
+                minutes=minutes,
+                seed=seed,
+                progress=lambda what, share: progress.update(
+                    task, description=what, completed=share
+                ),
+            )
+        fitted.save(where, force=force)
+    _print_fit(console, fitted)
+    page = where / folder.REPORT
+    console.print(f"Written: {where}" + (f"; look at {page}" if fitted.report else ""), **_PLAIN)
+
+
+def predict(
+    folder: Folder,
+    table: Annotated[Path, typer.Argument(help="New rows, without the target.")],
+    out: Annotated[
+        Path | None, typer.Option(help="The file to write; by default TABLE.bands.csv.")
+    ] = None,
+    alpha: Alpha = None,
+) -> None:
+    """Write the rows of a table with their prediction and band, or set of labels.
+
+    Files larger than memory are read and written part by part. A row that cannot be predicted
+    is there with empty cells and a reason.
+    """
+    console = Console()
+    with _said():
+        from ffcp import tables
+        from ffcp.tables import reading
+
+        fitted = tables.load(folder)
+        ending = ".parquet" if table.suffix.lower() in (".parquet", ".pq") else ".csv"
+        where = out or table.with_name(f"{reading.base_name(table)}.bands{ending}")
+        if where.absolute() == table.absolute():
+            raise tables.TableError(f"--out {out} is the table itself: give another file")
+        rows = empty = 0
+        remarks: dict[str, None] = {}
+        with _progress(console) as progress:
+            task = progress.add_task("predicting", total=None)
+            for part in fitted.predict_file(table, where, alpha):
+                rows += len(part.bands)
+                empty += int(part.bands["prediction"].isna().sum())
+                remarks.update(dict.fromkeys(part.remarks))
+                progress.update(task, description=f"predicted {rows:,} rows")
+    for remark in remarks:
+        console.print(f"Note: {remark}", **_PLAIN)
+    if empty:
+        console.print(f"{empty:,} rows could not be predicted: see the column reason", **_PLAIN)
+    console.print(f"Written: {where}, {rows:,} rows", **_PLAIN)
+
+
+def check(
+    folder: Folder,
+    table: Annotated[Path, typer.Argument(help="Rows with their target.")],
+    alpha: Alpha = None,
+    group: Annotated[
+        str | None, typer.Option(help="A column by which coverage is told apart.")
+    ] = None,
+) -> None:
+    """Measure whether bands still cover on rows whose target is known, and in which groups.
+
+    Ends with code 1 if coverage is lower than chance allows.
+    """
+    console = Console()
+    with _said():
+        from ffcp import tables
+
+        fitted = tables.load(folder)
+        found = fitted.check(table, alpha, group)
+        chance = fitted.still_covers(found, alpha)
+    _print_measured(console, found, bool(fitted.about.classes), columns=True)
+    if chance < _SURE:
+        console.print(
+            f"It no longer covers as promised: had nothing changed, so little would be seen with "
+            f"probability {chance:.2g}. Fit again, with newer rows.",
+            **_PLAIN,
+        )
+        raise typer.Exit(1)
+    console.print("It covers as promised, as far as these rows can tell.", **_PLAIN)
+
+
+def show(folder: Folder) -> None:
+    """Say what a fit is: its columns, sizes and guarantee, and how it did."""
+    console = Console()
+    with _said():
+        from ffcp import tables
+
+        fitted = tables.load(folder)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("column", "taken as", "why"):
+        table.add_column(name, overflow="fold")
+    for column in fitted.columns[0]:
+        table.add_row(column.name, column.kind, column.why)
+    console.print(table, markup=False)
+    _print_fit(console, fitted)
+
+
+_PLAIN: dict[str, Any] = {"highlight": False, "markup": False, "soft_wrap": True}
+
+
+@contextlib.contextmanager
+def _said() -> Iterator[None]:
+    """Print what is wrong with a table or an option in one sentence, and end with code 2."""
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        typer.echo(f"Error: {error}", err=True)
+        raise typer.Exit(2) from error
+    except KeyboardInterrupt:
+        typer.echo("Stopped: nothing was written.", err=True)
+        raise typer.Exit(130) from None
+
+
+def _progress(console: Console) -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=console, transient=True)
+
+
+def _support(text: str | None) -> tuple[float | None, float | None]:
+    """Read a range: ``"0,"`` is 0 and more.
+
+    >>> _support("0,"), _support(",1"), _support("0,1")
+    ((0.0, None), (None, 1.0), (0.0, 1.0))
+    """
+    if text is None:
+        return None, None
+    ends = [end.strip() for end in text.split(",")]
+    try:
+        low, high = (float(end) if end else None for end in ends)
+    except ValueError as error:
+        raise ValueError(f'--support {text!r} is no range: "0,", ",1" and "0,1" are') from error
+    return low, high
+
+
+def _print_fit(console: Console, fitted: FittedTable) -> None:
+    about = fitted.about
+    what = f"{len(about.classes)} classes" if about.classes else "numbers"
+    used = len(fitted.columns[0].used)
+    console.print(
+        f"Target {about.target!r}: {what}, from {used} columns of {about.source}", **_PLAIN
+    )
+    for decision in about.decisions:
+        console.print(f"Decided: {decision}", **_PLAIN)
+    rows = ", ".join(f"{count:,} {name}" for name, count in about.rows.items())
+    console.print(f"Rows: {rows}", **_PLAIN)
+    last = about.training[-1]
+    console.print(
+        f"Training: {last.epochs:.0f} epochs in {last.seconds:.0f} s, ended {last.ended}", **_PLAIN
+    )
+    console.print(f"Method: {about.method}", **_PLAIN)
+    console.print(f"Guarantee: {about.guarantee}", **_PLAIN)
+    if about.tested is not None:
+        _print_measured(console, about.tested, bool(about.classes))
+
+
+def _print_measured(console: Console, found: Measured, labels: bool, columns: bool = False) -> None:
+    size = "" if found.size is None else f", mean {'size' if labels else 'length'} {found.size:.4g}"
+    score = "" if found.score is None else f", interval score {found.score:.4g}"
+    console.print(
+        f"Coverage {found.coverage:.1%} [{found.low:.1%}, {found.high:.1%}] of {found.rows:,} "
+        f"rows{size}{score}",
+        **_PLAIN,
+    )
+    if found.infinite:
+        console.print(f"{found.infinite:,} of the bands are infinite", **_PLAIN)
+    if found.without:
+        console.print(f"{found.without:,} rows could not be predicted", **_PLAIN)
+    worst = sorted(found.columns, key=lambda part: part.coverage)[:5] if columns else []
+    for title, parts in (("By group", found.groups), ("Where it covers least", worst)):
+        if parts:
+            _print_parts(console, title, list(parts), labels)
+
+
+def _print_parts(console: Console, title: str, parts: list[Part], labels: bool) -> None:
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    for name in ("column", "value"):
+        table.add_column(name, overflow="fold")
+    for name in ("rows", "coverage", "interval", "mean size" if labels else "mean length"):
+        table.add_column(name, justify="right")
+    for part in parts:
+        interval = f"{part.low:.1%} to {part.high:.1%}"
+        table.add_row(
+            part.column,
+            part.value,
+            f"{part.rows:,}",
+            f"{part.coverage:.1%}",
+            interval,
+            f"{part.size:.4g}",
+        )
+    console.print(table, markup=False)

@@ -1,0 +1,15 @@
+"""Your own table in, bands out: the ``ffcp fit`` command in Python, by the extra ``tables``.
+
+from ffcp import tables
+
+fitted = tables.fit("houses.csv", "price")
+fitted.save("houses.ffcp")
+bands = tables.load("houses.ffcp").predict("new.csv")
+"""
+
+from ffcp.tables.errors import TableError
+from ffcp.tables.fitted import FittedTable
+from ffcp.tables.fitting import fit
+from ffcp.tables.folder import load
+
+__all__ = ["FittedTable", "TableError", "fit", "load"]

@@ -1,0 +1,126 @@
+"""Cells of a column as numbers, dates or words, whatever they came as; and which are missing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+# What stands for a value that is not known, in any spelling of its letters.
+MISSING = frozenset(
+    ["", "na", "n/a", "#n/a", "#na", "<na>", "nan", "-nan", "null", "none", "nat", "?", "#null!"]
+)
+ISO = "ISO8601"
+_TIMES = ("", " %H:%M", " %H:%M:%S", " %I:%M %p")
+# Tried one after the other; the first that reads every cell is taken.
+FORMATS = (
+    ISO,
+    *(
+        day + time
+        for day in ("%Y/%m/%d", "%d.%m.%Y", "%m/%d/%Y", "%d/%m/%Y", "%d-%m-%Y", "%m-%d-%Y")
+        for time in _TIMES
+    ),
+    *("%d.%m.%y", "%m/%d/%y", "%d/%m/%y", "%d %b %Y", "%d %B %Y", "%b %d, %Y", "%B %d, %Y"),
+)
+
+
+def is_number(series: pd.Series) -> bool:
+    """Say whether a column is of a numeric type; booleans are words."""
+    return bool(
+        pd.api.types.is_numeric_dtype(series) and not pd.api.types.is_bool_dtype(series)
+    ) and not pd.api.types.is_complex_dtype(series)
+
+
+def is_date(series: pd.Series) -> bool:
+    """Say whether a column is of a type of dates."""
+    return bool(pd.api.types.is_datetime64_any_dtype(series))
+
+
+def words(series: pd.Series) -> np.ndarray[Any, Any]:
+    """Give the cells as words without blanks around them, ``""`` where one is missing.
+
+    >>> words(pd.Series([" red", None, 3.0, "NA", True])).tolist()
+    ['red', '', '3', '', 'True']
+    """
+    if is_number(series):
+        return np.array([_spelled(value) for value in series.tolist()], dtype=object)
+    if is_date(series):
+        series = series.dt.strftime("%Y-%m-%dT%H:%M:%S")
+    cells = series.astype(object).to_numpy()
+    return np.array([_word(cell) for cell in cells], dtype=object)
+
+
+def _word(cell: Any) -> str:
+    if isinstance(cell, str):
+        text = cell.strip()
+        return "" if text.lower() in MISSING else text
+    if isinstance(cell, (int, float, np.number)) and not isinstance(cell, bool):
+        return _spelled(cell)
+    return "" if cell is None or cell is pd.NA or cell is pd.NaT else str(cell)
+
+
+def _spelled(value: Any) -> str:
+    """Spell a number as a table would: 3 for 3.0."""
+    if value is None or value is pd.NA or value != value:
+        return ""
+    return str(int(value)) if abs(value) < 2**53 and value == int(value) else repr(float(value))
+
+
+def numbers(series: pd.Series, decimal: str = ".") -> tuple[np.ndarray[Any, Any], ...]:
+    """Read cells as numbers: values (NaN where there is none), which are missing, which are bad.
+
+    >>> values, missing, bad = numbers(pd.Series(["1.5", "", "many", "inf"]))
+    >>> values.tolist()
+    [1.5, nan, nan, nan]
+    >>> missing.tolist(), bad.tolist()
+    ([False, True, False, False], [False, False, True, True])
+    """
+    if is_number(series):
+        values = pd.to_numeric(series).to_numpy(dtype=np.float64, na_value=np.nan)
+        missing = np.isnan(values)
+    elif is_date(series):
+        return np.full(len(series), np.nan), series.isna().to_numpy(), series.notna().to_numpy()
+    else:
+        text = series.astype(object)
+        if decimal == ",":
+            text = text.str.replace(".", "", regex=False).str.replace(",", ".", regex=False)
+        values = pd.to_numeric(text, errors="coerce").to_numpy(np.float64, na_value=np.nan)
+        missing = np.isnan(values)
+        missing[missing] = words(series[missing]) == ""  # only these are looked at one by one
+    bad = ~missing & ~np.isfinite(values)
+    return np.where(np.isfinite(values), values, np.nan), missing, bad
+
+
+def dates(series: pd.Series, form: str = ISO) -> tuple[np.ndarray[Any, Any], ...]:
+    """Read cells as dates, as seconds since 1970 (NaN where there is none); missing; bad.
+
+    >>> seconds, missing, bad = dates(pd.Series(["1970-01-02", "NA", "soon"]))
+    >>> seconds.tolist()
+    [86400.0, nan, nan]
+    >>> missing.tolist(), bad.tolist()
+    ([False, True, False], [False, False, True])
+    """
+    if is_date(series):
+        read = pd.to_datetime(series, utc=True)
+        missing = read.isna().to_numpy()
+    else:
+        text = pd.Series(words(series), dtype=object)
+        missing = (text == "").to_numpy()
+        read = pd.to_datetime(text.where(~missing, None), format=form, errors="coerce", utc=True)
+    bad = ~missing & read.isna().to_numpy()
+    seconds = (read - pd.Timestamp(0, tz="UTC")) / pd.Timedelta(seconds=1)
+    return seconds.to_numpy(np.float64), missing, bad
+
+
+def date_format(series: pd.Series) -> str | None:
+    """Find the form in which all cells are dates; ``None`` if there is none."""
+    if is_date(series):
+        return ISO
+    text = pd.Series(words(series), dtype=object)
+    text = text[text != ""]
+    some = text.iloc[:: max(1, len(text) // 200)]
+    for form in FORMATS:
+        if len(some) and not dates(some, form)[2].any() and not dates(text, form)[2].any():
+            return form
+    return None

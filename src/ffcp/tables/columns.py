@@ -1,0 +1,357 @@
+"""What every column of a table is, decided on training rows, and rows as numbers for a network.
+
+Nothing here looks at the rows that calibrate or test: which columns are numbers, which levels
+a category has and how numbers are spread are learned from the training rows alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from ffcp import files
+from ffcp.tables import cells
+from ffcp.tables.errors import TableError
+
+NUMBER, CATEGORY, DATE, LEFT_OUT = "number", "category", "date", "left out"
+_KINDS = (NUMBER, CATEGORY, DATE, LEFT_OUT)
+_KNOTS = 100  # of the curve that spreads numbers like a normal distribution
+_LEVELS = 100  # of a category; rarer ones are one level together
+_RARE = 5  # rows; a level with fewer is rare
+_WORDS = 0.05  # the share of words among numbers that may stand for missing ones
+_REPEATS = 0.5  # words of which more than this share are different hardly repeat
+_DAY, _WEEK, _YEAR = 86_400.0, 7 * 86_400.0, 365.2425 * 86_400.0
+_CYCLES = {"time of day": _DAY, "day of the week": _WEEK, "time of the year": _YEAR}
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column: its kind, why, and what is needed to turn its cells into numbers.
+
+    Parameters
+    ----------
+    name, kind, why
+        What it is called, what it is taken for, and the reason in plain words.
+    missing
+        Whether training rows lacked it.
+    knots, places
+        The curve that spreads numbers (of dates: seconds) like a normal distribution.
+    words
+        Words among the numbers that stand for missing ones.
+    levels, other
+        The levels of a category, and whether training rows had rarer ones besides.
+    form, cycles
+        How dates are written, and which of their cycles are told apart.
+    """
+
+    name: str
+    kind: str
+    why: str
+    missing: bool = False
+    knots: tuple[float, ...] = ()
+    places: tuple[float, ...] = ()
+    words: tuple[str, ...] = ()
+    levels: tuple[str, ...] = ()
+    other: bool = False
+    form: str = ""
+    cycles: tuple[str, ...] = ()
+
+    def check(self) -> None:
+        """Refuse, by ValueError, what :func:`learn` cannot have made."""
+        if self.kind not in _KINDS:
+            raise ValueError(f"column {self.name!r} is of no known kind: {self.kind!r}")
+        if self.kind in (NUMBER, DATE):
+            curve = np.array([self.knots, self.places], dtype=np.float64)
+            if curve.shape[1] < 2 or not np.isfinite(curve).all() or (np.diff(curve) <= 0).any():
+                raise ValueError(f"column {self.name!r} has no rising curve")
+        if self.kind == CATEGORY and len(set(self.levels)) != len(self.levels):
+            raise ValueError(f"column {self.name!r} has a level twice")
+        if not set(self.cycles) <= set(_CYCLES):
+            raise ValueError(f"column {self.name!r} has cycles that are not known")
+        if self.kind == DATE and self.form not in cells.FORMATS:
+            raise ValueError(f"column {self.name!r} has dates of no known form")
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers that are not only 0 and 1 it gives."""
+        return {NUMBER: 1, DATE: 1 + 2 * len(self.cycles)}.get(self.kind, 0)
+
+    @property
+    def flags(self) -> int:
+        """How many numbers that are 0 or 1 it gives."""
+        if self.kind == LEFT_OUT:
+            return 0
+        return len(self.levels) + self.other + self.missing
+
+
+@dataclass
+class Encoded:
+    """Rows as numbers: first those of any size, then those that are 0 or 1.
+
+    ``reasons`` says of each row why it cannot be predicted, ``""`` if it can; its numbers are 0.
+    ``remarks`` are about the table as a whole.
+    """
+
+    x: Tensor
+    reasons: np.ndarray[Any, Any]
+    remarks: list[str]
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns of a table, in its order."""
+
+    all: tuple[Column, ...]
+
+    def __iter__(self) -> Iterator[Column]:
+        return iter(self.all)
+
+    @property
+    def used(self) -> tuple[Column, ...]:
+        """Those that the network sees."""
+        return tuple(column for column in self.all if column.kind != LEFT_OUT)
+
+    @property
+    def numbers(self) -> int:
+        """How many of the numbers of a row may be of any size."""
+        return sum(column.numbers for column in self.all)
+
+    @property
+    def flags(self) -> int:
+        """How many of the numbers of a row are 0 or 1."""
+        return sum(column.flags for column in self.all)
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """Give all of it in plain values."""
+        return [asdict(column) for column in self.all]
+
+    @classmethod
+    def from_json(cls, saved: Any) -> Columns:
+        """Read what :meth:`to_json` gave; anything else is a ValueError."""
+        columns: tuple[Column, ...] = files.rebuilt(tuple[Column, ...], saved)
+        for column in columns:
+            column.check()
+        if len({column.name for column in columns}) != len(columns):
+            raise ValueError("a column is there twice")
+        if not any(column.kind != LEFT_OUT for column in columns):
+            raise ValueError("no column is used")
+        return cls(columns)
+
+    def encode(self, frame: pd.DataFrame) -> Encoded:
+        """Turn rows into numbers; of a row that cannot be, say why."""
+        absent = [column.name for column in self.used if column.name not in frame.columns]
+        if absent:
+            there = ", ".join(map(repr, frame.columns[:20]))
+            raise TableError(
+                f"the table has no column {', '.join(map(repr, absent))}, which the network was "
+                f"trained with; it has {there}"
+            )
+        reasons = np.full(len(frame), "", dtype=object)
+        numbers: list[np.ndarray[Any, Any]] = []
+        flags: list[np.ndarray[Any, Any]] = []
+        remarks: list[str] = []
+        for column in self.used:
+            series = frame[column.name]
+            if column.kind == CATEGORY:
+                flags += _flags(column, cells.words(series), remarks)
+                continue
+            values, missing, bad = _values(column, series, frame.attrs.get("decimal", "."))
+            _say_bad(column, series, bad, reasons)
+            if missing.any():
+                if column.missing:
+                    pass
+                else:
+                    remarks.append(
+                        f"{column.name!r} is missing in {int(missing.sum())} rows, and never was "
+                        "in training rows: taken as its median there"
+                    )
+            numbers += _numbers(column, values)
+            flags += [missing | bad] if column.missing else []
+        x = np.zeros((len(frame), self.numbers + self.flags), dtype=np.float32)
+        for place, given in enumerate([*numbers, *flags]):
+            x[:, place] = given
+        return Encoded(torch.from_numpy(x), reasons, remarks)
+
+
+def _values(column: Column, series: pd.Series, decimal: str) -> tuple[np.ndarray[Any, Any], ...]:
+    """Read the cells of a column of numbers or dates; some words stand for missing."""
+    if column.kind == DATE:
+        values, missing, bad = cells.dates(series, column.form)
+    else:
+        values, missing, bad = cells.numbers(series, decimal)
+    if column.words and bad.any():
+        known = bad & np.isin(cells.words(series).astype(str), np.array(column.words, dtype=str))
+        missing, bad = missing | known, bad & ~known
+    return values, missing, bad
+
+
+def _say_bad(
+    column: Column,
+    series: pd.Series,
+    bad: np.ndarray[Any, Any],
+    reasons: np.ndarray[Any, Any],
+) -> None:
+    where = np.flatnonzero(bad)
+    if not len(where):
+        return
+    what = {NUMBER: "a number", DATE: f"a date written as {column.form}"}[column.kind]
+    if len(where) == len(series) and len(series) > 1:
+        raise TableError(
+            f"column {column.name!r} was {column.kind}s in training and is not in a single row "
+            f"now (the first cell is {str(series.iloc[0])!r}): is it the right column?"
+        )
+    for row in where:
+        if not reasons[row]:
+            reasons[row] = f"{column.name}: {str(series.iloc[row])!r} is not {what}"
+
+
+def _numbers(column: Column, values: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:
+    """Spread values like a normal distribution, and tell the cycles of dates; 0 if missing."""
+    spread = np.interp(values, column.knots, column.places)
+    given = [spread]
+    for cycle in column.cycles:
+        turn = 2 * math.pi * values / _CYCLES[cycle]
+        given += [np.sin(turn), np.cos(turn)]
+    return [np.nan_to_num(one, nan=0.0) for one in given]
+
+
+def _flags(
+    column: Column, cell_words: np.ndarray[Any, Any], remarks: list[str]
+) -> list[np.ndarray[Any, Any]]:
+    codes = pd.Index(column.levels).get_indexer(cell_words)
+    missing = cell_words == ""
+    unseen = (codes < 0) & ~missing
+    given = [codes == level for level in range(len(column.levels))]
+    if column.other:
+        given.append(unseen)
+    elif unseen.any():
+        new = sorted(set(cell_words[unseen].tolist()))
+        listed = ", ".join(map(repr, new[:5])) + (" and others" if len(new) > 5 else "")
+        remarks.append(
+            f"{column.name!r} has levels that no training row had, in {int(unseen.sum())} rows: "
+            f"{listed}; the network knows nothing of them"
+        )
+    return [*given, missing] if column.missing else given
+
+
+def learn(frame: pd.DataFrame, target: str) -> Columns:
+    """Decide on training rows, in the order of the file, what every column is."""
+    decided = [
+        _learn(str(name), frame[name], frame.attrs.get("decimal", "."))
+        for name in frame.columns
+        if name != target
+    ]
+    if not any(column.kind != LEFT_OUT for column in decided):
+        reasons = "; ".join(f"{column.name!r}: {column.why}" for column in decided)
+        raise TableError(f"no column is left to predict from. {reasons or 'There is no other'}")
+    return Columns(tuple(decided))
+
+
+def _learn(name: str, series: pd.Series, decimal: str) -> Column:
+    values, missing, bad = cells.numbers(series, decimal)
+    present = int((~missing).sum())
+    if not present:
+        return Column(name, LEFT_OUT, "empty")
+    if not bad.any() or bad.sum() <= _WORDS * present:
+        return _learn_number(name, series, values, missing, bad)
+    form = cells.date_format(series)
+    if form is not None:
+        return _learn_date(name, series, form)
+    return _learn_category(name, cells.words(series), missing)
+
+
+def _learn_number(
+    name: str,
+    series: pd.Series,
+    values: np.ndarray[Any, Any],
+    missing: np.ndarray[Any, Any],
+    bad: np.ndarray[Any, Any],
+) -> Column:
+    known = values[~(missing | bad)]
+    some = bool((missing | bad).any())
+    if len(np.unique(known)) == 1:
+        if not some:
+            return Column(name, LEFT_OUT, f"always {known[0]:g}")
+        return Column(
+            name, CATEGORY, f"{known[0]:g} or missing", True, levels=(cells._spelled(known[0]),)
+        )
+    if not some and _counts_rows(known):
+        return Column(name, LEFT_OUT, "counts the rows")
+    unknown = sorted(set(cells.words(series)[bad].tolist()))[:20]
+    why = "numbers" + (f"; {', '.join(map(repr, unknown))} read as missing" if unknown else "")
+    return Column(name, NUMBER, why, some, *_curve(known), words=tuple(unknown))
+
+
+def _counts_rows(known: np.ndarray[Any, Any]) -> bool:
+    """Say whether numbers are those of the rows: whole, each greater than the one before.
+
+    Rows that train are some of all, so that there are gaps; the numbers of two rows that follow
+    each other still differ little.
+    """
+    steps = np.diff(known)
+    whole = bool((known == np.round(known)).all())
+    return whole and len(known) >= 20 and bool((steps > 0).all()) and float(steps.mean()) < 5
+
+
+def _learn_date(name: str, series: pd.Series, form: str) -> Column:
+    seconds, missing, _ = cells.dates(series, form)
+    known = seconds[~missing]
+    if len(np.unique(known)) == 1:
+        return Column(name, LEFT_OUT, "always the same date")
+    cycles = []
+    if len(np.unique(known % _DAY)) > 1:
+        cycles.append("time of day")
+    if len(np.unique(known // _DAY % 7)) > 1 and np.ptp(known) > _WEEK:
+        cycles.append("day of the week")
+    if np.ptp(known) > _YEAR / 2:
+        cycles.append("time of the year")
+    why = f"dates written as {form}"
+    if form.startswith("%m/%d") and not cells.dates(series, "%d/%m" + form[5:])[2].any():
+        why += ": taken with the month first, though every one could have the day first"
+    return Column(
+        name, DATE, why, bool(missing.any()), *_curve(known), form=form, cycles=tuple(cycles)
+    )
+
+
+def _learn_category(
+    name: str, cell_words: np.ndarray[Any, Any], missing: np.ndarray[Any, Any]
+) -> Column:
+    known = cell_words[~missing]
+    counts = pd.Series(known, dtype=object).value_counts()
+    if len(counts) == 1 and not missing.any():
+        return Column(name, LEFT_OUT, f"always {counts.index[0]!r}")
+    if len(counts) == len(known) and len(known) >= 10:
+        return Column(name, LEFT_OUT, "a different word in every row")
+    if len(known) >= 20 and len(counts) > max(_REPEATS * len(known), 10):
+        return Column(name, LEFT_OUT, f"words that hardly repeat ({len(counts)} different ones)")
+    rare = min(_RARE, max(1, len(known) // 50))
+    kept = [str(level) for level, count in counts.items() if count >= rare][:_LEVELS]
+    left = len(counts) - len(kept)
+    why = f"{len(counts)} levels" + (f", the {left} rarest taken together" if left else "")
+    return Column(name, CATEGORY, why, bool(missing.any()), levels=tuple(kept), other=left > 0)
+
+
+def _curve(known: np.ndarray[Any, Any]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Find the curve that spreads values like a normal distribution: its knots and places."""
+    ordered = np.sort(known)
+    steps = np.linspace(0, 1, _KNOTS)
+    knots = np.unique(np.quantile(ordered, steps, method="nearest"))
+    if len(knots) < 2:  # nearly constant
+        knots = np.array([ordered[0], ordered[-1]])
+    # The middle of the ranks that equal values share.
+    below, upto = (np.searchsorted(ordered, knots, side=side) for side in ("left", "right"))
+    shares = torch.from_numpy((below + upto) / (2 * len(ordered)))
+    places = torch.special.ndtri(shares).numpy()
+    return tuple(knots.tolist()), tuple(places.tolist())
+
+
+def describe(columns: Sequence[Column]) -> list[tuple[str, str, str]]:
+    """Say of each column its name, its kind, and why."""
+    return [(column.name, column.kind, column.why) for column in columns]

@@ -1,0 +1,86 @@
+"""Which rows train, which stop the training, which calibrate and which test."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ffcp.conformal.rank import exact_alpha
+from ffcp.tables.errors import TableError
+
+Rows = np.ndarray[Any, Any]
+_MOST = 20_000  # rows that calibrate, and rows that test: more tell little more
+_FEW = 400  # rows; with fewer a division in four would leave too little of each
+_LEAST = 100  # calibration rows that a division must leave, and ...
+_TIMES = 10  # ... times 1 / alpha
+
+
+@dataclass(frozen=True)
+class Division:
+    """Numbers of rows. With ``folds`` (one for each training row) there are no others."""
+
+    train: Rows
+    stop: Rows
+    calibrate: Rows
+    test: Rows
+    folds: Rows | None = None
+
+    def counts(self) -> dict[str, int]:
+        """Say how many rows do what."""
+        if self.folds is not None:
+            return {"train and calibrate, in folds": len(self.train)}
+        parts = {
+            "train": self.train,
+            "stop the training": self.stop,
+            "calibrate": self.calibrate,
+            "test": self.test,
+        }
+        return {name: len(rows) for name, rows in parts.items()}
+
+
+def least_rows(alpha: Any) -> int:
+    """Give the fewest rows with which any finite band at this level can be promised.
+
+    >>> least_rows(0.1)
+    10
+    """
+    return max(10, -(-1 // exact_alpha(alpha)) - 1)
+
+
+def divide(
+    rows: int, alpha: Any, seed: int, *, crossing: bool, order: Rows | None = None
+) -> Division:
+    """Divide rows by chance, or by their order: the past trains, the last rows test.
+
+    With few rows, and if ``crossing`` is allowed, all of them train and calibrate in folds.
+
+    >>> divide(1000, 0.1, 0, crossing=True).counts()
+    {'train': 472, 'stop the training': 78, 'calibrate': 250, 'test': 200}
+    """
+    if rows < least_rows(alpha):
+        raise TableError(
+            f"the table has {rows} rows with a target: no band can be promised at alpha = "
+            f"{alpha} from fewer than {least_rows(alpha)}"
+        )
+    shuffled = np.random.default_rng(seed).permutation(rows) if order is None else order
+    calibrate = min(_MOST, rows // 4)
+    test = min(_MOST, rows // 5)
+    enough = max(_LEAST, int(_TIMES / exact_alpha(alpha)))
+    if crossing and order is None and (rows < _FEW or calibrate < enough):
+        return _in_folds(rows, shuffled)
+    train = rows - calibrate - test
+    stop = min(_MOST // 2, max(1, train // 7))
+    ends = np.cumsum([train - stop, stop, calibrate])
+    parts = np.split(shuffled, ends)
+    return Division(*(np.sort(part) for part in parts))
+
+
+def _in_folds(rows: int, shuffled: Rows) -> Division:
+    """Divide few rows into folds: the fewer rows, the more folds."""
+    count = 10 if rows > 30 else rows
+    folds = np.empty(rows, dtype=np.int64)
+    folds[shuffled] = np.arange(rows) % count
+    none = np.empty(0, dtype=np.int64)
+    return Division(np.arange(rows), none, none, none, folds)

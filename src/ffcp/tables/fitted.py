@@ -1,0 +1,291 @@
+"""A fitted table: networks, their calibration, and all that was decided; bands for new rows."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor, nn
+
+from ffcp import files
+from ffcp.conformal.rank import exact_alpha
+from ffcp.tables import measuring, reading, targets
+from ffcp.tables.columns import Columns
+from ffcp.tables.errors import TableError
+from ffcp.tables.measuring import Measured
+from ffcp.tables.training import Training
+from ffcp.warnings import FFCPWarning
+
+#: Rows per pass: what 16 members compute of them fits into some ten megabytes.
+BATCH = 1024
+_CURVE = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+
+
+@dataclass(frozen=True)
+class About:
+    """What a fit is and how it was made, in plain values: the content of its JSON file."""
+
+    version: str
+    source: str
+    target: str
+    classes: tuple[str, ...]
+    alpha: float
+    side: str
+    support: tuple[float | None, ...]
+    group: str | None
+    groups: tuple[str, ...]
+    time: str | None
+    seed: int
+    centre: float
+    scale: float
+    rows: dict[str, int]
+    folds: int
+    method: str
+    guarantee: str
+    training: tuple[Training, ...]
+    decisions: tuple[str, ...]
+    tested: Measured | None
+
+    def check(self) -> None:
+        """Refuse, by ValueError, what a fit cannot have written."""
+        exact_alpha(self.alpha)
+        if not (np.isfinite(self.centre) and np.isfinite(self.scale) and self.scale > 0):
+            raise ValueError("it has a scale that is none")
+        if len(self.support) != 2:
+            raise ValueError("its support has not two ends")
+        if len(self.classes) == 1 or len(set(self.classes)) != len(self.classes):
+            raise ValueError("it has classes that are none")
+        if (self.group is None) == bool(self.groups):
+            raise ValueError("its groups do not fit its column of groups")
+        if self.folds == 1 or self.folds < 0:
+            raise ValueError(f"it has {self.folds} folds")
+
+
+@dataclass
+class Predicted:
+    """New columns for the rows of a table, with their index, and remarks about all of it."""
+
+    bands: pd.DataFrame
+    remarks: list[str]
+
+
+class FittedTable:
+    """Bands or label sets for the rows of a table; what :func:`ffcp.tables.fit` returns.
+
+    ``about`` says what it is and how it did on its test rows, ``columns`` what every column is
+    taken for (one list for every network: folds learn their own).
+    """
+
+    def __init__(
+        self,
+        about: About,
+        columns: list[Columns],
+        networks: list[nn.Module],
+        predictor: Any,
+        report: str | None = None,
+    ) -> None:
+        self.about, self.columns = about, columns
+        self.networks, self.predictor = networks, predictor
+        self.report = report  # the page, where one was just made
+
+    def __repr__(self) -> str:
+        about = self.about
+        what = "label sets" if about.classes else "bands"
+        return f"FittedTable({what} of {about.target!r} from {len(self.columns[0].used)} columns)"
+
+    # -- predicting -------------------------------------------------------------------------
+
+    def predict(self, table: Any, alpha: Any = None) -> pd.DataFrame:
+        """Give ``prediction``, ``lower`` and ``upper`` of every row, or ``labels`` and ``size``.
+
+        Parameters
+        ----------
+        table
+            A frame, or the path of a table.
+        alpha
+            Share of misses allowed; by default that of the fit.
+
+        Returns
+        -------
+        DataFrame
+            With the index of the table. A row that cannot be predicted has empty cells, and its
+            ``reason`` says why.
+        """
+        frame = table if isinstance(table, pd.DataFrame) else reading.read(table)
+        found = self.predicted(frame, alpha)
+        for remark in found.remarks:
+            warnings.warn(remark, FFCPWarning, stacklevel=2)
+        return found.bands
+
+    def predicted(self, frame: pd.DataFrame, alpha: Any = None, first_row: int = 0) -> Predicted:
+        """Predict the rows of a frame, which are these rows of a larger table."""
+        alpha = self.about.alpha if alpha is None else alpha
+        exact_alpha(alpha)
+        x, reasons, remarks = self._encode(frame)
+        groups = self._groups(frame, reasons)
+        usable = reasons == ""
+        empty = self._empty(frame.index, reasons)
+        if not usable.any():
+            return Predicted(empty, remarks)
+        x = x[torch.from_numpy(usable)]
+        labels = None if groups is None else groups[usable]
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", FFCPWarning)
+            if self.about.classes:
+                found = self._sets(x, alpha, labels, first_row)
+            else:
+                found = self._bands(x, alpha, labels)
+        said = [str(warning.message) for warning in caught if warning.category is FFCPWarning]
+        remarks += said
+        for name, values in found.items():
+            empty.loc[usable, name] = values
+        if "upper" in found:
+            self._say_infinite(empty, said)
+        return Predicted(empty, remarks)
+
+    def _encode(self, frame: pd.DataFrame) -> tuple[Tensor, np.ndarray[Any, Any], list[str]]:
+        """Encode rows as every network needs them, side by side."""
+        parts = [columns.encode(frame) for columns in self.columns]
+        reasons = parts[0].reasons
+        for part in parts[1:]:
+            reasons = np.where(reasons == "", part.reasons, reasons)
+        remarks = dict.fromkeys(remark for part in parts for remark in part.remarks)
+        return torch.cat([part.x for part in parts], dim=1), reasons, list(remarks)
+
+    def _empty(self, index: pd.Index, reasons: np.ndarray[Any, Any]) -> pd.DataFrame:
+        number = np.full(len(index), np.nan)
+        word = np.full(len(index), None, dtype=object)
+        if self.about.classes:
+            made = {"prediction": word, "labels": word, "size": number}
+        else:
+            made = {"prediction": number, "lower": number, "upper": number}
+        return pd.DataFrame({**made, "reason": reasons}, index=index)
+
+    def _groups(self, frame: pd.DataFrame, reasons: np.ndarray[Any, Any]) -> Any:
+        if self.about.group is None:
+            return None
+        found = targets.groups(frame, self.about.group)
+        unknown = ~np.isin(found.astype(str), np.array(self.about.groups))
+        for row in np.flatnonzero(unknown & (reasons == "")):
+            reasons[row] = f"{self.about.group}: no row of group {found[row]!r} calibrated"
+        return found
+
+    def _bands(self, x: Tensor, alpha: Any, groups: Any) -> dict[str, Any]:
+        about = self.about
+        given = {} if groups is None else {"groups": groups}
+        band = self.predictor.predict_interval(x, alpha, **given)
+        ends = {
+            name: getattr(band, name).double().reshape(-1).numpy() * about.scale + about.centre
+            for name in ("prediction", "lower", "upper")
+        }
+        low, high = (np.nan if end is None else end for end in about.support)
+        return {name: np.fmin(np.fmax(values, low), high) for name, values in ends.items()}
+
+    def _sets(self, x: Tensor, alpha: Any, groups: Any, first_row: int) -> dict[str, Any]:
+        found = self.predictor.predict_set(x, alpha, groups=groups, first_row=first_row)
+        labels = found.labels
+        return {
+            "prediction": [row[0] for row in labels],
+            "labels": ["|".join(row) for row in labels],
+            "size": found.sizes.numpy().astype(np.float64),
+        }
+
+    def _say_infinite(self, bands: pd.DataFrame, said: list[str]) -> None:
+        """Say of every infinite end that is not asked for, and not cut off, why it is infinite."""
+        infinite = pd.Series(False, index=bands.index)
+        for end, other in (("lower", "upper"), ("upper", "lower")):
+            if self.about.side != other:
+                infinite |= np.isinf(bands[end])
+        why = next((one for one in said if "infinite" in one), "too few calibration rows")
+        bands.loc[infinite & (bands["reason"] == ""), "reason"] = why
+
+    def predict_file(
+        self, table: str | Path, out: str | Path, alpha: Any = None, rows: int = reading.CHUNK
+    ) -> Iterator[Predicted]:
+        """Predict a table that may be larger than memory, part by part, into a new file.
+
+        Yields every part when it is written; the file is there when all of them are.
+        """
+        with reading.Writer(out) as writer:
+            row = 0
+            for frame in reading.chunks(table, rows):
+                found = self.predicted(frame, alpha, first_row=row)
+                taken = {
+                    name: f"ffcp_{name}" if name in frame.columns else name for name in found.bands
+                }
+                writer.add(pd.concat([frame, found.bands.rename(columns=taken)], axis=1))
+                row += len(frame)
+                yield found
+
+    # -- checking ---------------------------------------------------------------------------
+
+    def check(self, table: Any, alpha: Any = None, group: str | None = None) -> Measured:
+        """Measure on rows whose target is known whether bands still cover, and in every group.
+
+        Parameters
+        ----------
+        table
+            A frame or the path of a table, with the target.
+        alpha
+            Share of misses allowed; by default that of the fit.
+        group
+            A column by which coverage is told apart; by default that of the fit.
+        """
+        frame = table if isinstance(table, pd.DataFrame) else reading.read(table)
+        target = targets.read(frame, self.about.target, self.about.classes)
+        if not target.known.any():
+            raise TableError(f"no row has a target {self.about.target!r} to check against")
+        alpha = self.about.alpha if alpha is None else alpha
+        known = frame[target.known].copy()
+        known.attrs.update(frame.attrs)
+        bands = self.predicted(known, alpha).bands
+        name = group or self.about.group
+        groups = None if name is None else targets.groups(known, name)
+        y = target.values[target.known]
+        found = measuring.measure(bands, y, float(alpha), known, self.columns[0], groups, name)
+        if not found.rows:
+            raise TableError(f"no row could be predicted: {bands['reason'].iloc[0]}")
+        return found
+
+    def still_covers(self, found: Measured, alpha: Any = None) -> float:
+        """Give the chance of coverage this low or lower, had nothing changed since calibration."""
+        alpha = self.about.alpha if alpha is None else alpha
+        hits = round(found.coverage * found.rows)
+        if self.about.folds:  # the theorem of the folds has no law: the promise is taken as exact
+            alpha = min(0.999, 1 - self.predictor.guarantee(alpha))
+            return measuring.chance_of_fewer(hits, found.rows, 10**9, alpha)
+        calibrated = self.about.rows["calibrate"]
+        return measuring.chance_of_fewer(hits, found.rows, calibrated, alpha)
+
+    def curve(self, frame: pd.DataFrame, y: np.ndarray[Any, Any]) -> tuple[float, ...]:
+        """Give promised and found coverage at many levels, one pair after the other."""
+        pairs: list[float] = []
+        for alpha in _CURVE:
+            bands = self.predicted(frame, alpha).bands
+            has = bands["prediction"].notna().to_numpy()
+            pairs += [1 - alpha, float(measuring.covered(bands[has], y[has]).mean())]
+        return tuple(pairs)
+
+    # -- files ------------------------------------------------------------------------------
+
+    def save(self, folder: str | Path, *, force: bool = False) -> Path:
+        """Write the folder, see :mod:`ffcp.tables.folder`."""
+        from ffcp.tables import folder as folders
+
+        return folders.save(self, folder, force=force)
+
+
+def rebuilt(saved: Any) -> About:
+    """Read what was written of an :class:`About`; anything else is a ValueError."""
+    about: About = files.rebuilt(About, saved)
+    about.check()
+    return about
+
+
+__all__ = ["About", "FittedTable", "Predicted"]

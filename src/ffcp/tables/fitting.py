@@ -1,0 +1,391 @@
+"""From a table to bands: decide, divide, train, calibrate, test."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor, nn
+
+import ffcp
+from ffcp.conformal.rank import exact_alpha
+from ffcp.regression.cross import CrossBands
+from ffcp.tables import columns as table_columns
+from ffcp.tables import dividing, measuring, reading, targets
+from ffcp.tables.columns import Columns
+from ffcp.tables.dividing import Division
+from ffcp.tables.errors import TableError
+from ffcp.tables.fitted import BATCH, About, FittedTable
+from ffcp.tables.network import Placed, TableNetwork
+from ffcp.tables.targets import Target
+from ffcp.tables.training import Training, train
+from ffcp.warnings import FFCPWarning
+
+Array = np.ndarray[Any, Any]
+Said = Callable[[str, float], None]  # what is being done, and how much of it is
+BOTH = "both"
+_SIDES = (BOTH, "lower", "upper", "each")
+
+
+def fit(
+    table: Any,
+    target: str,
+    *,
+    alpha: Any = 0.1,
+    classify: bool = False,
+    group: str | None = None,
+    time: str | None = None,
+    side: str = BOTH,
+    support: tuple[float | None, float | None] = (None, None),
+    minutes: float = 3.0,
+    seed: int = 0,
+    progress: Said = lambda what, share: None,
+) -> FittedTable:
+    """Train a network on a table, calibrate its bands, and test them.
+
+    Parameters
+    ----------
+    table
+        A frame, or the path of a CSV or Parquet file.
+    target
+        The column to predict.
+    alpha
+        Share of misses allowed; 0.1 asks for 90 % coverage.
+    classify
+        Predict sets of labels, though the target is numbers. A target of words always does.
+    group
+        A column: the guarantee then holds in each of its groups.
+    time
+        A column that orders the rows: the past trains, what follows calibrates, the last test.
+    side
+        ``"both"``; ``"lower"`` or ``"upper"`` for bands that end on that side only; ``"each"``
+        for alpha / 2 on either side.
+    support
+        The least and the greatest value the target can have; ``None`` where there is none.
+    minutes
+        Time limit of the training.
+    seed
+        Of the division of rows, the training and whatever is random in the bands.
+    progress
+        Is told what is being done, and the share of it that is.
+
+    Returns
+    -------
+    FittedTable
+        ``predict``, ``check``, ``save``; its ``about`` lists everything that was decided.
+    """
+    frame, source = _read(table)
+    _check_options(alpha, side, support, minutes)
+    decisions: list[str] = list(frame.attrs.get("decisions", ()))
+    goal = targets.learn(frame, target, classify, decisions)
+    if goal.classes and (side != BOTH or support != (None, None)):
+        raise TableError("side and support are for targets of numbers; this one is words")
+    for name, option in ((group, "--group"), (time, "--time")):
+        if name is not None:
+            targets.column(frame, name, option)
+    known = frame[goal.known].reset_index(drop=True)
+    known.attrs.update(frame.attrs)
+    goal = Target(goal.values[goal.known], goal.classes)
+    _check_support(goal, support, target)
+    order = None if time is None else np.argsort(targets.times(known, time), kind="stable")
+    crossing = not goal.classes and group is None and time is None and side != "each"
+    division = dividing.divide(len(known), alpha, seed, crossing=crossing, order=order)
+    work = _Work(known, goal, division, target, seed, minutes * 60, progress)
+    with _own_random_numbers(seed):
+        found = work.cross(side) if division.folds is not None else work.split(group, side)
+    predictor = found.predictor
+    groups = None if group is None else targets.groups(known, group)
+    about = About(
+        version=ffcp.__version__,
+        source=source,
+        target=target,
+        classes=goal.classes,
+        alpha=float(exact_alpha(alpha)),
+        side=side,
+        support=tuple(None if end is None else float(end) for end in support),
+        group=group,
+        groups=() if groups is None else tuple(sorted(set(groups[division.calibrate]))),
+        time=time,
+        seed=seed,
+        centre=found.centre,
+        scale=found.scale,
+        rows=division.counts(),
+        folds=0 if division.folds is None else len(found.networks),
+        method=_method(predictor),
+        guarantee=_guarantee(predictor, alpha, group, time, division),
+        training=tuple(found.training),
+        decisions=(),
+        tested=None,
+    )
+    fitted = FittedTable(about, found.columns, found.networks, predictor)
+    return _tested(fitted, known, goal, division, groups, decisions, progress)
+
+
+def _read(table: Any) -> tuple[pd.DataFrame, str]:
+    if isinstance(table, pd.DataFrame):
+        frame = table.copy()
+        frame.columns = [str(name) for name in frame.columns]
+        return frame.reset_index(drop=True), "a frame"
+    frame = reading.read(table)
+    return frame, Path(table).name
+
+
+def _check_options(alpha: Any, side: str, support: Any, minutes: float) -> None:
+    exact_alpha(alpha)
+    if side not in _SIDES:
+        raise TableError(f"side must be one of {', '.join(_SIDES)}, got {side!r}")
+    low, high = support
+    if low is not None and high is not None and not low < high:
+        raise TableError(f"the support must rise: {low} to {high} does not")
+    if not minutes > 0:
+        raise TableError(f"minutes must be more than 0, got {minutes}")
+
+
+def _check_support(goal: Target, support: Any, name: str) -> None:
+    low, high = support
+    if goal.classes:
+        return
+    outside = np.zeros(len(goal.values), dtype=bool)
+    outside |= False if low is None else goal.values < low
+    outside |= False if high is None else goal.values > high
+    if outside.any():
+        raise TableError(
+            f"{int(outside.sum())} targets {name!r} lie outside the support, the first is "
+            f"{goal.values[outside][0]:g}: correct them, or the support"
+        )
+
+
+@contextlib.contextmanager
+def _own_random_numbers(seed: int) -> Iterator[None]:
+    """Seed what has no generator of its own, and leave the caller's random numbers alone."""
+    with torch.random.fork_rng(), warnings.catch_warnings():
+        torch.manual_seed(seed)
+        warnings.simplefilter("ignore", FFCPWarning)  # the decisions and the report say it
+        yield
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What the rows became: for each network its columns, and one predictor of them."""
+
+    columns: list[Columns]
+    networks: list[nn.Module]
+    training: list[Training]
+    predictor: Any
+    centre: float
+    scale: float
+
+
+@dataclass
+class _Work:
+    """The rows of one fit, and how they become networks and predictors."""
+
+    frame: pd.DataFrame
+    goal: Target
+    division: Division
+    target: str
+    seed: int
+    seconds: float
+    progress: Said
+
+    def some(self, rows: Array) -> pd.DataFrame:
+        """Give some rows, in the order of the file."""
+        part = self.frame.iloc[np.sort(rows)].copy()
+        part.attrs.update(self.frame.attrs)
+        return part
+
+    def split(self, group: str | None, side: str) -> _Found:
+        """Train on some rows and calibrate on others."""
+        parts = self.division
+        learned = np.concatenate([parts.train, parts.stop])
+        columns = table_columns.learn(self.some(learned), self.target)
+        centre, scale = self._units(learned)
+        y = self._as_tensor(centre, scale)
+        encoded = columns.encode(self.frame)
+        x = encoded.x
+        network, trained = self._train(columns, x, y, parts.train, parts.stop)
+        groups = None if group is None else targets.groups(self.frame, group)[parts.calibrate]
+        self.progress("calibrating", 1.0)
+        predictor = self._predictor(network, side)
+        if hasattr(predictor, "fit"):  # what the training rows can teach
+            predictor.fit(x[parts.train], y[parts.train])
+        predictor.calibrate(x[parts.calibrate], y[parts.calibrate], groups=groups)
+        return _Found([columns], [network], [trained], predictor, centre, scale)
+
+    def cross(self, side: str) -> _Found:
+        """Train a network without each fold, whose rows nothing that it is made of has seen."""
+        folds = self.division.folds
+        assert folds is not None
+        count = int(folds.max()) + 1
+        columns: list[Columns] = []
+        networks: list[nn.Module] = []
+        training: list[Training] = []
+        parts: list[Tensor] = []
+        for fold in range(count):
+            rows = np.flatnonzero(folds != fold)
+            # The columns and the units are learned anew, too; and other rows stop the training.
+            own = table_columns.learn(self.some(rows), self.target)
+            shuffled = np.random.default_rng([self.seed, fold]).permutation(rows)
+            stop, train_rows = np.split(shuffled, [max(2, len(rows) // 6)])
+            centre, scale = self._units(rows)
+            x, y = own.encode(self.frame).x, self._as_tensor(centre, scale)
+            network, trained = self._train(own, x, y, train_rows, stop, fold, count)
+            start = sum(part.shape[1] for part in parts)
+            networks.append(Placed(network, start, centre, scale).eval())
+            columns.append(own)
+            training.append(trained)
+            parts.append(x)
+        predictor = CrossBands(networks, folds, side=side, batch_size=BATCH)
+        predictor.calibrate(torch.cat(parts, dim=1), self.goal.values)
+        return _Found(columns, networks, training, predictor, 0.0, 1.0)
+
+    def _train(
+        self,
+        columns: Columns,
+        x: Tensor,
+        y: Tensor,
+        rows: Array,
+        stop: Array,
+        number: int = 0,
+        count: int = 1,
+    ) -> tuple[TableNetwork, Training]:
+        """Train the ``number``-th of several networks, in its share of the time."""
+        outputs = max(1, len(self.goal.classes))
+        what = "training" if count == 1 else f"training network {number + 1} of {count}"
+        network = TableNetwork.for_rows(x[rows], columns.numbers, outputs)
+        trained = train(
+            network,
+            x[rows],
+            y[rows],
+            x[stop],
+            y[stop],
+            seconds=self.seconds / count,
+            seed=self.seed + number,
+            progress=lambda share: self.progress(what, share),
+        )
+        return network, trained
+
+    def _units(self, rows: Array) -> tuple[float, float]:
+        """Give the centre and the scale of the target among rows."""
+        if self.goal.classes:
+            return 0.0, 1.0
+        values = self.goal.values[rows]
+        return float(values.mean()), float(values.std()) or 1.0
+
+    def _as_tensor(self, centre: float, scale: float) -> Tensor:
+        """Give targets in these units, or the numbers of the classes."""
+        if self.goal.classes:
+            place = {name: number for number, name in enumerate(self.goal.classes)}
+            return torch.tensor([place[name] for name in self.goal.values])
+        return torch.from_numpy((self.goal.values - centre) / scale).float()
+
+    def _predictor(self, network: nn.Module, side: str) -> Any:
+        if self.goal.classes:
+            return _sets(network, self.goal.classes, len(self.division.calibrate), self.seed)
+        return _bands(network, side, self.seed)
+
+
+def _bands(network: nn.Module, side: str, seed: int) -> Any:
+    """Choose the predictor of bands: the one place that does."""
+    sided: dict[str, Any] = {} if side == BOTH else {"side": side}
+    return ffcp.LCP(network, seed=seed, batch_size=BATCH, **sided)
+
+
+def _sets(network: nn.Module, classes: tuple[str, ...], rows: int, seed: int) -> Any:
+    """Choose the predictor of label sets; with many rows, some of them tune it."""
+    tuned: dict[str, Any] = {"tune": "size", "temperature": "fit"} if rows >= 500 else {}
+    return ffcp.RAPS(network, names=list(classes), seed=seed, batch_size=BATCH, **tuned)
+
+
+def _tested(
+    fitted: FittedTable,
+    frame: pd.DataFrame,
+    goal: Target,
+    division: Division,
+    groups: Array | None,
+    decisions: list[str],
+    progress: Said,
+) -> FittedTable:
+    """Test on rows that nothing has seen, and write down all that was decided."""
+    about, rows = fitted.about, division.test
+    decisions += [
+        f"column {column.name!r} is left out: {column.why}"
+        for column in fitted.columns[0]
+        if column.kind == table_columns.LEFT_OUT
+    ]
+    decisions += _thin_groups(fitted, groups, division)
+    bands = tested = None
+    if len(rows):
+        progress("testing", 1.0)
+        some, y = frame.iloc[rows].copy(), goal.values[rows]
+        some.attrs.update(frame.attrs)
+        bands = fitted.predicted(some).bands
+        tested = measuring.measure(
+            bands,
+            y,
+            about.alpha,
+            some,
+            fitted.columns[0],
+            None if groups is None else groups[rows],
+            about.group,
+            fitted.curve(some, y),
+        )
+    else:
+        decisions.append("no rows are kept for a test: all of them train and calibrate")
+    fitted.about = replace(about, decisions=tuple(decisions), tested=tested)
+    if bands is not None:
+        from ffcp.tables import report
+
+        fitted.report = report.page(fitted, bands, goal.values[rows])
+    return fitted
+
+
+def _thin_groups(fitted: FittedTable, groups: Array | None, division: Division) -> list[str]:
+    """Name the groups in which too few rows calibrate for a finite band."""
+    if groups is None:
+        return []
+    least = -(-1 // exact_alpha(fitted.about.alpha)) - 1
+    names, counts = np.unique(groups[division.calibrate].astype(str), return_counts=True)
+    thin = [str(name) for name, count in zip(names, counts, strict=True) if count < least]
+    listed = ", ".join(map(repr, thin[:10]))
+    few = f"fewer than {least} rows calibrate, so that everything is possible there: {listed}"
+    return [f"in {len(thin)} groups {few}"] if thin else []
+
+
+def _method(predictor: Any) -> str:
+    choice = getattr(predictor, "choice", None)
+    name = type(predictor).__name__
+    return name if choice is None else f"{name}: {choice}"
+
+
+def _guarantee(
+    predictor: Any, alpha: Any, group: str | None, time: str | None, division: Division
+) -> str:
+    """Say what is promised, and on what condition."""
+    share = f"{float(1 - exact_alpha(alpha)):.4g}"
+    if division.folds is not None:
+        count = len(predictor.models)
+        name = "jackknife+" if count == len(division.folds) else f"CV+ with {count} folds"
+        return (
+            f"Few rows: {name}. Rows drawn like those of the table are covered with probability "
+            f"at least {predictor.guarantee(alpha):.3f} (Barber et al., 2021); about {share} is "
+            "usual, and not promised."
+        )
+    where = f" in every group of {group!r}" if group is not None else ""
+    words = (
+        f"Rows drawn like those that calibrated are covered with probability at least {share}"
+        f"{where}, on average over calibrations."
+    )
+    if time is not None:
+        words += (
+            " With rows in order of time this holds as far as the future is like the time that "
+            "calibrated: the test is on the last rows, and says how far it was."
+        )
+    return words

@@ -1,0 +1,189 @@
+"""How bands and label sets did on rows whose target is known."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from ffcp import metrics
+from ffcp.tables import cells
+from ffcp.tables.columns import CATEGORY, NUMBER, Columns
+
+Array = np.ndarray[Any, Any]
+_LEVELS = 6  # of a category that are shown
+_SMALLEST = 20  # rows; a slice with fewer says nothing
+
+
+@dataclass(frozen=True)
+class Part:
+    """Coverage among some rows, with an interval, and the mean size of their bands or sets."""
+
+    column: str
+    value: str
+    rows: int
+    coverage: float
+    low: float
+    high: float
+    size: float
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was found on rows with a target.
+
+    ``size`` is the mean length of finite bands, or the mean number of labels; ``score`` the mean
+    interval score (NaN is never kept: ``None`` where there is none). ``curve`` are pairs of
+    promised and found coverage, one after the other.
+    """
+
+    rows: int
+    without: int
+    coverage: float
+    low: float
+    high: float
+    size: float | None
+    score: float | None
+    infinite: int
+    groups: tuple[Part, ...]
+    columns: tuple[Part, ...]
+    curve: tuple[float, ...] = ()
+
+
+def covered(bands: pd.DataFrame, y: Array) -> Array:
+    """Say which rows are covered; ``bands`` is what a fitted table predicts."""
+    if "labels" in bands:
+        sets = bands["labels"].str.split("|", regex=False)
+        return np.array([label in names for label, names in zip(y, sets, strict=True)])
+    lower, upper = (bands[end].to_numpy(np.float64) for end in ("lower", "upper"))
+    inside: Array = (lower <= y) & (y <= upper)
+    return inside
+
+
+def sizes(bands: pd.DataFrame) -> Array:
+    """Give the lengths of bands, or the numbers of labels."""
+    if "labels" in bands:
+        counts: Array = bands["size"].to_numpy(np.float64)
+        return counts
+    lengths: Array = bands["upper"].to_numpy(np.float64) - bands["lower"].to_numpy(np.float64)
+    return lengths
+
+
+def measure(
+    bands: pd.DataFrame,
+    y: Array,
+    alpha: float,
+    frame: pd.DataFrame,
+    columns: Columns,
+    groups: Array | None = None,
+    group: str | None = None,
+    curve: tuple[float, ...] = (),
+) -> Measured:
+    """Measure bands of rows with a target; rows without a band are counted apart."""
+    has = bands["prediction"].notna().to_numpy()
+    without = int((~has).sum())
+    bands, y = bands[has], y[has]
+    frame = frame[has]
+    hits, size = covered(bands, y).astype(np.float64), sizes(bands)
+    share = metrics.Coverage(float(hits.mean()) if len(hits) else 0.0, len(hits))
+    finite = np.isfinite(size)
+    by_group = (
+        []
+        if groups is None
+        else [(str(group), name, groups[has] == name) for name in sorted(set(groups[has]))]
+    )
+    by_column = list(_slices(frame, columns))
+    return Measured(
+        rows=len(hits),
+        without=without,
+        coverage=float(share),
+        low=share.low,
+        high=share.high,
+        size=float(size[finite].mean()) if finite.any() else None,
+        score=_score(bands, y, alpha),
+        infinite=int((~finite).sum()),
+        groups=_parts(by_group, hits, size),
+        columns=_parts([one for one in by_column if one[2].sum() >= _SMALLEST], hits, size),
+        curve=curve,
+    )
+
+
+def _score(bands: pd.DataFrame, y: Array, alpha: float) -> float | None:
+    if "labels" in bands or not len(y):
+        return None
+    lower, upper = (bands[end].to_numpy(np.float64) for end in ("lower", "upper"))
+    if not (np.isfinite(lower) & np.isfinite(upper)).all():
+        return None
+    miss = np.maximum(lower - y, 0) + np.maximum(y - upper, 0)
+    return float((upper - lower + 2 / alpha * miss).mean())
+
+
+def _parts(slices: list[tuple[str, str, Array]], hits: Array, size: Array) -> tuple[Part, ...]:
+    """Measure slices of the rows, with intervals that hold for all of them at once."""
+    made = []
+    for column, value, rows in slices:
+        found = metrics.Coverage(
+            float(hits[rows].mean()), int(rows.sum()), 1 - 0.05 / max(1, len(slices))
+        )
+        finite = size[rows][np.isfinite(size[rows])]
+        mean = float(finite.mean()) if len(finite) else math.inf
+        made.append(Part(column, value, found.rows, float(found), found.low, found.high, mean))
+    return tuple(made)
+
+
+def _slices(frame: pd.DataFrame, columns: Columns) -> Any:
+    """Cut rows by every column: numbers and dates in thirds, categories by their levels."""
+    for column in columns.used:
+        series = frame[column.name]
+        if column.kind == CATEGORY:
+            found = cells.words(series)
+            for level in column.levels[:_LEVELS]:
+                yield column.name, level, found == level
+            continue
+        if column.kind == NUMBER:
+            values = cells.numbers(series, frame.attrs.get("decimal", "."))[0]
+        else:
+            values = cells.dates(series, column.form)[0]
+        known = ~np.isnan(values)
+        if known.sum() < 3:
+            continue
+        labels = np.full(len(values), "", dtype=object)
+        labels[known] = metrics.cut(values[known])
+        for label in sorted(set(labels[known])):
+            value = str(label).split(": ", 1)[1]
+            yield column.name, _dated(value) if column.kind != NUMBER else value, labels == label
+
+
+def _dated(value: str) -> str:
+    """Turn seconds back into days: "1.3e+09 to 1.4e+09"."""
+    ends = [pd.Timestamp(float(end), unit="s").strftime("%Y-%m-%d") for end in value.split(" to ")]
+    return " to ".join(ends)
+
+
+def chance_of_fewer(covered_rows: int, rows: int, calibrated: int, alpha: Any) -> float:
+    """Give the chance of at most so many covered rows, had nothing changed.
+
+    With n calibration scores, the coverage of split conformal prediction follows
+    Beta(k, n + 1 - k), so that the number of covered rows is beta-binomial.
+
+    >>> round(chance_of_fewer(80, 100, 1000, 0.1), 4), chance_of_fewer(100, 100, 1000, 0.1)
+    (0.0028, 1.0)
+    """
+    from ffcp.conformal.rank import conformal_rank
+
+    k = conformal_rank(calibrated, alpha)
+    a, b = k, calibrated + 1 - k
+    if b <= 0 or covered_rows >= rows:
+        return 1.0
+
+    def log_beta(one: float, other: float) -> float:
+        return math.lgamma(one) + math.lgamma(other) - math.lgamma(one + other)
+
+    def log_mass(count: int) -> float:
+        choose = -math.log(rows + 1) - log_beta(count + 1, rows - count + 1)
+        return choose + log_beta(count + a, rows - count + b) - log_beta(a, b)
+
+    return min(1.0, math.fsum(math.exp(log_mass(count)) for count in range(covered_rows + 1)))

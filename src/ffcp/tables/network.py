@@ -1,0 +1,154 @@
+"""The network for tables: TabM, an ensemble that shares most of its weights.
+
+TabM is from Gorishniy, Kotelnikov and Babenko (2025); numbers are embedded piecewise linearly.
+Both come from the authors' own packages. It is built for a laptop here: 16 members of width 192
+in place of 32 of width 512.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+_BINS = 48
+_EMBEDDING = 12
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes of a network, all that is needed besides its weights to build it again."""
+
+    numbers: int
+    flags: int
+    outputs: int
+    bins: tuple[int, ...]
+    members: int = 16
+    width: int = 192
+    blocks: int = 2
+    dropout: float = 0.1
+
+    def check(self) -> None:
+        """Refuse, by ValueError, sizes that no network has."""
+        sizes = (self.outputs, self.members, self.width, self.blocks, *self.bins)
+        small = all(0 < size <= 2**16 for size in sizes) and 0 <= self.dropout < 1
+        if not small or min(self.numbers, self.flags) < 0 or len(self.bins) != self.numbers:
+            raise ValueError("it has sizes that no network has")
+
+
+class TableNetwork(nn.Module):
+    """Rows of numbers in, one output or one logit per class out: the mean over the members.
+
+    The first ``shape.numbers`` columns of a row may be of any size, the others are 0 or 1.
+
+    >>> x = torch.cat([torch.randn(50, 2), torch.ones(50, 1)], dim=1)
+    >>> network = TableNetwork.for_rows(x, numbers=2, outputs=1).eval()
+    >>> network(x).shape, network.members(x).shape
+    (torch.Size([50, 1]), torch.Size([50, 16, 1]))
+    """
+
+    def __init__(self, shape: Shape, edges: list[Tensor]) -> None:
+        super().__init__()
+        from rtdl_num_embeddings import PiecewiseLinearEmbeddings
+        from tabm import EnsembleView, LinearEnsemble, make_tabm_backbone
+
+        self.shape = shape
+        with warnings.catch_warnings():  # a column of two values has one bin, and that is meant
+            warnings.filterwarnings("ignore", "The .* feature has just two bin edges")
+            self.embed = (
+                PiecewiseLinearEmbeddings(edges, _EMBEDDING, activation=False, version="B")
+                if edges
+                else None
+            )
+        chunks = [_EMBEDDING] * shape.numbers + [1] * shape.flags
+        self.view = EnsembleView(k=shape.members)
+        self.backbone = make_tabm_backbone(
+            d_in=sum(chunks),
+            n_blocks=shape.blocks,
+            d_block=shape.width,
+            dropout=shape.dropout,
+            k=shape.members,
+            start_scaling_init="normal" if edges else "random-signs",
+            start_scaling_init_chunks=chunks,
+        )
+        self.output = LinearEnsemble(shape.width, shape.outputs, k=shape.members)
+
+    @classmethod
+    def for_rows(cls, x: Tensor, numbers: int, outputs: int) -> TableNetwork:
+        """Make an untrained network for rows like these training rows."""
+        edges = _edges(x[:, :numbers])
+        bins = tuple(len(edge) - 1 for edge in edges)
+        return cls(Shape(numbers, x.shape[1] - numbers, outputs, bins), edges)
+
+    @classmethod
+    def from_weights(cls, shape: Shape, weights: Mapping[str, Tensor]) -> TableNetwork:
+        """Make a network again; weights that are not those of its sizes are a ValueError."""
+        shape.check()
+        # The places of the edges are buffers, and so among the weights.
+        edges = [torch.linspace(0, 1, count + 1) for count in shape.bins]
+        network = cls(shape, edges)
+        try:
+            network.load_state_dict(dict(weights))
+        except RuntimeError as error:
+            raise ValueError(f"its weights are not those of its sizes ({error})") from error
+        if any(not bool(tensor.isfinite().all()) for tensor in weights.values()):
+            raise ValueError("it has weights that are not finite")
+        return network.eval()
+
+    def members(self, x: Tensor) -> Tensor:
+        """Give what every member says, shape (n, members, outputs)."""
+        numbers = self.shape.numbers
+        parts = [] if self.embed is None else [self.embed(x[:, :numbers]).flatten(1)]
+        wide = torch.cat([*parts, x[:, numbers:]], dim=1)
+        found: Tensor = self.output(self.backbone(self.view(wide)))
+        return found
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Give the mean over the members, shape (n, outputs)."""
+        return self.members(x).mean(dim=1)
+
+
+def _edges(numbers: Tensor) -> list[Tensor]:
+    """Cut every column of numbers into bins that hold about equally many training rows."""
+    if not numbers.shape[1]:
+        return []
+    steps = torch.linspace(0, 1, min(_BINS, max(2, len(numbers) // 4)) + 1)
+    edges = []
+    for column in numbers.T:
+        some = column[torch.randperm(len(column))[: 2**20]] if len(column) > 2**20 else column
+        places = torch.quantile(some, steps).unique()
+        if len(places) < 2:
+            places = torch.stack([some.min(), some.max()]).unique()
+        edges.append(places if len(places) > 1 else torch.stack([places[0], places[0] + 1]))
+    return edges
+
+
+class Placed(nn.Module):
+    """A network that reads its own columns of a wider row, and answers in the target's units.
+
+    Networks of several folds, each with columns and units of its own, take one row so.
+    """
+
+    units: Tensor
+
+    def __init__(self, network: TableNetwork, start: int, centre: float, scale: float) -> None:
+        super().__init__()
+        self.network, self.start = network, start
+        self.register_buffer("units", torch.tensor([centre, scale], dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Give the prediction in float64, shape (n, 1)."""
+        shape = self.network.shape
+        own = x[:, self.start : self.start + shape.numbers + shape.flags]
+        found: Tensor = self.network(own).double() * self.units[1] + self.units[0]
+        return found
+
+    def extra_repr(self) -> str:
+        """Show where its columns begin."""
+        return f"start={self.start}"
+
+
+__all__ = ["Placed", "Shape", "TableNetwork"]

@@ -1,0 +1,284 @@
+"""Tables in and out: CSV of any delimiter and encoding, compressed or not, and Parquet.
+
+CSV is read as text, cell by cell: what a column holds is decided once, for the whole table
+(:mod:`ffcp.tables.columns`), and not anew for every block of rows; and the rows are written
+again as they were, ``007`` and all.
+"""
+
+from __future__ import annotations
+
+import bz2
+import codecs
+import csv
+import gzip
+import io
+import lzma
+import os
+import re
+import uuid
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+import pandas as pd
+
+from ffcp.tables.errors import TableError
+
+CHUNK = 20_000  # rows at a time, of files that may be larger than memory
+_HEAD = 2**16  # characters that tell the delimiter
+_DELIMITERS = ",;\t|"
+_OPENERS: dict[str, Callable[[Path], Any]] = {
+    ".gz": gzip.open,
+    ".bz2": bz2.open,
+    ".xz": lzma.open,
+}
+_PARQUET = (".parquet", ".pq")
+_DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+$")
+_DECIMAL_POINT = re.compile(r"[+-]?\d+\.\d+$")
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """How a text file is to be read."""
+
+    delimiter: str
+    encoding: str
+    decimal: str
+
+    def __str__(self) -> str:
+        name = {"\t": "tab", ",": "comma", ";": "semicolon", "|": "bar"}.get(
+            self.delimiter, repr(self.delimiter)
+        )
+        comma = ", decimal commas" if self.decimal == "," else ""
+        return f"{self.encoding}, divided by {name}{comma}"
+
+
+def read(path: str | Path) -> pd.DataFrame:
+    """Read a whole table; of CSV every cell is text."""
+    parts = list(chunks(path))
+    whole = parts[0] if len(parts) == 1 else pd.concat(parts, ignore_index=True)
+    whole.attrs.update(parts[0].attrs)
+    return whole
+
+
+def chunks(path: str | Path, rows: int = CHUNK) -> Iterator[pd.DataFrame]:
+    """Read a table some rows at a time; of a table without rows comes one part without rows."""
+    path = Path(path)
+    if not path.is_file():
+        raise TableError(f"there is no file {path}")
+    yield from _parquet(path, rows) if _is_parquet(path) else _csv(path, rows)
+
+
+def _is_parquet(path: Path) -> bool:
+    return path.suffix.lower() in _PARQUET
+
+
+def _parquet(path: Path, rows: int) -> Iterator[pd.DataFrame]:
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ModuleNotFoundError as missing:
+        raise TableError(f"{path} needs pyarrow: pip install 'ffcp[tables]'") from missing
+    try:
+        with pq.ParquetFile(path) as file:
+            count = 0
+            for batch in file.iter_batches(batch_size=rows):
+                count += 1
+                yield _checked_header(batch.to_pandas(), path)
+            if not count:
+                yield _checked_header(file.schema_arrow.empty_table().to_pandas(), path)
+    except pa.ArrowException as error:
+        raise TableError(f"{path} is damaged or not a Parquet file ({error})") from error
+
+
+def _csv(path: Path, rows: int) -> Iterator[pd.DataFrame]:
+    dialect = sniff(path)
+    options: dict[str, Any] = {
+        "sep": dialect.delimiter,
+        "dtype": str,
+        "keep_default_na": False,
+        "chunksize": rows,
+        "skipinitialspace": True,
+    }
+    try:
+        with _text(path, dialect.encoding) as file, pd.read_csv(file, **options) as parts:
+            for part in parts:
+                part.attrs.update(decimal=dialect.decimal, decisions=[f"read as {dialect}"])
+                yield part.reset_index(drop=True)
+    except pd.errors.ParserError as error:
+        raise TableError(
+            f"{path} cannot be divided into columns ({str(error).strip()}): put quotes around "
+            "cells that hold the delimiter"
+        ) from error
+    except (UnicodeError, EOFError, OSError, lzma.LZMAError) as error:
+        raise TableError(f"{path} cannot be read to its end ({error})") from error
+
+
+def sniff(path: str | Path) -> Dialect:
+    """Tell the delimiter, the encoding and the decimal sign of a text file."""
+    path = Path(path)
+    try:
+        encoding = _encoding(path)
+        with _text(path, encoding) as file:
+            head = file.read(_HEAD)
+    except (EOFError, OSError, lzma.LZMAError, zipfile.BadZipFile) as error:
+        raise TableError(f"{path} cannot be read ({error})") from error
+    if not head.strip():
+        raise TableError(f"{path} is empty: a table has at least a line with the columns' names")
+    lines = head.splitlines()
+    lines = lines[:-1] if len(head) == _HEAD and len(lines) > 1 else lines
+    delimiter = _delimiter(lines)
+    cells = list(csv.reader(lines[:200], delimiter=delimiter))
+    _check_names(cells[0], path)
+    return Dialect(delimiter, encoding, _decimal(cells[1:], delimiter))
+
+
+def _delimiter(lines: list[str]) -> str:
+    """Take the sign that divides all lines into the same number of cells, and into most."""
+
+    def cells(sign: str) -> tuple[bool, int]:
+        found = [len(row) for row in csv.reader(lines[:200], delimiter=sign) if row]
+        return len(set(found)) == 1, found[0]
+
+    counts = {sign: cells(sign) for sign in _DELIMITERS}
+    steady = {sign: count for sign, (same, count) in counts.items() if same and count > 1}
+    loose = {sign: count for sign, (_, count) in counts.items() if count > 1}
+    candidates = steady or loose
+    return max(candidates, key=lambda sign: candidates[sign]) if candidates else ","
+
+
+def _decimal(rows: list[list[str]], delimiter: str) -> str:
+    if delimiter == ",":
+        return "."
+    cells = [cell.strip() for row in rows for cell in row]
+    commas = any(_DECIMAL_COMMA.match(cell) for cell in cells)
+    return "," if commas and not any(_DECIMAL_POINT.match(cell) for cell in cells) else "."
+
+
+def _encoding(path: Path) -> str:
+    """Tell the encoding: by its first bytes, UTF-8 if all of it is, Windows' else."""
+    with _bytes(path) as file:
+        block = file.read(2**20)
+        for mark, name in (
+            (codecs.BOM_UTF8, "utf-8-sig"),
+            (codecs.BOM_UTF32_LE, "utf-32"),
+            (codecs.BOM_UTF32_BE, "utf-32"),
+            (codecs.BOM_UTF16_LE, "utf-16"),
+            (codecs.BOM_UTF16_BE, "utf-16"),
+        ):
+            if block.startswith(mark):
+                return name
+        decoder = codecs.getincrementaldecoder("utf-8")()
+        try:
+            while block:
+                decoder.decode(block)
+                block = file.read(2**20)
+            decoder.decode(b"", final=True)
+        except UnicodeDecodeError:
+            return "cp1252" if _decodes(path, "cp1252") else "latin-1"
+    return "utf-8"
+
+
+def _decodes(path: Path, encoding: str) -> bool:
+    try:
+        with _text(path, encoding) as file:
+            while file.read(2**20):
+                pass
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _bytes(path: Path) -> IO[bytes]:
+    suffix = path.suffix.lower()
+    if suffix == ".zip":
+        archive = zipfile.ZipFile(path)
+        names = [name for name in archive.namelist() if not name.endswith("/")]
+        if len(names) != 1:
+            raise TableError(f"{path} holds {len(names)} files: give an archive of one table")
+        return archive.open(names[0])
+    opened: IO[bytes] = _OPENERS[suffix](path) if suffix in _OPENERS else path.open("rb")
+    return opened
+
+
+def _text(path: Path, encoding: str) -> io.TextIOWrapper:
+    return io.TextIOWrapper(_bytes(path), encoding=encoding, newline="")
+
+
+def _check_names(names: list[str], where: Path) -> None:
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise TableError(f"{where} has several columns called {twice[0]!r}: rename all but one")
+
+
+def _checked_header(frame: pd.DataFrame, where: Path) -> pd.DataFrame:
+    frame.columns = [str(name) for name in frame.columns]
+    _check_names(list(frame.columns), where)
+    return frame.reset_index(drop=True)
+
+
+def base_name(path: str | Path) -> str:
+    """Give the name of a table without the endings of its format and compression.
+
+    >>> base_name("data/houses.csv.gz")
+    'houses'
+    """
+    name = Path(path).name
+    endings = (*_OPENERS, *_PARQUET, ".zip", ".csv", ".tsv", ".txt", ".data")
+    while (stem := Path(name)).suffix.lower() in endings:
+        name = stem.stem
+    return name
+
+
+class Writer:
+    """Writes a table part by part; the file appears when all of it is written, or not at all."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._temporary = self.path.with_name(f".{self.path.name}.{uuid.uuid4().hex}")
+        self._parquet: Any = None
+        self._rows = 0
+        self._text: IO[Any] | None = None
+
+    def __enter__(self) -> Writer:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        if not _is_parquet(self.path):
+            suffix = self.path.suffix.lower()
+            opener: Any = _OPENERS.get(suffix, lambda plain, *how, **text: plain.open(*how, **text))
+            self._text = opener(self._temporary, "wt", encoding="utf-8", newline="")
+        return self
+
+    def add(self, frame: pd.DataFrame) -> None:
+        """Write more rows."""
+        if self._text is not None:
+            frame.to_csv(self._text, index=False, header=not self._rows, lineterminator="\n")
+        else:
+            self._add_parquet(frame)
+        self._rows += len(frame) or 1  # the header is there now, even if no row is
+
+    def _add_parquet(self, frame: pd.DataFrame) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        table = pa.Table.from_pandas(frame, preserve_index=False)
+        if self._parquet is None:
+            self._parquet = pq.ParquetWriter(self._temporary, table.schema)
+        self._parquet.write_table(table.cast(self._parquet.schema))
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            for open_file in (self._text, self._parquet):
+                if open_file is not None:
+                    open_file.close()
+            if kind is None:
+                os.replace(self._temporary, self.path)
+        finally:
+            self._temporary.unlink(missing_ok=True)
