@@ -172,7 +172,8 @@ class CrossBands(nn.Module):
             parts.append((lower, upper, each.median(dim=1).values))
         if up > n:
             self._warn_of_infinite(alpha)
-        return Interval(*(torch.cat(ends) for ends in zip(*parts, strict=True)))
+        lower, upper, middle = (torch.cat(ends) for ends in zip(*parts, strict=True))
+        return Interval(lower, upper, middle)
 
     def forward(self, x: Any, alpha: Any = 0.1) -> Interval:
         """Give bands, as :meth:`predict_interval` does."""

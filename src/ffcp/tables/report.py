@@ -14,7 +14,7 @@ from ffcp.tables.fitted import FittedTable
 
 _SHOWN = 120  # test rows in the picture of bands
 _WIDEST = 12
-_WIDE, _HIGH, _LEFT, _FOOT = 720.0, 300.0, 64.0, 28.0
+_WIDE, _HIGH, _LEFT = 760.0, 300.0, 92.0
 
 
 def page(fitted: FittedTable, bands: pd.DataFrame, y: np.ndarray[Any, Any]) -> str:

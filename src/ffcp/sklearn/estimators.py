@@ -1,0 +1,276 @@
+"""Estimators of scikit-learn whose predictions have bands, or whose labels come in sets."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import numpy as np
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
+from sklearn.utils import check_random_state
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+import ffcp
+from ffcp.sklearn.sources import Array, NetworkSource, Source, is_fitted_already, source
+
+Self = TypeVar("Self", bound="_Conformal")
+_NEAR = 200  # calibration rows from which near ones can count more
+
+
+class _Conformal(BaseEstimator):  # type: ignore[misc]
+    """What both estimators share: dividing rows, fitting, and the containers of results."""
+
+    estimator: Any
+    alpha: float
+    method: Any
+    calibration_size: float
+    random_state: Any
+
+    def set_output(self: Self, *, transform: str | None = None) -> Self:
+        """Say in what ``predict_interval`` and ``predict_set`` come back.
+
+        Parameters
+        ----------
+        transform
+            ``"default"`` for arrays, ``"pandas"`` or ``"polars"`` for frames.
+        """
+        if transform is not None:
+            if transform not in ("default", "pandas", "polars"):
+                raise ValueError(
+                    f"transform must be 'default', 'pandas' or 'polars', got {transform!r}"
+                )
+            self._sklearn_output_config = {"transform": transform}
+        return self
+
+    def _contained(self, values: Array, columns: list[str], x: Any) -> Any:
+        from sklearn import get_config
+
+        own = getattr(self, "_sklearn_output_config", {})
+        container = own.get("transform", get_config()["transform_output"])
+        if container == "pandas":
+            import pandas as pd
+
+            return pd.DataFrame(values, columns=columns, index=getattr(x, "index", None))
+        if container == "polars":
+            import polars as pl
+
+            return pl.DataFrame(values, schema=columns, orient="row")
+        return values
+
+    def _must_have_no_weights(self, given: dict[str, Any]) -> None:
+        if "sample_weight" in given:
+            raise TypeError(
+                "sample_weight is refused: rows that count differently are not exchangeable, and "
+                "the guarantee would not hold. Fit your own estimator with weights, and pass "
+                "estimator=FrozenEstimator(it)"
+            )
+        if given:
+            raise TypeError(f"fit got unexpected arguments {sorted(given)}")
+
+    def _parts(self, rows: int) -> tuple[Array, Array]:
+        """Divide rows into those that train and those that calibrate."""
+        if is_fitted_already(self.estimator):
+            return np.arange(0), np.arange(rows)
+        if not 0 < self.calibration_size < 1:
+            raise ValueError(
+                f"calibration_size must lie between 0 and 1, got {self.calibration_size}"
+            )
+        if rows < 2:
+            raise ValueError(
+                f"n_samples={rows}: some rows train and others calibrate, so 2 are few"
+            )
+        order = check_random_state(self.random_state).permutation(rows)
+        held = min(rows - 1, max(1, round(rows * self.calibration_size)))
+        return np.sort(order[held:]), np.sort(order[:held])
+
+    def _seed(self) -> int:
+        return int(check_random_state(self.random_state).randint(2**31 - 1))
+
+    def _x(self, x: Any) -> Array:
+        check_is_fitted(self)
+        checked: Array = validate_data(self, x, reset=False)
+        return checked
+
+
+class BandRegressor(RegressorMixin, _Conformal):  # type: ignore[misc]
+    """A regressor whose predictions have bands with a guarantee.
+
+    Parameters
+    ----------
+    estimator
+        Any regressor of scikit-learn, a skorch network, or a function that makes a torch network
+        for a number of inputs: fitted to a part of the rows; the others calibrate. One that is
+        fitted already, ``FrozenEstimator(it)`` or a trained ``torch.nn.Module``: all rows
+        calibrate, and must not be those that trained it. By default a random forest.
+    alpha
+        Share of misses allowed, 0.1 for 90 % coverage; also an argument of predict_interval.
+    method
+        ``"auto"``, ``"cp"``, ``"lcp"``, ``"ffcp"`` (networks only), or a function from a network
+        to a predictor of :mod:`ffcp`.
+    calibration_size
+        The share of rows that calibrate.
+    random_state
+        Of the division, and of what is random in the method.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import make_regression
+    >>> x, y = make_regression(400, 5, noise=10, random_state=0)
+    >>> bands = BandRegressor(random_state=0).fit(x[:300], y[:300])
+    >>> bands.predict_interval(x[300:]).shape
+    (100, 2)
+    """
+
+    def __init__(
+        self,
+        estimator: Any = None,
+        *,
+        alpha: float = 0.1,
+        method: Any = "auto",
+        calibration_size: float = 0.25,
+        random_state: Any = None,
+    ) -> None:
+        self.estimator = estimator
+        self.alpha = alpha
+        self.method = method
+        self.calibration_size = calibration_size
+        self.random_state = random_state
+
+    def fit(self, X: Any, y: Any, **unknown: Any) -> BandRegressor:
+        """Fit the estimator to a part of the rows, and calibrate on the others."""
+        self._must_have_no_weights(unknown)
+        x, target = validate_data(self, X, y, y_numeric=True)
+        train, held = self._parts(len(x))
+        estimator = (
+            RandomForestRegressor(random_state=0) if self.estimator is None else self.estimator
+        )
+        self.source_: Source = source(estimator, x[train], target[train], None, self._seed())
+        self.predictor_ = _bands(self.source_, self.method, len(held), self._seed())
+        self.predictor_.calibrate(self.source_.inputs(x[held]), target[held])
+        return self
+
+    def predict(self, X: Any) -> Array:
+        """Predict, as the estimator does."""
+        x = self._x(X)
+        return self.source_.outputs(x).reshape(len(x))
+
+    def predict_interval(self, X: Any, alpha: Any = None) -> Any:
+        """Give bands, shape (n, 2): lower and upper ends."""
+        x = self._x(X)
+        level = self.alpha if alpha is None else alpha
+        band = self.predictor_.predict_interval(self.source_.inputs(x), level)
+        ends = np.stack([end.double().numpy().reshape(len(x)) for end in band[:2]], axis=1)
+        return self._contained(ends, ["lower", "upper"], X)
+
+
+class SetClassifier(ClassifierMixin, _Conformal):  # type: ignore[misc]
+    """A classifier that gives sets of labels which hold the true one with a guarantee.
+
+    Parameters
+    ----------
+    estimator
+        As in :class:`BandRegressor`; a classifier with ``predict_proba``, or a network of logits
+        in the order of the sorted classes.
+    alpha, calibration_size, random_state
+        As in :class:`BandRegressor`.
+    method
+        ``"raps"``, ``"aps"``, ``"lac"``, ``"ffraps"``, or a function from a network to a
+        predictor.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_iris
+    >>> x, y = load_iris(return_X_y=True)
+    >>> sets = SetClassifier(random_state=0).fit(x[::2], y[::2])
+    >>> sets.predict_set(x[1::2]).shape
+    (75, 3)
+    """
+
+    def __init__(
+        self,
+        estimator: Any = None,
+        *,
+        alpha: float = 0.1,
+        method: Any = "raps",
+        calibration_size: float = 0.25,
+        random_state: Any = None,
+    ) -> None:
+        self.estimator = estimator
+        self.alpha = alpha
+        self.method = method
+        self.calibration_size = calibration_size
+        self.random_state = random_state
+
+    def fit(self, X: Any, y: Any, **unknown: Any) -> SetClassifier:
+        """Fit the estimator to a part of the rows, and calibrate on the others."""
+        self._must_have_no_weights(unknown)
+        x, labels = validate_data(self, X, y)
+        check_classification_targets(labels)
+        self.classes_, codes = np.unique(labels, return_inverse=True)
+        train, held = self._parts(len(x))
+        estimator = (
+            RandomForestClassifier(random_state=0) if self.estimator is None else self.estimator
+        )
+        self.source_: Source = source(
+            estimator, x[train], codes[train], self.classes_, self._seed()
+        )
+        self.predictor_ = _sets(self.source_, self.method, self._seed())
+        self.predictor_.calibrate(self.source_.inputs(x[held]), codes[held])
+        return self
+
+    def predict(self, X: Any) -> Array:
+        """Predict the most probable class."""
+        best = self.predict_proba(X).argmax(axis=1)
+        found: Array = self.classes_[best]
+        return found
+
+    def predict_proba(self, X: Any) -> Array:
+        """Give the probabilities of all classes, in the order of ``classes_``."""
+        x = self._x(X)
+        logits = self.source_.outputs(x)
+        shares = np.exp(logits - logits.max(axis=1, keepdims=True))
+        probabilities: Array = shares / shares.sum(axis=1, keepdims=True)
+        return probabilities
+
+    def predict_set(self, X: Any, alpha: Any = None) -> Any:
+        """Say which classes are in the set of each row, shape (n, K), booleans."""
+        x = self._x(X)
+        level = self.alpha if alpha is None else alpha
+        found = self.predictor_.predict_set(self.source_.inputs(x), level)
+        return self._contained(found.mask.numpy(), [str(name) for name in self.classes_], X)
+
+
+def _bands(given: Source, method: Any, rows: int, seed: int) -> Any:
+    """Make the predictor of bands: the one place that knows the names of methods."""
+    if callable(method):
+        return method(given.model)
+    if method == "auto":
+        method = "lcp" if rows >= _NEAR else "cp"
+    if method == "cp":
+        return ffcp.CP(given.model)
+    if method == "lcp":
+        return ffcp.LCP(given.model, seed=seed)
+    if method == "ffcp":
+        _must_have_layers(given, "FFCP")
+        return ffcp.FFCP(given.model, seed=seed)
+    raise ValueError(f"method must be 'auto', 'cp', 'lcp', 'ffcp' or a function, got {method!r}")
+
+
+def _sets(given: Source, method: Any, seed: int) -> Any:
+    """Make the predictor of label sets."""
+    if callable(method):
+        return method(given.model)
+    named = {"raps": ffcp.RAPS, "aps": ffcp.APS, "lac": ffcp.LAC, "ffraps": ffcp.FFRAPS}
+    if method not in named:
+        raise ValueError(f"method must be one of {', '.join(named)} or a function, got {method!r}")
+    return named[method](given.model, seed=seed)
+
+
+def _must_have_layers(given: Source, method: str) -> None:
+    if not isinstance(given, NetworkSource):
+        name = type(given.estimator).__name__
+        raise ValueError(
+            f"{method} needs the gradients of a network, and {name} has none: use method='auto', "
+            "'cp' or 'lcp', which look at predictions only"
+        )

@@ -1,0 +1,138 @@
+"""Where predictions come from: a network, or any estimator that is not one."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.base import clone
+from sklearn.frozen import FrozenEstimator
+from torch import Tensor, nn
+
+from ffcp.network import passes
+from ffcp.network.stored import Stored
+
+Array = np.ndarray[Any, Any]
+_EPOCHS, _PATIENCE, _BATCH = 200, 20, 64
+
+
+def is_fitted_already(estimator: Any) -> bool:
+    """Say whether an estimator is to be taken as it is: a network, or one that is frozen."""
+    return isinstance(estimator, (nn.Module, FrozenEstimator))
+
+
+class NetworkSource:
+    """A torch network: it has layers and gradients, so every method serves it."""
+
+    def __init__(self, network: nn.Module) -> None:
+        self.model = network
+
+    def inputs(self, x: Array) -> Tensor:
+        """Give what the predictor takes."""
+        return torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32))
+
+    def outputs(self, x: Array) -> Array:
+        """Run the network: numbers (n,), or logits (n, K)."""
+        found = torch.cat([seen.output for seen in passes.over(self.model, self.inputs(x))])
+        return found.double().numpy()
+
+
+class StoredSource:
+    """An estimator without gradients: its predictions are all there is to see."""
+
+    def __init__(self, estimator: Any, classes: Array | None) -> None:
+        self.estimator, self.classes = estimator, classes
+        self.model = Stored()
+
+    def inputs(self, x: Array) -> Tensor:
+        """Give what the predictor takes: the predictions themselves."""
+        return torch.from_numpy(self.outputs(x))
+
+    def outputs(self, x: Array) -> Array:
+        """Ask the estimator: numbers (n,), or logarithms of probabilities (n, K)."""
+        if self.classes is None:
+            return np.asarray(self.estimator.predict(x), dtype=np.float64).reshape(len(x))
+        shares = np.asarray(self.estimator.predict_proba(x), dtype=np.float64)
+        # A class that no training row had: next to nothing, so that its labels rank last.
+        whole = np.zeros((len(x), len(self.classes)))
+        whole[:, np.searchsorted(self.classes, self.estimator.classes_)] = shares
+        return np.log(np.clip(whole, 1e-12, None))
+
+
+Source = NetworkSource | StoredSource
+
+
+def source(estimator: Any, x: Array, y: Array, classes: Array | None, seed: int) -> Source:
+    """Fit an estimator to training rows, unless it is fitted already; ``y`` is codes of classes.
+
+    Parameters
+    ----------
+    estimator
+        A trained network, a skorch network, a function that makes a network for a number of
+        inputs, or any estimator of scikit-learn.
+    """
+    if isinstance(estimator, nn.Module):
+        return NetworkSource(estimator)
+    if not hasattr(estimator, "fit"):
+        if not callable(estimator):
+            raise TypeError(
+                f"estimator={estimator!r} is no estimator, no network and no function that makes "
+                "a network"
+            )
+        return NetworkSource(_trained(estimator(x.shape[1]), x, y, classes is not None, seed))
+    fitted = clone(estimator)
+    own = y if classes is None else classes[y]
+    skorch = hasattr(estimator, "module") and hasattr(estimator, "initialize")
+    if skorch:  # a network in the clothes of an estimator: float32, and numbers for classes
+        x = x.astype(np.float32)
+        own = y.astype(np.float32)[:, None] if classes is None else y
+    if not isinstance(estimator, FrozenEstimator):
+        fitted.fit(x, own)
+    network = getattr(fitted, "module_", None)
+    if isinstance(network, nn.Module):
+        return NetworkSource(network)
+    if classes is not None and not hasattr(fitted, "predict_proba"):
+        raise TypeError(
+            f"{type(estimator).__name__} has no predict_proba, and label sets need probabilities: "
+            "wrap it in sklearn.calibration.CalibratedClassifierCV"
+        )
+    return StoredSource(fitted, classes)
+
+
+def _trained(network: nn.Module, x: Array, y: Array, classify: bool, seed: int) -> nn.Module:
+    """Train a new network; a tenth of the rows stops the training."""
+    if not isinstance(network, nn.Module):
+        raise TypeError(f"estimator made a {type(network).__name__}, not a torch.nn.Module")
+    rows = torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32))
+    target = torch.from_numpy(y.astype(np.int64) if classify else y.astype(np.float32))
+    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))
+    stop, train = order.split([max(1, len(order) // 10), len(order) - max(1, len(order) // 10)])
+    optimizer = torch.optim.Adam(network.parameters(), lr=1e-3)
+
+    def loss(some: Tensor) -> Tensor:
+        found = network(rows[some])
+        if classify:
+            return nn.functional.cross_entropy(found, target[some])
+        return nn.functional.mse_loss(found.reshape(-1), target[some])
+
+    best, kept, waited = np.inf, copy.deepcopy(network.state_dict()), 0
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        for _ in range(_EPOCHS):
+            network.train()
+            for part in train[torch.randperm(len(train))].split(_BATCH):
+                optimizer.zero_grad()
+                loss(part).backward()
+                optimizer.step()
+            network.eval()
+            with torch.no_grad():
+                now = float(loss(stop))
+            waited += 1
+            if now < best:
+                best, kept, waited = now, copy.deepcopy(network.state_dict()), 0
+            if waited > _PATIENCE:
+                break
+    network.load_state_dict(kept)
+    return network.eval()

@@ -1,0 +1,140 @@
+"""The estimators for scikit-learn: its own checks, its tools, and what they refuse."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+pytest.importorskip("sklearn")
+from sklearn.base import clone
+from sklearn.datasets import make_classification, make_regression
+from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
+from sklearn.frozen import FrozenEstimator
+from sklearn.linear_model import LinearRegression, LogisticRegression, RidgeClassifier
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import check_estimator
+
+from ffcp.sklearn import BandRegressor, SetClassifier
+
+X, Y = make_regression(600, 5, noise=10, random_state=0)
+XC, YC = make_classification(600, 6, n_informative=4, n_classes=3, random_state=0, class_sep=0.7)
+NAMES = np.array(["ant", "bee", "cat"])[YC]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "estimator",
+    [
+        BandRegressor(RandomForestRegressor(5, random_state=0), random_state=0),
+        SetClassifier(RandomForestClassifier(5, random_state=0), random_state=0),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_all_checks_of_scikit_learn_pass(estimator: Any) -> None:
+    results = check_estimator(estimator, on_fail=None)
+    failed = [r["check_name"] for r in results if r["status"] not in ("passed", "skipped")]
+    assert len(results) > 40
+    assert failed == []
+
+
+def test_bands_cover_rows_that_were_not_seen() -> None:
+    bands = BandRegressor(LinearRegression(), random_state=0).fit(X[:400], Y[:400])
+    ends = bands.predict_interval(X[400:])
+    share = ((ends[:, 0] <= Y[400:]) & (Y[400:] <= ends[:, 1])).mean()
+    assert share > 0.82  # 200 rows, 100 calibrate: below only once in a thousand
+    wider = bands.predict_interval(X[400:], alpha=0.05)
+    assert (wider[:, 0] <= ends[:, 0]).all()
+
+
+def test_sets_cover_and_keep_the_names() -> None:
+    sets = SetClassifier(LogisticRegression(), random_state=0).fit(XC[:400], NAMES[:400])
+    mask = sets.set_output(transform="pandas").predict_set(XC[400:])
+    assert list(mask.columns) == ["ant", "bee", "cat"]
+    hits = [mask[name].iloc[row] for row, name in enumerate(NAMES[400:])]
+    assert np.mean(hits) > 0.82
+    assert set(sets.predict(XC[:9])) <= set(NAMES)
+
+
+def test_pipelines_clones_and_searches_work() -> None:
+    piped = make_pipeline(StandardScaler(), BandRegressor(LinearRegression(), random_state=0))
+    assert cross_val_score(piped, X, Y, cv=3).mean() > 0.9
+    search = GridSearchCV(piped, {"bandregressor__method": ["cp", "lcp"]}, cv=2).fit(X, Y)
+    assert search.best_estimator_[-1].predict_interval(X[:3]).shape == (3, 2)
+    assert clone(piped)[-1].get_params()["alpha"] == 0.1
+
+
+def test_frames_come_back_with_their_index_and_feature_names_are_checked() -> None:
+    pd = pytest.importorskip("pandas")
+    frame = pd.DataFrame(X, columns=list("abcde"), index=range(100, 700))
+    bands = BandRegressor(LinearRegression(), random_state=0).fit(frame, Y)
+    found = bands.set_output(transform="pandas").predict_interval(frame[:4])
+    assert list(found.columns) == ["lower", "upper"]
+    assert list(found.index) == [100, 101, 102, 103]
+    with pytest.raises(ValueError, match="feature names"):
+        bands.predict_interval(frame[list("edcba")])
+
+
+def test_sample_weights_are_refused_clearly() -> None:
+    with pytest.raises(TypeError, match="not exchangeable"):
+        BandRegressor().fit(X, Y, sample_weight=np.ones(len(Y)))
+
+
+def test_ffcp_says_why_a_forest_cannot_have_it() -> None:
+    with pytest.raises(ValueError, match="RandomForestRegressor has none"):
+        BandRegressor(RandomForestRegressor(3), method="ffcp").fit(X, Y)
+
+
+def test_a_classifier_without_probabilities_is_refused() -> None:
+    with pytest.raises(TypeError, match="predict_proba"):
+        SetClassifier(RidgeClassifier()).fit(XC, YC)
+
+
+def test_what_is_fitted_already_keeps_its_weights_and_all_rows_calibrate() -> None:
+    fitted = LinearRegression().fit(X[:200], Y[:200])
+    before = fitted.coef_.copy()
+    bands = BandRegressor(FrozenEstimator(fitted), method="cp").fit(X[200:], Y[200:])
+    assert len(bands.predictor_.calibration) == 400
+    assert (fitted.coef_ == before).all()
+    torch.manual_seed(0)
+    network = nn.Linear(5, 1)
+    own = BandRegressor(network, method="cp").fit(X, Y)
+    assert len(own.predictor_.calibration) == 600
+    assert own.predict(X[:3]) == pytest.approx(
+        network(torch.from_numpy(X[:3]).float())[:, 0].tolist(), rel=1e-5
+    )
+
+
+@pytest.mark.long
+def test_a_function_that_makes_a_network_is_trained() -> None:
+    def make(inputs: int) -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(inputs, 16), nn.ReLU(), nn.Linear(16, 1))
+
+    y = (Y - Y.mean()) / Y.std()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that CP was taken
+        bands = BandRegressor(make, method="ffcp", random_state=0).fit(X, y)
+    assert bands.score(X, y) > 0.8
+    assert bands.predict_interval(X[:4]).shape == (4, 2)
+
+
+def test_a_skorch_network_is_taken_as_a_network() -> None:
+    skorch = pytest.importorskip("skorch")
+    net = skorch.NeuralNetRegressor(
+        nn.Linear,
+        module__in_features=5,
+        module__out_features=1,
+        max_epochs=2,
+        verbose=0,
+        train_split=None,
+    )
+    bands = BandRegressor(net, method="cp", random_state=0).fit(X, Y)
+    assert isinstance(bands.source_.model, nn.Module)
+    assert bands.predict_interval(X[:4]).shape == (4, 2)
