@@ -10,6 +10,6 @@ bands = tables.load("houses.ffcp").predict("new.csv")
 from ffcp.tables.errors import TableError
 from ffcp.tables.fitted import FittedTable
 from ffcp.tables.fitting import fit
-from ffcp.tables.folder import load
+from ffcp.tables.loading import load
 
 __all__ = ["FittedTable", "TableError", "fit", "load"]

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ffcp import files
 from ffcp.conformal.rank import exact_alpha
+from ffcp.tables import folder as folders
 from ffcp.tables import measuring, reading, targets
 from ffcp.tables.columns import Columns
 from ffcp.tables.errors import TableError
@@ -276,8 +277,6 @@ class FittedTable:
 
     def save(self, folder: str | Path, *, force: bool = False) -> Path:
         """Write the folder, see :mod:`ffcp.tables.folder`."""
-        from ffcp.tables import folder as folders
-
         return folders.save(self, folder, force=force)
 
 
