@@ -32,6 +32,13 @@ def is_number(series: pd.Series) -> bool:
     ) and not pd.api.types.is_complex_dtype(series)
 
 
+def _is_boolean(series: pd.Series) -> bool:
+    """Say whether a column is of a type of truth values, or holds nothing else."""
+    if pd.api.types.is_object_dtype(series):
+        return bool(pd.api.types.infer_dtype(series, skipna=True) == "boolean")
+    return bool(pd.api.types.is_bool_dtype(series))
+
+
 def is_date(series: pd.Series) -> bool:
     """Say whether a column is of a type of dates."""
     return bool(pd.api.types.is_datetime64_any_dtype(series))
@@ -79,7 +86,7 @@ def numbers(series: pd.Series, decimal: str = ".") -> tuple[np.ndarray[Any, Any]
     if is_number(series):
         values = pd.to_numeric(series).to_numpy(dtype=np.float64, na_value=np.nan)
         missing = np.isnan(values)
-    elif is_date(series):
+    elif is_date(series) or _is_boolean(series):
         return np.full(len(series), np.nan), series.isna().to_numpy(), series.notna().to_numpy()
     else:
         text = series.astype(object)

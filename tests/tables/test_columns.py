@@ -1,0 +1,116 @@
+"""What every column is taken for, and rows that cannot be predicted."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+pytest.importorskip("pandas")
+import pandas as pd
+
+from ffcp.tables import columns
+from ffcp.tables.columns import Column, Columns
+from ffcp.tables.errors import TableError
+from tests.tables.material import houses, new
+
+
+def learned(**values: object) -> Column:
+    frame = pd.DataFrame({"a": values["a"], "y": 0})
+    frame["b"] = np.arange(len(frame)) % 2
+    return columns.learn(frame, "y").all[0]
+
+
+def test_a_table_of_houses_is_understood() -> None:
+    found = {one.name: one for one in columns.learn(houses(300), "price")}
+    assert {name: one.kind for name, one in found.items()} == {
+        "size": "number",
+        "rooms": "number",
+        "town": "category",
+        "sold": "date",
+        "id": "left out",
+        "garden": "category",
+        "country": "left out",
+        "empty": "left out",
+    }
+    assert found["id"].why == "a different word in every row"
+    assert found["country"].why == "always 'CH'"
+    assert found["empty"].why == "empty"
+    assert found["size"].missing
+
+
+def test_the_same_table_as_text_is_understood_in_the_same_way() -> None:
+    frame = houses(300)
+    text = frame.astype(object).where(frame.notna(), "").astype(str)
+    text["sold"] = frame["sold"].dt.strftime("%d.%m.%Y")
+    one, other = columns.learn(frame, "price"), columns.learn(text, "price")
+    assert [c.kind for c in one] == [c.kind for c in other]
+    assert np.allclose(one.encode(frame).x, other.encode(text).x)
+
+
+def test_a_few_words_among_numbers_are_missing() -> None:
+    cells = [str(n) for n in np.random.default_rng(0).integers(0, 9, 60)] + ["unknown"]
+    column = learned(a=cells)
+    assert (column.kind, column.words) == ("number", ("unknown",))
+
+
+def test_a_column_that_counts_the_rows_is_left_out() -> None:
+    rows = np.sort(np.random.default_rng(0).permutation(1000)[:500])  # some of all rows train
+    assert learned(a=rows).why == "counts the rows"
+    assert learned(a=np.random.default_rng(0).permutation(500)).kind == "number"
+
+
+def test_month_and_day_that_could_be_swapped_are_said() -> None:
+    dates = [f"{m:02}/{d:02}/2020" for m in range(1, 12) for d in range(1, 12)]
+    assert "month first" in learned(a=dates).why
+    assert learned(a=[*dates, "30/01/2020"]).form == "%d/%m/%Y"
+
+
+def test_rows_that_cannot_be_read_have_a_reason_and_the_others_do_not() -> None:
+    known = columns.learn(houses(300), "price")
+    rows = new(4).astype(object)
+    rows.loc[1, "rooms"] = "many"
+    rows.loc[2, "sold"] = "yesterday"
+    rows.loc[3, "rooms"] = np.inf
+    found = known.encode(rows)
+    assert found.reasons[0] == ""
+    assert "rooms: 'many' is not a number" in found.reasons[1]
+    assert "sold: 'yesterday' is not a date" in found.reasons[2]
+    assert "rooms" in found.reasons[3]
+    assert bool(found.x.isfinite().all())
+
+
+def test_only_what_matters_is_an_error() -> None:
+    known = columns.learn(houses(300), "price")
+    rows = new(50)
+    shuffled = rows[rows.columns[::-1]].assign(extra=1).drop(columns=["id", "country", "empty"])
+    assert np.array_equal(known.encode(rows).x, known.encode(shuffled).x)
+    with pytest.raises(TableError, match="no column 'rooms'"):
+        known.encode(rows.drop(columns="rooms"))
+    with pytest.raises(TableError, match="column 'rooms' was numbers"):
+        known.encode(rows.assign(rooms="many"))
+
+
+def test_levels_that_no_training_row_had_are_said() -> None:
+    known = columns.learn(houses(300), "price")
+    found = known.encode(new(3).assign(town="Zug"))
+    assert found.reasons.tolist() == ["", "", ""]
+    assert any("'Zug'" in remark for remark in found.remarks)
+
+
+def test_columns_survive_json_and_damage_is_refused() -> None:
+    known = columns.learn(houses(300), "price")
+    text = json.dumps(known.to_json())
+    assert Columns.from_json(json.loads(text)) == known
+    for old, broken in (('"number"', '"magic"'), ('"knots": [', '"knots": [1e99, '), ("CH", "CH")):
+        saved = json.loads(text.replace(old, broken, 1))
+        if broken == old:
+            saved[0]["name"] = saved[1]["name"]
+        with pytest.raises(ValueError):  # noqa: PT011 - what it says differs
+            Columns.from_json(saved)
+
+
+def test_nothing_left_to_predict_from_is_an_error() -> None:
+    with pytest.raises(TableError, match="no column is left"):
+        columns.learn(pd.DataFrame({"a": ["x"] * 30, "y": range(30)}), "y")

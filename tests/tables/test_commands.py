@@ -1,0 +1,95 @@
+"""The commands for tables, as somebody with a CSV meets them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+pytest.importorskip("pandas")
+import pandas as pd
+
+from ffcp import tables
+from ffcp.cli.app import app
+from ffcp.cli.tables import _support
+from tests.tables.material import houses, new
+
+runner = CliRunner()
+
+
+def words(result: object) -> str:
+    return " ".join(str(getattr(result, "output", "")).split())
+
+
+@pytest.mark.long
+def test_fit_predict_check_show(tmp_path: Path) -> None:
+    table, folder = tmp_path / "houses.csv", tmp_path / "houses.ffcp"
+    houses(600).to_csv(table, index=False)
+    options = ["--target", "price", "--minutes", "0.02", "--support", "0,"]
+    result = runner.invoke(app, ["fit", str(table), *options])
+    assert result.exit_code == 0, result.output
+    for said in ("Target 'price'", "Decided: column 'id' is left out", "Guarantee:", "Coverage"):
+        assert said in words(result)
+    assert (folder / "report.html").is_file()
+    again = runner.invoke(app, ["fit", str(table), *options])
+    assert again.exit_code == 2
+    assert "--force" in words(again)
+    shown = runner.invoke(app, ["show", str(folder)])
+    assert "a different word in every row" in words(shown)
+
+
+def test_predict_writes_the_rows_as_they_were_and_their_bands(folder: Path, tmp_path: Path) -> None:
+    rows = new(30).assign(code="007")
+    rows.to_csv(tmp_path / "new.csv", index=False)
+    result = runner.invoke(app, ["predict", str(folder), str(tmp_path / "new.csv")])
+    assert result.exit_code == 0, result.output
+    text = (tmp_path / "new.bands.csv").read_text().splitlines()
+    before = (tmp_path / "new.csv").read_text().splitlines()
+    assert text[0] == before[0] + ",prediction,lower,upper,reason"
+    assert all(line.startswith(old) for line, old in zip(text, before, strict=True))
+
+
+def test_a_table_of_no_rows_gives_a_table_of_no_rows(folder: Path, tmp_path: Path) -> None:
+    new(5)[:0].to_csv(tmp_path / "none.csv", index=False)
+    result = runner.invoke(app, ["predict", str(folder), str(tmp_path / "none.csv")])
+    assert result.exit_code == 0, result.output
+    assert len(pd.read_csv(tmp_path / "none.bands.csv")) == 0
+
+
+def test_check_ends_with_a_code_that_says_whether_it_covers(folder: Path, tmp_path: Path) -> None:
+    frame = houses(300, 5)
+    frame.to_csv(tmp_path / "a.csv", index=False)
+    good = runner.invoke(app, ["check", str(folder), str(tmp_path / "a.csv"), "--group", "town"])
+    assert (good.exit_code, "Basel" in words(good)) == (0, True)
+    frame.assign(price=frame["price"] * 3).to_csv(tmp_path / "b.csv", index=False)
+    bad = runner.invoke(app, ["check", str(folder), str(tmp_path / "b.csv")])
+    assert (bad.exit_code, "no longer covers" in words(bad)) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["predict", "nowhere.ffcp", "a.csv"], "there is no folder nowhere.ffcp"),
+        (["fit", "nowhere.csv", "--target", "y"], "there is no file nowhere.csv"),
+        (["fit", "nowhere.csv", "--target", "y", "--support", "x"], "is no range"),
+    ],
+)
+def test_errors_are_one_sentence(arguments: list[str], message: str) -> None:
+    result = runner.invoke(app, arguments)
+    assert result.exit_code == 2
+    assert message in words(result)
+    assert "Traceback" not in words(result)
+
+
+def test_a_column_that_has_our_name_is_kept(fitted: tables.FittedTable, tmp_path: Path) -> None:
+    new(4).assign(lower="mine").to_csv(tmp_path / "new.csv", index=False)
+    list(fitted.predict_file(tmp_path / "new.csv", tmp_path / "out.csv"))
+    written = pd.read_csv(tmp_path / "out.csv")
+    assert written["lower"].tolist() == ["mine"] * 4
+    assert "ffcp_lower" in written
+
+
+def test_support_is_read() -> None:
+    assert _support("0,") == (0.0, None)
+    assert _support("-1,2.5") == (-1.0, 2.5)

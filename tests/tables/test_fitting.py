@@ -1,0 +1,209 @@
+"""A table in, bands out: fits, new rows, checks, and what can be promised with few rows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+pytest.importorskip("pandas")
+import pandas as pd
+import torch
+
+from ffcp import tables
+from ffcp.tables import dividing
+from ffcp.tables.columns import learn
+from ffcp.tables.network import TableNetwork
+from ffcp.tables.training import train
+from tests.tables.material import houses, new
+
+
+def test_bands_have_an_order_and_keep_to_the_support(fitted: tables.FittedTable) -> None:
+    bands = fitted.predict(new(40))
+    assert bands.columns.tolist() == ["prediction", "lower", "upper", "reason"]
+    assert (bands["lower"] <= bands["prediction"]).all()
+    assert (bands["prediction"] <= bands["upper"]).all()
+    assert (bands["lower"] >= 0).all()
+    assert (bands["reason"] == "").all()
+
+
+def test_fresh_rows_are_covered(fitted: tables.FittedTable) -> None:
+    found = fitted.check(houses(500, 7))
+    assert fitted.still_covers(found) > 0.001
+    assert found.rows == 500
+    assert fitted.about.tested is not None
+    assert fitted.about.tested.rows == 120
+
+
+def test_rows_that_moved_are_noticed(fitted: tables.FittedTable) -> None:
+    moved = houses(200, 7)
+    moved["price"] *= 3
+    assert fitted.still_covers(fitted.check(moved)) < 1e-6
+
+
+def test_no_row_is_dropped(fitted: tables.FittedTable) -> None:
+    rows = new(5).astype(object)
+    rows.loc[2, "rooms"] = "many"
+    rows.index = [9, 8, 7, 6, 5]
+    bands = fitted.predict(rows)
+    assert bands.index.tolist() == [9, 8, 7, 6, 5]
+    assert bands["lower"].isna().tolist() == [False, False, True, False, False]
+    assert bands["reason"].tolist()[2] == "rooms: 'many' is not a number"
+
+
+def test_rows_do_not_depend_on_their_neighbours(fitted: tables.FittedTable) -> None:
+    rows = new(60)
+    whole = fitted.predict(rows)
+    parts = pd.concat([fitted.predict(rows[:1]), fitted.predict(rows[1:])])
+    assert np.allclose(whole["upper"], parts["upper"], rtol=1e-5)
+
+
+def test_label_sets_have_names_and_groups(labelled: tables.FittedTable) -> None:
+    rows = new(30)
+    rows.loc[3, "town"] = "Zug"
+    sets = labelled.predicted(rows).bands
+    known = sets.drop(index=3)
+    assert set("|".join(known["labels"]).split("|")) <= {"dear", "cheap"}
+    assert (known["size"] >= 1).all()
+    assert "no row of group 'Zug' calibrated" in sets.loc[3, "reason"]
+    tested = labelled.about.tested
+    assert tested is not None
+    assert [part.value for part in tested.groups] == ["Basel", "Bern", "Chur"]
+
+
+@pytest.mark.long
+def test_few_rows_promise_what_the_jackknife_promises(few: tables.FittedTable) -> None:
+    assert few.about.folds == 30
+    assert "at least 0.800" in few.about.guarantee
+    assert "jackknife+" in few.about.guarantee
+    bands = few.predict(new(10))
+    assert (bands["lower"] < bands["upper"]).all()
+    assert np.isfinite(bands["upper"]).all()
+
+
+@pytest.mark.long
+def test_a_held_out_fold_changes_nothing_of_its_network() -> None:
+    # The network of fold 0, its columns and its units must not change with the rows of fold 0.
+    frame, other = houses(40), houses(40)
+    division = dividing.divide(40, 0.1, 0, crossing=True)
+    assert division.folds is not None
+    held = division.folds == 0
+    other.loc[held, "price"] *= 100
+    other.loc[held, "size"] += 1000
+    options = {"minutes": 0.5, "seed": 0}
+    one, two = (_first_network(table, **options) for table in (frame, other))
+    for name, tensor in one.items():
+        assert torch.equal(tensor, two[name]), name
+
+
+def _first_network(frame: pd.DataFrame, minutes: float, seed: int) -> dict[str, torch.Tensor]:
+    from unittest import mock
+
+    from ffcp.tables import fitting
+
+    made: list[torch.nn.Module] = []
+
+    class EnoughError(Exception):
+        pass
+
+    def short(network: TableNetwork, *args: torch.Tensor, **options: object) -> object:
+        options.update(most_epochs=2, seconds=1e9)
+        return train(network, *args, **options)  # type: ignore[arg-type]
+
+    def placed(network: TableNetwork, *units: float) -> None:
+        made.append(fitting_placed(network, *units))
+        raise EnoughError
+
+    fitting_placed = fitting.Placed
+    with mock.patch.multiple(fitting, train=short, Placed=placed), pytest.raises(EnoughError):
+        fitting.fit(frame, "price", minutes=minutes, seed=seed)
+    return made[0].state_dict()
+
+
+def test_nothing_learned_of_columns_comes_from_rows_that_calibrate_or_test(
+    fitted: tables.FittedTable,
+) -> None:
+    frame = houses(600)
+    parts = dividing.divide(600, 0.1, 0, crossing=True)
+    learned = np.sort(np.concatenate([parts.train, parts.stop]))
+    assert learn(frame.iloc[learned], "price") == fitted.columns[0]
+    used = np.concatenate([parts.train, parts.stop, parts.calibrate, parts.test])
+    assert sorted(used) == list(range(600))
+
+
+def test_with_time_the_past_trains_and_the_last_rows_test() -> None:
+    order = np.random.default_rng(0).permutation(1000)
+    parts = dividing.divide(1000, 0.1, 0, crossing=True, order=order)
+    place = np.argsort(order)
+    assert place[parts.train].max() < place[parts.stop].min()
+    assert place[parts.stop].max() < place[parts.calibrate].min()
+    assert place[parts.calibrate].max() < place[parts.test].min()
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"), [(0, "0 rows"), (1, "1 rows"), (8, "from fewer than 10")]
+)
+def test_too_few_rows_for_any_promise_are_refused(rows: int, message: str) -> None:
+    frame = houses(40)[:rows] if rows else houses(40)[:1].assign(price=np.nan)
+    if rows == 1:
+        frame = pd.concat([frame, houses(2).assign(price=np.nan)])
+    with pytest.raises(tables.TableError, match=f"{message}|always|empty"):
+        tables.fit(frame, "price", minutes=0.01)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"target": "prize"}, "no column 'prize'"),
+        ({"target": "id"}, "different words"),
+        ({"target": "country"}, "always 'CH'"),
+        ({"target": "empty"}, "is empty"),
+        ({"target": "sold"}, "is dates"),
+        ({"target": "price", "support": (None, 10)}, "outside the support"),
+        ({"target": "price", "support": (5, 1)}, "must rise"),
+        ({"target": "price", "group": "village"}, "no column 'village'"),
+        ({"target": "price", "time": "town"}, "neither a number nor a date"),
+        ({"target": "price", "side": "left"}, "side must be one of"),
+        ({"target": "price", "alpha": 2}, "alpha must lie"),
+        ({"target": "garden", "support": (0, 1)}, "are for targets of numbers"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_before_training(
+    options: dict[str, object], message: str
+) -> None:
+    frame = houses(600)
+    frame["sold"] = frame["sold"].astype(str)
+    with pytest.raises(ValueError, match=message):
+        tables.fit(frame, **options)  # type: ignore[arg-type]
+
+
+def test_rows_without_a_target_are_left_out_and_said() -> None:
+    frame = houses(600)
+    frame.loc[[3, 4], "price"] = np.nan
+    fitted = tables.fit(frame, "price", minutes=0.005)
+    assert any("2 rows have no target" in decision for decision in fitted.about.decisions)
+
+
+@pytest.mark.long
+def test_one_side_ends_on_that_side_only() -> None:
+    fitted = tables.fit(houses(600), "price", minutes=0.01, side="upper")
+    bands = fitted.predict(new(9))
+    assert np.isinf(bands["lower"]).all()
+    assert np.isfinite(bands["upper"]).all()
+    assert (bands["reason"] == "").all()
+
+
+def test_ctrl_c_keeps_the_best_so_far() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(300, 2)
+    network = TableNetwork.for_rows(x, 2, 1)
+    looks = []
+
+    def interrupt(share: float) -> None:
+        looks.append(share)
+        if len(looks) == 3:
+            raise KeyboardInterrupt
+
+    found = train(network, x, x[:, 0], x[:50], x[:50, 0], seconds=60, seed=0, progress=interrupt)
+    assert "Ctrl-C" in found.ended
+    assert found.loss < 1
+    assert not network.training

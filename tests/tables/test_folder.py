@@ -1,0 +1,146 @@
+"""The folder of a fit: complete or not there, checked when read, never pickled."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("pandas")
+import pandas as pd
+
+from ffcp import tables
+from tests.tables.material import houses, new
+
+
+def test_what_was_saved_predicts_the_same(fitted: tables.FittedTable, folder: Path) -> None:
+    assert tables.load(folder).predict(new(40)).equals(fitted.predict(new(40)))
+    assert {file.suffix for file in folder.iterdir()} == {".json", ".safetensors", ".html"}
+
+
+@pytest.mark.long
+def test_sets_and_few_rows_are_saved_too(
+    labelled: tables.FittedTable, few: tables.FittedTable, tmp_path: Path
+) -> None:
+    for name, fitted in (("labels", labelled), ("few", few)):
+        fitted.save(tmp_path / name)
+        assert tables.load(tmp_path / name).predict(new(20)).equals(fitted.predict(new(20)))
+
+
+def test_a_second_fit_needs_force(fitted: tables.FittedTable, tmp_path: Path) -> None:
+    where = fitted.save(tmp_path / "a.ffcp")
+    with pytest.raises(tables.TableError, match="--force"):
+        fitted.save(where)
+    fitted.save(where, force=True)
+    assert len(list(where.iterdir())) == 4
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "thesis.txt").write_text("mine")
+    with pytest.raises(tables.TableError, match="other things"):
+        fitted.save(tmp_path / "own", force=True)
+
+
+@pytest.mark.parametrize("kind", ["weights", "calibration", "ffcp.json"])
+def test_damage_is_found(folder: Path, tmp_path: Path, kind: str) -> None:
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    (file,) = [one for one in copy.iterdir() if one.name.startswith(kind)]
+    whole = file.read_bytes()
+    for place in (10, len(whole) // 2, len(whole) - 5):
+        broken = bytearray(whole)
+        broken[place] ^= 4
+        file.write_bytes(broken)
+        with pytest.raises(tables.TableError, match="damaged"):
+            tables.load(copy)
+    file.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(tables.TableError):
+        tables.load(copy)
+    file.unlink()
+    with pytest.raises(tables.TableError):
+        tables.load(copy)
+
+
+def test_numbers_that_cannot_be_are_found_behind_the_checksum(folder: Path, tmp_path: Path) -> None:
+    from ffcp.tables.folder import MANIFEST, digest
+
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    whole = json.loads((copy / MANIFEST).read_text())
+    changes = [
+        ("about", "scale", -1.0),
+        ("about", "alpha", 7),
+        ("about", "classes", ["one"]),
+        ("about", "support", [0]),
+        ("about", "folds", 3),
+        ("about", "target", 5),
+    ]
+    for part, name, value in changes:
+        content = {
+            key: json.loads(json.dumps(whole[key])) for key in ("about", "columns", "shapes")
+        }
+        content[part][name] = value
+        checksum = digest(json.dumps(content, indent=1).encode())
+        changed = {**whole, **content, "checksum": checksum}
+        (copy / MANIFEST).write_text(json.dumps(changed, indent=1))
+        with pytest.raises(tables.TableError, match="damaged"):
+            tables.load(copy)
+
+
+def test_an_unfinished_folder_says_so_and_may_be_fitted_again(
+    fitted: tables.FittedTable, tmp_path: Path
+) -> None:
+    where = fitted.save(tmp_path / "a.ffcp")
+    (where / "ffcp.json").unlink()  # as a fit that was killed leaves it
+    with pytest.raises(tables.TableError, match="no finished fit"):
+        tables.load(where)
+    fitted.save(where)
+    tables.load(where)
+
+
+def test_two_predictions_at_once_do_not_mix(fitted: tables.FittedTable, tmp_path: Path) -> None:
+    new(300).to_csv(tmp_path / "new.csv", index=False)
+    out = tmp_path / "new.bands.csv"
+    rows: list[int] = []
+
+    def work() -> None:
+        parts = fitted.predict_file(tmp_path / "new.csv", out, rows=50)
+        rows.append(sum(len(part.bands) for part in parts))
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert rows == [300, 300]
+    assert len(pd.read_csv(out)) == 300
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["new.bands.csv", "new.csv"]
+
+
+@pytest.mark.slow
+def test_killed_at_any_moment_nothing_is_half_written(
+    fitted: tables.FittedTable, tmp_path: Path
+) -> None:
+    houses(600).to_csv(tmp_path / "houses.csv", index=False)
+    where = fitted.save(tmp_path / "houses.ffcp")
+    expected = fitted.predict(new(5))["upper"].tolist()
+    replaced = 0
+    command = [sys.executable, "-m", "ffcp.cli", "fit", str(tmp_path / "houses.csv"), "--force"]
+    command += ["--target", "price", "--minutes", "0.02"]
+    start = time.monotonic()
+    subprocess.run(command, check=True, capture_output=True)
+    whole = time.monotonic() - start
+    fitted.save(where, force=True)
+    for kill in range(8):
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        time.sleep(whole * (0.6 + 0.06 * kill))
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        replaced += tables.load(where).predict(new(5))["upper"].tolist() != expected
+    assert replaced < 8  # the first kills come before anything is written
+    left = [file.name for file in where.iterdir() if file.name.startswith(("weights", "calib"))]
+    assert len(left) >= 2
