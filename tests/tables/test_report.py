@@ -1,0 +1,76 @@
+"""The page of a fit: it says what was measured, loads nothing, and fits any window."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pandas")
+from ffcp import tables
+from tests.tables.material import houses
+
+
+def test_the_page_says_what_was_measured_and_loads_nothing(fitted: tables.FittedTable) -> None:
+    page, tested = fitted.report, fitted.about.tested
+    assert page is not None
+    assert tested is not None
+    assert f"{tested.coverage:.1%}" in page
+    assert "a different word in every row" in page
+    assert not re.search(r"https?://|src=|<link|<script|@import|url\(", page)
+    assert page.count("<circle") > 100  # the truths of the picture, and the curve
+
+
+def test_the_page_of_label_sets_names_the_labels(labelled: tables.FittedTable) -> None:
+    assert labelled.report is not None
+    assert "How many labels" in labelled.report
+    assert "By group" in labelled.report
+
+
+@pytest.mark.long
+def test_names_cannot_break_the_page() -> None:
+    frame = houses(450)
+    frame["town"] = frame["town"].replace("Chur", "<script>alert(1)</script>")
+    frame = frame.rename(columns={"rooms": "<b>rooms"})
+    page = tables.fit(frame, "price", minutes=0.005).report
+    assert page is not None
+    assert "<script>" not in page
+    assert "&lt;b&gt;rooms" in page
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    sync = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    names = ("chromium", "chromium-browser", "google-chrome")
+    found = next(filter(None, map(shutil.which, names)), None)
+    if found is None:
+        pytest.skip("no browser: chromium, chromium-browser and google-chrome are not on the path")
+    with sync.sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [360, 1280])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_browser_shows_it_narrow_and_wide_light_and_dark(
+    browser: Any, folder: Path, width: int, scheme: str
+) -> None:
+    context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
+    page = context.new_page()
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.on("console", lambda message: asked.append(message.text))
+    path = folder / "report.html"
+    page.goto(path.as_uri())
+    assert asked == [path.as_uri()]
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    back = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    light = sum(map(int, re.findall(r"\d+", back)[:3])) > 380
+    assert light == (scheme == "light")
+    context.close()
