@@ -32,6 +32,12 @@ def test_the_page_of_label_sets_names_the_labels(labelled: tables.FittedTable) -
 
 
 @pytest.mark.long
+def test_the_page_of_few_rows_says_that_none_are_tested(few: tables.FittedTable) -> None:
+    assert few.report is not None
+    assert "All 30 rows train and calibrate" in few.report
+
+
+@pytest.mark.long
 def test_names_cannot_break_the_page() -> None:
     frame = houses(450)
     frame["town"] = frame["town"].replace("Chur", "<script>alert(1)</script>")

@@ -89,7 +89,7 @@ def fit(
         fitted.save(where, force=force)
     _print_fit(console, fitted)
     page = where / folder.REPORT
-    console.print(f"Written: {where}" + (f"; look at {page}" if fitted.report else ""), **_PLAIN)
+    console.print(f"Written: {where}; look at {page}", **_PLAIN)
 
 
 def predict(

@@ -18,7 +18,7 @@ import ffcp
 from ffcp.conformal.rank import exact_alpha
 from ffcp.regression.cross import CrossBands
 from ffcp.tables import columns as table_columns
-from ffcp.tables import dividing, measuring, reading, targets
+from ffcp.tables import dividing, measuring, reading, report, targets
 from ffcp.tables.columns import Columns
 from ffcp.tables.dividing import Division
 from ffcp.tables.errors import TableError
@@ -340,10 +340,7 @@ def _tested(
     else:
         decisions.append("no rows are kept for a test: all of them train and calibrate")
     fitted.about = replace(about, decisions=tuple(decisions), tested=tested)
-    if bands is not None:
-        from ffcp.tables import report
-
-        fitted.report = report.page(fitted, bands, goal.values[rows])
+    fitted.report = report.page(fitted, bands, goal.values[rows])
     return fitted
 
 

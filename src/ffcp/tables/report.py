@@ -17,29 +17,38 @@ _WIDEST = 12
 _WIDE, _HIGH, _LEFT = 760.0, 300.0, 92.0
 
 
-def page(fitted: FittedTable, bands: pd.DataFrame, y: np.ndarray[Any, Any]) -> str:
-    """Write the page from the bands of the test rows and their targets."""
+def page(
+    fitted: FittedTable, bands: pd.DataFrame | None = None, y: np.ndarray[Any, Any] | None = None
+) -> str:
+    """Write the page from the bands of the test rows and their targets, if there are any."""
     from jinja2 import Environment, FileSystemLoader, select_autoescape
 
     loader = FileSystemLoader(Path(__file__).parent)
     made = Environment(loader=loader, autoescape=select_autoescape(default=True))
     made.filters.update(number=_number, percent=lambda share: f"{share:.1%}")
-    has = bands["prediction"].notna().to_numpy()
-    bands, y = bands[has], y[has]
-    tested = fitted.about.tested
-    assert tested is not None
-    labels = bool(fitted.about.classes)
+    measured = {} if bands is None or y is None else _measured(fitted, bands, y)
     return made.get_template("report.html.j2").render(
         about=fitted.about,
-        tested=tested,
-        labels=labels,
+        tested=fitted.about.tested,
+        labels=bool(fitted.about.classes),
         columns=fitted.columns[0],
-        picture=_sizes(bands) if labels else _picture(bands, y),
-        curve=_curve(tested.curve),
-        by_column=sorted(tested.columns, key=lambda part: part.coverage),
-        widest=_widest(bands, y),
-        size=("mean size", "labels") if labels else ("mean length", "length"),
+        **measured,
     )
+
+
+def _measured(fitted: FittedTable, bands: pd.DataFrame, y: np.ndarray[Any, Any]) -> dict[str, Any]:
+    """Draw and list what the test found."""
+    has = bands["prediction"].notna().to_numpy()
+    bands, y = bands[has], y[has]
+    tested, labels = fitted.about.tested, bool(fitted.about.classes)
+    assert tested is not None
+    return {
+        "picture": _sizes(bands) if labels else _picture(bands, y),
+        "curve": _curve(tested.curve),
+        "by_column": sorted(tested.columns, key=lambda part: part.coverage),
+        "widest": _widest(bands, y),
+        "size": ("mean size", "labels") if labels else ("mean length", "length"),
+    }
 
 
 def _number(value: Any) -> str:
