@@ -97,7 +97,7 @@ def fit(
     order = None if time is None else np.argsort(targets.times(known, time), kind="stable")
     crossing = not goal.classes and group is None and time is None and side != "each"
     division = dividing.divide(len(known), alpha, seed, crossing=crossing, order=order)
-    work = _Work(known, goal, division, target, seed, minutes * 60, progress)
+    work = _Work(known, goal, division, target, alpha, seed, minutes * 60, progress)
     with _own_random_numbers(seed):
         found = work.cross(side) if division.folds is not None else work.split(group, side)
     predictor = found.predictor
@@ -191,6 +191,7 @@ class _Work:
     goal: Target
     division: Division
     target: str
+    alpha: Any
     seed: int
     seconds: float
     progress: Said
@@ -289,13 +290,13 @@ class _Work:
     def _predictor(self, network: nn.Module, side: str) -> Any:
         if self.goal.classes:
             return _sets(network, self.goal.classes, len(self.division.calibrate), self.seed)
-        return _bands(network, side, self.seed)
+        return _bands(network, side, self.alpha, self.seed)
 
 
-def _bands(network: nn.Module, side: str, seed: int) -> Any:
+def _bands(network: nn.Module, side: str, alpha: Any, seed: int) -> Any:
     """Choose the predictor of bands: the one place that does."""
-    sided: dict[str, Any] = {} if side == BOTH else {"side": side}
-    return ffcp.LCP(network, seed=seed, batch_size=BATCH, **sided)
+    best: Any = getattr(ffcp, "Auto", ffcp.LCP)
+    return best(network, side=side, choose_alpha=alpha, seed=seed, batch_size=BATCH)
 
 
 def _sets(network: nn.Module, classes: tuple[str, ...], rows: int, seed: int) -> Any:

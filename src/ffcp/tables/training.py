@@ -49,9 +49,9 @@ def train(
     Targets are numbers, for the squared error, or classes, for the cross entropy. The network is
     left in eval mode with the weights that were best on the rows apart.
     """
-    begin = last_look = time.monotonic()
     generator = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.AdamW(network.parameters(), lr=2e-3, weight_decay=3e-4)
+    begin = last_look = time.monotonic()  # torch has loaded its optimizers now
     batch = min(_BATCH, max(8, len(x) // 8))
     best, kept, best_epoch, done = math.inf, copy.deepcopy(network.state_dict()), 0.0, 0.0
     ended = f"after {most_epochs} epochs"
