@@ -295,8 +295,7 @@ class _Work:
 
 def _bands(network: nn.Module, side: str, alpha: Any, seed: int) -> Any:
     """Choose the predictor of bands: the one place that does."""
-    best: Any = getattr(ffcp, "Auto", ffcp.LCP)
-    return best(network, side=side, choose_alpha=alpha, seed=seed, batch_size=BATCH)
+    return ffcp.Auto(network, side=side, choose_alpha=alpha, seed=seed, batch_size=BATCH)
 
 
 def _sets(network: nn.Module, classes: tuple[str, ...], rows: int, seed: int) -> Any:
