@@ -14,7 +14,7 @@ from ffcp.regression.learned.nested import LEVELS, MIDDLE
 
 MEMBERS, WIDTH = 4, 64  # so many networks, whose quantiles are averaged, and how wide they are
 _BATCH, _RATE, _DECAY, _DROPOUT = 512, 4e-3, 1e-3, 0.1
-_EPOCHS, _PATIENCE, _STEPS = 150, 8, 2500
+_EPOCHS, _PATIENCE, _STEPS = 150, 8, 1600
 _HELD_OUT = 6  # each network holds out another sixth of the rows, which stops its training
 _SMALLEST = 1e-6  # step between two quantiles, in units of a typical residual
 _CLIP = 6.0  # standardised columns end here: what lies far outside is new anyway
