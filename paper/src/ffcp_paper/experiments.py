@@ -150,6 +150,17 @@ class Study:
             )
         return self._models[training]
 
+    def networks(self, training: Training, seeds: Sequence[int]) -> list[nn.Module]:
+        """Give the networks of any seeds; those that are not in the cache are trained at once."""
+
+        def kept(seed: int) -> nn.Module | None:
+            fresh = partial(self._fresh, seed, training)
+            return runs.known_network(self._key(seed, training), fresh)
+
+        if missing := [seed for seed in seeds if kept(seed) is None]:
+            self._train([(training, seed) for seed in missing])
+        return [model for seed in seeds if (model := kept(seed)) is not None]
+
     def _fresh(self, seed: int, training: Training) -> nn.Module:
         return pair(self._table(seed).x.shape[1], seed, training.outputs)[0]
 

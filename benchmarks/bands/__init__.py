@@ -1,0 +1,1 @@
+"""Auto beside its candidates, an opponent and other libraries: ``python -m benchmarks.bands``."""
