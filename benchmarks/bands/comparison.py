@@ -110,7 +110,7 @@ def limits(results: Results) -> Iterator[Limit]:
         title = f"{name} of {method} / "
         against = ratios(results, mine, of(OPPONENT, what))
         yield from _means(title + OPPONENT, against, _GEOMETRIC, _ROW)
-        against = ratios(results, mine, lambda methods, what=what: best(methods, what)[1])
+        against = ratios(results, mine, best(what))
         yield from _means(title + "best candidate of each seed in hindsight", against, _BEST)
         against = against_best(results, method, what)
         yield from _means(title + "best candidate of each data set in hindsight", against, _BEST)
@@ -143,9 +143,9 @@ def _worst(against: Mapping[str, Sequence[float]]) -> tuple[str, Ratio]:
     return data, rows[data]
 
 
-def best(methods: Mapping[str, Measured], what: str) -> tuple[str, float]:
-    """Find the best of all candidates with one seed."""
-    return min(((n, of(n, what)(methods)) for n in CANDIDATES), key=lambda one: one[1])
+def best(what: str) -> Number:
+    """Ask for the smallest number of all candidates, as hindsight finds it for this seed."""
+    return lambda methods: min(of(name, what)(methods) for name in CANDIDATES)
 
 
 def best_of_data(results: Results, data: str, what: str) -> str | None:
@@ -159,7 +159,7 @@ def best_of_data(results: Results, data: str, what: str) -> str | None:
 
 def against_best(results: Results, method: str, what: str) -> dict[str, list[float]]:
     """Divide a method's numbers by those of the best candidate of each data set."""
-    found = {}
+    found: dict[str, list[float]] = {}
     for data in results:
         if (name := best_of_data(results, data, what)) is not None:
             found |= ratios({data: results[data]}, of(method, what), of(name, what))

@@ -157,8 +157,18 @@ def _mapie(case: Case, boosted: bool) -> Made:
     return Made(peers.mapie(case.model, case.parts, ALPHA, estimator, case.seed))
 
 
+Group = dict[str, Callable[[Case], Made]]
+
+
+def _learned_on(on: str) -> Group:
+    return {
+        f"Learned, training rows, {on}, {nested}": partial(_learned, on=on, nested=nested)
+        for nested in ("central", "grown")
+    }
+
+
 # What is measured in one go, so that what was learned can serve several.
-GROUPS: tuple[dict[str, Callable[[Case], Made]], ...] = (
+GROUPS: tuple[Group, ...] = (
     {AUTO: partial(_auto, criterion="score")},
     {OPPONENT: _opponent},
     {AUTO_LENGTH: partial(_auto, criterion="length")},
@@ -168,13 +178,7 @@ GROUPS: tuple[dict[str, Callable[[Case], Made]], ...] = (
         **{f"FFCP at {layer!r}": partial(_ffcp, layer=layer) for layer in _LAYERS},
         LCP: _lcp,
     },
-    *(
-        {
-            f"Learned, training rows, {on}, {nested}": partial(_learned, on=on, nested=nested)
-            for nested in ("central", "grown")
-        }
-        for on in _ON
-    ),
+    *map(_learned_on, _ON),
     {
         f"Learned, rows set aside, {on}, {nested}": partial(_learned_aside, on=on, nested=nested)
         for on in _ON

@@ -159,7 +159,7 @@ network and the same rows; learning happens on training rows or on calibration r
 _PICTURE = """
 ## Bands on three kinds of noise
 
-![Bands of CP and Auto where noise grows, is the same everywhere, and is skewed](bands.png)
+![Bands of CP, FFCP and Auto where noise grows, is the same everywhere, and is skewed](bands.png)
 
 Growing noise and flat noise are those of `ffcp demo`; the third has errors to one side only.
 """
@@ -190,7 +190,7 @@ def text(results: Results, seeds: Sequence[int], versions: Mapping[str, str | No
         alpha=ALPHA,
         **{name: version or "not installed" for name, version in versions.items()},
     )
-    held = [("Limits", "what", "measured", "limit", "")]
+    held: Lines = [("Limits", "what", "measured", "limit", "")]
     held += [(one.about, one.measured, one.limit, verdict(one)) for one in limits(results)]
     parts = (
         head,

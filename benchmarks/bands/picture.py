@@ -19,7 +19,7 @@ from ffcp.cli import demo
 from ffcp.regression.predictor import BandPredictor
 
 _EPOCHS, _SEED = 100, 0
-_SHOWN = 1500  # test points in a panel; numbers are those of all
+_SHOWN = 800  # test points in a panel; numbers are those of all
 
 
 def _skewed(rows: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -33,11 +33,11 @@ _TITLES = ("growing noise", "the same noise everywhere", "skewed noise")
 
 
 def draw(path: Path) -> None:
-    """Train a small network on each data set, and draw bands of CP, FFCP and Auto."""
+    """Train a small network on each data set, and draw the bands of four methods."""
     torch.set_num_threads(1)
-    figure = Figure(figsize=(11, 8.4), layout="constrained")
+    figure = Figure(figsize=(14, 8.4), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.subplots(3, 3, sharex=True, sharey="row")
+    axes = figure.subplots(3, 4, sharex=True, sharey="row")
     for line, data, title in zip(axes, _DATA, _TITLES, strict=True):
         generator = torch.Generator().manual_seed(_SEED)
         train, cal, test = (
@@ -48,31 +48,39 @@ def draw(path: Path) -> None:
             model = demo.network(1)
         x, y = train
         demo.train(model, x, y[:, None], epochs=_EPOCHS, seed=_SEED, progress=lambda: None)
-        automatic = ffcp.Auto(model, choose_alpha=ALPHA, seed=_SEED).fit(x, y)
         methods = {
             "CP": ffcp.CP(model),
             "FFCP, layer chosen": ffcp.FFCP(model, choose_alpha=ALPHA, seed=_SEED),
-            "Auto": automatic,
+            "Auto": ffcp.Auto(model, choose_alpha=ALPHA, seed=_SEED).fit(x, y),
+            "Auto, by length": ffcp.Auto(model, "length", choose_alpha=ALPHA, seed=_SEED).fit(x, y),
         }
+        limits: list[tuple[float, float]] = []
         for panel, (name, predictor) in zip(line, methods.items(), strict=True):
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", ffcp.FFCPWarning)
                 predictor.calibrate(*cal)
             chosen = f"{name}: {predictor.method}" if isinstance(predictor, ffcp.Auto) else name
             _panel(panel, predictor, chosen, *test)
+            limits.append(panel.get_ylim())
+        lows, highs = zip(*limits, strict=True)
+        line[0].set_ylim(min(lows), max(highs))
         line[0].set_ylabel(title)
     for panel in axes[-1]:
         panel.set_xlabel("x")
     handles, labels = axes[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=4, frameon=False, fontsize=9)
+    figure.legend(
+        handles, labels, loc="outside upper center", ncols=4, frameon=False, markerscale=2
+    )
     figure.savefig(path, dpi=100)
 
 
 def _panel(panel: Axes, predictor: BandPredictor, name: str, x: Tensor, y: Tensor) -> None:
     band = predictor.predict_interval(x, ALPHA)
-    some = ffcp.Interval(*(part[:_SHOWN] for part in band), alpha=ALPHA)
+    lower, upper, prediction = (part[:_SHOWN] for part in band)
+    some = ffcp.Interval(lower, upper, prediction, ALPHA)
     plots.bands(some, x[:_SHOWN, 0], y[:_SHOWN], ax=panel, xlabel=" ", ylabel=" ")
-    panel.get_legend().remove()  # there is one for all
+    if (legend := panel.get_legend()) is not None:
+        legend.remove()  # there is one for all
     score, length = metrics.interval_score(band, y, ALPHA), metrics.mean_length(band)
     coverage = metrics.coverage(band, y)
     panel.set_title(
