@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from benchmarks.bands import methods, page, running
-from benchmarks.bands.comparison import Limit, Ratio, limits, of, ratio, ratios
+from benchmarks.bands.comparison import Limit, Ratio, limits, of, ratio, ratios, unmeasured
 from benchmarks.bands.methods import AUTO, CANDIDATES, METHODS, OPPONENT, Measured
 from benchmarks.opponent import Opponent
 from scipy import stats
@@ -101,6 +101,11 @@ def test_best_candidate_is_that_of_hindsight() -> None:
         assert not one.holds
 
 
+def test_candidate_that_hindsight_does_not_know_is_named() -> None:
+    trials = {name: {"score": 1.0, "length": 1.0} for name in (*CANDIDATES, "new")}
+    assert unmeasured(everything({AUTO: measured(trials=trials)})) == ["new"]
+
+
 def test_page_says_what_does_not_hold_and_leaves_out_what_is_not_known() -> None:
     found = everything({AUTO: measured(1.2)})
     for seed in found["star"].values():
@@ -145,6 +150,7 @@ def test_missing_library_is_left_out() -> None:
     assert not any(name.startswith("crepes") for name in names)
 
 
+@pytest.mark.long
 def test_opponent_follows_the_noise_and_covers() -> None:
     torch.manual_seed(0)
     x = torch.rand(4000, 3)

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.bands import page, picture
-from benchmarks.bands.comparison import Results, limits
+from benchmarks.bands.comparison import Results, limits, unmeasured
 from benchmarks.bands.methods import DATA, METHODS, Measured, known, missing_peers
 from benchmarks.bands.peers import version
 from benchmarks.bands.running import missing, run
@@ -100,6 +100,8 @@ def _print(results: Results) -> None:
         for row in rows:
             made.add_row(*row)
         show(made)
+    for name in unmeasured(results):
+        print(f"{name}: compared by Auto, but not among the candidates here (methods.py)")
     made = table("Limits", "what", "measured", "limit", "")
     for one in limits(results):
         made.add_row(one.about, one.measured, one.limit, page.verdict(one))

@@ -166,6 +166,18 @@ def against_best(results: Results, method: str, what: str) -> dict[str, list[flo
     return found
 
 
+def unmeasured(results: Results) -> list[str]:
+    """Name the candidates that Auto compared and nobody measured: hindsight must know them all."""
+    compared = {
+        name
+        for seeds in results.values()
+        for methods in seeds.values()
+        for one in methods.values()
+        for name in one.trials or ()
+    }
+    return sorted(compared - set(CANDIDATES))
+
+
 def _coverages(results: Results) -> Iterator[Limit]:
     for method in (AUTO, AUTO_LENGTH):
         known = {}
