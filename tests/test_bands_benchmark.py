@@ -12,7 +12,7 @@ import pytest
 import torch
 from benchmarks.bands import methods, page, running
 from benchmarks.bands.comparison import Limit, Ratio, limits, of, ratio, ratios, unmeasured
-from benchmarks.bands.methods import AUTO, CANDIDATES, METHODS, OPPONENT, Measured
+from benchmarks.bands.methods import AUTO, CANDIDATES, METHODS, OPPONENT, Measured, Timed
 from benchmarks.opponent import Opponent
 from scipy import stats
 
@@ -107,14 +107,22 @@ def test_candidate_that_hindsight_does_not_know_is_named() -> None:
 
 
 def test_page_says_what_does_not_hold_and_leaves_out_what_is_not_known() -> None:
-    found = everything({AUTO: measured(1.2)})
+    found = everything({AUTO: measured(1.2), "MAPIE, linear": measured(library="MAPIE 1.6.0")})
     for seed in found["star"].values():
         del seed["crepes, targets"]
-    text = page.text(found, [0, 1, 2], {"crepes": "0.9.1", "mapie": None})
+    text = page.text(found, Timed(31.0, 50.0, 20_000))
     assert "DOES NOT HOLD" in text
     (row,) = [line for line in text.splitlines() if line.startswith("| crepes, targets | 1.00 /")]
     assert row.endswith("|  |")
-    assert "not installed" in text
+    assert "MAPIE 1.6.0" in text
+    assert "seeds 0, 1, 2." in text
+
+
+def test_time_of_two_cores_counts_where_it_is_known() -> None:
+    found = everything({AUTO: measured(learn_busy=40.0)})
+    for times, holds in ((None, False), (Timed(29.0, 50.0, 20_000), True)):
+        (one,) = [one for one in limits(found, times) if "seconds" in one.about]
+        assert one.holds == holds
 
 
 def test_killed_run_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

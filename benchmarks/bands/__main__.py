@@ -17,13 +17,21 @@ from pathlib import Path
 
 from benchmarks.bands import page, picture
 from benchmarks.bands.comparison import Results, limits, unmeasured
-from benchmarks.bands.methods import DATA, METHODS, Measured, known, missing_peers
-from benchmarks.bands.peers import version
-from benchmarks.bands.running import missing, run
+from benchmarks.bands.methods import (
+    DATA,
+    METHODS,
+    Measured,
+    Timed,
+    known,
+    known_time,
+    missing_peers,
+)
+from benchmarks.bands.running import missing, run, run_timed
 from benchmarks.timing import show, table
 from ffcp_paper.experiments import available
 
 _SEEDS = "0,1,2,3,4"
+_LARGEST, _CORES = "blog", 2  # where learning is timed: more than 20,000 training rows
 _DOCS = Path(__file__).parents[2] / "docs"
 
 
@@ -38,10 +46,13 @@ def main() -> None:
     data = [name for name in asked.data if name not in absent]
     tasks = list(missing(data, asked.seeds, asked.label, peers))
     failed = 0 if asked.stored else run(tasks, asked.jobs, asked.threads)
+    if asked.time and not asked.stored and _LARGEST in data:
+        run_timed(_LARGEST, asked.seeds[0], asked.label, _CORES)
     results = _stored(data, asked.seeds, asked.label)
-    _print(results)
+    times = known_time(_LARGEST, asked.seeds[0], asked.label, _CORES)
+    _print(results, times)
     if asked.write:
-        _DOCS.joinpath("bands.md").write_text(page.text(results, asked.seeds, _versions()))
+        _DOCS.joinpath("bands.md").write_text(page.text(results, times))
         picture.draw(_DOCS / "bands.png")
         print(f"written: {_DOCS / 'bands.md'} and bands.png")
     sys.exit(1 if failed else 0)
@@ -57,6 +68,7 @@ def _asked() -> argparse.Namespace:
     parser.add_argument("--data", default=DATA, type=_names, help=f"by default {','.join(DATA)}")
     parser.add_argument("--jobs", default=1, type=int, help="processes at once")
     parser.add_argument("--threads", default=1, type=int, help="threads of each process")
+    parser.add_argument("--time", action="store_true", help="time learning with two threads, alone")
     parser.add_argument("--label", default="", help="keep results of a changed ffcp apart")
     parser.add_argument("--stored", action="store_true", help="measure nothing, show what is known")
     parser.add_argument("--write", action="store_true", help="write docs/bands.md and its picture")
@@ -88,11 +100,7 @@ def _stored(data: Sequence[str], seeds: Sequence[int], label: str) -> Results:
     return results
 
 
-def _versions() -> dict[str, str | None]:
-    return {name: version(name) for name in ("crepes", "mapie")}
-
-
-def _print(results: Results) -> None:
+def _print(results: Results, times: Timed | None) -> None:
     if not sys.stdout.isatty():
         os.environ.setdefault("COLUMNS", "200")  # rich would fold everything to 80
     for heading, *rows in page.tables(results):
@@ -103,7 +111,7 @@ def _print(results: Results) -> None:
     for name in unmeasured(results):
         print(f"{name}: compared by Auto, but not among the candidates here (methods.py)")
     made = table("Limits", "what", "measured", "limit", "")
-    for one in limits(results):
+    for one in limits(results, times):
         made.add_row(one.about, one.measured, one.limit, page.verdict(one))
     show(made)
 

@@ -17,6 +17,7 @@ import ffcp
 from benchmarks.bands import peers
 from benchmarks.opponent import Opponent
 from ffcp import metrics
+from ffcp.regression.learned.teaching import MOST_ROWS
 from ffcp_paper import runs
 from ffcp_paper.datasets import Split
 from ffcp_paper.experiments import Study
@@ -84,6 +85,7 @@ class Measured:
     predict_busy: float
     chosen: str | None = None
     trials: dict[str, dict[str, float]] | None = None
+    library: str | None = None  # of others, with its version
 
 
 # -- methods of ffcp -------------------------------------------------------------------------------
@@ -233,8 +235,47 @@ def known(data: str, seed: int, method: str, label: str) -> Measured | None:
 
 def measure(data: str, seed: int, method: str, label: str) -> Measured:
     """Measure a method on one data set and seed, or look it up."""
-    find = partial(_measured, METHODS[method], Case(data, seed))
+
+    def find() -> dict[str, Any]:
+        found = _measured(METHODS[method], Case(data, seed))
+        return found | {"library": _with_version(method)}
+
     return Measured(**runs.record("band_scores", key(data, seed, method, label), find))
+
+
+def _with_version(method: str) -> str | None:
+    whose = library(method)
+    return f"{method.split(',')[0]} {peers.version(whose)}" if method in PEERS else None
+
+
+@dataclass(frozen=True)
+class Timed:
+    """How long Auto took to learn from so many rows and to calibrate."""
+
+    seconds: float
+    busy: float
+    rows: int
+
+
+def known_time(data: str, seed: int, label: str, threads: int) -> Timed | None:
+    """Look up a time."""
+    found = runs.known("band_seconds", {**key(data, seed, AUTO, label), "threads": threads})
+    return None if found is None else Timed(**found)
+
+
+def timed(data: str, seed: int, label: str, threads: int) -> Timed:
+    """Time Auto, the shortest of two, or look it up; nothing else should be running."""
+    case = Case(data, seed)
+
+    def find() -> dict[str, Any]:
+        torch.set_num_threads(threads)
+        found = [_measured(METHODS[AUTO], case) for _ in range(2)]
+        best = min(found, key=lambda one: one["learn_seconds"])
+        rows = min(len(case.parts.y_train), MOST_ROWS)
+        return asdict(Timed(best["learn_seconds"], best["learn_busy"], rows))
+
+    saved = {**key(data, seed, AUTO, label), "threads": threads}
+    return Timed(**runs.record("band_seconds", saved, find))
 
 
 def _measured(method: Callable[[Case], Made], case: Case) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from benchmarks.bands.comparison import (
     Limit,
@@ -26,6 +26,7 @@ from benchmarks.bands.methods import (
     OPPONENT,
     PEERS,
     Measured,
+    Timed,
 )
 
 _SHOWN = {
@@ -59,7 +60,7 @@ def _bands(found: Sequence[Measured]) -> str:
 
 
 def _seconds(found: Sequence[Measured]) -> str:
-    return f"{_mean(found, 'learn_busy'):.1f} + {_mean(found, 'predict_busy'):.2f}"
+    return " + ".join(f"{_mean(found, part):.2g}" for part in ("learn_busy", "predict_busy"))
 
 
 def _worst(found: Sequence[Measured]) -> str:
@@ -138,11 +139,13 @@ def verdict(one: Limit) -> str:
 
 _HEAD = """# The best band a network allows: what was measured
 
-Made by `python -m benchmarks.bands --write`; every number below was measured by it. Seven data
-sets, the paper's networks and division of the rows, seeds {seeds}, alpha = {alpha:g}. The interval
-score is the mean length plus 2 / alpha times the distance by which targets are missed: smaller is
-better, and giving up hard inputs does not pay. Nobody's bands are clipped. All methods see the same
-network and the same rows; learning happens on training rows or on calibration rows set aside.
+Made by `python -m benchmarks.bands --write`; every number below was measured by it:
+{count} data sets, the paper's networks and division of the rows, alpha = {alpha:g}, seeds {seeds}.
+
+The interval score is the mean length plus 2 / alpha times the distance by which targets are missed:
+smaller is better, and giving up hard inputs does not pay. Nobody's bands are clipped. All methods
+see the same network and the same rows; learning happens on training rows or on calibration rows
+set aside.
 
 - **CP, FFCP, LCP, Learned**: as `ffcp` has them; LCP's bandwidth is chosen on training rows,
   Learned is taught by them (`fit`).
@@ -152,7 +155,7 @@ network and the same rows; learning happens on training rows or on calibration r
   scikit-learn's gradient boosting from prediction, gradient norms, last hidden layer and input,
   calibrated on all calibration rows.
 - **crepes** ({crepes}), normalised by the spread of 25 neighbours' targets, and by their residuals.
-- **MAPIE** ({mapie}), residual-normalised, with the linear model of the residual that it takes by
+- **MAPIE** ({MAPIE}), residual-normalised, with the linear model of the residual that it takes by
   itself, and with gradient boosting.
 """
 
@@ -182,16 +185,12 @@ of the calibration rows, and the table of choices shows how often hindsight agre
 """
 
 
-def text(results: Results, seeds: Sequence[int], versions: Mapping[str, str | None]) -> str:
+def text(results: Results, times: Timed | None = None) -> str:
     """Write the page."""
     bands, compared, chosen, seconds, thirds = map(_markdown, tables(results))
-    head = _HEAD.format(
-        seeds=", ".join(map(str, seeds)),
-        alpha=ALPHA,
-        **{name: version or "not installed" for name, version in versions.items()},
-    )
-    held: Lines = [("Limits", "what", "measured", "limit", "")]
-    held += [(one.about, one.measured, one.limit, verdict(one)) for one in limits(results)]
+    head = _HEAD.format(count=len(results), seeds=_seeds(results), alpha=ALPHA, **_peers(results))
+    held: Lines = [("Ratios with 95 % intervals", "what", "measured", "limit", "")]
+    held += [(one.about, one.measured, one.limit, verdict(one)) for one in limits(results, times)]
     parts = (
         head,
         f"\n## The bands\n\n{bands}\n{compared}",
@@ -199,9 +198,28 @@ def text(results: Results, seeds: Sequence[int], versions: Mapping[str, str | No
         f"\n## When each wins\n\n{wins(results)}\n{chosen}",
         _TIME + "\n" + seconds,
         _PROMISE + "\n" + thirds,
-        f"\n## Limits\n\n{_markdown(held)}",
+        f"\n## Limits\n\nThose that were set beforehand. {_markdown(held)}",
     )
     return "".join(parts)
+
+
+def _seeds(results: Results) -> str:
+    """Name the seeds, and the data sets of each if they differ."""
+    known = {data: ", ".join(map(str, seeds)) for data, seeds in results.items()}
+    if len(set(known.values())) == 1:
+        return next(iter(known.values()))
+    return "; ".join(f"{seeds} ({data})" for data, seeds in known.items())
+
+
+def _peers(results: Results) -> dict[str, str]:
+    """Give the libraries to compare with, with the versions that were measured."""
+    found = {"crepes": "crepes", "MAPIE": "MAPIE"}
+    for seeds in results.values():
+        for methods in seeds.values():
+            for name in PEERS:
+                if name in methods and (library := methods[name].library) is not None:
+                    found[library.split()[0]] = library
+    return found
 
 
 def wins(results: Results) -> str:
@@ -217,7 +235,7 @@ def wins(results: Results) -> str:
             means = {method: ratio([[of(method, what)(m) for m in full]]).value for method in plain}
             order = sorted(means, key=lambda method: means[method])
             lead = 1 - means[order[0]] / means[order[1]]
-            winners.setdefault(order[0], []).append(f"{data} ({lead:.0%} before {plain[order[1]]})")
+            winners.setdefault(order[0], []).append(f"{data} ({lead:.1%} before {plain[order[1]]})")
         listed = "; ".join(f"{plain[m]} on {', '.join(where)}" for m, where in winners.items())
         sentences.append(f"Of CP, FFCP, LCP and Learned, the best {name} has: {listed}.\n")
     return "\n".join(sentences)

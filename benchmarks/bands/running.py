@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from typing import NamedTuple
 
-from benchmarks.bands.methods import GROUPS, Measured, known, library, measure
+from benchmarks.bands.methods import GROUPS, Measured, known, library, measure, timed
 from ffcp_paper.experiments import Study
 from ffcp_paper.works import TRAINED, Settings
 
@@ -70,6 +70,14 @@ def _trained(tasks: Sequence[Task]) -> None:
 def _work(task: Task) -> list[str]:
     found = {method: measure(task.data, task.seed, method, task.label) for method in task.methods}
     return [f"{method}: {_said(one)}" for method, one in found.items()]
+
+
+def run_timed(data: str, seed: int, label: str, threads: int) -> None:
+    """Time Auto on one data set, in a process of its own with so many threads."""
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        found = pool.submit(timed, data, seed, label, threads).result()
+    print(f"{data}: learned from {found.rows:,} rows and calibrated in {found.seconds:.1f} s")
 
 
 def _said(one: Measured) -> str:
