@@ -69,7 +69,7 @@ def rounding_of_bands(
 ) -> Tensor:
     """Compare bands of a file that widens nothing; give by how much it has to."""
     prediction, *ends = run(data, feeds)
-    short = torch.zeros_like(feeds[ROUNDING])
+    short = least = torch.zeros_like(feeds[ROUNDING])
     for number, alpha in enumerate(alphas):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FFCPWarning)  # said once, when all is well
@@ -83,7 +83,9 @@ def rounding_of_bands(
         short = torch.maximum(short, _most(prediction - said[0]))
         short = torch.maximum(short, _most((lower - said[1]).clamp_min(0)))
         short = torch.maximum(short, _most((said[2] - upper).clamp_min(0)))
-    return _SAFETY * short
+        size = torch.stack(said).nan_to_num(0.0, 0.0, 0.0).abs().amax(dim=(0, 1))
+        least = torch.maximum(least, torch.finfo(size.dtype).eps * size)
+    return torch.maximum(_SAFETY * short, 4 * least + 4 * torch.finfo(least.dtype).tiny)
 
 
 def rounding_of_sets(

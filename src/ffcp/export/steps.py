@@ -102,13 +102,14 @@ class BandSteps(Steps):
         """Give the prediction, then a lower and an upper end for each alpha."""
         seen, rounding = self.see(given.x), given.get(ROUNDING)
         assert rounding is not None
-        results = [self._predictor._scorer.prediction(seen.output)]
+        prediction = self._predictor._scorer.prediction(seen.output)
+        # Another machine rounds in another way: outward by as much as that can be, of the
+        # prediction here, and of the slack, which multiplies it, in the threshold.
+        near = 8 * torch.finfo(prediction.dtype).eps
+        margin, results = prediction.abs() * near + rounding, [prediction]
         for threshold in self.thresholds(given, seen):
-            band = self._predictor._band(seen, threshold)
-            # Another machine rounds in another way: outward by as much as that can be.
-            near = 8 * torch.finfo(band.lower.dtype).eps
-            results.append(band.lower - (band.lower.abs() * near + rounding))
-            results.append(band.upper + (band.upper.abs() * near + rounding))
+            band = self._predictor._band(seen, threshold + threshold.abs() * near)
+            results += [band.lower - margin, band.upper + margin]
         return results
 
 
