@@ -68,6 +68,9 @@ def near(localized: type[ffcp.LCP], *args: str) -> ffcp.LCP:
         (lambda model: ffcp.FFCP(model, "3", joint="bonferroni"), 3),
         (lambda model: ffcp.FFCP(model, "3", norm=1, joint=0.5), 3),
         (lambda model: ffcp.FFCP(model, "input"), 3),
+        (lambda model: ffcp.CP(model, side="lower"), 1),
+        (lambda model: ffcp.FFCP(model, "0", side="upper", support=(-1, 0.5)), 3),
+        (lambda model: ffcp.FFCP(model, "0", side="each", joint=True), 3),
         (near(ffcp.LCP), 1),
         (near(ffcp.FFLCP, "0"), 1),
         (lambda model: ffcp.LCP(model, ffcp.Localizer(bandwidth=40), guarantee="none"), 1),
@@ -129,6 +132,7 @@ def images(rows: int) -> torch.Tensor:
         (models.residual, images, lambda m: ffcp.FFCP(m, "1")),
         (models.Recurrent, lambda n: torch.randn(n, 5, 4), lambda m: ffcp.FFCP(m, "before")),
         (models.Encoder, models.words, lambda m: ffcp.FFCP(m, "words")),
+        (models.tabular, lambda n: torch.randn(n, 4), lambda m: ffcp.FFCP(m, "table.backbone")),
         (models.Segmentation, images, lambda m: ffcp.FFCP(m, "backbone", method="coloured")),
     ],
 )

@@ -18,6 +18,7 @@ from ffcp.network.twin import twin_of, uncompiled
 from ffcp.pieces import Seen
 from ffcp.predictor import Predictor
 from ffcp.regression.predictor import BandPredictor
+from ffcp.regression.sides import ends_at
 
 ALPHA, GROUP, RANDOM, ROUNDING = "alpha", "group", "random", "rounding"
 
@@ -95,22 +96,32 @@ class BandSteps(Steps):
     def __init__(
         self, predictor: BandPredictor, alphas: Sequence[Fraction] | None, output: Tensor
     ) -> None:
-        self._predictor = predictor
+        self._family = predictor._scorer
+        # An end of the support, in the type of the bands, cuts off no target that lies on it.
+        line = torch.tensor([-torch.inf, torch.inf], dtype=output.dtype)
+        low, high = line if predictor.support is None else predictor.support.cut(*line)
+        self._support = (float(low), float(high))
         super().__init__(predictor, alphas, predictor.calibration.coordinates)
 
     def __call__(self, given: Given) -> list[Tensor]:
         """Give the prediction, then a lower and an upper end for each alpha."""
         seen, rounding = self.see(given.x), given.get(ROUNDING)
         assert rounding is not None
-        prediction = self._predictor._scorer.prediction(seen.output)
+        prediction = self._family.prediction(seen.output)
         # Another machine rounds in another way: outward by as much as that can be, of the
         # prediction here, and of the slack, which multiplies it, in the threshold.
         near = 8 * torch.finfo(prediction.dtype).eps
         margin, results = prediction.abs() * near + rounding, [prediction]
         for threshold in self.thresholds(given, seen):
-            band = self._predictor._band(seen, threshold + threshold.abs() * near)
-            results += [band.lower - margin, band.upper + margin]
+            ends = ends_at(self._family, seen, threshold + threshold.abs() * near)
+            if prediction.dim() != 2:
+                ends = (ends[0].reshape(prediction.shape), ends[1].reshape(prediction.shape))
+            lower, upper = ends
+            results += [self._cut(lower - margin), self._cut(upper + margin)]
         return results
+
+    def _cut(self, end: Tensor) -> Tensor:
+        return end if self._support == (-torch.inf, torch.inf) else end.clamp(*self._support)
 
 
 class SetSteps(Steps):
