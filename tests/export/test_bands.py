@@ -132,7 +132,11 @@ def images(rows: int) -> torch.Tensor:
         (models.residual, images, lambda m: ffcp.FFCP(m, "1")),
         (models.Recurrent, lambda n: torch.randn(n, 5, 4), lambda m: ffcp.FFCP(m, "before")),
         (models.Encoder, models.words, lambda m: ffcp.FFCP(m, "words")),
-        (models.tabular, lambda n: torch.randn(n, 4), lambda m: ffcp.FFCP(m, "table.backbone")),
+        (
+            models.tabular,
+            lambda n: torch.randn(n, 4),
+            lambda m: ffcp.FFCP(m, "table.backbone.blocks.0"),
+        ),
         (models.Segmentation, images, lambda m: ffcp.FFCP(m, "backbone", method="coloured")),
     ],
 )
