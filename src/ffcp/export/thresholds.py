@@ -20,7 +20,7 @@ from ffcp.conformal.local import PREDICTION, Local
 from ffcp.conformal.marginal import Marginal
 from ffcp.conformal.mondrian import Label, Mondrian
 from ffcp.conformal.neighbours import NearestWeights, Neighbours
-from ffcp.conformal.rank import conformal_rank
+from ffcp.conformal.rank import conformal_rank, points_needed
 from ffcp.pieces import Seen
 
 MILLION = 10**6
@@ -240,8 +240,8 @@ class OnALine:
         return total * tops[rank - 1] // bottoms[rank - 1] + 1
 
 
-def infinite(calibration: Calibration, alpha: Any) -> bool:
-    """Say whether some threshold of a calibration without neighbours is infinite."""
+def is_infinite(calibration: Calibration, alpha: Any, columns: int) -> bool:
+    """Say whether some output, class or group has too few points for a finite threshold."""
     parts = calibration.parts().values() if isinstance(calibration, Mondrian) else [calibration]
-    plain = [part for part in parts if not part.is_local]
-    return any(bool(part.threshold(alpha).isinf().any()) for part in plain)
+    kinds = [column for part in parts if not part.is_local for column in _columns(part, columns)]
+    return any(len(column) < points_needed(alpha) for column in kinds)

@@ -26,7 +26,7 @@ from ffcp.export.steps import (
     Given,
     SetSteps,
 )
-from ffcp.export.thresholds import MILLION, group_labels, infinite
+from ffcp.export.thresholds import MILLION, group_labels, is_infinite
 from ffcp.network import inputs
 from ffcp.predictor import Predictor
 from ffcp.regression.predictor import BandPredictor
@@ -275,7 +275,8 @@ def _short(error: BaseException) -> str:
 def _warn_of_infinite(predictor: Predictor, alphas: list[Fraction]) -> None:
     for alpha in alphas:
         own = predictor.alpha_of_each(alpha, predictor.calibration.coordinates)
-        if infinite(predictor.calibration, own):
+        columns = getattr(predictor, "classes", None) or predictor.calibration.coordinates
+        if is_infinite(predictor.calibration, own, columns):
             predictor._warn(
                 f"at alpha={float(alpha):g} the file gives infinite bands, or all labels: some "
                 f"thresholds have fewer calibration points than the {points_needed(own)} it needs"
