@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -83,3 +84,21 @@ def words(rows: int) -> Any:
     length = torch.randint(2, 6, (rows, 1))
     mask = (torch.arange(5) < length).long()
     return {"tokens": torch.randint(0, 30, (rows, 5)) * mask, "attention_mask": mask}
+
+
+class Mean(nn.Module):
+    """The mean of a TabM's members: one prediction for a row of a table."""
+
+    def __init__(self, table: nn.Module) -> None:
+        super().__init__()
+        self.table = table
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean: Tensor = self.table(x).mean(dim=1)
+        return mean
+
+
+def tabular() -> nn.Module:
+    """Make a TabM, if there is one."""
+    tabm = pytest.importorskip("tabm")
+    return Mean(tabm.TabM.make(n_num_features=4, d_out=1, n_blocks=2, d_block=8, k=3))

@@ -24,7 +24,7 @@ def material(rows: int) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
 
 def known_mask(predictor: ffcp.LabelSets, x, share, alpha, groups=None) -> torch.Tensor:
     """Give the library's sets for random numbers that are known."""
-    seen = predictor._see(x, groups=groups)
+    seen = predictor._pass()(x, 0, groups)
     thresholds = predictor.calibration.threshold(alpha, predictor.calibration.note(seen))
     thresholds = predictor._for_all_classes(thresholds).expand(len(x), -1)
     score = predictor._scorer

@@ -7,14 +7,16 @@ number of rows, and torch's exporter translates what remains.
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import logging
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -97,7 +99,8 @@ def _traced(
     ).shape[0]
     if not isinstance(rows, torch.SymInt) or rows.node.maybe_as_int() is not None:
         raise ValueError(
-            "its forward fixes the number of rows; len(x) does, and x.shape[0] does not"
+            "its forward fixes the number of rows, as int(x.shape[0]) does, or len(x) in a "
+            "function of another module; x.shape[0] does not"
         )
     graph.graph.eliminate_dead_code()
     graph.recompile()
@@ -109,6 +112,32 @@ def _without_values(mode: FakeTensorMode, x: Tensor, has_rows: bool) -> Tensor:
     if has_rows:
         sizes[0] = DimDynamic.DYNAMIC
     return mode.from_tensor(x, symbolic_context=StatelessSymbolicContext(dynamic_sizes=sizes))
+
+
+@contextlib.contextmanager
+def rows_uncounted(model: nn.Module) -> Iterator[None]:
+    """Let ``len(x)`` in the modules that a model's layers come from leave the number of rows open.
+
+    Python's own turns it into a number. This one says the same of everything that has values.
+    """
+
+    def length(x: Any) -> Any:
+        return x.shape[0] if isinstance(x, Tensor) and x.dim() else builtins.len(x)
+
+    kinds = {kind for layer in model.modules() for kind in type(layer).__mro__}
+    owners = [
+        vars(sys.modules[name])
+        for name in sorted({kind.__module__ for kind in kinds} & set(sys.modules))
+        if name.partition(".")[0] not in ("builtins", "torch")
+        and not hasattr(sys.modules[name], "len")
+    ]
+    for names in owners:
+        names["len"] = length
+    try:
+        yield
+    finally:
+        for names in owners:
+            names.pop("len", None)
 
 
 @contextlib.contextmanager

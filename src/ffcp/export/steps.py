@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from ffcp.classification.predictor import LabelSets
 from ffcp.classification.rules import Rows
-from ffcp.export.thresholds import Lookup, Share, Thresholds, lookup_of
+from ffcp.export.share import Lookup, Share, Thresholds
+from ffcp.export.thresholds import lookup_of
 from ffcp.network import jacobian, passes
 from ffcp.network.features import OUTPUT, Cut
 from ffcp.network.twin import twin_of, uncompiled
@@ -65,14 +66,14 @@ class Steps:
                 "the model is scripted, or has parts that cannot be copied, so torch cannot write "
                 "down what it does: export a predictor of the original module. Nothing was written"
             )
-        self._twin: nn.Module = twin.to("cpu")
+        self.model: nn.Module = twin.to("cpu")
 
     def see(self, x: Any) -> Seen:
         """Run the model once; what is checked elsewhere is not looked at."""
         inner = [name for name in dict.fromkeys(self._needs.norms) if name != OUTPUT]
-        with Cut(self._twin, inner, values=self._needs.values) as cut:
+        with Cut(self.model, inner, values=self._needs.values) as cut:
             tap = cut(x)
-            norms = jacobian.take_norms(self._twin, x, tap, inner, self._needs)
+            norms = jacobian.take_norms(self.model, x, tap, inner, self._needs)
         output = tap.prediction.detach()
         if OUTPUT in self._needs.norms:
             norms[OUTPUT] = passes._ones(output, self._needs)
@@ -157,7 +158,9 @@ class SetSteps(Steps):
         weights = rule.weights(seen.output)
         scores = rule.of_all(weights, rows)
         places = torch.arange(weights.shape[1])
-        best = places == weights.argmax(dim=1, keepdim=True)
+        # Of equal weights that of the larger logit comes first.
+        below = weights < weights.amax(dim=1, keepdim=True)
+        best = places == seen.output.masked_fill(below, -torch.inf).argmax(dim=1, keepdim=True)
         unknown = scores.isnan()  # a row that says nothing has all labels
         masks = []
         for threshold in self.thresholds(given, seen):

@@ -1,63 +1,23 @@
-"""Thresholds as a graph looks them up: from an alpha that is known, or one that is an input.
-
-An alpha that is an input is a whole number of millionths, so that ranks are exact in whole numbers:
-k = ceil((n + 1)(1 - alpha)) = n + 1 - floor((n + 1) alpha).
-"""
+"""Thresholds as a graph looks them up: from sorted scores, or from neighbours on a line."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ffcp.conformal.bylabel import ByLabel
 from ffcp.conformal.calibration import Calibration, known
-from ffcp.conformal.local import PREDICTION, Local
+from ffcp.conformal.embedding import PREDICTION
+from ffcp.conformal.local import Local
 from ffcp.conformal.marginal import Marginal
 from ffcp.conformal.mondrian import Label, Mondrian
-from ffcp.conformal.neighbours import NearestWeights, Neighbours
-from ffcp.conformal.rank import conformal_rank, points_needed
+from ffcp.conformal.rank import points_needed
+from ffcp.export.line import OnALine
+from ffcp.export.share import Lookup, Share, Thresholds
 from ffcp.pieces import Seen
-
-MILLION = 10**6
-_BLOCK = 2**22  # neighbours gone through at once
-
-
-class Share(NamedTuple):
-    """The share of misses that each of ``parts`` thresholds allows: alpha / parts.
-
-    ``alpha`` is a fraction that is known, or whole millionths that are not known yet.
-    """
-
-    alpha: Fraction | Tensor
-    parts: int = 1
-
-    def ranks(self, counts: Tensor) -> Tensor:
-        """Give the conformal rank among each of these numbers of scores, one more if none is.
-
-        >>> Share(Fraction(1, 10)).ranks(torch.tensor([9, 8]))
-        tensor([9, 9])
-        >>> Share(torch.tensor(100_000)).ranks(torch.tensor([9, 8, 19]))
-        tensor([ 9,  9, 18])
-        """
-        if isinstance(self.alpha, Fraction):
-            share = self.alpha / self.parts
-            each = [conformal_rank(count, share) for count in counts.reshape(-1).tolist()]
-            return torch.tensor(each).reshape(counts.shape)
-        more = counts + 1
-        ranks = more - (more * self.alpha) // (MILLION * self.parts)
-        # What is no share of misses asks for all scores, and more.
-        return ranks.where((self.alpha > 0) & (self.alpha < MILLION), more)
-
-
-# The thresholds (m,) or (n, m) of rows, from what the pass saw and the places of their groups.
-Thresholds = Callable[[Seen, Tensor | None], Tensor]
-# What is known of the share of misses is worked out at once, the rest in the graph.
-Lookup = Callable[[Share], Thresholds]
 
 
 def lookup_of(calibration: Calibration, columns: int) -> Lookup | None:
@@ -154,90 +114,6 @@ class Grouped:
             return result
 
         return thresholds
-
-
-class OnALine:
-    """Thresholds from the nearest calibration points, where points lie on a line.
-
-    The nearest stand side by side, so there is one threshold for every place where they may
-    begin. Where the prediction is that of another machine, it may differ in its last digits, and
-    another point be the nearest: the largest threshold within this distance is taken.
-    """
-
-    def __init__(self, local: Local) -> None:
-        self._local = local
-        weights = local._weights(local.bandwidth or 0)
-        assert isinstance(weights, NearestWeights)
-        self._weights, self._neighbours = weights, weights.neighbours
-        self._line, self._rows = local.embedding[:, 0].sort(stable=True)
-        self._ends = [local._sorted_scores(output) for output in range(local.coordinates)]
-        near = float(self._line.abs().max()) * torch.finfo(torch.float32).eps
-        self._moves = torch.tensor([-64 * near, 0.0, 64 * near])
-        self._levels = [
-            local._level(weights, output) if local.guarantee == "level" else None
-            for output in range(local.coordinates)
-        ]
-
-    def __call__(self, share: Share) -> Thresholds:
-        """Find where the neighbours begin, and take the threshold from there."""
-        table: Tensor | None = None
-        if isinstance(share.alpha, Fraction):
-            table = self._table(share.alpha / share.parts)
-
-        def thresholds(seen: Seen, group: Tensor | None) -> Tensor:
-            first = self._first(seen.output.reshape(-1, 1).to(torch.float32) + self._moves)
-            found = self._sorted(share, first) if table is None else table[first]
-            return found.amax(dim=1)
-
-        return thresholds
-
-    def _first(self, at: Tensor) -> Tensor:
-        """Search for the first neighbour of every point, by as many halvings as any may need."""
-        low = torch.zeros_like(at, dtype=torch.int64)
-        high = torch.full_like(low, len(self._line) - self._neighbours)
-        for _ in range((len(self._line) - self._neighbours).bit_length()):
-            middle = (low + high) // 2
-            behind = self._line[(middle + self._neighbours).clamp_max(len(self._line) - 1)]
-            on = (at - self._line[middle] > behind - at) & (low < high)
-            low, high = torch.where(on, middle + 1, low), torch.where(on, high, middle)
-        return low
-
-    def _table(self, alpha: Fraction) -> Tensor:
-        """Work out the thresholds (places, outputs) of every place to begin."""
-        places = len(self._line) - self._neighbours + 1
-        table = torch.empty(places, len(self._ends), dtype=torch.float64)
-        for start in torch.arange(places).split(max(1, _BLOCK // self._neighbours)):
-            rows = self._rows[start[:, None] + torch.arange(self._neighbours)]
-            near = Neighbours(rows, self._weights._ranks)
-            for output, ends in enumerate(self._ends):
-                sums = near.sums(output)
-                total = sums.total + self._weights.own
-                target = self._local._target(total, alpha, self._weights, output)
-                table[start, output] = ends[sums.reach(target)]
-        return table
-
-    def _sorted(self, share: Share, first: Tensor) -> Tensor:
-        """Put the neighbours' scores in order, and take the one that the share asks for."""
-        rows = self._rows[first[..., None] + torch.arange(self._neighbours)]
-        columns = []
-        for output, ends in enumerate(self._ends):
-            scores = ends[self._weights._ranks[output][rows]].sort(dim=-1).values
-            scores = torch.nn.functional.pad(scores, (0, 1), value=math.inf)
-            place = (self._target(share, output) - 1).clamp(0, self._neighbours)
-            columns.append(scores[..., place])
-        return torch.cat(columns, dim=-1)
-
-    def _target(self, share: Share, output: int) -> Tensor:
-        """Say the how manieth neighbour is asked for; one more than there are for none."""
-        total = torch.tensor([self._neighbours + self._weights.own])
-        level = self._levels[output]
-        if level is None:
-            return share.ranks(total - 1)
-        rank = share.ranks(torch.tensor([len(level.numerators)]))
-        # Behind the last level there is none, and more neighbours than all are asked for.
-        tops = torch.cat([level.numerators, torch.ones(1, dtype=torch.int64)])
-        bottoms = torch.cat([level.denominators, torch.ones(1, dtype=torch.int64)])
-        return total * tops[rank - 1] // bottoms[rank - 1] + 1
 
 
 def is_infinite(calibration: Calibration, alpha: Any, columns: int) -> bool:

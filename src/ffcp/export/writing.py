@@ -16,7 +16,8 @@ from ffcp import files
 from ffcp.classification.predictor import LabelSets
 from ffcp.conformal.rank import exact_alpha, points_needed
 from ffcp.export import accepting, checking
-from ffcp.export.graph import ROWS, onnx_model
+from ffcp.export.graph import ROWS, onnx_model, rows_uncounted
+from ffcp.export.share import MILLION
 from ffcp.export.steps import (
     ALPHA,
     GROUP,
@@ -26,7 +27,7 @@ from ffcp.export.steps import (
     Given,
     SetSteps,
 )
-from ffcp.export.thresholds import MILLION, group_labels, is_infinite
+from ffcp.export.thresholds import group_labels, is_infinite
 from ffcp.network import inputs
 from ffcp.predictor import Predictor
 from ffcp.regression.predictor import BandPredictor
@@ -69,7 +70,7 @@ class _Writing:
             raise ValueError("the example has no rows: give some, which the file is compared on")
         self._x = checking.rows_like(_on_cpu(x))
         self._labels = group_labels(predictor.calibration)
-        output = predictor._see(inputs.take(self._x, slice(0, 2)))
+        output = predictor._pass()(inputs.take(self._x, slice(0, 2)), 0)
         self._steps = _steps_of(predictor, alphas, output.output, random)
         self._takes_random = (
             isinstance(predictor, LabelSets) and predictor._scorer.randomized and random is None
@@ -110,7 +111,8 @@ class _Writing:
             return self._steps(Given(inputs.replace(x, leaves), named))
 
         try:
-            return onnx_model(function, feeds, (ALPHA, ROUNDING), self._output_names())
+            with rows_uncounted(self._steps.model):
+                return onnx_model(function, feeds, (ALPHA, ROUNDING), self._output_names())
         except Exception as error:
             raise ValueError(
                 f"torch cannot make a graph of this model: {_short(error)}. {_NOTHING}"

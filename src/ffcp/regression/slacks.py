@@ -302,6 +302,8 @@ def checked_slack(slack: Tensor, seen: Seen) -> Tensor:
     output = seen.output
     if slack.dim() == 0 or slack.shape == output.shape:
         whole = slack
+        if is_traced():
+            return whole
         low, high = (slack, slack) if slack.dim() == 0 else slack.aminmax()
         if low.item() > 0 and high.item() < math.inf:  # neither is so of NaN
             return whole
