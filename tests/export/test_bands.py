@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import onnxruntime
 import pytest
@@ -91,6 +92,53 @@ def test_every_combination_holds_the_librarys_band(make, outputs, tmp_path):
         holds(one, predictor.predict_interval(rows, level / 10**6), off=off)
     for never in run_alone(tmp_path / "any.onnx", *({"x": rows, "alpha": a} for a in (0, 10**6))):
         assert bool(never["lower"].isinf().all())
+
+
+def learned(**settings: Any) -> Any:
+    return lambda model: ffcp.Learned(model, **settings)
+
+
+@pytest.mark.long
+def test_exported_learned_bands_hold_the_librarys(tmp_path):
+    check_learned(learned(), 1, tmp_path, alphas=((0.1,),))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("make", "outputs", "off"),
+    [
+        (learned(on=("prediction", "norms"), side="lower"), 1, 0.0),
+        (learned(side="each", support=(-2, 2)), 1, 0.0),
+        (learned(joint=True), 3, 0.0),
+        # Of two sets that are equally short the file may take the other.
+        (learned(nested="grown"), 1, 0.01),
+        (learned(calibration=ffcp.Local(ffcp.Localizer(bandwidth=40))), 1, 0.01),
+        (learned(calibration=ffcp.Mondrian()), 1, 0.0),
+        (lambda model: ffcp.Auto(model, seed=0), 1, 0.01),
+    ],
+)
+def test_learned_bands_of_all_kinds_hold_the_librarys(make, outputs, off, tmp_path):
+    check_learned(make, outputs, tmp_path, off)
+
+
+def check_learned(
+    make: Any, outputs: int, folder: Any, off: float = 0.0, alphas: Any = ((0.1,), None)
+) -> None:
+    model, x, y = material(2_400, outputs)
+    y = y.clamp(-2, 2)  # the support of one of them
+    predictor, groups = make(model).fit(x[:300], y[:300]), None
+    if isinstance(predictor.calibration, ffcp.Mondrian):
+        groups = [row % 2 for row in range(2_400)]
+    predictor.calibrate(x[600:1400], y[600:1400], groups=groups and groups[600:1400])
+    given = {"x": x[1400:]} | ({"group": groups[1400:]} if groups else {})
+    band = predictor.predict_interval(x[1400:], 0.1, groups=groups and groups[1400:])
+    for known in alphas:
+        predictor.export(folder / "band.onnx", x[:100], alphas=known)
+        given |= {} if known else {"alpha": 100_000}
+        first = {name: value if name == "alpha" else value[:1] for name, value in given.items()}
+        found, one = run_alone(folder / "band.onnx", given, first)
+        holds(found, band, off=off)
+        holds(one, ffcp.Interval(*(part[:1] for part in band)))
 
 
 @pytest.mark.slow

@@ -24,6 +24,10 @@ class Own(ffcp.GradientNorm):
     """A slack of one's own."""
 
 
+def own_column(seen: ffcp.Seen) -> torch.Tensor:
+    return seen.output.abs()
+
+
 @pytest.mark.parametrize(
     ("make", "why"),
     [
@@ -32,6 +36,9 @@ class Own(ffcp.GradientNorm):
         (lambda m: ffcp.Bands(m, calibration=Careful()), "Careful"),
         (lambda m: ffcp.Bands(m, calibration=ffcp.Mondrian(by=lambda x: x[:, 0] > 0)), "groups="),
         (lambda m: ffcp.FCP(m, "0"), "Ball"),
+        (lambda m: ffcp.Bands(m, slack=ffcp.Curvature("0")), "has no graph"),
+        (lambda m: ffcp.CP(m, calibration=ffcp.Weighted(lambda x: 2 + x[:, 0])), "Weighted"),
+        (lambda m: ffcp.Learned(m, on=own_column, choose_fraction=0.5), "learned from"),
         (lambda m: ffcp.LCP(m, ffcp.Localizer("gaussian", bandwidth=1.0)), "'gaussian'"),
         (lambda m: ffcp.LCP(m, ffcp.Localizer(on="input", bandwidth=20)), "'input'"),
         (lambda m: ffcp.FFCP(m, "0", method=ffcp.Sketch(4)), "random numbers"),

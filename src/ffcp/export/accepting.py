@@ -9,16 +9,19 @@ from ffcp.classification.scores import RuleScore
 from ffcp.conformal.calibration import Calibration
 from ffcp.conformal.local import Local
 from ffcp.conformal.mondrian import Mondrian
+from ffcp.export.thresholds import PLAIN
 from ffcp.network.jacobian import Sketch, Smooth
 from ffcp.predictor import Predictor
 from ffcp.regression.bases import Point, Quantiles
+from ffcp.regression.curvature import Curvature
 from ffcp.regression.family import SlackBands
+from ffcp.regression.learned.family import LearnedBands
 from ffcp.regression.predictor import BandPredictor
 from ffcp.regression.slacks import Constant, GradientNorm
 
 # Pieces that are tensor code from what the pass saw to the result, whatever the values. The very
 # classes: one that is derived from them may do anything.
-FAMILIES: tuple[type, ...] = (SlackBands,)
+FAMILIES: tuple[type, ...] = (SlackBands, LearnedBands)
 PARTS: tuple[type, ...] = (Point, Quantiles, Constant, GradientNorm)
 
 
@@ -48,7 +51,10 @@ def _reasons(predictor: Predictor) -> Any:
     else:
         for part in (getattr(scorer, name, None) for name in ("base", "slack")):
             if part is not None and type(part) not in PARTS:
-                yield f"{_called(part)} is {_FOREIGN}"
+                known = isinstance(part, Curvature)
+                yield f"{_called(part)} {'has no graph' if known else f'is {_FOREIGN}'}"
+    if isinstance(scorer, LearnedBands) and scorer.sight.functions:
+        yield f"it learned from {_FOREIGN}"
     method = scorer.needs().method
     if isinstance(method, (Sketch, Smooth)):
         yield f"method={method} draws random numbers: use 'exact' or 'coloured'"
@@ -63,6 +69,8 @@ def _reasons_of(calibration: Calibration) -> Any:
         yield f"its calibration is {_called(inner)}, {_FOREIGN}"
     elif isinstance(inner, Local):
         yield from _reasons_of_local(inner)
+    elif type(inner) not in PLAIN:
+        yield f"thresholds of {_called(inner)} have no graph"
 
 
 def _reasons_of_local(local: Local) -> Any:

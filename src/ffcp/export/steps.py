@@ -18,6 +18,7 @@ from ffcp.network.features import OUTPUT, Cut
 from ffcp.network.twin import twin_of, uncompiled
 from ffcp.pieces import Seen
 from ffcp.predictor import Predictor
+from ffcp.regression.family import SlackBands
 from ffcp.regression.predictor import BandPredictor
 from ffcp.regression.sides import ends_at
 
@@ -114,12 +115,19 @@ class BandSteps(Steps):
         near = 8 * torch.finfo(prediction.dtype).eps
         margin, results = prediction.abs() * near + rounding, [prediction]
         for threshold in self.thresholds(given, seen):
-            ends = ends_at(self._family, seen, threshold + threshold.abs() * near)
+            ends = self._ends(seen, threshold + threshold.abs() * near)
             if prediction.dim() != 2:
                 ends = (ends[0].reshape(prediction.shape), ends[1].reshape(prediction.shape))
             lower, upper = ends
             results += [self._cut(lower - margin), self._cut(upper + margin)]
         return results
+
+    def _ends(self, seen: Seen, threshold: Tensor) -> tuple[Tensor, Tensor]:
+        if isinstance(self._family, SlackBands):
+            return ends_at(self._family, seen, threshold)
+        # Others work out several levels at once.
+        lower, upper = ends_at(self._family, seen, threshold.view(1, -1, threshold.shape[-1]))
+        return lower[0], upper[0]
 
     def _cut(self, end: Tensor) -> Tensor:
         return end if self._support == (-torch.inf, torch.inf) else end.clamp(*self._support)

@@ -18,6 +18,9 @@ from ffcp.conformal.rank import points_needed
 from ffcp.export.line import OnALine
 from ffcp.export.share import Lookup, Share, Thresholds
 from ffcp.pieces import Seen
+from ffcp.regression.auto import Either
+
+PLAIN = (Marginal, ByLabel, Either)  # whose thresholds are ranks among sorted scores
 
 
 def lookup_of(calibration: Calibration, columns: int) -> Lookup | None:
@@ -27,11 +30,11 @@ def lookup_of(calibration: Calibration, columns: int) -> Lookup | None:
     way: only the very classes count.
     """
     kind = type(calibration)
-    if kind in (Marginal, ByLabel):
+    if kind in PLAIN:
         return Table.of([calibration], columns)
     if isinstance(calibration, Mondrian) and kind is Mondrian and calibration.by is None:
         parts = list(calibration.parts().values())
-        if type(calibration.inner) in (Marginal, ByLabel):
+        if type(calibration.inner) in PLAIN:
             return Table.of(parts, columns, by_group=True)
         inner = [lookup_of(part, columns) for part in parts]
         return None if None in inner else Grouped([one for one in inner if one is not None])
