@@ -75,7 +75,8 @@ def _batched_rows(
             )
     except RuntimeError:  # an operation that cannot be batched; the loop raises all else again
         for j, seed in enumerate(seeds):
-            last = j == len(seeds) - 1 and not keep
+            # A graph that is being written down costs nothing to keep for other layers.
+            last = j == len(seeds) - 1 and not keep and not is_traced()
             yield torch.autograd.grad(
                 outputs, edges, seed, retain_graph=not last, allow_unused=True
             )

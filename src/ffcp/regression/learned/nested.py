@@ -121,7 +121,9 @@ def ends_at(sets: Sets, number: Tensor) -> tuple[Tensor, Tensor]:
     >>> ends_at(sets, torch.tensor([10.0]))
     (tensor([-0.5000]), tensor([0.5000]))
     """
-    return _end_at(sets.lower, number, -_width(sets)), _end_at(sets.upper, number, _width(sets))
+    number, width = number.expand(sets.lower.shape[:-1]), _width(sets)
+    within = number.clamp(0, sets.lower.shape[-1] - 1)
+    return _end_at(sets.lower, number, within, -width), _end_at(sets.upper, number, within, width)
 
 
 def signed_position(quantiles: Tensor, y: Tensor) -> Tensor:
@@ -166,10 +168,8 @@ def _steps(reached: Tensor, distance: Tensor, width: Tensor) -> Tensor:
     return torch.where(distance <= 0, torch.zeros_like(distance), steps)
 
 
-def _end_at(ends: Tensor, number: Tensor, growth: Tensor) -> Tensor:
+def _end_at(ends: Tensor, number: Tensor, within: Tensor, growth: Tensor) -> Tensor:
     last = ends.shape[-1] - 1
-    number = number.expand(ends.shape[:-1])
-    within = number.clamp(0, last)
     place = within.floor().long().clamp_max(last - 1)
     before = ends.gather(-1, place[..., None])[..., 0]
     there = ends.gather(-1, (place + 1)[..., None])[..., 0]
