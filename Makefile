@@ -35,6 +35,7 @@ bench: .venv/.ready       ## time and memory, as ratios to hand-written code
 	$(BIN)/python -m benchmarks.sets
 	$(BIN)/python -m benchmarks.rows
 	$(BIN)/python -m benchmarks.stacked
+	$(BIN)/python -m benchmarks.export
 
 reproduce: .venv/.ready   ## every table and figure of the paper, and one page of them
 	$(BIN)/ffcp-paper reproduce

@@ -7,10 +7,35 @@ so that networks and statistics can both speak of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 from torch import Tensor
+
+_TRACED: ContextVar[bool] = ContextVar("traced", default=False)
+
+
+def is_traced() -> bool:
+    """Say whether tensors stand for any values: a graph is being made, and nothing computed.
+
+    What looks at values, to refuse or to take a shorter way, is then left out.
+
+    >>> is_traced()
+    False
+    """
+    return _TRACED.get()
+
+
+@contextmanager
+def traced() -> Iterator[None]:
+    """Let pieces know that what they do becomes a graph."""
+    token = _TRACED.set(True)
+    try:
+        yield
+    finally:
+        _TRACED.reset(token)
 
 
 def name_of(function: Callable[..., Any]) -> str:

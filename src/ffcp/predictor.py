@@ -6,8 +6,9 @@ import inspect
 import threading
 import uuid
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from fractions import Fraction
+from pathlib import Path
 from typing import Any, TypedDict, TypeVar
 
 import numpy as np
@@ -346,6 +347,44 @@ class Predictor(Sharing):
         """Make the model ready for what scorer and calibration need; see Pass for ``now``."""
         needs = self._scorer.needs().joined(self.calibration.needs())
         return passes.Pass(self.model, needs, now)
+
+    # -- going elsewhere --------------------------------------------------------------------
+
+    @steady
+    def export(
+        self,
+        path: str | Path,
+        example: Any,
+        alphas: Sequence[Any] | None = (0.1,),
+        *,
+        random: float | None = None,
+    ) -> None:
+        """Write the model and its calibration to one ONNX file, whole or not at all.
+
+        The file needs neither torch nor ffcp: the gradient is part of its graph. It is run in
+        onnxruntime and compared with this predictor before it is kept; docs/deploy.md shows how
+        it is used, and what cannot be exported.
+
+        Parameters
+        ----------
+        path
+            Where to write.
+        example
+            Some inputs, as the model takes them, on which the file is compared with this
+            predictor. Some dozens or more: by them it is measured how much another machine may
+            round in another way, and bands are widened by that.
+        alphas
+            Shares of misses allowed. One gives the outputs ``lower`` and ``upper`` (of label sets
+            ``mask``), several ``lower_0.1`` and so on. ``None``: alpha is an input, a whole
+            number of millionths.
+        random
+            For randomised label sets. ``None``: the random numbers, one in [0, 1) for each row,
+            are an input. A number stands for all of them; 0 makes sets as large as any random
+            number would, and of all fixed numbers is the one that keeps the guarantee.
+        """
+        from ffcp.export import export  # a door, which few go through, and slow to open
+
+        export(self, path, example, alphas, random)
 
     @staticmethod
     def _warn(message: str) -> None:

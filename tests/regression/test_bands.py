@@ -68,3 +68,12 @@ def test_infinite_threshold_gives_the_whole_line(dtype: torch.dtype) -> None:
     lower, upper = interval(around(3.0, 1e-6), tensor(math.inf), dtype)
     assert lower.item() == -math.inf
     assert upper.item() == math.inf
+
+
+def test_infinite_band_stays_infinite_beside_one_that_shrinks():
+    zero, one = torch.zeros(2, 1), torch.ones(2, 1)
+    threshold = torch.tensor([[-2.0], [torch.inf]], dtype=torch.float64)
+    lower, upper = interval(Ends(zero, one, one, one), threshold, torch.float32)
+    assert lower[0] == upper[0]
+    assert lower[1] == -torch.inf
+    assert upper[1] == torch.inf

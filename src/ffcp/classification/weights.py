@@ -30,6 +30,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ffcp.pieces import is_traced
+
 # Numbers per step: 2 MB in float64. Smaller steps are not faster with one thread, and with
 # several they meet more often, which a busy machine punishes.
 _BLOCK = 2**18
@@ -80,7 +82,7 @@ def graded(weights: Tensor, logits: Tensor, temperature: float, smallest: float)
     >>> graded(exact(probabilities(logits)), logits, 1.0, smallest=2.0**-40)
     tensor([[  1.0000, -22.2741, -42.2741]], dtype=torch.float64)
     """
-    if float(weights.amin()) >= smallest:
+    if not is_traced() and float(weights.amin()) >= smallest:
         return weights
     lost = weights < smallest
     depths = _scaled(logits, temperature).log_softmax(dim=1).sub_(math.log(smallest))
@@ -125,7 +127,8 @@ def in_order(weights: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
     """
     labels = logits.sort(dim=1, descending=True, stable=True).indices
     ordered = weights.gather(1, labels)
-    if not bool((ordered.diff(dim=1) > 0).any()):  # only FFRAPS may order them otherwise
+    # Only FFRAPS may order them otherwise.
+    if not is_traced() and not bool((ordered.diff(dim=1) > 0).any()):
         return ordered, labels
     ordered, again = ordered.sort(dim=1, descending=True, stable=True)
     return ordered, labels.gather(1, again)
@@ -139,7 +142,7 @@ def ordered_places(ordered: Tensor) -> Place:
     """
     rank = torch.arange(1, ordered.shape[1] + 1, device=ordered.device)
     below = None
-    if bool((ordered[:, -1] < 0).any()):
+    if is_traced() or bool((ordered[:, -1] < 0).any()):
         below, ordered = ordered.neg().clamp_min_(0), ordered.clamp_min(0)
     return Place(ordered.cumsum(dim=1) - ordered, ordered, rank, below)
 

@@ -15,7 +15,7 @@ from ffcp.conformal.weights import Entry, Places, Surroundings
 # Beyond these dimensions and this share of all points as neighbours, a search tree is slower than
 # comparing with all points.
 _TREE_DIMENSIONS, _TREE_SHARE = 4, 32
-_NEARLY = 1e-6  # squared distances that differ by less count as equal: they are rounded
+NEARLY = 1e-6  # squared distances that differ by less count as equal: they are rounded
 _EVERY = 8  # of so many distances one is looked at, to guess how far neighbours are
 
 
@@ -64,7 +64,7 @@ class NearestWeights:
             return Surroundings(smaller, none + k, none, torch.full(none.shape, math.inf).double())
         reach = squared.amax(dim=1)
         # Of several that are the farthest, the one whose leaving leaves the larger share.
-        farthest = squared >= (reach * (1 - _NEARLY))[:, None]
+        farthest = squared >= (reach * (1 - NEARLY))[:, None]
         pushed = (is_smaller | ~farthest).all(dim=1).long()
         return Surroundings(smaller - pushed, torch.full_like(smaller, k), pushed, reach)
 
@@ -75,7 +75,7 @@ class NearestWeights:
 
         def enter(near: Neighbours, x: Tensor) -> Entry:
             squared, rounding = squared_distances(x)
-            nearly = reach * _NEARLY + rounding
+            nearly = reach * NEARLY + rounding
             # On the edge it may enter or not, however ties are broken: the larger share counts.
             if_smaller = torch.where(squared <= reach + nearly, 1.0, pushed)
             if_not = torch.where(squared < reach - nearly, 0.0, pushed)

@@ -78,9 +78,10 @@ def row_count(x: Any) -> int:
         raise TypeError(f"the input holds no tensor: got {type(x).__name__}")
     if any(not shape for shape in shapes.values()):
         raise ValueError(f"every input tensor needs a first dimension of rows, got shapes {shapes}")
-    if len({shape[0] for shape in shapes.values()}) > 1:
+    rows = next(iter(shapes.values()))[0]
+    if any(shape[0] != rows for shape in shapes.values()):
         raise ValueError(f"the input tensors disagree on the number of rows: shapes {shapes}")
-    return next(iter(shapes.values()))[0]
+    return rows
 
 
 def batches(x: Any, batch_size: int | None = None) -> Iterator[Any]:

@@ -18,6 +18,7 @@ from torch import Tensor
 from ffcp import plots
 from ffcp.extras import needed
 from ffcp.network import arrays, checks
+from ffcp.pieces import is_traced
 from ffcp.regression.support import checked_support
 
 
@@ -188,10 +189,15 @@ def reach(ends: Ends, below: Tensor, above: Tensor, dtype: torch.dtype) -> tuple
     """
     device, is_shared = ends.lo.device, ends.is_symmetric and below is above
     below = as_float64(below).to(device)
+    if is_traced() and is_shared:
+        # Distances, so no threshold is below zero; who makes a graph rounds outward by more.
+        step = below * ends.slack_lo
+        return (ends.lo - step).to(dtype), (ends.hi + step).to(dtype)
     down = _reach(ends.lo, below * ends.slack_lo, dtype)
     above = below if is_shared else as_float64(above).to(device)
     up = down if is_shared else _reach(ends.hi, above * ends.slack_hi, dtype)
-    if bool((below < 0).any()) or (not is_shared and bool((above < 0).any())):
+    may_shrink = is_traced() or bool((below < 0).any())
+    if may_shrink or (not is_shared and bool((above < 0).any())):
         # Quantile bands can shrink, a bound then pass the largest number of a short type, and
         # the cast turn it into infinity on the wrong side.
         largest = torch.finfo(dtype).max

@@ -140,4 +140,4 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 def columns(values: Tensor) -> Tensor:
     """Lay out values as (rows, outputs); a single number stays one."""
-    return values.reshape(len(values), -1) if values.dim() else values
+    return values if values.dim() in (0, 2) else values.reshape(values.shape[0], -1)

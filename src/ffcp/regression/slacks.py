@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ffcp.network import features, jacobian
 from ffcp.network.features import OUTPUT, resolve
 from ffcp.network.jacobian import Method
-from ffcp.pieces import Needs, Seen, name_of
+from ffcp.pieces import Needs, Seen, is_traced, name_of
 from ffcp.recipes import public
 from ffcp.regression.bands import as_float64
 
@@ -302,6 +302,8 @@ def checked_slack(slack: Tensor, seen: Seen) -> Tensor:
     output = seen.output
     if slack.dim() == 0 or slack.shape == output.shape:
         whole = slack
+        if is_traced():
+            return whole
         low, high = (slack, slack) if slack.dim() == 0 else slack.aminmax()
         if low.item() > 0 and high.item() < math.inf:  # neither is so of NaN
             return whole
@@ -312,6 +314,8 @@ def checked_slack(slack: Tensor, seen: Seen) -> Tensor:
             f"the slack has shape {tuple(slack.shape)}, the model output {tuple(output.shape)}: it "
             "needs one number per row, (n,), or one per output"
         )
+    if is_traced():
+        return whole
     bad = ~((slack > 0) & slack.isfinite())
     if bool(bad.any()):
         row = seen.rows[int(bad.reshape(len(output), -1).any(dim=1).nonzero()[0, 0])]

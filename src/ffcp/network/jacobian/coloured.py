@@ -28,6 +28,7 @@ from ffcp.network import heads, inputs
 from ffcp.network.features import Tapped
 from ffcp.network.jacobian.norms import reached, wide
 from ffcp.network.twin import original
+from ffcp.pieces import is_traced
 
 
 class HiddenWindowsError(ValueError):
@@ -184,11 +185,13 @@ def coloured(tap: Tapped, name: str, colours: Colours, norm: float) -> Tensor:
         return gradient.to(wide(gradient.dtype))
 
     prediction = tap.prediction
-    maps = (len(prediction), colours.channels, *prediction.shape[-len(colours.axes) :])
+    maps = (prediction.shape[0], colours.channels, *prediction.shape[-len(colours.axes) :])
     start = prediction.new_zeros(maps)
-    weights = _random_weights(start, colours.generator)
     result = start.new_zeros(maps, dtype=wide(start.dtype))
-    proof = _Proof(backward(weights.view(prediction.shape)), norm)
+    proof = None
+    if not is_traced():
+        weights = _random_weights(start, colours.generator)
+        proof = _Proof(backward(weights.view(prediction.shape)), norm)
     for channel, chosen in colours.each():
         places = torch.meshgrid(*(group.positions for group in chosen), indexing="ij")
         here: Any = (slice(None), channel, *places)
@@ -196,9 +199,10 @@ def coloured(tap: Tapped, name: str, colours: Colours, norm: float) -> Tensor:
         gradient = backward(start.view(prediction.shape))
         sizes = _over_channels(gradient, len(chosen), norm)
         result[here] = _window_norms(sizes, chosen, norm)
-        proof.subtract(gradient, sizes, _of_owners(weights[here], chosen))
+        if proof is not None:
+            proof.subtract(gradient, sizes, _of_owners(weights[here], chosen))
         start[here] = 0  # not before: a head that hands on its input hands back the start
-    if not proof.holds(prediction.dtype):
+    if proof is not None and not proof.holds(prediction.dtype):
         colours.refuted = True
         raise HiddenWindowsError(_HIDDEN)
     colours.proved = True

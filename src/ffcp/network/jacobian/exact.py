@@ -11,6 +11,7 @@ from torch.autograd.graph import GradientEdge
 
 from ffcp.network.features import Tapped
 from ffcp.network.jacobian.norms import reached, row_norms
+from ffcp.pieces import is_traced
 
 _OUTPUTS_AT_ONCE = 8  # a batched backward pass holds the gradients of at most this many outputs
 _BYTES_AT_ONCE = 2**26  # ... and at most this much memory for what goes in and what comes out
@@ -19,7 +20,7 @@ _BYTES_AT_ONCE = 2**26  # ... and at most this much memory for what goes in and 
 def exact(tap: Tapped, norm: float) -> dict[str, Tensor]:
     """Take the norms, one output coordinate of all rows at a time."""
     edges = [edge for group in tap.edges.values() for edge in group]
-    rows, outputs = len(tap.prediction), tap.prediction[0].numel()
+    rows, outputs = tap.prediction.shape[0], tap.prediction[0].numel()
     norms: dict[str, Tensor] = {}
     for output, gradients in enumerate(jacobian_rows(tap, edges)):
         rest = iter(gradients)
@@ -41,13 +42,16 @@ def jacobian_rows(tap: Tapped, edges: Sequence[GradientEdge]) -> Iterator[Sequen
     Rows are independent, so one backward pass with a one in every row serves them all; a few
     outputs share one batched pass.
     """
-    outputs = tap.prediction.reshape(len(tap.prediction), -1)
+    outputs = tap.prediction.reshape(tap.prediction.shape[0], -1)
     count = outputs.shape[1]
     if count == 1:  # the sum's gradient is a one in every row
         yield torch.autograd.grad(outputs.sum(), edges, allow_unused=True)
         return
-    held = outputs.numel() + sum(shape.numel() for group in tap.shapes.values() for shape in group)
-    at_once = max(1, min(_OUTPUTS_AT_ONCE, _BYTES_AT_ONCE // (held * outputs.element_size())))
+    at_once = _OUTPUTS_AT_ONCE
+    if not is_traced():  # a graph is for any number of rows
+        shapes = (shape for group in tap.shapes.values() for shape in group)
+        held = outputs.numel() + sum(shape.numel() for shape in shapes)
+        at_once = max(1, min(at_once, _BYTES_AT_ONCE // (held * outputs.element_size())))
     for start in range(0, count, at_once):
         columns = range(start, min(start + at_once, count))
         yield from _batched_rows(outputs, edges, columns, keep=columns.stop < count)
@@ -61,6 +65,8 @@ def _batched_rows(
     for j, column in enumerate(columns):
         seeds[j, :, column] = 1
     try:
+        if is_traced():  # what is batched has a fixed number of rows
+            raise RuntimeError
         with warnings.catch_warnings():
             # Some operations are batched by a loop inside torch: still right, and no one's bug.
             warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
@@ -69,7 +75,8 @@ def _batched_rows(
             )
     except RuntimeError:  # an operation that cannot be batched; the loop raises all else again
         for j, seed in enumerate(seeds):
-            last = j == len(seeds) - 1 and not keep
+            # A graph that is being written down costs nothing to keep for other layers.
+            last = j == len(seeds) - 1 and not keep and not is_traced()
             yield torch.autograd.grad(
                 outputs, edges, seed, retain_graph=not last, allow_unused=True
             )

@@ -24,7 +24,7 @@ def row_norms(gradients: Sequence[Tensor], norm: float) -> Tensor:
 
 
 def _row_norm(gradient: Tensor, norm: float) -> Tensor:
-    rows = gradient.reshape(len(gradient), -1)
+    rows = gradient if gradient.dim() == 2 else gradient.reshape(gradient.shape[0], -1)
     rows = rows.to(wide(rows.dtype))
     if norm == 2:
         norms: Tensor = torch.linalg.vector_norm(rows, dim=1)

@@ -15,6 +15,7 @@ from ffcp.network import heads, inputs
 from ffcp.network.features import Tapped
 from ffcp.network.jacobian.methods import Sketch
 from ffcp.network.jacobian.norms import wide
+from ffcp.pieces import is_traced
 
 # The levels of torch's forward mode are one count for all threads: two at once lose theirs.
 _FORWARD_MODE = threading.Lock()
@@ -27,6 +28,8 @@ def sketched(model: nn.Module, x: Any, name: str, tap: Tapped, method: Sketch) -
     The tangents of several probes go through the head together; what they are tangent to is
     computed once for all of them. Better few rows and many probes at a time than the reverse.
     """
+    if is_traced():
+        raise ValueError("a sketch draws random numbers: use method='exact' or 'coloured'")
     held = tap.prediction.numel() + sum(shape.numel() for shape in tap.shapes[name])
     held = held * tap.prediction.element_size() // len(tap.prediction)  # bytes of one row
     rows = max(1, _PROBE_BYTES // (2 * held * method.probes))

@@ -11,7 +11,7 @@ from torch import Tensor
 from ffcp.conformal.columns import Columns, prefixed, with_prefix
 from ffcp.conformal.selection import Chosen
 from ffcp.network import checks, passes
-from ffcp.pieces import Needs, Seen
+from ffcp.pieces import Needs, Seen, is_traced
 from ffcp.regression import waiting
 from ffcp.regression.bands import as_float64, outward
 from ffcp.regression.bases import columns
@@ -290,6 +290,9 @@ def _residual(seen: Seen, y: Tensor) -> Tensor:
 
 def _parts(seen: Seen) -> Iterator[tuple[Seen, slice]]:
     """Cut what a pass saw: every row has some hundred numbers on the way."""
+    if is_traced():  # for any number of rows
+        yield seen, slice(None)
+        return
     rows = len(seen.rows)
     for start in range(0, rows, _ROWS):
         part = slice(start, min(start + _ROWS, rows))

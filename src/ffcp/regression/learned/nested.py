@@ -60,12 +60,12 @@ def grown(quantiles: Tensor) -> Sets:
     >>> bool(sets.upper[0, 1] < skewed[0, MIDDLE])
     True
     """
-    ends = quantiles @ _interpolation(quantiles)
+    ends = quantiles @ _TO_FINE.to(quantiles)
     lower, upper = [], []
     first = last = torch.zeros(ends.shape[:-1], dtype=torch.long, device=ends.device)
     starts = torch.arange(_FINE, device=ends.device)
     for number, held in enumerate(_HELD):
-        steps = round(held / float(LEVELS[-1] - LEVELS[0]) * (_FINE - 1))
+        steps = round(held / _SPAN * (_FINE - 1))
         steps = min(steps, _FINE - 1)
         widths = ends[..., steps:] - ends[..., : _FINE - steps]
         start = starts[: _FINE - steps]
@@ -80,7 +80,7 @@ def grown(quantiles: Tensor) -> Sets:
     return Sets(torch.stack([middle, *lower], -1), torch.stack([middle, *upper], -1))
 
 
-def _interpolation(like: Tensor) -> Tensor:
+def _interpolation() -> Tensor:
     """Give the matrix that takes quantiles at the levels to those at a fine, even grid."""
     fine = torch.linspace(float(LEVELS[0]), float(LEVELS[-1]), _FINE, dtype=torch.float64)
     right = torch.searchsorted(LEVELS, fine).clamp(1, len(LEVELS) - 1)
@@ -89,7 +89,10 @@ def _interpolation(like: Tensor) -> Tensor:
     columns = torch.arange(_FINE)
     matrix[right - 1, columns] = 1 - share
     matrix[right, columns] += share
-    return matrix.to(like)
+    return matrix
+
+
+_TO_FINE, _SPAN = _interpolation(), float(LEVELS[-1] - LEVELS[0])
 
 
 def nested(quantiles: Tensor, family: str) -> Sets:
@@ -118,7 +121,9 @@ def ends_at(sets: Sets, number: Tensor) -> tuple[Tensor, Tensor]:
     >>> ends_at(sets, torch.tensor([10.0]))
     (tensor([-0.5000]), tensor([0.5000]))
     """
-    return _end_at(sets.lower, number, -_width(sets)), _end_at(sets.upper, number, _width(sets))
+    number, width = number.expand(sets.lower.shape[:-1]), _width(sets)
+    within = number.clamp(0, sets.lower.shape[-1] - 1)
+    return _end_at(sets.lower, number, within, -width), _end_at(sets.upper, number, within, width)
 
 
 def signed_position(quantiles: Tensor, y: Tensor) -> Tensor:
@@ -163,12 +168,11 @@ def _steps(reached: Tensor, distance: Tensor, width: Tensor) -> Tensor:
     return torch.where(distance <= 0, torch.zeros_like(distance), steps)
 
 
-def _end_at(ends: Tensor, number: Tensor, growth: Tensor) -> Tensor:
+def _end_at(ends: Tensor, number: Tensor, within: Tensor, growth: Tensor) -> Tensor:
     last = ends.shape[-1] - 1
-    number = number.expand(ends.shape[:-1])
-    place = number.clamp(0, last).floor().long().clamp_max(last - 1)
+    place = within.floor().long().clamp_max(last - 1)
     before = ends.gather(-1, place[..., None])[..., 0]
     there = ends.gather(-1, (place + 1)[..., None])[..., 0]
-    inside = before + (number.clamp(0, last) - place) * (there - before)
+    inside = before + (within - place) * (there - before)
     more = growth * (number - last).clamp_min(0) / _STEPS
     return torch.where(number > last, ends[..., -1] + more, inside)

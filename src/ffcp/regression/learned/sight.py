@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ffcp.network import checks, features, inputs, passes
 from ffcp.network.features import INPUT
-from ffcp.pieces import Needs, Seen, name_of
+from ffcp.pieces import Needs, Seen, is_traced, name_of
 from ffcp.regression.bases import columns
 
 PREDICTION, NORMS, VALUES = "prediction", "norms", "values"
@@ -110,7 +110,7 @@ class Sight:
 
     def columns(self, seen: Seen) -> Tensor:
         """Give the columns (n, k) in float32 on the CPU, as they are."""
-        rows = len(seen.rows)
+        rows = seen.output.shape[0]
         parts = [columns(seen.output)]
         parts += [columns(seen.norms[name]) for name in self.norms]
         if self.values is not None:
@@ -121,7 +121,8 @@ class Sight:
             known = seen.values.get(_key(number))
             parts.append(_table(function(seen), rows) if known is None else known)
         table = torch.cat([part.detach().to("cpu", torch.float32) for part in parts], dim=1)
-        checks.finite(table, "what is learned from", seen.rows.start)
+        if not is_traced():
+            checks.finite(table, "what is learned from", seen.rows.start)
         return table
 
     def logarithmic(self, columns: Tensor, outputs: int, typical: Tensor) -> Tensor:
@@ -160,7 +161,7 @@ def _key(number: int) -> str:
 
 def _table(values: Any, rows: int) -> Tensor:
     tensor = torch.as_tensor(values)
-    if tensor.dim() == 0 or len(tensor) != rows:
+    if tensor.dim() == 0 or tensor.shape[0] != rows:
         raise ValueError(
             f"what is learned from has shape {tuple(tensor.shape)} for {rows} rows: it needs one "
             "row for each"

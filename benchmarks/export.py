@@ -1,0 +1,69 @@
+"""An exported FFCP against the exported bare model, in onnxruntime: ``make bench``.
+
+Both files come out of the same exporter, and are run on the same rows. The bare model is a file
+with the prediction alone; the other has the prediction, the gradient norm and the bands.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import torch
+from torch import nn
+
+import ffcp
+from benchmarks.timing import best_of, show, table, verdict
+from ffcp_paper.networks import SPLIT_POINTS, mlp
+
+COLUMNS, LIMIT = 100, 2.5
+
+
+def bare(model: nn.Module, x: torch.Tensor, path: Path) -> None:
+    torch.onnx.export(
+        model, (x,), path, dynamo=True, verbose=False,
+        input_names=["x"], dynamic_shapes=({0: torch.export.Dim("rows")},),
+    )  # fmt: skip
+
+
+def session(path: Path) -> onnxruntime.InferenceSession:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+
+
+def exported(rounds: int = 200) -> None:
+    torch.manual_seed(0)
+    model = mlp(COLUMNS).eval()
+    x, y = torch.randn(2000, COLUMNS), torch.randn(2000)
+    made = table(
+        "The paper's network in onnxruntime, one thread",
+        "rows", "CP, ms", "FFCP, ms", "bare model, ms", "CP / bare", "FFCP / bare", "limit", "",
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        files = {name: Path(folder) / f"{name}.onnx" for name in ("bare", "CP", "FFCP")}
+        bare(model, x[:100], files["bare"])
+        ffcp.CP(model).calibrate(x, y).export(files["CP"], x[:100])
+        ffcp.FFCP(model, SPLIT_POINTS[2]).calibrate(x, y).export(files["FFCP"], x[:100])
+        sessions = {name: session(path) for name, path in files.items()}
+    for rows in (1, 100, 10_000):
+        given = {"x": np.random.default_rng(0).standard_normal((rows, COLUMNS), dtype=np.float32)}
+        repeat = max(1, 1000 // rows)
+
+        def run(name: str, given: dict[str, np.ndarray] = given, repeat: int = repeat) -> None:
+            for _ in range(repeat):
+                sessions[name].run(None, given)
+
+        times = best_of({name: lambda name=name: run(name) for name in sessions}, rounds)  # type: ignore[misc]
+        cp, ratio = times["CP"] / times["bare"], times["FFCP"] / times["bare"]
+        shown = (f"{times[name] / repeat * 1e3:.3f}" for name in ("CP", "FFCP", "bare"))
+        made.add_row(
+            f"{rows:,}", *shown, f"{cp:.2f}", f"{ratio:.2f}", f"{LIMIT:.2f}", verdict(ratio, LIMIT)
+        )
+    show(made)
+
+
+if __name__ == "__main__":
+    exported()

@@ -1,0 +1,94 @@
+"""What can be exported, and why the rest cannot: said before anything is done."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ffcp.classification.predictor import LabelSets
+from ffcp.classification.scores import RuleScore
+from ffcp.conformal.calibration import Calibration
+from ffcp.conformal.local import Local
+from ffcp.conformal.mondrian import Mondrian
+from ffcp.export.thresholds import PLAIN
+from ffcp.network.jacobian import Sketch, Smooth
+from ffcp.predictor import Predictor
+from ffcp.regression.bases import Point, Quantiles
+from ffcp.regression.curvature import Curvature
+from ffcp.regression.family import SlackBands
+from ffcp.regression.learned.family import LearnedBands
+from ffcp.regression.predictor import BandPredictor
+from ffcp.regression.slacks import Constant, GradientNorm
+
+# Pieces that are tensor code from what the pass saw to the result, whatever the values. The very
+# classes: one that is derived from them may do anything.
+FAMILIES: tuple[type, ...] = (SlackBands, LearnedBands)
+PARTS: tuple[type, ...] = (Point, Quantiles, Constant, GradientNorm)
+
+
+def check(predictor: Predictor) -> None:
+    """Refuse a predictor whose pieces cannot become a graph, and say which and why."""
+    reasons = list(_reasons(predictor))
+    if reasons:
+        raise ValueError(
+            f"this {type(predictor).__name__} cannot be exported: {'; '.join(reasons)}. Nothing "
+            "was written"
+        )
+
+
+def _reasons(predictor: Predictor) -> Any:
+    scorer = predictor._scorer
+    if isinstance(predictor, LabelSets):
+        if type(scorer) is not RuleScore:
+            yield f"its label score is {_called(scorer)}, {_FOREIGN}"
+    elif not isinstance(predictor, BandPredictor):
+        yield f"predictors of {predictor.task} have no graph"
+    elif type(scorer) not in FAMILIES:
+        yield (
+            f"its bands are those of {_called(scorer)}, which are no fixed number of steps"
+            if type(scorer).__module__.startswith("ffcp.")
+            else f"its bands are those of {_called(scorer)}, {_FOREIGN}"
+        )
+    else:
+        for part in (getattr(scorer, name, None) for name in ("base", "slack")):
+            if part is not None and type(part) not in PARTS:
+                known = isinstance(part, Curvature)
+                yield f"{_called(part)} {'has no graph' if known else f'is {_FOREIGN}'}"
+    if isinstance(scorer, LearnedBands) and scorer.sight.functions:
+        yield f"it learned from {_FOREIGN}"
+    method = scorer.needs().method
+    if isinstance(method, (Sketch, Smooth)):
+        yield f"method={method} draws random numbers: use 'exact' or 'coloured'"
+    yield from _reasons_of(predictor.calibration)
+
+
+def _reasons_of(calibration: Calibration) -> Any:
+    if isinstance(calibration, Mondrian) and calibration.by is not None:
+        yield "its groups come from a Python function: calibrate with groups=, which are an input"
+    inner = getattr(calibration, "inner", calibration)
+    if not type(inner).__module__.startswith("ffcp."):
+        yield f"its calibration is {_called(inner)}, {_FOREIGN}"
+    elif isinstance(inner, Local):
+        yield from _reasons_of_local(inner)
+    elif type(inner) not in PLAIN:
+        yield f"thresholds of {_called(inner)} have no graph"
+
+
+def _reasons_of_local(local: Local) -> Any:
+    on = local.localizer.on
+    if not local.kernel.is_by_rank:
+        yield f"of the localizers only 'nearest' has a graph, not {local.kernel.name!r}"
+    if on != "prediction":
+        said = "a Python function" if callable(on) else repr(on)
+        yield f"neighbours are looked up by the prediction only, not by {said}"
+    elif local.embedding.dim() == 2 and local.embedding.shape[1] > 1:
+        yield (
+            f"neighbours are looked up by one number, and the prediction has "
+            f"{local.embedding.shape[1]}"
+        )
+
+
+_FOREIGN = "a Python function or class of your own, which torch cannot be trusted to write down"
+
+
+def _called(piece: Any) -> str:
+    return str(getattr(piece, "name", "") or type(piece).__name__)

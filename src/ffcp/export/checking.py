@@ -1,0 +1,130 @@
+"""Run a file before it is kept: it must say what the library says, but for rounding.
+
+How much another machine may round in another way is measured on the example: eight times the
+largest difference seen. Bands are widened by it, and thresholds of label sets raised, so that the
+file's band holds the library's.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ffcp.classification.predictor import LabelSets
+from ffcp.classification.rules import all_scores
+from ffcp.export.steps import ROUNDING, SetSteps
+from ffcp.network import inputs
+from ffcp.regression.predictor import BandPredictor
+from ffcp.warnings import FFCPWarning
+
+_ROWS = 64  # at least so many are compared
+_SAFETY = 8.0
+_OFF = 0.05  # the share of rows at which a kink may fall on the other side
+
+
+def rows_like(x: Any) -> Any:
+    """Give the example's rows, and if they are few, more that lie near them."""
+    count = inputs.row_count(x)
+    if count >= _ROWS:
+        return x
+    generator = torch.Generator().manual_seed(0)
+    numbers = torch.arange(_ROWS) % count
+
+    def more(leaf: Tensor) -> Tensor:
+        rows = leaf[numbers]
+        if not leaf.is_floating_point():
+            return rows
+        moves = torch.randn(rows.shape, generator=generator).to(rows.dtype)
+        return rows * (
+            1 + 0.01 * moves * (torch.arange(_ROWS) >= count).view(-1, *[1] * (rows.dim() - 1))
+        )
+
+    return inputs.replace(x, {key: more(leaf) for key, leaf in inputs.leaves(x)})
+
+
+def run(data: bytes, feeds: Mapping[str, Tensor]) -> list[Tensor]:
+    """Run a file in onnxruntime."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    given = {name: tensor.numpy() for name, tensor in feeds.items()}
+    return [torch.from_numpy(np.asarray(result)) for result in session.run(None, given)]
+
+
+def rounding_of_bands(
+    predictor: BandPredictor,
+    data: bytes,
+    feeds: Mapping[str, Tensor],
+    x: Any,
+    groups: Any,
+    alphas: Sequence[Fraction],
+) -> Tensor:
+    """Compare bands of a file that widens nothing; give by how much it has to."""
+    prediction, *ends = run(data, feeds)
+    short = least = torch.zeros_like(feeds[ROUNDING])
+    for number, alpha in enumerate(alphas):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FFCPWarning)  # said once, when all is well
+            band = predictor.predict_interval(x, alpha, groups=groups)
+        lower, upper = ends[2 * number : 2 * number + 2]
+        said = (band.prediction.cpu(), band.lower.cpu(), band.upper.cpu())
+        must_be_close("prediction", prediction, said[0])
+        if not predictor.calibration.is_local:  # where another neighbour may be the nearest
+            must_be_close("lower end", lower, said[1])
+            must_be_close("upper end", upper, said[2])
+        short = torch.maximum(short, _most(prediction - said[0]))
+        short = torch.maximum(short, _most((lower - said[1]).clamp_min(0)))
+        short = torch.maximum(short, _most((said[2] - upper).clamp_min(0)))
+        size = torch.stack(said).nan_to_num(0.0, 0.0, 0.0).abs().amax(dim=(0, 1))
+        least = torch.maximum(least, torch.finfo(size.dtype).eps * size)
+    return torch.maximum(_SAFETY * short, 4 * least + 4 * torch.finfo(least.dtype).tiny)
+
+
+def rounding_of_sets(
+    predictor: LabelSets, steps: SetSteps, data: bytes, feeds: Mapping[str, Tensor], x: Any
+) -> Tensor:
+    """Compare the scores of a file; give by how much thresholds have to rise."""
+    logits, *_, scores = run(data, feeds)
+    seen = predictor._pass()(x, 0)
+    share = feeds.get("random")
+    rows = steps.rows(seen._replace(output=seen.output.cpu()), share)
+    expected = all_scores(steps.rule, rows)
+    must_be_close("prediction", logits, seen.output.cpu())
+    must_be_close("score", scores, expected, torch.finfo(logits.dtype).eps)
+    off = (scores - expected).abs()
+    return _SAFETY * off[off < 1e3 * torch.finfo(logits.dtype).eps].max().reshape(())
+
+
+def _most(difference: Tensor) -> Tensor:
+    """Give the largest difference of every output that is one of rounding."""
+    finite = difference.abs().nan_to_num(0.0, 0.0, 0.0)
+    limit = 1e3 * torch.finfo(difference.dtype).eps * max(1.0, float(finite.max()))
+    return finite.where(finite <= max(limit, 1e-3 * float(finite.max())), 0.0).amax(dim=0)
+
+
+def must_be_close(what: str, mine: Tensor, theirs: Tensor, eps: float | None = None) -> None:
+    """Refuse a file that says something else than the library in more than a few rows."""
+    if mine.shape != theirs.shape:
+        raise ValueError(
+            f"the {what} of the graph has shape {tuple(mine.shape)}, that of the library "
+            f"{tuple(theirs.shape)}"
+        )
+    ours, known = mine.double(), theirs.double()
+    scale = float(known[known.isfinite()].abs().max()) if bool(known.isfinite().any()) else 1.0
+    tolerance = min(1e3 * (eps or torch.finfo(mine.dtype).eps), 0.1) * max(scale, 1e-30)
+    same = (ours == known) | ((ours - known).abs() <= tolerance)
+    off = ~same.reshape(len(same), -1).all(dim=1)
+    if float(off.double().mean()) > _OFF:
+        row = int(off.nonzero()[0, 0])
+        raise ValueError(
+            f"onnxruntime gives another {what} than the library in {int(off.sum())} of {len(off)} "
+            f"rows, the first of them row {row}"
+        )

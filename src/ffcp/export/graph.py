@@ -1,0 +1,198 @@
+"""Turn a function of tensors, gradients and all, into an ONNX graph; knows no statistics.
+
+``make_fx`` runs the function on tensors without values and writes down every operation, those of
+the backward pass too, so that no autograd is left. ``torch.export`` checks that it holds for any
+number of rows, and torch's exporter translates what remains.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import logging
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch._dispatch.python import enable_python_dispatcher
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    ShapeEnv,
+    StatelessSymbolicContext,
+)
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from ffcp.pieces import traced
+
+aten = torch.ops.aten
+ROWS = 7  # traced with so many, which stand for any number but 1
+
+
+def onnx_model(
+    function: Callable[..., Sequence[Tensor]],
+    inputs: Mapping[str, Tensor],
+    fixed: Sequence[str],
+    outputs: Sequence[str],
+) -> Any:
+    """Make an ONNX model of a function of tensors.
+
+    Parameters
+    ----------
+    function
+        Takes the inputs in their order, and returns the outputs in theirs.
+    inputs
+        Examples by name, with at least two rows; the number of rows is left open.
+    fixed
+        Inputs that have no rows.
+    outputs
+        The names of what the function returns.
+
+    Returns
+    -------
+    onnx.ModelProto
+        With these names of inputs and outputs.
+    """
+    rows = torch.export.Dim("rows")
+    shapes = tuple(None if name in fixed else {0: rows} for name in inputs)
+    with _quiet():
+        graph = _traced(function, inputs, fixed)
+        program = torch.export.export(graph, tuple(inputs.values()), dynamic_shapes=shapes)
+        made = torch.onnx.export(
+            program,
+            dynamo=True,
+            verbose=False,
+            input_names=list(inputs),
+            output_names=list(outputs),
+        )
+    assert made is not None
+    return made.model_proto
+
+
+def _traced(
+    function: Callable[..., Sequence[Tensor]], inputs: Mapping[str, Tensor], fixed: Sequence[str]
+) -> fx.GraphModule:
+    """Write down what the function does, for any number of rows."""
+    mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+    stand_ins = [_without_values(mode, x, name not in fixed) for name, x in inputs.items()]
+    write_down = make_fx(function, _decompositions(), "real", _allow_non_fake_inputs=True)
+    fast = torch.backends.mha.get_fastpath_enabled()
+    try:
+        # The fused kernels of attention, recurrent layers and convolutions have no ONNX.
+        torch.backends.mha.set_fastpath_enabled(False)
+        with (
+            traced(),
+            mode,
+            enable_python_dispatcher(),
+            torch.backends.mkldnn.flags(enabled=False),
+            sdpa_kernel(SDPBackend.MATH),
+        ):
+            graph = write_down(*stand_ins)
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+    rows: Any = next(
+        t for t, name in zip(stand_ins, inputs, strict=True) if name not in fixed
+    ).shape[0]
+    if not isinstance(rows, torch.SymInt) or rows.node.maybe_as_int() is not None:
+        raise ValueError(
+            "its forward fixes the number of rows, as int(x.shape[0]) does, or len(x) in a "
+            "function of another module; x.shape[0] does not"
+        )
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+    return graph
+
+
+def _without_values(mode: FakeTensorMode, x: Tensor, has_rows: bool) -> Tensor:
+    sizes = [DimDynamic.STATIC] * x.dim()
+    if has_rows:
+        sizes[0] = DimDynamic.DYNAMIC
+    return mode.from_tensor(x, symbolic_context=StatelessSymbolicContext(dynamic_sizes=sizes))
+
+
+@contextlib.contextmanager
+def rows_uncounted(model: nn.Module) -> Iterator[None]:
+    """Let ``len(x)`` in the modules that a model's layers come from leave the number of rows open.
+
+    Python's own turns it into a number. This one says the same of everything that has values.
+    """
+
+    def length(x: Any) -> Any:
+        return x.shape[0] if isinstance(x, Tensor) and x.dim() else builtins.len(x)
+
+    kinds = {kind for layer in model.modules() for kind in type(layer).__mro__}
+    owners = [
+        vars(sys.modules[name])
+        for name in sorted({kind.__module__ for kind in kinds} & set(sys.modules))
+        if name.partition(".")[0] not in ("builtins", "torch")
+        and not hasattr(sys.modules[name], "len")
+    ]
+    for names in owners:
+        names["len"] = length
+    try:
+        yield
+    finally:
+        for names in owners:
+            names.pop("len", None)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep what torch says of its own insides, and of packages it misses, from the user."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def _decompositions() -> dict[Any, Callable[..., Any]]:
+    """Give other operations for those that have no ONNX."""
+    return {
+        aten.convolution_backward.default: _convolution_backward,
+        aten.sort.stable: _stable_sort,
+    }
+
+
+def _stable_sort(
+    x: Tensor, *, stable: bool | None = None, dim: int = -1, descending: bool = False
+) -> Any:
+    """Sort: ONNX puts the lower index first where values are equal, so all sorts are stable."""
+    return aten.sort.default(x, dim, descending)
+
+
+def _convolution_backward(
+    gradient: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias_sizes: Any,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    transposed: bool,
+    output_padding: list[int],
+    groups: int,
+    output_mask: list[bool],
+) -> tuple[Tensor, None, None]:
+    """Give the gradient in the input: the convolution's transpose. Weights are frozen."""
+    beyond = [0] * len(stride)
+    if not transposed:  # what the stride left over at the far end of every axis
+        reached = [
+            (size - 1) * step - 2 * pad + spread * (width - 1) + 1
+            for size, step, pad, spread, width in zip(
+                gradient.shape[2:], stride, padding, dilation, weight.shape[2:], strict=True
+            )
+        ]
+        beyond = [size - end for size, end in zip(x.shape[2:], reached, strict=True)]
+    back = aten.convolution.default(
+        gradient, weight, None, stride, padding, dilation, not transposed, beyond, groups
+    )
+    return back, None, None

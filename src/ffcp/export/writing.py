@@ -1,0 +1,285 @@
+"""Write a calibrated predictor to one ONNX file, whole or not at all."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ffcp import files
+from ffcp.classification.predictor import LabelSets
+from ffcp.conformal.rank import exact_alpha, points_needed
+from ffcp.export import accepting, checking
+from ffcp.export.graph import ROWS, onnx_model, rows_uncounted
+from ffcp.export.share import MILLION
+from ffcp.export.steps import (
+    ALPHA,
+    GROUP,
+    RANDOM,
+    ROUNDING,
+    BandSteps,
+    Given,
+    SetSteps,
+)
+from ffcp.export.thresholds import group_labels, is_infinite
+from ffcp.network import inputs
+from ffcp.predictor import Predictor
+from ffcp.regression.predictor import BandPredictor
+
+_TRIED = (Fraction(1, 10), Fraction(1, 4))  # where alpha is an input
+
+
+def export(
+    predictor: Predictor,
+    path: str | Path,
+    example: Any,
+    alphas: Sequence[Any] | None = (0.1,),
+    random: float | None = None,
+) -> None:
+    """Write a predictor to a file; see :meth:`ffcp.predictor.Predictor.export`."""
+    for package in ("onnx", "onnxscript", "onnxruntime"):
+        _must_be_installed(package)
+    predictor._must_be_calibrated()
+    accepting.check(predictor)
+    exact = _checked_alphas(alphas)
+    _check_random(predictor, random)
+    data = _Writing(predictor, example, exact, random).data()
+    files.put(path, data)
+    _warn_of_infinite(predictor, exact or [])
+
+
+class _Writing:
+    """One file under way."""
+
+    def __init__(
+        self,
+        predictor: Predictor,
+        example: Any,
+        alphas: list[Fraction] | None,
+        random: float | None,
+    ) -> None:
+        self._predictor, self._alphas = predictor, alphas
+        x = inputs.Reader(predictor.model, predictor._layout)(example)
+        if not inputs.row_count(x):
+            raise ValueError("the example has no rows: give some, which the file is compared on")
+        self._x = checking.rows_like(_on_cpu(x))
+        self._labels = group_labels(predictor.calibration)
+        output = predictor._pass()(inputs.take(self._x, slice(0, 2)), 0)
+        self._steps = _steps_of(predictor, alphas, output.output, random)
+        self._takes_random = (
+            isinstance(predictor, LabelSets) and predictor._scorer.randomized and random is None
+        )
+        self._names = _input_names(self._x)
+        like = self._steps.see(inputs.take(self._x, slice(0, 2)))  # and colours, for the graph
+        self._rounding = self._no_rounding(like.output)
+
+    def _no_rounding(self, output: Tensor) -> Tensor:
+        if isinstance(self._predictor, BandPredictor):
+            outcome = self._predictor._scorer.prediction(output)
+            return outcome.new_zeros(outcome.shape[1:])
+        return torch.zeros((), dtype=torch.float64)
+
+    def data(self) -> bytes:
+        """Make the file's bytes."""
+        model = self._graph()
+        try:
+            rounding = self._measured(model.SerializeToString())
+            _settle(model, ROUNDING, rounding.to(self._rounding.dtype))
+            if isinstance(self._steps, SetSteps):
+                model.graph.output.pop()
+            _describe(model, self._metadata())
+            data: bytes = model.SerializeToString()
+            feeds = self._feeds(inputs.take(self._x, slice(0, 1)))
+            checking.run(data, {n: t for n, t in feeds.items() if n != ROUNDING})
+        except Exception as error:
+            raise ValueError(f"the graph cannot be used: {_short(error)}. {_NOTHING}") from error
+        return data
+
+    def _graph(self) -> Any:
+        x = inputs.take(self._x, torch.arange(ROWS) % inputs.row_count(self._x))
+        feeds = self._feeds(x)
+
+        def function(*tensors: Tensor) -> list[Tensor]:
+            named = dict(zip(feeds, tensors, strict=True))
+            leaves = {key: named[name] for key, name in self._names.items()}
+            return self._steps(Given(inputs.replace(x, leaves), named))
+
+        try:
+            with rows_uncounted(self._steps.model):
+                return onnx_model(function, feeds, (ALPHA, ROUNDING), self._output_names())
+        except Exception as error:
+            raise ValueError(
+                f"torch cannot make a graph of this model: {_short(error)}. {_NOTHING}"
+            ) from error
+
+    def _feeds(self, x: Any) -> dict[str, Tensor]:
+        """Give a value for every input."""
+        rows = inputs.row_count(x)
+        feeds = {self._names[key]: tensor for key, tensor in inputs.leaves(x)}
+        if self._alphas is None:
+            feeds[ALPHA] = torch.tensor(MILLION // 10)
+        if self._labels is not None:
+            feeds[GROUP] = torch.arange(rows) % len(self._labels)
+        if self._takes_random:
+            numbers = torch.rand(rows, generator=torch.Generator().manual_seed(0))
+            feeds[RANDOM] = numbers.double()
+        feeds[ROUNDING] = self._rounding
+        return feeds
+
+    def _output_names(self) -> list[str]:
+        each, names = self._steps.names, ["prediction"]
+        if self._alphas is None or len(self._alphas) == 1:
+            names += each
+        else:
+            names += [f"{name}_{float(alpha):g}" for alpha in self._alphas for name in each]
+        return [*names, "scores"] if isinstance(self._steps, SetSteps) else names
+
+    def _measured(self, data: bytes) -> Tensor:
+        """Compare the graph with the library, and say how much rounding it must allow for."""
+        feeds = self._feeds(self._x)
+        if isinstance(self._steps, SetSteps):
+            assert isinstance(self._predictor, LabelSets)
+            return checking.rounding_of_sets(self._predictor, self._steps, data, feeds, self._x)
+        assert isinstance(self._predictor, BandPredictor)
+        groups = None
+        if self._labels is not None:
+            groups = [self._labels[place] for place in feeds[GROUP].tolist()]
+        compare = checking.rounding_of_bands
+        if self._alphas is not None:
+            return compare(self._predictor, data, feeds, self._x, groups, self._alphas)
+        tried = []
+        for alpha in _TRIED:
+            feeds[ALPHA] = torch.tensor(int(alpha * MILLION))
+            tried.append(compare(self._predictor, data, feeds, self._x, groups, [alpha]))
+        return torch.maximum(*tried)
+
+    def _metadata(self) -> dict[str, str]:
+        from ffcp import __version__
+
+        predictor = self._predictor
+        assert predictor._identity is not None
+        known: dict[str, Any] = {
+            "ffcp": __version__,
+            "method": type(predictor).__name__,
+            "settings": json.dumps(predictor.settings()),
+            "points": str(len(predictor.calibration)),
+            "fingerprint": predictor._identity.fingerprint,
+            "alphas": "input"
+            if self._alphas is None
+            else json.dumps([str(a) for a in self._alphas]),
+        }
+        if self._labels is not None:
+            known["groups"] = json.dumps(self._labels)
+        if getattr(predictor, "names", None):
+            known["names"] = json.dumps(predictor.names)
+        columns = {
+            self._names[key.replace("x", "input", 1)]: part["columns"]
+            for key, part in predictor._layout.items()
+            if "columns" in part
+        }
+        if columns:
+            known["columns"] = json.dumps(columns)
+        return known
+
+
+_NOTHING = "Nothing was written"
+
+
+def _steps_of(
+    predictor: Predictor, alphas: list[Fraction] | None, output: Tensor, random: float | None
+) -> BandSteps | SetSteps:
+    if isinstance(predictor, LabelSets):
+        return SetSteps(predictor, alphas, output, random)
+    assert isinstance(predictor, BandPredictor)
+    return BandSteps(predictor, alphas, output)
+
+
+def _must_be_installed(package: str) -> None:
+    try:
+        importlib.import_module(package)
+    except ImportError as error:
+        raise ImportError(
+            f"export needs {package}: install it with pip install 'ffcp[export]'"
+        ) from error
+
+
+def _checked_alphas(alphas: Sequence[Any] | None) -> list[Fraction] | None:
+    if alphas is None:
+        return None
+    if not isinstance(alphas, (list, tuple)):
+        raise TypeError(
+            f"alphas is a list of numbers between 0 and 1, or None for an input, got {alphas!r}"
+        )
+    exact = [exact_alpha(alpha) for alpha in alphas]
+    if not exact or len(set(exact)) < len(exact):
+        raise ValueError(f"alphas must be one or more different numbers, got {alphas!r}")
+    return exact
+
+
+def _check_random(predictor: Predictor, random: float | None) -> None:
+    if random is None:
+        return
+    if not (isinstance(predictor, LabelSets) and predictor._scorer.randomized):
+        raise ValueError("random= is for label sets that are randomised, and these bands are not")
+    if isinstance(random, bool) or not 0 <= random < 1:
+        raise ValueError(f"random must be None, for an input, or a number in [0, 1), got {random}")
+
+
+def _input_names(x: Any) -> dict[str, str]:
+    """Name the inputs by the paths of their tensors: x, or x0, x1, or the keys of a dict."""
+    names: dict[str, str] = {}
+    for path, _ in inputs.leaves(x):
+        parts = path.removeprefix("input").strip("[]").split("][")
+        name = "_".join(parts)
+        if not name or name[0].isdigit() or name in (ALPHA, GROUP, RANDOM, ROUNDING, *_OUTPUTS):
+            name = f"x{name}"
+        names[path] = name
+    return names
+
+
+_OUTPUTS = ("prediction", "lower", "upper", "mask", "scores")
+
+
+def _on_cpu(x: Any) -> Any:
+    return inputs.replace(x, {key: tensor.detach().cpu() for key, tensor in inputs.leaves(x)})
+
+
+def _settle(model: Any, name: str, value: Tensor) -> None:
+    """Turn an input into a constant."""
+    from onnx import numpy_helper
+
+    (given,) = [one for one in model.graph.input if one.name == name]
+    model.graph.input.remove(given)
+    model.graph.initializer.append(numpy_helper.from_array(value.numpy(), name))
+
+
+def _describe(model: Any, metadata: dict[str, str]) -> None:
+    model.producer_name, model.producer_version = "ffcp", metadata["ffcp"]
+    for key, value in metadata.items():
+        entry = model.metadata_props.add()
+        entry.key, entry.value = key, value
+
+
+def _short(error: BaseException) -> str:
+    """Give the first lines of what an error comes from: torch's go on for pages."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines[:3])[:400].rstrip(".") or type(error).__name__
+
+
+def _warn_of_infinite(predictor: Predictor, alphas: list[Fraction]) -> None:
+    for alpha in alphas:
+        own = predictor.alpha_of_each(alpha, predictor.calibration.coordinates)
+        columns = getattr(predictor, "classes", None) or predictor.calibration.coordinates
+        if is_infinite(predictor.calibration, own, columns):
+            predictor._warn(
+                f"at alpha={float(alpha):g} the file gives infinite bands, or all labels: some "
+                f"thresholds have fewer calibration points than the {points_needed(own)} it needs"
+            )

@@ -1,0 +1,113 @@
+"""What cannot be exported says so, and nothing is written."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import ffcp
+
+x, y = torch.linspace(-1, 1, 150).view(50, 3), torch.linspace(0, 1, 50)
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+
+
+class Careful(ffcp.Marginal):
+    """A calibration of one's own."""
+
+
+class Own(ffcp.GradientNorm):
+    """A slack of one's own."""
+
+
+def own_column(seen: ffcp.Seen) -> torch.Tensor:
+    return seen.output.abs()
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda m: ffcp.Bands(m, slack=lambda seen: 1 + seen.output.abs()), "of your own"),
+        (lambda m: ffcp.Bands(m, slack=Own("0")), "of your own"),
+        (lambda m: ffcp.Bands(m, calibration=Careful()), "Careful"),
+        (lambda m: ffcp.Bands(m, calibration=ffcp.Mondrian(by=lambda x: x[:, 0] > 0)), "groups="),
+        (lambda m: ffcp.FCP(m, "0"), "Ball"),
+        (lambda m: ffcp.Bands(m, slack=ffcp.Curvature("0")), "has no graph"),
+        (lambda m: ffcp.CP(m, calibration=ffcp.Weighted(lambda x: 2 + x[:, 0])), "Weighted"),
+        (lambda m: ffcp.Learned(m, on=own_column, choose_fraction=0.5), "learned from"),
+        (lambda m: ffcp.LCP(m, ffcp.Localizer("gaussian", bandwidth=1.0)), "'gaussian'"),
+        (lambda m: ffcp.LCP(m, ffcp.Localizer(on="input", bandwidth=20)), "'input'"),
+        (lambda m: ffcp.FFCP(m, "0", method=ffcp.Sketch(4)), "random numbers"),
+        (lambda m: ffcp.FFCP(m, "0", method=ffcp.Smooth(0.1)), "random numbers"),
+    ],
+)
+def test_what_has_no_graph_is_refused_before_anything_is_written(make, why, tmp_path):
+    predictor = make(model()).calibrate(x, y)
+    with pytest.raises(ValueError, match=why) as refused:
+        predictor.export(tmp_path / "band.onnx", x)
+    assert "Nothing was written" in str(refused.value)
+    assert not list(tmp_path.iterdir())
+
+
+class Branching(nn.Module):
+    """Goes one way or the other by the values it sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.layer(x)
+        return y if bool((x.abs() < 1e6).all()) else -y
+
+
+class Fixed(Branching):
+    """Fixes the number of rows."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x.reshape(int(x.shape[0]), 3))
+
+
+@pytest.mark.parametrize(
+    ("made", "why"), [(Branching, "data-dependent"), (Fixed, "number of rows")]
+)
+def test_a_model_that_torch_cannot_write_down_leaves_the_old_file(made, why, tmp_path):
+    path = tmp_path / "band.onnx"
+    path.write_bytes(b"old")
+    predictor = ffcp.CP(made()).calibrate(x, y)
+    with pytest.raises(ValueError, match=why):
+        predictor.export(path, x)
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_cannot_be_meant_is_refused(tmp_path):
+    path, predictor = tmp_path / "band.onnx", ffcp.CP(model())
+    with pytest.raises(RuntimeError, match="calibrate"):
+        predictor.export(path, x)
+    predictor.calibrate(x, y)
+    for alphas in ((), (0.1, 0.1), (0.0,), (1.0,)):
+        with pytest.raises(ValueError, match="alpha"):
+            predictor.export(path, x, alphas)
+    with pytest.raises(TypeError, match="alphas"):
+        predictor.export(path, x, 0.1)
+    with pytest.raises(ValueError, match="randomised"):
+        predictor.export(path, x, random=0.5)
+    with pytest.raises(ValueError, match="no rows"):
+        predictor.export(path, x[:0])
+    with torch.no_grad():
+        predictor.model[0].weight.add_(1)
+    with pytest.raises(RuntimeError, match="weights"):
+        predictor.export(path, x)
+    assert not path.exists()
+
+
+@pytest.mark.long
+def test_a_file_of_infinite_bands_is_written_with_a_warning(tmp_path):
+    predictor = ffcp.CP(model()).calibrate(x, y)
+    with pytest.warns(ffcp.FFCPWarning, match="alpha=0.001 .* infinite"):
+        predictor.export(tmp_path / "band.onnx", x, alphas=(0.001,))
