@@ -27,12 +27,17 @@ from torch import Tensor, nn
 
 import ffcp
 from ffcp import files
+from ffcp.conformal.columns import with_prefix
+from ffcp.regression.learned.family import hash_of
+from ffcp.regression.learned.sight import Sight
 
 FAULTS = ("wrong bands", "touched models", "errors of another class", "lost calibrations")
 JUNK: tuple[Any, ...] = (
     None, True, -1, 0, 1e300, math.nan, math.inf, 2**70, "", "x", [], {}, [[1]], {"a": 1}, "0",
 )  # fmt: skip
 NUMBERS = (math.nan, math.inf, -math.inf, -1.0, 0.0, 1e300, 1e-300, 2.5)
+LEARNED = "scorer."
+POSITIVE = ("spread", "deviation", "unit", "typical")  # of what is learned
 Tensors = dict[str, Tensor]
 
 
@@ -50,6 +55,8 @@ def subjects() -> dict[str, Subject]:
     x, y, labels = torch.randn(90, 3), torch.randn(90), torch.randint(0, 5, (90,))
     body = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 1))
     classes = nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 5))
+    grown = torch.randn(400, 3)  # noise that grows, so that Auto takes what it learned
+    noise = body(grown).detach()[:, 0] + 3 * (grown[:, 0] > 0) * torch.randn(400)
     images, maps = torch.randn(24, 2, 4, 4), torch.randint(0, 3, (24, 4, 4))
     segments = nn.Conv2d(2, 3, 1)
 
@@ -66,6 +73,8 @@ def subjects() -> dict[str, Subject]:
             lambda: ffcp.RAPS(classes, seed=3), x, labels,
             lambda p: p.predict_set(x[:20], 0.2, first_row=0).mask,
         ),
+        "Learned": Subject(lambda: ffcp.Learned(body, seed=0), x, y, band),
+        "Auto": Subject(lambda: ffcp.Auto(body, choose_fraction=0.5, seed=0), grown, noise, band),
         "FCP": Subject(lambda: ffcp.FCP(body, "0", steps=2), x, y, band),
         "PixelSets": Subject(
             lambda: ffcp.segmentation.PixelSets(segments), images, maps,
@@ -99,18 +108,24 @@ def sealed_damage(data: bytes, random: np.random.Generator) -> bytes:
     metadata = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]
     if random.random() < 0.5:
         damage_tensors(tensors, random)
+        if settings["settings"].get("family") == "learned":  # make that hash right as well
+            sight = {n: settings["settings"][n] for n in Sight().settings()}
+            settings["settings"]["learned"] = hash_of(with_prefix(LEARNED, tensors), sight)
     elif random.random() < 0.95:
         settings = damaged_settings(settings, random)
     else:
         metadata["format"] = ("", "x", "ffcp-calibration-3")[random.integers(3)]
     prefix = "calibration."
-    points = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
-    tensors["_extra_state"] = files.seal(settings, points)
+    sealed = {
+        n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith((prefix, LEARNED))
+    }
+    tensors["_extra_state"] = files.seal(settings, sealed)
     return save({n: t.contiguous() for n, t in tensors.items()}, metadata)
 
 
 def damage_tensors(tensors: Tensors, random: np.random.Generator) -> None:
-    name = list(tensors)[random.integers(len(tensors))]
+    filled = [name for name, tensor in tensors.items() if tensor.numel()]
+    name = filled[random.integers(len(filled))]
     old = tensors[name]
     place = tuple(int(random.integers(size)) for size in old.shape)
     kind = random.integers(10)
@@ -123,7 +138,8 @@ def damage_tensors(tensors: Tensors, random: np.random.Generator) -> None:
         types = (torch.float16, torch.float32, torch.int64, torch.uint8, torch.int32, torch.float64)
         tensors[name] = old.to(types[random.integers(len(types))])
     elif kind == 3:
-        shapes = ((-1,), (1, -1), (-1, 1), (3, -1), (old.shape[0], -1, 1))
+        thirds = 3 if old.numel() % 3 == 0 else 1
+        shapes = ((-1,), (1, -1), (-1, 1), (thirds, -1), (old.shape[0], -1, 1))
         tensors[name] = old.reshape(shapes[random.integers(len(shapes))])
     elif kind == 4:
         tensors[name] = old[: random.integers(len(old))]
@@ -132,7 +148,7 @@ def damage_tensors(tensors: Tensors, random: np.random.Generator) -> None:
     elif kind == 6:
         tensors[name] = old[torch.from_numpy(random.permutation(len(old)))]
     elif kind == 7:
-        tensors[name] = -old
+        tensors[name] = ~old if old.dtype == torch.bool else -old
     elif kind == 8:
         flat = old.clone().reshape(-1).view(torch.uint8)
         flat[int(random.integers(len(flat)))] ^= 1 << int(random.integers(8))
@@ -176,6 +192,9 @@ def could_be(tensors: Tensors, was: Tensors) -> bool:
         n: (t.dtype, t.shape) for n, t in was.items() if n != "_extra_state"
     }:
         return False
+    for name, tensor in with_prefix(LEARNED, tensors).items():
+        if not tensor.isfinite().all() or (name.endswith(POSITIVE) and not (tensor > 0).all()):
+            return False
     scores = tensors["calibration.scores"]
     embedding = tensors.get("calibration.embedding")
     if embedding is not None:  # scores lie as their points do, in no order

@@ -182,3 +182,19 @@ def test_where_rows_tell_no_difference_plain_bands_are_mostly_taken() -> None:
         x = normal(400, 4, seed=seed)
         taken.append(Auto(small_mlp(), seed=0).calibrate(x, normal(400, seed=seed + 50)).method)
     assert taken.count("CP") >= 3  # the best of fourteen is lucky now and then
+
+
+@pytest.mark.usefixtures("_short_lessons")
+def test_a_method_that_needs_all_targets_is_no_candidate_where_some_may_be_missing() -> None:
+    model = nn.Linear(1, 1)
+    nn.init.ones_(model.weight)
+    x = normal(2000, 1, seed=0)
+    with torch.no_grad():
+        mean = model(x)[:, 0]
+    y = mean + (mean > 0) * normal(2000, seed=1)  # LCP is best here
+    assert Auto(model, on="prediction", seed=0).calibrate(x, y).method == "LCP"
+    y[::50] = torch.nan
+    predictor = Auto(model, on="prediction", missing=True, seed=0).calibrate(x, y)
+    assert predictor.choice is not None
+    assert "LCP" not in predictor.choice.trials
+    assert not predictor.predict_interval(x).width.isnan().any()

@@ -247,3 +247,15 @@ def test_points_without_signs_say_so_and_still_give_bands() -> None:
     assert predictor.predict_interval(X).lower.isfinite().all()
     with pytest.raises(ValueError, match="before signs of scores were kept"):
         predictor.predict_distribution(X)
+
+
+def test_levels_and_sizes_that_cannot_be_meant_are_named_by_what_they_are() -> None:
+    x, y = normal(50, 4, seed=0), normal(50, seed=1)
+    found = ffcp.CP(small_mlp()).calibrate(x, y).predict_distribution(x[:3])
+    for level in (0, 1, 1.5, (0.5, float("nan"))):
+        with pytest.raises(ValueError, match="a level must lie"):
+            found.quantile(level)
+    for size in (0, 1.5, "a", True):
+        with pytest.raises(ValueError, match="whole number of targets"):
+            found.sample(size)  # type: ignore[arg-type]
+    assert found.sample(np.int64(2)).shape == (2, 3, 1)  # type: ignore[arg-type]

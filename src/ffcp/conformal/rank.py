@@ -46,11 +46,12 @@ def _exact(alpha: Any, what: str) -> Fraction:
         "alpha": "it is the share of misses allowed, so 0.1 asks for 90 % coverage",
         "confidence": "it is how sure the coverage is to be, so 0.95 fails for one of 20 "
         "calibration sets",
+        "a level": "0.5 asks for the median",
     }
     raise ValueError(f"{what} must lie strictly between 0 and 1, got {alpha}: {says[what]}")
 
 
-def exact_alphas(alpha: Any) -> tuple[list[Fraction], bool]:
+def exact_alphas(alpha: Any, what: str = "alpha") -> tuple[list[Fraction], bool]:
     """Read one level or a sequence of them; say whether it was a sequence.
 
     >>> exact_alphas((0.1, 0.05))
@@ -58,10 +59,10 @@ def exact_alphas(alpha: Any) -> tuple[list[Fraction], bool]:
     """
     is_one = isinstance(alpha, (numbers.Number, Decimal, str)) or getattr(alpha, "ndim", 1) == 0
     if is_one or not isinstance(alpha, Iterable):
-        return [exact_alpha(alpha)], False
-    levels = [exact_alpha(level) for level in alpha]
+        return [exact_alpha(alpha, what)], False
+    levels = [exact_alpha(level, what) for level in alpha]
     if not levels:
-        raise ValueError("alpha holds no level: give one number, or a sequence of them")
+        raise ValueError(f"{what} holds no level: give one number, or a sequence of them")
     return levels, True
 
 

@@ -88,9 +88,11 @@ class Undecided(Family):
         joint: Joint,
         side: str,
         seed: int,
+        missing: bool = False,
         learned: Mapping[str, LearnedBands] | None = None,
         sight: Sight | None = None,
     ) -> None:
+        self._missing = missing
         self._on, self._criterion, self.joint, self.side = tuple(on), criterion, joint, side
         self._seed, self._learned, self._sight = seed, dict(learned or {}), sight
 
@@ -104,7 +106,7 @@ class Undecided(Family):
 
     def taught_by(self, learned: Mapping[str, LearnedBands], sight: Sight) -> Undecided:
         """Give the same, with what training rows have taught among the candidates."""
-        kept = (self._on, self._criterion, self.joint, self.side, self._seed)
+        kept = (self._on, self._criterion, self.joint, self.side, self._seed, self._missing)
         return Undecided(*kept, learned, sight)
 
     def prepared(self, model: Any, x: Any) -> Undecided:
@@ -177,7 +179,8 @@ class Undecided(Family):
         yield PLAIN, judge.fixed(plain)
         for layer in self._sight.norms:
             yield f"FFCP at {layer!r}", judge.fixed(judge.scaled(self._at(layer)))
-        if judge.rows >= 2 * points_needed(judge.of_each):
+        # Localized thresholds need all targets, those of rows that will calibrate too.
+        if judge.rows >= 2 * points_needed(judge.of_each) and not self._missing:
             yield LOCAL, judge.local(plain, left)
         for name, family in self._learned.items():
             for shape in FAMILIES:
@@ -230,11 +233,12 @@ class Either(Marginal):
 class Auto(Teachable):
     """The best band that the network allows: all methods compared, honestly.
 
-    Candidates are CP, FFCP at every layer, LCP with the nearest predictions, and :class:`Learned`,
-    taught by training rows (:meth:`fit`) and by rows set aside, with everything that a pass sees
-    and with prediction and norms alone, with central and with grown sets. They are compared on a
-    share of the calibration rows, which then does not calibrate (what these rows themselves taught
-    is judged by folds), so the guarantee is that of every other method.
+    Candidates are CP, FFCP at every layer, LCP with the nearest predictions (not with ``missing``,
+    as it needs all targets), and :class:`Learned`, taught by training rows (:meth:`fit`) and by
+    rows set aside, with everything that a pass sees and with prediction and norms alone, with
+    central and with grown sets. They are compared on a share of the calibration rows, which then
+    does not calibrate (what these rows themselves taught is judged by folds), so the guarantee is
+    that of every other method.
 
     Parameters
     ----------
@@ -280,7 +284,8 @@ class Auto(Teachable):
         joint, side = common.pop("joint", False), common.pop("side", BOTH)
         self._on = checked_on(on)
         seed = common.get("seed") or 0
-        family = Undecided(self._on, criterion, checked_joint(joint), checked_side(side), seed)
+        sides = (checked_joint(joint), checked_side(side))
+        family = Undecided(self._on, criterion, *sides, seed, bool(common.get("missing")))
         super().__init__(model, family, Either(), **common)  # type: ignore[misc]
 
     def fit(self: Self, x: Any, y: Any = None) -> Self:

@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -97,7 +98,7 @@ class Distribution:
         the next C_k, and above it up, so that (0.05, 0.95) are the ends of the bands of
         ``side="each"`` at alpha = 0.1; the median lies in the middle.
         """
-        asked, are_many = exact_alphas(levels)
+        asked, are_many = exact_alphas(levels, "a level")
         scores = self.prediction.new_empty(
             len(asked), len(self), self._outputs, dtype=torch.float64
         )
@@ -148,8 +149,9 @@ class Distribution:
 
     def sample(self, n: int) -> Tensor:
         """Draw n targets of each row from the finite part: a first dimension of n."""
-        if n < 1:
-            raise ValueError(f"a sample has at least one target, got n={n}")
+        if isinstance(n, bool) or not isinstance(n, (int, np.integer)) or n < 1:
+            raise ValueError(f"a sample has a whole number of targets, at least 1, got n={n!r}")
+        n = int(n)  # that of numpy ends at 64 bits
         drawn = Draws(self._entropy, _SAMPLE).uniform(self._numbers, n * self._outputs)
         drawn = drawn.view(len(self), n, self._outputs).movedim(1, 0)
         scores = torch.empty_like(drawn)

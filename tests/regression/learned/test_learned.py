@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import pickle
 import warnings
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import ffcp
 from ffcp.regression.learned import network
+from ffcp.regression.learned.family import LearnedBands, hash_of
 from ffcp.regression.learned.teaching import row_hashes
 from tests.conftest import normal, small_mlp
 
@@ -240,3 +242,33 @@ def test_a_band_holds_its_calibration_targets_at_the_scores_they_have() -> None:
             rank = ffcp.conformal_rank(400, float(alpha))
             assert int(inside) >= rank
             assert len(scores) == 400
+
+
+@pytest.mark.parametrize("scale", [1e-310, 1e-200, 1e-60, 1e-30, 1e30])
+def test_residuals_that_float32_cannot_hold_give_bands_that_cover(scale: float) -> None:
+    x, y = data()
+    stored, y = x[:, :1].double() * scale, y.double() * scale
+    predictor = ffcp.Learned(ffcp.Stored(), on="prediction", seed=0)
+    predictor.fit(stored[:300], y[:300]).calibrate(stored[300:], y[300:])
+    band = predictor.predict_interval(stored[300:])
+    assert band.contains(y[300:]).double().mean() >= 0.9
+
+
+def test_what_was_learned_from_belongs_to_the_hash() -> None:
+    """A file that says other columns than were learned from is refused when it is loaded."""
+    predictor = taught()
+    family = predictor._scorer
+    seen = family.sight.settings()
+    assert hash_of(family.state(), seen) == predictor.settings()["learned"]
+    assert hash_of(family.state(), {**seen, "from_input": False}) != predictor.settings()["learned"]
+    typical = {**family.state(), "typical": family.typical * 2}
+    assert hash_of(typical, seen) != predictor.settings()["learned"]
+
+
+@pytest.mark.parametrize("size", [math.inf, math.nan, 0.0])
+def test_typical_sizes_are_checked_when_they_are_loaded(size: float) -> None:
+    predictor = taught()
+    family = predictor._scorer
+    state = {**family.state(), "typical": torch.full_like(family.typical, size)}
+    with pytest.raises(ValueError, match="typical sizes"):
+        LearnedBands.from_state(predictor.settings(), state, (), False, "both")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -66,7 +68,7 @@ class LearnedBands(Family):
             "family": "learned",
             "nested": self.shape,
             "source": self.source,
-            "learned": self.learner.digest,
+            "learned": hash_of(self.state(), self.sight.settings()),
             **self.sight.settings(),
         }
 
@@ -87,13 +89,13 @@ class LearnedBands(Family):
         sight = Sight.restored(settings, functions)
         learner = QuantileNetwork.from_state(with_prefix("network.", state))
         typical, shape = state.get("typical"), settings.get("nested")
-        if typical is None or typical.dtype != torch.float32 or not bool((typical > 0).all()):
+        if typical is None or typical.dtype != torch.float32 or not _are_sizes(typical):
             raise ValueError("what was learned has no typical sizes")
         if shape not in FAMILIES:
             raise ValueError(f"{shape!r} is no family of nested sets")
         family = cls(sight, learner, typical, shape, joint, side, str(settings.get("source")))
         outputs = len(learner.state()["unit"])
-        if len(typical) != outputs * (1 + len(sight.norms)):
+        if tuple(typical.shape) != (outputs * (1 + len(sight.norms)),):
             raise ValueError("what was learned has typical sizes of other columns")
         return family
 
@@ -273,6 +275,18 @@ class Untaught(Family):
             return super().recalled(settings, state)
         functions = [one for one in self._on if callable(one)]
         return LearnedBands.from_state(settings, state, functions, self.joint, self.side)
+
+
+def _are_sizes(tensor: Tensor) -> bool:
+    return bool((tensor > 0).all() and tensor.isfinite().all())
+
+
+def hash_of(state: Mapping[str, Tensor], sight: Mapping[str, Any]) -> str:
+    """Give a short hash of all that was learned, and of the columns it was learned from."""
+    digest = hashlib.sha256(json.dumps(sight, sort_keys=True).encode())
+    for name in sorted(state):
+        digest.update(state[name].detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()[:16]
 
 
 def _as_many(quantiles: Tensor, like: Tensor) -> Tensor:

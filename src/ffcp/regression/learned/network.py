@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Mapping
 
@@ -17,6 +16,7 @@ _BATCH, _RATE, _DECAY, _DROPOUT = 512, 4e-3, 1e-3, 0.1
 _EPOCHS, _PATIENCE, _STEPS = 150, 8, 1600
 _HELD_OUT = 6  # each network holds out another sixth of the rows, which stops its training
 _SMALLEST = 1e-6  # step between two quantiles, in units of a typical residual
+_FLOAT = torch.finfo(torch.float32)
 _CLIP = 6.0  # standardised columns end here: what lies far outside is new anyway
 
 _TENSORS = ("centre", "spread", "mean", "deviation", "unit", "w1", "b1", "w2", "b2", "w3", "b3")
@@ -58,14 +58,6 @@ class QuantileNetwork:
     def columns(self) -> int:
         """How many columns it reads."""
         return len(self._t["centre"])
-
-    @property
-    def digest(self) -> str:
-        """A short hash of all that was learned."""
-        digest = hashlib.sha256()
-        for name in _TENSORS:
-            digest.update(self._t[name].contiguous().numpy().tobytes())
-        return digest.hexdigest()[:16]
 
     def __call__(self, columns: Tensor) -> Tensor:
         """Give quantiles (n, outputs, levels), in float64."""
@@ -156,9 +148,11 @@ def learn(columns: Tensor, residuals: Tensor, seed: int = 0) -> QuantileNetwork:
         generator = torch.Generator().manual_seed(seed % 2**63)
         scales = _scales(columns)
         unit = residuals.double().abs().nanmedian(dim=0).values
-        unit = torch.where(unit > 0, unit, torch.ones_like(unit)).float()
+        unit = torch.where(unit > 0, unit, torch.ones_like(unit))
+        # Residuals of a model in float64 can be smaller or larger than any number in float32.
+        unit = unit.clamp(_FLOAT.tiny, _FLOAT.max).float()
         z = standardised(columns.float(), scales)
-        targets = residuals.float() / unit
+        targets = (residuals.double() / unit.double()).clamp(_FLOAT.min, _FLOAT.max).float()
         known = ~targets.isnan()
         weights = _train(z, targets.nan_to_num(), known, generator)
     return QuantileNetwork({**scales, "unit": unit, **weights})
