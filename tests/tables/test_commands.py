@@ -13,6 +13,7 @@ import pandas as pd
 from ffcp import tables
 from ffcp.cli.app import app
 from ffcp.cli.tables import _support
+from ffcp.regression.learned import network
 from tests.tables.material import houses, new
 
 runner = CliRunner()
@@ -23,9 +24,10 @@ def words(result: object) -> str:
 
 
 @pytest.mark.long
-def test_fit_predict_check_show(tmp_path: Path) -> None:
+def test_fit_predict_check_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "_EPOCHS", 8)
     table, folder = tmp_path / "houses.csv", tmp_path / "houses.ffcp"
-    houses(600).to_csv(table, index=False)
+    houses(450).to_csv(table, index=False)
     options = ["--target", "price", "--minutes", "0.02", "--support", "0,"]
     result = runner.invoke(app, ["fit", str(table), *options])
     assert result.exit_code == 0, result.output

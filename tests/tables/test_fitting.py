@@ -14,7 +14,7 @@ from ffcp.tables import dividing
 from ffcp.tables.columns import learn
 from ffcp.tables.network import TableNetwork
 from ffcp.tables.training import train
-from tests.tables.material import houses, new
+from tests.tables.material import houses, new, quick_fit
 
 
 def test_bands_have_an_order_and_keep_to_the_support(fitted: tables.FittedTable) -> None:
@@ -71,7 +71,7 @@ def test_label_sets_have_names_and_groups(labelled: tables.FittedTable) -> None:
 
 @pytest.mark.long
 def test_few_rows_promise_what_the_jackknife_promises(few: tables.FittedTable) -> None:
-    assert few.about.folds == 30
+    assert few.about.folds == 18
     assert "at least 0.800" in few.about.guarantee
     assert "jackknife+" in few.about.guarantee
     bands = few.predict(new(10))
@@ -177,15 +177,15 @@ def test_what_cannot_be_meant_is_refused_before_training(
 
 @pytest.mark.long
 def test_rows_without_a_target_are_left_out_and_said() -> None:
-    frame = houses(600)
+    frame = houses(450)
     frame.loc[[3, 4], "price"] = np.nan
-    fitted = tables.fit(frame, "price", minutes=0.005)
+    fitted = quick_fit(frame, "price")
     assert any("2 rows have no target" in decision for decision in fitted.about.decisions)
 
 
 @pytest.mark.long
 def test_one_side_ends_on_that_side_only() -> None:
-    fitted = tables.fit(houses(600), "price", minutes=0.01, side="upper")
+    fitted = quick_fit(houses(450), "price", side="upper")
     bands = fitted.predict(new(9))
     assert np.isinf(bands["lower"]).all()
     assert np.isfinite(bands["upper"]).all()
