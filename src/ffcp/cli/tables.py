@@ -223,6 +223,8 @@ def _support(text: str | None) -> tuple[float | None, float | None]:
 
 
 def _print_fit(console: Console, fitted: FittedTable) -> None:
+    from ffcp.tables.training import told
+
     about = fitted.about
     what = f"{len(about.classes)} classes" if about.classes else "numbers"
     used = len(fitted.columns[0].used)
@@ -233,10 +235,7 @@ def _print_fit(console: Console, fitted: FittedTable) -> None:
         console.print(f"Decided: {decision}", **_PLAIN)
     rows = ", ".join(f"{count:,} {name}" for name, count in about.rows.items())
     console.print(f"Rows: {rows}", **_PLAIN)
-    last = about.training[-1]
-    console.print(
-        f"Training: {last.epochs:.0f} epochs in {last.seconds:.0f} s, ended {last.ended}", **_PLAIN
-    )
+    console.print(f"Training: {told(about.training)}", **_PLAIN)
     console.print(f"Method: {about.method}", **_PLAIN)
     console.print(f"Guarantee: {about.guarantee}", **_PLAIN)
     if about.tested is not None:
