@@ -21,6 +21,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import check_estimator
 
+from ffcp.regression.learned import network
 from ffcp.sklearn import BandRegressor, SetClassifier
 
 X, Y = make_regression(600, 5, noise=10, random_state=0)
@@ -48,7 +49,7 @@ def test_bands_cover_rows_that_were_not_seen() -> None:
     bands = BandRegressor(LinearRegression(), random_state=0).fit(X[:400], Y[:400])
     ends = bands.predict_interval(X[400:])
     share = ((ends[:, 0] <= Y[400:]) & (Y[400:] <= ends[:, 1])).mean()
-    assert share > 0.82  # 200 rows, 100 calibrate: below only once in a thousand
+    assert share > 0.74  # 200 rows, 80 calibrate: below once in a thousand
     wider = bands.predict_interval(X[400:], alpha=0.05)
     assert (wider[:, 0] <= ends[:, 0]).all()
 
@@ -58,7 +59,7 @@ def test_sets_cover_and_keep_the_names() -> None:
     mask = sets.set_output(transform="pandas").predict_set(XC[400:])
     assert list(mask.columns) == ["ant", "bee", "cat"]
     hits = [mask[name].iloc[row] for row, name in enumerate(NAMES[400:])]
-    assert np.mean(hits) > 0.82
+    assert np.mean(hits) > 0.74  # as above, 100 calibrate
     assert set(sets.predict(XC[:9])) <= set(NAMES)
 
 
@@ -91,6 +92,37 @@ def test_ffcp_says_why_a_forest_cannot_have_it() -> None:
         BandRegressor(RandomForestRegressor(3), method="ffcp").fit(X, Y)
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("method", ["learned", "auto"])
+def test_where_a_forest_errs_is_learned_from_its_input(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(network, "_EPOCHS", 40)
+    draw = np.random.default_rng(0)
+    x = draw.uniform(size=(2400, 2))
+    y = 5 * x[:, 0] + np.where(x[:, 1] > 0.5, 2.0, 0.1) * draw.standard_normal(2400)
+    forest = RandomForestRegressor(10, min_samples_leaf=20, random_state=0)
+    bands = BandRegressor(forest, method=method, calibration_size=0.5, random_state=0)
+    bands.fit(x[:2000], y[:2000])
+    assert bands.predictor_._scorer.settings()["family"] == "learned"
+    ends, new = bands.predict_interval(x[2000:]), y[2000:]
+    assert ((ends[:, 0] <= new) & (new <= ends[:, 1])).mean() > 0.84
+    width, loud = ends[:, 1] - ends[:, 0], x[2000:, 1] > 0.5
+    assert width[loud].mean() > 2 * width[~loud].mean()
+
+
+def test_auto_offers_a_forest_what_needs_no_gradients() -> None:
+    bands = BandRegressor(LinearRegression(), calibration_size=0.5, random_state=0).fit(X, Y)
+    assert set(bands.predictor_.choice.trials) >= {"CP", "LCP"}
+    assert not any(name.startswith("FFCP") for name in bands.predictor_.choice.trials)
+
+
+def test_rows_that_trained_a_forest_teach_nothing() -> None:
+    forest = RandomForestRegressor(3, random_state=0)
+    bands = BandRegressor(forest, method="learned", random_state=0).fit(X[:400], Y[:400])
+    assert bands.predictor_.learned_from == "rows set aside"
+
+
 def test_a_classifier_without_probabilities_is_refused() -> None:
     with pytest.raises(TypeError, match="predict_proba"):
         SetClassifier(RidgeClassifier()).fit(XC, YC)
@@ -103,11 +135,11 @@ def test_what_is_fitted_already_keeps_its_weights_and_all_rows_calibrate() -> No
     assert len(bands.predictor_.calibration) == 400
     assert (fitted.coef_ == before).all()
     torch.manual_seed(0)
-    network = nn.Linear(5, 1)
-    own = BandRegressor(network, method="cp").fit(X, Y)
+    model = nn.Linear(5, 1)
+    own = BandRegressor(model, method="cp").fit(X, Y)
     assert len(own.predictor_.calibration) == 600
     assert own.predict(X[:3]) == pytest.approx(
-        network(torch.from_numpy(X[:3]).float())[:, 0].tolist(), rel=1e-5
+        model(torch.from_numpy(X[:3]).float())[:, 0].tolist(), rel=1e-5
     )
 
 

@@ -13,6 +13,7 @@ import pandas as pd
 from ffcp import tables
 from ffcp.cli.app import app
 from ffcp.cli.tables import _support
+from ffcp.regression.learned import network
 from tests.tables.material import houses, new
 
 runner = CliRunner()
@@ -23,9 +24,10 @@ def words(result: object) -> str:
 
 
 @pytest.mark.long
-def test_fit_predict_check_show(tmp_path: Path) -> None:
+def test_fit_predict_check_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "_EPOCHS", 8)
     table, folder = tmp_path / "houses.csv", tmp_path / "houses.ffcp"
-    houses(600).to_csv(table, index=False)
+    houses(450).to_csv(table, index=False)
     options = ["--target", "price", "--minutes", "0.02", "--support", "0,"]
     result = runner.invoke(app, ["fit", str(table), *options])
     assert result.exit_code == 0, result.output
@@ -62,9 +64,20 @@ def test_check_ends_with_a_code_that_says_whether_it_covers(folder: Path, tmp_pa
     frame.to_csv(tmp_path / "a.csv", index=False)
     good = runner.invoke(app, ["check", str(folder), str(tmp_path / "a.csv"), "--group", "town"])
     assert (good.exit_code, "Basel" in words(good)) == (0, True)
+    assert "No sign that the data has moved" in words(good)
     frame.assign(price=frame["price"] * 3).to_csv(tmp_path / "b.csv", index=False)
     bad = runner.invoke(app, ["check", str(folder), str(tmp_path / "b.csv")])
     assert (bad.exit_code, "no longer covers" in words(bad)) == (1, True)
+    assert "The data has moved: without change this is said once in 100" in words(bad)
+
+
+def test_check_in_order_of_time_shows_all_tests(folder: Path, tmp_path: Path) -> None:
+    houses(200, 5).to_csv(tmp_path / "a.csv", index=False)
+    found = runner.invoke(app, ["check", str(folder), str(tmp_path / "a.csv"), "--time", "sold"])
+    for said in ("in order of 'sold'", "test of truth", "test of prediction"):
+        assert said in words(found)
+    wrong = runner.invoke(app, ["check", str(folder), str(tmp_path / "a.csv"), "--time", "town"])
+    assert (wrong.exit_code, "neither a number nor a date" in words(wrong)) == (2, True)
 
 
 @pytest.mark.parametrize(

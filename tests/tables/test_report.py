@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("pandas")
 from ffcp import tables
-from tests.tables.material import houses
+from tests.tables.material import houses, quick_fit
 
 
 def test_the_page_says_what_was_measured_and_loads_nothing(fitted: tables.FittedTable) -> None:
@@ -28,13 +28,16 @@ def test_the_page_says_what_was_measured_and_loads_nothing(fitted: tables.Fitted
 def test_the_page_of_label_sets_names_the_labels(labelled: tables.FittedTable) -> None:
     assert labelled.report is not None
     assert "How many labels" in labelled.report
+    assert "<title>Label sets of kind" in labelled.report
     assert "By group" in labelled.report
 
 
 @pytest.mark.long
 def test_the_page_of_few_rows_says_that_none_are_tested(few: tables.FittedTable) -> None:
     assert few.report is not None
-    assert "All 30 rows train and calibrate" in few.report
+    assert "All 18 rows train and calibrate" in few.report
+    assert few.report.count("Training:") == 1
+    assert "18 networks" in few.report
 
 
 @pytest.mark.long
@@ -42,7 +45,7 @@ def test_names_cannot_break_the_page() -> None:
     frame = houses(450)
     frame["town"] = frame["town"].replace("Chur", "<script>alert(1)</script>")
     frame = frame.rename(columns={"rooms": "<b>rooms"})
-    page = tables.fit(frame, "price", minutes=0.005).report
+    page = quick_fit(frame, "price").report
     assert page is not None
     assert "<script>" not in page
     assert "&lt;b&gt;rooms" in page

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 if TYPE_CHECKING:
+    from ffcp.online.monitor import Monitor
     from ffcp.tables import FittedTable
     from ffcp.tables.measuring import Measured, Part
 
@@ -138,19 +139,26 @@ def check(
     group: Annotated[
         str | None, typer.Option(help="A column by which coverage is told apart.")
     ] = None,
+    time: Annotated[
+        str | None, typer.Option(help="A column that orders rows: changes on the way are found.")
+    ] = None,
 ) -> None:
     """Measure whether bands still cover on rows whose target is known, and in which groups.
 
-    Ends with code 1 if coverage is lower than chance allows.
+    Says, too, whether the data has moved, which it can have done though bands still cover. Ends
+    with code 1 if coverage is lower than chance allows.
     """
     console = Console()
     with _said():
         from ffcp import tables
+        from ffcp.tables import reading
 
-        fitted = tables.load(folder)
-        found = fitted.check(table, alpha, group)
+        fitted, frame = tables.load(folder), reading.read(table)
+        found = fitted.check(frame, alpha, group)
         chance = fitted.still_covers(found, alpha)
+        monitor = fitted.watch(frame, alpha, time)
     _print_measured(console, found, bool(fitted.about.classes), columns=True)
+    _print_watched(console, monitor, fitted, time)
     if chance < _SURE:
         console.print(
             f"It no longer covers as promised: had nothing changed, so little would be seen with "
@@ -215,6 +223,8 @@ def _support(text: str | None) -> tuple[float | None, float | None]:
 
 
 def _print_fit(console: Console, fitted: FittedTable) -> None:
+    from ffcp.tables.training import told
+
     about = fitted.about
     what = f"{len(about.classes)} classes" if about.classes else "numbers"
     used = len(fitted.columns[0].used)
@@ -225,10 +235,7 @@ def _print_fit(console: Console, fitted: FittedTable) -> None:
         console.print(f"Decided: {decision}", **_PLAIN)
     rows = ", ".join(f"{count:,} {name}" for name, count in about.rows.items())
     console.print(f"Rows: {rows}", **_PLAIN)
-    last = about.training[-1]
-    console.print(
-        f"Training: {last.epochs:.0f} epochs in {last.seconds:.0f} s, ended {last.ended}", **_PLAIN
-    )
+    console.print(f"Training: {told(about.training)}", **_PLAIN)
     console.print(f"Method: {about.method}", **_PLAIN)
     console.print(f"Guarantee: {about.guarantee}", **_PLAIN)
     if about.tested is not None:
@@ -251,6 +258,44 @@ def _print_measured(console: Console, found: Measured, labels: bool, columns: bo
     for title, parts in (("By group", found.groups), ("Where it covers least", worst)):
         if parts:
             _print_parts(console, title, list(parts), labels)
+
+
+def _print_watched(
+    console: Console, monitor: Monitor | None, fitted: FittedTable, time: str | None
+) -> None:
+    """Say whether rows have moved, and show by which tests."""
+    from ffcp.online.monitor import TRUTH
+
+    if monitor is None:
+        why = (
+            "folds leave no scores to compare with"
+            if fitted.about.folds
+            else "give --time COLUMN, since scores of each side are compared among new rows only"
+        )
+        console.print(f"Whether the data has moved is not tested: {why}.", **_PLAIN)
+        return
+    # Rows in random order are compared with calibration, and in vain with one another.
+    moved = monitor.alarm if time is not None else monitor.alarms[TRUTH] is not None
+    times = "once" if time is None else "twice"
+    order = "random order" if time is None else f"order of {time!r}"
+    shown = monitor.table() if time is not None else monitor.table()[:1]
+    table = Table(
+        title=f"Has the data moved? ({monitor.rows:,} rows in {order})",
+        title_justify="left",
+        box=None,
+        pad_edge=False,
+        header_style="bold",
+    )
+    for name in shown[0]:
+        numbers = isinstance(shown[0][name], (int, float))
+        table.add_column(name, justify="right" if numbers else "left", overflow="fold")
+    for row in shown:
+        table.add_row(*(f"{v:.4g}" if isinstance(v, float) else str(v) for v in row.values()))
+    console.print(table, markup=False)
+    odds = f"without change this is said {times} in {monitor.threshold:.0f} at most"
+    console.print(
+        f"The data has moved: {odds}." if moved else "No sign that the data has moved.", **_PLAIN
+    )
 
 
 def _print_parts(console: Console, title: str, parts: list[Part], labels: bool) -> None:

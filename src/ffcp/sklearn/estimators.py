@@ -15,7 +15,6 @@ import ffcp
 from ffcp.sklearn.sources import Array, NetworkSource, Source, is_fitted_already, source
 
 Self = TypeVar("Self", bound="_Conformal")
-_NEAR = 200  # calibration rows from which near ones can count more
 
 
 class _Conformal(BaseEstimator):  # type: ignore[misc]
@@ -106,12 +105,19 @@ class BandRegressor(RegressorMixin, _Conformal):  # type: ignore[misc]
     alpha
         Share of misses allowed, 0.1 for 90 % coverage; also an argument of predict_interval.
     method
-        ``"auto"``, ``"cp"``, ``"lcp"``, ``"ffcp"`` (networks only), or a function from a network
-        to a predictor of :mod:`ffcp`.
+        ``"auto"`` (:class:`ffcp.Auto` chooses among all that serve the estimator), ``"learned"``,
+        ``"cp"``, ``"lcp"``, ``"ffcp"`` (networks only), or a function from a network to a
+        predictor of :mod:`ffcp`.
     calibration_size
         The share of rows that calibrate.
     random_state
         Of the division, and of what is random in the method.
+
+    Notes
+    -----
+    What :class:`ffcp.Learned` and :class:`ffcp.Auto` learn about the errors of a network comes
+    from the rows that trained it and from some that calibrate; about those of other estimators
+    from some rows that calibrate only: a forest remembers the rows that it has seen.
 
     Examples
     --------
@@ -146,7 +152,9 @@ class BandRegressor(RegressorMixin, _Conformal):  # type: ignore[misc]
             RandomForestRegressor(random_state=0) if self.estimator is None else self.estimator
         )
         self.source_: Source = source(estimator, x[train], target[train], None, self._seed())
-        self.predictor_ = _bands(self.source_, self.method, len(held), self._seed())
+        self.predictor_ = _bands(self.source_, self.method, self._seed())
+        if len(train) and isinstance(self.source_, NetworkSource):
+            _teach(self.predictor_, self.source_.inputs(x[train]), target[train])
         self.predictor_.calibrate(self.source_.inputs(x[held]), target[held])
         return self
 
@@ -241,20 +249,28 @@ class SetClassifier(ClassifierMixin, _Conformal):  # type: ignore[misc]
         return self._contained(found.mask.numpy(), [str(name) for name in self.classes_], X)
 
 
-def _bands(given: Source, method: Any, rows: int, seed: int) -> Any:
+def _bands(given: Source, method: Any, seed: int) -> Any:
     """Make the predictor of bands: the one place that knows the names of methods."""
     if callable(method):
         return method(given.model)
-    if method == "auto":
-        method = "lcp" if rows >= _NEAR else "cp"
-    if method == "cp":
-        return ffcp.CP(given.model)
-    if method == "lcp":
-        return ffcp.LCP(given.model, seed=seed)
+    named = {
+        "auto": ffcp.Auto,
+        "learned": ffcp.Learned,
+        "cp": ffcp.CP,
+        "lcp": ffcp.LCP,
+        "ffcp": ffcp.FFCP,
+    }
+    if method not in named:
+        raise ValueError(f"method must be one of {', '.join(named)} or a function, got {method!r}")
     if method == "ffcp":
         _must_have_layers(given, "FFCP")
-        return ffcp.FFCP(given.model, seed=seed)
-    raise ValueError(f"method must be 'auto', 'cp', 'lcp', 'ffcp' or a function, got {method!r}")
+    return named[method](given.model, seed=seed)
+
+
+def _teach(predictor: Any, x: Any, y: Any) -> None:
+    """Let training rows teach a predictor that can learn."""
+    if isinstance(predictor, (ffcp.Auto, ffcp.Learned)):
+        predictor.fit(x, y)
 
 
 def _sets(given: Source, method: Any, seed: int) -> Any:
@@ -272,5 +288,5 @@ def _must_have_layers(given: Source, method: str) -> None:
         name = type(given.estimator).__name__
         raise ValueError(
             f"{method} needs the gradients of a network, and {name} has none: use method='auto', "
-            "'cp' or 'lcp', which look at predictions only"
+            "'learned', 'cp' or 'lcp', which do without"
         )

@@ -39,16 +39,36 @@ class NetworkSource:
         return found.double().numpy()
 
 
+class Beside(nn.Module):
+    """Stands in for a model that was run before: its predictions are the first column of the input.
+
+    The other columns are what it predicted from, so that a method can learn where it errs.
+    Nothing is computed here that a gradient could go through.
+
+    >>> Beside()(torch.tensor([[7.0, 1.0, 2.0]]))
+    tensor([7.])
+    """
+
+    rows_at_once = Stored.rows_at_once
+
+    def forward(self, known: Tensor) -> Tensor:
+        """Return the predictions."""
+        return known[:, 0].detach()
+
+
 class StoredSource:
-    """An estimator without gradients: its predictions are all there is to see."""
+    """An estimator without gradients: its predictions, and its input, are all there is to see."""
 
     def __init__(self, estimator: Any, classes: Array | None) -> None:
         self.estimator, self.classes = estimator, classes
-        self.model = Stored()
+        self.model: nn.Module = Beside() if classes is None else Stored()
 
     def inputs(self, x: Array) -> Tensor:
-        """Give what the predictor takes: the predictions themselves."""
-        return torch.from_numpy(self.outputs(x))
+        """Give what the predictor takes: predictions, and beside numbers what they come from."""
+        found = self.outputs(x)
+        if self.classes is None:
+            found = np.column_stack([found, np.asarray(x, dtype=np.float64)])
+        return torch.from_numpy(found)
 
     def outputs(self, x: Array) -> Array:
         """Ask the estimator: numbers (n,), or logarithms of probabilities (n, K)."""

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ffcp import files
 from ffcp.conformal.rank import exact_alpha
+from ffcp.online.monitor import Monitor
 from ffcp.tables import folder as folders
 from ffcp.tables import measuring, reading, targets
 from ffcp.tables.columns import Columns
@@ -25,6 +26,7 @@ from ffcp.warnings import FFCPWarning
 
 #: Rows per pass: what 16 members compute of them fits into some ten megabytes.
 BATCH = 1024
+_WATCHED = 10_000  # rows in no order: more take their time and tell little
 _CURVE = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
 
@@ -238,21 +240,69 @@ class FittedTable:
         group
             A column by which coverage is told apart; by default that of the fit.
         """
-        frame = table if isinstance(table, pd.DataFrame) else reading.read(table)
-        target = targets.read(frame, self.about.target, self.about.classes)
-        if not target.known.any():
-            raise TableError(f"no row has a target {self.about.target!r} to check against")
+        known, y = self._labelled(table)
         alpha = self.about.alpha if alpha is None else alpha
-        known = frame[target.known].copy()
-        known.attrs.update(frame.attrs)
         bands = self.predicted(known, alpha).bands
         name = group or self.about.group
         groups = None if name is None else targets.groups(known, name)
-        y = target.values[target.known]
         found = measuring.measure(bands, y, float(alpha), known, self.columns[0], groups, name)
         if not found.rows:
             raise TableError(f"no row could be predicted: {bands['reason'].iloc[0]}")
         return found
+
+    def _labelled(self, table: Any) -> tuple[pd.DataFrame, np.ndarray[Any, Any]]:
+        """Give the rows of a table whose target is known, and their targets."""
+        frame = table if isinstance(table, pd.DataFrame) else reading.read(table)
+        target = targets.read(frame, self.about.target, self.about.classes)
+        if not target.known.any():
+            raise TableError(f"no row has a target {self.about.target!r} to check against")
+        known = frame[target.known].copy()
+        known.attrs.update(frame.attrs)
+        return known, target.values[target.known]
+
+    def watch(self, table: Any, alpha: Any = None, time: str | None = None) -> Monitor | None:
+        """Test whether rows whose target is known are still like those that calibrated.
+
+        Parameters
+        ----------
+        table
+            A frame or the path of a table, with the target.
+        alpha
+            The level at which coverage is watched; by default that of the fit.
+        time
+            A column that orders the rows: a change on the way is then found as well. Without it
+            at most 10,000 come, in a random order, since a sorted file would look like change.
+
+        Returns
+        -------
+        Monitor or None
+            ``alarm`` says whether they have moved, ``table()`` by what. ``None`` where calibration
+            left no scores to compare with: folds, and unordered rows of a fit of ``each`` side.
+            Rows that cannot be predicted, and labels that no row of the fit had, have no part.
+        """
+        about = self.about
+        compared = not about.folds and (time is not None or about.side != "each")
+        if not compared:
+            return None
+        frame, y = self._labelled(table)
+        x, reasons, _ = self._encode(frame)
+        groups = self._groups(frame, reasons)
+        if about.classes:
+            codes = pd.Index(about.classes).get_indexer(y)
+            y, reasons = codes, np.where(codes < 0, "label", reasons)
+        else:  # in the units and the type that calibrated; what no target could be is at an end
+            low, high = (np.nan if end is None else end for end in about.support)
+            y = ((np.fmin(np.fmax(y, low), high) - about.centre) / about.scale).astype(np.float32)
+        if time is None:
+            order = np.random.default_rng(about.seed).permutation(len(y))[:_WATCHED]
+        else:
+            order = np.argsort(targets.times(frame, time), kind="stable")
+        order = order[reasons[order] == ""]
+        if not len(order):
+            raise TableError("no row could be predicted, so none can be watched")
+        monitor = Monitor(self.predictor, about.alpha if alpha is None else alpha, seed=about.seed)
+        of_each = None if groups is None else groups[order]
+        return monitor.update(x[torch.from_numpy(order)], y[order], groups=of_each)
 
     def still_covers(self, found: Measured, alpha: Any = None) -> float:
         """Give the chance of coverage this low or lower, had nothing changed since calibration."""

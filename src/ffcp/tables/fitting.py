@@ -97,7 +97,7 @@ def fit(
     order = None if time is None else np.argsort(targets.times(known, time), kind="stable")
     crossing = not goal.classes and group is None and time is None and side != "each"
     division = dividing.divide(len(known), alpha, seed, crossing=crossing, order=order)
-    work = _Work(known, goal, division, target, alpha, seed, minutes * 60, progress)
+    work = _Work(known, goal, division, target, support, alpha, seed, minutes * 60, progress)
     with _own_random_numbers(seed):
         found = work.cross(side) if division.folds is not None else work.split(group, side)
     predictor = found.predictor
@@ -191,6 +191,7 @@ class _Work:
     goal: Target
     division: Division
     target: str
+    support: tuple[float | None, float | None]
     alpha: Any
     seed: int
     seconds: float
@@ -214,7 +215,7 @@ class _Work:
         network, trained = self._train(columns, x, y, parts.train, parts.stop)
         groups = None if group is None else targets.groups(self.frame, group)[parts.calibrate]
         self.progress("calibrating", 1.0)
-        predictor = self._predictor(network, side)
+        predictor = self._predictor(network, side, centre, scale)
         if hasattr(predictor, "fit"):  # what the training rows can teach
             predictor.fit(x[parts.train], y[parts.train])
         predictor.calibrate(x[parts.calibrate], y[parts.calibrate], groups=groups)
@@ -287,15 +288,19 @@ class _Work:
             return torch.tensor([place[name] for name in self.goal.values])
         return torch.from_numpy((self.goal.values - centre) / scale).float()
 
-    def _predictor(self, network: nn.Module, side: str) -> Any:
+    def _predictor(self, network: nn.Module, side: str, centre: float, scale: float) -> Any:
         if self.goal.classes:
             return _sets(network, self.goal.classes, len(self.division.calibrate), self.seed)
-        return _bands(network, side, self.alpha, self.seed)
+        # Rounded as targets are, so that one at the end of the support does not lie outside.
+        units = [None if end is None else (end - centre) / scale for end in self.support]
+        ends = tuple(None if end is None else float(np.float32(end)) for end in units)
+        return _bands(network, side, ends, self.alpha, self.seed)
 
 
-def _bands(network: nn.Module, side: str, alpha: Any, seed: int) -> Any:
+def _bands(network: nn.Module, side: str, support: Any, alpha: Any, seed: int) -> Any:
     """Choose the predictor of bands: the one place that does."""
-    return ffcp.Auto(network, side=side, choose_alpha=alpha, seed=seed, batch_size=BATCH)
+    given = {"side": side, "support": support, "choose_alpha": alpha, "seed": seed}
+    return ffcp.Auto(network, batch_size=BATCH, **given)
 
 
 def _sets(network: nn.Module, classes: tuple[str, ...], rows: int, seed: int) -> Any:

@@ -11,6 +11,7 @@ import pandas as pd
 
 from ffcp.tables import measuring
 from ffcp.tables.fitted import FittedTable
+from ffcp.tables.training import told
 
 _SHOWN = 120  # test rows in the picture of bands
 _WIDEST = 12
@@ -32,6 +33,7 @@ def page(
         tested=fitted.about.tested,
         labels=bool(fitted.about.classes),
         columns=fitted.columns[0],
+        training=told(fitted.about.training),
         **measured,
     )
 
@@ -47,7 +49,7 @@ def _measured(fitted: FittedTable, bands: pd.DataFrame, y: np.ndarray[Any, Any])
         "curve": _curve(tested.curve),
         "by_column": sorted(tested.columns, key=lambda part: part.coverage),
         "widest": _widest(bands, y),
-        "size": ("mean size", "labels") if labels else ("mean length", "length"),
+        "size": ("mean size", "size") if labels else ("mean length", "length"),
     }
 
 

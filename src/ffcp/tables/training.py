@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -29,6 +29,19 @@ class Training:
     seconds: float
     loss: float
     ended: str
+
+
+def told(training: Sequence[Training]) -> str:
+    """Say how the training of one network went, or of several, in a line.
+
+    >>> told([Training(8.0, 1.26, 0.1, "by Ctrl-C"), Training(12.4, 2, 0.1, "by Ctrl-C")])
+    '2 networks, 8 to 12.4 epochs in 3.3 s, ended by Ctrl-C'
+    """
+    epochs = sorted(one.epochs for one in training)
+    many = f"{len(training)} networks, {epochs[0]:.4g} to " if len(training) > 1 else ""
+    ended = " or ".join(dict.fromkeys(one.ended for one in training))
+    seconds = sum(one.seconds for one in training)
+    return f"{many}{epochs[-1]:.4g} epochs in {seconds:.1f} s, ended {ended}"
 
 
 def train(
