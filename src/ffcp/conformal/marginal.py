@@ -35,6 +35,7 @@ class Marginal(Calibration):
     signs: Tensor
     takes_missing = True
     keeps_signs = True
+    draws = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,7 +79,7 @@ class Marginal(Calibration):
         self, alphas: Sequence[Any], notes: Columns | None = None, random: Draws | None = None
     ) -> Tensor:
         """Look up the thresholds of several levels: (levels, 1, m)."""
-        scores, asked = self.scores, tuple(map(exact_alpha, alphas))
+        scores, asked = self._points("scores"), tuple(map(exact_alpha, alphas))
         found = self._cache.setdefault("levels", {})  # the cache is exchanged with the points
         of, thresholds = found.get(asked, (None, scores))
         if of is not scores:

@@ -43,8 +43,8 @@ def jacobian_rows(tap: Tapped, edges: Sequence[GradientEdge]) -> Iterator[Sequen
     """
     outputs = tap.prediction.reshape(len(tap.prediction), -1)
     count = outputs.shape[1]
-    if count == 1:  # the sum's gradient is a one in every row
-        yield torch.autograd.grad(outputs.sum(), edges, allow_unused=True)
+    if count == 1:
+        yield torch.autograd.grad(outputs, edges, torch.ones_like(outputs), allow_unused=True)
         return
     held = outputs.numel() + sum(shape.numel() for group in tap.shapes.values() for shape in group)
     at_once = max(1, min(_OUTPUTS_AT_ONCE, _BYTES_AT_ONCE // (held * outputs.element_size())))
