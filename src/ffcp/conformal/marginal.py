@@ -56,7 +56,7 @@ class Marginal(Calibration):
         if self.__dict__.get("_unsorted", False):
             with _SORTING:
                 if self._unsorted:
-                    self._buffers.update(self._sorted(dict(self._buffers)))
+                    self._buffers.update(self._sorted(super().points()))
                     self._unsorted = False  # last: who sees it sees both
 
     _unsorted = False
