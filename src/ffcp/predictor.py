@@ -125,6 +125,9 @@ class Predictor(Sharing):
         """Refuse targets that cannot be meant."""
         return y
 
+    #: Whether what is predicted takes random numbers of rows, whatever the calibration does.
+    _scorer_draws = False
+
     def alpha_of_each(self, alpha: Any, thresholds: int) -> Fraction:
         """Give the share of misses that each of several thresholds allows."""
         return exact_alpha(alpha)
@@ -320,28 +323,35 @@ class Predictor(Sharing):
     def _looked_up(
         self,
         x: inputs.Rows,
-        look_up: Callable[[Columns, Draws], Tensor],
+        look_up: Callable[[Columns, Draws | None], Tensor],
         groups: Any,
         first_row: int | None,
         weights: Any = None,
     ) -> Iterator[tuple[Seen, Columns, Tensor]]:
         """Give batches with what the calibration notes of them, and their thresholds."""
-        draws = Draws(self._stream.entropy(pinned=first_row is not None), _LOOK_UP)
+        calibration, draws = self.calibration, None
+        if calibration.draws or self._scorer_draws:
+            draws = Draws(self._stream.entropy(pinned=first_row is not None), _LOOK_UP)
         for seen in self._seen(x, groups, weights):
-            notes = self.calibration.note(seen)
-            notes["row"] = self._row_numbers(seen, first_row)
+            notes = calibration.note(seen)
+            if draws is None:
+                self._first_number(seen, first_row)
+            else:
+                notes["row"] = self._row_numbers(seen, first_row)
             yield seen, notes, look_up(notes, draws)
 
     def _row_numbers(self, seen: Seen, first_row: int | None) -> Tensor:
         """Give some rows their numbers in the stream of random numbers, or as they are pinned."""
-        rows = len(seen.rows)
+        first = self._first_number(seen, first_row)
+        return torch.arange(first, first + len(seen.rows))
+
+    def _first_number(self, seen: Seen, first_row: int | None) -> int:
+        """Give the number of the first of some rows; where they have none yet, the next ones."""
         if first_row is None:
-            first = self._stream.next_rows(rows)
-        elif first_row < 0:
+            return self._stream.next_rows(len(seen.rows))
+        if first_row < 0:
             raise ValueError(f"first_row counts from 0, got {first_row}")
-        else:
-            first = first_row + seen.rows.start
-        return torch.arange(first, first + rows)
+        return first_row + seen.rows.start
 
     def _pass(self, now: Stamp | None = None) -> passes.Pass:
         """Make the model ready for what scorer and calibration need; see Pass for ``now``."""

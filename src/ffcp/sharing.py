@@ -140,7 +140,8 @@ class Sharing(nn.Module):
         with self._lock:
             snapshot = object.__new__(type(self))
             snapshot.__dict__.update(self.__dict__)
-            snapshot.__dict__["_modules"] = dict(self._modules)
+            snapshot.__dict__["_modules"] = modules = dict(self._modules)
+            snapshot.__dict__.update(modules)  # found at once there, not in torch's second look
         return snapshot
 
     def _must_be_calibrated(self) -> None:

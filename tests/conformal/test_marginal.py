@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 
 import pytest
@@ -75,3 +77,32 @@ def test_columns_count_the_scores_they_know() -> None:
     scores.add(torch.tensor([[1.0, math.nan], [2.0, 5.0], [3.0, math.nan]]))
     assert scores.threshold(0.5).tolist() == [2.0, 5.0]
     assert scores.threshold(0.3).tolist() == [3.0, math.inf]
+
+
+def test_scores_are_sorted_for_whoever_looks_and_the_first_level_is_the_same_without() -> None:
+    signed = torch.randn(500, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    added, signs = signed.abs(), signed < 0
+    for look in (
+        lambda kept: kept.scores,
+        lambda kept: kept.points()["scores"],
+        lambda kept: kept.state_dict()["scores"],
+        lambda kept: copy.deepcopy(kept).scores,
+    ):
+        kept = Marginal()
+        kept.add(added, {"signs": signs})
+        first = kept.thresholds([0.1])
+        assert torch.equal(look(kept), added.sort(dim=0).values)
+        assert torch.equal(kept.signed(), signed.sort(dim=0).values)
+        assert torch.equal(kept.thresholds([0.1, 0.2])[0], first[0])
+        assert torch.equal(kept.threshold(0.1), first[0, 0])
+
+
+def test_threads_that_look_first_at_once_see_scores_and_signs_together() -> None:
+    signed = torch.randn(20_000, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    expected = signed.sort(dim=0).values
+    for _ in range(5):
+        kept = Marginal()
+        kept.add(signed.abs(), {"signs": signed < 0})
+        with ThreadPoolExecutor(4) as pool:
+            for seen in pool.map(lambda _, kept=kept: kept.signed(), range(8)):
+                assert torch.equal(seen, expected)

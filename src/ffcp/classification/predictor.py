@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -78,6 +79,7 @@ class LabelSets(Predictor):
     """
 
     task = "label sets"
+    _scorer_draws = True
     _scorer: LabelScore
 
     def __init__(
@@ -175,14 +177,15 @@ class LabelSets(Predictor):
         self._must_be_calibrated()
         given, ordered = self._rows(x), []
         buffer, lost, in_all = inputs.RowBuffer(given.count), Table(), torch.tensor(False)
-        look_up = partial(self.calibration.threshold, exact)
+        look_up = partial(self.calibration.thresholds, [exact])
         for seen, notes, thresholds in self._looked_up(given, look_up, groups, first_row, weights):
             self._check_classes(seen.output)
             score = self._drawing(first_row, int(notes["row"][0]) - seen.rows.start)
-            thresholds = self._for_all_classes(thresholds)
-            infinite = thresholds.isinf().reshape(-1, thresholds.shape[-1])
-            in_all = in_all | infinite.any(dim=0)
-            lost.add(take(notes, infinite.any(dim=1).expand(len(seen.rows))))
+            thresholds = self._for_all_classes(thresholds[0])
+            if thresholds.numel() > 1 or math.isinf(thresholds.item()):
+                infinite = thresholds.isinf().reshape(-1, thresholds.shape[-1])
+                in_all = in_all | infinite.any(dim=0)
+                lost.add(take(notes, infinite.any(dim=1).expand(len(seen.rows))))
             levels = thresholds.expand(len(seen.rows), -1)
             mask = score.mask(seen, levels, allow_empty=self.allow_zero_sets)
             buffer.add({"mask": mask})
@@ -226,7 +229,7 @@ class LabelSets(Predictor):
         self._must_be_settled()
         buffer = inputs.RowBuffer(None)
         for seen, y_seen in self._targeted(x, y):
-            score = self._drawing(first_row, self._first_number(seen, first_row))
+            score = self._drawing(first_row, self._start(seen, first_row))
             labels = checked_labels(y_seen, seen)
             buffer.add({"scores": score.of_labels(seen, labels)})
         return buffer["scores"]
@@ -242,7 +245,7 @@ class LabelSets(Predictor):
         given = self._rows(x)
         buffer = inputs.RowBuffer(given.count)
         for seen in self._seen(given):
-            score = self._drawing(first_row, self._first_number(seen, first_row))
+            score = self._drawing(first_row, self._start(seen, first_row))
             self._check_classes(seen.output)
             buffer.add({"scores": score.of_all(seen).double()})
         return buffer["scores"]
@@ -253,7 +256,7 @@ class LabelSets(Predictor):
         draws = Draws(self._stream.entropy(pinned=first_row is not None), _PREDICTION)
         return self._scorer.drawing(Shares(draws, first_number))
 
-    def _first_number(self, seen: Seen, first_row: int | None) -> int:
+    def _start(self, seen: Seen, first_row: int | None) -> int:
         """Give the number of the call's first row, as far as a batch can tell."""
         return int(self._row_numbers(seen, first_row)[0]) - seen.rows.start
 

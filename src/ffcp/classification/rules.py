@@ -5,6 +5,7 @@ See :mod:`ffcp.classification.weights` for the formula.
 
 from __future__ import annotations
 
+import functools
 import math
 import numbers
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ from ffcp.classification.weights import (
 SOFTMAX = "softmax"
 FEATURE = "feature"
 _FEW = 64  # most sets are smaller; finding this many largest is far cheaper than sorting all
+_SORTED = 2**12  # so many numbers are sorted at once
 # Smaller weights are replaced by how small they are. LAC needs no sums, and has no ties then.
 _SMALLEST, _SMALLEST_LAC = 2.0**-40, 2.0**-20
 _LIMIT = 2.0**11  # how much FFRAPS may add to the weights of a row before sums stop being exact
@@ -129,7 +131,11 @@ class Cumulative:
         if place.below is not None and not self.lam:  # else ranks order labels without weight
             scores = scores + place.below
         if self.lam:
-            scores = scores + self.lam * (place.rank - self.kreg).clamp_min(0).double()
+            scores = scores + (
+                _penalties(self.lam, self.kreg, len(place.rank), place.rank.device)
+                if columns
+                else self.lam * (place.rank - self.kreg).clamp_min(0).double()
+            )
         if self.gradient == FEATURE and rows.norms is not None:
             extra = self.delta * rows.norms.to(torch.float64)
             scores = scores + (extra[:, None] if columns else extra)
@@ -147,7 +153,8 @@ class Cumulative:
         Scores grow with the rank, so the set is the first few labels, and the sorted weights
         say how many. Which ones they are follows from the smallest weight among them.
         """
-        few = min(_FEW, weights.shape[1])
+        # Few numbers are sorted in less time than it takes to begin another round.
+        few = weights.shape[1] if weights.numel() <= _SORTED else min(_FEW, weights.shape[1])
         mask, ended = self._admits(weights, rows, threshold, least, few)
         while not bool(ended.all()):
             more = (~ended).nonzero()[:, 0]
@@ -162,6 +169,8 @@ class Cumulative:
         """Find the sets among the largest ``few`` weights; say which rows' sets end there."""
         ordered = largest(weights, few)
         sizes = self.sizes(ordered, rows, threshold).clamp_min(least)
+        if len(ordered) == 1 and few == weights.shape[1]:
+            return self._admits_one(weights, rows, ordered, int(sizes)), sizes >= 0
         # The last weight in the set and the first one outside, or a bound where there is none.
         edges = pad(pad(ordered, (1, 0), value=math.inf), (0, 1), value=-math.inf)
         last, following = edges.gather(1, torch.stack([sizes, sizes + 1], dim=1)).unbind(dim=1)
@@ -171,9 +180,27 @@ class Cumulative:
             mask[divided] = first_ties(weights[divided], rows.logits[divided], sizes[divided])
         return mask, (sizes < few) | (few == weights.shape[1])
 
+    @staticmethod
+    def _admits_one(weights: Tensor, rows: Rows, ordered: Tensor, size: int) -> Tensor:
+        """Mark the first ``size`` labels of one row, as for many rows in fewer steps."""
+        if not size:
+            return torch.zeros_like(weights, dtype=torch.bool)
+        last, *following = ordered[0, size - 1 : size + 1].tolist()
+        if following == [last]:  # equal weights, some in and some out
+            return first_ties(weights, rows.logits, torch.tensor([size], device=weights.device))
+        return torch.ge(weights, last)
+
     def sizes(self, ordered: Tensor, rows: Rows, threshold: Tensor) -> Tensor:
         """Count the labels with a score of at most the threshold, given weights in order."""
         return (self.at(ordered_places(ordered), rows) <= threshold).sum(dim=1)
+
+
+@functools.lru_cache(maxsize=16)
+def _penalties(lam: float, kreg: int, labels: int, device: torch.device) -> Tensor:
+    """Give what ranks 1, 2, ... add to the score."""
+    with torch.inference_mode(False):
+        rank = torch.arange(1, labels + 1, device=device)
+        return lam * (rank - kreg).clamp_min(0).double()
 
 
 Rule = Threshold | Cumulative
@@ -218,18 +245,23 @@ def label_mask(rule: Rule, rows: Rows, threshold: Tensor, *, allow_empty: bool) 
     >>> label_mask(Cumulative(), rows, torch.tensor(0.95), allow_empty=True)
     tensor([[ True, False,  True]])
     """
-    mask = torch.empty(rows.logits.shape, dtype=torch.bool, device=rows.logits.device)
-    threshold = threshold.to(mask.device)
+    threshold = threshold.to(rows.logits.device)
     least = 0 if allow_empty else 1
-    for block in blocks(*mask.shape):
-        part = rows.take(block)
+    cut = list(blocks(*rows.logits.shape))
+    if len(cut) == 1:
+        return _block_mask(rule, rows, threshold, least)
+    mask = torch.empty(rows.logits.shape, dtype=torch.bool, device=rows.logits.device)
+    for block in cut:
         own = threshold[block] if threshold.dim() == 2 else threshold
-        weights = rule.weights(part.logits)
-        if own.dim() and own.shape[-1] > 1:
-            mask[block] = filled(rule.of_all(weights, part) <= own, weights, part.logits, least)
-        else:
-            mask[block] = rule.admits(weights, part, own, least)
+        mask[block] = _block_mask(rule, rows.take(block), own, least)
     return mask
+
+
+def _block_mask(rule: Rule, rows: Rows, threshold: Tensor, least: int) -> Tensor:
+    weights = rule.weights(rows.logits)
+    if threshold.dim() and threshold.shape[-1] > 1:
+        return filled(rule.of_all(weights, rows) <= threshold, weights, rows.logits, least)
+    return rule.admits(weights, rows, threshold, least)
 
 
 # -- checks ------------------------------------------------------------------------------------

@@ -35,8 +35,8 @@ class Shares(NamedTuple):
 
     def __call__(self, rows: range) -> Tensor:
         """Give the numbers of some rows."""
-        numbers = torch.arange(self.first_row + rows.start, self.first_row + rows.stop)
-        return self.draws.uniform(numbers)[:, 0]
+        numbers = range(self.first_row + rows.start, self.first_row + rows.stop)
+        return self.draws.span(numbers)[:, 0]
 
 
 class LabelScore(Scorer):
@@ -84,7 +84,8 @@ class LabelScore(Scorer):
 
     def drawing(self: Self, shares: Shares | None) -> Self:
         """Give the same score with other random numbers, or without any."""
-        other = copy.copy(self)
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)  # as copy.copy does, which looks at more on the way
         other.shares = shares
         return other
 

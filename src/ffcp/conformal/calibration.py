@@ -47,6 +47,8 @@ class Calibration(nn.Module):
     takes_missing = False
     #: Whether it keeps which scores are the size of a negative number, for distributions.
     keeps_signs = False
+    #: Whether thresholds may depend on random numbers, those of ``notes["row"]``.
+    draws = True
     #: Whether thresholds differ from point to point, so that some may be infinite.
     is_local = False
     #: Whether something is still to be chosen before points can be kept.
@@ -60,12 +62,16 @@ class Calibration(nn.Module):
         self._cache: dict[Any, Any] = {}  # worked out of the points once, until they change
 
     def __len__(self) -> int:
-        return len(self.scores)
+        return self._points("scores").shape[0]
 
     @property
     def coordinates(self) -> int:
         """How many outputs have scores of their own."""
-        return self.scores.shape[1]
+        return self._points("scores").shape[1]
+
+    def _points(self, name: str) -> Tensor:
+        """Give a buffer, as its attribute does, without torch's look for other attributes first."""
+        return self.__dict__["_buffers"][name]  # type: ignore[no-any-return]
 
     # -- what a calibration defines ---------------------------------------------------------
 
@@ -116,6 +122,7 @@ class Calibration(nn.Module):
             for name in ("thresholds", "confident_thresholds"):
                 if name not in vars(cls):
                     setattr(cls, name, vars(Calibration)[name])
+            cls.draws = vars(cls).get("draws", True)
 
     def needs(self) -> Needs:
         """Say what the pass over the model must bring for :meth:`note`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import secrets
 import threading
@@ -30,10 +31,18 @@ class Draws(NamedTuple):
         if not len(rows):
             return torch.empty(0, width, dtype=torch.float64)
         first, last = int(rows.min()), int(rows.max())
-        bits = np.random.PCG64(np.random.SeedSequence([self.entropy, self.stream]))
-        bits.advance(first * width)  # a number takes one step
-        numbers = np.random.Generator(bits).random((last - first + 1, width))
-        return torch.from_numpy(numbers)[rows - first]
+        return self.span(range(first, last + 1), width)[rows - first]
+
+    def span(self, rows: range, width: int = 1) -> Tensor:
+        """Give the numbers of consecutive rows."""
+        bits = np.random.PCG64(_seeds(self.entropy, self.stream))
+        bits.advance(rows.start * width)  # a number takes one step
+        return torch.from_numpy(np.random.Generator(bits).random((len(rows), width)))
+
+
+@functools.lru_cache(maxsize=64)
+def _seeds(entropy: int, stream: int) -> np.random.SeedSequence:
+    return np.random.SeedSequence([entropy, stream])
 
 
 class Stream:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,7 @@ from ffcp.network import checks, inputs, jacobian
 from ffcp.network.features import OUTPUT, Cut, is_inside, resolve
 from ffcp.network.jacobian import AUTO, Method, Smooth
 from ffcp.network.picking import Output, picking
-from ffcp.network.twin import Stamp, borrowed, renew, uncompiled
+from ffcp.network.twin import Stamp, borrowed, gives_back, renew, uncompiled
 from ffcp.pieces import Needs, Seen
 
 ONLY_OUTPUT = Needs()
@@ -81,18 +82,9 @@ class Pass:
     def __init__(
         self, model: nn.Module, needs: Needs = ONLY_OUTPUT, now: Stamp | None = None
     ) -> None:
-        if needs.norms:
-            jacobian.checked_norm(needs.norm)
-            jacobian.checked_method(needs.method)
-        inside = any(map(is_inside, (*needs.norms, *needs.values, *needs.curvature)))
-        self._model, self._needs = uncompiled(model) if inside else model, needs
+        self._needs, self._plan = needs, _planned(needs)
+        self._model = uncompiled(model) if self._plan.is_inside else model
         self._now = now if self._model is model else None
-        self._inner = [name for name in dict.fromkeys(needs.norms) if name != OUTPUT]
-        # Smoothing runs the model on perturbed features; the plain pass needs no graph then.
-        tapped = [] if isinstance(needs.method, Smooth) else self._inner
-        self._bent = [name for name in needs.curvature if name != OUTPUT]
-        self._tapped = list(dict.fromkeys([*tapped, *self._bent]))
-        self._recorded = list(dict.fromkeys([*needs.values, *self._bent]))
 
     def __call__(self, x: Any, first_row: int = 0, groups: Any = None) -> Seen:
         """Run one batch, as :func:`see` does; between batches the model is nobody's."""
@@ -104,20 +96,27 @@ class Pass:
         else:
             for key, tensor in inputs.leaves(x, "x"):
                 checks.finite(tensor, key, first_row)
-        bent = self._bent
+        plan, numbers = self._plan, range(first_row, first_row + rows)
         with (
             borrowed(self._model, self._now) as twin,
-            Cut(twin, self._tapped, values=self._recorded) as cut,
+            Cut(twin, plan.tapped, values=plan.recorded) as cut,
         ):
             tap = cut(x)
             output = tap.prediction
             if output.requires_grad:
                 output = output.detach()
             checks.finite(output, "the prediction", first_row)
-            curvature, gradients = jacobian.take_curvature(twin, x, tap, bent, self._needs.step)
-            known = jacobian.norms_of(gradients, self._inner, self._needs, output)
+            if plan.only_output:
+                return Seen(x, output, {}, {}, numbers, groups)
+            curvature: dict[str, Tensor] = {}
+            known = None
+            if plan.bent:
+                curvature, gradients = jacobian.take_curvature(
+                    twin, x, tap, plan.bent, self._needs.step
+                )
+                known = jacobian.norms_of(gradients, plan.inner, self._needs, output)
             norms = (
-                jacobian.take_norms(twin, x, tap, self._inner, self._needs)
+                jacobian.take_norms(twin, x, tap, plan.inner, self._needs)
                 if known is None
                 else known
             )
@@ -129,8 +128,34 @@ class Pass:
             norms[OUTPUT] = _ones(output, self._needs)
         if OUTPUT in self._needs.curvature:
             curvature[OUTPUT] = torch.zeros_like(output)
-        numbers = range(first_row, first_row + rows)
         return Seen(x, output, norms, tap.values, numbers, groups, curvature)
+
+
+class _Plan(NamedTuple):
+    """Which features a pass cuts at, and for what; ``only_output`` if at none."""
+
+    inner: list[str]  # of gradient norms
+    bent: list[str]  # of curvature
+    tapped: list[str]  # a graph must reach these
+    recorded: list[str]  # the values of these are kept
+    is_inside: bool  # whether any lies inside the model
+    only_output: bool
+
+
+@functools.lru_cache(maxsize=64)
+def _planned(needs: Needs) -> _Plan:
+    if needs.norms:
+        jacobian.checked_norm(needs.norm)
+        jacobian.checked_method(needs.method)
+    inside = any(map(is_inside, (*needs.norms, *needs.values, *needs.curvature)))
+    inner = [name for name in dict.fromkeys(needs.norms) if name != OUTPUT]
+    # Smoothing runs the model on perturbed features; the plain pass needs no graph then.
+    tapped = [] if isinstance(needs.method, Smooth) else inner
+    bent = [name for name in needs.curvature if name != OUTPUT]
+    tapped = list(dict.fromkeys([*tapped, *bent]))
+    recorded = list(dict.fromkeys([*needs.values, *bent]))
+    only_output = not (needs.norms or needs.values or needs.curvature)
+    return _Plan(inner, bent, tapped, recorded, inside, only_output)
 
 
 def part_of(seen: Seen, rows: slice) -> Seen:
@@ -241,6 +266,8 @@ def run(
 
 def check_rows(model: nn.Module, x: Any, names: Sequence[str], sample: int = 8) -> None:
     """Refuse a model that mixes rows, by its predictions and by its gradients."""
+    if gives_back(model):
+        return
     x = inputs.take(x, slice(0, sample))
     if inputs.row_count(x) == 1:  # a loader of single rows: the row beside itself
         x = inputs.take(x, torch.tensor([0, 0]))

@@ -126,8 +126,17 @@ def uncompiled(model: nn.Module) -> nn.Module:
 
 
 def is_twin(model: nn.Module) -> bool:
-    """Say whether a module is a twin as a whole."""
-    return _MARK in model.__dict__
+    """Say whether a module is a twin as a whole, or as good as one."""
+    return _MARK in model.__dict__ or gives_back(model)
+
+
+def gives_back(model: nn.Module) -> bool:
+    """Say whether a module has nothing to compute, see :class:`ffcp.Stored`.
+
+    Not if it has hooks, which may.
+    """
+    computes = getattr(type(model), "computes", True)
+    return not (computes or model._forward_hooks or model._forward_pre_hooks)
 
 
 def original(model: nn.Module) -> nn.Module:

@@ -117,6 +117,11 @@ class Quantiles:
         below, above = output[..., self.lower], output[..., self.upper]
         return (below.to(wide := _wide(output.dtype)) + above.to(wide)).div_(2).to(output.dtype)
 
+    def target_like(self, output: Tensor) -> Tensor:
+        """Give something in the shape of the target."""
+        self._check(output)
+        return output[..., self.lower]
+
     def settings(self) -> dict[str, Any]:
         """Say what it is."""
         return {"base": "quantiles", "places": [self.lower, self.upper, self.median, self.of]}

@@ -204,6 +204,23 @@ class SlackBands(Family):
         above = below if ends.slack_hi is ends.slack_lo else ends.slack_hi * scales
         return Ends(ends.lo, ends.hi, below, above)
 
+    def note(self, seen: Seen, y: Any) -> dict[str, Any]:
+        """Note scores and signs; where one centre serves both ends it is worked out once."""
+        if self.side != BOTH:
+            return super().note(seen, y)
+        target, ends = self.target(seen, y), self.ends(seen)
+        target = as_float64(target).to(ends.lo.device)
+        score = reduced(bands.score(ends, target), self.joint)
+        is_folded = has_own_thresholds(self.joint) or target.shape[1] == 1
+        if not (is_folded and ends.is_symmetric):
+            return {"score": score}
+        return {"score": score, "sign": (target < ends.lo).cpu()}
+
+    def target(self, seen: Seen, y: Tensor) -> Tensor:
+        """Bring targets to (n, m), by what has their shape and takes least to work out."""
+        like = getattr(self.base, "target_like", self.base.prediction)
+        return columns(checks.target(y, like(seen.output)))
+
     def score(self, seen: Seen, y: Tensor) -> Tensor:
         """Say how far targets lie outside the base band, in units of the slack."""
         return reduced(bands.score(self.ends(seen), y), self.joint)

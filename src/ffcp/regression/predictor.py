@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import partial
@@ -176,7 +177,10 @@ class BandPredictor(Predictor):
             doubt = 1 - exact_alpha(confidence, "confidence")
             sure = 1 - self.alpha_of_each(doubt, self.calibration.coordinates)
         given, strictest = self._rows(x), alphas.index(min(alphas))
-        ends, predictions = inputs.RowBuffer(given.count, dim=1), inputs.RowBuffer(given.count)
+        ends, predictions = (
+            inputs.RowBuffer(given.count, int(are_many)),
+            inputs.RowBuffer(given.count),
+        )
         infinite = Table()
         look_up = partial(self.calibration.thresholds, alphas)
         if sure is not None:
@@ -185,14 +189,15 @@ class BandPredictor(Predictor):
         looked_up = self._looked_up(given, look_up, groups, first_row, weights)
         for seen, notes, thresholds in looked_up:
             if thresholds is not finite:
-                lost = thresholds[strictest].isinf().any(dim=-1).expand(len(seen.rows))
-                if bool(lost.any()):
-                    infinite.add(take(notes, lost))
-                else:
-                    finite = thresholds
+                finite = thresholds
+                if thresholds.numel() > 1 or math.isinf(thresholds.item()):
+                    lost = thresholds[strictest].isinf().any(dim=-1).expand(len(seen.rows))
+                    if bool(lost.any()):
+                        infinite.add(take({"row": torch.tensor(seen.rows), **notes}, lost))
+                        finite = None
             for part, rows in _blocks(seen, len(alphas)):
                 own = thresholds if thresholds.shape[1] == 1 else thresholds[:, rows]
-                band = self._band(part, own)
+                band = self._band(part, own, are_many)
                 ends.add({"lower": band.lower, "upper": band.upper})
                 predictions.add({"prediction": band.prediction})
         if len(infinite):
@@ -201,7 +206,7 @@ class BandPredictor(Predictor):
         lower, upper, prediction = ends["lower"], ends["upper"], predictions["prediction"]
         if are_many:
             return Interval(lower, upper, prediction, tuple(map(float, asked)))
-        return Interval(lower[0], upper[0], prediction, float(asked[0]))
+        return Interval(lower, upper, prediction, float(asked[0]))
 
     @steady
     def predict_distribution(
@@ -299,10 +304,10 @@ class BandPredictor(Predictor):
     ) -> Tensor:
         return self.calibration.confident_thresholds(alphas, sure, notes)
 
-    def _band(self, seen: Seen, threshold: Tensor) -> Interval:
-        """Give bands whose ends have a first dimension of levels."""
+    def _band(self, seen: Seen, threshold: Tensor, has_levels: bool = True) -> Interval:
+        """Give bands whose ends have a first dimension of levels, unless there is only one."""
         outcome = self._scorer.prediction(seen.output)
-        columns = columns_of(self.side, self.joint, outcome[0].numel())
+        columns = columns_of(self.side, self.joint, outcome.numel() // outcome.shape[0])
         if columns != threshold.shape[-1]:
             sides = 2 if self.side == EACH else 1
             raise ValueError(
@@ -312,9 +317,10 @@ class BandPredictor(Predictor):
         lower, upper = ends_at(self._scorer, seen, threshold)
         if self.support is not None:
             lower, upper = self.support.cut(lower, upper)
-        shape = (len(threshold), *outcome.shape)
-        lower, upper = (end.to(outcome.device).reshape(shape) for end in (lower, upper))
-        return Interval(lower, upper, outcome)
+        if lower.device != outcome.device:
+            lower, upper = lower.to(outcome.device), upper.to(outcome.device)
+        shape = (len(threshold), *outcome.shape) if has_levels else outcome.shape
+        return Interval(lower.reshape(shape), upper.reshape(shape), outcome)
 
     def _warn_of_infinite(
         self, alpha: Any, infinite: Table, rows: int, confidence: Any = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -47,7 +48,7 @@ class Constant:
 
     def __call__(self, seen: Seen) -> Tensor:
         """Give the number 1."""
-        return torch.ones((), device=seen.output.device)
+        return _one(seen.output.device)
 
     def settings(self) -> dict[str, Any]:
         """Say what it is."""
@@ -113,7 +114,7 @@ class GradientNorm:
         """Give the norms, no smaller than the floor."""
         assert self.feature is not None
         if self.feature == OUTPUT:
-            return torch.ones((), device=seen.output.device)
+            return _one(seen.output.device)
         return floored(seen.norms[self.feature], self.floor)
 
     def settings(self) -> dict[str, Any]:
@@ -297,6 +298,13 @@ def floored(norms: Tensor, floor: float) -> Tensor:
     return as_float64(norms).clamp_min(floor)
 
 
+@functools.cache
+def _one(device: torch.device) -> Tensor:
+    """Give the number 1; nothing writes to slacks."""
+    with torch.inference_mode(False):
+        return torch.ones((), device=device)
+
+
 def checked_slack(slack: Tensor, seen: Seen) -> Tensor:
     """Bring a slack to the shape of the output, or to one number; refuse what is not positive."""
     output = seen.output
@@ -304,8 +312,11 @@ def checked_slack(slack: Tensor, seen: Seen) -> Tensor:
         whole = slack
         if is_traced():
             return whole
-        low, high = (slack, slack) if slack.dim() == 0 else slack.aminmax()
-        if low.item() > 0 and high.item() < math.inf:  # neither is so of NaN
+        if slack.numel() == 1:
+            low = high = slack.item()
+        else:
+            low, high = (end.item() for end in slack.aminmax())
+        if low > 0 and high < math.inf:  # neither is so of NaN
             return whole
     elif slack.shape in ((len(output),), (len(output), 1)):
         whole = slack.reshape(-1, *[1] * (output.dim() - 1)).expand_as(output)

@@ -44,8 +44,8 @@ def jacobian_rows(tap: Tapped, edges: Sequence[GradientEdge]) -> Iterator[Sequen
     """
     outputs = tap.prediction.reshape(tap.prediction.shape[0], -1)
     count = outputs.shape[1]
-    if count == 1:  # the sum's gradient is a one in every row
-        yield torch.autograd.grad(outputs.sum(), edges, allow_unused=True)
+    if count == 1:
+        yield torch.autograd.grad(outputs, edges, torch.ones_like(outputs), allow_unused=True)
         return
     at_once = _OUTPUTS_AT_ONCE
     if not is_traced():  # a graph is for any number of rows
