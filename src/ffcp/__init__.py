@@ -37,6 +37,7 @@ from ffcp.pieces import Needs, Seen
 from ffcp.regression.auto import Auto, AutoChoice
 from ffcp.regression.bands import Ends, Interval
 from ffcp.regression.bases import Point, Quantiles
+from ffcp.regression.composed import Bands
 from ffcp.regression.cross import CrossBands
 from ffcp.regression.curvature import Curvature
 from ffcp.regression.distribution import Distribution
@@ -45,7 +46,6 @@ from ffcp.regression.layers import Candidate, Choice
 from ffcp.regression.learned.methods import Learned
 from ffcp.regression.losses import pinball_loss
 from ffcp.regression.methods import CP, CQR, FFCP, FFCQR, FFLCP, FFLCQR, LCP, LCQR
-from ffcp.regression.predictor import Bands
 from ffcp.regression.slacks import Constant, FunctionOf, GradientNorm
 from ffcp.risk.predictor import Controlled, RiskControl
 from ffcp.sharing import load

@@ -23,7 +23,7 @@ from ffcp.conformal.draws import Draws
 from ffcp.conformal.marginal import Marginal
 from ffcp.conformal.rank import exact_alpha
 from ffcp.conformal.selection import Scorer
-from ffcp.network import inputs
+from ffcp.network.buffer import RowBuffer
 from ffcp.pieces import Seen
 from ffcp.predictor import Predictor, Running, known_only, steady
 from ffcp.recipes import public
@@ -176,7 +176,7 @@ class LabelSets(Predictor):
         exact = exact_alpha(alpha)
         self._must_be_calibrated()
         given, ordered = self._rows(x), []
-        buffer, lost, in_all = inputs.RowBuffer(given.count), Table(), torch.tensor(False)
+        buffer, lost, in_all = RowBuffer(given.count), Table(), torch.tensor(False)
         look_up = partial(self.calibration.thresholds, [exact])
         for seen, notes, thresholds in self._looked_up(given, look_up, groups, first_row, weights):
             self._check_classes(seen.output)
@@ -227,7 +227,7 @@ class LabelSets(Predictor):
         those of :meth:`predict_set`, not of the calibration: with ``randomized=False`` none.
         """
         self._must_be_settled()
-        buffer = inputs.RowBuffer(None)
+        buffer = RowBuffer(None)
         for seen, y_seen in self._targeted(x, y):
             score = self._drawing(first_row, self._start(seen, first_row))
             labels = checked_labels(y_seen, seen)
@@ -243,7 +243,7 @@ class LabelSets(Predictor):
         """
         self._must_be_settled()
         given = self._rows(x)
-        buffer = inputs.RowBuffer(given.count)
+        buffer = RowBuffer(given.count)
         for seen in self._seen(given):
             score = self._drawing(first_row, self._start(seen, first_row))
             self._check_classes(seen.output)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ffcp.network import checks, inputs, jacobian
+from ffcp.network.buffer import RowBuffer
 from ffcp.network.features import OUTPUT, Cut, is_inside, resolve
 from ffcp.network.jacobian import AUTO, Method, Smooth
 from ffcp.network.picking import Output, picking
@@ -257,7 +258,7 @@ def run(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Run the model on tensors in batches; return the prediction and the norms by name."""
     needs = Needs(norms=tuple(dict.fromkeys(names)), norm=norm, method=method)
-    outputs, norms = (inputs.RowBuffer(inputs.row_count(x)) for _ in range(2))
+    outputs, norms = (RowBuffer(inputs.row_count(x)) for _ in range(2))
     for seen in over(model, x, needs, batch_size, first_row):
         outputs.add({"": seen.output})
         norms.add(seen.norms)

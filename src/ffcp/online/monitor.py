@@ -18,6 +18,7 @@ from ffcp.metrics import clopper_pearson
 from ffcp.metrics.bands import hits_of
 from ffcp.network import inputs, passes
 from ffcp.network.arrays import target_tensor
+from ffcp.network.buffer import RowBuffer
 from ffcp.network.features import OUTPUT
 from ffcp.online.martingales import Average
 from ffcp.online.pvalues import OnlineRanks
@@ -197,7 +198,7 @@ class Monitor:
         """Say of inputs what their tests look at, one number per row; values as they are."""
         predictor, feature = self.predictor, self.feature
         needs = Needs() if feature is None else Needs((feature,), (feature,))
-        buffer, row = inputs.RowBuffer(None), 0
+        buffer, row = RowBuffer(None), 0
         for whole in inputs.Rows(x, inputs.Reader(predictor.model, predictor._layout)):
             for batch in predictor._cut(whole):
                 seen = passes.see(predictor.model, batch, needs, row)

@@ -17,7 +17,7 @@ from ffcp.network.jacobian import Method
 from ffcp.recipes import public
 from ffcp.regression.bases import Base, Point, Quantiles
 from ffcp.regression.common import Common
-from ffcp.regression.predictor import Bands
+from ffcp.regression.composed import Bands
 from ffcp.regression.slacks import AUTO, Constant, GradientNorm, gradient_norm
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from ffcp.conformal.columns import Table, take
 from ffcp.conformal.rank import exact_alpha
 from ffcp.conformal.risk import Losses
 from ffcp.conformal.selection import Scorer
-from ffcp.network import inputs
+from ffcp.network.buffer import RowBuffer
 from ffcp.network.picking import Output
 from ffcp.pieces import Seen, name_of
 from ffcp.predictor import Predictor, steady
@@ -192,7 +192,7 @@ class RiskControl(Predictor):
         exact = self._share(alpha)
         self._must_be_calibrated()
         given = self._rows(x)
-        buffer, lost = inputs.RowBuffer(None), Table()
+        buffer, lost = RowBuffer(None), Table()
         look_up = partial(self.calibration.threshold, exact)
         for seen, notes, thresholds in self._looked_up(given, look_up, groups, None):
             levels = thresholds.reshape(-1, 1).expand(len(seen.rows), 1)[:, 0].clone()

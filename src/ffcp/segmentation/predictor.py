@@ -16,6 +16,7 @@ from ffcp.conformal.columns import Columns, Table, take
 from ffcp.conformal.rank import exact_alpha
 from ffcp.conformal.selection import Scorer
 from ffcp.network import inputs, jacobian
+from ffcp.network.buffer import RowBuffer
 from ffcp.network.features import INPUT, OUTPUT, resolve
 from ffcp.network.jacobian import Method
 from ffcp.network.picking import Output, output_name, picking
@@ -261,7 +262,7 @@ class PixelSets(Predictor):
         ``x`` may be a loader of pairs ``(x, y)``, passed alone. NaN where the label
         is the ignored one. Not rounded to the grid.
         """
-        buffer = inputs.RowBuffer(None)
+        buffer = RowBuffer(None)
         for seen, part in self._targeted(x, y):
             self._check_classes(seen.output)
             maps = label_maps(
@@ -301,7 +302,7 @@ class PixelSets(Predictor):
         self._must_be_calibrated()
         asked = None if share is None else exact_share(share)
         given = self._rows(x)
-        buffer, infinite = inputs.RowBuffer(given.count), Table()
+        buffer, infinite = RowBuffer(given.count), Table()
         for seen in self._seen(given, groups):
             self._check_classes(seen.output)
             notes = {**self.calibration.note(seen), "share": [asked] * len(seen.rows)}

@@ -1,0 +1,200 @@
+"""Bands put together from pieces: a base, a slack and a calibration."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ffcp.conformal.calibration import Calibration
+from ffcp.conformal.columns import Table
+from ffcp.network import inputs, passes
+from ffcp.predictor import known_only
+from ffcp.recipes import public
+from ffcp.regression.bases import Base, Point
+from ffcp.regression.common import Common
+from ffcp.regression.family import SlackBands
+from ffcp.regression.joint import (
+    AUTO,
+    checked_joint,
+    checked_scales,
+    has_own_thresholds,
+    learned_scales,
+)
+from ffcp.regression.layers import Choice
+from ffcp.regression.predictor import BandPredictor
+from ffcp.regression.sides import BOTH, checked_side
+from ffcp.regression.slacks import as_slack
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+Self = TypeVar("Self", bound="Bands")
+
+
+@public
+class Bands(BandPredictor):
+    """Prediction bands put together from pieces: a base, a slack and a calibration.
+
+    Every named regression method is such a combination: ``CP`` is ``Point`` with ``Constant``
+    and ``Marginal``, ``FFLCQR`` is ``Quantiles`` with ``GradientNorm`` and ``Local``.
+
+    Parameters
+    ----------
+    model
+        A trained network; forward returns one tensor with a row per input row.
+    base
+        Which outputs are the ends of the band: :class:`ffcp.Point` (the default) or
+        :class:`ffcp.Quantiles`.
+    slack
+        How wide one unit of the threshold is at each input: :class:`ffcp.Constant` (the
+        default), :class:`ffcp.GradientNorm`, any function of what one pass saw
+        (:class:`ffcp.Seen`), or a list of them to choose from.
+    calibration
+        How scores are kept and thresholds looked up: :class:`ffcp.Marginal` (the default),
+        :class:`ffcp.Mondrian` or :class:`ffcp.Local`.
+    **common
+        Of these the named methods take any:
+
+    joint
+        With several outputs: ``False`` covers each on its own with probability 1 - alpha.
+        ``True`` covers all of them at once, by the largest of their scores. ``0.9`` (any number
+        between 0 and 1) covers at least that share of the outputs of a row at once.
+        ``"bonferroni"`` covers all at once too, with a threshold of its own for every output at
+        level alpha / m.
+    side
+        ``"both"``: the target is between the two ends with probability 1 - alpha. ``"lower"`` or
+        ``"upper"``: it is above the lower, or below the upper end with that probability; the
+        other end is infinite, or the end of the support. ``"each"``: it is below the lower end
+        with probability alpha / 2 at most, and above the upper end likewise; each end has a
+        threshold of its own, which suits skewed noise.
+    support
+        The smallest and the largest value that targets can take, ``None`` where there is none:
+        ``(0, None)``. Bands are cut to it, the prediction is not, and other targets are refused.
+    scales
+        What is large for each output, where they share a threshold (``joint=True`` or a share):
+        one positive number per output; ``"auto"``, learned on calibration rows that then do not
+        calibrate, unless :meth:`fit_scales` has learned them from other rows, so that bands do
+        not depend on the units of the outputs; or ``None``, all outputs as they are. With one
+        output, more than 4,096, or too few rows, ``"auto"`` is ``None``.
+    missing
+        Whether NaN in ``y`` stands for a target that is not known. Such outputs of a row do not
+        calibrate; bands are promised for targets that are known, as if the others did not exist.
+    choose_fraction, choose_alpha, seed
+        Where something is left open: the share of the calibration rows that choose it and then
+        do not calibrate, the level at which candidates are compared, and the seed of the
+        division.
+    batch_size
+        Rows per pass over arrays; by default about 16 MB of input (2 MB of images), at most
+        8,192 rows.
+    output
+        Which part of what the model returns is the prediction, if it returns a tuple, a dict or
+        the like: a key (``"logits"``), an index, or a function of what it returns.
+
+    Examples
+    --------
+    >>> _ = torch.manual_seed(0)
+    >>> model, x, y = nn.Linear(2, 1), torch.randn(300, 2), torch.randn(300)  # yours is trained
+    >>> predictor = Bands(model, slack=lambda seen: 1 + seen.output.abs()).calibrate(x, y)
+    >>> predictor.predict_interval(x[:5], alpha=0.1).lower.shape
+    torch.Size([5, 1])
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        base: Base | None = None,
+        slack: Any = None,
+        calibration: Calibration | None = None,
+        **common: Unpack[Common],
+    ) -> None:
+        known_only(type(self), common, Common)
+        joint, side = checked_joint(common.pop("joint", False)), common.pop("side", BOTH)
+        scales = checked_scales(common.pop("scales", AUTO), joint)
+        pieces = base or Point(), as_slack(slack)
+        family = SlackBands(*pieces, joint, checked_side(side), scales=scales)
+        super().__init__(model, family, calibration, **common)  # type: ignore[misc]
+
+    @property
+    def slack(self) -> Any:
+        """The slack in use."""
+        return self._family.slack
+
+    @property
+    def feature(self) -> str | None:
+        """The layer whose gradient is taken; ``None`` until it is chosen, or if there is none."""
+        feature: str | None = getattr(self.slack, "feature", None)
+        return feature
+
+    @property
+    def choice(self) -> Choice | None:
+        """What the automatic choice of the slack saw and took."""
+        choice: Choice | None = self._choices.get("layer")
+        return choice
+
+    @property
+    def _family(self) -> SlackBands:
+        assert isinstance(self._scorer, SlackBands)
+        return self._scorer
+
+    @property
+    def scales(self) -> Tensor | None:
+        """What is large for each output, if outputs share a threshold and it is known."""
+        scales = self._family.scales
+        return None if scales is None else torch.tensor(scales, dtype=torch.float64)
+
+    def fit_scales(self: Self, x: Any, y: Any) -> Self:
+        """Learn the scales of outputs on points of their own, so that all others calibrate.
+
+        Training rows will do: scales only say which output's errors are larger. The points must
+        not calibrate. Only for outputs that share a threshold, and scales that were not given.
+        """
+        given, calibration = self._given
+        assert isinstance(given, SlackBands)
+        if has_own_thresholds(self.joint):
+            raise ValueError("every output has a threshold of its own here: no scales are needed")
+        if given.scales is not None and not self._has_fitted_scales:
+            raise ValueError("the scales were given when the predictor was made")
+        plain = given.with_scales(None)
+        if plain.is_open:
+            raise RuntimeError(
+                f"{plain.what_is_open} is not chosen yet, and scales depend on it: name it when "
+                "the predictor is made, or leave the scales to calibrate"
+            )
+        each, table = SlackBands(plain.base, plain.slack), Table()
+        with torch.inference_mode(False):
+            for batch in self._batches(x, y, None):
+                seen = passes.see(self.model, batch.x, each.needs(), batch.row)
+                table.add({"score": each.note(seen, batch.y)["score"].cpu()})
+        if not len(table):
+            raise ValueError("x has no rows")
+        fitted = given.with_scales(learned_scales(table.columns["score"], self.choose_alpha))
+        self._given, self._has_fitted_scales = (fitted, calibration), True
+        if not len(self.calibration):
+            self._scorer = fitted
+        return self
+
+    _has_fitted_scales = False
+
+    def _fit_calibration(self, x: Any, y: Any, planned: int | None) -> None:
+        """Choose what the calibration leaves open on points of their own."""
+        if self._family.learns_scales and not self._family.with_scales(None).is_open:
+            self.fit_scales(x, y)  # the same points teach both
+        self._must_be_settled()
+        _, calibration = self._given
+        with torch.inference_mode(False):
+            ((x, y),) = inputs.pairs(x, y, inputs.Reader(self.model))
+            order = np.random.default_rng(self.seed or 0).permutation(len(y))
+            order = order[: calibration.most_rows]
+            picked = torch.from_numpy(np.sort(order))
+            run, table = self._calibrating(self._scorer, calibration, update=False), Table()
+            for batch in self._batches(inputs.take(x, picked), y[picked], None):
+                table.add(run.note(batch))
+            run.choose_calibration(table.columns, planned or len(y))
+        self._given = (self._given[0], run.calibration)
+        self._fitted.update(run.choices)
+        if not len(self.calibration):
+            self.calibration = run.calibration.empty()
+            self._choices.update(run.choices)
