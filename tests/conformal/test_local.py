@@ -143,11 +143,11 @@ def test_nearest_neighbours_equal_brute_force(
 
 
 @pytest.mark.parametrize("width", [1, 3, 12])
-@pytest.mark.parametrize("k", [1, 12, 30, 60])
+@pytest.mark.parametrize("k", [1, 6, 30])
 def test_the_level_of_nearest_neighbours_equals_its_definition(k: int, width: int) -> None:
-    n, alpha = 60, Fraction(1, 5)
+    n, alpha = 30, Fraction(1, 5)
     scores, where = normal(n, 1, seed=3).double(), normal(n, width, seed=4)
-    x = torch.cat([normal(12, width, seed=5), 2.5 * normal(12, width, seed=6)])
+    x = torch.cat([normal(4, width, seed=5), 2.5 * normal(4, width, seed=6)])
     found = calibrated(scores, where, "nearest", k, "level").threshold(alpha, {"embedding": x})
     for row, threshold in enumerate(found[:, 0].tolist()):
         every = torch.cat([where, x[row : row + 1]]).double()

@@ -102,11 +102,10 @@ _JOINT = """
     ffcp_missing_joint_true ffcp_missing_joint_0.75 cqr_joint_true cqr_joint_0.75
     cqr_groups_joint_true cqr_missing_joint_true cqr_missing_joint_0.75 ffcqr_joint_true
     ffcqr_joint_0.75 ffcqr_groups_joint_true ffcqr_missing_joint_true
-    ffcqr_missing_joint_0.75 ffcp_joint_true_of_maps ffcp_auto_choose_joint_true
+    ffcqr_missing_joint_0.75 ffcp_auto_choose_joint_true
     ffcp_auto_choose_joint_0.75 ffcqr_auto_choose_among_a_list_joint_true lcp_joint_true
     lcp_joint_0.75 fflcp_joint_true fflcp_joint_0.75 lcqr_joint_true lcqr_joint_0.75
-    fflcqr_joint_true fflcqr_joint_0.75 lcp_maps_joint_true lcp_auto_bandwidth_joint_true
-    cp_joint_0.75_of_label_maps ffcp_joint_0.75_of_label_maps
+    fflcqr_joint_true fflcqr_joint_0.75 lcp_auto_bandwidth_joint_true
 """
 _CROSSING = "without randomness the label that crosses the threshold is in, and shares calibrate"
 _FIXED = (

@@ -276,8 +276,10 @@ class SlackBands(Family):
         first = passes.see(model, inputs.take(x, slice(0, 2)))
         outputs = self.prediction(first.output)[0].numel()
         what = self.what_is_open.removeprefix("the ")
-        # A single output has no other to be compared with, and a map of very many one unit.
-        learns = self.learns_scales and 1 < outputs <= _MOST_OUTPUTS
+        # A single output has no other to be compared with, and the outputs of a map, whose size may
+        # change from row to row, have one unit.
+        is_map = self.prediction(first.output).dim() > 2
+        learns = self.learns_scales and 1 < outputs <= _MOST_OUTPUTS and not is_map
         scales = AUTO if learns else self.scales
         if not self._slack_is_open:
             alone = self.with_scales(scales)
