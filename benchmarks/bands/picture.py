@@ -35,7 +35,7 @@ _TITLES = ("growing noise", "the same noise everywhere", "skewed noise")
 def draw(path: Path) -> None:
     """Train a small network on each data set, and draw the bands of four methods."""
     torch.set_num_threads(1)
-    figure = Figure(figsize=(14, 8.4), layout="constrained")
+    figure = Figure(figsize=(14, 8.8), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots(3, 4, sharex=True, sharey="row")
     for line, data, title in zip(axes, _DATA, _TITLES, strict=True):
@@ -59,7 +59,7 @@ def draw(path: Path) -> None:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", ffcp.FFCPWarning)
                 predictor.calibrate(*cal)
-            chosen = f"{name}: {predictor.method}" if isinstance(predictor, ffcp.Auto) else name
+            chosen = f"{name}:\n{predictor.method}" if isinstance(predictor, ffcp.Auto) else name
             _panel(panel, predictor, chosen, *test)
             limits.append(panel.get_ylim())
         lows, highs = zip(*limits, strict=True)
