@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest -n 2
 
-.PHONY: demo check test test-slow lint bench reproduce quick clean
+.PHONY: demo check test test-slow lint bench bands reproduce quick clean
 demo: .venv/.ready        ## train, calibrate, print the table, draw the bands
 	$(BIN)/ffcp demo
 
@@ -36,6 +36,9 @@ bench: .venv/.ready       ## time and memory, as ratios to hand-written code
 	$(BIN)/python -m benchmarks.rows
 	$(BIN)/python -m benchmarks.stacked
 	$(BIN)/python -m benchmarks.export
+
+bands: .venv/.ready       ## Auto beside its candidates and other libraries; writes docs/bands.md
+	$(BIN)/python -m benchmarks.bands --jobs 2 --time --write
 
 reproduce: .venv/.ready   ## every table and figure of the paper, and one page of them
 	$(BIN)/ffcp-paper reproduce

@@ -299,6 +299,28 @@ def test_one_seed_more_trains_one_network(made, monkeypatch) -> None:
     assert trained == [2]
 
 
+def test_networks_of_any_seeds_are_those_of_the_tables_and_trained_once(
+    tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.setenv("FFCP_CACHE", str(tmp_path))
+    study = Study("synthetic", TINY)
+    far, second = study.networks(TRAINED, [100, 1])
+
+    def train(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError("trained twice")
+
+    monkeypatch.setattr(experiments, "train_stacked", train)
+    again, same = Study("synthetic", TINY).networks(TRAINED, [100, 1])
+    for kept, made in ((again, far), (same, second)):
+        for name, tensor in kept.state_dict().items():
+            assert torch.equal(tensor, made.state_dict()[name])
+    assert not torch.equal(far[0].weight, second[0].weight)
+    monkeypatch.undo()
+    monkeypatch.setenv("FFCP_CACHE", str(tmp_path / "tables"))
+    of_tables = Study("synthetic", TINY).models(TRAINED)[1]
+    assert torch.allclose(of_tables[0].weight, second[0].weight)
+
+
 def _weights(study: Study, training: Training) -> list[dict[str, Any]]:
     return [model.state_dict() for model in study.models(training)]
 
