@@ -52,9 +52,9 @@ def main() -> None:
     times = known_time(_LARGEST, asked.seeds[0], asked.label, _CORES)
     _print(results, times)
     if asked.write:
-        _DOCS.joinpath("bands.md").write_text(page.text(results, times))
-        picture.draw(_DOCS / "bands.png")
-        print(f"written: {_DOCS / 'bands.md'} and bands.png")
+        (asked.write / "bands.md").write_text(page.text(results, times))
+        picture.draw(asked.write / "bands.png")
+        print(f"written: {asked.write / 'bands.md'} and bands.png")
     sys.exit(1 if failed else 0)
 
 
@@ -71,7 +71,8 @@ def _asked() -> argparse.Namespace:
     parser.add_argument("--time", action="store_true", help="time learning with two threads, alone")
     parser.add_argument("--label", default="", help="keep results of a changed ffcp apart")
     parser.add_argument("--stored", action="store_true", help="measure nothing, show what is known")
-    parser.add_argument("--write", action="store_true", help="write docs/bands.md and its picture")
+    parser.add_argument("--write", nargs="?", const=_DOCS, type=Path, metavar="FOLDER",
+                        help="write bands.md and its picture, by default into docs")  # fmt: skip
     asked = parser.parse_args()
     if unknown := sorted(set(asked.data) - set(DATA)):
         parser.error(f"there is no data set {', '.join(unknown)}; there are {', '.join(DATA)}")
