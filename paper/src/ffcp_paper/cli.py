@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +9,6 @@ import torch
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
 import ffcp
 import ffcp_paper
@@ -19,6 +17,7 @@ from ffcp_paper import groups as worst_groups
 from ffcp_paper import labels as label_sets
 from ffcp_paper import report as page
 from ffcp_paper import reproduce as reproduction
+from ffcp_paper.console import print_table
 from ffcp_paper.core import KERNELS
 from ffcp_paper.data import MissingDataError
 from ffcp_paper.download import FetchError
@@ -136,7 +135,7 @@ def _present(console: Console, names: list[str]) -> list[str]:
 
 def _print_groups(console: Console, name: str, results: list[list[worst_groups.Result]]) -> None:
     console.print(f"\n[bold]{name}[/bold]: {datasets.DATASETS[name].about}", highlight=False)
-    _print_table(console, worst_groups.COLUMNS, worst_groups.tabulate(results))
+    print_table(console, worst_groups.COLUMNS, worst_groups.tabulate(results))
     console.print(worst_groups.verdict(results), highlight=False)
 
 
@@ -219,7 +218,7 @@ def _print_labels(
         f"top-5 {found.top5:.1%}",
         highlight=False,
     )
-    _print_table(console, label_sets.COLUMNS, label_sets.tabulate(results))
+    print_table(console, label_sets.COLUMNS, label_sets.tabulate(results))
     if found.top1 > 1 - alpha:
         console.print(
             "Top-1 is above 1 - alpha, so that one label is nearly always enough: a smaller "
@@ -295,7 +294,7 @@ def _print_segments(console: Console, result: segments.Result) -> None:
         f"mean IoU {result.mean_iou:.2f}",
         highlight=False,
     )
-    _print_table(console, segments.COLUMNS, segments.tabulate(result))
+    print_table(console, segments.COLUMNS, segments.tabulate(result))
     for row in result.rows:
         if row.infinite:
             console.print(
@@ -304,7 +303,7 @@ def _print_segments(console: Console, result: segments.Result) -> None:
                 highlight=False,
             )
     console.print("\nLabel sets for every pixel", highlight=False)
-    _print_table(console, segments.SET_COLUMNS, segments.tabulate_sets(result))
+    print_table(console, segments.SET_COLUMNS, segments.tabulate_sets(result))
 
 
 @app.command()
@@ -346,7 +345,7 @@ def stream(
         result = results[-1]
         columns = ["method", "coverage", f"worst {streams.LOCAL} rows", "median length", "infinite"]
         console.print(f"{name}, {len(result.followed['CP'].hits)} rows", highlight=False)
-        _print_table(console, columns, streams.rows_of(result))
+        print_table(console, columns, streams.rows_of(result))
         alarms = ", ".join(f"{k} {v}" for k, v in result.alarms.items() if v is not None)
         console.print(f"Monitor, first alarm at row: {alarms or 'none'}", highlight=False)
         told = ", ".join(f"{k} {v:.2f}" for k, v in result.novelty.items())
@@ -436,7 +435,7 @@ def data(context: typer.Context) -> None:
         return
     console = Console()
     entries = datalist.entries()
-    _print_table(console, datalist.COLUMNS, datalist.tabulate(entries))
+    print_table(console, datalist.COLUMNS, datalist.tabulate(entries))
     for line in datalist.advice(entries):
         console.print(line, highlight=False, soft_wrap=True, markup=False)
 
@@ -484,26 +483,6 @@ def data_fetch(
             console.print(line, highlight=False, soft_wrap=True, markup=False)
     if failed:
         raise typer.Exit(1)
-
-
-def _print_table(console: Console, columns: Sequence[str], rows: list[list[str]]) -> None:
-    """Print words to the left and numbers to the right."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        words = column in (
-            "method",
-            "layer",
-            "split",
-            "score",
-            "promise",
-            "name",
-            "status",
-            "about",
-        )
-        table.add_column(column, justify="left" if words else "right")
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
 
 
 def main() -> None:

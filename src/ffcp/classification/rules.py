@@ -29,6 +29,7 @@ from ffcp.classification.weights import (
     places,
     probabilities,
 )
+from ffcp.pieces import is_traced
 
 SOFTMAX = "softmax"
 FEATURE = "feature"
@@ -133,7 +134,7 @@ class Cumulative:
         if self.lam:
             scores = scores + (
                 _penalties(self.lam, self.kreg, len(place.rank), place.rank.device)
-                if columns
+                if columns and not is_traced()  # a traced tensor must not be kept
                 else self.lam * (place.rank - self.kreg).clamp_min(0).double()
             )
         if self.gradient == FEATURE and rows.norms is not None:

@@ -298,9 +298,14 @@ def floored(norms: Tensor, floor: float) -> Tensor:
     return as_float64(norms).clamp_min(floor)
 
 
-@functools.cache
 def _one(device: torch.device) -> Tensor:
     """Give the number 1; nothing writes to slacks."""
+    # A tensor of a graph that is being made has no value, and must not be kept.
+    return torch.ones((), device=device) if is_traced() else _kept_one(device)
+
+
+@functools.cache
+def _kept_one(device: torch.device) -> Tensor:
     with torch.inference_mode(False):
         return torch.ones((), device=device)
 

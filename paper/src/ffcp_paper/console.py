@@ -1,0 +1,20 @@
+"""Tables in a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+_WORDS = frozenset(["method", "layer", "split", "score", "promise", "name", "status", "about"])
+
+
+def print_table(console: Console, columns: Sequence[str], rows: list[list[str]]) -> None:
+    """Print words to the left and numbers to the right."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column, justify="left" if column in _WORDS else "right")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
