@@ -272,3 +272,11 @@ def test_typical_sizes_are_checked_when_they_are_loaded(size: float) -> None:
     state = {**family.state(), "typical": torch.full_like(family.typical, size)}
     with pytest.raises(ValueError, match="typical sizes"):
         LearnedBands.from_state(predictor.settings(), state, (), False, "both")
+
+
+def test_outputs_that_share_a_threshold_are_not_taken_for_memorised() -> None:
+    x, y = data()[0], normal(600, 3, seed=8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ffcp.FFCPWarning)
+        predictor = ffcp.Learned(small_mlp(outputs=3), joint=True, seed=0)
+        predictor.fit(x[:300], y[:300]).calibrate(x[300:], y[300:])

@@ -144,7 +144,8 @@ class Learned(Teachable):
 
 def held_in_half(family: LearnedBands, scores: Tensor) -> float | None:
     """Give the share of rows in the central set that should hold half; ``None`` if unknown."""
-    if family.shape != CENTRAL or family.side != BOTH or scores.shape[1] > 1:
+    # Several outputs at once are held less often than each of them.
+    if family.shape != CENTRAL or family.side != BOTH or len(family.learner.state()["unit"]) > 1:
         return None
     half = float(torch.searchsorted(LEVELS, (1 + _HALF) / 2)) - MIDDLE
     known = scores[~scores.isnan()]
