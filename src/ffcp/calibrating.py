@@ -27,6 +27,16 @@ class Batch(NamedTuple):
     weights: Tensor | None = None
 
 
+class Noted(NamedTuple):
+    """What another process has noted of a batch: see :meth:`Calibrating.elsewhere`."""
+
+    columns: Columns
+    row: int
+    rows: int
+    met: int  # how many of them :meth:`Predictor.fit` has seen
+    classes: int | None
+
+
 class Choosing(NamedTuple):
     """How what is open is chosen: the share of rows set aside, the level, and the seed."""
 
@@ -60,7 +70,7 @@ class Calibrating:
         self.classes: int | None = None  # of the outputs so far, where they are classes
         self._is_first = True
         self._has_new_calibration = False  # one that was chosen: it has notes of its own
-        self.selection: Selection[Batch] = Selection(self, self._division(), choosing.alpha)
+        self.selection: Selection[Batch | Noted] = Selection(self, self._division(), choosing.alpha)
 
     def must_take(self, weights: Any, new: Any) -> None:
         """Refuse weights and new inputs that nothing here looks at, and missing ones."""
@@ -91,35 +101,52 @@ class Calibrating:
         most = max(piece.most_rows for piece in open_pieces)
         return Division(self._choosing.fraction, self._choosing.seed, most)
 
-    def note(self, batch: Batch) -> Columns:
+    def note(self, batch: Batch | Noted) -> Columns:
         """Run the model on a batch, and note of its rows what scores and choices need."""
+        if isinstance(batch, Noted):  # another process has
+            self.count(batch.rows, batch.classes)
+            return batch.columns
         seen = self.see(batch)
         return {
             **prefixed("score.", self.scorer.note(seen, batch.y)),
             **prefixed("note.", self.calibration.note(seen, batch.y)),
         }
 
+    def elsewhere(self, batch: Batch, met: int = 0) -> Noted:
+        """Note a batch for a calibration that is under way in another process.
+
+        Who divides the work :meth:`prepare` s here, sends this calibration there, and gives what
+        comes back to the selection, in the order of the rows.
+        """
+        columns = {
+            name: column.detach().cpu() if isinstance(column, Tensor) else column
+            for name, column in self.note(batch).items()
+        }
+        return Noted(columns, batch.row, len(batch.y), met, self.classes)
+
+    def prepare(self, x: Any) -> None:
+        """Look at some first rows, once: what is to choose from, and what a model must not do."""
+        if not self._is_first:
+            return
+        self.scorer = self.scorer.prepared(self._model, x)
+        self.selection.division = self._division()  # how many rows choose, too, is known now
+        passes.check_rows(self._model, x, self.scorer.needs().norms, self.scorer.sample)
+        self._is_first = False
+
     def see(self, batch: Batch) -> Seen:
         """Run the model on a batch; look at the first one for what the model must not do."""
-        model = self._model
-        if self._is_first:
-            self.scorer = self.scorer.prepared(model, batch.x)
-            self.selection.division = self._division()  # how many rows choose, too, is known now
-            passes.check_rows(model, batch.x, self.scorer.needs().norms, self.scorer.sample)
-            self._is_first = False
+        self.prepare(batch.x)
         needs = self.scorer.needs().joined(self.calibration.needs())
-        seen = passes.see(model, batch.x, needs, batch.row, batch.groups)
+        seen = passes.see(self._model, batch.x, needs, batch.row, batch.groups)
         return seen._replace(weights=batch.weights)
 
-    def count_classes(self, output: Tensor) -> None:
-        """Refuse a batch whose output has other classes than those before."""
-        if output.dim() < 2:
-            return  # what is wrong with it is said where it is scored
-        if self.classes not in (None, output.shape[1]):
+    def count(self, rows: int, classes: int | None) -> None:
+        """Count rows; refuse other classes, where outputs are classes, than those before."""
+        if None not in (classes, self.classes) and classes != self.classes:
             raise ValueError(
-                f"calibrated on {self.classes} classes, but the model now gives {output.shape[1]}"
+                f"calibrated on {self.classes} classes, but the model now gives {classes}"
             )
-        self.classes = output.shape[1]
+        self.classes = classes
 
     def choose(self, aside: Columns, left: int) -> None:
         """Choose what is open, first of the scorer and then of the calibration."""

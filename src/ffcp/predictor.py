@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ffcp.calibrating import NO_WEIGHTS, Batch, Calibrating, Choosing
+from ffcp import files
+from ffcp.calibrating import NO_WEIGHTS, Batch, Calibrating, Choosing, Noted
 from ffcp.conformal.calibration import Calibration
 from ffcp.conformal.columns import Columns, Table, with_prefix
 from ffcp.conformal.draws import Draws, Stream
@@ -125,6 +126,13 @@ class Predictor(Sharing):
         """Refuse targets that cannot be meant."""
         return y
 
+    def _met(self, batch: Batch) -> int:
+        """Count rows from which something was learned before."""
+        return 0
+
+    def _must_be_new(self, met: int, rows: int) -> None:
+        """Refuse a calibration if so many of its rows were learned from."""
+
     #: Whether what is predicted takes random numbers of rows, whatever the calibration does.
     _scorer_draws = False
 
@@ -177,21 +185,34 @@ class Predictor(Sharing):
             Unchanged if anything goes wrong on the way.
         """
         with torch.inference_mode(False):  # the scores outlive the caller's inference_mode
-            run = self._run_of(groups, update and len(self.calibration) > 0)
-            run.must_take(weights, new)
-            identity = Identity.of(self.model)
-            if run.is_update and self._identity is not None:
-                self._must_have(identity.fingerprint, "the scores there are")
-            read = inputs.Reader(self.model, self._layout if run.is_update else None)
-            run.facing(lambda: self._noted_new(new, run.calibration, read))
-            run.columns = run.selection.run(self._batches(x, y, groups, read, weights=weights))
-            run.layout = read.layout
-            run.calibration.add(*self._entries(run.columns))
-            if not identity.is_that_of(self.model):
-                raise RuntimeError(
-                    "the model's weights changed while it was calibrated: calibrate when nothing "
-                    "trains it"
-                )
+            run, read = self._begun(groups, weights, new, update)
+            return self._concluded(run, read, self._batches(x, y, groups, read, weights=weights))
+
+    def _begun(
+        self, groups: Any, weights: Any, new: Any, update: bool
+    ) -> tuple[Calibrating, inputs.Reader]:
+        """Begin a calibration: refuse what it cannot take before any row is looked at."""
+        run = self._run_of(groups, update and len(self.calibration) > 0)
+        run.must_take(weights, new)
+        if run.is_update and self._identity is not None:
+            self._must_have(files.fingerprint(self.model), "the scores there are")
+        read = inputs.Reader(self.model, self._layout if run.is_update else None)
+        run.facing(lambda: self._noted_new(new, run.calibration, read))
+        return run, read
+
+    def _concluded(
+        self: Self, run: Calibrating, read: inputs.Reader, batches: Iterable[Batch | Noted]
+    ) -> Self:
+        """Go through all batches, and take over what comes of it; nothing if anything is wrong."""
+        identity = Identity.of(self.model)
+        run.columns = run.selection.run(self._all_new(batches))
+        run.layout = read.layout
+        run.calibration.add(*self._entries(run.columns))
+        if not identity.is_that_of(self.model):
+            raise RuntimeError(
+                "the model's weights changed while it was calibrated: calibrate when nothing "
+                "trains it"
+            )
         with self._lock:
             self._identity = identity
             self._runs = (*(self._runs if run.is_update else ()), uuid.uuid4().hex)
@@ -199,6 +220,15 @@ class Predictor(Sharing):
         for message in run.warnings:
             self._warn(message)
         return self
+
+    def _all_new(self, batches: Iterable[Batch | Noted]) -> Iterator[Batch | Noted]:
+        """Count on the way how many rows were given to ``fit``, and at the end refuse many."""
+        met = rows = 0
+        for batch in batches:
+            met += batch.met if isinstance(batch, Noted) else self._met(batch)
+            rows += batch.rows if isinstance(batch, Noted) else len(batch.y)
+            yield batch
+        self._must_be_new(met, rows)
 
     def _run_of(self, groups: Any, update: bool) -> Calibrating:
         scorer, calibration = (self._scorer, self.calibration) if update else self._given
@@ -251,6 +281,7 @@ class Predictor(Sharing):
         read: inputs.Reader | None = None,
         call: str = "",
         weights: Any = None,
+        first_row: int = 0,
     ) -> Iterator[Batch]:
         """Cut the data into batches that the model takes at once."""
         labels, weighed = _as_labels(groups), _as_weights(weights)
@@ -260,15 +291,19 @@ class Predictor(Sharing):
             start = 0
             for batch in self._cut(whole) if len(target) else ():
                 count = inputs.row_count(batch)
-                part = self._checked_target(target[start : start + count], row)
-                own = _weights_of(weighed, row, count)
-                yield Batch(batch, part, row, _groups_of(labels, batch, row, count), own)
+                part = self._checked_target(target[start : start + count], first_row + row)
+                some, own = _groups_of(labels, batch, row, count), _weights_of(weighed, row, count)
+                yield Batch(batch, part, first_row + row, some, own)
                 start, row = start + count, row + count
         self._must_have_labels(labels, row)
         _must_have_weights(weighed, row)
 
     def _cut(self, x: Any) -> Iterator[Any]:
-        return inputs.batches(x, self.batch_size or getattr(self.model, "rows_at_once", None))
+        return inputs.batches(x, self._rows_at_once(x))
+
+    def _rows_at_once(self, x: Any) -> int | None:
+        """Say how many rows of an input make a batch, where their size alone does not."""
+        return self.batch_size or getattr(self.model, "rows_at_once", None)
 
     # -- predicting -------------------------------------------------------------------------
 

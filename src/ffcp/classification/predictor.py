@@ -319,14 +319,18 @@ class CalibratingLabels(Calibrating):
         """Run the model on a batch of rows; refuse another number of classes."""
         seen = super().see(batch)
         check_logits(seen.output)
-        self.count_classes(seen.output)
+        self.count(len(seen.rows), seen.output.shape[1])
         if self.names is not None and len(self.names) != seen.output.shape[1]:
             raise ValueError(
                 f"there are {len(self.names)} names, and the model has {seen.output.shape[1]} "
                 "classes: give one name for each, in the order of the outputs"
             )
-        self.drawn += len(seen.rows)
         return seen
+
+    def count(self, rows: int, classes: int | None) -> None:
+        """Count rows, each of which draws a random number; refuse other classes."""
+        super().count(rows, classes)
+        self.drawn += rows
 
 
 def _what_is_infinite(in_all: Tensor, sets: int, rows: int) -> str:

@@ -101,10 +101,17 @@ def batches(x: Any, batch_size: int | None = None) -> Iterator[Any]:
 
 def default_batch(x: Any, n: int) -> int:
     """Say how many rows of an input with n rows make a batch."""
-    if n == 1:
-        return 1
+    return 1 if n == 1 else usual_batch(x)
+
+
+def usual_batch(x: Any) -> int:
+    """Say how many rows like those of an input make a batch, if there are as many.
+
+    >>> usual_batch(torch.zeros(2, 3)), usual_batch(torch.zeros(2, 3, 224, 224))
+    (8192, 3)
+    """
     tensors = [tensor for _, tensor in leaves(x)]
-    per_row = sum(t.numel() * t.element_size() for t in tensors) / max(n, 1)
+    per_row = sum(t.numel() * t.element_size() for t in tensors) / max(row_count(x), 1)
     limit = _MAX_IMAGE_BYTES if any(t.dim() > 3 for t in tensors) else _MAX_BYTES
     return int(max(1, min(_MAX_ROWS, limit // max(per_row, 1.0))))
 

@@ -15,7 +15,7 @@ from ffcp.calibrating import Batch, Calibrating
 from ffcp.conformal.columns import Columns, Table, take
 from ffcp.conformal.rank import exact_alpha
 from ffcp.conformal.selection import Scorer
-from ffcp.network import inputs, jacobian
+from ffcp.network import jacobian
 from ffcp.network.buffer import RowBuffer
 from ffcp.network.features import INPUT, OUTPUT, resolve
 from ffcp.network.jacobian import Method
@@ -247,11 +247,10 @@ class PixelSets(Predictor):
                 "guarantees are about images that have one"
             )
 
-    def _cut(self, x: Any) -> Iterator[Any]:
-        images = self.batch_size
-        if images is None and isinstance(x, Tensor) and x.dim() > 2:
-            images = max(1, _PIXELS // max(1, x.shape[2:].numel()))
-        return inputs.batches(x, images)
+    def _rows_at_once(self, x: Any) -> int | None:
+        if self.batch_size is None and isinstance(x, Tensor) and x.dim() > 2:
+            return max(1, _PIXELS // max(1, x.shape[2:].numel()))
+        return self.batch_size
 
     # -- using the calibration --------------------------------------------------------------
 
@@ -359,7 +358,7 @@ class CalibratingPixels(Calibrating):
         """Run the model on a batch of images."""
         seen = super().see(batch)
         check_maps(seen.output)
-        self.count_classes(seen.output)
+        self.count(len(seen.rows), seen.output.shape[1])
         return seen
 
 

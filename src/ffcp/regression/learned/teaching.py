@@ -67,21 +67,14 @@ class Teachable(BandPredictor):
         order = torch.from_numpy(np.random.default_rng(self.seed or 0).permutation(count))
         yield from self._batches(inputs.take(x, order), y[order], None, call="fit")
 
-    def _batches(
-        self,
-        x: Any,
-        y: Any,
-        groups: Any,
-        read: inputs.Reader | None = None,
-        call: str = "",
-        weights: Any = None,
-    ) -> Iterator[Batch]:
-        known, met, rows = self._taught, 0, 0
-        for batch in super()._batches(x, y, groups, read, call, weights):
-            if known is not None and not call:
-                met += int(torch.isin(row_hashes(batch.x, batch.y), known).sum())
-                rows += len(batch.y)
-            yield batch
+    def _met(self, batch: Batch) -> int:
+        """Count rows that taught."""
+        known = self._taught
+        return 0 if known is None else int(torch.isin(row_hashes(batch.x, batch.y), known).sum())
+
+    def _must_be_new(self, met: int, rows: int) -> None:
+        """Refuse rows that taught, unless so few that chance may have made them equal."""
+        known = self._taught
         if known is not None and met > (_CHANCE + 2 * _repeated(known)) * rows:
             raise ValueError(
                 f"{met} of {rows} calibration rows were given to fit as well: what was learned "
