@@ -18,6 +18,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,6 +49,11 @@ class Subject(NamedTuple):
     x: Tensor
     y: Tensor
     ask: Callable[[Any], Tensor]
+    more: Any = MappingProxyType({})  # of what calibrate takes
+
+    def calibrated(self, rows: slice) -> Any:
+        more = {n: v[rows] if isinstance(v, list) else v for n, v in self.more.items()}
+        return self.make().calibrate(self.x[rows], self.y[rows], **more)
 
 
 def subjects() -> dict[str, Subject]:
@@ -65,6 +71,8 @@ def subjects() -> dict[str, Subject]:
         return torch.cat([found.lower, found.upper])
 
     near = ffcp.Localizer("gaussian", on="input")
+    halves, weights = ["a", "b"] * 45, (0.5 + torch.rand(90)).tolist()
+    few = {"rank_error": 0.1}
     return {
         "CP": Subject(lambda: ffcp.CP(body), x, y, band),
         "FFCP": Subject(lambda: ffcp.FFCP(body, "0"), x, y, band),
@@ -79,6 +87,17 @@ def subjects() -> dict[str, Subject]:
         "PixelSets": Subject(
             lambda: ffcp.segmentation.PixelSets(segments), images, maps,
             lambda p: p.predict_set(images[:3], 0.2).mask,
+        ),
+        "compressed": Subject(lambda: ffcp.CP(body), x, y, band, few),
+        "compressed groups": Subject(
+            lambda: ffcp.CP(body), x, y,
+            lambda p: p.predict_interval(x[:6], 0.2, groups=list(p.calibration.groups) * 3).upper,
+            {**few, "groups": halves},
+        ),
+        "compressed weights": Subject(
+            lambda: ffcp.CP(body, calibration=ffcp.Weighted("given")), x, y,
+            lambda p: p.predict_interval(x[:6], 0.3, weights=weights[:6]).upper,
+            {**few, "weights": weights},
         ),
     }  # fmt: skip
 
@@ -196,6 +215,11 @@ def could_be(tensors: Tensors, was: Tensors) -> bool:
         if not tensor.isfinite().all() or (name.endswith(POSITIVE) and not (tensor > 0).all()):
             return False
     scores = tensors["calibration.scores"]
+    if "calibration.pieces" in tensors:
+        return could_be_pieces(tensors)
+    if "calibration.units" in tensors:
+        told, units = tensors["calibration.told"], tensors["calibration.units"]
+        return bool((scores.diff(dim=0) >= 0).all() and (units >= 0).all() and (told >= 0).all())
     embedding = tensors.get("calibration.embedding")
     if embedding is not None:  # scores lie as their points do, in no order
         return bool(embedding.isfinite().all() and scores.isfinite().all() and (scores >= 0).all())
@@ -203,6 +227,19 @@ def could_be(tensors: Tensors, was: Tensors) -> bool:
         return bool((scores >= 0).all() and scores.any(dim=1).all())
     in_order = bool((scores.diff(dim=0) >= 0).all())
     return in_order and bool((scores >= 0).all())
+
+
+def could_be_pieces(tensors: Tensors) -> bool:
+    """Say whether a summary has as many numbers, in order, as what is told of its pieces says."""
+    scores, told = tensors["calibration.scores"], tensors["calibration.pieces"]
+    weight, count, error = told.unbind(dim=2)
+    if not bool((weight >= 1).all() and (count >= weight).all() and (error <= count).all()):
+        return False
+    kept = -(-count // weight)
+    in_order = all(
+        bool((part.diff(dim=0) >= 0).all()) for part in scores.split(kept[:, 0].tolist())
+    )
+    return in_order and int(kept.sum()) == len(scores) and bool((scores >= 0).all())
 
 
 # -- trial -------------------------------------------------------------------------------------
@@ -220,8 +257,7 @@ def fuzz(subject: Subject, mutations: int, seed: int = 0) -> Counter[str]:
     """Try damaged files on a predictor; count what came of them."""
     counts: Counter[str] = Counter(dict.fromkeys(FAULTS, 0))
     half = len(subject.x) // 2
-    saved = subject.make().calibrate(subject.x[:half], subject.y[:half])
-    in_use = subject.make().calibrate(subject.x[half:], subject.y[half:])
+    saved, in_use = subject.calibrated(slice(half)), subject.calibrated(slice(half, None))
     right, mine, model = subject.ask(saved), subject.ask(in_use), state_of(in_use.model)
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore", ffcp.FFCPWarning)

@@ -29,6 +29,12 @@ def bands(predictor: ffcp.Bands) -> Callable[[], Tensor]:
     return lambda: predictor.predict_interval(X[:20], 0.2, first_row=0).upper
 
 
+def compressed(predictor: ffcp.Bands) -> Callable[[], Tensor]:
+    bands(predictor)
+    predictor.compress(0.05)
+    return lambda: predictor.predict_interval(X[:20], 0.2).upper
+
+
 def sets(predictor: ffcp.LabelSets) -> Callable[[], Tensor]:
     predictor.calibrate(X, LABELS)
     return lambda: predictor.predict_set(X[:20], 0.2, first_row=0).mask
@@ -42,6 +48,7 @@ def pixels(predictor: PixelSets) -> Callable[[], Tensor]:
 near = ffcp.Localizer("gaussian", on="input", bandwidth=2.0)
 CASES: dict[str, Callable[[], Callable[[], Tensor]]] = {
     "CP": lambda: bands(ffcp.CP(small_mlp())),
+    "compressed": lambda: compressed(ffcp.CP(small_mlp())),
     "FFCP": lambda: bands(ffcp.FFCP(small_mlp(), "0")),
     "FFCP sketched": lambda: bands(ffcp.FFCP(small_mlp(), "0", method=ffcp.Sketch(4))),
     "FFCP smoothed": lambda: bands(ffcp.FFCP(small_mlp(), "0", method=ffcp.Smooth(0.1, 2))),

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from ffcp.conformal.calibration import Calibration
-from ffcp.conformal.columns import Columns, prefixed, with_prefix
+from ffcp.conformal.columns import Columns, Table, prefixed, with_prefix
+from ffcp.conformal.compressing import compressed, settled, summary_like
 from ffcp.conformal.mondrian import by_groups
 from ffcp.conformal.selection import Chosen, Division, Scorer, Selection
 from ffcp.network import passes
@@ -203,3 +204,53 @@ class Calibrating:
         if signs is not None:
             notes["signs"] = signs.cpu()
         return {"score": scores.cpu(), **prefixed("note.", notes)}
+
+
+class Summing:
+    """Takes the scores of a calibration under way into a summary, in place of a table of all.
+
+    Parameters
+    ----------
+    run
+        The calibration under way: its points, if it has any, and all that come are compressed.
+    rank_error
+        The rank error of the summary.
+    entries
+        What gives the scores and notes to keep of rows.
+    """
+
+    rows_at_once = 2**17
+
+    def __init__(
+        self,
+        run: Calibrating,
+        rank_error: Any,
+        entries: Callable[[Columns], tuple[Tensor, Columns]],
+    ) -> None:
+        summary_like(run.calibration, rank_error)  # refused before the work begins
+        self._run, self._error, self._entries = run, rank_error, entries
+        self._waiting, self._rows = Table(), 0
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def add(self, columns: Columns) -> None:
+        """Take rows in."""
+        if not self._rows:  # what was open is chosen now
+            self._run.calibration = compressed(self._run.calibration, self._error)
+        self._waiting.add(columns)
+        self._rows += len(columns["score"])
+        if len(self._waiting) >= self.rows_at_once:
+            self._flush()
+
+    def _flush(self) -> None:
+        if len(self._waiting):
+            self._run.calibration.add(*self._entries(self._waiting.columns))
+        self._waiting = Table()
+
+    @property
+    def columns(self) -> Columns:
+        """Nothing: all of it is in the summary, which is now as small as it may be."""
+        self._flush()
+        self._run.calibration = settled(self._run.calibration)
+        return {}

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ffcp import files
-from ffcp.calibrating import NO_WEIGHTS, Batch, Calibrating, Choosing, Noted
+from ffcp.calibrating import NO_WEIGHTS, Batch, Calibrating, Choosing, Noted, Summing
 from ffcp.conformal.calibration import Calibration
 from ffcp.conformal.columns import Columns, Table, with_prefix
 from ffcp.conformal.draws import Draws, Stream
@@ -151,6 +151,7 @@ class Predictor(Sharing):
         weights: Any = None,
         new: Any = None,
         update: bool = False,
+        rank_error: Any = None,
     ) -> Self:
         """Score held-out points; whatever is predicted later rests on these scores.
 
@@ -178,6 +179,9 @@ class Predictor(Sharing):
             learn how the data has moved: ``ffcp.Weighted("learn")``, ``ffcp.LabelShift()``.
         update
             Add to the scores there are instead of replacing them. What was chosen stays.
+        rank_error
+            Keep a summary of the scores, as :meth:`compress` does, and make it on the way: memory
+            grows with the logarithm of the rows. 1e-4, say. By default all scores are kept.
 
         Returns
         -------
@@ -186,7 +190,8 @@ class Predictor(Sharing):
         """
         with torch.inference_mode(False):  # the scores outlive the caller's inference_mode
             run, read = self._begun(groups, weights, new, update)
-            return self._concluded(run, read, self._batches(x, y, groups, read, weights=weights))
+            batches = self._batches(x, y, groups, read, weights=weights)
+            return self._concluded(run, read, batches, rank_error)
 
     def _begun(
         self, groups: Any, weights: Any, new: Any, update: bool
@@ -201,13 +206,26 @@ class Predictor(Sharing):
         return run, read
 
     def _concluded(
-        self: Self, run: Calibrating, read: inputs.Reader, batches: Iterable[Batch | Noted]
+        self: Self,
+        run: Calibrating,
+        read: inputs.Reader,
+        batches: Iterable[Batch | Noted],
+        rank_error: Any = None,
     ) -> Self:
         """Go through all batches, and take over what comes of it; nothing if anything is wrong."""
         identity = Identity.of(self.model)
-        run.columns = run.selection.run(self._all_new(batches))
+        kept = None if rank_error is None else Summing(run, rank_error, self._entries)
+        run.columns = run.selection.run(self._all_new(batches), kept)
         run.layout = read.layout
-        run.calibration.add(*self._entries(run.columns))
+        if kept is None:
+            run.calibration.add(*self._entries(run.columns))
+        self._ended(run, identity, uuid.uuid4().hex)
+        for message in run.warnings:
+            self._warn(message)
+        return self
+
+    def _ended(self, run: Calibrating, identity: Identity, name: str) -> None:
+        """Take over a calibration, by its name, if the model still has the weights it is of."""
         if not identity.is_that_of(self.model):
             raise RuntimeError(
                 "the model's weights changed while it was calibrated: calibrate when nothing "
@@ -215,11 +233,8 @@ class Predictor(Sharing):
             )
         with self._lock:
             self._identity = identity
-            self._runs = (*(self._runs if run.is_update else ()), uuid.uuid4().hex)
+            self._runs = (*(self._runs if run.is_update else ()), name)
             self._take_over(run)
-        for message in run.warnings:
-            self._warn(message)
-        return self
 
     def _all_new(self, batches: Iterable[Batch | Noted]) -> Iterator[Batch | Noted]:
         """Count on the way how many rows were given to ``fit``, and at the end refuse many."""

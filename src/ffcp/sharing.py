@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from ffcp import files
 from ffcp.conformal.calibration import Calibration
 from ffcp.conformal.columns import prefixed, with_prefix
+from ffcp.conformal.compressed import ERROR
+from ffcp.conformal.compressing import compressed, joined, recalled
 from ffcp.conformal.mondrian import by_groups
 from ffcp.conformal.selection import Scorer
 from ffcp.network.features import resolve
@@ -120,6 +122,7 @@ class Sharing(nn.Module):
 
     def _must_match(self, mine: Mapping[str, Any], theirs: Mapping[str, Any], whose: str) -> None:
         keys = dict.fromkeys([*mine, *theirs])
+        keys.pop(ERROR, None)  # summaries and whole calibrations can stand beside each other
         differing = [key for key in keys if mine.get(key) != theirs.get(key)]
         if differing:
             listed = ", ".join(f"{k}={theirs.get(k)!r} (here {mine.get(k)!r})" for k in differing)
@@ -193,16 +196,39 @@ class Sharing(nn.Module):
             )
         assert other._identity is not None
         self._must_have(other._identity.fingerprint, "the scores to merge")
-        merged = other.calibration.empty()
-        if len(self.calibration):
-            merged.keep(self.calibration.points())
-        merged.merge(other.calibration)
+        merged = joined(self.calibration, other.calibration)
         with self._lock:
             self.calibration = merged
             self._identity = self._identity or Identity(other._identity.fingerprint)
             self._layout = {**other._layout, **self._layout}
             self._runs += other._runs
             self._merged(other)
+        return self
+
+    def compress(self: Self, rank_error: Any = 1e-4) -> Self:
+        """Keep a summary of the scores in place of all of them.
+
+        Of every group and output at most 1 / rank_error are kept, 80 kB at 1e-4. Thresholds are
+        rounded up, so what is promised holds; ``calibration.rank_error`` says by how much at most.
+        Summaries merge with each other and with whole calibrations: errors, in ranks, add up.
+
+        Parameters
+        ----------
+        rank_error
+            By how many ranks a threshold may become larger, as a share of the calibration points
+            of its group (of their weight, for ``ffcp.Weighted``).
+
+        Examples
+        --------
+        >>> import ffcp
+        >>> model, x, y = nn.Linear(3, 1), torch.randn(5000, 3), torch.randn(5000)
+        >>> predictor = ffcp.CP(model).calibrate(x, y).compress(rank_error=0.01)
+        >>> len(predictor.calibration), len(predictor.calibration.scores)
+        (5000, 99)
+        """
+        self._must_be_calibrated()
+        with self._lock:
+            self.calibration = compressed(self.calibration, rank_error)
         return self
 
     def _must_have_columns(self, other: Sharing) -> None:
@@ -314,6 +340,7 @@ class Sharing(nn.Module):
         scorer, calibration = scorer.recalled(settings, learned), calibration.restored(settings)
         if settings.get("groups"):
             calibration = by_groups(calibration)
+        calibration = recalled(calibration, settings)
         mine = self._settings_of(scorer, calibration)
         self._must_match(mine, settings, "the loaded calibration")
         self._check_features(scorer.needs().joined(calibration.needs()))

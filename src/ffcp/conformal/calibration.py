@@ -51,6 +51,10 @@ class Calibration(nn.Module):
     draws = True
     #: Whether thresholds differ from point to point, so that some may be infinite.
     is_local = False
+    #: Whether a summary is kept of the scores in place of all of them.
+    is_summary = False
+    #: By which share of the points thresholds may then be too large, in ranks.
+    rank_error: float = 0.0
     #: Whether something is still to be chosen before points can be kept.
     is_open = False
     #: What that is, in words.

@@ -63,6 +63,16 @@ class Mondrian(Calibration):
         return self._inner[0]
 
     @property
+    def is_summary(self) -> bool:  # type: ignore[override]
+        """Whether groups keep a summary of their scores."""
+        return self.inner.is_summary
+
+    @property
+    def rank_error(self) -> float:  # type: ignore[override]
+        """By which share of a group's points its thresholds may be too large, in ranks."""
+        return max((part.rank_error for part in self.parts().values()), default=0.0)
+
+    @property
     def takes_missing(self) -> bool:  # type: ignore[override]
         """Whether NaN may stand for a score that is not known."""
         return self.inner.takes_missing
@@ -105,7 +115,13 @@ class Mondrian(Calibration):
     @property
     def groups(self) -> dict[Label, int]:
         """How many points each group has, in the order of the scores."""
-        return dict(zip(*_names_of(self.names), strict=True))
+        labels, counts, _ = _names_of(self.names)
+        return dict(zip(labels, counts, strict=True))
+
+    def __len__(self) -> int:
+        if not self.is_summary:
+            return super().__len__()
+        return sum(self.groups.values())
 
     def needs(self) -> Needs:
         """Say what the pass must bring."""
@@ -171,15 +187,19 @@ class Mondrian(Calibration):
     def check(self, points: Mapping[str, Tensor]) -> None:
         """Refuse groups that are none or do not add up, and what the inner calibration refuses."""
         super().check(points)
-        tables = dict(points)
-        _, counts = _names_of(tables.pop("names"))
-        if sum(counts) != len(tables["scores"]):
-            raise ValueError(f"groups of {sum(counts)} points share {len(tables['scores'])}")
-        for part in zip(*(t.split(counts) for t in tables.values()), strict=True):
-            self.inner.check(dict(zip(tables, part, strict=True)))
+        _, counts, rows = _names_of(points["names"])
+        if bool(rows) != (self.is_summary and bool(counts)):
+            raise ValueError("the names of groups do not say how many rows each has")
+        for part, count in zip(_split(points), counts, strict=True):
+            self.inner.check(part)
+            grown = self._copy(None)
+            grown.keep(part)
+            if len(grown) != count:
+                raise ValueError(f"a group of {count} points has {len(grown)}")
 
     def _check_rows(self, points: Mapping[str, Tensor]) -> None:
-        super()._check_rows({n: t for n, t in points.items() if n != "names"})
+        if not self.is_summary:
+            super()._check_rows({n: t for n, t in points.items() if n != "names"})
 
     def add(self, scores: Tensor, notes: Columns | None = None) -> None:
         """Keep these points; ``notes["group"]`` says whose they are."""
@@ -187,7 +207,8 @@ class Mondrian(Calibration):
         parts = dict(self.parts())
         groups = notes.pop("group")
         for label, rows in rows_of_groups(groups).items():
-            parts[label] = self._grown(parts.get(label), scores[rows], take(notes, rows))
+            parts[label] = self._copy(parts.get(label))
+            parts[label].add(scores[rows], take(notes, rows))
         self._pack(parts)
 
     def merge(self, other: Calibration) -> None:
@@ -195,23 +216,33 @@ class Mondrian(Calibration):
         assert isinstance(other, Mondrian)
         parts = dict(self.parts())
         for label, theirs in other.parts().items():
-            points = theirs.points()
-            parts[label] = self._grown(parts.get(label), points.pop("scores"), points)
+            parts[label] = self._copy(parts.get(label))
+            parts[label].merge(theirs)
         self._pack(parts)
 
-    def _grown(self, part: Calibration | None, scores: Tensor, notes: Columns) -> Calibration:
-        """Give a group's calibration with more points; the old one stays as it is."""
+    def _copy(self, part: Calibration | None) -> Calibration:
+        """Give a group's calibration that may grow; the old one stays as it is."""
         grown = self.inner.empty()
         if part is not None:
             grown.keep(part.points())
-        grown.add(scores, notes)
         return grown
+
+    def of(self, parts: Mapping[Label, Calibration]) -> Mondrian:
+        """Give a calibration whose groups have these calibrations."""
+        fresh = self.empty()
+        if parts:
+            fresh._pack(parts)
+        return fresh
 
     def _pack(self, parts: Mapping[Label, Calibration]) -> None:
         tables = [part.points() for part in parts.values()]
-        points = {name: torch.cat([table[name] for table in tables]) for name in tables[0]}
+        points = {name: _stacked([table[name] for table in tables]) for name in tables[0]}
         counts = [len(part) for part in parts.values()]
-        points["names"] = files.pack({"labels": list(parts), "counts": counts})
+        rows = {name: [len(table[name]) for table in tables] for name in points}
+        names: dict[str, Any] = {"labels": list(parts), "counts": counts}
+        if any(each != counts for each in rows.values()):  # not a row for every point
+            names["rows"] = rows
+        points["names"] = files.pack(names)
         self.keep(points)
         self._cache["parts"] = dict(parts)
 
@@ -223,14 +254,10 @@ class Mondrian(Calibration):
         return parts
 
     def _unpacked(self) -> dict[Label, Calibration]:
-        points = self.points()
-        points.pop("names")
-        parts, start = {}, 0
-        for label, count in self.groups.items():
-            rows = slice(start, start + count)
+        parts = {}
+        for label, points in zip(self.groups, _split(self.points()), strict=True):
             parts[label] = self.inner.empty()
-            parts[label].keep({name: column[rows].clone() for name, column in points.items()})
-            start += count
+            parts[label].keep({name: column.clone() for name, column in points.items()})
         return parts
 
     # -- thresholds -------------------------------------------------------------------------
@@ -299,17 +326,44 @@ class Mondrian(Calibration):
         return f" in group {label!r}{reason}"
 
 
-def _names_of(names: Tensor) -> tuple[list[Label], list[int]]:
-    """Read the labels of groups and how many points each has; what cannot be is a ValueError."""
-    saved = {"labels": [], "counts": [], **files.unpack(names)}
-    labels, counts = saved["labels"], saved["counts"]
-    if not isinstance(labels, list) or not isinstance(counts, list) or len(saved) != 2:
+def _names_of(names: Tensor) -> tuple[list[Label], list[int], dict[str, list[int]]]:
+    """Read the labels of groups, how many points each has, and how many rows of each buffer.
+
+    No rows are told where every point has one. What cannot be is a ValueError.
+    """
+    saved = {"labels": [], "counts": [], "rows": {}, **files.unpack(names)}
+    labels, counts, rows = saved["labels"], saved["counts"], saved["rows"]
+    if not isinstance(labels, list) or not isinstance(counts, list) or len(saved) != 3:
+        raise ValueError("the names of groups cannot be read")
+    if not isinstance(rows, dict) or not all(isinstance(each, list) for each in rows.values()):
         raise ValueError("the names of groups cannot be read")
     counts = [files.count(number, least=1) for number in counts]
+    rows = {name: [files.count(number) for number in each] for name, each in rows.items()}
+    if any(len(each) != len(counts) for each in rows.values()):
+        raise ValueError("the rows of groups cannot be read")
     labels = labels_of(labels, len(counts))
     if len(set(labels)) != len(labels):
         raise ValueError("a group has its name twice")
-    return labels, counts
+    return labels, counts, rows
+
+
+def _split(points: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
+    """Divide buffers that are one below the other among the groups they belong to."""
+    tables = dict(points)
+    _, counts, rows = _names_of(tables.pop("names"))
+    if rows and rows.keys() != tables.keys():
+        raise ValueError("the rows of groups are those of other buffers")
+    for name, table in tables.items():
+        if sum(rows.get(name, counts)) != len(table):
+            raise ValueError(f"groups of {sum(counts)} points share {len(table)} rows of {name}")
+    parts = {name: table.split(rows.get(name, counts)) for name, table in tables.items()}
+    return [{name: parts[name][i] for name in parts} for i in range(len(counts))]
+
+
+def _stacked(tables: Sequence[Tensor]) -> Tensor:
+    """Put tables one below the other; of those without rows only the type counts."""
+    filled = [table for table in tables if len(table)]
+    return torch.cat(filled or list(tables[:1]))
 
 
 def by_groups(calibration: Calibration) -> Calibration:

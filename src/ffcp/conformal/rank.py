@@ -47,6 +47,7 @@ def _exact(alpha: Any, what: str) -> Fraction:
         "confidence": "it is how sure the coverage is to be, so 0.95 fails for one of 20 "
         "calibration sets",
         "a level": "0.5 asks for the median",
+        "rank_error": "it is the share of calibration scores by which a threshold may be too large",
     }
     raise ValueError(f"{what} must lie strictly between 0 and 1, got {alpha}: {says[what]}")
 

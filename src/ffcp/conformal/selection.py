@@ -202,9 +202,12 @@ class Selection(Generic[Batch]):
     set_aside: int = 0
     _waiting: Table = field(default_factory=Table)
 
-    def run(self, batches: Iterable[Batch]) -> Columns:
-        """Go through all batches; return the columns of the rows that calibrate."""
-        kept = Table()
+    def run(self, batches: Iterable[Batch], kept: Any = None) -> Columns:
+        """Go through all batches; return the columns of the rows that calibrate.
+
+        ``kept`` takes them as they come, batch by batch, in place of a table.
+        """
+        kept = Table() if kept is None else kept
         is_open = self.division is not None
         for batch in batches:
             noted = self.work.note(batch)
@@ -218,7 +221,8 @@ class Selection(Generic[Batch]):
             kept.add(self.work.finish(self._settle()))
         if not len(kept):
             raise ValueError("the calibration data is empty: there are no rows to score")
-        return kept.columns
+        columns: Columns = kept.columns
+        return columns
 
     @property
     def _end(self) -> int:

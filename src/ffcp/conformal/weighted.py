@@ -93,10 +93,11 @@ def weighted_quantile(scores: Tensor, weights: Tensor, own: Any, alpha: Any) -> 
     largest = weights.max() if len(weights) else weights.new_zeros(())
     if not largest > 0:
         return scores.new_full(own.shape, math.inf)
-    return ladder(scores, weights / largest).reach(_own_units(own / largest), alpha)
+    return ladder(scores, weights / largest).reach(own_units(own / largest), alpha)
 
 
-def _own_units(own: Tensor) -> Tensor:
+def own_units(own: Tensor) -> Tensor:
+    """Count the weights of new points in units of 2**-23, rounded up."""
     return (own * ONE).ceil().clamp_max(_MOST).long()
 
 
@@ -126,7 +127,7 @@ class Reweighted(Calibration):
 
     def _thresholds(self, own: Tensor, alpha: Any) -> Tensor:
         """Look up quantiles (n, m) for points of these weights, in units of the largest."""
-        units = _own_units(own)
+        units = own_units(own)
         columns = [self._ladder(i).reach(units, alpha) for i in range(self.coordinates)]
         return torch.stack(columns, dim=1)
 
@@ -285,7 +286,8 @@ class Weighted(Reweighted):
             return {}
         return {"shift": files.rebuilt(ShiftChoice, saved["shift"])}
 
-    def _weight(self, notes: Columns) -> Tensor:
+    def weight_of(self, notes: Columns) -> Tensor:
+        """Say what points weigh, (n,), from what was noted of them."""
         if "weight" in notes:
             return torch.as_tensor(notes["weight"]).double()
         assert self.tilt is not None
@@ -295,7 +297,7 @@ class Weighted(Reweighted):
 
     def add(self, scores: Tensor, notes: Columns | None = None) -> None:
         """Keep these points; the notes say what they weigh, or where they lie."""
-        super().add(scores, {"weight": self._weight(notes or {})})
+        super().add(scores, {"weight": self.weight_of(notes or {})})
 
     def check(self, points: Mapping[str, Tensor]) -> None:
         """Refuse weights that are none."""
@@ -318,11 +320,11 @@ class Weighted(Reweighted):
     ) -> Tensor:
         """Give the weighted quantiles (n, m), each with its point's own weight at infinity."""
         assert notes is not None
-        return self._thresholds(self._weight(notes) / self._largest, alpha)
+        return self._thresholds(self.weight_of(notes) / self._largest, alpha)
 
     def why_infinite(self, alpha: Any, notes: Columns) -> str:
         """Say how much the new points weigh against all calibration points."""
-        return self._why_infinite(self._weight(notes) / self._largest, alpha, "these inputs")
+        return self._why_infinite(self.weight_of(notes) / self._largest, alpha, "these inputs")
 
 
 def checked_weights(weights: Any, rows: range, what: str) -> Tensor:

@@ -120,6 +120,11 @@ class Monitor:
         if window < 1:
             raise ValueError(f"window must be at least 1, got {window}")
         predictor._must_be_calibrated()
+        if predictor.calibration.is_summary:
+            raise ValueError(
+                "a Monitor ranks new scores among single ones, and these were compressed: give a "
+                "predictor calibrated without compressing; a few thousand points will do"
+            )
         self.predictor, self.alpha = predictor, alpha
         self.threshold, self.window, self.seed = float(threshold), window, seed
         given = feature if feature is not None else getattr(predictor, "feature", None)

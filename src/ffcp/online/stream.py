@@ -370,6 +370,11 @@ def _check_predictor(predictor: Any) -> None:
             "a stream keeps one threshold for each output, and side='each' has two: give a "
             "predictor of another side"
         )
+    if predictor.calibration.is_summary:
+        raise ValueError(
+            "a stream goes on from single scores, and these were compressed: give a predictor "
+            "calibrated without compressing; the last few thousand points will do"
+        )
     if predictor.calibration.is_local or predictor.calibration.takes_groups:
         raise ValueError(
             "a stream keeps one threshold for all inputs: give a predictor without groups and "

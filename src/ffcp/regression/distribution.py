@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -19,7 +20,8 @@ from torch import Tensor
 
 from ffcp.conformal.columns import Columns
 from ffcp.conformal.draws import Draws
-from ffcp.conformal.rank import exact_alpha, exact_alphas
+from ffcp.conformal.rank import exact_alphas
+from ffcp.conformal.summaries import Rounded
 from ffcp.network import arrays, checks
 from ffcp.regression.support import Support
 
@@ -43,6 +45,31 @@ class _Part(NamedTuple):
     rows: Tensor
     output: int
     scores: Tensor
+
+
+class Summarised(NamedTuple):
+    """Summaries of a group's signed scores, one for each output, in place of all of them."""
+
+    columns: Sequence[Rounded]
+    is_negated: bool
+
+    def __len__(self) -> int:
+        return max(column.count for column in self.columns)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """How many scores there are of each output, and how many outputs."""
+        return len(self), len(self.columns)
+
+    def below(self, output: int, rank: int) -> float:
+        """Give the score of a rank, or one further down."""
+        column = self.columns[output]
+        return -column.upper(column.count + 1 - rank) if self.is_negated else column.lower(rank)
+
+    def above(self, output: int, rank: int) -> float:
+        """Give the score of a rank, or one further up."""
+        column = self.columns[output]
+        return -column.lower(column.count + 1 - rank) if self.is_negated else column.upper(rank)
 
 
 class Distribution:
@@ -69,7 +96,7 @@ class Distribution:
         family: Curves,
         curve: Mapping[str, Tensor],
         prediction: Tensor,
-        tables: Sequence[Tensor],
+        tables: Sequence[Tensor | Summarised],
         group: Tensor,
         numbers: Tensor,
         entropy: int,
@@ -102,14 +129,11 @@ class Distribution:
         scores = self.prediction.new_empty(
             len(asked), len(self), self._outputs, dtype=torch.float64
         )
-        for part in self._parts():
-            n = len(part.scores)
-            padded = torch.cat([_infinity(-1), part.scores, _infinity(1)])
-            for place, level in enumerate(asked):
-                exact = (n + 1) * exact_alpha(level)
-                ranks = [math.floor(exact), math.ceil(exact)]
-                ranks = ranks if 2 * level == 1 else ranks[:1] if 2 * level < 1 else ranks[1:]
-                scores[place, part.rows, part.output] = padded[ranks].mean()
+        for number, table in enumerate(self._tables):
+            rows = (self._group == number).nonzero()[:, 0]
+            for output in range(self._outputs):
+                for place, score in enumerate(_scores_at(table, output, asked)):
+                    scores[place, rows, output] = score
         ends = self._cut(self._family.at(self._curve, scores))
         ends = ends.to(self.prediction.dtype).reshape(len(asked), *self.prediction.shape)
         return ends if are_many else ends[0]
@@ -170,6 +194,11 @@ class Distribution:
     def _parts(self) -> Iterator[_Part]:
         """Give the rows of each group with the sorted signed scores, output by output."""
         for number, table in enumerate(self._tables):
+            if isinstance(table, Summarised):
+                raise ValueError(
+                    "the calibration scores were compressed, and only quantiles can be had from a "
+                    "summary: calibrate without compressing"
+                )
             rows = (self._group == number).nonzero()[:, 0]
             for output in range(self._outputs):
                 column = table[:, output]
@@ -217,6 +246,25 @@ class Distribution:
 
     def _cut(self, values: Tensor) -> Tensor:
         return values if self._support is None else values.clamp(*self._support)
+
+
+def _scores_at(
+    table: Tensor | Summarised, output: int, levels: Sequence[Fraction]
+) -> Iterator[float]:
+    """Give the signed scores of levels: below one half rounded down, and above it up."""
+    if isinstance(table, Summarised):
+        n = table.columns[output].count
+    else:
+        column = table[:, output]
+        padded = torch.cat([_infinity(-1), column[~column.isnan()], _infinity(1)])
+        n = len(padded) - 2
+    for level in levels:
+        low, high = math.floor((n + 1) * level), math.ceil((n + 1) * level)
+        if isinstance(table, Summarised):
+            ends = [table.below(output, low), table.above(output, high)]
+        else:
+            ends = padded[[low, high]].tolist()
+        yield sum(ends) / 2 if 2 * level == 1 else ends[0] if 2 * level < 1 else ends[1]
 
 
 def _infinity(sign: int) -> Tensor:

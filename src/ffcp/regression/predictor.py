@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ffcp.conformal.calibration import Calibration
 from ffcp.conformal.columns import Columns, Table, prefixed, take
+from ffcp.conformal.compressed import Compressed
 from ffcp.conformal.draws import Draws
 from ffcp.conformal.marginal import Marginal
 from ffcp.conformal.rank import exact_alpha, exact_alphas, points_needed
@@ -21,7 +22,7 @@ from ffcp.network.buffer import RowBuffer
 from ffcp.pieces import Seen
 from ffcp.predictor import Predictor, Running, steady
 from ffcp.regression.bands import Interval
-from ffcp.regression.distribution import Distribution
+from ffcp.regression.distribution import Distribution, Summarised
 from ffcp.regression.family import Family
 from ffcp.regression.joint import (
     has_own_thresholds,
@@ -215,7 +216,8 @@ class BandPredictor(Predictor):
         -------
         Distribution
             With ``quantile(levels)``, ``cdf(y)``, ``p_value(y)``, ``crps(y)`` and ``sample(n)``.
-            1 / (n + 1) of its mass lies at each infinity.
+            1 / (n + 1) of its mass lies at each infinity. Of compressed scores, which need a
+            ``side``, quantiles alone: rounded away from the middle.
 
         Raises
         ------
@@ -260,8 +262,10 @@ class BandPredictor(Predictor):
                 "calibrate with points of that group, or merge it into another"
             )
 
-    def _signed_scores(self, part: Calibration) -> Tensor | None:
-        """Give the signed scores of points, each column sorted, NaN last."""
+    def _signed_scores(self, part: Calibration) -> Tensor | Summarised | None:
+        """Give the signed scores of points, each column sorted, NaN last; or a summary of them."""
+        if isinstance(part, Compressed):
+            return self._signed_summary(part)
         if not part.keeps_signs:
             raise ValueError(
                 self._no_distribution(
@@ -274,7 +278,18 @@ class BandPredictor(Predictor):
         above = part.scores.chunk(2, dim=1)[1] if self.side == EACH else part.scores
         return (-above).sort(dim=0).values if self.side == LOWER else above
 
-    def _must_be_signed(self, scores: Tensor | None, outputs: int) -> None:
+    def _signed_summary(self, part: Compressed) -> Summarised:
+        if self.side == BOTH:
+            why = (
+                "a summary keeps no signs of scores: calibrate without compressing, or make the "
+                "predictor with side='each', whose scores have signs of their own"
+            )
+            raise ValueError(self._no_distribution(why))
+        columns = part.columns()
+        above = columns[len(columns) // 2 :] if self.side == EACH else columns
+        return Summarised(above, is_negated=self.side == LOWER)
+
+    def _must_be_signed(self, scores: Tensor | Summarised | None, outputs: int) -> None:
         if not has_own_thresholds(self.joint) and outputs > 1:
             why = f"with joint={self.joint!r} one score is kept of all outputs: leave out joint="
             raise ValueError(self._no_distribution(why))

@@ -1,0 +1,442 @@
+"""Compressed calibrations: bands as valid as before, wider by no more than their rank error."""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import ffcp
+from ffcp.conformal.compressed import Compressed
+from ffcp.conformal.rank import conformal_rank
+from ffcp.online.monitor import Monitor
+from ffcp.online.stream import Online
+from tests import law
+from tests.conftest import normal, small_mlp
+
+ALPHAS = (0.001, 0.01, 0.05, 0.1, 0.3, 0.5, 0.9)
+X, Y = normal(3000, 4, seed=0), normal(3000, seed=1)
+TWO = normal(3000, 2, seed=2)
+TIED = (Y * 2).round()
+GROUPS = ["a", "b", "b"] * 1000
+
+
+def must_bound(rounded: Tensor, scores: Tensor, error: float, alpha: float) -> None:
+    """Compare thresholds (m,) with the ranks that they are allowed to have among all scores."""
+    for number, threshold in enumerate(rounded.tolist()):
+        column = scores[:, number]
+        column = column[~column.isnan()].sort().values
+        n = len(column)
+        k = conformal_rank(n, alpha)
+        if k > n:
+            assert threshold == math.inf
+            continue
+        last = min(n, k + math.floor(error * n + 1e-9))
+        assert column[k - 1] <= threshold <= column[last - 1]
+
+
+CASES: dict[str, tuple[Callable[[], Any], Tensor]] = {
+    "CP": (lambda: ffcp.CP(small_mlp()), Y),
+    "ties": (lambda: ffcp.CP(small_mlp()), TIED),
+    "FFCP": (lambda: ffcp.FFCP(small_mlp(), "0"), Y),
+    "CQR": (lambda: ffcp.CQR(small_mlp(outputs=2)), Y),  # scores below zero
+    "lower": (lambda: ffcp.CP(small_mlp(), side="lower"), Y),
+    "upper": (lambda: ffcp.CP(small_mlp(), side="upper"), Y),
+    "each": (lambda: ffcp.CP(small_mlp(outputs=2), side="each"), TWO),
+    "two outputs": (lambda: ffcp.FFCP(small_mlp(outputs=2), "0"), TWO),
+    "jointly": (lambda: ffcp.CP(small_mlp(outputs=2), joint=True, scales=None), TWO),
+    "bonferroni": (lambda: ffcp.CP(small_mlp(outputs=2), joint="bonferroni"), TWO),
+}
+
+
+@pytest.mark.parametrize("error", [0.001, 0.02, 0.3])
+@pytest.mark.parametrize("name", CASES)
+def test_thresholds_are_rounded_up_by_no_more_than_the_rank_error(name: str, error: float) -> None:
+    make, y = CASES[name]
+    predictor = make().calibrate(X, y)
+    scores, wide = predictor.calibration.scores, predictor.predict_interval(X[:5], 0.1)
+    predictor.compress(error)
+    assert len(predictor.calibration.scores) <= min(math.ceil(1 / error), 3000)
+    assert predictor.calibration.rank_error <= error
+    assert len(predictor.calibration) == 3000
+    for alpha in ALPHAS:
+        must_bound(predictor.calibration.threshold(alpha), scores, error, alpha)
+    band = predictor.predict_interval(X[:5], 0.1)
+    assert (band.lower <= wide.lower).all()
+    assert (band.upper >= wide.upper).all()
+
+
+def test_a_small_rank_error_keeps_every_score_and_every_band() -> None:
+    predictor = ffcp.CP(small_mlp()).calibrate(X, Y)
+    before = predictor.predict_interval(X, ALPHAS)
+    after = predictor.compress(1e-4).predict_interval(X, ALPHAS)
+    assert predictor.calibration.rank_error == 0
+    assert torch.equal(before.lower, after.lower)
+    assert torch.equal(before.upper, after.upper)
+
+
+def test_infinite_scores_and_those_that_are_missing_are_counted_as_before() -> None:
+    targets = TWO.clone()
+    targets[::3, 1] = math.nan
+    predictor = ffcp.CP(small_mlp(outputs=2), missing=True).calibrate(X, targets)
+    scores = predictor.calibration.scores
+    predictor.compress(0.01)
+    for alpha in ALPHAS:
+        must_bound(predictor.calibration.threshold(alpha), scores, 0.01, alpha)
+    wild = Compressed(0.01)
+    some = torch.cat([Y.abs(), torch.full((300,), math.inf)])[:, None].double()
+    wild.add(some)
+    wild.settle()
+    for alpha in ALPHAS:
+        must_bound(wild.threshold(alpha), some, 0.01, alpha)
+
+
+def test_about_eighty_kilobytes_are_written_for_a_million_scores(tmp_path: Path) -> None:
+    many = ffcp.CP(ffcp.Stored()).calibrate(torch.zeros(10**6), torch.rand(10**6)).compress()
+    many.save(tmp_path / "few")
+    assert (tmp_path / "few").stat().st_size < 82_000
+
+
+def test_groups_have_summaries_of_their_own() -> None:
+    predictor = ffcp.CP(small_mlp()).calibrate(X, Y, groups=GROUPS)
+    parts = {label: part.scores for label, part in predictor.calibration.parts().items()}
+    predictor.compress(0.02)
+    assert predictor.calibration.groups == {"a": 1000, "b": 2000}
+    for label, part in predictor.calibration.parts().items():
+        assert len(part.scores) <= 50
+        for alpha in ALPHAS:
+            must_bound(part.threshold(alpha), parts[label], 0.02, alpha)
+    band = predictor.predict_interval(X[:3], 0.1, groups=["a", "b", "b"])
+    assert band.lower.isfinite().all()
+
+
+def weighted() -> Any:
+    return ffcp.CP(small_mlp(), calibration=ffcp.Weighted("given"))
+
+
+def test_weighted_quantiles_are_rounded_up_by_no_more_than_their_share_of_the_weight() -> None:
+    weights = normal(3000, seed=5).exp()
+    predictor = weighted().calibrate(X, Y, weights=weights)
+    scores, order = predictor.calibration.scores[:, 0], predictor.calibration.scores[:, 0].argsort()
+    ordered, sums = scores[order], predictor.calibration.weight[order].cumsum(0)
+    own = {"weight": torch.tensor([0.1, 1.0, 30.0, 1e5])}
+    exact = {alpha: predictor.calibration.threshold(alpha, own)[:, 0] for alpha in ALPHAS}
+    predictor.compress(0.02)
+    assert len(predictor.calibration.scores) < 60
+    assert predictor.calibration.rank_error <= 0.02
+    for alpha in ALPHAS:
+        found = predictor.calibration.threshold(alpha, own)[:, 0]
+        assert (found >= exact[alpha]).all()
+        for less, more in zip(exact[alpha], found, strict=True):
+            between = (ordered >= less) & (ordered < more)
+            if more.isfinite():
+                assert sums[ordered < more][-1] - sums[ordered <= less][-1] <= 0.02 * sums[-1]
+            elif less.isfinite():
+                assert between.any()
+
+
+def test_merged_summaries_of_weights_have_any_units() -> None:
+    weights = normal(3000, seed=5).exp()
+    whole = weighted().calibrate(X, Y, weights=weights)
+    own = {"weight": torch.tensor([0.5, 2.0])}
+    parts = []
+    for number, rows in enumerate((slice(0, 1000), slice(1000, 1500), slice(1500, 3000))):
+        # Of very different size: one part's largest weight is less than the other's smallest.
+        some = weights[rows] * (1e-5 if number == 1 else 1)
+        parts.append(weighted().calibrate(X[rows], Y[rows], weights=some).compress(0.02))
+    weights[1000:1500] *= 1e-5
+    whole.calibrate(X, Y, weights=weights)
+    merged = parts[1].merge(parts[0]).merge(parts[2])
+    assert len(merged.calibration) == 3000
+    assert merged.calibration.rank_error < 0.025
+    for alpha in ALPHAS:
+        exact, found = (p.calibration.threshold(alpha, own) for p in (whole, merged))
+        later = whole.calibration.threshold(max(0.0002, alpha - 0.03), own)
+        assert (found >= exact).all()
+        assert (found <= later).all()
+
+
+# -- merging ---------------------------------------------------------------------------------------
+
+
+def test_errors_add_up_when_summaries_are_merged() -> None:
+    parts = [
+        ffcp.CP(small_mlp()).calibrate(x, y)
+        for x, y in zip(X.split(500), Y.split(500), strict=True)
+    ]
+    scores = torch.cat([part.calibration.scores for part in parts])
+    for part in parts[:4]:
+        part.compress(0.02)  # the others stay whole
+    ranks = [round(part.calibration.rank_error * 500) for part in parts[:4]]
+    merged = parts[4].merge(parts[0]).merge(parts[5])
+    for part in parts[1:4]:
+        merged.merge(part)
+    assert len(merged.calibration) == 3000
+    assert merged.calibration.rank_error * 3000 == pytest.approx(sum(ranks))
+    for alpha in ALPHAS:
+        must_bound(merged.calibration.threshold(alpha), scores, sum(ranks) / 3000, alpha)
+
+
+def test_a_thousand_summaries_merge_into_a_small_one() -> None:
+    merged, all_scores = Compressed(0.05), []
+    for number in range(1000):
+        scores = normal(200, 1, seed=number).abs().double()
+        part = Compressed(0.05)
+        part.add(scores)
+        part.settle()
+        merged.merge(part)
+        all_scores.append(scores)
+    assert len(merged) == 200_000
+    assert merged.rank_error < 0.07
+    merged.settle(0.1)
+    assert len(merged.scores) < 40
+    for alpha in ALPHAS:
+        must_bound(merged.threshold(alpha), torch.cat(all_scores), merged.rank_error, alpha)
+
+
+def test_what_is_here_already_cannot_be_merged_again(tmp_path: Path) -> None:
+    one = ffcp.CP(small_mlp()).calibrate(X, Y).compress(0.01)
+    one.save(tmp_path / "one")
+    with pytest.raises(ValueError, match="are here already"):
+        one.merge(ffcp.load(tmp_path / "one", one.model))
+
+
+def test_groups_merge_whether_compressed_or_not() -> None:
+    one = ffcp.CP(small_mlp()).calibrate(X[:1500], Y[:1500], groups=GROUPS[:1500])
+    other = ffcp.CP(one.model).calibrate(X[1500:], Y[1500:], groups=["b", "c"] * 750)
+    whole = copy.deepcopy(one).merge(other)
+    merged = one.merge(other.compress(0.02))
+    assert merged.calibration.groups == whole.calibration.groups
+    for label, part in merged.calibration.parts().items():
+        scores = whole.calibration.parts()[label].scores
+        for alpha in ALPHAS:
+            must_bound(part.threshold(alpha), scores, part.rank_error, alpha)
+        assert part.rank_error <= 0.02
+
+
+# -- on the way ------------------------------------------------------------------------------------
+
+
+def test_a_calibration_may_compress_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ffcp.calibrating.Summing.rows_at_once", 128)
+    batches = list(zip(X.split(64), Y.split(64), strict=True))
+    whole = ffcp.CP(small_mlp()).calibrate(iter(batches))
+    few = ffcp.CP(whole.model).calibrate(iter(batches), rank_error=0.1)
+    assert len(few.calibration.scores) < 40
+    assert len(few.calibration) == 3000
+    assert few.calibration.rank_error <= 0.1
+    for alpha in ALPHAS:
+        must_bound(few.calibration.threshold(alpha), whole.calibration.scores, 0.1, alpha)
+
+
+def test_a_compressed_calibration_takes_more_points() -> None:
+    predictor = ffcp.CP(small_mlp()).calibrate(X[:2000], Y[:2000]).compress(0.02)
+    scores = ffcp.CP(predictor.model).calibrate(X, Y).calibration.scores
+    predictor.calibrate(X[2000:2500], Y[2000:2500], update=True)
+    predictor.calibrate(X[2500:], Y[2500:], update=True, rank_error=0.03)
+    assert len(predictor.calibration) == 3000
+    for alpha in ALPHAS:
+        error = predictor.calibration.rank_error
+        must_bound(predictor.calibration.threshold(alpha), scores, error, alpha)
+
+
+def far_from_zero(seen: ffcp.Seen) -> Tensor:
+    return 0.1 + seen.x[:, 0].abs()
+
+
+def test_what_is_chosen_on_the_way_is_that_of_a_whole_calibration() -> None:
+    y = X[:, 0].abs() * Y
+    slacks = [ffcp.Constant(), far_from_zero]
+    for make in (lambda m: ffcp.Bands(m, slack=slacks), lambda m: ffcp.Learned(m, seed=0)):
+        whole, few = make(small_mlp()), make(small_mlp())
+        whole.calibrate(X, y)
+        few.calibrate(X, y, rank_error=0.02)
+        mine, theirs = whole.settings(), few.settings()
+        assert theirs.pop("rank_error") == 0.02
+        assert mine == theirs
+        for alpha in ALPHAS:
+            must_bound(few.calibration.threshold(alpha), whole.calibration.scores, 0.02, alpha)
+
+
+def test_calibrating_again_keeps_all_scores() -> None:
+    predictor = ffcp.CP(small_mlp()).calibrate(X, Y).compress(0.1).calibrate(X, Y)
+    assert len(predictor.calibration.scores) == 3000
+
+
+# -- elsewhere -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["file", "state", "pickle", "copy"])
+def test_summaries_come_back_as_they_were(kind: str, tmp_path: Path) -> None:
+    cases: list[tuple[Any, dict[str, Any]]] = [
+        (ffcp.CP(small_mlp(outputs=2)).calibrate(X, TWO), {}),
+        (ffcp.CP(small_mlp()).calibrate(X, Y, groups=GROUPS), {"groups": GROUPS}),
+        (weighted().calibrate(X, Y, weights=Y.exp()), {"weights": Y.exp()}),
+    ]
+    if kind == "file":  # what was chosen comes from there, too
+        cases.append((ffcp.Auto(small_mlp(), seed=0).calibrate(X[:1000], Y[:1000]), {}))
+    for predictor, more in cases:
+        predictor.compress(0.01)
+        if kind == "file":
+            predictor.save(tmp_path / "few")
+            back = ffcp.load(tmp_path / "few", predictor.model)
+        elif kind == "state":
+            back = copy.deepcopy(predictor).calibrate(
+                X[:500], TWO[:500] if predictor.calibration.coordinates == 2 else Y[:500],
+                **{name: values[:500] for name, values in more.items()},
+            )  # fmt: skip
+            back.load_state_dict(predictor.state_dict())
+        else:
+            back = (
+                pickle.loads(pickle.dumps(predictor))
+                if kind == "pickle"
+                else copy.deepcopy(predictor)
+            )
+        old, new = (p.predict_interval(X, (0.05, 0.3), **more) for p in (predictor, back))
+        assert torch.equal(old.lower, new.lower)
+        assert torch.equal(old.upper, new.upper)
+        assert back.calibration.rank_error == predictor.calibration.rank_error > 0
+
+
+def test_one_row_has_the_band_it_has_among_others() -> None:
+    predictor = ffcp.FFCP(small_mlp(), "0").calibrate(X, Y).compress(0.01)
+    whole = predictor.predict_interval(X[:20], 0.1)
+    for number in range(20):
+        one = predictor.predict_interval(X[number : number + 1], 0.1)
+        torch.testing.assert_close(one.lower[0], whole.lower[number])
+        torch.testing.assert_close(one.upper[0], whole.upper[number])
+
+
+def test_label_sets_grow_by_no_more_than_the_rank_error() -> None:
+    labels = torch.arange(3000) % 3
+    predictor = ffcp.RAPS(small_mlp(outputs=3), seed=1, kreg=1, lam=0.1, temperature=1.0)
+    predictor.calibrate(X, labels)
+    scores, before = predictor.calibration.scores, predictor.predict_set(X, 0.1, first_row=0).mask
+    predictor.compress(0.02)
+    for alpha in ALPHAS:
+        must_bound(predictor.calibration.threshold(alpha), scores, 0.02, alpha)
+    after = predictor.predict_set(X, 0.1, first_row=0).mask
+    assert (after | ~before).all()
+
+
+def test_bands_of_a_given_confidence_are_no_narrower() -> None:
+    predictor = ffcp.CP(small_mlp()).calibrate(X, Y)
+    before = predictor.predict_interval(X[:9], 0.1, confidence=0.95)
+    after = predictor.compress(0.02).predict_interval(X[:9], 0.1, confidence=0.95)
+    assert (after.lower < before.lower).all()
+    assert (after.upper > before.upper).all()
+
+
+@pytest.mark.parametrize("side", ["lower", "upper", "each"])
+def test_quantiles_of_a_distribution_are_rounded_away_from_the_middle(side: str) -> None:
+    levels = (0.0001, 0.01, 0.2, 0.8, 0.99, 0.9999)
+    predictor = ffcp.CP(small_mlp(), side=side).calibrate(X, Y)
+    before = predictor.predict_distribution(X[:4]).quantile(levels)
+    middle = predictor.predict_distribution(X[:4]).quantile((0.45, 0.55))
+    found = predictor.compress(0.02).predict_distribution(X[:4])
+    after = found.quantile(levels)
+    for place, level in enumerate(levels):
+        if level < 0.5:
+            assert (after[place] <= before[place]).all()
+        else:
+            assert (after[place] >= before[place]).all()
+    wider = ffcp.CP(predictor.model, side=side).calibrate(X, Y).predict_distribution(X[:4])
+    inside = wider.quantile((0.2 - 0.021, 0.8 + 0.021))
+    assert (after[2] >= inside[0]).all()
+    assert (after[3] <= inside[1]).all()
+    assert ((middle[0] < found.quantile(0.5)) & (found.quantile(0.5) < middle[1])).all()
+    with pytest.raises(ValueError, match="only quantiles can be had"):
+        found.p_value(Y[:4])
+
+
+# -- what cannot be had ----------------------------------------------------------------------------
+
+
+class OneMore(ffcp.Marginal):
+    def threshold(self, alpha: Any, notes: Any = None, random: Any = None) -> Tensor:
+        return self.scores[-1]
+
+
+REFUSED: dict[str, tuple[Callable[[], Any], Tensor]] = {
+    "Local": (lambda: ffcp.LCP(small_mlp(), "nearest"), Y),
+    "OneMore": (lambda: ffcp.CP(small_mlp(), calibration=OneMore()), Y),
+    "ByLabel": (
+        lambda: ffcp.LAC(small_mlp(outputs=3), calibration=ffcp.ByLabel()),
+        torch.arange(3000) % 3,
+    ),
+    "Losses": (lambda: ffcp.RiskControl(small_mlp(outputs=3)), torch.rand(3000, 3) < 0.5),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_thresholds_of_more_than_the_order_of_scores_cannot_be_compressed(name: str) -> None:
+    make, y = REFUSED[name]
+    predictor = make().calibrate(X[:300], y[:300])
+    with pytest.raises(ValueError, match=f"{name} cannot be compressed: its thresholds"):
+        predictor.compress()
+    assert not predictor.calibration.is_summary
+    with pytest.raises(ValueError, match=f"{name} cannot be compressed: its thresholds"):
+        make().calibrate(X[:300], y[:300], rank_error=0.1)
+
+
+def test_what_needs_every_score_says_so() -> None:
+    predictor = ffcp.CP(small_mlp()).calibrate(X, Y).compress(0.01)
+    for refused in (
+        lambda: predictor.predict_distribution(X),
+        lambda: Online(predictor),
+        lambda: Monitor(predictor),
+        lambda: predictor.compress(0.001),
+        lambda: predictor.compress(0),
+        lambda: ffcp.CP(small_mlp()).calibrate(X, Y).compress(1.5),
+    ):
+        with pytest.raises(ValueError, match=r"compress|summary|rank_error must lie"):
+            refused()
+    with pytest.raises(RuntimeError, match="has no calibration"):
+        ffcp.CP(small_mlp()).compress()
+
+
+def test_a_band_is_infinite_where_points_are_too_few_and_says_why() -> None:
+    predictor = ffcp.CP(small_mlp()).calibrate(X[:15], Y[:15]).compress(0.1)
+    with pytest.warns(
+        ffcp.FFCPWarning, match="needs at least 19 calibration points and there are 15"
+    ):
+        assert predictor.predict_interval(X, 0.05).upper.isinf().all()
+
+
+# -- the law ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("is_merged", [False, True])
+def test_coverage_is_that_of_the_rank_or_more_and_no_more_than_the_error_allows(
+    is_merged: bool,
+) -> None:
+    n, t, alpha, error = 200, 20, Fraction(1, 10), 0.03
+    model, wide = ffcp.Stored(), 0
+
+    def sample(generator: torch.Generator, rows: int) -> tuple[Tensor, Tensor]:
+        return torch.zeros(rows), torch.randn(rows, generator=generator)
+
+    def covered(x: Tensor, y: Tensor, new: Tensor, truth: Tensor) -> Tensor:
+        nonlocal wide
+        parts = [slice(0, 90), slice(90, n)] if is_merged else [slice(n)]
+        some = [ffcp.CP(model).calibrate(x[rows], y[rows]).compress(error) for rows in parts]
+        predictor = some[0].merge(some[1]) if is_merged else some[0]
+        wide = max(wide, round(predictor.calibration.rank_error * n))
+        return predictor.predict_interval(new, alpha).contains(truth)
+
+    hits = law.draw_hits(sample, covered, n=n, t=t, repeats=800)
+    k = conformal_rank(n, alpha)
+    assert law.upper_p_value(hits, t, n, k) > law.ERROR_RATE
+    assert wide <= 6
+    # Rounded up by 6 ranks at most: it does not cover more often than that rank would.
+    assert law.upper_p_value(t - np.asarray(hits), t, n, n + 1 - (k + wide)) > law.ERROR_RATE
