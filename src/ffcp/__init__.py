@@ -10,7 +10,7 @@ torch.Size([5, 1])
 
 __version__ = "0.1.0"
 
-from ffcp import bounds, metrics, plots, segmentation
+from ffcp import bounds, distributed, metrics, plots, segmentation
 from ffcp.classification.methods import APS, FFRAPS, LAC, RAPS
 from ffcp.classification.predictor import LabelSets
 from ffcp.classification.scores import Aps, FFRaps, FunctionScore, LabelScore, Lac, Raps
@@ -121,6 +121,7 @@ __all__ = [
     "bounds",
     "conformal_quantile",
     "conformal_rank",
+    "distributed",
     "gradient_norms",
     "load",
     "metrics",

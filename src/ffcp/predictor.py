@@ -485,7 +485,7 @@ def _groups_of(labels: Any, batch: Any, row: int, count: int) -> Any:
 
 def _as_weights(weights: Any) -> Tensor | None:
     """Read the weights of all rows."""
-    return None if weights is None else arrays.target_tensor(weights).reshape(len(weights), -1)
+    return None if weights is None else arrays.target_tensor(weights)[:, None].flatten(1)
 
 
 def _weights_of(weights: Tensor | None, row: int, count: int) -> Tensor | None:

@@ -214,6 +214,8 @@ class Mondrian(Calibration):
     def merge(self, other: Calibration) -> None:
         """Take over the points of another calibration by groups."""
         assert isinstance(other, Mondrian)
+        if not len(other):
+            return
         parts = dict(self.parts())
         for label, theirs in other.parts().items():
             parts[label] = self._copy(parts.get(label))

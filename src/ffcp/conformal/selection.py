@@ -234,15 +234,20 @@ class Selection(Generic[Batch]):
         assert self.division is not None
         waiting = self._waiting.columns
         mask = self.division.mask(range(len(self._waiting)))
+        self._waiting = Table()
         left = int((~mask).sum())
-        if left < points_needed(self.alpha) and self.work.do_without(len(mask)):
-            return waiting
-        if not left or left == len(mask):
+        has_chosen = self.chosen_on(take(waiting, mask), int(mask.sum()), left)
+        return take(waiting, ~mask) if has_chosen else waiting
+
+    def chosen_on(self, aside: Columns, rows: int, left: int) -> bool:
+        """Choose on so many rows set aside; say whether they did, and so do not calibrate."""
+        if left < points_needed(self.alpha) and self.work.do_without(rows + left):
+            return False
+        if not left or not rows:
             raise ValueError(
-                f"{len(mask)} rows cannot be divided into some that choose and some that "
+                f"{rows + left} rows cannot be divided into some that choose and some that "
                 "calibrate: give more rows, or values for all that is left open"
             )
-        self.set_aside = int(mask.sum())
-        self.work.choose(take(waiting, mask), left)
-        self._waiting = Table()
-        return take(waiting, ~mask)
+        self.set_aside = rows
+        self.work.choose(aside, left)
+        return True

@@ -1,0 +1,288 @@
+"""Four processes calibrate together, and end with what one process would have."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+import ffcp
+from ffcp.conformal.rank import conformal_rank
+from ffcp.distributed.sampling import Share
+from tests.conftest import small_mlp
+from tests.distributed import scenes
+from tests.distributed.scenes import GROUPS, METHODS, WEIGHTS, X, Y
+
+ROOT = Path(__file__).parents[2]
+FAILS = {
+    "broken": "rank 2 failed: OSError: the disk of this rank is gone",
+    "broken everywhere": "rank 0 failed (and so did 3 more ranks): OSError: the disk of this",
+    "not a number": "rank 2 failed: y holds nan in row 17",
+    "other weights": "the model of rank 3 has other weights than that of rank 0",
+    "other settings": "the predictor of rank 1 has other settings",
+    "all rows in all ranks": "the first batch of rank 1 is that of rank 0 again",
+    "no rows": "the calibration data is empty: no rank has rows to score",
+    "same rank": "the samplers of ranks 0 and 1 are both that of rank 0 of 4",
+    "other replicas": "the sampler of rank 0 divides rows among 8, but there are 4 ranks",
+    "other seeds": "the sampler of rank 1 puts rows in another order",
+    "compressed localized": "Local cannot be compressed",
+}
+
+
+def ended(folder: Path, *more: str, patience: float = 600) -> list[int]:
+    """Start four processes, which meet in a folder; give how each of them ended."""
+    call = [sys.executable, "-m", "tests.distributed.worker", str(folder)]
+    with contextlib.ExitStack() as stack:
+        processes = []
+        for rank in range(4):
+            said = stack.enter_context((folder / f"said {rank}").open("wb"))
+            run = [*call, str(rank), "4", *more]
+            processes.append(subprocess.Popen(run, cwd=ROOT, stdout=said, stderr=said))
+            stack.callback(processes[-1].kill)
+        return [process.wait(patience) for process in processes]
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """Play all scenes once, in four processes; give what each of them found."""
+    folder = tmp_path_factory.mktemp("ranks")
+    codes = ended(folder)
+    assert codes == [0] * 4, [(folder / f"said {rank}").read_text() for rank in range(4)]
+    return [torch.load(folder / f"results {rank}", weights_only=False) for rank in range(4)]
+
+
+def points_of(played: list[dict[str, Any]], name: str) -> dict[str, torch.Tensor]:
+    """Give the points that all four have; they are the same to the last bit."""
+    files = [found[name][0] for found in played]
+    assert isinstance(files[0], bytes), files
+    assert all(file == files[0] for file in files)
+    points: dict[str, torch.Tensor] = played[0][name][1]
+    return points
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*METHODS, "pixels", "one rank", "uniform"])
+def test_all_ranks_end_with_the_same_calibration_to_the_last_bit(
+    played: list[dict[str, Any]], name: str
+) -> None:
+    assert len(points_of(played, name)["scores"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["CP", "two outputs", "groups", "weights", "FCP", "by class", "risk"]
+)
+def test_scores_are_those_of_one_process(played: list[dict[str, Any]], name: str) -> None:
+    make, y, more = METHODS[name]
+    alone = make().calibrate(X, y, **more).calibration.points()
+    for kind, values in points_of(played, name).items():
+        if values.dtype == torch.float64 and kind == "scores" and name != "groups":
+            torch.testing.assert_close(values, alone[kind])  # rounded by batches of another size
+        elif name != "groups":
+            assert values.shape == alone[kind].shape
+
+
+@pytest.mark.slow
+def test_groups_keep_their_points(played: list[dict[str, Any]]) -> None:
+    points = points_of(played, "groups")
+    alone = ffcp.CP(small_mlp()).calibrate(X, Y, groups=GROUPS).calibration
+    together = alone.empty()
+    together.keep(points)
+    assert together.groups == alone.groups
+    for label, part in together.parts().items():
+        torch.testing.assert_close(part.scores, alone.parts()[label].scores)
+
+
+@pytest.mark.slow
+def test_rows_that_choose_come_from_all_ranks_and_do_not_calibrate(
+    played: list[dict[str, Any]],
+) -> None:
+    for name in ("choice", "Learned", "Auto", "FFLCP", "LCP", "shift", "one rank", "RAPS tuned"):
+        assert 780 <= len(points_of(played, name)["scores"]) <= 820
+    for name in ("fitted", "CP"):
+        assert len(points_of(played, name)["scores"]) == 1001
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["padded", "padded in order", "padded by batch"])
+def test_rows_that_a_sampler_repeats_are_not_counted_twice(
+    played: list[dict[str, Any]], name: str
+) -> None:
+    alone = ffcp.CP(small_mlp()).calibrate(X, Y).calibration.scores
+    torch.testing.assert_close(points_of(played, name)["scores"], alone)
+
+
+@pytest.mark.slow
+def test_few_rows_and_those_that_are_dropped_are_counted_as_they_are(
+    played: list[dict[str, Any]],
+) -> None:
+    assert len(points_of(played, "more ranks than rows")["scores"]) == 1
+    assert len(points_of(played, "tail dropped")["scores"]) == 1000
+
+
+@pytest.mark.slow
+def test_ranks_draw_different_random_numbers(played: list[dict[str, Any]]) -> None:
+    scores = points_of(played, "uniform")["scores"]
+    assert len(scores.unique()) == 1001
+
+
+@pytest.mark.slow
+def test_summaries_are_put_together_within_their_rank_error(played: list[dict[str, Any]]) -> None:
+    alone = ffcp.CP(small_mlp()).calibrate(X, Y)
+    few = ffcp.CP(alone.model).calibrate(X[:50], Y[:50]).compress(0.02).calibration
+    few.keep(points_of(played, "compressed"))
+    ordered = alone.calibration.scores[:, 0]
+    assert len(few) == 1001
+    assert 0 < few.rank_error <= 0.02
+    for alpha in (0.01, 0.1, 0.5, 0.9):
+        k = conformal_rank(1001, alpha)
+        found = few.threshold(alpha).item()
+        last = min(1001, k + round(few.rank_error * 1001))
+        # Scores of other batches are rounded in other ways.
+        assert ordered[k - 1] * (1 - 1e-5) <= found <= ordered[last - 1] * (1 + 1e-5)
+    for name in ("compressed groups", "compressed weights", "updated and compressed"):
+        assert len(points_of(played, name)["scores"]) < 250
+
+
+@pytest.mark.slow
+def test_points_that_were_there_count_once_when_all_ranks_update(
+    played: list[dict[str, Any]],
+) -> None:
+    alone = ffcp.CP(small_mlp()).calibrate(X[:900], Y[:900]).calibration.scores
+    torch.testing.assert_close(points_of(played, "updated")["scores"], alone)
+    told = points_of(played, "updated and compressed")["pieces"]
+    assert int(told[:, 0, 1].sum()) == 900
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAILS)
+def test_all_ranks_fail_with_the_message_of_the_one_that_does(
+    played: list[dict[str, Any]], name: str
+) -> None:
+    for found in played:
+        kind, message = found[name]
+        assert isinstance(kind, str), "it did not fail"
+        assert FAILS[name] in message
+        assert (kind, message) == played[0][name]
+
+
+@pytest.mark.slow
+def test_a_failure_changes_nothing_and_the_group_goes_on(played: list[dict[str, Any]]) -> None:
+    assert all(found["unchanged"] is True for found in played)
+    first, last = (points_of(played, name)["scores"] for name in ("CP", "after all that"))
+    assert torch.equal(first, last)
+
+
+@pytest.mark.slow
+def test_nobody_waits_for_a_process_that_is_gone(tmp_path: Path) -> None:
+    # Within less than the group's own patience.
+    assert ended(tmp_path, "killed", patience=100) == [1, 9, 1, 1]
+
+
+@pytest.mark.slow
+def test_torchrun_starts_it(tmp_path: Path) -> None:
+    run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=4"]
+    subprocess.run(
+        [*run, "-m", "tests.distributed.worker", str(tmp_path)],
+        cwd=ROOT, check=True, capture_output=True, timeout=300,
+    )  # fmt: skip
+    files = [(tmp_path / str(rank)).read_bytes() for rank in range(4)]
+    assert all(file == files[0] for file in files)
+
+
+# -- in this process -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[None]:
+    """A group of one process."""
+    meet = f"file://{tmp_path / 'meet'}"
+    dist.init_process_group("gloo", init_method=meet, rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("name", ["CP", "groups", "weights", "choice", "RAPS", "LCP"])
+def test_a_group_of_one_gives_what_calibrate_does(name: str) -> None:
+    make, y, more = METHODS[name]
+    here = {"seed": 1} if name == "RAPS" else {}
+    one = ffcp.RAPS(small_mlp(outputs=3), **here) if here else make()
+    other = ffcp.RAPS(small_mlp(outputs=3), **here) if here else make()
+    one.calibrate(X, y, **more)
+    ffcp.distributed.calibrate(other, X, y, **more)
+    mine, theirs = one.calibration.points(), other.calibration.points()
+    assert mine.keys() == theirs.keys()
+    assert all(torch.equal(mine[kind], theirs[kind]) for kind in mine)
+    assert one.settings() == other.settings()
+    assert one._set_aside == other._set_aside
+
+
+@pytest.mark.usefixtures("alone")
+def test_compressed_points_are_those_of_calibrate() -> None:
+    predictor = ffcp.distributed.calibrate(ffcp.CP(small_mlp()), X, Y, rank_error=0.1)
+    assert len(predictor.calibration) == 1001
+    assert predictor.calibration.rank_error <= 0.1
+    again = ffcp.distributed.calibrate(
+        ffcp.CP(small_mlp(), calibration=ffcp.Weighted("given")), X, Y,
+        weights=WEIGHTS, rank_error=0.1,
+    )  # fmt: skip
+    assert len(again.calibration) == 1001
+    assert again.calibration.rank_error <= 0.1
+
+
+@pytest.mark.usefixtures("alone")
+def test_what_fails_here_fails_as_before() -> None:
+    with pytest.raises(ValueError, match="rank 0 failed: y holds nan in row 5"):
+        ffcp.distributed.calibrate(
+            ffcp.CP(small_mlp()), X, Y.index_fill(0, torch.tensor(5), np.nan)
+        )
+    with pytest.raises(TypeError, match="cannot calibrate a CrossBands"):
+        ffcp.distributed.calibrate(object.__new__(ffcp.CrossBands), X, Y)
+
+
+def test_without_a_process_group_it_says_what_to_do() -> None:
+    with pytest.raises(RuntimeError, match=r"init_process_group\(\) first"):
+        ffcp.distributed.calibrate(ffcp.CP(small_mlp()), X, Y)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 4, 5, 17, 100])
+@pytest.mark.parametrize("ranks", [1, 2, 4, 7])
+@pytest.mark.parametrize("options", [{}, {"shuffle": False}, {"drop_last": True}])
+def test_own_rows_of_all_samplers_are_every_row_once(
+    rows: int, ranks: int, options: dict[str, bool]
+) -> None:
+    data, seen = TensorDataset(torch.arange(rows)), []
+    for rank in range(ranks):
+        sampler = DistributedSampler(data, ranks, rank, **options)
+        share = Share.of(DataLoader(data, sampler=sampler))
+        assert share is not None
+        seen += list(sampler)[: share.own]
+    assert len(set(seen)) == len(seen)
+    assert len(seen) == (max(0, sampler.total_size) if options.get("drop_last") else rows)
+
+
+def test_a_sampler_of_ones_own_is_refused() -> None:
+    class Backwards(DistributedSampler[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            return iter(list(super().__iter__())[::-1])
+
+    data = TensorDataset(X, Y)
+    with pytest.raises(ValueError, match="Backwards deals out rows in a way of its own"):
+        Share.of(DataLoader(data, sampler=Backwards(data, 4, 0)))
+    loader = DataLoader(data, sampler=DistributedSampler(data, 4, 3), in_order=False)
+    with pytest.raises(ValueError, match="leave out in_order=False"):
+        Share.of(loader)
+
+
+def test_the_scenes_have_a_name_once() -> None:
+    assert set(FAILS) < set(scenes.SCENES)
