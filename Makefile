@@ -36,6 +36,7 @@ bench: .venv/.ready       ## time and memory, as ratios to hand-written code
 	$(BIN)/python -m benchmarks.rows
 	$(BIN)/python -m benchmarks.stacked
 	$(BIN)/python -m benchmarks.export
+	$(BIN)/python -m benchmarks.scale
 
 bands: .venv/.ready       ## Auto beside its candidates and other libraries; writes docs/bands.md
 	$(BIN)/python -m benchmarks.bands --jobs 2 --time --write

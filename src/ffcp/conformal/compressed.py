@@ -8,10 +8,11 @@ at most the (k + E)-th, with E known. :mod:`ffcp.conformal.summaries` says how, 
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -33,8 +34,16 @@ from ffcp.conformal.summaries import (
     settled,
 )
 
+_PACKING = threading.Lock()
 _MOST_LEVELS = 256  # whose thresholds are remembered
 ERROR = "rank_error"  # among the settings of a summary
+
+
+class _Held(NamedTuple):
+    """The pieces of every output, and its smallest score."""
+
+    pieces: list[list[Piece]]
+    lowest: Numbers
 
 
 class Compressed(Calibration):
@@ -79,49 +88,84 @@ class Compressed(Calibration):
     def columns(self) -> list[Rounded]:
         """Give the summary of every output."""
         if "columns" not in self._cache:
-            lowest = self.lowest[0].tolist() if len(self.lowest) else []
-            pieces = self._pieces()
-            self._cache["columns"] = [Rounded(*both) for both in zip(pieces, lowest, strict=True)]
+            held = self._held()
+            both = zip(held.pieces, held.lowest.tolist(), strict=True)
+            self._cache["columns"] = [Rounded(pieces, lowest) for pieces, lowest in both]
         columns: list[Rounded] = self._cache["columns"]
         return columns
 
-    def _pieces(self) -> list[list[Piece]]:
-        if "pieces" not in self._cache:
-            self._cache["pieces"] = _unpacked(self.points())
-        pieces: list[list[Piece]] = self._cache["pieces"]
-        return pieces
+    # -- pieces, and buffers made of them when somebody looks at these --------------------------
 
-    def _hold(self, columns: Sequence[Sequence[Piece]], lowest: Numbers) -> None:
-        """Keep exactly these pieces of every output."""
-        values = [np.concatenate([np.empty(0), *(p.values for p in c)]) for c in columns]
-        table = np.full((max(map(len, values), default=0), len(values)), np.nan)
-        for number, column in enumerate(values):
-            table[: len(column), number] = column
-        told = np.zeros((max(map(len, columns), default=0), len(columns), 3), dtype=np.int64)
-        told[:, :, 0] = 1
-        for number, pieces in enumerate(columns):
-            told[: len(pieces), number] = [p[1:] for p in pieces] or np.empty((0, 3))
-        points = {"scores": table, "pieces": told, "lowest": lowest[None]}
-        self.keep({name: torch.from_numpy(table) for name, table in points.items()})
-        self._cache["pieces"] = [list(column) for column in columns]
+    def _held(self) -> _Held:
+        if "held" not in self._cache:
+            points = super().points()
+            lowest = points["lowest"].numpy()
+            self._cache["held"] = _Held(_unpacked(points), lowest[0] if len(lowest) else lowest[:0])
+        held: _Held = self._cache["held"]
+        return held
+
+    def _hold(self, pieces: Sequence[Sequence[Piece]], lowest: Numbers) -> None:
+        """Keep exactly these pieces of every output, and the smallest score of each."""
+        self._cache = {"held": _Held([list(column) for column in pieces], lowest)}
+        self._is_loose = True
+
+    _is_loose = False  # what is held is not in the buffers yet
+
+    def _pack(self) -> None:
+        if self.__dict__.get("_is_loose", False):
+            with _PACKING:
+                if self._is_loose:
+                    self._buffers.update(_packed(self._held()))
+                    self._is_loose = False  # last: who sees it sees all
+
+    def __getattr__(self, name: str) -> Any:
+        """Give buffers as they are now, whoever asks."""
+        if name in ("scores", "pieces", "lowest"):
+            self._pack()
+        return super().__getattr__(name)
+
+    def _points(self, name: str) -> Tensor:
+        self._pack()
+        return super()._points(name)
+
+    def points(self) -> dict[str, Tensor]:
+        """Give all that is kept of the points."""
+        self._pack()
+        return super().points()
+
+    def keep(self, points: Mapping[str, Tensor]) -> None:
+        """Keep exactly these points."""
+        super().keep(points)
+        self._is_loose = False
+
+    def empty(self) -> Compressed:
+        """Give a summary of the same settings without points."""
+        return Compressed(self.wanted)
+
+    def _save_to_state_dict(self, *args: Any) -> None:
+        self._pack()
+        super()._save_to_state_dict(*args)
+
+    def __getstate__(self) -> dict[str, Any]:
+        self._pack()
+        return super().__getstate__()
 
     def _grow(self, new: Sequence[Sequence[Piece]], lowest: Numbers) -> None:
         """Put pieces beside those there are; thin out what becomes too many."""
-        here = self._pieces() or [[] for _ in new]
+        held = self._held()
+        here = held.pieces or [[] for _ in new]
         if len(new) != len(here):
             raise ValueError(f"the calibration has scores for {len(here)} outputs, got {len(new)}")
         most = room(self.wanted)
         pieces = [gathered([*mine, *theirs], most) for mine, theirs in zip(here, new, strict=True)]
-        if len(self.lowest):
-            lowest = np.minimum(self.lowest[0].numpy(), lowest)
-        self._hold(pieces, lowest)
+        self._hold(pieces, np.minimum(held.lowest, lowest) if len(held.lowest) else lowest)
 
     def settle(self, rank_error: Any = None) -> None:
         """Thin out as far as the rank error allows; a larger one may be asked for."""
         self.wanted = allowed(self, rank_error)
         if len(self):
-            pieces = [settled(column, self.wanted) for column in self._pieces()]
-            self._hold(pieces, self.lowest[0].numpy())
+            held = self._held()
+            self._hold([settled(column, self.wanted) for column in held.pieces], held.lowest)
 
     def check(self, points: Mapping[str, Tensor]) -> None:
         """Refuse summaries that cannot be."""
@@ -142,8 +186,8 @@ class Compressed(Calibration):
 
     def __len__(self) -> int:
         if "rows" not in self._cache:
-            told = self._points("pieces")
-            self._cache["rows"] = int(told[:, :, 1].sum(dim=0).max()) if told.numel() else 0
+            counts = [sum(piece.total for piece in column) for column in self._held().pieces]
+            self._cache["rows"] = max(counts, default=0)
         rows: int = self._cache["rows"]
         return rows
 
@@ -226,17 +270,31 @@ def allowed(summary: Any, rank_error: Any) -> Fraction:
     return wanted
 
 
-def _pieces_of(calibration: Calibration) -> tuple[list[list[Piece]], Numbers]:
+def _pieces_of(calibration: Calibration) -> _Held:
     if isinstance(calibration, Compressed):
-        return calibration._pieces(), calibration.lowest[0].numpy()
+        return calibration._held()
     return _exact(calibration.scores)
 
 
-def _exact(scores: Tensor) -> tuple[list[list[Piece]], Numbers]:
+def _exact(scores: Tensor) -> _Held:
     """Keep all scores of every output, and the smallest; NaN are no scores."""
     known = [column[~np.isnan(column)] for column in scores.numpy().T]
     lowest = np.array([column.min(initial=math.inf) for column in known])
-    return [[exactly(column)] for column in known], lowest
+    return _Held([[exactly(column)] for column in known], lowest)
+
+
+def _packed(held: _Held) -> dict[str, Tensor]:
+    """Put pieces into buffers: behind each other, output by output."""
+    values = [np.concatenate([np.empty(0), *(p.values for p in c)]) for c in held.pieces]
+    table = np.full((max(map(len, values), default=0), len(values)), np.nan)
+    told = np.zeros((max(map(len, held.pieces), default=0), len(values), 3), dtype=np.int64)
+    told[:, :, 0] = 1
+    for number, (column, pieces) in enumerate(zip(values, held.pieces, strict=True)):
+        table[: len(column), number] = column
+        if pieces:
+            told[: len(pieces), number] = [piece[1:] for piece in pieces]
+    points = {"scores": table, "pieces": told, "lowest": held.lowest[None]}
+    return {name: torch.from_numpy(points[name]) for name in points}
 
 
 def _unpacked(points: Mapping[str, Tensor]) -> list[list[Piece]]:
