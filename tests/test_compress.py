@@ -373,6 +373,10 @@ REFUSED: dict[str, tuple[Callable[[], Any], Tensor]] = {
         lambda: ffcp.LAC(small_mlp(outputs=3), calibration=ffcp.ByLabel()),
         torch.arange(3000) % 3,
     ),
+    "LabelShift": (
+        lambda: ffcp.LAC(small_mlp(outputs=3), calibration=ffcp.LabelShift([1.0, 2.0, 1.0])),
+        torch.arange(3000) % 3,
+    ),
     "Losses": (lambda: ffcp.RiskControl(small_mlp(outputs=3)), torch.rand(3000, 3) < 0.5),
 }
 

@@ -10,7 +10,7 @@ from ffcp.conformal.compressed import ERROR, Compressed
 from ffcp.conformal.compressed_weights import CompressedWeights
 from ffcp.conformal.marginal import Marginal
 from ffcp.conformal.mondrian import Mondrian
-from ffcp.conformal.weighted import Weighted
+from ffcp.conformal.weighted import Reweighted, Weighted
 
 Summary = (Compressed, CompressedWeights)
 
@@ -34,7 +34,7 @@ def summary_like(calibration: Calibration, rank_error: Any) -> Calibration:
     if kind is Weighted and isinstance(calibration, Weighted):
         return CompressedWeights(rank_error, calibration)
     why = "its thresholds look at more than the order of scores"
-    if calibration.is_local:
+    if calibration.is_local and not isinstance(calibration, Reweighted):
         why = "its thresholds depend on where every single point lies"
     raise ValueError(
         f"{kind.__name__} cannot be compressed: {why}. ffcp.Marginal and ffcp.Weighted can, also "
