@@ -74,6 +74,12 @@ def subjects() -> dict[str, Subject]:
             lambda p: p.predict_set(x[:20], 0.2, first_row=0).mask,
         ),
         "Learned": Subject(lambda: ffcp.Learned(body, seed=0), x, y, band),
+        "Learned, fit": Subject(
+            lambda: ffcp.Learned(body, seed=0).fit(grown[:200], noise[:200]), x, y, band
+        ),
+        "Learned, boosting": Subject(
+            lambda: ffcp.Learned(body, learner="boosting", seed=0), grown, noise, band
+        ),
         "Auto": Subject(lambda: ffcp.Auto(body, choose_fraction=0.5, seed=0), grown, noise, band),
         "FCP": Subject(lambda: ffcp.FCP(body, "0", steps=2), x, y, band),
         "PixelSets": Subject(
@@ -195,6 +201,11 @@ def could_be(tensors: Tensors, was: Tensors) -> bool:
     for name, tensor in with_prefix(LEARNED, tensors).items():
         if not tensor.isfinite().all() or (name.endswith(POSITIVE) and not (tensor > 0).all()):
             return False
+    if not is_forest(with_prefix(f"{LEARNED}learner.", tensors)):
+        return False
+    rows = tensors.get(f"{LEARNED}rows")  # hashes, in order
+    if rows is not None and not (rows.diff() >= 0).all():
+        return False
     scores = tensors["calibration.scores"]
     embedding = tensors.get("calibration.embedding")
     if embedding is not None:  # scores lie as their points do, in no order
@@ -203,6 +214,19 @@ def could_be(tensors: Tensors, was: Tensors) -> bool:
         return bool((scores >= 0).all() and scores.any(dim=1).all())
     in_order = bool((scores.diff(dim=0) >= 0).all())
     return in_order and bool((scores >= 0).all())
+
+
+def is_forest(learned: Tensors) -> bool:
+    """Say whether trees, where they are what is learned, lead every row to a leaf."""
+    if "left" not in learned:
+        return True
+    own = torch.arange(learned["left"].shape[-1])
+    leaf = (learned["left"] == own) & (learned["right"] == own)
+    for way in (learned["left"], learned["right"]):
+        if not bool((leaf | ((way > own) & (way < len(own)))).all()):
+            return False
+    columns = int(learned["columns"])
+    return columns > 0 and bool(((learned["feature"] >= 0) & (learned["feature"] < columns)).all())
 
 
 # -- trial -------------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ DATA = ("com", "bike", "bio", "star", "synthetic", "fb1", "blog")
 AUTO, AUTO_LENGTH, OPPONENT = "Auto", "Auto, length", "opponent"
 CP, FFCP, LCP = "CP", "FFCP", "LCP"
 LEARNED = "Learned, training rows, all, central"  # what Learned(model).fit(...) is by itself
+BOOSTED = "Learned by boosting"
 _ON = {"all": ("prediction", "norms", "values", "input"), "few": ("prediction", "norms")}
 _LAYERS = ("input", "0", "1", "3", "4", "6", "7")  # of the paper's network: all that can be cut
 # Of what is computed here. A change makes stored results stale.
