@@ -329,6 +329,13 @@ class Predictor(Sharing):
         weights: Any = None,
     ) -> Iterator[tuple[Seen, Columns, Tensor]]:
         """Give batches with what the calibration notes of them, and their thresholds."""
+        for seen, notes, draws in self._noted(x, groups, first_row, weights):
+            yield seen, notes, look_up(notes, draws)
+
+    def _noted(
+        self, x: inputs.Rows, groups: Any, first_row: int | None = None, weights: Any = None
+    ) -> Iterator[tuple[Seen, dict[str, Any], Draws | None]]:
+        """Give batches with what the calibration notes of them, and random numbers for them."""
         calibration, draws = self.calibration, None
         if calibration.draws or self._scorer_draws:
             draws = Draws(self._stream.entropy(pinned=first_row is not None), _LOOK_UP)
@@ -338,7 +345,7 @@ class Predictor(Sharing):
                 self._first_number(seen, first_row)
             else:
                 notes["row"] = self._row_numbers(seen, first_row)
-            yield seen, notes, look_up(notes, draws)
+            yield seen, notes, draws
 
     def _row_numbers(self, seen: Seen, first_row: int | None) -> Tensor:
         """Give some rows their numbers in the stream of random numbers, or as they are pinned."""
