@@ -187,6 +187,7 @@ class Predictor(Sharing):
             run.columns = run.selection.run(self._batches(x, y, groups, read, weights=weights))
             run.layout = read.layout
             run.calibration.add(*self._entries(run.columns))
+            identity.note_hooks(self.model)
             if not identity.is_that_of(self.model):
                 raise RuntimeError(
                     "the model's weights changed while it was calibrated: calibrate when nothing "

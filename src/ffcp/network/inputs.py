@@ -360,6 +360,14 @@ def call(model: nn.Module, x: Any) -> Any:
                 "written x[None], rows of one number each x[:, None]"
             ) from error
         raise
+    except AssertionError as error:
+        if "Guard failed" not in str(error):
+            raise
+        raise ValueError(
+            f"the exported model does not take {row_count(x)} rows of this shape ({error}): export "
+            "it for any number of rows (dynamic_shapes, with torch.export.Dim('rows') for "
+            "dimension 0), or set batch_size= to what it takes"
+        ) from error
 
 
 def caller(model: nn.Module, x: Any) -> Callable[[Any], Any]:
