@@ -251,6 +251,7 @@ class Weighted(Reweighted):
         if self.ratio == LEARN:
             tilt = None if self.tilt is None else list(self.tilt)
             said.update(on=_name(self.on), clip=self.clip, tilt=tilt)
+            said["numbers"] = None if self.tilt is None else len(self.tilt) - 1  # of each row
         return said
 
     def note(self, seen: Seen, y: Tensor | None = None) -> dict[str, Any]:
@@ -288,7 +289,11 @@ class Weighted(Reweighted):
         """Take the learned ratio that was saved, if it is open here."""
         known = self.empty()
         if self.is_open:
-            known.tilt = files.rebuilt(tuple[float, ...] | None, settings.get("tilt"))
+            known.tilt = tilt = files.rebuilt(tuple[float, ...] | None, settings.get("tilt"))
+            if tilt is not None and not all(map(math.isfinite, tilt)):
+                raise ValueError(f"the learned density ratio is {tilt}")
+            if known.settings()["numbers"] != settings.get("numbers"):
+                raise ValueError("the learned density ratio is of another number of columns")
         return known
 
     def choices_from(self, saved: Mapping[str, Any]) -> dict[str, Any]:
