@@ -443,7 +443,12 @@ def _groups_of(labels: Any, batch: Any, row: int, count: int) -> Any:
 
 def _as_weights(weights: Any) -> Tensor | None:
     """Read the weights of all rows."""
-    return None if weights is None else arrays.target_tensor(weights).reshape(len(weights), -1)
+    if weights is None:
+        return None
+    values = arrays.target_tensor(weights)
+    if not values.dim():
+        raise ValueError(f"weights must be one number for each row, got {weights!r}")
+    return values.reshape(len(values), -1)
 
 
 def _weights_of(weights: Tensor | None, row: int, count: int) -> Tensor | None:
