@@ -35,7 +35,7 @@ from ffcp.conformal.weights import Tilt, plain_target
 from ffcp.pieces import Needs, Seen
 from ffcp.recipes import public
 
-_RATIO = "ratio."  # before the notes that the ratio needs
+_RATIO = "ratio."  # before the notes and settings of the ratio
 
 
 @public
@@ -125,7 +125,7 @@ class WeightedLocal(Local):
 
     def settings(self) -> dict[str, Any]:
         """Say what thresholds depend on besides the points."""
-        return {**super().settings(), "weighted": self.weighted.settings()}
+        return {**super().settings(), **prefixed(_RATIO, self.weighted.settings())}
 
     def note(self, seen: Seen, y: Tensor | None = None) -> dict[str, Any]:
         """Note where each point lies, and what its ratio needs."""
@@ -159,9 +159,9 @@ class WeightedLocal(Local):
 
     def restored(self, settings: Mapping[str, Any]) -> WeightedLocal:
         """Take the ratio and the bandwidth that were saved, where they are open here."""
-        known, saved = super().restored(settings), settings.get("weighted")
+        known = super().restored(settings)
         assert isinstance(known, WeightedLocal)
-        return known._with(self.weighted.restored(saved if isinstance(saved, dict) else {}))
+        return known._with(self.weighted.restored(with_prefix(_RATIO, settings)))
 
     def choices_from(self, saved: Mapping[str, Any]) -> dict[str, Any]:
         """Build both choices again."""
