@@ -15,7 +15,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "shift.md"
 def test_every_block_of_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
     names: dict[str, Any] = {}
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)
-    assert len(blocks) == 6
+    assert len(blocks) == 7
     for block in blocks:
         exec(block, names)
     assert "effective sample size" in capsys.readouterr().out

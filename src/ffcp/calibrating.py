@@ -134,8 +134,11 @@ class Calibrating:
         scores = self.scorer.scores(self._scored(with_prefix("score.", aside)))
         notes = with_prefix("note.", aside)
         alpha = self._choosing.alpha_of_each(self._choosing.alpha, scores.shape[1])
-        self.calibration, choice = self.calibration.choose(scores, notes, left, alpha)
-        self.choices[self.calibration.choice_name] = choice
+        is_left = True
+        while is_left:  # a ratio and a bandwidth, say: one after the other
+            name = self.calibration.choice_name
+            self.calibration, choice = self.calibration.choose(scores, notes, left, alpha)
+            self.choices[name], is_left = choice, self.calibration.is_open
 
     def _settle(self, chosen: Chosen) -> None:
         self.scorer = chosen.scorer

@@ -187,6 +187,7 @@ class Predictor(Sharing):
             run.columns = run.selection.run(self._batches(x, y, groups, read, weights=weights))
             run.layout = read.layout
             run.calibration.add(*self._entries(run.columns))
+            identity.note_hooks(self.model)
             if not identity.is_that_of(self.model):
                 raise RuntimeError(
                     "the model's weights changed while it was calibrated: calibrate when nothing "
@@ -329,6 +330,13 @@ class Predictor(Sharing):
         weights: Any = None,
     ) -> Iterator[tuple[Seen, Columns, Tensor]]:
         """Give batches with what the calibration notes of them, and their thresholds."""
+        for seen, notes, draws in self._noted(x, groups, first_row, weights):
+            yield seen, notes, look_up(notes, draws)
+
+    def _noted(
+        self, x: inputs.Rows, groups: Any, first_row: int | None = None, weights: Any = None
+    ) -> Iterator[tuple[Seen, dict[str, Any], Draws | None]]:
+        """Give batches with what the calibration notes of them, and random numbers for them."""
         calibration, draws = self.calibration, None
         if calibration.draws or self._scorer_draws:
             draws = Draws(self._stream.entropy(pinned=first_row is not None), _LOOK_UP)
@@ -338,7 +346,7 @@ class Predictor(Sharing):
                 self._first_number(seen, first_row)
             else:
                 notes["row"] = self._row_numbers(seen, first_row)
-            yield seen, notes, look_up(notes, draws)
+            yield seen, notes, draws
 
     def _row_numbers(self, seen: Seen, first_row: int | None) -> Tensor:
         """Give some rows their numbers in the stream of random numbers, or as they are pinned."""
@@ -435,7 +443,12 @@ def _groups_of(labels: Any, batch: Any, row: int, count: int) -> Any:
 
 def _as_weights(weights: Any) -> Tensor | None:
     """Read the weights of all rows."""
-    return None if weights is None else arrays.target_tensor(weights).reshape(len(weights), -1)
+    if weights is None:
+        return None
+    values = arrays.target_tensor(weights)
+    if not values.dim():
+        raise ValueError(f"weights must be one number for each row, got {weights!r}")
+    return values.reshape(len(values), -1)
 
 
 def _weights_of(weights: Tensor | None, row: int, count: int) -> Tensor | None:

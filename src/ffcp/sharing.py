@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from ffcp import files
 from ffcp.conformal.calibration import Calibration
 from ffcp.conformal.columns import prefixed, with_prefix
+from ffcp.conformal.draws import Stream
 from ffcp.conformal.mondrian import by_groups
 from ffcp.conformal.selection import Scorer
 from ffcp.network.features import resolve
@@ -63,10 +64,13 @@ class Sharing(nn.Module):
     _scorer: Scorer
     _given: tuple[Scorer, Calibration]  # as given, with whatever they leave open
     _choices: dict[str, Any]
+    _fitted: dict[str, Any]  # choices made before calibrating, on other points
     _set_aside: int
     _layout: dict[str, Any]  # what inputs were like, see inputs.Reader
     _identity: Identity | None  # of the model that was calibrated
     _runs: tuple[str, ...]  # the names of the calibrations whose points these are
+    seed: int | None
+    _stream: Stream
     _lock: threading.Lock  # held while one calibration takes the place of another
     _stamp: Stamp | None = None  # of the model when a call began, see steady
 
@@ -225,9 +229,26 @@ class Sharing(nn.Module):
             chosen_here = ", ".join(f"{key}={value!r}" for key, value in differing.items())
             raise ValueError(
                 f"each worker chose for itself, and the predictor to merge has other settings: "
-                f"{listed}. Let one worker choose, and make all others with what it chose: "
-                f"{chosen_here}"
+                f"{listed}. Let one worker choose, and hand its predictor.settled() to all others; "
+                f"or make them with what it chose: {chosen_here}"
             )
+
+    def settled(self: Self, seed: int | None = None) -> Self:
+        """Give a predictor of the same model without points, for which nothing is open any more.
+
+        What was chosen or learned here stays: workers that calibrate such predictors, or copies of
+        them, on rows of their own can be merged. ``seed`` is that of its random numbers, of which
+        each worker needs others; by default the operating system seeds them.
+        """
+        fresh = self._snapshot()
+        fresh._given = (self._scorer, self.calibration.empty())
+        fresh.calibration = self.calibration.empty()
+        fresh._fitted = dict(self._choices)
+        fresh._identity, fresh._runs, fresh._set_aside = None, (), 0
+        fresh._lock, fresh.seed, fresh._stream = threading.Lock(), seed, Stream(seed)
+        if (recipe := recipe_of(self)) is not None and "seed" in recipe["with"]:
+            fresh.__dict__["_recipe"] = {**recipe, "with": {**recipe["with"], "seed": seed}}
+        return fresh
 
     def _check_merge(self, other: Any) -> None:
         """Refuse another predictor whose points cannot stand beside these."""
