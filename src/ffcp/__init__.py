@@ -8,7 +8,7 @@
 torch.Size([5, 1])
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 from ffcp import bounds, metrics, plots, segmentation
 from ffcp.classification.methods import APS, FFRAPS, LAC, RAPS
