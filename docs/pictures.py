@@ -221,7 +221,7 @@ def tables() -> None:
     with TemporaryDirectory() as folder, sync_playwright() as playwright:
         door.fit(frame, "rentals", minutes=1.0, seed=0).save(f"{folder}/bike.ffcp")
         browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 900, "height": 1040})
+        page = browser.new_page(viewport={"width": 900, "height": 860})
         page.goto(f"file://{folder}/bike.ffcp/report.html")
         shrink(Image.open(io.BytesIO(page.screenshot())), "tables")
         browser.close()

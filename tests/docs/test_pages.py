@@ -20,7 +20,7 @@ from ffcp.cli.app import app as ffcp_app
 from ffcp.regression.learned import network
 from tests.docs.pages import DOCS, PAGES, ROOT, anchors, blocks, links, named, prose
 
-DIRECTIVES = {"{toctree}", "{eval-rst}", "{literalinclude}"}
+DIRECTIVES = {"{toctree}", "{eval-rst}", "{literalinclude}", "{include}"}
 WITH_CODE = [page for page in PAGES if blocks(page.read_text(), "python")]
 WITH_SHELL = [page for page in (ROOT / "README.md", *PAGES) if blocks(page.read_text(), "sh")]
 
