@@ -21,7 +21,12 @@ from ffcp.regression.learned import network
 from tests.docs.pages import DOCS, PAGES, ROOT, anchors, blocks, links, named, prose
 
 DIRECTIVES = {"{toctree}", "{eval-rst}", "{literalinclude}", "{include}"}
-WITH_CODE = [page for page in PAGES if blocks(page.read_text(), "python")]
+LONG = {"coming_from.md", "deploy.md", "tables.md"}  # they import or fit more than others
+WITH_CODE = [
+    pytest.param(page, marks=[pytest.mark.long] if page.name in LONG else [], id=named(page))
+    for page in PAGES
+    if blocks(page.read_text(), "python")
+]
 WITH_SHELL = [page for page in (ROOT / "README.md", *PAGES) if blocks(page.read_text(), "sh")]
 
 
@@ -42,7 +47,7 @@ AFTER: dict[str, Callable[[dict[str, Any], str], None]] = {
 }
 
 
-@pytest.mark.parametrize("page", WITH_CODE, ids=named)
+@pytest.mark.parametrize("page", WITH_CODE)
 @pytest.mark.filterwarnings("ignore::ffcp.FFCPWarning")
 def test_blocks_run_one_after_the_other(
     page: Path,
