@@ -77,9 +77,9 @@ class Online(Kept):
     What is promised, with N truths come, E of them missed, and at most D predictions waiting when
     another is made (rows of one batch wait for each other):
 
-    * ``"aci"``: on any sequence, |E / N - alpha| <= (max(alpha, 1 - alpha) + gamma (D + 1)) /
+    * ``"aci"``: on any sequence, abs(E / N - alpha) <= (max(alpha, 1 - alpha) + gamma (D + 1)) /
       (gamma N).
-    * ``"pid"``: on any sequence, |E / N - alpha| <= ((pi / 2) saturation u / log(u) + 1 + D) / N
+    * ``"pid"``: on any sequence, abs(E / N - alpha) <= ((pi / 2) saturation u / log(u) + 1 + D) / N
       with u = N + e.
     * ``"dtaci"``: a pinball loss close to that of the best step size; no coverage.
     * ``"plain"``: coverage of 1 - alpha less what the distribution drifts inside the window.
