@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest -n 2
 
-.PHONY: demo check test test-slow lint bench bands reproduce quick clean
+.PHONY: demo check test test-slow lint docs pictures examples lowest newest bench bands reproduce quick clean
 demo: .venv/.ready        ## train, calibrate, print the table, draw the bands
 	$(BIN)/ffcp demo
 
@@ -22,6 +22,27 @@ lint: .venv/.ready
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+
+lowest:                   ## the tests with the lowest versions that pyproject.toml names
+	$(PYTHON) -m venv .lowest
+	$(PYTHON) tools/lowest.py > .lowest/constraints.txt
+	.lowest/bin/pip install --quiet --constraint .lowest/constraints.txt --editable ".[dev]" --editable "./paper[dev]"
+	.lowest/bin/python -m pytest -n 2 -m "not slow"
+
+newest:                   ## the tests with whatever is newest
+	$(PYTHON) -m venv .newest
+	.newest/bin/pip install --quiet --upgrade --editable ".[dev]" --editable "./paper[dev]"
+	.newest/bin/python -m pytest -n 2 -m "not slow"
+
+docs: .venv/.ready        ## the documentation site, in site/; a warning is an error
+	$(BIN)/python -m sphinx -W --keep-going -q -b html -d .venv/doctrees docs site
+	@echo "open site/index.html"
+
+pictures: .venv/.ready    ## the pictures of the site, drawn again
+	$(BIN)/python docs/pictures.py
+
+examples: .venv/.ready    ## six scripts on real data, a few minutes on one core
+	@bad=0; for script in examples/*.py; do echo "== $$script"; $(BIN)/python $$script || bad=1; done; exit $$bad
 
 bench: .venv/.ready       ## time and memory, as ratios to hand-written code
 	$(BIN)/python -m benchmarks.core
@@ -50,7 +71,7 @@ quick: .venv/.ready       ## the same in small, within 3 minutes: does all of it
 	$(BIN)/ffcp-paper report reproduced/quick
 
 clean:
-	rm -rf .venv
+	rm -rf .venv .lowest .newest
 
 .venv/.ready: pyproject.toml paper/pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

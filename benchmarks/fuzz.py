@@ -16,7 +16,7 @@ import math
 import tempfile
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -49,11 +49,12 @@ class Subject(NamedTuple):
     x: Tensor
     y: Tensor
     ask: Callable[[Any], Tensor]
-    more: Any = MappingProxyType({})  # of what calibrate takes
+    given: Mapping[str, Any] = MappingProxyType({})  # to calibrate, besides
 
     def calibrated(self, rows: slice) -> Any:
-        more = {n: v[rows] if isinstance(v, list) else v for n, v in self.more.items()}
-        return self.make().calibrate(self.x[rows], self.y[rows], **more)
+        """Calibrate on some rows; lists that are given have an entry for each row."""
+        given = {n: v[rows] if isinstance(v, list) else v for n, v in self.given.items()}
+        return self.make().calibrate(self.x[rows], self.y[rows], **given)
 
 
 def subjects() -> dict[str, Subject]:
@@ -82,6 +83,12 @@ def subjects() -> dict[str, Subject]:
             lambda p: p.predict_set(x[:20], 0.2, first_row=0).mask,
         ),
         "Learned": Subject(lambda: ffcp.Learned(body, seed=0), x, y, band),
+        "Learned, fit": Subject(
+            lambda: ffcp.Learned(body, seed=0).fit(grown[:200], noise[:200]), x, y, band
+        ),
+        "Learned, boosting": Subject(
+            lambda: ffcp.Learned(body, learner="boosting", seed=0), grown, noise, band
+        ),
         "Auto": Subject(lambda: ffcp.Auto(body, choose_fraction=0.5, seed=0), grown, noise, band),
         "FCP": Subject(lambda: ffcp.FCP(body, "0", steps=2), x, y, band),
         "PixelSets": Subject(
@@ -98,6 +105,47 @@ def subjects() -> dict[str, Subject]:
             lambda: ffcp.CP(body, calibration=ffcp.Weighted("given")), x, y,
             lambda p: p.predict_interval(x[:6], 0.3, weights=weights[:6]).upper,
             {**few, "weights": weights},
+        ),
+    }  # fmt: skip
+
+
+def more_subjects() -> dict[str, Subject]:
+    """Give calibrations of other kinds: weighted, by group, of losses."""
+    torch.manual_seed(0)
+    x, y, labels = torch.randn(120, 3), torch.randn(120), torch.randint(0, 3, (120,))
+    body, classes = nn.Linear(3, 1), nn.Linear(3, 3)
+
+    def tilted(x: Tensor) -> Tensor:
+        return (0.3 * x[:, 0]).exp()
+
+    def sides(x: Tensor) -> list[str]:
+        return ["left" if one else "right" for one in (x[:, 0] < 0).tolist()]
+
+    def band(predictor: Any) -> Tensor:
+        found = predictor.predict_interval(x[:6], 0.2)
+        return torch.cat([found.lower, found.upper])
+
+    near = ffcp.Localizer("gaussian", on="input", bandwidth=2.0)
+    learned, new = ffcp.Weighted("learn"), {"new": torch.randn(90, 3) + 0.3}
+    shift, local = ffcp.LabelShift([0.5, 1.0, 2.0]), ffcp.WeightedLocal(ffcp.Weighted(tilted), near)
+    return {
+        "Weighted": Subject(
+            lambda: ffcp.CP(body, calibration=ffcp.Weighted(tilted)), x, y, band
+        ),
+        "learned": Subject(lambda: ffcp.CP(body, calibration=learned, seed=0), x, y, band, new),
+        "WeightedLocal": Subject(lambda: ffcp.Bands(body, calibration=local), x, y, band),
+        "groups": Subject(lambda: ffcp.CP(body, calibration=ffcp.Mondrian(by=sides)), x, y, band),
+        "LabelShift": Subject(
+            lambda: ffcp.LAC(classes, calibration=shift), x, labels,
+            lambda p: p.predict_set(x[:20], 0.2).mask,
+        ),
+        "learned classes": Subject(
+            lambda: ffcp.LAC(classes, calibration=ffcp.LabelShift(), seed=0), x, labels,
+            lambda p: p.predict_set(x[:20], 0.2).mask, new,
+        ),
+        "RiskControl": Subject(
+            lambda: ffcp.RiskControl(classes, grid=[0.0, 0.5, 0.8, 1.0]), x,
+            torch.rand(120, 3) < 0.5, lambda p: p.predict_set(x[:20], 0.3).sets,
         ),
     }  # fmt: skip
 
@@ -214,12 +262,33 @@ def could_be(tensors: Tensors, was: Tensors) -> bool:
     for name, tensor in with_prefix(LEARNED, tensors).items():
         if not tensor.isfinite().all() or (name.endswith(POSITIVE) and not (tensor > 0).all()):
             return False
+    if not is_forest(with_prefix(f"{LEARNED}learner.", tensors)):
+        return False
+    rows = tensors.get(f"{LEARNED}rows")  # hashes, in order
+    if rows is not None and not (rows.diff() >= 0).all():
+        return False
+    said, said_then = _settings(tensors), _settings(was)
+    for name in ("tilt", "ratio"):  # what was learned, a number for each column or class
+        now, then = said.get(name) or [], said_then.get(name)
+        if isinstance(then, list) and not (len(now) == len(then) and all(map(_is_number, now))):
+            return False
+    weight = tensors.get("calibration.weight")
+    if weight is not None and not bool((weight.isfinite() & (weight >= 0)).all()):
+        return False
     scores = tensors["calibration.scores"]
     if "calibration.pieces" in tensors:
         return could_be_pieces(tensors)
     if "calibration.units" in tensors:
         told, units = tensors["calibration.told"], tensors["calibration.units"]
         return bool((scores.diff(dim=0) >= 0).all() and (units >= 0).all() and (told >= 0).all())
+    if weight is not None or "calibration.label" in tensors:  # in the order of their points
+        return bool((scores >= 0).all())
+    if "calibration.names" in tensors:  # group by group
+        counts = json.loads(bytes(tensors["calibration.names"].numpy()))["counts"]
+        in_order = all(bool((part.diff(dim=0) >= 0).all()) for part in scores.split(counts))
+        return in_order and bool((scores >= 0).all())
+    if scores.dim() == 2 and scores.shape[1] == 4:  # losses at four levels
+        return bool(((scores >= 0) & (scores <= 1)).all() and (scores.diff(dim=1) <= 0).all())
     embedding = tensors.get("calibration.embedding")
     if embedding is not None:  # scores lie as their points do, in no order
         return bool(embedding.isfinite().all() and scores.isfinite().all() and (scores >= 0).all())
@@ -240,6 +309,29 @@ def could_be_pieces(tensors: Tensors) -> bool:
         bool((part.diff(dim=0) >= 0).all()) for part in scores.split(kept[:, 0].tolist())
     )
     return in_order and int(kept.sum()) == len(scores) and bool((scores >= 0).all())
+
+
+def is_forest(learned: Tensors) -> bool:
+    """Say whether trees, where they are what is learned, lead every row to a leaf."""
+    if "left" not in learned:
+        return True
+    own = torch.arange(learned["left"].shape[-1])
+    leaf = (learned["left"] == own) & (learned["right"] == own)
+    for way in (learned["left"], learned["right"]):
+        if not bool((leaf | ((way > own) & (way < len(own)))).all()):
+            return False
+    columns = int(learned["columns"])
+    return columns > 0 and bool(((learned["feature"] >= 0) & (learned["feature"] < columns)).all())
+
+
+def _settings(tensors: Tensors) -> dict[str, Any]:
+    found = json.loads(bytes(tensors["_extra_state"].numpy())[64:])["settings"]
+    return found if isinstance(found, dict) else {}
+
+
+def _is_number(value: Any) -> bool:
+    is_plain = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return is_plain and math.isfinite(value)
 
 
 # -- trial -------------------------------------------------------------------------------------
@@ -306,13 +398,15 @@ def trial(
         return "refused" if torch.equal(subject.ask(victim), mine) else "lost calibrations"
     except Exception:
         return "errors of another class"
+    changed = load(path.read_bytes())
     try:
         found = subject.ask(victim)
-    except Exception:
-        return "lost calibrations"
+    except Exception as error:
+        # A group of another name, which nobody else can tell from the one there was.
+        has_groups = "calibration.names" in changed and "no calibration point" in str(error)
+        return "another score" if is_sealed and has_groups else "lost calibrations"
     if torch.equal(found, right):
         return "harmless"
-    changed = load(path.read_bytes())
     return "another score" if is_sealed and could_be(changed, load(data)) else "wrong bands"
 
 
@@ -323,10 +417,10 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     faults = 0
-    for name, subject in subjects().items():
+    for name, subject in {**subjects(), **more_subjects()}.items():
         counts = fuzz(subject, arguments.mutations, arguments.seed)
         faults += sum(counts[fault] for fault in FAULTS)
-        print(f"{name:10}", ", ".join(f"{what} {n}" for what, n in sorted(counts.items())))
+        print(f"{name:15}", ", ".join(f"{what} {n}" for what, n in sorted(counts.items())))
     if faults:
         raise SystemExit(f"{faults} faults")
 

@@ -28,8 +28,11 @@ from torch import Tensor, nn
 import ffcp
 from benchmarks.timing import show, table
 from ffcp.classification import rules
+from ffcp.online.martingales import PowerMixture
+from ffcp.online.pvalues import OnlineRanks
 
 N, NEW, K, ALPHA = 1000, 500, 20, 0.1
+MOVED = np.arange(1000) >= 500
 Array = np.ndarray
 Peer = Callable[[], Array]
 
@@ -426,6 +429,41 @@ def metrics() -> None:
     show(made)
 
 
+class Powers:
+    """The bets of ours, for the martingale of crepes."""
+
+    def __init__(self, mirrored: bool) -> None:
+        self._mirrored = mirrored
+
+    def apply(self, p: Array) -> Array:
+        epsilon = np.arange(1, 33) / 32
+        shown: Array = 1 - p if self._mirrored else p
+        return epsilon * shown[:, None] ** (epsilon - 1)
+
+
+def martingales() -> None:
+    """Bet on the same p-values: of scores that stay as they are, and of some that move."""
+    made = table("Logarithm of the wealth after 1,000 rows", "p-values", "bets", "ffcp", "crepes")
+    random = np.random.default_rng(0)
+    scores = random.normal(size=1000)
+    for what, values in (("no change", scores), ("moved by 1 at row 500", scores + MOVED)):
+        ranks = OnlineRanks(seed=0)
+        p = np.array([ranks.p_value(float(one)) for one in values])
+        for mirrored in (False, True):
+            ours = PowerMixture(32, 0.01, mirrored)
+            for one in p:
+                ours.bet(one)
+            try:
+                peer = module("crepes.martingales")
+                theirs = peer.SimpleJumper(J=0.01, bf=Powers(mirrored)).apply(p)[-1]
+                said = f"{np.log(theirs):.9f}"
+            except ImportError:
+                said = "not installed: see the head of this file"
+            bets = "on large p-values" if mirrored else "on small p-values"
+            made.add_row(what, bets, f"{float(ours.log_wealth):.9f}", said)
+    show(made)
+
+
 if __name__ == "__main__":
     warnings.simplefilter("ignore", ffcp.FFCPWarning)
     logging.disable(logging.WARNING)
@@ -436,3 +474,4 @@ if __name__ == "__main__":
     sets("The same with 100 classes, logits N(0, 20^2), labels drawn at temperature 8", 20.0, 8.0)
     few()
     metrics()
+    martingales()

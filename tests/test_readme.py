@@ -21,13 +21,6 @@ def test_readme_is_short() -> None:
     assert len(README.read_text().splitlines()) <= 120
 
 
-def test_links_of_readme_and_documents_lead_somewhere() -> None:
-    for page in (README, *(README.parent / "docs").glob("*.md")):
-        for link in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
-            if "://" not in link:
-                assert (page.parent / link).exists(), f"{page.name} points to {link}"
-
-
 @pytest.mark.parametrize("number", range(len(BLOCKS)))
 def test_blocks_run(
     number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture

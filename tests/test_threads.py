@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -24,41 +24,73 @@ def maps() -> nn.Module:
     return nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.Tanh(), nn.Conv2d(4, 3, 1))
 
 
-def bands(predictor: ffcp.Bands) -> Callable[[], Tensor]:
-    predictor.calibrate(X, Y)
-    return lambda: predictor.predict_interval(X[:20], 0.2, first_row=0).upper
+class Case(NamedTuple):
+    """A predictor on trial, what it is asked, and what its model takes."""
+
+    predictor: Any
+    ask: Callable[[], Tensor]
+    x: Tensor
+    y: Tensor
+
+    def calibrated(self, scale: float = 1.0, **given: Any) -> Case:
+        self.predictor.calibrate(self.x, scale * self.y if scale != 1 else self.y, **given)
+        return self
 
 
-def compressed(predictor: ffcp.Bands) -> Callable[[], Tensor]:
-    bands(predictor)
-    predictor.compress(0.05)
-    return lambda: predictor.predict_interval(X[:20], 0.2).upper
+def bands(predictor: Any, y: Tensor = Y, **given: Any) -> Case:
+    def ask() -> Tensor:
+        return predictor.predict_interval(X[:20], 0.2, first_row=0, **given).upper
+
+    return Case(predictor, ask, X, y)
 
 
-def sets(predictor: ffcp.LabelSets) -> Callable[[], Tensor]:
-    predictor.calibrate(X, LABELS)
-    return lambda: predictor.predict_set(X[:20], 0.2, first_row=0).mask
+def sets(predictor: Any) -> Case:
+    return Case(predictor, lambda: predictor.predict_set(X[:20], 0.2, first_row=0).mask, X, LABELS)
 
 
-def pixels(predictor: PixelSets) -> Callable[[], Tensor]:
-    predictor.calibrate(IMAGES, MAPS)
-    return lambda: predictor.predict_set(IMAGES[:4], 0.3).mask
+def pixels(predictor: PixelSets) -> Case:
+    return Case(predictor, lambda: predictor.predict_set(IMAGES[:4], 0.3).mask, IMAGES, MAPS)
 
 
-near = ffcp.Localizer("gaussian", on="input", bandwidth=2.0)
-CASES: dict[str, Callable[[], Callable[[], Tensor]]] = {
-    "CP": lambda: bands(ffcp.CP(small_mlp())),
-    "compressed": lambda: compressed(ffcp.CP(small_mlp())),
-    "FFCP": lambda: bands(ffcp.FFCP(small_mlp(), "0")),
-    "FFCP sketched": lambda: bands(ffcp.FFCP(small_mlp(), "0", method=ffcp.Sketch(4))),
-    "FFCP smoothed": lambda: bands(ffcp.FFCP(small_mlp(), "0", method=ffcp.Smooth(0.1, 2))),
-    "FFLCP": lambda: bands(ffcp.FFLCP(small_mlp(), "0", near, guarantee="random", seed=1)),
-    "FCP": lambda: bands(ffcp.FCP(small_mlp(), "0", steps=5)),
-    "RAPS": lambda: sets(ffcp.RAPS(small_mlp(outputs=3), seed=1)),
+def lined() -> nn.Module:
+    """A network of several outputs whose windows do not overlap."""
+    torch.manual_seed(3)
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 4)), nn.Conv1d(1, 2, 1), nn.Tanh(), nn.Conv1d(2, 1, 1), nn.Flatten()
+    )
+
+
+def ratio(x: Tensor) -> Tensor:
+    return (0.3 * x[:, 0]).exp()
+
+
+near, weighted = ffcp.Localizer("gaussian", on="input", bandwidth=2.0), ffcp.Weighted(ratio)
+GROUPS = ["a", "b"] * 100
+CASES: dict[str, Callable[[], Case]] = {
+    "CP": lambda: bands(ffcp.CP(small_mlp())).calibrated(),
+    "compressed": lambda: bands(ffcp.CP(small_mlp())).calibrated(rank_error=0.05),
+    "FFCP": lambda: bands(ffcp.FFCP(small_mlp(), "0")).calibrated(),
+    "FFCP exact": lambda: bands(ffcp.FFCP(lined(), "1", method="exact"), X).calibrated(),
+    "FFCP coloured": lambda: bands(ffcp.FFCP(lined(), "1", method="coloured"), X).calibrated(),
+    "FFCP sketched": lambda: bands(ffcp.FFCP(small_mlp(), "0", method=ffcp.Sketch(4))).calibrated(),
+    "FFCP smoothed": lambda: bands(
+        ffcp.FFCP(small_mlp(), "0", method=ffcp.Smooth(0.1, 2))
+    ).calibrated(),
+    "FFLCP": lambda: bands(
+        ffcp.FFLCP(small_mlp(), "0", near, guarantee="random", seed=1)
+    ).calibrated(),
+    "FCP": lambda: bands(ffcp.FCP(small_mlp(), "0", steps=5)).calibrated(),
+    "RAPS": lambda: sets(ffcp.RAPS(small_mlp(outputs=3), seed=1)).calibrated(),
     "FFRAPS": lambda: sets(
         ffcp.FFRAPS(small_mlp(outputs=3), gradient="feature", feature="0", seed=1)
+    ).calibrated(),
+    "PixelSets": lambda: pixels(PixelSets(maps(), "0", method="coloured")).calibrated(),
+    "groups": lambda: bands(ffcp.FFCP(small_mlp(), "0"), groups=GROUPS[:20]).calibrated(
+        groups=GROUPS
     ),
-    "PixelSets": lambda: pixels(PixelSets(maps(), "0", method="coloured")),
+    "Auto": lambda: bands(ffcp.Auto(small_mlp(), seed=0)).calibrated(),
+    "Learned": lambda: bands(ffcp.Learned(small_mlp(), seed=0)).calibrated(),
+    "Weighted": lambda: bands(ffcp.LCP(small_mlp(), near, calibration=weighted)).calibrated(),
 }
 
 
@@ -83,15 +115,22 @@ def together(*jobs: Callable[[], Any]) -> list[BaseException]:
 
 
 def check_threads(name: str, calls: int) -> None:
-    ask = CASES[name]()
-    expected, wrong = ask(), []
+    case = CASES[name]()
+    model = case.predictor.model.eval()
+    expected, output, wrong = case.ask(), model(case.x).detach(), []
 
     def work() -> None:
         for _ in range(calls):
-            if not torch.equal(ask(), expected):
+            if not torch.equal(case.ask(), expected):
                 wrong.append(name)
 
-    assert together(*[work] * THREADS) == []
+    def run() -> None:
+        for _ in range(2 * calls):
+            out = model(case.x)
+            assert out.requires_grad
+            assert torch.equal(out, output)
+
+    assert together(*[work] * THREADS, run) == []
     assert wrong == []
 
 
@@ -127,12 +166,13 @@ def test_the_model_can_be_run_meanwhile() -> None:
     assert together(ask, ask, run) == []
 
 
-def losses(model: nn.Module, steps: int = 60) -> list[float]:
+def losses(case: Case, steps: int = 60) -> list[float]:
     torch.manual_seed(5)
+    model = case.predictor.model.train()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     seen = []
     for _ in range(steps):
-        loss = (model(X)[:, 0] - Y).square().mean()
+        loss = (model(case.x).flatten(1)[:, 0] - Y[: len(case.x)]).square().mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -140,41 +180,77 @@ def losses(model: nn.Module, steps: int = 60) -> list[float]:
     return seen
 
 
-def test_training_meanwhile_is_not_disturbed_and_no_band_is_given() -> None:
-    expected = losses(small_mlp())  # dropout draws random numbers: they must not be rewound
-    model = small_mlp()
-    predictor = ffcp.FFCP(model, "0").calibrate(X, Y)
-    first = predictor.predict_interval(X[:20]).upper
+@pytest.mark.filterwarnings("ignore::ffcp.FFCPWarning")
+@pytest.mark.parametrize("name", CASES)
+def test_the_random_state_that_all_threads_share_is_never_set(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = CASES[name]()
+    given = {"groups": GROUPS} if name == "groups" else {}
+
+    def refused(*given: Any, **named: Any) -> None:
+        raise AssertionError("the random state of all threads was touched")
+
+    for place, function in (
+        (torch.random, "fork_rng"),
+        (torch.random, "set_rng_state"),
+        (torch, "set_rng_state"),
+        (torch, "manual_seed"),
+    ):
+        monkeypatch.setattr(place, function, refused)
+    case.ask()
+    case.calibrated(**given)
+
+
+OFTEN = ["FFCP", *(pytest.param(name, marks=pytest.mark.long) for name in CASES if name != "FFCP")]
+
+
+@pytest.mark.filterwarnings("ignore::ffcp.FFCPWarning")
+@pytest.mark.parametrize("name", OFTEN)
+def test_training_meanwhile_is_not_disturbed_and_no_band_is_given(name: str) -> None:
+    expected = losses(CASES[name]())  # dropout draws random numbers: they must not be rewound
+    case = CASES[name]()
+    first = case.ask()
     trained: list[float] = []
     kinds: set[str] = set()
 
     def ask() -> None:
-        for _ in range(60):
+        for _ in range(30):
             try:
-                assert torch.equal(predictor.predict_interval(X[:20]).upper, first)
+                assert torch.equal(case.ask(), first)
             except RuntimeError as error:
                 kinds.add(str(error)[:60])
 
-    assert together(lambda: trained.extend(losses(model)), ask) == []
+    assert together(lambda: trained.extend(losses(case)), ask) == []
     assert trained == expected
+    ask()  # when it is trained, at the latest
     assert kinds == {"the model's weights are no longer those of the calibration, "[:60]}
 
 
-def test_every_band_is_of_one_calibration_while_another_takes_its_place() -> None:
-    predictor = ffcp.FFCP(small_mlp(), "0")
-    either = []
-    for scale in (1.0, 3.0):
-        predictor.calibrate(X, scale * Y)
-        either.append(predictor.predict_interval(X[:20]).upper)
+@pytest.mark.filterwarnings("ignore::ffcp.FFCPWarning")
+@pytest.mark.parametrize("name", OFTEN)
+def test_every_band_is_of_one_calibration_while_another_takes_its_place(name: str) -> None:
+    case = CASES[name]()
+    given = {"groups": GROUPS} if name == "groups" else {}
+    is_band = case.y.is_floating_point()
+    half = case._replace(x=case.x[::2], y=case.y[::2])
+
+    def other() -> Case:
+        return case.calibrated(3.0, **given) if is_band else half.calibrated()
+
+    either = [case.ask(), other().ask()]
 
     def calibrate() -> None:
-        for number in range(30):
-            predictor.calibrate(X, (1.0, 3.0)[number % 2] * Y)
+        for number in range(6):
+            if number % 2:
+                other()
+            else:
+                case.calibrated(**given)
 
     def ask() -> None:
-        for _ in range(100):
-            upper = predictor.predict_interval(X[:20]).upper
-            assert any(torch.equal(upper, one) for one in either)
+        for _ in range(20):
+            found = case.ask()
+            assert any(torch.equal(found, one) for one in either)
 
     assert together(calibrate, ask, ask) == []
 

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 
 import ffcp
-from benchmarks.bands import peers
+from benchmarks.bands import peers, research
 from benchmarks.opponent import Opponent
 from ffcp import metrics
+from ffcp.network import passes
 from ffcp.regression.learned.teaching import MOST_ROWS
 from ffcp_paper import runs
 from ffcp_paper.datasets import Split
@@ -24,10 +25,13 @@ from ffcp_paper.experiments import Study
 from ffcp_paper.works import TRAINED, Settings
 
 ALPHA = 0.1
+_ROWS = 4096  # at once through network and learner
 DATA = ("com", "bike", "bio", "star", "synthetic", "fb1", "blog")
 AUTO, AUTO_LENGTH, OPPONENT = "Auto", "Auto, length", "opponent"
 CP, FFCP, LCP = "CP", "FFCP", "LCP"
 LEARNED = "Learned, training rows, all, central"  # what Learned(model).fit(...) is by itself
+BOOSTED = "Learned by boosting"
+CHR, CIR = "CHR, same quantiles", "CIR, same quantiles"
 _ON = {"all": ("prediction", "norms", "values", "input"), "few": ("prediction", "norms")}
 _LAYERS = ("input", "0", "1", "3", "4", "6", "7")  # of the paper's network: all that can be cut
 # Of what is computed here. A change makes stored results stale.
@@ -133,6 +137,39 @@ def _taught(case: Case, on: str) -> tuple[Any, ffcp.Learned]:
     return predictor._scorer, predictor
 
 
+def _boosted(case: Case) -> Made:
+    predictor = ffcp.Learned(case.model, learner="boosting", seed=case.seed)
+    return _ready(predictor.fit(case.parts.x_train, case.parts.y_train), case)
+
+
+def _research(case: Case, by: str) -> Made:
+    """Put another family of sets on the quantiles that Learned has learned."""
+    family, _ = _taught(case, "all")
+
+    def seen(x: Tensor) -> tuple[Tensor, Tensor]:
+        parts = []
+        for start in range(0, len(x), _ROWS):
+            one = passes.see(case.model, x[start : start + _ROWS], family.needs(), start)
+            parts.append((one.output.double().reshape(-1), family.quantiles(one)[:, 0]))
+        centre, quantiles = zip(*parts, strict=True)
+        return torch.cat(centre), torch.cat(quantiles)
+
+    centre, quantiles = seen(case.parts.x_cal)
+    residuals = case.parts.y_cal.double().reshape(-1) - centre
+    if by == CHR:
+        taught = case.parts.y_train.double().reshape(-1) - seen(case.parts.x_train)[0]
+        bands = research.histogram(quantiles, residuals, ALPHA, taught)
+    else:
+        bands = research.interquantile(quantiles, residuals, ALPHA)
+
+    def predict(x: Tensor) -> tuple[Tensor, Tensor]:
+        centre, quantiles = seen(x)
+        low, high = bands(quantiles)
+        return centre + low, centre + high
+
+    return Made(predict)
+
+
 def _learned_aside(case: Case, on: str, nested: str) -> Made:
     return _ready(
         ffcp.Learned(case.model, _ON[on], nested, choose_alpha=ALPHA, seed=case.seed), case
@@ -180,7 +217,9 @@ GROUPS: tuple[Group, ...] = (
         **{f"FFCP at {layer!r}": partial(_ffcp, layer=layer) for layer in _LAYERS},
         LCP: _lcp,
     },
-    *map(_learned_on, _ON),
+    {**_learned_on("all"), **{by: partial(_research, by=by) for by in (CHR, CIR)}},
+    _learned_on("few"),
+    {BOOSTED: _boosted},
     {
         f"Learned, rows set aside, {on}, {nested}": partial(_learned_aside, on=on, nested=nested)
         for on in _ON
@@ -194,7 +233,7 @@ GROUPS: tuple[Group, ...] = (
 )
 METHODS = {name: method for group in GROUPS for name, method in group.items()}
 CANDIDATES = tuple(
-    name for name in METHODS if name in (CP, LCP) or name.startswith(("FFCP at", "Learned"))
+    name for name in METHODS if name in (CP, LCP) or name.startswith(("FFCP at", "Learned,"))
 )
 PEERS = tuple(name for name in METHODS if name.startswith(("crepes", "MAPIE")))
 

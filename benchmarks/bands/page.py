@@ -19,6 +19,9 @@ from benchmarks.bands.methods import (
     ALPHA,
     AUTO,
     AUTO_LENGTH,
+    BOOSTED,
+    CHR,
+    CIR,
     CP,
     FFCP,
     LCP,
@@ -34,6 +37,9 @@ _SHOWN = {
     FFCP: "FFCP, layer chosen",
     LCP: LCP,
     LEARNED: "Learned",
+    BOOSTED: 'Learned, learner="boosting"',
+    CHR: CHR,
+    CIR: CIR,
     AUTO: AUTO,
     AUTO_LENGTH: AUTO_LENGTH,
     OPPONENT: OPPONENT,
@@ -151,6 +157,11 @@ set aside.
   Learned is taught by them (`fit`).
 - **Auto** compares all of these, with every layer and both nested families, on calibration rows set
   aside, by interval score, or by length (`criterion="length"`).
+- **Learned, learner="boosting"**: the same from scikit-learn's boosted trees in place of small
+  networks.
+- **CHR** and **CIR** (`benchmarks/bands/research.py`): conformal histogram regression (Sesia and
+  Romano, 2021) and conditional interquantile regression (Guo, Luo and Zhou, 2026, as we read it),
+  our own code, on the very quantiles of Learned: what differs is the family of sets.
 - **opponent** (`benchmarks/opponent.py`): the 5 % and 95 % quantiles of the residual by
   scikit-learn's gradient boosting from prediction, gradient norms, last hidden layer and input,
   calibrated on all calibration rows.

@@ -8,7 +8,7 @@
 torch.Size([5, 1])
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 from ffcp import bounds, distributed, metrics, plots, segmentation
 from ffcp.classification.methods import APS, FFRAPS, LAC, RAPS
@@ -25,6 +25,7 @@ from ffcp.conformal.local import Local, Localizer
 from ffcp.conformal.marginal import Marginal
 from ffcp.conformal.mondrian import Mondrian
 from ffcp.conformal.rank import conformal_quantile, conformal_rank
+from ffcp.conformal.shifted import WeightedLocal
 from ffcp.conformal.tilts import ShiftChoice
 from ffcp.conformal.weighted import Weighted
 from ffcp.files import CalibrationFileError
@@ -118,6 +119,7 @@ __all__ = [
     "Smooth",
     "Stored",
     "Weighted",
+    "WeightedLocal",
     "bounds",
     "conformal_quantile",
     "conformal_rank",

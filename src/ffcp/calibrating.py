@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
 from torch import Tensor, nn
 
 from ffcp.conformal.calibration import Calibration
@@ -12,7 +13,7 @@ from ffcp.conformal.columns import Columns, Table, prefixed, with_prefix
 from ffcp.conformal.compressing import compressed, settled, summary_like
 from ffcp.conformal.mondrian import by_groups
 from ffcp.conformal.selection import Chosen, Division, Scorer, Selection
-from ffcp.network import passes
+from ffcp.network import arrays, passes
 from ffcp.pieces import Seen
 
 NO_WEIGHTS = "weights=... are for ffcp.Weighted('given'): make the predictor with that calibration"
@@ -175,8 +176,11 @@ class Calibrating:
         scores = self.scorer.scores(self._scored(with_prefix("score.", aside)))
         notes = with_prefix("note.", aside)
         alpha = self._choosing.alpha_of_each(self._choosing.alpha, scores.shape[1])
-        self.calibration, choice = self.calibration.choose(scores, notes, left, alpha)
-        self.choices[self.calibration.choice_name] = choice
+        is_left = True
+        while is_left:  # a ratio and a bandwidth, say: one after the other
+            name = self.calibration.choice_name
+            self.calibration, choice = self.calibration.choose(scores, notes, left, alpha)
+            self.choices[name], is_left = choice, self.calibration.is_open
 
     def _settle(self, chosen: Chosen) -> None:
         self.scorer = chosen.scorer
@@ -267,3 +271,47 @@ class Summing:
         self._flush()
         self._run.calibration = settled(self._run.calibration)
         return {}
+
+
+def as_labels(groups: Any) -> Any:
+    """Read the labels of all rows; ``None`` and functions stay as they are."""
+    if groups is None or callable(groups):
+        return groups
+    if isinstance(groups, Tensor):
+        groups = groups.detach().cpu()
+    if not hasattr(groups, "__array__"):
+        return list(groups)
+    array = np.asarray(groups)
+    if array.ndim != 1:
+        raise ValueError(f"groups must be one label per row, got shape {array.shape}")
+    return array.tolist()
+
+
+def groups_of(labels: Any, batch: Any, row: int, count: int) -> Any:
+    """Give the groups of some rows: a part of the labels, or what the function says."""
+    if labels is None or callable(labels):
+        return None if labels is None else labels(batch)
+    if len(labels) < row + count:
+        raise ValueError(f"groups has {len(labels)} labels, fewer than x has rows")
+    return labels[row : row + count]
+
+
+def as_weights(weights: Any) -> Tensor | None:
+    """Read the weights of all rows."""
+    if weights is None:
+        return None
+    values = arrays.target_tensor(weights)
+    if not values.dim():
+        raise ValueError(f"weights must be one number for each row, got {weights!r}")
+    return values[:, None].flatten(1)
+
+
+def weights_of(weights: Tensor | None, row: int, count: int) -> Tensor | None:
+    """Give the weights of some rows."""
+    return None if weights is None else weights[row : row + count]
+
+
+def must_have_weights(weights: Tensor | None, rows: int | None) -> None:
+    """Refuse weights that are more or fewer than rows."""
+    if weights is not None and rows is not None and len(weights) != rows:
+        raise ValueError(f"weights has {len(weights)} numbers, but x has {rows} rows")

@@ -8,7 +8,8 @@ import os
 import types
 import typing
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
@@ -142,6 +143,21 @@ def count(saved: Any, least: int = 0) -> int:
     return number
 
 
+def checked_layout(layout: Any) -> dict[str, Any]:
+    """Refuse, by ValueError, what cannot be said of inputs."""
+    if not isinstance(layout, dict):
+        raise ValueError("what it says of its inputs is damaged")
+    for part in layout.values():
+        if not isinstance(part, dict) or not {"row"} <= part.keys() <= {"row", "columns"}:
+            raise ValueError("what it says of its inputs is damaged")
+        for size in rebuilt(tuple[int, ...], part["row"]):
+            count(size)
+        columns = part.get("columns", [])
+        if not isinstance(columns, list) or not all(type(c) in (str, int) for c in columns):
+            raise ValueError("the columns it names are damaged")
+    return layout
+
+
 def fingerprint(model: nn.Module) -> str:
     """Hash the layers of a model, their settings, and all parameters and buffers.
 
@@ -174,6 +190,20 @@ _WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 def _plain(name: str) -> str:
     """Give the name of a part as it is without compilation."""
     return ".".join(part for part in name.split(".") if part != "_orig_mod")
+
+
+@contextmanager
+def refused(what: Any) -> Iterator[None]:
+    """Let whatever is wrong with something that was saved be one error that names it."""
+    try:
+        yield
+    except CalibrationFileError:
+        raise
+    except Exception as error:  # foreign data can go wrong in any way
+        raise CalibrationFileError(
+            f"{what} cannot be used: {error}. Nothing was changed; give what was saved by such a "
+            "predictor of this model, or calibrate again"
+        ) from error
 
 
 def write(path: str | Path, tensors: Mapping[str, Tensor]) -> None:

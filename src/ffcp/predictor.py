@@ -11,12 +11,23 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, TypedDict, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ffcp import files
-from ffcp.calibrating import NO_WEIGHTS, Batch, Calibrating, Choosing, Noted, Summing
+from ffcp.calibrating import (
+    NO_WEIGHTS,
+    Batch,
+    Calibrating,
+    Choosing,
+    Noted,
+    Summing,
+    as_labels,
+    as_weights,
+    groups_of,
+    must_have_weights,
+    weights_of,
+)
 from ffcp.conformal.calibration import Calibration
 from ffcp.conformal.columns import Columns, Table, with_prefix
 from ffcp.conformal.draws import Draws, Stream
@@ -226,6 +237,7 @@ class Predictor(Sharing):
 
     def _ended(self, run: Calibrating, identity: Identity, name: str) -> None:
         """Take over a calibration, by its name, if the model still has the weights it is of."""
+        identity.note_hooks(self.model)
         if not identity.is_that_of(self.model):
             raise RuntimeError(
                 "the model's weights changed while it was calibrated: calibrate when nothing "
@@ -299,7 +311,7 @@ class Predictor(Sharing):
         first_row: int = 0,
     ) -> Iterator[Batch]:
         """Cut the data into batches that the model takes at once."""
-        labels, weighed = _as_labels(groups), _as_weights(weights)
+        labels, weighed = as_labels(groups), as_weights(weights)
         row = 0
         read = inputs.Reader(self.model, self._layout) if read is None else read
         for whole, target in inputs.pairs(x, y, read, self._read_target, call):
@@ -307,11 +319,11 @@ class Predictor(Sharing):
             for batch in self._cut(whole) if len(target) else ():
                 count = inputs.row_count(batch)
                 part = self._checked_target(target[start : start + count], first_row + row)
-                some, own = _groups_of(labels, batch, row, count), _weights_of(weighed, row, count)
+                some, own = groups_of(labels, batch, row, count), weights_of(weighed, row, count)
                 yield Batch(batch, part, first_row + row, some, own)
                 start, row = start + count, row + count
         self._must_have_labels(labels, row)
-        _must_have_weights(weighed, row)
+        must_have_weights(weighed, row)
 
     def _cut(self, x: Any) -> Iterator[Any]:
         return inputs.batches(x, self._rows_at_once(x))
@@ -335,24 +347,24 @@ class Predictor(Sharing):
             )
         if weights is not None and not self.calibration.takes_weights:
             raise ValueError(NO_WEIGHTS)
-        labels, weighed = _as_labels(groups), _as_weights(weights)
+        labels, weighed = as_labels(groups), as_weights(weights)
         self._must_have_labels(labels, x.count)
-        _must_have_weights(weighed, x.count)
+        must_have_weights(weighed, x.count)
         row, run = 0, self._pass(self._stamp)
         for whole in x:
             for batch in self._cut(whole):
                 own = None
                 if labels is not None:
-                    own = _groups_of(labels, batch, row, inputs.row_count(batch))
+                    own = groups_of(labels, batch, row, inputs.row_count(batch))
                 seen = run(batch, row, own)
                 if weighed is not None:
-                    seen = seen._replace(weights=_weights_of(weighed, row, len(seen.rows)))
+                    seen = seen._replace(weights=weights_of(weighed, row, len(seen.rows)))
                 row = seen.rows.stop
                 yield seen
         if not row:
             raise ValueError("x has no rows")
         self._must_have_labels(labels, row)
-        _must_have_weights(weighed, row)
+        must_have_weights(weighed, row)
 
     @staticmethod
     def _must_have_labels(labels: Any, rows: int | None) -> None:
@@ -379,6 +391,13 @@ class Predictor(Sharing):
         weights: Any = None,
     ) -> Iterator[tuple[Seen, Columns, Tensor]]:
         """Give batches with what the calibration notes of them, and their thresholds."""
+        for seen, notes, draws in self._noted(x, groups, first_row, weights):
+            yield seen, notes, look_up(notes, draws)
+
+    def _noted(
+        self, x: inputs.Rows, groups: Any, first_row: int | None = None, weights: Any = None
+    ) -> Iterator[tuple[Seen, dict[str, Any], Draws | None]]:
+        """Give batches with what the calibration notes of them, and random numbers for them."""
         calibration, draws = self.calibration, None
         if calibration.draws or self._scorer_draws:
             draws = Draws(self._stream.entropy(pinned=first_row is not None), _LOOK_UP)
@@ -388,7 +407,7 @@ class Predictor(Sharing):
                 self._first_number(seen, first_row)
             else:
                 notes["row"] = self._row_numbers(seen, first_row)
-            yield seen, notes, look_up(notes, draws)
+            yield seen, notes, draws
 
     def _row_numbers(self, seen: Seen, first_row: int | None) -> Tensor:
         """Give some rows their numbers in the stream of random numbers, or as they are pinned."""
@@ -458,41 +477,3 @@ class Predictor(Sharing):
             what = " and ".join(piece.what_is_open for piece in self._given if piece.is_open)
             reason += f" ({self._set_aside} more rows chose {what}, and so do not calibrate)"
         return reason
-
-
-def _as_labels(groups: Any) -> Any:
-    """Read the labels of all rows; ``None`` and functions stay as they are."""
-    if groups is None or callable(groups):
-        return groups
-    if isinstance(groups, Tensor):
-        groups = groups.detach().cpu()
-    if not hasattr(groups, "__array__"):
-        return list(groups)
-    array = np.asarray(groups)
-    if array.ndim != 1:
-        raise ValueError(f"groups must be one label per row, got shape {array.shape}")
-    return array.tolist()
-
-
-def _groups_of(labels: Any, batch: Any, row: int, count: int) -> Any:
-    """Give the groups of some rows: a part of the labels, or what the function says."""
-    if labels is None or callable(labels):
-        return None if labels is None else labels(batch)
-    if len(labels) < row + count:
-        raise ValueError(f"groups has {len(labels)} labels, fewer than x has rows")
-    return labels[row : row + count]
-
-
-def _as_weights(weights: Any) -> Tensor | None:
-    """Read the weights of all rows."""
-    return None if weights is None else arrays.target_tensor(weights)[:, None].flatten(1)
-
-
-def _weights_of(weights: Tensor | None, row: int, count: int) -> Tensor | None:
-    """Give the weights of some rows."""
-    return None if weights is None else weights[row : row + count]
-
-
-def _must_have_weights(weights: Tensor | None, rows: int | None) -> None:
-    if weights is not None and rows is not None and len(weights) != rows:
-        raise ValueError(f"weights has {len(weights)} numbers, but x has {rows} rows")

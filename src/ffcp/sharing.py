@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -19,6 +18,7 @@ from ffcp.conformal.calibration import Calibration
 from ffcp.conformal.columns import prefixed, with_prefix
 from ffcp.conformal.compressed import ERROR
 from ffcp.conformal.compressing import compressed, joined, recalled
+from ffcp.conformal.draws import Stream
 from ffcp.conformal.mondrian import by_groups
 from ffcp.conformal.selection import Scorer
 from ffcp.network.features import resolve
@@ -65,10 +65,13 @@ class Sharing(nn.Module):
     _scorer: Scorer
     _given: tuple[Scorer, Calibration]  # as given, with whatever they leave open
     _choices: dict[str, Any]
+    _fitted: dict[str, Any]  # choices made before calibrating, on other points
     _set_aside: int
     _layout: dict[str, Any]  # what inputs were like, see inputs.Reader
     _identity: Identity | None  # of the model that was calibrated
     _runs: tuple[str, ...]  # the names of the calibrations whose points these are
+    seed: int | None
+    _stream: Stream
     _lock: threading.Lock  # held while one calibration takes the place of another
     _stamp: Stamp | None = None  # of the model when a call began, see steady
 
@@ -84,7 +87,7 @@ class Sharing(nn.Module):
 
     def _recall(self, saved: Mapping[str, Any]) -> None:
         """Take over what :meth:`_remembered` gave; refuse, by ValueError, what it cannot give."""
-        self._layout = _checked_layout(saved.get("layout", {}))
+        self._layout = files.checked_layout(saved.get("layout", {}))
 
     def _check_points(self) -> None:
         """Refuse, by ValueError, a loaded calibration with scores that cannot be."""
@@ -251,9 +254,26 @@ class Sharing(nn.Module):
             chosen_here = ", ".join(f"{key}={value!r}" for key, value in differing.items())
             raise ValueError(
                 f"each worker chose for itself, and the predictor to merge has other settings: "
-                f"{listed}. Let one worker choose, and make all others with what it chose: "
-                f"{chosen_here}"
+                f"{listed}. Let one worker choose, and hand its predictor.settled() to all others; "
+                f"or make them with what it chose: {chosen_here}"
             )
+
+    def settled(self: Self, seed: int | None = None) -> Self:
+        """Give a predictor of the same model without points, for which nothing is open any more.
+
+        What was chosen or learned here stays: workers that calibrate such predictors, or copies of
+        them, on rows of their own can be merged. ``seed`` is that of its random numbers, of which
+        each worker needs others; by default the operating system seeds them.
+        """
+        fresh = self._snapshot()
+        fresh._given = (self._scorer, self.calibration.empty())
+        fresh.calibration = self.calibration.empty()
+        fresh._fitted = dict(self._choices)
+        fresh._identity, fresh._runs, fresh._set_aside = None, (), 0
+        fresh._lock, fresh.seed, fresh._stream = threading.Lock(), seed, Stream(seed)
+        if (recipe := recipe_of(self)) is not None and "seed" in recipe["with"]:
+            fresh.__dict__["_recipe"] = {**recipe, "with": {**recipe["with"], "seed": seed}}
+        return fresh
 
     def _check_merge(self, other: Any) -> None:
         """Refuse another predictor whose points cannot stand beside these."""
@@ -297,7 +317,7 @@ class Sharing(nn.Module):
     ) -> None:
         own = _own(with_prefix(prefix, state_dict))
         if own:  # otherwise it holds a model alone, and the calibration stays
-            with _refused("the calibration in this state_dict"):
+            with files.refused("the calibration in this state_dict"):
                 fresh = self._restored(own, strict)
             self._take_all(fresh)
         learned = f"{prefix}scorer."  # no part of any module, and taken over above
@@ -386,7 +406,7 @@ class Sharing(nn.Module):
         :func:`ffcp.load` makes the predictor, too.
         """
         tensors = files.read(path)
-        with _refused(path):
+        with files.refused(path):
             fresh = self._restored(tensors)
             if fresh._identity is not None and not fresh._identity.is_that_of(self.model):
                 raise ValueError(
@@ -440,7 +460,7 @@ def load(path: str | Path, model: nn.Module, **given: Any) -> Any:
     ('FFCP', 'input', True, 50)
     """
     tensors = files.read(path)
-    with _refused(path):
+    with files.refused(path):
         sealed = {
             **with_prefix("calibration.", tensors),
             **{name: t for name, t in tensors.items() if name.startswith("scorer.")},
@@ -469,32 +489,3 @@ def load(path: str | Path, model: nn.Module, **given: Any) -> Any:
 def _own(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Give what of a state is not the model's."""
     return {name: tensor for name, tensor in state.items() if not name.startswith("model.")}
-
-
-@contextmanager
-def _refused(what: Any) -> Iterator[None]:
-    """Let whatever is wrong with something that was saved be one error that names it."""
-    try:
-        yield
-    except files.CalibrationFileError:
-        raise
-    except Exception as error:  # foreign data can go wrong in any way
-        raise files.CalibrationFileError(
-            f"{what} cannot be used: {error}. Nothing was changed; give what was saved by such a "
-            "predictor of this model, or calibrate again"
-        ) from error
-
-
-def _checked_layout(layout: Any) -> dict[str, Any]:
-    """Refuse, by ValueError, what cannot be said of inputs."""
-    if not isinstance(layout, dict):
-        raise ValueError("what it says of its inputs is damaged")
-    for part in layout.values():
-        if not isinstance(part, dict) or not {"row"} <= part.keys() <= {"row", "columns"}:
-            raise ValueError("what it says of its inputs is damaged")
-        for size in files.rebuilt(tuple[int, ...], part["row"]):
-            files.count(size)
-        columns = part.get("columns", [])
-        if not isinstance(columns, list) or not all(type(c) in (str, int) for c in columns):
-            raise ValueError("the columns it names are damaged")
-    return layout

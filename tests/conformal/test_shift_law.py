@@ -89,6 +89,7 @@ def test_the_true_ratio_covers_where_equal_weights_do_not(method: str, grouped: 
 def test_a_learned_ratio_covers_where_equal_weights_do_not() -> None:
     learned = coverages(lambda: ffcp.CP(Zero(), calibration=ffcp.Weighted("learn")), True)
     assert too_low(learned) > ERROR_RATE
+    assert too_low(coverages(lambda: ffcp.CP(Zero()), False)) < ERROR_RATE
 
 
 CLASSES, RATIO = torch.tensor([0.7, 0.2, 0.1]), [0.2 / 0.7, 1.0, 6.0]

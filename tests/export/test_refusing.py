@@ -39,6 +39,7 @@ def own_column(seen: ffcp.Seen) -> torch.Tensor:
         (lambda m: ffcp.Bands(m, slack=ffcp.Curvature("0")), "has no graph"),
         (lambda m: ffcp.CP(m, calibration=ffcp.Weighted(lambda x: 2 + x[:, 0])), "Weighted"),
         (lambda m: ffcp.Learned(m, on=own_column, choose_fraction=0.5), "learned from"),
+        (lambda m: ffcp.Learned(m, learner="boosting", choose_fraction=0.5), "trees jump"),
         (lambda m: ffcp.LCP(m, ffcp.Localizer("gaussian", bandwidth=1.0)), "'gaussian'"),
         (lambda m: ffcp.LCP(m, ffcp.Localizer(on="input", bandwidth=20)), "'input'"),
         (lambda m: ffcp.FFCP(m, "0", method=ffcp.Sketch(4)), "random numbers"),

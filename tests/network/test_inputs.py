@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -410,3 +412,53 @@ def test_its_warning_points_at_the_caller() -> None:
         with pytest.warns(ffcp.FFCPWarning) as caught:
             ask(X)
         assert caught[0].filename == __file__
+
+
+class NumberAndClass(nn.Module):
+    """Takes numbers and the index of a class."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.number, self.kind = nn.Linear(4, 1), nn.Embedding(5, 1)
+
+    def forward(self, number: Tensor, kind: Tensor) -> Tensor:
+        return self.number(number) + self.kind(kind)
+
+
+def test_lists_and_foreign_arrays_inside_a_dict_are_read() -> None:
+    model, x = NumberAndClass(), normal(40, 4, seed=0)
+    kind, y = np.arange(40) % 5, normal(40, seed=1)
+    predictor = ffcp.CP(model).calibrate({"number": x, "kind": kind}, y)
+    want = predictor({"number": x[:5], "kind": torch.arange(5)}).upper
+    for number, index in [
+        (x[:5].numpy().astype(">f8"), kind[:5].astype(">i4")),
+        (x[:5].tolist(), [0, 1, 2, 3, 4]),
+        (x[:5].numpy()[::-1][::-1], kind[:5].astype(np.int16)),
+    ]:
+        torch.testing.assert_close(predictor({"number": number, "kind": index}).upper, want)
+
+
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        (torch.empty(40, 4, device="meta"), "holds no numbers"),
+        ([row for row in normal(40, 4, seed=0)], r"of rows, give torch.stack"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_in_words(x: Any, message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        ffcp.CP(nn.Linear(4, 1)).calibrate(x, normal(40, seed=1))
+
+
+def test_sparse_columns_of_frames_are_read() -> None:
+    frame = pd.DataFrame(X.numpy(), columns=list("abcd"))
+    predictor = ffcp.CP(nn.Linear(4, 1)).calibrate(frame, normal(40, seed=1))
+    dense = predictor(frame[:5]).upper
+    sparse = frame.astype(pd.SparseDtype("float32"))
+    assert torch.equal(predictor(sparse[:5]).upper, dense)
+
+
+def test_one_weight_for_all_rows_is_refused() -> None:
+    weighted = ffcp.CP(nn.Linear(4, 1), calibration=ffcp.Weighted("given"))
+    with pytest.raises(ValueError, match="one number for each row"):
+        weighted.calibrate(normal(40, 4, seed=0), normal(40, seed=1), weights=1.0)

@@ -224,6 +224,20 @@ def test_a_layer_inside_is_refused_when_the_predictor_is_made(kind: str) -> None
         ffcp.FFCP(nn.Sequential(OrderedDict(net=model)), "net.0")
 
 
+def test_a_model_exported_for_some_numbers_of_rows_is_told_from_one_for_any() -> None:
+    model = small_mlp().eval()
+    fixed = torch.export.export(model, (X,)).module()
+    for whole in (fixed, nn.Sequential(fixed)):
+        with pytest.raises(ValueError, match=rf"exported for exactly {len(X)} rows at a time"):
+            ffcp.CP(whole)
+    rows = {0: torch.export.Dim("rows", min=2, max=50)}
+    bounded = torch.export.export(model, (X[:40],), dynamic_shapes=(rows,)).module()
+    with pytest.raises(ValueError, match=r"does not take \d+ rows of this shape \(Guard failed"):
+        ffcp.CP(bounded).calibrate(X, Y)
+    some = ffcp.CP(bounded, batch_size=30).calibrate(X[:60], Y[:60])
+    assert torch.isfinite(some(X[:60]).upper).all()
+
+
 def test_a_compiled_part_hides_its_layers() -> None:
     with pytest.raises(ValueError, match="lies inside a compiled model"):
         ffcp.FFCP(nn.Sequential(made("compiled"), nn.Linear(1, 1)), "0._orig_mod.0")

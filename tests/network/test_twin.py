@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import ffcp
 from tests.conftest import normal
+from tests.test_threads import together
 
 X, Y = normal(60, 4, seed=0), normal(60, seed=1)
 
@@ -127,6 +128,105 @@ def test_hooks_that_only_look_see_the_users_passes_and_those_that_change_stay() 
         assert not seen
     model(X)
     assert seen == [60]
+
+
+def looked_at(model: nn.Sequential) -> list[str]:
+    """Put hooks of every kind that only look on a model; they note themselves in the list."""
+    seen: list[str] = []
+    model[0].register_forward_pre_hook(lambda module, x: seen.append("pre"))
+    model[0].register_forward_pre_hook(
+        lambda module, x, named: seen.append("pre with names"), with_kwargs=True
+    )
+    model[0].register_forward_hook(lambda module, x, out: seen.append("out"))
+    model[3].register_full_backward_hook(lambda module, down, up: seen.append("back"))
+    model[3].register_full_backward_pre_hook(lambda module, up: seen.append("before back"))
+    model[0].weight.register_hook(lambda grad: seen.append("weight"))
+    return seen
+
+
+@pytest.mark.parametrize("method", ["CP", "FFCP", "FCP", "LCP"])
+def test_hooks_of_every_kind_that_only_look_are_not_called(method: str) -> None:
+    model = plain()
+    seen, expected = looked_at(model), ffcp.CP(plain()).calibrate(X, Y)
+    make = getattr(ffcp, method)
+    predictor = make(model, "0") if method.startswith("F") else make(model)
+    predictor.calibrate(X, Y)
+    assert set(seen) <= {"pre", "pre with names", "out"}  # by the one pass that finds out
+    assert len(seen) <= 3
+    seen.clear()
+    prediction = predictor.predict_interval(X).prediction
+    predictor.score(X, Y)
+    assert not seen
+    torch.testing.assert_close(prediction, expected.predict_interval(X).prediction)
+    model(X).sum().backward()
+    assert len(seen) == 6  # all of them are still there
+
+
+def test_a_backward_hook_that_changes_gradients_is_no_part_of_the_function() -> None:
+    model = plain()
+    band = ffcp.FFCP(model, "0").calibrate(X, Y).predict_interval(X)
+    model[3].register_full_backward_hook(lambda module, down, up: (0 * down[0],))
+    assert torch.equal(ffcp.FFCP(model, "0").calibrate(X, Y).predict_interval(X).upper, band.upper)
+
+
+def test_hooks_on_the_way_in_that_change_what_goes_in_are_part_of_the_function() -> None:
+    model = plain().eval()
+    model[0].register_forward_pre_hook(lambda module, x: (2 * x[0],))
+    with torch.no_grad():
+        expected = model(X)
+    for predictor in (ffcp.CP(model), ffcp.FFCP(model, "0")):
+        torch.testing.assert_close(predictor.calibrate(X, Y)(X).prediction, expected)
+
+
+def test_hooks_count_as_they_were_when_calibrating() -> None:
+    model, seen = plain().eval(), []
+    predictor = ffcp.CP(model).calibrate(X, Y)
+    before = predictor(X)
+    looks = model[0].register_forward_hook(lambda module, x, out: seen.append(1))
+    changes = model[3].register_forward_hook(lambda module, x, out: 5 * out)
+    assert torch.equal(predictor(X).upper, before.upper)
+    assert not seen
+    later = ffcp.CP(model).calibrate(X, Y)
+    torch.testing.assert_close(later(X).prediction, 5 * before.prediction)
+    with pytest.raises(RuntimeError, match="no longer those of the calibration"):
+        predictor(X)
+    looks.remove()
+    later(X)
+    changes.remove()
+    with pytest.raises(RuntimeError, match="no longer those of the calibration"):
+        later(X)
+
+
+def test_bands_are_given_while_another_pass_finds_out_what_hooks_do() -> None:
+    model, seen = plain().eval(), []
+    model[3].register_forward_hook(lambda module, x, out: 3 * out)
+    model[0].register_forward_hook(lambda module, x, out: seen.append(1))
+    predictor = ffcp.FFCP(model, "0").calibrate(X, Y)
+    expected = predictor(X)
+
+    def ask() -> None:
+        for _ in range(40):
+            assert torch.equal(predictor(X).upper, expected.upper)
+
+    def again() -> None:
+        for _ in range(10):
+            ffcp.FFCP(model, "0").calibrate(X, Y)
+
+    assert not together(ask, ask, again, again)
+    seen.clear()
+    predictor(X)
+    assert not seen
+
+
+def test_a_loaded_predictor_finds_out_what_hooks_do(tmp_path: Any) -> None:
+    ffcp.FFCP(plain(), "0").calibrate(X, Y).save(tmp_path / "one")
+    model = plain()
+    seen = looked_at(model)
+    loaded = ffcp.load(tmp_path / "one", model)
+    loaded(X)
+    seen.clear()
+    loaded(X)
+    assert not seen
 
 
 class Random(nn.Module):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import html.parser
 import math
 from pathlib import Path
@@ -18,6 +19,7 @@ from ffcp.metrics import clopper_pearson
 from ffcp.online.martingales import Average, PlugIn, PowerMixture
 from ffcp.online.pvalues import OnlineRanks
 from tests.conftest import normal, small_mlp
+from tests.test_threads import together
 
 STREAMS, LENGTH, CALIBRATION, THRESHOLD = 2000, 250, 50, 20.0
 
@@ -235,3 +237,53 @@ def test_what_cannot_be_watched_is_refused() -> None:
     monitor, x, y = watched("bands")
     with pytest.raises(RuntimeError, match="before the first update"):
         monitor.update(x, y).start(x)
+
+
+@pytest.mark.parametrize("kind", ["bands", "label sets"])
+def test_a_monitor_goes_on_where_it_was_saved(kind: str, tmp_path: Path) -> None:
+    monitor, x, y = watched(kind)
+    predictor: Any = monitor.predictor
+    if kind == "label sets":  # without random numbers of its own
+        predictor = ffcp.LAC(predictor.model).calibrate(x, y)
+    whole, cut = (ffcp.Monitor(predictor, seed=0).start(x[:50]) for _ in range(2))
+    path = tmp_path / "monitor"
+    for part in torch.arange(100).split(7):
+        groups = ["even" if i % 2 == 0 else "odd" for i in part.tolist()]
+        for monitor in (whole, cut):
+            monitor.update(x[part], y[part], groups=groups)
+        cut.save(path)
+        cut = ffcp.Monitor(predictor).load(path)
+    assert cut.table() == whole.table()
+    assert cut.alarms == whole.alarms
+    assert cut.report() == whole.report()
+    assert (
+        cut.update(x[100:120], y[100:120]).table() == whole.update(x[100:120], y[100:120]).table()
+    )
+    with pytest.raises(ffcp.CalibrationFileError, match="other settings"):
+        ffcp.Monitor(predictor, alpha=0.2).load(path)
+
+
+def test_rows_that_cannot_be_taken_change_nothing() -> None:
+    monitor, x, y = watched("bands")
+    monitor.update(x[:10], y[:10])
+    before = monitor.table()
+    for bad in ({"groups": ["a"]}, {"groups": [None] * 10}):
+        with pytest.raises(ValueError, match="group"):
+            monitor.update(x[:10], y[:10], **bad)
+    with pytest.raises(ValueError, match="holds nan"):
+        monitor.update(torch.full_like(x[:10], torch.nan), y[:10])
+    assert monitor.table() == before
+
+
+def test_many_threads_and_predictors_with_weights_are_watched() -> None:
+    x, y = normal(200, 2, seed=1), normal(200, 1, seed=2)
+    weighted = ffcp.CP(nn.Linear(2, 1), calibration=ffcp.Weighted("given"))
+    monitor = ffcp.Monitor(weighted.calibrate(x, y, weights=torch.ones(200)))
+
+    def job() -> None:
+        for i in range(0, 40, 4):
+            monitor.update(x[i : i + 4], y[i : i + 4], weights=torch.ones(4))
+
+    assert not together(*[job] * 4)
+    assert monitor.rows == monitor.tests["truth"].rows == 160
+    assert copy.deepcopy(monitor).update(x[:4]).rows == 164

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import ffcp
+from ffcp.online.forecasts import theta
 from ffcp.online.levels import Aci, DtAci, Pid, pinball
 from ffcp.online.windows import Window
 from tests.conftest import normal, small_mlp
@@ -82,6 +83,32 @@ def test_pid_covers_any_sequence_at_its_constant(
     moves: list[tuple[str, int, bool]], alpha: Fraction, saturation: float
 ) -> None:
     played(Pid(alpha, 0.1, saturation, 1.0), moves, repeat=3)
+
+
+@given(MOVES, st.sampled_from(["theta", "wild"]))
+def test_pid_covers_any_sequence_whatever_is_forecast(
+    moves: list[tuple[str, int, bool]], kind: str
+) -> None:
+    wild = lambda scores: 1e9 * math.sin(1e6 * float(scores[-1]))  # noqa: E731
+    forecast = theta if kind == "theta" else wild
+    played(Pid(Fraction(1, 10), 0.1, 0.5, 1.0, forecast), moves, repeat=3)
+
+
+def test_a_forecast_follows_scores_that_go_up_and_down() -> None:
+    """With it thresholds of scores that swing are lower, at the same share of misses."""
+    mean = {}
+    for forecast in (None, theta):
+        control, past = Pid(Fraction(1, 10), 0.05, 0.5, 1.0, forecast), Window(200, 1.0, [1.0] * 9)
+        random, thresholds = np.random.default_rng(0), []
+        for row in range(3000):
+            asked = control.ask(past)
+            score = 5 + 4 * math.sin(row / 30) + 0.3 * float(random.normal())
+            control.learn(score, asked, past)
+            past.add(score)
+            thresholds.append(asked.threshold)
+        assert abs(control.misses / control.truths - 0.1) < 0.02
+        mean[forecast] = float(np.mean(thresholds[500:]))
+    assert mean[theta] < 0.85 * mean[None]
 
 
 def test_the_constants_are_not_idle() -> None:
@@ -223,7 +250,7 @@ def test_a_batch_is_its_rows_whose_truths_come_late() -> None:
     one.update(x[:20], y[:20])
     for i in range(20):
         other.update(x[i : i + 1], y[i : i + 1])
-    assert one._controls[0].state() == other._controls[0].state()
+    assert one._lanes[None].state() == other._lanes[None].state()
     assert one.delay == other.delay == 19
 
 
@@ -241,7 +268,7 @@ def test_every_horizon_has_a_level_of_its_own_and_truths_of_its_own() -> None:
     far[:, :2] = torch.nan
     online.update(x[:60], far)
     assert online.truths == [100, 100, 60]
-    levels = [control.level for control in online._controls]
+    levels = [control.level for control in online._lanes[None].controls]
     assert levels[2] < min(levels[:2])
 
 
@@ -257,7 +284,7 @@ def test_a_stream_goes_on_where_it_was_saved(method: str, tmp_path: Path) -> Non
                 online.update(x[i - 3 : i - 2], y[i - 3 : i - 2])
         if i % 7 == 0:
             cut = ffcp.Online(predictor, method, forget=0.99, path=path)
-    assert whole._controls[0].state() == cut._controls[0].state()
+    assert whole._lanes[None].state() == cut._lanes[None].state()
     one, other = (online.predict_interval(x[50:60]) for online in (whole, cut))
     assert torch.equal(one.upper, other.upper)
     with pytest.raises(ffcp.CalibrationFileError, match="other settings"):
@@ -319,18 +346,25 @@ def test_a_step_takes_no_more_room_or_work_as_time_goes_on(tmp_path: Path) -> No
         online.update(x[i : i + 1], y[i : i + 1])  # every second truth never comes
         online.save(path)
         sizes.append(path.stat().st_size)
-    assert len(online._windows[0].scores()) == 50
+    assert len(online._lanes[None].windows[0].scores()) == 50
     assert len(online._waiting) == len(online._by_input) <= 30
     assert sizes[-1] < 1.1 * sizes[40]
 
 
-def test_what_has_no_single_threshold_is_refused() -> None:
+def test_what_has_no_stream_is_refused() -> None:
     x, y, model = normal(100, 2, seed=1), normal(100, seed=2), nn.Linear(2, 1)
-    with pytest.raises(ValueError, match="one threshold for all inputs"):
-        ffcp.Online(ffcp.LCP(model, "nearest").calibrate(x, y))
-    with pytest.raises(ValueError, match="one threshold for all inputs"):
-        ffcp.Online(ffcp.CP(model).calibrate(x, y, groups=["a"] * 100))
+    for method in ("dtaci", "pid", "plain"):
+        with pytest.raises(ValueError, match="use method 'aci', which moves its level"):
+            ffcp.Online(ffcp.LCP(model, "nearest").calibrate(x, y), method)
+    sets = ffcp.LAC(nn.Linear(2, 3)).calibrate(x, torch.arange(100) % 3)
+    with pytest.raises(TypeError, match="label sets have no stream"):
+        ffcp.Online(sets)  # type: ignore[arg-type]
     with pytest.raises(RuntimeError, match="has no calibration"):
         ffcp.Online(ffcp.CP(model))
     with pytest.raises(ValueError, match="unknown method"):
         ffcp.Online(ffcp.CP(model).calibrate(x, y), "magic")
+    ready = ffcp.CP(model).calibrate(x, y)
+    with pytest.raises(ValueError, match="a part of the method 'pid'"):
+        ffcp.Online(ready, "aci", forecast="theta")
+    with pytest.raises(ValueError, match="unknown forecast"):
+        ffcp.Online(ready, "pid", forecast="oracle")

@@ -124,7 +124,7 @@ def test_scales_are_saved_and_compared(tmp_path: Path) -> None:
     assert torch.equal(loaded.scales, predictor.scales)
     assert torch.equal(loaded.predict_interval(x).upper, predictor.predict_interval(x).upper)
     other = ffcp.CP(model, joint=True).calibrate(x, y.flip(1))
-    with pytest.raises(ValueError, match="make all others with what it chose: scales="):
+    with pytest.raises(ValueError, match="or make them with what it chose: scales="):
         predictor.merge(other)
     alike = ffcp.Bands(model, joint=True, scales=UNITS).calibrate(x[:100], y[:100])
     alike.merge(ffcp.Bands(model, joint=True, scales=UNITS).calibrate(x[100:], y[100:]))

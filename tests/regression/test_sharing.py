@@ -6,6 +6,7 @@ import copy
 import pickle
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -230,3 +231,34 @@ def test_the_model_is_no_part_of_a_file(tmp_path: Path) -> None:
         "calibration.scores",
         "calibration.signs",
     ]
+
+
+@pytest.mark.filterwarnings("ignore::ffcp.FFCPWarning")
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda model: ffcp.FFCP(model, seed=0),
+        lambda model: ffcp.LCP(model, seed=0),
+        lambda model: ffcp.CP(model, calibration=ffcp.Weighted("learn"), seed=0),
+        lambda model: ffcp.LCP(model, calibration=ffcp.Weighted("learn"), seed=0),
+        lambda model: ffcp.Learned(model, seed=0),
+        lambda model: ffcp.Auto(model, seed=0),
+        lambda model: ffcp.FCP(model, "0", seed=0),
+    ],
+    ids=["layer", "bandwidth", "ratio", "both", "learned", "method", "steps"],
+)
+def test_workers_that_take_over_what_one_chose_can_be_merged(make: Any, tmp_path: Any) -> None:
+    x, model = normal(300, 4, seed=0), small_mlp()
+    y = normal(300, seed=1) * (1 + x[:, 0].abs())
+    first = make(model)
+    given = {"new": x + 0.3} if first.calibration.takes_new else {}
+    first.calibrate(x[:150], y[:150], **given)
+    worker = copy.deepcopy(first.settled())
+    assert len(worker.calibration) == 0 < len(first.calibration)
+    worker.calibrate(x[150:], y[150:])
+    assert len(worker.calibration) == 150  # none of them had to choose
+    worker.save(tmp_path / "worker")
+    again = ffcp.load(tmp_path / "worker", worker.model)
+    assert torch.equal(again(x[:5]).upper, worker(x[:5]).upper)
+    before = len(first.calibration)
+    assert len(first.merge(worker).calibration) == before + 150

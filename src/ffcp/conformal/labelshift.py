@@ -81,7 +81,8 @@ class LabelShift(Reweighted):
     def settings(self) -> dict[str, Any]:
         """Say what thresholds depend on besides the points."""
         ratio = None if self.ratio is None else list(self.ratio)
-        return {**super().settings(), "ratio": ratio}
+        learned = {"classes": None if ratio is None else len(ratio)} if self._is_learned else {}
+        return {**super().settings(), "ratio": ratio, **learned}
 
     def note(self, seen: Seen, y: Tensor | None = None) -> dict[str, Any]:
         """Note the true label, where there is one, and the predicted shares if they teach."""
@@ -112,6 +113,8 @@ class LabelShift(Reweighted):
         known, saved = self.empty(), settings.get("ratio")
         if self.ratio is None and saved is not None:
             known.ratio = _checked(files.rebuilt(tuple[float, ...], saved))
+            if settings.get("classes") != len(known.ratio):
+                raise ValueError("the learned ratio is of another number of classes")
         return known
 
     def choices_from(self, saved: Mapping[str, Any]) -> dict[str, Any]:

@@ -34,12 +34,13 @@ from ffcp.conformal.columns import Columns
 from ffcp.conformal.draws import Draws
 from ffcp.conformal.embedding import PREDICTION, embedded, needs_of
 from ffcp.conformal.kernels import Kernel, as_kernel
-from ffcp.conformal.level import Level, Undecided
+from ffcp.conformal.level import Enterable, Level, Undecided
 from ffcp.conformal.neighbours import NearestWeights, Neighbours
 from ffcp.conformal.rank import exact_alpha, points_needed
 from ffcp.conformal.weights import (
     KernelWeights,
     Surroundings,
+    Tilt,
     Weighed,
     level_target,
     plain_target,
@@ -222,7 +223,7 @@ class Local(Calibration):
         embedding = notes["embedding"].detach().to("cpu", torch.float32)
         if len(self):
             self._check_width(embedding)
-        super().add(scores, {"embedding": embedding})
+        super().add(scores, {**notes, "embedding": embedding})
 
     def _check_width(self, embedding: Tensor) -> None:
         if embedding.shape[1] != self.embedding.shape[1]:
@@ -250,10 +251,15 @@ class Local(Calibration):
         weights = self._weights(self.bandwidth)
         outputs = range(self.coordinates)
         ends = [self._sorted_scores(output) for output in outputs]
-        levels: list[list[Undecided | None]] = []
+        levels: list[list[tuple[Undecided | None, Tensor | None]]] = []
         if self.guarantee == "level":
-            found = [self._level(weights, output) for output in outputs]
-            levels = [[level.at(alpha, weights) for level in found] for alpha in alphas]
+            levels = [
+                [
+                    self._decided(self._level(weights, output), alpha, weights, notes)
+                    for output in outputs
+                ]
+                for alpha in alphas
+            ]
         result = torch.empty(len(alphas), len(x), self.coordinates, dtype=torch.float64)
         for rows in _blocks(len(x), len(self)):
             near: Weighed | Neighbours
@@ -262,7 +268,7 @@ class Local(Calibration):
                 assert isinstance(weights, KernelWeights)
                 assert random is not None
                 drawn = random.uniform(notes["row"][rows], self.kernel.draws * x.shape[1])
-                near, own = weights.around_random(x[rows], drawn)
+                near, own = weights.around_random(x[rows], drawn, self._tilt(notes, rows))
             else:
                 near, own = weights.around(x[rows]), weights.own
             for output, end in enumerate(ends):
@@ -270,13 +276,32 @@ class Local(Calibration):
                 total = sums.total + own
                 for number, alpha in enumerate(alphas):
                     if self.guarantee != "level":
-                        place = sums.reach(plain_target(total, alpha))
-                    elif (level := levels[number][output]) is None:
-                        place = torch.full_like(total, len(self))  # too few: nothing is enough
+                        place = sums.reach(plain_target(total, alpha).clamp_min(1))
                     else:
-                        place = level.reach(near, sums, x[rows], total)
+                        decides, wanted = levels[number][output]
+                        if decides is None:
+                            place = torch.full_like(total, len(self))  # nothing is enough
+                        else:
+                            each = None if wanted is None else wanted[rows]
+                            place = decides.reach(near, sums, x[rows], total, each)
                     result[number, rows, output] = end[place]
         return result
+
+    # What changes where points count unequally, see ffcp.conformal.shifted.
+
+    def _decided(
+        self, level: Level, alpha: Any, weights: Enterable, notes: Columns
+    ) -> tuple[Undecided | None, Tensor | None]:
+        """Find the points that decide, if any number is enough, and how much each row wants."""
+        return level.at(alpha, weights), None
+
+    def _counts(self, picked: Tensor) -> Tensor | None:
+        """Say how much points count for the level, if not all alike."""
+        return None
+
+    def _tilt(self, notes: Columns, rows: slice) -> Tilt | None:
+        """Say how much points and some new rows count in weights, if not all alike."""
+        return None
 
     def _weights(self, bandwidth: float) -> KernelWeights | NearestWeights:
         """Give what weighs these points; of other bandwidths than the own nothing is kept."""
@@ -315,7 +340,7 @@ class Local(Calibration):
             for some in [picked[rows]]
         ]
         around = Surroundings(*(torch.cat(column) for column in zip(*parts, strict=True)))
-        return Level(picked, left, around, weights.own)
+        return Level(picked, left, around, weights.own, self._counts(picked))
 
     def _order(self, output: int) -> Tensor:
         order: Tensor = self._once(

@@ -60,14 +60,32 @@ def ladder(scores: Tensor, weights: Tensor) -> Ladder:
     """
     known = ~scores.isnan()
     order = scores[known].argsort(stable=True)
-    units = weights[known][order].double() * ONE
-    whole = units.floor()
+    whole, lost = units_of(weights[known][order])
     beyond = scores.new_full((1,), math.inf)
-    return Ladder(
-        torch.cat([scores[known][order], beyond]),
-        whole.long().cumsum(0),
-        int((whole != units).sum()),
-    )
+    return Ladder(torch.cat([scores[known][order], beyond]), whole.cumsum(0), lost)
+
+
+def units_of(weights: Tensor) -> tuple[Tensor, int]:
+    """Round weights of at most 1 down to whole units; say how many, at most, that took in all."""
+    units = weights.double() * ONE
+    whole = units.floor()
+    return whole.long(), int((whole != units).sum())
+
+
+def own_units(own: Tensor) -> Tensor:
+    """Round the weights of new points up to whole units."""
+    return (own * ONE).ceil().clamp_max(_MOST).long()
+
+
+def effective_size(weights: Tensor) -> float:
+    """Say how many points of equal weight say as much: (sum of weights)^2 / sum of squares.
+
+    >>> effective_size(torch.tensor([1.0, 1.0, 0.0]))
+    2.0
+    """
+    shares = weights / weights.max() if len(weights) and weights.max() > 0 else weights
+    squares = float(shares.square().sum())
+    return float(shares.sum()) ** 2 / squares if squares else 0.0
 
 
 def weighted_quantile(scores: Tensor, weights: Tensor, own: Any, alpha: Any) -> Tensor:
@@ -96,11 +114,6 @@ def weighted_quantile(scores: Tensor, weights: Tensor, own: Any, alpha: Any) -> 
     return ladder(scores, weights / largest).reach(own_units(own / largest), alpha)
 
 
-def own_units(own: Tensor) -> Tensor:
-    """Count the weights of new points in units of 2**-23, rounded up."""
-    return (own * ONE).ceil().clamp_max(_MOST).long()
-
-
 class Reweighted(Calibration):
     """What calibrations by weights share: weights beside the scores, and how much they leave."""
 
@@ -114,9 +127,7 @@ class Reweighted(Calibration):
     @property
     def effective_size(self) -> float:
         """How many points of equal weight say as much: (sum of weights)^2 / sum of squares."""
-        weights = self.weights()
-        squares = float(weights.square().sum())
-        return float(weights.sum()) ** 2 / squares if squares else 0.0
+        return effective_size(self.weights())
 
     def _ladder(self, output: int) -> Ladder:
         key, cache = ("ladder", output), self._cache
@@ -240,6 +251,7 @@ class Weighted(Reweighted):
         if self.ratio == LEARN:
             tilt = None if self.tilt is None else list(self.tilt)
             said.update(on=_name(self.on), clip=self.clip, tilt=tilt)
+            said["numbers"] = None if self.tilt is None else len(self.tilt) - 1  # of each row
         return said
 
     def note(self, seen: Seen, y: Tensor | None = None) -> dict[str, Any]:
@@ -277,7 +289,11 @@ class Weighted(Reweighted):
         """Take the learned ratio that was saved, if it is open here."""
         known = self.empty()
         if self.is_open:
-            known.tilt = files.rebuilt(tuple[float, ...] | None, settings.get("tilt"))
+            known.tilt = tilt = files.rebuilt(tuple[float, ...] | None, settings.get("tilt"))
+            if tilt is not None and not all(map(math.isfinite, tilt)):
+                raise ValueError(f"the learned density ratio is {tilt}")
+            if known.settings()["numbers"] != settings.get("numbers"):
+                raise ValueError("the learned density ratio is of another number of columns")
         return known
 
     def choices_from(self, saved: Mapping[str, Any]) -> dict[str, Any]:
@@ -287,7 +303,7 @@ class Weighted(Reweighted):
         return {"shift": files.rebuilt(ShiftChoice, saved["shift"])}
 
     def weight_of(self, notes: Columns) -> Tensor:
-        """Say what points weigh, (n,), from what was noted of them."""
+        """Give the weights of points that were noted."""
         if "weight" in notes:
             return torch.as_tensor(notes["weight"]).double()
         assert self.tilt is not None

@@ -16,6 +16,7 @@ from ffcp.regression.bases import Point, Quantiles
 from ffcp.regression.curvature import Curvature
 from ffcp.regression.family import SlackBands
 from ffcp.regression.learned.family import LearnedBands
+from ffcp.regression.learned.learners import BOOSTING
 from ffcp.regression.predictor import BandPredictor
 from ffcp.regression.slacks import Constant, GradientNorm
 
@@ -55,6 +56,8 @@ def _reasons(predictor: Predictor) -> Any:
                 yield f"{_called(part)} {'has no graph' if known else f'is {_FOREIGN}'}"
     if isinstance(scorer, LearnedBands) and scorer.sight.functions:
         yield f"it learned from {_FOREIGN}"
+    if isinstance(scorer, LearnedBands) and scorer.kind == BOOSTING:
+        yield "boosted trees jump where a file rounds otherwise: learner='network' does not"
     method = scorer.needs().method
     if isinstance(method, (Sketch, Smooth)):
         yield f"method={method} draws random numbers: use 'exact' or 'coloured'"

@@ -49,7 +49,9 @@ class ModelType:
         tensor = torch.from_numpy(numbers(leaf, "the input"))
         is_mask = tensor.dtype == torch.bool and not alone and not is_frame(leaf)
         if tensor.is_floating_point() or is_mask or self._has_embedding:
-            return self._tensor(tensor)
+            # Indices of an embedding are of these types alone.
+            is_small = tensor.dtype in (torch.int8, torch.uint8, torch.int16)
+            return self._tensor(tensor.long() if is_small else tensor)
         # Python and numpy count in float64, so a model without a type of its own gets that.
         return tensor.to(self._device, self._dtype or torch.float64)
 
@@ -71,6 +73,8 @@ def checked_tensor(tensor: Tensor, what: str) -> Tensor:
             f"{what} is complex ({tensor.dtype}): give its real and imaginary part side by side, "
             "as torch.view_as_real does"
         )
+    if tensor.is_meta:
+        raise TypeError(f"{what} is on the device 'meta' and holds no numbers: give one that does")
     if tensor.is_quantized:
         raise TypeError(f"{what} is quantized ({tensor.dtype}): give x.dequantize()")
     if tensor.layout != torch.strided or tensor.is_nested:
@@ -144,13 +148,13 @@ def _frame_numbers(frame: Any, what: str) -> np.ndarray:
 
 def _column(series: Any, what: str, where: str) -> np.ndarray:
     """Read one column; what is missing in a nullable one is NaN."""
-    kind = getattr(series.dtype, "kind", None)
-    if isinstance(series.dtype, np.dtype) or kind is None or kind not in "fiub":
-        array = np.asarray(series.to_numpy())
+    kind, size = (getattr(series.dtype, name, None) for name in ("kind", "itemsize"))
+    if isinstance(series.dtype, np.dtype) or kind is None or kind not in "fiub" or size is None:
+        array = np.asarray(series.to_numpy())  # those of pandas that are sparse have no size
     elif bool(series.isna().any()):
         array = np.asarray(series.to_numpy(dtype=np.float64, na_value=np.nan))
     else:
-        array = np.asarray(series.to_numpy(dtype=np.dtype(f"{kind}{series.dtype.itemsize}")))
+        array = np.asarray(series.to_numpy(dtype=np.dtype(f"{kind}{size}")))
     if array.dtype.kind not in "fiub":
         raise TypeError(
             f"{what} must be numbers, got {series.dtype}{where}: encode it as numbers, or leave "

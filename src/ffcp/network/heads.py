@@ -40,7 +40,7 @@ def head(model: nn.Module, feature: str | nn.Module) -> nn.Module:
     """
     name = resolve(model, feature)
     if name == OUTPUT:
-        return nn.Identity()
+        return _as(model, nn.Identity())
     if name == INPUT:
         return model
     if "[" in name:
@@ -63,7 +63,7 @@ def rest_of_sequential(model: nn.Module, name: str) -> nn.Module | None:
 def _rest_of_sequential(model: nn.Module, path: list[str]) -> nn.Module | None:
     """Follow nested Sequentials; None where another kind of module is on the way."""
     if not path:
-        return nn.Sequential()
+        return _as(model, nn.Sequential())
     if type(model) is not nn.Sequential:
         return None
     names = list(model._modules)
@@ -72,7 +72,14 @@ def _rest_of_sequential(model: nn.Module, path: list[str]) -> nn.Module | None:
     if inner is None:
         return None
     own = [inner] if len(inner._modules) else []
-    return nn.Sequential(*own, *list(model)[index + 1 :])
+    return _as(model, nn.Sequential(*own, *list(model)[index + 1 :]))
+
+
+def _as(model: nn.Module, made: nn.Module) -> nn.Module:
+    """Put a module that was made in the mode of the model: new ones are in training mode."""
+    # Of a twin's head nothing must be put back then, the random state of all threads least of all.
+    made.training = model.training
+    return made
 
 
 class _Tracer(fx.Tracer):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import nn
 
 from ffcp import files
-from ffcp.network.twin import Stamp, stamp
+from ffcp.network.twin import Hook, Stamp, changing_hooks, hooks_of, stamp
 
 
 class Identity:
@@ -27,6 +29,7 @@ class Identity:
     def __init__(self, fingerprint: str, known: Stamp | None = None) -> None:
         self.fingerprint = fingerprint
         self._known = known  # the stamp of a model that was seen to have this fingerprint
+        self._hooks: frozenset[Hook] | None = None  # a part of its function; None: not known
 
     @classmethod
     def of(cls, model: nn.Module) -> Identity:
@@ -36,12 +39,21 @@ class Identity:
 
     def is_that_of(self, model: nn.Module, now: Stamp | None = None) -> bool:
         """Say whether a model has these weights, by its stamp ``now`` if that is known."""
+        if self._hooks is not None and changing_hooks(model) != self._hooks:
+            return False
         now = stamp(model) if now is None else now
         if now != self._known:
             if files.fingerprint(model) != self.fingerprint:
                 return False
+            if self._hooks and not self._hooks <= hooks_of(model):
+                return False
             self._known = now
         return True
 
-    def __getstate__(self) -> dict[str, str | None]:
-        return {"fingerprint": self.fingerprint, "_known": None}  # another process, other pointers
+    def note_hooks(self, model: nn.Module) -> None:
+        """Note which hooks are a part of the function, once a pass has seen what they do."""
+        self._hooks = changing_hooks(model)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # In another process, or of another copy, pointers and the numbers of hooks are others.
+        return {"fingerprint": self.fingerprint, "_known": None, "_hooks": None}

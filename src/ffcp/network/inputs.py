@@ -43,7 +43,8 @@ def to_tensors(x: Any, model: nn.Module, now: Stamp | None = None) -> Any:
     Arrays, frames and lists of integers or booleans become floats as well, unless the model has
     an embedding (``nn.Embedding``): then they stay integers, as indices must. Inside a tuple or
     dict an array of booleans is a mask, and stays one. Tensors of integers and booleans are never
-    changed: who builds tensors has chosen their type.
+    changed: who builds tensors has chosen their type. In a dict a list of numbers counts as an
+    array if it has a number, or a list of them, for each row.
 
     Columns of a frame may be nullable: what is missing there is NaN. Masked arrays, complex,
     sparse and quantized tensors, and columns of strings or objects are refused.
@@ -60,9 +61,31 @@ def to_tensors(x: Any, model: nn.Module, now: Stamp | None = None) -> Any:
         return target.convert(x, alone=True)  # the common case, once a call
     if isinstance(x, list) and not any(is_arraylike(v) for v in x):
         x = from_list(x)
+    if isinstance(x, Mapping):
+        x = _with_lists_read(x)
     alone = not isinstance(x, (Mapping, tuple, list))
     with torch.inference_mode(False):  # or every copy made here were such a tensor again
         return _map(lambda leaf: target.convert(leaf, alone), x)
+
+
+def _with_lists_read(x: Mapping[Any, Any]) -> Any:
+    """Read the lists of a dict that hold numbers for every row."""
+    rows = {len(value) for value in x.values() if is_arraylike(value) and np.ndim(value)}
+
+    def read(value: Any) -> Any:
+        if not isinstance(value, list) or (rows and len(value) not in rows):
+            return value
+        if not value or any(map(is_arraylike, value)):
+            return value
+        try:
+            array = np.asarray(value)
+        except ValueError:  # of different lengths
+            return value
+        return array if array.dtype.kind in "fiub" else value
+
+    if not any(isinstance(value, list) for value in x.values()):
+        return x
+    return _like(x, {key: read(value) for key, value in x.items()})
 
 
 def row_count(x: Any) -> int:
@@ -85,13 +108,9 @@ def row_count(x: Any) -> int:
 
 
 def batches(x: Any, batch_size: int | None = None) -> Iterator[Any]:
-    """Cut an input into consecutive batches.
-
-    ``None`` picks about 16 MB, at most 8,192 rows; about 2 MB of images, because a network makes
-    many times more of them.
-    """
+    """Cut an input into consecutive batches; ``None`` picks the :func:`usual_batch`."""
     n = row_count(x)
-    size = batch_size or default_batch(x, n)
+    size = batch_size or (1 if n == 1 else usual_batch(x))
     if 0 < n <= size:
         yield x
         return
@@ -99,13 +118,11 @@ def batches(x: Any, batch_size: int | None = None) -> Iterator[Any]:
         yield take(x, slice(start, start + size))
 
 
-def default_batch(x: Any, n: int) -> int:
-    """Say how many rows of an input with n rows make a batch."""
-    return 1 if n == 1 else usual_batch(x)
-
-
 def usual_batch(x: Any) -> int:
     """Say how many rows like those of an input make a batch, if there are as many.
+
+    About 16 MB, at most 8,192 rows; about 2 MB of images, because a network makes many times more
+    of them.
 
     >>> usual_batch(torch.zeros(2, 3)), usual_batch(torch.zeros(2, 3, 224, 224))
     (8192, 3)
@@ -353,6 +370,8 @@ def _same_rows(x: Any, y: Tensor) -> None:
     if y.dim() == 0 or len(y) != rows:
         is_flat = isinstance(x, Tensor) and x.dim() == 1 and y.numel() == 1
         hint = ": for a single row write x[None]" if is_flat else ""
+        if isinstance(x, list) and y.dim() and len(x) == len(y):
+            hint = ": a list of tensors is an input of several parts; of rows, give torch.stack(x)"
         raise ValueError(f"x has {rows} rows but the target has shape {tuple(y.shape)}{hint}")
 
 
@@ -367,6 +386,14 @@ def call(model: nn.Module, x: Any) -> Any:
                 "written x[None], rows of one number each x[:, None]"
             ) from error
         raise
+    except AssertionError as error:
+        if "Guard failed" not in str(error):
+            raise
+        raise ValueError(
+            f"the exported model does not take {row_count(x)} rows of this shape ({error}): export "
+            "it for any number of rows (dynamic_shapes, with torch.export.Dim('rows') for "
+            "dimension 0), or set batch_size= to what it takes"
+        ) from error
 
 
 def caller(model: nn.Module, x: Any) -> Callable[[Any], Any]:

@@ -20,13 +20,15 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from ffcp.network.picking import Picking, whole
 
 Stamp = tuple[Any, ...]
-Hook = tuple[str, int]  # the name of a module, and the number of a hook on its output
+Hook = tuple[str, str, int]  # the name of a module, which of its hooks, and the hook's number
+_OUTPUT, _INPUT = "_forward_hooks", "_forward_pre_hooks"
+_BACKWARD = ("_backward_hooks", "_backward_pre_hooks")
 
 
 def stamp(model: nn.Module) -> Stamp:
@@ -56,8 +58,12 @@ def stamp(model: nn.Module) -> Stamp:
     return tuple(marks)
 
 
-def twin_of(model: nn.Module, without: frozenset[Hook] = frozenset()) -> nn.Module | None:
+def twin_of(model: nn.Module, without: frozenset[Hook] | None = None) -> nn.Module | None:
     """Copy a model, parameters and some hooks apart; ``None`` where it cannot be copied.
+
+    Left out are, if nothing else is said, hooks that are known to only look. Hooks on backward
+    passes are never copied: they watch or change how a model is trained, and are no part of the
+    function whose gradient is taken.
 
     >>> model = nn.Linear(2, 1)
     >>> twin = twin_of(model)
@@ -77,8 +83,11 @@ def twin_of(model: nn.Module, without: frozenset[Hook] = frozenset()) -> nn.Modu
         return None
     for module in twin.modules():
         module.training = False  # one by one: an overridden train() may do more than switch
-    for name, number in without:
-        twin.get_submodule(name)._forward_hooks.pop(number, None)
+        for kind in _BACKWARD:
+            getattr(module, kind).clear()
+        module._is_full_backward_hook = None
+    for name, kind, number in _pool(model).unwanted(model) if without is None else without:
+        getattr(twin.get_submodule(name), kind).pop(number, None)
     twin.__dict__[_MARK] = weakref.ref(model)
     return twin
 
@@ -104,6 +113,22 @@ def refuse_unusable(model: nn.Module) -> None:
                 f"the model has layers without weights yet ({type(module).__name__}): run it once "
                 "on some rows"
             )
+        if (rows := _exported_for(module)) is not None:
+            raise ValueError(
+                f"the model was exported for exactly {rows} rows at a time: export it for any "
+                "number of them, with torch.export.Dim('rows') for dimension 0 in dynamic_shapes, "
+                "or give the original module"
+            )
+
+
+def _exported_for(module: nn.Module) -> int | None:
+    """Say how many rows an exported model takes, if that is one number."""
+    if isinstance(module, fx.GraphModule) and hasattr(module, "range_constraints"):
+        for node in module.graph.nodes:
+            value = node.meta.get("val") if node.op == "placeholder" else None
+            if isinstance(value, Tensor) and value.dim() and isinstance(value.shape[0], int):
+                return value.shape[0]
+    return None
 
 
 _MARK = "_ffcp_twin_of"  # an attribute of twins alone, which are nobody else's
@@ -153,8 +178,14 @@ class _Pool:
         self._alone = threading.RLock()  # held by the one call that uses the model itself
         self._stamp: Stamp | None = None
         self._waiting: list[nn.Module] = []
+        self._watched: dict[int, tuple[set[Hook], frozenset[Hook]]] = {}  # twins that find out
         self.has_twins = True
-        self.looking: frozenset[Hook] = frozenset()  # hooks that leave the output as it is
+        self.hooks: frozenset[Hook] | None = None  # that were there when it was seen what they do
+        self.changing: frozenset[Hook] = frozenset()  # those of them that are part of the function
+
+    def unwanted(self, model: nn.Module) -> frozenset[Hook]:
+        """Give the hooks that twins do without: those that look, and those that came later."""
+        return frozenset() if self.hooks is None else hooks_of(model) - self.changing
 
     def take(self, model: nn.Module, now: Stamp) -> nn.Module:
         """Give a twin of the model as it is at a stamp."""
@@ -163,9 +194,11 @@ class _Pool:
                 self._stamp, self._waiting = now, []
             if self._waiting:
                 return self._waiting.pop()
-        twin = twin_of(model, self.looking) if self.has_twins else None
+        twin = twin_of(model, self.unwanted(model)) if self.has_twins else None
         if twin is None:
             self._alone.acquire()
+        elif self.hooks is None:  # the first pass finds out what they do
+            self._watched[id(twin)] = _watched(twin), hooks_of(model)
         return twin or model
 
     def give_back(self, twin: nn.Module, made_of: Stamp, is_model: bool) -> None:
@@ -174,7 +207,10 @@ class _Pool:
             self._alone.release()
             return
         with self._lock:
-            if self._stamp == made_of and self.has_twins:
+            if id(twin) in self._watched:
+                looking, hooks = self._watched.pop(id(twin))
+                self.hooks, self.changing = hooks, hooks - looking
+            elif self._stamp == made_of and self.has_twins:
                 self._waiting.append(twin)
 
     def forget(self) -> None:
@@ -235,42 +271,77 @@ def renew(model: nn.Module, run: Callable[[nn.Module], Tensor]) -> None:
     trainable weights, whatever copy it is called on: the output then has a gradient though
     nothing in the twin needs one.
 
-    Hooks of the user's that only look at an output are called by this pass, and by no other.
+    Hooks of the user's that only look, at what goes in or comes out, are called by this pass, and
+    by no other.
     """
     if is_twin(model):
         return
     pool = _pool(model)
-    pool.has_twins, pool.looking = True, frozenset()
+    pool.has_twins, pool.hooks = True, None  # what changes stays so until the pass has ended
     pool.forget()
     with borrowed(model) as twin, torch.inference_mode(False), torch.enable_grad():
         if twin is model:
             return
-        looking = _watched(twin)
         reaches_around = run(twin).requires_grad
-    pool.has_twins, pool.looking = not reaches_around, frozenset(looking)
+    pool.has_twins = not reaches_around
     pool.forget()
 
 
+def hooks_of(model: nn.Module) -> frozenset[Hook]:
+    """Name the hooks of the user's on what goes into modules and comes out of them."""
+    return frozenset(
+        (name, kind, number)
+        for name, module in model.named_modules()
+        for kind in (_OUTPUT, _INPUT)
+        for number in getattr(module, kind)
+    )
+
+
+def changing_hooks(model: nn.Module) -> frozenset[Hook]:
+    """Give the hooks that are a part of the model's function, as far as that is known."""
+    return _pool(model).changing
+
+
 def _watched(twin: nn.Module) -> set[Hook]:
-    """Watch the hooks on outputs; those that only look are in the set once the twin has run."""
+    """Watch the user's hooks; those that only look are in the set once the twin has run."""
     looking: set[Hook] = set()
     for name, module in twin.named_modules():
-        for number, hook in module._forward_hooks.items():
-            module._forward_hooks[number] = _Watch(hook, looking, (name, number))
+        for kind in (_OUTPUT, _INPUT):
+            hooks = getattr(module, kind)
+            for number, hook in hooks.items():
+                hooks[number] = _Watch(hook, looking, (name, kind, number))
     return looking
 
 
 class _Watch:
-    """A hook that calls another and notes whether it left the output as it was."""
+    """A hook that calls another and notes whether it left what it saw as it was.
+
+    That is what goes into the module or comes out of it, and the module itself: hooks of old
+    ``weight_norm`` make its weight.
+    """
 
     def __init__(self, hook: Callable[..., Any], looking: set[Hook], place: Hook) -> None:
         self._hook, self._looking, self._place, self._changed = hook, looking, place, False
 
-    def __call__(self, *seen: Any) -> Any:
-        output = seen[-1]
-        version = output._version if isinstance(output, Tensor) else None
-        returned = self._hook(*seen)
-        # Of an output that is no tensor nobody knows: such a hook stays.
-        self._changed |= returned is not None or version is None or version != output._version
+    def __call__(self, module: nn.Module, *seen: Any) -> Any:
+        _, kind, _ = self._place
+        shown = (
+            [seen[-1]]
+            if kind == _OUTPUT
+            else [*seen[0], *(seen[1] if len(seen) > 1 else {}).values()]
+        )
+        before = _marks(module, shown)
+        returned = self._hook(module, *seen)
+        # Of what is no tensor nobody knows: such a hook stays.
+        known = all(isinstance(one, Tensor) for one in shown)
+        self._changed |= returned is not None or not known or _marks(module, shown) != before
         (self._looking.discard if self._changed else self._looking.add)(self._place)
         return returned
+
+
+def _marks(module: nn.Module, shown: list[Any]) -> list[Any]:
+    """Say where the tensors lie that a hook sees, and what the module holds."""
+    own = {**module._parameters, **module._buffers, **module.__dict__}
+    tensors = [one for one in [*shown, *own.values()] if isinstance(one, Tensor)]
+    versions = [0 if one.is_inference() else one._version for one in tensors]
+    return [list(own), [id(one) for one in own.values()], [id(one) for one in tensors], versions]

@@ -14,6 +14,10 @@ import math
 from fractions import Fraction
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+
+from ffcp import files
+from ffcp.online.forecasts import Forecast
 from ffcp.online.windows import Window
 
 State = dict[str, Any]
@@ -39,7 +43,7 @@ class Control(Protocol):
         """Give all that changes, in plain numbers."""
 
     def restore(self, state: State) -> None:
-        """Take over what :meth:`state` gave."""
+        """Take over what :meth:`state` gave; what cannot have been given is a ValueError."""
 
 
 class Plain:
@@ -61,6 +65,7 @@ class Plain:
 
     def restore(self, state: State) -> None:
         """Take nothing."""
+        _only(state)
 
 
 class Aci:
@@ -100,7 +105,8 @@ class Aci:
 
     def restore(self, state: State) -> None:
         """Take the two counts."""
-        self.truths, self.misses = int(state["truths"]), int(state["misses"])
+        _only(state, "truths", "misses")
+        self.truths, self.misses = _counts(state)
 
 
 class DtAci:
@@ -160,9 +166,16 @@ class DtAci:
 
     def restore(self, state: State) -> None:
         """Take the counts and weights."""
-        self.truths = int(state["truths"])
-        self.misses = [int(one) for one in state["misses"]]
-        self.weights = [float(one) for one in state["weights"]]
+        _only(state, "truths", "misses", "weights")
+        truths = files.count(state["truths"])
+        misses = [files.count(one) for one in files.rebuilt(list, state["misses"])]
+        weights = [float(one) for one in files.rebuilt(tuple[float, ...], state["weights"])]
+        if len(misses) != len(self.gammas) or max(misses) > truths:
+            raise ValueError("the misses of its step sizes are not counts of them")
+        is_share = all(0 < weight <= 1 for weight in weights)
+        if len(weights) != len(misses) or not is_share or abs(math.fsum(weights) - 1) > 1e-6:
+            raise ValueError("the weights of its step sizes are no shares")
+        self.truths, self.misses, self.weights = truths, misses, weights
 
 
 def pinball(beta: float, level: float, alpha: float) -> float:
@@ -177,17 +190,37 @@ def pinball(beta: float, level: float, alpha: float) -> float:
 class Pid:
     """Conformal PID control of the threshold itself (Angelopoulos, Candes and Tibshirani, 2023).
 
-    The threshold is a quantile tracker (P: it goes up by a step times 1 - alpha with every miss,
-    and down by a step times alpha otherwise) plus an integrator (I): with x = E - alpha N and
-    u = N + e, scale * tan(x log(u) / (u saturation)), which is infinite from |x| =
-    (pi / 2) saturation u / log(u) on. So, on any sequence, of scores of any size,
-    |E - alpha N| <= (pi / 2) saturation u / log(u) + 1 + D: the share of misses comes to alpha,
-    slowly, as 1 / log(N). There is no forecast of scores (D) by default.
+    The threshold is a forecast of the score (D), if one is given, plus a quantile tracker (P: it
+    goes up by a step times 1 - alpha with every miss, and down by a step times alpha otherwise)
+    plus an integrator (I): with x = E - alpha N and u = N + e, scale * tan(x log(u) / (u
+    saturation)), which is infinite from |x| = (pi / 2) saturation u / log(u) on. So, on any
+    sequence, of scores of any size, and whatever is forecast, |E - alpha N| <= (pi / 2) saturation
+    u / log(u) + 1 + D: the share of misses comes to alpha, slowly, as 1 / log(N).
+
+    Parameters
+    ----------
+    alpha
+        Share of misses asked for.
+    step
+        Of the tracker, as a share of the spread of the scores.
+    saturation, scale
+        Of the integrator.
+    forecast
+        A function from the scores so far, the oldest first, to the next one; ``None``: the
+        tracker alone knows where scores are.
     """
 
-    def __init__(self, alpha: Fraction, step: float, saturation: float, scale: float) -> None:
+    def __init__(
+        self,
+        alpha: Fraction,
+        step: float,
+        saturation: float,
+        scale: float,
+        forecast: Forecast | None = None,
+    ) -> None:
         self.alpha, self.step = alpha, step
         self.saturation, self.scale = saturation, scale
+        self.forecast = forecast
         self.truths = self.misses = 0
         self.tracked: float | None = None
 
@@ -203,14 +236,25 @@ class Pid:
         return math.pi / 2 * self.saturation * u / math.log(u)
 
     def ask(self, past: Window) -> Asked:
-        """Give what tracker and integrator say together."""
+        """Give what forecast, tracker and integrator say together."""
+        expected = self._expected(past)
         if self.tracked is None:
             start = past.quantile(self.alpha)
-            self.tracked = start if math.isfinite(start) else past.largest()
+            # Of what is left of scores when the forecast is taken off, as far as that is known.
+            self.tracked = (start if math.isfinite(start) else past.largest()) - expected
         excess, limit = self.excess, self.limit
         if abs(excess) >= limit:
             return Asked(math.copysign(math.inf, excess))
-        return Asked(self.tracked + self.scale * math.tan(math.pi / 2 * excess / limit))
+        control = self.tracked + self.scale * math.tan(math.pi / 2 * excess / limit)
+        return Asked(expected + control)
+
+    def _expected(self, past: Window) -> float:
+        if self.forecast is None:
+            return 0.0
+        expected = float(self.forecast(np.array(past.scores())))
+        if not math.isfinite(expected):
+            raise ValueError(f"the forecast of the next score is {expected}: give a finite number")
+        return expected
 
     def learn(self, score: float, asked: Asked, past: Window) -> None:
         """Count the truth and the miss, and move the tracker."""
@@ -231,5 +275,21 @@ class Pid:
 
     def restore(self, state: State) -> None:
         """Take the counts and the tracker."""
-        self.truths, self.misses = int(state["truths"]), int(state["misses"])
-        self.tracked = None if state["tracked"] is None else float(state["tracked"])
+        _only(state, "truths", "misses", "tracked")
+        tracked = files.rebuilt(float | None, state["tracked"])
+        if not math.isfinite(tracked or 0.0):
+            raise ValueError(f"its threshold is {tracked}")
+        self.truths, self.misses = _counts(state)
+        self.tracked = None if tracked is None else float(tracked)
+
+
+def _only(state: State, *names: str) -> None:
+    if set(state) != set(names):
+        raise ValueError(f"it holds {sorted(state)} where {sorted(names)} were saved")
+
+
+def _counts(state: State) -> tuple[int, int]:
+    truths, misses = files.count(state["truths"]), files.count(state["misses"])
+    if misses > truths:
+        raise ValueError("more truths were missed than came")
+    return truths, misses

@@ -17,6 +17,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ffcp import files
+from ffcp.online.lanes import listed, number
+
 _SMALLEST = 2.0**-53  # p-values are cut off here, which only makes bets smaller
 
 
@@ -29,6 +32,12 @@ class Martingale(Protocol):
     @property
     def log_wealth(self) -> Any:
         """The logarithm of the wealth, in the shape of a p-value."""
+
+    def state(self) -> Any:
+        """Give all that changes, of one stream, in plain numbers."""
+
+    def restore(self, state: Any) -> None:
+        """Take over what :meth:`state` gave; what cannot have been given is a ValueError."""
 
 
 class PowerMixture:
@@ -78,6 +87,17 @@ class PowerMixture:
             logs = np.logaddexp(logs + math.log1p(-self.jump), anew)
         self._logs, self._is_new = logs, False
 
+    def state(self) -> Any:
+        """Give the logarithm of the wealth, that of each power, and whether it has bet."""
+        return [float(self.log_wealth), self._logs.tolist(), self._is_new]
+
+    def restore(self, state: Any) -> None:
+        """Take over what :meth:`state` gave."""
+        wealth, logs, is_new = listed(state, 3)
+        kept = _finite(logs, self.powers)
+        self.log_wealth, self._logs = np.float64(_finite([wealth], 1)[0]), kept
+        self._is_new = files.rebuilt(bool, is_new)
+
 
 class PlugIn:
     """Bets by the density of the p-values so far, a histogram (after Fedorova and others, 2012).
@@ -120,6 +140,22 @@ class PlugIn:
         np.put_along_axis(self._counts, place, own + 1, axis=-1)
         self._seen += 1
 
+    def state(self) -> Any:
+        """Give the logarithm of the wealth, and the histogram."""
+        counts = None if self._counts is None else self._counts.tolist()
+        return [float(self.log_wealth), counts, self._seen]
+
+    def restore(self, state: Any) -> None:
+        """Take over what :meth:`state` gave."""
+        wealth, counts, seen = listed(state, 3)
+        histogram = None if counts is None else _finite(counts, self.bins)
+        if files.count(seen) != (
+            0 if histogram is None else round(float(histogram.sum()) - self.bins * self.prior)
+        ) or (histogram is not None and histogram.min() < self.prior):
+            raise ValueError("a histogram does not add up to the p-values it is of")
+        self.log_wealth = np.float64(_finite([wealth], 1)[0])
+        self._counts, self._seen = histogram, seen
+
 
 class Average:
     """The mean wealth of several martingales on the same p-values, a martingale itself.
@@ -140,3 +176,19 @@ class Average:
         """The logarithm of the mean wealth."""
         logs = np.stack([np.asarray(part.log_wealth) for part in self.parts])
         return np.logaddexp.reduce(logs, axis=0) - math.log(len(self.parts))
+
+    def state(self) -> Any:
+        """Give that of every part."""
+        return [part.state() for part in self.parts]
+
+    def restore(self, state: Any) -> None:
+        """Take over what :meth:`state` gave."""
+        for part, own in zip(self.parts, listed(state, len(self.parts)), strict=True):
+            part.restore(own)
+
+
+def _finite(saved: Any, length: int) -> np.ndarray:
+    values = np.array([number(one) for one in listed(saved, length)])
+    if not np.isfinite(values).all():
+        raise ValueError("wealth is infinite")
+    return values

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections import deque
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from ffcp.network import inputs, passes
 from ffcp.network.arrays import target_tensor
 from ffcp.network.buffer import RowBuffer
 from ffcp.network.features import OUTPUT
+from ffcp.online.kept import told
+from ffcp.online.lanes import number
 from ffcp.online.martingales import Average
 from ffcp.online.pvalues import OnlineRanks
 from ffcp.online.report import Trace, page, text
@@ -54,6 +57,40 @@ class Test:
                 self.alarm_row = self.rows
             self.trace.add(wealth)
             self.rows += 1
+
+    def state(self) -> dict[str, Any]:
+        """Give all that changes but the numbers that were ranked."""
+        return {
+            "random": self.ranks.state(),
+            "martingale": self.martingale.state(),
+            "trace": self.trace.state(),
+            "rows": self.rows,
+            "log_most": self.log_most,
+            "alarm_row": self.alarm_row,
+            "last_p": None if math.isnan(self.last_p) else self.last_p,
+        }
+
+    @classmethod
+    def restored(cls, ranked: Tensor, state: dict[str, Any]) -> Test:
+        """Go on where another was; what cannot be is a ValueError."""
+        if ranked.dtype != torch.float64 or ranked.dim() != 1:
+            raise ValueError("numbers that were ranked are no list of numbers")
+        test = cls()
+        test.ranks = OnlineRanks.restored(ranked.tolist(), files.rebuilt(dict, state["random"]))
+        test.martingale.restore(state["martingale"])
+        test.trace.restore(state["trace"])
+        test.rows = files.count(state["rows"])
+        if test.rows > len(ranked):
+            raise ValueError(f"{test.rows} rows came and {len(ranked)} were ranked")
+        test.log_most = number(state["log_most"])
+        alarm, last = state["alarm_row"], state["last_p"]
+        test.alarm_row = None if alarm is None else files.count(alarm)
+        test.last_p = math.nan if last is None else number(last)
+        if test.alarm_row is not None and test.alarm_row >= test.rows:
+            raise ValueError("its alarm was raised by a row that has not come")
+        if last is not None and not 0 < test.last_p <= 1:
+            raise ValueError(f"{last} is no p-value")
+        return test
 
 
 class Monitor:
@@ -138,6 +175,7 @@ class Monitor:
         self._centre: tuple[Tensor, Tensor] | None = None
         self._hits: dict[Any, deque[float]] = {}
         self.rows = 0
+        self._lock = threading.RLock()
 
     def _seed(self, number: int) -> int | None:
         return None if self.seed is None else self.seed + number
@@ -163,11 +201,11 @@ class Monitor:
             table[VALUES] = self._distance(table[VALUES][half:])
         else:
             table = dict(table)
-        for number, (name, values) in enumerate(table.items(), 1):
-            self.tests[name] = Test(values.tolist(), self._seed(number))
+        for place, (name, values) in enumerate(table.items(), 1):
+            self.tests[name] = Test(values.tolist(), self._seed(place))
         return self
 
-    def update(self, x: Any, y: Any = None, *, groups: Any = None) -> Monitor:
+    def update(self, x: Any, y: Any = None, *, groups: Any = None, weights: Any = None) -> Monitor:
         """Take the next rows, in the order in which they came.
 
         Parameters
@@ -179,7 +217,15 @@ class Monitor:
         groups
             The group of each row: coverage is then told for each, and a predictor with groups
             needs them.
+        weights
+            The weight of each row, for a predictor that takes them.
+
+        Rows that cannot be taken, whatever is wrong with them, change nothing.
         """
+        with self._lock:
+            return self._update(x, y, groups, weights)
+
+    def _update(self, x: Any, y: Any, groups: Any, weights: Any) -> Monitor:
         features = self._features(x)
         if VALUES in features:
             if self._centre is None:
@@ -190,7 +236,7 @@ class Monitor:
         kinds = len(features)
         if y is not None:
             scores = self.predictor.score(x, y)  # type: ignore[operator]
-            self._note_hits(x, y, groups, rows)
+            self._note_hits(x, y, groups, weights, rows)
             worst = scores.reshape(rows, -1).amax(dim=1)
             self.tests[TRUTH].take(worst.tolist(), math.log(self.threshold))
         for name, values in features.items():
@@ -230,10 +276,11 @@ class Monitor:
         centre, spread = self._centre
         return ((values - centre) / spread).square().mean(dim=1).sqrt()
 
-    def _note_hits(self, x: Any, y: Any, groups: Any, rows: int) -> None:
+    def _note_hits(self, x: Any, y: Any, groups: Any, weights: Any, rows: int) -> None:
         """Note which rows were covered."""
         predictor: Any = self.predictor
         asked = {"groups": groups} if predictor.calibration.takes_groups else {}
+        asked.update({"weights": weights} if predictor.calibration.takes_weights else {})
         if predictor.task == "bands":
             joint = predictor.joint if isinstance(predictor.joint, float) else bool(predictor.joint)
             band = predictor.predict_interval(x, self.alpha, **asked)
@@ -242,12 +289,13 @@ class Monitor:
             mask = predictor.predict_set(x, self.alpha, **asked).mask
             labels = predictor._read_target(y).to(mask.device)
             hits = mask[torch.arange(rows, device=mask.device), labels].double()
-        whole = self._hits.setdefault(ALL, deque(maxlen=self.window))
-        whole.extend(hits.tolist())
+        names: list[Any] = []
         if groups is not None:
             names = labels_of(groups(x) if callable(groups) else groups, rows)
-            for name, hit in zip(names, hits.tolist(), strict=True):
-                self._hits.setdefault((name,), deque(maxlen=self.window)).append(hit)
+        whole = self._hits.setdefault(ALL, deque(maxlen=self.window))
+        whole.extend(hits.tolist())
+        for name, hit in zip(names, hits.tolist(), strict=bool(names)):
+            self._hits.setdefault((name,), deque(maxlen=self.window)).append(hit)
 
     # -- what is told -----------------------------------------------------------------------
 
@@ -321,6 +369,102 @@ class Monitor:
 
     def __str__(self) -> str:
         return text(self.table())
+
+    # -- being stopped ----------------------------------------------------------------------
+
+    def _settings(self) -> dict[str, Any]:
+        return {
+            "alpha": str(exact_alpha(self.alpha)),
+            "threshold": self.threshold,
+            "window": self.window,
+            "feature": self.feature,
+            "predictor": self.predictor.settings(),
+        }
+
+    def _fingerprint(self) -> str:
+        assert self.predictor._identity is not None
+        return self.predictor._identity.fingerprint
+
+    def save(self, path: str | Path) -> None:
+        """Write all that was seen to a file, whole or not at all."""
+        with self._lock:
+            tensors = {
+                f"ranked.{name}": torch.tensor(test.ranks.sorted(), dtype=torch.float64)
+                for name, test in self.tests.items()
+            }
+            if self._centre is not None:
+                tensors["centre"], tensors["spread"] = self._centre
+            state = {
+                "settings": self._settings(),
+                "fingerprint": self._fingerprint(),
+                "tests": {name: test.state() for name, test in self.tests.items()},
+                "hits": [[None if n == ALL else n[0], list(h)] for n, h in self._hits.items()],
+                "rows": self.rows,
+            }
+            files.write(path, {**tensors, "monitor": files.seal(state, tensors)})
+
+    def load(self, path: str | Path) -> Monitor:
+        """Go on where a monitor of the same settings and weights was saved, or change nothing."""
+        with self._lock, told(path):
+            tensors = dict(files.read(path))
+            if "monitor" not in tensors:
+                raise ValueError("it holds no state of a monitor")
+            state = files.unseal(tensors.pop("monitor"), tensors)
+            if state["settings"] != files.unpack(files.pack(self._settings())):
+                raise ValueError("it was saved with other settings")
+            if state["fingerprint"] != self._fingerprint():
+                raise ValueError("it was saved with other weights of the model")
+            saved = files.rebuilt(dict, state["tests"])
+            allowed = {TRUTH, PREDICTION} | ({NORM, VALUES} if self.feature else set())
+            if not {TRUTH, PREDICTION} <= set(saved) <= allowed:
+                raise ValueError(f"it holds tests of {', '.join(map(str, saved))}")
+            tests = {
+                name: Test.restored(tensors.pop(f"ranked.{name}"), files.rebuilt(dict, own))
+                for name, own in saved.items()
+            }
+            centre = _centre_of(tensors, VALUES in tests)
+            hits, rows = self._hits_of(state["hits"]), files.count(state["rows"])
+            self.tests, self._centre, self._hits, self.rows = tests, centre, hits, rows
+        return self
+
+    def _hits_of(self, saved: Any) -> dict[Any, deque[float]]:
+        hits = {}
+        for label, shares in files.rebuilt(list, saved):
+            name = ALL if label is None else (labels_of([label], 1)[0],)
+            own = [number(share) for share in files.rebuilt(list, shares)]
+            if (
+                name in hits
+                or not 0 < len(own) <= self.window
+                or not 0 <= min(own) <= max(own) <= 1
+            ):
+                raise ValueError(f"the hits of group {label!r} are no shares of rows")
+            hits[name] = deque(own, maxlen=self.window)
+        return hits
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._lock = threading.RLock()
+
+
+def _centre_of(tensors: dict[str, Tensor], has_values: bool) -> tuple[Tensor, Tensor] | None:
+    """Read where the centre of a layer's values is, and that nothing else is left."""
+    if set(tensors) != ({"centre", "spread"} if has_values else set()):
+        raise ValueError(f"it holds {', '.join(sorted(tensors)) or 'no centre'}")
+    if not has_values:
+        return None
+    centre, spread = tensors["centre"], tensors["spread"]
+    if (
+        centre.dim() != 1
+        or centre.shape != spread.shape
+        or {centre.dtype, spread.dtype} != {torch.float64}
+    ):
+        raise ValueError("its centre is no row of numbers")
+    if not bool((centre.isfinite() & spread.isfinite() & (spread > 0)).all()):
+        raise ValueError("its centre is no row of finite numbers")
+    return centre, spread
 
 
 def _shown(log_wealth: float) -> float:

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Iterable
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -49,3 +51,21 @@ class OnlineRanks:
         larger, equal = len(self._sorted) - last, last - first + 1
         self._sorted.insert(last, score)
         return (larger + theta * equal) / len(self._sorted)
+
+    def sorted(self) -> list[float]:
+        """Give all scores so far, in order."""
+        return list(self._sorted)
+
+    def state(self) -> dict[str, Any]:
+        """Give where the random numbers are."""
+        return dict(self._random.bit_generator.state)
+
+    @classmethod
+    def restored(cls, scores: list[float], state: dict[str, Any]) -> OnlineRanks:
+        """Go on where others were; what cannot be is a ValueError or a TypeError."""
+        if any(not one <= two for one, two in pairwise(scores)):
+            raise ValueError("scores that were ranked are not in order")
+        ranks = cls()
+        ranks._sorted = scores
+        ranks._random.bit_generator.state = state
+        return ranks

@@ -7,6 +7,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ffcp import files
+from ffcp.online.lanes import listed, number
+
 _MOST = 1024  # points of a curve
 _WIDTH, _HEIGHT, _EDGE = 720, 180, 46
 _STYLE = """body{font:15px/1.45 system-ui,sans-serif;max-width:60rem;margin:2rem auto;
@@ -42,6 +45,19 @@ class Trace:
                 self.values = self.values[::2]
                 self.step *= 2
         self._seen += 1
+
+    def state(self) -> Any:
+        """Give all that changes, in plain numbers."""
+        return [self.values, self.step, self._seen]
+
+    def restore(self, state: Any) -> None:
+        """Take over what :meth:`state` gave; what cannot have been given is a ValueError."""
+        values, step, seen = listed(state, 3)
+        step, seen = files.count(step, least=1), files.count(seen)
+        if step & (step - 1) or -(-seen // step) > _MOST:
+            raise ValueError(f"a curve keeps every {step}th of {seen} points")
+        self.values = [number(one) for one in listed(values, -(-seen // step))]
+        self.step, self._seen = step, seen
 
 
 def text(table: Sequence[Mapping[str, Any]]) -> str:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import math
+import threading
 from collections import OrderedDict, deque
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -15,35 +15,35 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ffcp import files
+from ffcp.conformal.calibration import Calibration
+from ffcp.conformal.columns import take
+from ffcp.conformal.mondrian import Label, rows_of_groups
 from ffcp.conformal.rank import exact_alpha
 from ffcp.network import checks, inputs
 from ffcp.network.arrays import target_tensor
+from ffcp.online.forecasts import Forecast, forecast_of
+from ffcp.online.kept import Kept, Waiting
+from ffcp.online.lanes import Lane, Progress
 from ffcp.online.levels import Aci, Asked, Control, DtAci, Pid, Plain
 from ffcp.online.windows import Window
+from ffcp.pieces import Seen, name_of
 from ffcp.regression.bands import Interval
 from ffcp.regression.predictor import BandPredictor
-from ffcp.regression.sides import EACH
+from ffcp.regression.sides import kept_scores, two_sided
 
 METHODS = ("aci", "dtaci", "pid", "plain")
 
 
-@dataclass
-class Waiting:
-    """A point that was predicted and waits for its truth: what was asked for each output."""
-
-    row: int
-    asked: list[Asked | None]  # None: that truth has come
-
-
-class Online:
+class Online(Kept):
     """Bands for a stream, whose level or threshold follows what the stream says of it.
 
     Parameters
     ----------
     predictor
-        A calibrated predictor of bands with one threshold for all inputs (CP, FFCP, CQR, ...). Its
-        calibration scores, in a random order, are the stream's past.
+        A calibrated predictor of bands. Its calibration scores, in a random order, are the
+        stream's past. With groups each of them is a stream of its own. Localized and weighted
+        calibrations, whose thresholds differ from input to input, stay as they are, and only
+        their level moves: they take the method ``"aci"``.
     method
         ``"aci"``: a level that goes down with every miss and up otherwise. ``"dtaci"``: the same
         with several step sizes, weighed by how they do. ``"pid"``: a threshold that is controlled
@@ -61,20 +61,25 @@ class Online:
     step, saturation
         Of ``"pid"``: the step of its tracker, as a share of the spread of the scores in the
         window; and how late its integrator takes over, see :class:`ffcp.online.levels.Pid`.
+    forecast
+        Of ``"pid"``: a forecast of the next score, ``"theta"`` (exponential smoothing and half of
+        the trend) or a function from the scores so far, the oldest first, to a number. Whatever
+        it says, the promise is the same.
     waiting
         How many predictions wait for their truth at most; beyond, the oldest are given up.
     path
-        A file that holds the state after every call: whole or as it was before, never a part. If
-        it exists, the stream goes on from there.
+        A file that holds the state after every call, whole or as it was before, never a part;
+        beside it, while truths of a batch are learned, one of its name and ``.rows``. If it
+        exists, the stream goes on from there, also inside a batch. Keep it to one process.
 
     Notes
     -----
     What is promised, with N truths come, E of them missed, and at most D predictions waiting when
     another is made (rows of one batch wait for each other):
 
-    * ``"aci"``: on any sequence, |E / N - alpha| <= (max(alpha, 1 - alpha) + gamma (D + 1)) /
+    * ``"aci"``: on any sequence, abs(E / N - alpha) <= (max(alpha, 1 - alpha) + gamma (D + 1)) /
       (gamma N).
-    * ``"pid"``: on any sequence, |E / N - alpha| <= ((pi / 2) saturation u / log(u) + 1 + D) / N
+    * ``"pid"``: on any sequence, abs(E / N - alpha) <= ((pi / 2) saturation u / log(u) + 1 + D) / N
       with u = N + e.
     * ``"dtaci"``: a pinball loss close to that of the best step size; no coverage.
     * ``"plain"``: coverage of 1 - alpha less what the distribution drifts inside the window.
@@ -83,7 +88,10 @@ class Online:
     turn, and about rows whose truth comes. Rows whose truth never comes are covered by none of it.
 
     With several outputs that are covered each on its own, forecasts for several horizons, say,
-    each has a level of its own; NaN in ``y`` stands for a truth that has not come yet.
+    each has a level of its own; NaN in ``y`` stands for a truth that has not come yet. So has each
+    end of a band with ``side="each"``, where a row is missed by one end or the other.
+
+    It may be called from several threads, one of which works at a time.
 
     Examples
     --------
@@ -111,19 +119,25 @@ class Online:
         horizon: int = 500,
         step: float = 0.05,
         saturation: float = 0.5,
+        forecast: Forecast | str | None = None,
         waiting: int = 10_000,
         path: str | Path | None = None,
     ) -> None:
-        _check_predictor(predictor)
         if method not in METHODS:
             raise ValueError(f"unknown method {method!r}: choose one of {', '.join(METHODS)}")
+        _check_predictor(predictor, method)
         if not 0 < gamma < math.inf or not 0 < step < math.inf or not 0 < saturation < math.inf:
             raise ValueError("gamma, step and saturation must be positive numbers")
         if min(window, horizon, waiting) < 1:
             raise ValueError("window, horizon and waiting must be at least 1")
         if not 0 < forget <= 1:
             raise ValueError(f"forget must lie above 0 and be at most 1, got {forget}")
-        self.predictor, self.method, self.alpha = predictor, method, alpha
+        if forecast is not None and method != "pid":
+            raise ValueError("a forecast is a part of the method 'pid': leave it out")
+        self._forecast = forecast_of(forecast)
+        self.method, self.alpha = method, alpha
+        # As it is now: the stream's past are the scores of this calibration and no other.
+        self.predictor = predictor._snapshot()
         self.settings = {
             "method": method,
             "alpha": str(exact_alpha(alpha)),
@@ -133,22 +147,36 @@ class Online:
             "horizon": horizon,
             "step": step,
             "saturation": saturation,
+            "forecast": name_of(forecast) if callable(forecast) else forecast,
             "waiting": waiting,
             **predictor.settings(),
         }
-        scores = predictor.calibration.scores
-        exact = predictor.alpha_of_each(alpha, scores.shape[1])
-        self._windows = [_started(column, window, forget) for column in scores.T]
-        self._controls = [self._control(exact, past) for past in self._windows]
+        self._lanes = self._new_lanes()
         self._waiting: OrderedDict[int, tuple[str, Waiting]] = OrderedDict()
         self._by_input: dict[str, deque[Waiting]] = {}
-        self.rows = 0
-        self.truths = [0] * len(self._windows)
-        self.misses = [0] * len(self._windows)
-        self.delay = 0
+        self.rows = self.delay = 0
+        self._lock = threading.RLock()
         self.path = None if path is None else Path(path)
+        self._saved_as: str | None = None  # the name of the state that the file holds
         if self.path is not None and self.path.exists():
-            self.load(self.path)
+            self._resume(self.path)
+
+    def _parts(self) -> Mapping[Any, Calibration]:
+        """Give the calibration of each group; that of all rows as the group ``None``."""
+        calibration = self.predictor.calibration
+        parts: Mapping[Any, Calibration] = getattr(
+            calibration, "parts", lambda: {None: calibration}
+        )()
+        return parts
+
+    def _new_lanes(self) -> dict[Label | None, Lane]:
+        size, forget = self.settings["window"], self.settings["forget"]
+        lanes = {}
+        for label, part in self._parts().items():
+            exact = self.predictor.alpha_of_each(self.alpha, part.coordinates)
+            windows = [_started(column, size, forget) for column in part.scores.T]
+            lanes[label] = Lane(windows, [self._control(exact, past) for past in windows])
+        return lanes
 
     def _control(self, alpha: Fraction, past: Window) -> Control:
         said = self.settings
@@ -157,41 +185,85 @@ class Online:
         if self.method == "dtaci":
             return DtAci(alpha, said["horizon"])
         if self.method == "pid":
-            return Pid(alpha, said["step"], said["saturation"], past.spread())
+            return Pid(alpha, said["step"], said["saturation"], past.spread(), self._forecast)
         return Plain(alpha)
 
     # -- predicting -------------------------------------------------------------------------
 
-    def predict_interval(self, x: Any) -> Interval:
+    def predict_interval(self, x: Any, *, groups: Any = None, weights: Any = None) -> Interval:
         """Give bands for the next rows, at the level of now, and remember them.
 
         A level of 0 or less gives the whole line; one of 1 or more the prediction alone, which
-        counts as a miss.
+        counts as a miss. ``groups`` and ``weights`` are those of the predictor's own
+        ``predict_interval``.
         """
-        self.predictor._check_weights()
-        asked = [control.ask(past) for control, past in self._both()]
-        thresholds = torch.tensor([one.threshold for one in asked], dtype=torch.float64)
-        nothing = thresholds == -math.inf
-        parts, keys = [], []
-        for seen in self.predictor._seen(self._given(x)):
-            levels = thresholds.masked_fill(nothing, 0.0)[None, None]  # one level, all rows alike
-            lower, upper, prediction = self.predictor._band(seen, levels)
-            parts.append(self._emptied(Interval(lower[0], upper[0], prediction), nothing))
-            keys += _keys(seen.x, len(seen.rows))
-        for key in keys:
-            self._remember(key, Waiting(self.rows, list(asked)))
-            self.rows += 1
-        self._saved()
+        with self._lock:
+            predictor = self.predictor
+            predictor._check_weights()
+            parts, points = [], []
+            now = {label: lane.ask() for label, lane in self._lanes.items()}
+            rows = inputs.Rows(x, inputs.Reader(predictor.model, predictor._layout))
+            for seen, notes, draws in predictor._noted(rows, groups, None, weights):
+                labels = notes.get("group", [None] * len(seen.rows))
+                self._must_know(labels)
+                thresholds = self._thresholds(labels, notes, draws, now)
+                parts.append(self._band(seen, thresholds))
+                for key, label, row in zip(
+                    _keys(seen.x, len(seen.rows)), labels, thresholds.tolist(), strict=True
+                ):
+                    then = zip(row, now[label], strict=True)
+                    asked: list[Asked | None] = [one._replace(threshold=t) for t, one in then]
+                    points.append((key, asked, label))
+            predictor._check_weights()
+            for key, asked, label in points:
+                self._remember(key, Waiting(self.rows, asked, label))
+                self.rows += 1
+            self._saved()
         lower, upper, prediction = (torch.cat([part[i] for part in parts]) for i in range(3))
         return Interval(lower, upper, prediction, float(exact_alpha(self.alpha)))
 
-    def _emptied(self, band: Interval, nothing: Tensor) -> Interval:
-        """Shrink bands that cover nothing to the prediction."""
+    def _must_know(self, labels: Sequence[Any]) -> None:
+        unseen = [label for label in dict.fromkeys(labels) if label not in self._lanes]
+        if unseen:
+            raise ValueError(
+                f"no calibration point belongs to group {', '.join(map(repr, unseen[:8]))}: "
+                "calibrate with points of that group, or merge it into another"
+            )
+
+    def _thresholds(
+        self, labels: list[Any], notes: Any, draws: Any, now: dict[Label | None, list[Asked]]
+    ) -> Tensor:
+        """Give the thresholds (n, m) of some rows, by the level or threshold of their groups."""
+        if not self._stands:
+            table = {label: [one.threshold for one in asked] for label, asked in now.items()}
+            return torch.tensor([table[label] for label in labels], dtype=torch.float64)
+        parts = self._parts()
+        own = {name: column for name, column in notes.items() if name != "group"}
+        found = [torch.empty(0)] * len(labels)
+        for label, rows in rows_of_groups(labels).items():
+            lane = self._lanes[label]
+            levels = [one.level for one in lane.controls if isinstance(one, Aci)]
+            some = _at_levels(parts[label], levels, take(own, rows), draws, len(rows))
+            for row, one in zip(rows.tolist(), some, strict=True):
+                found[row] = one
+        return torch.stack(found)
+
+    @property
+    def _stands(self) -> bool:
+        """Whether thresholds are those of a calibration that stays, at levels that move."""
+        return self.predictor.calibration.is_local
+
+    def _band(self, seen: Seen, thresholds: Tensor) -> Interval:
+        """Give bands; where a threshold covers nothing, the prediction alone."""
+        predictor = self.predictor
+        nothing = (thresholds == -math.inf) | (thresholds < predictor._scorer.lowest)
+        found = predictor._band(seen, thresholds.masked_fill(nothing, 0.0)[None])
+        band = Interval(found.lower[0], found.upper[0], found.prediction)
         if not bool(nothing.any()):
             return band
         shape = band.prediction.shape
-        empty = nothing.to(band.lower.device).expand(len(band.lower), -1)
         outputs = band.prediction.reshape(shape[0], -1)
+        empty = two_sided(nothing.double(), predictor.side).bool().to(outputs.device)
         empty = empty if empty.shape == outputs.shape else empty.expand_as(outputs)
         ends = (end.reshape(outputs.shape).where(~empty, outputs) for end in band[:2])
         lower, upper = (end.reshape(shape) for end in ends)
@@ -204,13 +276,6 @@ class Online:
         if len(self._waiting) > self.settings["waiting"]:
             self._forget(next(iter(self._waiting)))
 
-    def _forget(self, row: int) -> None:
-        key, point = self._waiting.pop(row)
-        same = self._by_input[key]
-        same.remove(point)
-        if not same:
-            del self._by_input[key]
-
     # -- learning ---------------------------------------------------------------------------
 
     def update(self, x: Any, y: Any) -> None:
@@ -219,26 +284,47 @@ class Online:
         Rows are known again by their inputs; of equal inputs the one that was predicted first is
         meant. NaN in ``y``, of several outputs, is a truth that has not come yet: come again.
         """
-        self.predictor._check_weights()
-        target = target_tensor(y)
+        with self._lock:
+            keys, scores = self._scored(x, target_tensor(y))
+            found = self._found(keys, scores)
+            journal = self._begun() if len(found) > 1 else None
+            for point, row in zip(found, scores.tolist(), strict=True):
+                if journal is not None:
+                    journal.add([point.row, row])
+                self._learn(point, row)
+            self._saved()
+
+    def _scored(self, x: Any, target: Tensor) -> tuple[list[str], Tensor]:
+        """Give the names and scores of rows."""
+        predictor = self.predictor
+        predictor._check_weights()
         checks.finite(target.masked_fill(target.isnan(), 0.0), "y", 0)
         parts, keys = [], []
-        for seen in self.predictor._seen(self._given(x)):
+        rows = inputs.Rows(x, inputs.Reader(predictor.model, predictor._layout))
+        for seen in predictor._seen(rows):
             start, stop = seen.rows.start, seen.rows.stop
             if len(target) < stop:
                 raise ValueError(f"y has {len(target)} rows, fewer than x")
-            family = self.predictor._scorer
+            family = predictor._scorer
             own = family.target(seen, target[start:stop].to(seen.output.device))
-            if bool(own.isnan().any()) and len(self._windows) == 1:
+            parts.append(kept_scores(family, seen, own).cpu())
+            has_own = parts[-1].shape[1] >= own.shape[1] > 1  # outputs have scores of their own
+            if bool(own.isnan().any()) and not has_own:
                 raise ValueError("y holds NaN: leave out rows whose truth has not come yet")
-            parts.append(family.score(seen, own).cpu())
             keys += _keys(seen.x, len(seen.rows))
-        scores = torch.cat(parts)
+        predictor._check_weights()
         if len(target) != len(keys):
             raise ValueError(f"y has {len(target)} rows, x has {len(keys)}")
-        for point, row in zip(self._found(keys, scores), scores.tolist(), strict=True):
-            self._learn(point, row)
-        self._saved()
+        return keys, torch.cat(parts)
+
+    def is_waiting(self, x: Any) -> list[bool]:
+        """Say which rows were predicted and wait for a truth: what is left of a batch, say."""
+        with self._lock:
+            predictor = self.predictor
+            rows = inputs.Rows(x, inputs.Reader(predictor.model, predictor._layout))
+            batches = (one for whole in rows for one in predictor._cut(whole))
+            keys = [key for one in batches for key in _keys(one, inputs.row_count(one))]
+            return [key in self._by_input for key in keys]
 
     def _found(self, keys: list[str], scores: Tensor) -> list[Waiting]:
         """Find the predictions of all rows, or refuse them all."""
@@ -259,89 +345,53 @@ class Online:
                 )
         return found
 
-    def _learn(self, point: Waiting, scores: list[float]) -> None:
-        for i, (score, (control, past)) in enumerate(zip(scores, self._both(), strict=True)):
-            asked = point.asked[i]
-            if math.isnan(score) or asked is None:
-                continue
-            self.truths[i] += 1
-            self.misses[i] += score > asked.threshold
-            control.learn(score, asked, past)
-            past.add(score)
-            point.asked[i] = None
-        if all(one is None for one in point.asked):
-            self._forget(point.row)
+    # -- what came of it --------------------------------------------------------------------
 
-    def _both(self) -> Iterator[tuple[Control, Window]]:
-        return zip(self._controls, self._windows, strict=True)
+    @property
+    def truths(self) -> list[int]:
+        """How many truths have come, of each score; of all groups together."""
+        return _summed([lane.truths for lane in self._lanes.values()])
 
-    def _given(self, x: Any) -> inputs.Rows:
-        return self.predictor._rows(x)
+    @property
+    def misses(self) -> list[int]:
+        """How many of them were missed."""
+        return _summed([lane.misses for lane in self._lanes.values()])
 
     @property
     def bounds(self) -> list[float] | None:
-        """How far the share of misses of each output can be from alpha by now, if promised."""
-        if self.method not in ("aci", "pid"):
+        """How far the share of misses of each score can be from alpha by now, if promised.
+
+        With groups, the largest of all groups: :attr:`groups` has each.
+        """
+        each = [lane.progress(self.delay).bounds for lane in self._lanes.values()]
+        if None in each:
             return None
-        return [c.bound(self.delay) for c in self._controls if isinstance(c, (Aci, Pid))]
+        return [max(column) for column in zip(*(one for one in each if one), strict=True)]
 
-    # -- being stopped ----------------------------------------------------------------------
+    @property
+    def groups(self) -> dict[Label, Progress]:
+        """How far the stream of each group has come."""
+        known = {label: lane for label, lane in self._lanes.items() if label is not None}
+        return {label: lane.progress(self.delay) for label, lane in known.items()}
 
-    def _saved(self) -> None:
-        if self.path is not None:
-            self.save(self.path)
 
-    def save(self, path: str | Path) -> None:
-        """Write the state to a file, whole or not at all."""
-        scores = {
-            f"window.{i}": torch.tensor(past.scores(), dtype=torch.float64)
-            for i, past in enumerate(self._windows)
-        }
-        state = {
-            "settings": self.settings,
-            "fingerprint": self._fingerprint(),
-            "controls": [control.state() for control in self._controls],
-            "waiting": [[key, point.row, point.asked] for key, point in self._waiting.values()],
-            "counts": [self.rows, self.delay, self.truths, self.misses],
-        }
-        files.write(path, {**scores, "online": files.seal(state, scores)})
+def _at_levels(
+    calibration: Calibration, levels: Sequence[Fraction], notes: Any, draws: Any, rows: int
+) -> Tensor:
+    """Give the thresholds (n, m) of a calibration, each column at its own level."""
+    result = torch.empty(rows, len(levels), dtype=torch.float64)
+    inside = sorted({level for level in levels if 0 < level < 1})
+    table = calibration.thresholds(inside, notes, draws) if inside else torch.empty(0)
+    for i, level in enumerate(levels):
+        if level in inside:
+            result[:, i] = table[inside.index(level), :, i]
+        else:
+            result[:, i] = math.inf if level <= 0 else -math.inf
+    return result
 
-    def load(self, path: str | Path) -> None:
-        """Go on where a stream was saved; of other settings or weights it is refused."""
-        tensors = files.read(path)
-        try:
-            sealed = tensors.pop("online")
-            state = files.unseal(sealed, tensors)
-            if state["settings"] != files.unpack(files.pack(self.settings)):
-                raise ValueError("it was saved with other settings")
-            if state["fingerprint"] != self._fingerprint():
-                raise ValueError("it was saved with other weights of the model")
-            past = [tensors[f"window.{i}"].tolist() for i in range(len(self._windows))]
-            waiting = [
-                (
-                    key,
-                    Waiting(row, [None if a is None else Asked(a[0], tuple(a[1])) for a in asked]),
-                )
-                for key, row, asked in state["waiting"]
-            ]
-        except (KeyError, ValueError) as error:
-            raise files.CalibrationFileError(
-                f"{path} cannot be used: {error}. Nothing was changed; make the stream as it was "
-                "made then, or give another path"
-            ) from error
-        size, forget = self.settings["window"], self.settings["forget"]
-        self._windows = [Window(size, forget, scores) for scores in past]
-        for control, saved in zip(self._controls, state["controls"], strict=True):
-            control.restore(saved)
-        self.rows, self.delay, self.truths, self.misses = state["counts"]
-        self._waiting, self._by_input = OrderedDict(), {}
-        for key, point in waiting:
-            self._waiting[point.row] = (key, point)
-            self._by_input.setdefault(key, deque()).append(point)
 
-    def _fingerprint(self) -> str:
-        assert self.predictor._identity is not None
-        return self.predictor._identity.fingerprint
+def _summed(counts: Sequence[Sequence[int]]) -> list[int]:
+    return [sum(column) for column in zip(*counts, strict=True)]
 
 
 def _started(scores: Tensor, size: int, forget: float) -> Window:
@@ -361,22 +411,21 @@ def _keys(x: Any, rows: int) -> list[str]:
     ]
 
 
-def _check_predictor(predictor: Any) -> None:
+def _check_predictor(predictor: Any, method: str) -> None:
     if not isinstance(predictor, BandPredictor):
-        raise TypeError(f"a stream needs a predictor of bands, got {type(predictor).__name__}")
+        raise TypeError(
+            f"a stream needs a predictor of bands, as CP, FFCP or CQR, got "
+            f"{type(predictor).__name__}: label sets have no stream"
+        )
     predictor._must_be_calibrated()
-    if predictor.side == EACH:
+    if predictor.calibration.is_local and method != "aci":
         raise ValueError(
-            "a stream keeps one threshold for each output, and side='each' has two: give a "
-            "predictor of another side"
+            f"method {method!r} keeps thresholds of its own, and this predictor's calibration has "
+            "one for every input: use method 'aci', which moves its level, or a predictor without "
+            "a localized or weighted calibration, as CP, FFCP or CQR"
         )
     if predictor.calibration.is_summary:
         raise ValueError(
             "a stream goes on from single scores, and these were compressed: give a predictor "
             "calibrated without compressing; the last few thousand points will do"
-        )
-    if predictor.calibration.is_local or predictor.calibration.takes_groups:
-        raise ValueError(
-            "a stream keeps one threshold for all inputs: give a predictor without groups and "
-            "without a localized or weighted calibration, as CP, FFCP or CQR"
         )

@@ -26,6 +26,8 @@ from ffcp.regression.family import Family, SlackBands
 from ffcp.regression.joint import Joint, checked_joint, checked_scales
 from ffcp.regression.judging import CRITERIA, SCORE, Candidate, Judge, Trial
 from ffcp.regression.learned.family import LearnedBands, taught
+from ffcp.regression.learned.learners import BOOSTING, NETWORK, checked_learner
+from ffcp.regression.learned.learners import KINDS as LEARNERS
 from ffcp.regression.learned.nested import FAMILIES
 from ffcp.regression.learned.sight import KINDS, On, Sight, checked_on
 from ffcp.regression.learned.teaching import Teachable, no_scales
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 Self = TypeVar("Self", bound="Auto")
-PLAIN, LOCAL = "CP", "LCP"
+PLAIN, LOCAL, BOTH_LEARNERS = "CP", "LCP", "both"
 _FEWEST = 60  # rows set aside below which nothing is learned from them
 
 
@@ -89,10 +91,11 @@ class Undecided(Family):
         side: str,
         seed: int,
         missing: bool = False,
+        learners: Sequence[str] = (NETWORK,),
         learned: Mapping[str, LearnedBands] | None = None,
         sight: Sight | None = None,
     ) -> None:
-        self._missing = missing
+        self._missing, self._learners = missing, tuple(learners)
         self._on, self._criterion, self.joint, self.side = tuple(on), criterion, joint, side
         self._seed, self._learned, self._sight = seed, dict(learned or {}), sight
 
@@ -107,7 +110,7 @@ class Undecided(Family):
     def taught_by(self, learned: Mapping[str, LearnedBands], sight: Sight) -> Undecided:
         """Give the same, with what training rows have taught among the candidates."""
         kept = (self._on, self._criterion, self.joint, self.side, self._seed, self._missing)
-        return Undecided(*kept, learned, sight)
+        return Undecided(*kept, self._learners, learned, sight)
 
     def prepared(self, model: Any, x: Any) -> Undecided:
         """Find the layers of the model."""
@@ -191,8 +194,8 @@ class Undecided(Family):
     def _from_aside(self, aside: Columns, judge: Judge) -> Iterator[tuple[str, Candidate]]:
         """Learn from rows set aside: judged by folds, and made by all of them."""
         assert self._sight is not None
-        for name, sight in sights(self._sight).items():
-            learn = partial(self._taught, sight, aside)
+        for name, (learner, sight) in sights(self._sight, self._learners).items():
+            learn = partial(self._taught, sight, aside, learner)
             folds = judge.folds(learn)
 
             for shape in FAMILIES:
@@ -200,19 +203,31 @@ class Undecided(Family):
                 name_of_it = f"Learned, rows set aside, {name}, {shape}"
                 yield name_of_it, Candidate(*judge.crossed(folds, shape), make)
 
-    def _taught(self, sight: Sight, aside: Columns, rows: Tensor | None = None) -> LearnedBands:
+    def _taught(
+        self, sight: Sight, aside: Columns, learner: str, rows: Tensor | None = None
+    ) -> LearnedBands:
         some = aside if rows is None else take(aside, rows)
-        return taught(sight, some, self.joint, self.side, "rows set aside", self._seed)
+        ways = (self.joint, self.side, "rows set aside", self._seed)
+        return taught(sight, some, *ways, learner=learner)
 
     @staticmethod
     def _made(learn: Callable[[], LearnedBands], shape: str) -> tuple[Family, None]:
         return learn().shaped(shape), None
 
 
-def sights(sight: Sight) -> dict[str, Sight]:
-    """Give what candidates learn from: everything, and prediction and norms alone."""
-    few = sight.few()
-    return {"all": sight} if few.settings() == sight.settings() else {"all": sight, "few": few}
+def sights(sight: Sight, learners: Sequence[str]) -> dict[str, tuple[str, Sight]]:
+    """Give who learns from what: from everything, and networks from prediction and norms alone.
+
+    Trees leave out by themselves what tells them nothing.
+    """
+    tried = {}
+    if NETWORK in learners:
+        tried["all"] = (NETWORK, sight)
+        if sight.few().settings() != sight.settings():
+            tried["few"] = (NETWORK, sight.few())
+    if BOOSTING in learners:
+        tried["boosted"] = (BOOSTING, sight)
+    return tried
 
 
 class Either(Marginal):
@@ -250,6 +265,8 @@ class Auto(Teachable):
         ``"length"``, the mean length.
     on
         What is learned from, as in :class:`Learned`.
+    learner
+        Which learner is tried, as in :class:`Learned`; ``"both"``: both are.
     **common
         As in :class:`ffcp.Bands`.
 
@@ -275,6 +292,7 @@ class Auto(Teachable):
         model: nn.Module,
         criterion: str = SCORE,
         on: On | Sequence[On] = KINDS,
+        learner: str = NETWORK,
         **common: Unpack[Common],
     ) -> None:
         known_only(type(self), common, Common)
@@ -285,7 +303,9 @@ class Auto(Teachable):
         self._on = checked_on(on)
         seed = common.get("seed") or 0
         sides = (checked_joint(joint), checked_side(side))
-        family = Undecided(self._on, criterion, *sides, seed, bool(common.get("missing")))
+        self._learners = LEARNERS if learner == BOTH_LEARNERS else (checked_learner(learner),)
+        missing = bool(common.get("missing"))
+        family = Undecided(self._on, criterion, *sides, seed, missing, self._learners)
         super().__init__(model, family, Either(), **common)  # type: ignore[misc]
 
     def fit(self: Self, x: Any, y: Any = None) -> Self:
@@ -300,8 +320,19 @@ class Auto(Teachable):
         family, calibration = self._given
         assert isinstance(family, Undecided)
         lesson = self._lesson(x, y)
-        rest = (family.joint, family.side, "training rows", self.seed or 0)
-        learned = {n: taught(s, lesson.rows, *rest) for n, s in sights(lesson.sight).items()}
+        learned = {
+            name: taught(
+                sight,
+                lesson.rows,
+                family.joint,
+                family.side,
+                "training rows",
+                self.seed or 0,
+                learner=learner,
+                hashes=self._taught,
+            )
+            for name, (learner, sight) in sights(lesson.sight, self._learners).items()
+        }
         with self._lock:
             self._given = (family.taught_by(learned, lesson.sight), calibration)
             self._scorer, self.calibration = self._given[0], calibration.empty()

@@ -190,6 +190,7 @@ class Bands(BandPredictor):
             order = order[: calibration.most_rows]
             picked = torch.from_numpy(np.sort(order))
             run, table = self._calibrating(self._scorer, calibration, update=False), Table()
+            run.must_take(None, None)
             for batch in self._batches(inputs.take(x, picked), y[picked], None):
                 table.add(run.note(batch))
             run.choose_calibration(table.columns, planned or len(y))

@@ -93,7 +93,14 @@ def test_hashes_of_rows_see_every_number() -> None:
 
 @pytest.mark.parametrize(
     "common",
-    [{}, {"nested": "grown"}, {"side": "lower"}, {"side": "each"}, {"on": "prediction"}],
+    [
+        {},
+        {"learner": "boosting"},
+        {"nested": "grown"},
+        {"side": "lower"},
+        {"side": "each"},
+        {"on": "prediction"},
+    ],
     ids=str,
 )
 def test_saved_copied_and_loaded_predictors_give_the_same_bands(
@@ -121,10 +128,31 @@ def test_what_was_learned_is_checked_when_it_is_loaded(tmp_path: Path) -> None:
     predictor = taught()
     predictor.save(tmp_path / "learned.safetensors")
     tensors = files.read(tmp_path / "learned.safetensors")
-    tensors["scorer.network.w1"][0, 0, 0] += 1
+    tensors["scorer.learner.w1"][0, 0, 0] += 1
     files.write(tmp_path / "bad.safetensors", tensors)
     with pytest.raises(ffcp.CalibrationFileError, match="checksum"):
         ffcp.load(tmp_path / "bad.safetensors", predictor.model)
+
+
+def test_what_training_rows_taught_outlives_a_file(tmp_path: Path) -> None:
+    x, y = data()
+    predictor = taught()
+    predictor.save(tmp_path / "learned.safetensors")
+    loaded = ffcp.load(tmp_path / "learned.safetensors", predictor.model)
+    with pytest.raises(ValueError, match="200 of 600 calibration rows were given to fit"):
+        loaded.calibrate(x, y)
+    loaded.calibrate(x[200:], y[200:])
+    assert loaded.learned_from == "training rows"
+    assert loaded.settings() == predictor.settings()
+    other = ffcp.Learned(predictor.model, seed=0).fit(x[200:400], y[200:400])
+    other.calibrate(x[400:], y[400:]).save(tmp_path / "other.safetensors")
+    assert loaded.load(tmp_path / "other.safetensors").settings() == other.settings()
+
+
+def test_an_unknown_learner_is_refused() -> None:
+    for method in (ffcp.Learned, ffcp.Auto):
+        with pytest.raises(ValueError, match="learner must be one of network, boosting, got 'x'"):
+            method(small_mlp(), learner="x")
 
 
 def test_workers_with_one_lesson_merge_and_with_two_do_not() -> None:

@@ -19,7 +19,8 @@ from ffcp.regression.bands import as_float64, outward
 from ffcp.regression.bases import columns
 from ffcp.regression.family import Family
 from ffcp.regression.joint import Joint, has_own_thresholds, reduced
-from ffcp.regression.learned import network
+from ffcp.regression.learned import learners
+from ffcp.regression.learned.learners import NETWORK, Learner
 from ffcp.regression.learned.nested import (
     CENTRAL,
     FAMILIES,
@@ -30,7 +31,6 @@ from ffcp.regression.learned.nested import (
     quantile_at,
     signed_position,
 )
-from ffcp.regression.learned.network import QuantileNetwork
 from ffcp.regression.learned.sight import On, Sight
 from ffcp.regression.sides import BOTH, kept_scores
 
@@ -46,15 +46,19 @@ class LearnedBands(Family):
     def __init__(
         self,
         sight: Sight,
-        learner: QuantileNetwork,
+        learner: Learner,
         typical: Tensor,
         shape: str = CENTRAL,
         joint: Joint = False,
         side: str = "both",
         source: str = "training rows",
+        rows: Tensor | None = None,
     ) -> None:
         self.sight, self.learner, self.typical = sight, learner, typical
         self.shape, self.joint, self.side, self.source = shape, joint, side, source
+        self.rows = (
+            rows  # sorted hashes of the training rows, known again if they come to calibrate
+        )
         if side != "both":
             self.lowest = -torch.inf
 
@@ -66,15 +70,28 @@ class LearnedBands(Family):
         """Say what was learned, by its hash, and from what."""
         return {
             "family": "learned",
+            "learner": self.learner.kind,
             "nested": self.shape,
             "source": self.source,
             "learned": hash_of(self.state(), self.sight.settings()),
             **self.sight.settings(),
         }
 
+    @property
+    def kind(self) -> str:
+        """Which learner it was."""
+        return self.learner.kind
+
     def state(self) -> dict[str, Tensor]:
-        """Give all that was learned."""
-        return {**prefixed("network.", self.learner.state()), "typical": self.typical}
+        """Give all that was learned, and hashes of the training rows."""
+        rows = {} if self.rows is None else {"rows": self.rows}
+        return {**prefixed("learner.", self.learner.state()), "typical": self.typical, **rows}
+
+    def recalled(self, settings: Mapping[str, Any], state: Mapping[str, Tensor]) -> Any:
+        """Give what was learned and saved in place of this."""
+        if settings.get("learned") is None:
+            return super().recalled(settings, state)
+        return self.from_state(settings, state, self.sight.functions, self.joint, self.side)
 
     @classmethod
     def from_state(
@@ -87,28 +104,31 @@ class LearnedBands(Family):
     ) -> LearnedBands:
         """Make the family again from saved settings and tensors, once they are checked."""
         sight = Sight.restored(settings, functions)
-        learner = QuantileNetwork.from_state(with_prefix("network.", state))
+        learner = learners.from_state(settings.get("learner"), with_prefix("learner.", state))
         typical, shape = state.get("typical"), settings.get("nested")
         if typical is None or typical.dtype != torch.float32 or not _are_sizes(typical):
             raise ValueError("what was learned has no typical sizes")
         if shape not in FAMILIES:
             raise ValueError(f"{shape!r} is no family of nested sets")
-        family = cls(sight, learner, typical, shape, joint, side, str(settings.get("source")))
-        outputs = len(learner.state()["unit"])
+        rows = state.get("rows")
+        if rows is not None and not _are_hashes(rows):
+            raise ValueError("what was learned has no hashes of its rows")
+        source = str(settings.get("source"))
+        family = cls(sight, learner, typical, shape, joint, side, source, rows)
+        outputs = learner.outputs
         if tuple(typical.shape) != (outputs * (1 + len(sight.norms)),):
             raise ValueError("what was learned has typical sizes of other columns")
         return family
 
     def shaped(self, shape: str) -> LearnedBands:
         """Give the same quantiles with other nested sets."""
-        rest = (self.joint, self.side, self.source)
+        rest = (self.joint, self.side, self.source, self.rows)
         return LearnedBands(self.sight, self.learner, self.typical, shape, *rest)
 
     def quantiles(self, seen: Seen) -> Tensor:
         """Give the quantiles of the residual, (n, m, levels)."""
-        outputs = len(self.learner.state()["unit"])
         raw = self.sight.columns(seen)
-        return self.learner(self.sight.logarithmic(raw, outputs, self.typical))
+        return self.learner(self.sight.logarithmic(raw, self.learner.outputs, self.typical))
 
     def score(self, seen: Seen, y: Tensor) -> Tensor:
         """Say which is the first of the nested sets that holds each target."""
@@ -215,8 +235,10 @@ def taught(
     source: str,
     seed: int,
     shape: str = CENTRAL,
+    learner: str = NETWORK,
+    hashes: Tensor | None = None,
 ) -> LearnedBands:
-    """Learn the quantiles of the residual from rows that were noted."""
+    """Learn the quantiles of the residual from rows that were noted; keep hashes of them."""
     pair = waiting.again(seen_rows)
     assert pair is not None
     seen, y = pair
@@ -225,8 +247,8 @@ def taught(
     raw = sight.columns(seen)
     typical = sight.typical(raw, outputs)
     residuals = y.double() - columns(as_float64(seen.output)).cpu()
-    learner = network.learn(sight.logarithmic(raw, outputs, typical), residuals, seed)
-    return LearnedBands(sight, learner, typical, shape, joint, side, source)
+    made = learners.learn(learner, sight.logarithmic(raw, outputs, typical), residuals, seed)
+    return LearnedBands(sight, made, typical, shape, joint, side, source, hashes)
 
 
 class Untaught(Family):
@@ -236,10 +258,17 @@ class Untaught(Family):
     what_is_open = "what is learned"
 
     def __init__(
-        self, on: Sequence[On], shape: str, joint: Joint, side: str, seed: int, sight: Any = None
+        self,
+        on: Sequence[On],
+        shape: str,
+        joint: Joint,
+        side: str,
+        seed: int,
+        learner: str = NETWORK,
+        sight: Any = None,
     ) -> None:
         self._on, self.shape, self.joint, self.side = tuple(on), shape, joint, side
-        self._seed = seed
+        self._seed, self.kind = seed, learner
         self._sight: Sight | None = sight
 
     def needs(self) -> Needs:
@@ -248,12 +277,18 @@ class Untaught(Family):
 
     def settings(self) -> dict[str, Any]:
         """Say that nothing is learned yet."""
-        return {"family": "learned", "nested": self.shape, "learned": None}
+        return {
+            "family": "learned",
+            "learner": self.kind,
+            "nested": self.shape,
+            "learned": None,
+        }
 
     def prepared(self, model: Any, x: Any) -> Untaught:
         """Find the layers there are to learn from."""
         sight = Sight.of(model, x, self._on)
-        return Untaught(self._on, self.shape, self.joint, self.side, self._seed, sight)
+        kept = (self._on, self.shape, self.joint, self.side, self._seed, self.kind)
+        return Untaught(*kept, sight)
 
     def note(self, seen: Seen, y: Any) -> dict[str, Any]:
         """Note all that may be learned from."""
@@ -264,10 +299,8 @@ class Untaught(Family):
     def choose(self, aside: Columns, alpha: Any, left: int = 0) -> Chosen:
         """Learn from the rows set aside."""
         assert self._sight is not None
-        made = taught(
-            self._sight, aside, self.joint, self.side, "rows set aside", self._seed, self.shape
-        )
-        return Chosen(made, {})
+        ways = (self.joint, self.side, "rows set aside", self._seed, self.shape, self.kind)
+        return Chosen(taught(self._sight, aside, *ways), {})
 
     def recalled(self, settings: Mapping[str, Any], state: Mapping[str, Tensor]) -> Any:
         """Give the family that was learned and saved."""
@@ -275,6 +308,11 @@ class Untaught(Family):
             return super().recalled(settings, state)
         functions = [one for one in self._on if callable(one)]
         return LearnedBands.from_state(settings, state, functions, self.joint, self.side)
+
+
+def _are_hashes(tensor: Tensor) -> bool:
+    is_list = tensor.dtype == torch.int64 and tensor.dim() == 1
+    return is_list and bool((tensor.diff() >= 0).all())
 
 
 def _are_sizes(tensor: Tensor) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -14,6 +14,7 @@ from ffcp.recipes import public
 from ffcp.regression.common import Common
 from ffcp.regression.joint import checked_joint
 from ffcp.regression.learned.family import LearnedBands, Untaught, taught
+from ffcp.regression.learned.learners import NETWORK, checked_learner
 from ffcp.regression.learned.nested import CENTRAL, FAMILIES, LEVELS, MIDDLE
 from ffcp.regression.learned.sight import KINDS, On, checked_on
 from ffcp.regression.learned.teaching import Teachable, no_scales
@@ -49,6 +50,10 @@ class Learned(Teachable):
     nested
         ``"central"``: sets between two quantiles as far below as above the median. ``"grown"``:
         grown from the densest part outward, shorter where noise is skewed.
+    learner
+        ``"network"``: small networks, which need nothing more. ``"boosting"``: scikit-learn's
+        boosted trees (``pip install 'ffcp[sklearn]'``), about as good, slower, and not for
+        :meth:`export`. They are saved as tensors, and loaded without scikit-learn.
     calibration
         As in :class:`ffcp.Bands`.
     **common
@@ -78,6 +83,7 @@ class Learned(Teachable):
         model: nn.Module,
         on: On | Sequence[On] = KINDS,
         nested: str = CENTRAL,
+        learner: str = NETWORK,
         calibration: Calibration | None = None,
         **common: Unpack[Common],
     ) -> None:
@@ -88,7 +94,8 @@ class Learned(Teachable):
         joint, side = common.pop("joint", False), common.pop("side", BOTH)
         seed = common.get("seed") or 0
         self._on = checked_on(on)
-        family = Untaught(self._on, nested, checked_joint(joint), checked_side(side), seed)
+        ways = (checked_joint(joint), checked_side(side), seed, checked_learner(learner))
+        family = Untaught(self._on, nested, *ways)
         super().__init__(model, family, calibration, **common)  # type: ignore[misc]
 
     def fit(self: Self, x: Any, y: Any = None) -> Self:
@@ -110,6 +117,8 @@ class Learned(Teachable):
             "training rows",
             self.seed or 0,
             untaught.shape,
+            untaught.kind,
+            self._taught,
         )
         with self._lock:
             _, calibration = self._given
@@ -117,6 +126,13 @@ class Learned(Teachable):
             self._scorer, self.calibration = family, calibration.empty()
             self._choices, self._set_aside, self._identity, self._runs = {}, 0, None, ()
         return self
+
+    def _recall_settings(
+        self, settings: Mapping[str, Any], kept: Mapping[str, Any], learned: Mapping[str, Tensor]
+    ) -> None:
+        super()._recall_settings(settings, kept, learned)
+        if self._taught is not None:  # what training rows taught serves a new calibration too
+            self._given = (self._scorer, self._given[1])
 
     @property
     def _untaught(self) -> Any:
@@ -145,7 +161,7 @@ class Learned(Teachable):
 def held_in_half(family: LearnedBands, scores: Tensor) -> float | None:
     """Give the share of rows in the central set that should hold half; ``None`` if unknown."""
     # Several outputs at once are held less often than each of them.
-    if family.shape != CENTRAL or family.side != BOTH or len(family.learner.state()["unit"]) > 1:
+    if family.shape != CENTRAL or family.side != BOTH or family.learner.outputs > 1:
         return None
     half = float(torch.searchsorted(LEVELS, (1 + _HALF) / 2)) - MIDDLE
     known = scores[~scores.isnan()]

@@ -13,7 +13,8 @@ from ffcp.regression.learned.nested import LEVELS, MIDDLE
 
 MEMBERS, WIDTH = 4, 64  # so many networks, whose quantiles are averaged, and how wide they are
 _BATCH, _RATE, _DECAY, _DROPOUT = 512, 4e-3, 1e-3, 0.1
-_EPOCHS, _PATIENCE, _STEPS = 150, 8, 1600
+_EPOCHS, _PATIENCE = 150, 8
+_STEPS, _FULL = 600, 0.4  # at most so many steps, this share of them at the full rate
 _HELD_OUT = 6  # each network holds out another sixth of the rows, which stops its training
 _SMALLEST = 1e-6  # step between two quantiles, in units of a typical residual
 _FLOAT = torch.finfo(torch.float32)
@@ -24,6 +25,8 @@ _TENSORS = ("centre", "spread", "mean", "deviation", "unit", "w1", "b1", "w2", "
 
 class QuantileNetwork:
     """Quantiles of the residual from columns of numbers; made by :func:`learn`."""
+
+    kind = "network"
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self._t = dict(tensors)
@@ -58,6 +61,11 @@ class QuantileNetwork:
     def columns(self) -> int:
         """How many columns it reads."""
         return len(self._t["centre"])
+
+    @property
+    def outputs(self) -> int:
+        """Of how many outputs it knows the residual."""
+        return len(self._t["unit"])
 
     def __call__(self, columns: Tensor) -> Tensor:
         """Give quantiles (n, outputs, levels), in float64."""
@@ -180,6 +188,7 @@ def _train(z: Tensor, y: Tensor, known: Tensor, generator: torch.Generator) -> d
     for _ in range(_EPOCHS):
         order = torch.stack([_shuffled(rest, generator) for _, rest in parts])
         for rows in order.split(_BATCH, dim=1):
+            optimizer.param_groups[0]["lr"] = _RATE * _share_of_rate(steps)
             optimizer.zero_grad()
             loss(rows, generator).sum().backward()
             optimizer.step()
@@ -193,6 +202,11 @@ def _train(z: Tensor, y: Tensor, known: Tensor, generator: torch.Generator) -> d
         if bool((waited > _PATIENCE).all()) or steps >= _STEPS:
             break
     return state
+
+
+def _share_of_rate(step: int) -> float:
+    """Fall to nothing over the later steps: 600 of them then do as well as 1,600 at one rate."""
+    return max(0.02, min(1.0, (1 - step / _STEPS) / (1 - _FULL)))
 
 
 def _uniform(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:

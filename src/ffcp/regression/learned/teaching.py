@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -56,6 +56,12 @@ class Teachable(BandPredictor):
             raise ValueError("there are no rows to learn from")
         self._taught = torch.cat(hashes).sort().values
         return Lesson(sight, table.columns)
+
+    def _recall_settings(
+        self, settings: Mapping[str, Any], kept: Mapping[str, Any], learned: Mapping[str, Tensor]
+    ) -> None:
+        super()._recall_settings(settings, kept, learned)
+        self._taught = getattr(self._scorer, "rows", None)
 
     def _teaching_batches(self, x: Any, y: Any) -> Iterator[Batch]:
         """Give batches of the rows; of large arrays, in an order that leaves any out evenly."""

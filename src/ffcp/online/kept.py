@@ -1,0 +1,217 @@
+"""The state of a stream in a file: written whole, read without unpickling, every part checked."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections import OrderedDict, deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ffcp import files
+from ffcp.conformal.mondrian import Label
+from ffcp.online.journal import Journal
+from ffcp.online.lanes import Lane, listed, number
+from ffcp.online.levels import Asked, DtAci
+from ffcp.online.windows import Window
+from ffcp.regression.predictor import BandPredictor
+
+
+@dataclass
+class Waiting:
+    """A point that was predicted and waits for its truth: what was asked for each score of it."""
+
+    row: int
+    asked: list[Asked | None]  # None: that truth has come
+    group: Label | None = None
+
+
+class Kept:
+    """What changes in a stream, and how it is saved and restored."""
+
+    predictor: BandPredictor
+    method: str
+    settings: dict[str, Any]
+    path: Path | None
+    rows: int  # that were predicted
+    delay: int  # the most predictions that were waiting when another one was made
+    _lanes: dict[Any, Lane]
+    _waiting: OrderedDict[int, tuple[str, Waiting]]
+    _by_input: dict[str, deque[Waiting]]
+    _lock: threading.RLock
+    _saved_as: str | None  # the name of the state that the file holds
+
+    def _new_lanes(self) -> dict[Any, Lane]:
+        raise NotImplementedError
+
+    def _learn(self, point: Waiting, scores: list[float]) -> None:
+        """Let a truth that has come count, and forget the row if it waits for no other."""
+        self._lanes[point.group].learn(scores, point.asked)
+        if all(one is None for one in point.asked):
+            self._forget(point.row)
+
+    def _forget(self, row: int) -> None:
+        key, point = self._waiting.pop(row)
+        same = self._by_input[key]
+        same.remove(point)
+        if not same:
+            del self._by_input[key]
+
+    def _saved(self) -> None:
+        if self.path is not None:
+            self._saved_as = self._write(self.path)
+            Journal(self.path).end()
+
+    def _begun(self) -> Journal | None:
+        """Begin to note rows behind the state that the file holds."""
+        if self.path is None:
+            return None
+        if self._saved_as is None:
+            self._saved()
+        journal = Journal(self.path)
+        assert self._saved_as is not None
+        journal.begin(self._saved_as)
+        return journal
+
+    def save(self, path: str | Path) -> None:
+        """Write the state to a file, whole or not at all."""
+        with self._lock:
+            self._write(path)
+
+    def _write(self, path: str | Path) -> str:
+        scores = {
+            f"window.{number}.{i}": torch.tensor(past.scores(), dtype=torch.float64)
+            for number, lane in enumerate(self._lanes.values())
+            for i, past in enumerate(lane.windows)
+        }
+        name = uuid.uuid4().hex
+        state = {
+            "name": name,
+            "settings": self.settings,
+            "fingerprint": self._fingerprint(),
+            "lanes": [[label, lane.state()] for label, lane in self._lanes.items()],
+            "waiting": [[key, p.row, p.group, p.asked] for key, p in self._waiting.values()],
+            "rows": self.rows,
+            "delay": self.delay,
+        }
+        files.write(path, {**scores, "online": files.seal(state, scores)})
+        return name
+
+    def load(self, path: str | Path) -> None:
+        """Go on where a stream was saved; of other settings or weights it is refused."""
+        with self._lock, told(path):
+            self._take(files.read(path), [])
+            self._saved_as = None
+
+    def _resume(self, path: Path) -> None:
+        """Go on from the file, and from the lines of a batch that was not learned to its end."""
+        with told(path):
+            tensors = files.read(path)
+            self._saved_as = name = self._state_of(tensors)["name"]
+            records = Journal(path).records(str(name))
+            self._take(tensors, records)
+        if records:
+            self._saved()
+
+    def _state_of(self, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+        others = {name: tensor for name, tensor in tensors.items() if name != "online"}
+        if "online" not in tensors:
+            raise ValueError("it holds no state of a stream")
+        return files.unseal(tensors["online"], others)
+
+    def _take(self, tensors: Mapping[str, Tensor], records: list[Any]) -> None:
+        """Read a state, and rows learned since; take over all of it or nothing."""
+        state = self._state_of(tensors)
+        if state["settings"] != files.unpack(files.pack(self.settings)):
+            raise ValueError("it was saved with other settings")
+        if state["fingerprint"] != self._fingerprint():
+            raise ValueError("it was saved with other weights of the model")
+        fresh = object.__new__(type(self))
+        fresh.__dict__.update(self.__dict__)
+        fresh._lanes = self._lanes_of(state, tensors)
+        fresh.rows, fresh.delay = files.count(state["rows"]), files.count(state["delay"])
+        fresh._waiting, fresh._by_input = OrderedDict(), {}
+        if len(files.rebuilt(list, state["waiting"])) > self.settings["waiting"]:
+            raise ValueError("more predictions wait than may")
+        for key, row, group, asked in state["waiting"]:
+            point = fresh._waiting_of(row, group, asked)
+            fresh._waiting[point.row] = (files.rebuilt(str, key), point)
+            fresh._by_input.setdefault(key, deque()).append(point)
+        for row, scores in records:
+            _, point = fresh._waiting[files.count(row)]
+            fresh._learn(point, [float(one) for one in listed(scores, len(point.asked))])
+        self.__dict__.update(fresh.__dict__)
+
+    def _lanes_of(self, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[Any, Lane]:
+        lanes, left = self._new_lanes(), {name for name in tensors if name != "online"}
+        saved = listed(state["lanes"], len(lanes))
+        for number_of, ((label, lane), (said, own)) in enumerate(
+            zip(lanes.items(), saved, strict=True)
+        ):
+            if said != label or type(said) is not type(label):
+                raise ValueError(f"group {said!r} stands where {label!r} was saved")
+            lane.restore(files.rebuilt(dict, own))
+            for i in range(len(lane.windows)):
+                name = f"window.{number_of}.{i}"
+                lane.windows[i] = self._window_of(tensors[name])
+                left.remove(name)
+        if left:
+            raise ValueError(f"it holds {', '.join(sorted(left))}, which no stream keeps")
+        return lanes
+
+    def _window_of(self, scores: Tensor) -> Window:
+        size, forget = self.settings["window"], self.settings["forget"]
+        if scores.dtype != torch.float64 or scores.dim() != 1 or len(scores) > size:
+            raise ValueError("a window is no list of scores")
+        if bool((scores.isnan() | (scores < self.predictor._scorer.lowest)).any()):
+            raise ValueError("a window holds what is no score")
+        return Window(size, forget, scores.tolist())
+
+    def _waiting_of(self, row: Any, group: Any, asked: Any) -> Waiting:
+        row, last = files.count(row), next(reversed(self._waiting), -1)
+        if not last < row < self.rows:
+            raise ValueError(f"row {row} waits behind row {last}, of {self.rows}")
+        if isinstance(group, (list, dict)) or group not in self._lanes:
+            raise ValueError(f"a row of group {group!r} waits")
+        points = []
+        for one in listed(asked, len(self._lanes[group].controls)):
+            if one is not None:
+                threshold, levels = listed(one, 2)
+                one = Asked(number(threshold), tuple(number(level) for level in levels))
+                if len(one.levels) != (len(DtAci.gammas) if self.method == "dtaci" else 0):
+                    raise ValueError("a row waits that was asked at other levels")
+            points.append(one)
+        if all(one is None for one in points):
+            raise ValueError(f"row {row} waits for nothing")
+        return Waiting(row, points, group)
+
+    def _fingerprint(self) -> str:
+        assert self.predictor._identity is not None
+        return self.predictor._identity.fingerprint
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._lock = threading.RLock()
+
+
+@contextmanager
+def told(path: str | Path) -> Iterator[None]:
+    """Say of whatever is wrong with a file which it is, and what to do."""
+    try:
+        yield
+    except files.CalibrationFileError:
+        raise
+    except (KeyError, ValueError, TypeError, OverflowError) as error:
+        raise files.CalibrationFileError(
+            f"{path} cannot be used: {error}. Nothing was changed; make the stream as it was "
+            "made then, or give another path"
+        ) from error

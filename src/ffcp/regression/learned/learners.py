@@ -1,0 +1,41 @@
+"""Which learner: small networks, or scikit-learn's boosted trees."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from ffcp.regression.learned import boosting, network
+from ffcp.regression.learned.boosting import BoostedQuantiles
+from ffcp.regression.learned.network import QuantileNetwork
+
+Learner = QuantileNetwork | BoostedQuantiles
+NETWORK, BOOSTING = KINDS = ("network", "boosting")
+
+
+def checked_learner(kind: str) -> str:
+    """Refuse what is no learner.
+
+    >>> checked_learner("forest")
+    Traceback (most recent call last):
+    ValueError: learner must be one of network, boosting, got 'forest'
+    """
+    if kind not in KINDS:
+        raise ValueError(f"learner must be one of {', '.join(KINDS)}, got {kind!r}")
+    return kind
+
+
+def learn(kind: str, columns: Tensor, residuals: Tensor, seed: int) -> Learner:
+    """Let a learner of this kind learn quantiles of residuals from columns."""
+    if kind == NETWORK:
+        return network.learn(columns, residuals, seed)
+    return boosting.learn(columns, residuals, seed)
+
+
+def from_state(kind: object, tensors: Mapping[str, Tensor]) -> Learner:
+    """Make a learner again from saved tensors, once they are checked."""
+    if kind not in KINDS:
+        raise ValueError(f"{kind!r} is no learner")
+    made = QuantileNetwork if kind == NETWORK else BoostedQuantiles
+    return made.from_state(tensors)

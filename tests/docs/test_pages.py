@@ -1,0 +1,152 @@
+"""The pages of the site: every block of code runs, and every link leads somewhere."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shlex
+import subprocess
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+
+import ffcp
+from ffcp.cli.app import app as ffcp_app
+from ffcp.regression.learned import network
+from tests.docs.pages import DOCS, PAGES, ROOT, anchors, blocks, links, named, prose
+
+DIRECTIVES = {"{toctree}", "{eval-rst}", "{literalinclude}", "{include}"}
+LONG = {"coming_from.md", "deploy.md", "tables.md"}  # they import or fit more than others
+WITH_CODE = [
+    pytest.param(page, marks=[pytest.mark.long] if page.name in LONG else [], id=named(page))
+    for page in PAGES
+    if blocks(page.read_text(), "python")
+]
+WITH_SHELL = [page for page in (ROOT / "README.md", *PAGES) if blocks(page.read_text(), "sh")]
+
+
+def online_kept_its_bound(names: dict[str, Any], printed: str) -> None:
+    assert "effective sample size" in printed
+    share = names["online"].misses[0] / names["online"].truths[0]
+    assert abs(share - 0.1) <= names["online"].bounds[0]
+
+
+def the_tail_is_thin(names: dict[str, Any], printed: str) -> None:
+    assert 0.01 < float(printed) < 0.1
+    assert list(names["frame"].columns)[:2] == ["prediction", "lower 0.5"]
+
+
+AFTER: dict[str, Callable[[dict[str, Any], str], None]] = {
+    "shift.md": online_kept_its_bound,
+    "what_a_band_says.md": the_tail_is_thin,
+}
+
+
+@pytest.mark.parametrize("page", WITH_CODE)
+@pytest.mark.filterwarnings("ignore::ffcp.FFCPWarning")
+def test_blocks_run_one_after_the_other(
+    page: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MPLBACKEND", "Agg")
+    monkeypatch.setattr(network, "_EPOCHS", 3)
+    if importlib.util.find_spec("torchsort") is None:
+        # TorchCP imports it for a training loss; it has to be compiled, and no page uses it.
+        stub = types.ModuleType("torchsort")
+        stub.__dict__.update(soft_rank=None, soft_sort=None)
+        monkeypatch.setitem(sys.modules, "torchsort", stub)
+    names: dict[str, Any] = {"__name__": "__main__"}
+    left_out = []
+    for block in blocks(page.read_text(), "python"):
+        absent = [name for name in block.needs if importlib.util.find_spec(name) is None]
+        if absent:
+            left_out.append(f"line {block.line} needs {', '.join(absent)}")
+            continue
+        lines = "\n" * (block.line - 1) + block.text  # so that errors name the line of the page
+        exec(compile(lines, str(page), "exec"), names)
+    if page.name in AFTER:
+        AFTER[page.name](names, capsys.readouterr().out)
+    if left_out:
+        pytest.skip("; ".join(left_out))
+
+
+def test_pieces_of_ones_own_take_ten_lines_and_can_be_saved(tmp_path: Path) -> None:
+    found = blocks((DOCS / "extending.md").read_text(), "python")
+    assert len(found) >= 9
+    names: dict[str, Any] = {}
+    for block in found:
+        assert len([line for line in block.text.splitlines() if line.strip()]) <= 10, block.text
+        exec(block.text, names)
+        predictor = names.get("predictor")
+        if isinstance(predictor, ffcp.Bands):
+            assert len(predictor.calibration) > 200
+            predictor.save(tmp_path / "calibration.safetensors")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_every_block_says_what_it_is(page: Path) -> None:
+    """A block without a language, or set off by spaces alone, would be run by nobody."""
+    text = page.read_text()
+    for block in blocks(text):
+        assert block.language in {"python", "sh", "text"} | DIRECTIVES, f"line {block.line}"
+    assert "```" not in prose(text)
+    assert not re.search(r"\n\n {4}[^\s*\-\d]", prose(text)), "a block without a fence"
+
+
+@pytest.mark.parametrize("page", WITH_SHELL, ids=named)
+def test_commands_exist(page: Path) -> None:
+    for block in blocks(page.read_text(), "sh"):
+        parsed = subprocess.run(["bash", "-n"], input=block.text, text=True, capture_output=True)
+        assert parsed.returncode == 0, parsed.stderr
+        for line in block.text.replace("\\\n", " ").splitlines():
+            for part in line.split("&&"):
+                known(shlex.split(part, comments=True))
+
+
+def known(words: list[str]) -> None:
+    """See that a command, its parts and its options are there."""
+    while words and re.fullmatch(r"\w+=\S*", words[0]):
+        words = words[1:]
+    if not words:
+        return
+    name, rest = Path(words[0]).name, words[1:]
+    if name in ("ffcp", "ffcp-paper"):
+        app = ffcp_app if name == "ffcp" else pytest.importorskip("ffcp_paper.cli").app
+        command: Any = typer.main.get_command(app)
+        while rest and hasattr(command, "commands"):
+            assert rest[0] in command.commands, f"{name} has no command {rest[0]}"
+            command, rest = command.commands[rest[0]], rest[1:]
+        options = {option for given in command.params for option in given.opts}
+        for word in rest:
+            assert not word.startswith("-") or word in options, f"no option {word}"
+    elif name == "make":
+        targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M)
+        assert set(rest) <= set(targets), f"no target among {rest}"
+    elif name == "python" and rest[:2] == ["-m", "pytest"]:
+        assert all((ROOT / word).exists() for word in rest if word.endswith(".py")), rest
+    elif name == "python" and rest[:1] == ["-m"]:
+        assert rest[1] == "venv" or importlib.util.find_spec(rest[1]), f"no module {rest[1]}"
+    elif name == "python":
+        assert (ROOT / rest[0]).exists(), f"no file {rest[0]}"
+    else:
+        assert name == "pip", f"unknown command {name}"
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))], ids=named)
+def test_links_lead_to_files_and_headings(page: Path) -> None:
+    for link in links(page.read_text()):
+        if "://" in link:
+            continue
+        target, _, anchor = link.partition("#")
+        file = (page.parent / target).resolve() if target else page
+        assert file.exists(), f"{named(page)} points to {link}"
+        if anchor:
+            assert anchor in anchors(file.read_text()), f"{named(page)}: no heading for {link}"
