@@ -31,7 +31,7 @@ WORKERS, POINTS, SECONDS = 1000, 10**6, 10.0
 STREAMED = (10**5, 10**6, 10**7)
 SORTED = 4 * 10**7
 FLAT = 64.0  # MB that a stream may take, however long it is
-BATCH, FEATURES, WIDTH, ROWS = 8192, 100, 512, 262_144
+BATCH, FEATURES, WIDTH, ROWS = 8192, 100, 512, 65_536
 
 
 # -- merging ---------------------------------------------------------------------------------------
