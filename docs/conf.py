@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -37,12 +38,18 @@ python_maximum_signature_line_length = 88
 
 
 def present(_app: Any, docname: str, source: list[str]) -> None:
-    """Leave pages that are not there out of the contents, if they may be absent."""
+    """Leave out lines about pages, and packages, that may be absent and are not there."""
+    here = Path(__file__).parent
     if docname == "index":
-        here = Path(__file__).parent
-        absent = [f"<{name}>" for name in _MAY_BE_ABSENT if not (here / f"{name}.md").exists()]
+        absent = [name for name in _MAY_BE_ABSENT if not (here / f"{name}.md").exists()]
+        named = [word for name in absent for word in (f"<{name}>", f"]({name}.md)")]
         lines = source[0].split("\n")
-        source[0] = "\n".join(line for line in lines if not line.endswith(tuple(absent) or " <"))
+        source[0] = "\n".join(line for line in lines if not any(word in line for word in named))
+    if docname == "api/scale":
+        for room in ("distributed", "ray"):
+            if not (here.parent / "src" / "ffcp" / room).exists():
+                section = rf"## ffcp\.{room}\n.*?(?=\n## |\Z)"
+                source[0] = re.sub(section, "", source[0], flags=re.S)
 
 
 def skip(_app: Any, _what: str, name: str, member: Any, skipped: bool, _options: Any) -> bool:

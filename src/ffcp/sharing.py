@@ -47,9 +47,10 @@ def steady(
         snapshot = self._snapshot()
         now = snapshot.__dict__["_stamp"] = stamp(snapshot.model)  # serves the whole call
         snapshot._check_weights(now)
-        result = method(snapshot, *args, **kwargs)
-        snapshot._check_weights()
-        return result
+        try:
+            return method(snapshot, *args, **kwargs)
+        finally:  # also where weights that moved on the way made something else go wrong
+            snapshot._check_weights()
 
     return call  # type: ignore[return-value]
 

@@ -175,3 +175,17 @@ def test_infinite_bands_say_why(guarantee: str) -> None:
     with pytest.warns(ffcp.FFCPWarning, match="effective sample size"):
         band = far.predict_interval(torch.full((3, 4), 4.0))
     assert band.upper.isinf().all()
+
+
+@pytest.mark.parametrize("calibration", [ffcp.LabelShift([1.0] * 9), ffcp.ByLabel()])
+def test_bands_refuse_calibrations_that_look_at_classes(calibration: Any) -> None:
+    for one in (calibration, ffcp.Mondrian(calibration)):
+        with pytest.raises(ValueError, match="a band has none: it is for label sets"):
+            ffcp.CP(small_mlp(), calibration=one)
+
+
+def test_localized_ratios_are_not_exported(tmp_path: Any) -> None:
+    x, y = normal(100, 4, seed=0), normal(100, seed=1)
+    near = ffcp.LCP(small_mlp(), localizer("nearest"), calibration=Weighted(true_ratio))
+    with pytest.raises(ValueError, match="thresholds of WeightedLocal have no graph"):
+        near.calibrate(x, y).export(tmp_path / "one.onnx", x)

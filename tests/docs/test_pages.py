@@ -21,7 +21,9 @@ from ffcp.regression.learned import network
 from tests.docs.pages import DOCS, PAGES, ROOT, anchors, blocks, links, named, prose
 
 DIRECTIVES = {"{toctree}", "{eval-rst}", "{literalinclude}", "{include}"}
-LONG = {"coming_from.md", "deploy.md", "tables.md"}  # they import or fit more than others
+# They import, fit or start more than others.
+LONG = {"coming_from.md", "deploy.md", "scale.md", "scale_ray.md", "tables.md"}
+LATER = {"bands.md", "scale.md", "scale_ray.md"}  # as in conf.py: linked once they are there
 WITH_CODE = [
     pytest.param(page, marks=[pytest.mark.long] if page.name in LONG else [], id=named(page))
     for page in PAGES
@@ -143,7 +145,7 @@ def known(words: list[str]) -> None:
 @pytest.mark.parametrize("page", [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))], ids=named)
 def test_links_lead_to_files_and_headings(page: Path) -> None:
     for link in links(page.read_text()):
-        if "://" in link:
+        if "://" in link or (link in LATER and not (DOCS / link).exists()):
             continue
         target, _, anchor = link.partition("#")
         file = (page.parent / target).resolve() if target else page

@@ -273,6 +273,10 @@ def test_rows_that_cannot_be_taken_change_nothing() -> None:
     with pytest.raises(ValueError, match="holds nan"):
         monitor.update(torch.full_like(x[:10], torch.nan), y[:10])
     assert monitor.table() == before
+    nn.init.zeros_(monitor.predictor.model[0].weight)
+    with pytest.raises(RuntimeError, match="no longer those of the calibration"):
+        monitor.update(x[:10])
+    assert monitor.table() == before
 
 
 def test_many_threads_and_predictors_with_weights_are_watched() -> None:

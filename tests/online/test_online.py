@@ -368,3 +368,12 @@ def test_what_has_no_stream_is_refused() -> None:
         ffcp.Online(ready, "aci", forecast="theta")
     with pytest.raises(ValueError, match="unknown forecast"):
         ffcp.Online(ready, "pid", forecast="oracle")
+    for name, value in (
+        ("window", 2.5),
+        ("gamma", "x"),
+        ("step", 0),
+        ("forget", True),
+        ("waiting", 0),
+    ):
+        with pytest.raises(ValueError, match=f"^{name} must"):
+            ffcp.Online(ready, "aci", **{name: value})

@@ -31,6 +31,7 @@ class ByLabel(Calibration):
     """
 
     label: Tensor
+    looks_at_labels = True
 
     def __init__(self) -> None:
         super().__init__()

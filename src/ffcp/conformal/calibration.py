@@ -45,6 +45,8 @@ class Calibration(nn.Module):
     takes_new = False
     #: Whether NaN may stand for a score that is not known.
     takes_missing = False
+    #: Whether it looks at the class of a target, and so serves label sets only.
+    looks_at_labels = False
     #: Whether it keeps which scores are the size of a negative number, for distributions.
     keeps_signs = False
     #: Whether thresholds may depend on random numbers, those of ``notes["row"]``.

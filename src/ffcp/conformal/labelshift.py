@@ -51,6 +51,7 @@ class LabelShift(Reweighted):
 
     label: Tensor
     what_is_open = "the shares of classes"
+    looks_at_labels = True
     choice_name = "classes"
     most_rows = 10_000
 

@@ -83,6 +83,11 @@ class Mondrian(Calibration):
         return self.inner.keeps_signs
 
     @property
+    def looks_at_labels(self) -> bool:  # type: ignore[override]
+        """Whether it looks at the class of a target."""
+        return self.inner.looks_at_labels
+
+    @property
     def takes_weights(self) -> bool:  # type: ignore[override]
         """Whether every row comes with a weight."""
         return self.inner.takes_weights

@@ -70,7 +70,7 @@ def _reasons_of(calibration: Calibration) -> Any:
     inner = getattr(calibration, "inner", calibration)
     if not type(inner).__module__.startswith("ffcp."):
         yield f"its calibration is {_called(inner)}, {_FOREIGN}"
-    elif isinstance(inner, Local):
+    elif type(inner) is Local:
         yield from _reasons_of_local(inner)
     elif type(inner) not in PLAIN:
         yield f"thresholds of {_called(inner)} have no graph"

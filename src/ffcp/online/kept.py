@@ -212,6 +212,6 @@ def told(path: str | Path) -> Iterator[None]:
         raise
     except (KeyError, ValueError, TypeError, OverflowError) as error:
         raise files.CalibrationFileError(
-            f"{path} cannot be used: {error}. Nothing was changed; make the stream as it was "
-            "made then, or give another path"
+            f"{path} cannot be used: {error}. Nothing was changed; make it as it was made "
+            "then, or give another path"
         ) from error

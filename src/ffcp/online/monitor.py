@@ -248,6 +248,7 @@ class Monitor:
     def _features(self, x: Any) -> dict[str, Tensor]:
         """Say of inputs what their tests look at, one number per row; values as they are."""
         predictor, feature = self.predictor, self.feature
+        predictor._check_weights()  # of others, nothing that was seen says anything
         needs = Needs() if feature is None else Needs((feature,), (feature,))
         buffer, row = RowBuffer(None), 0
         for whole in inputs.Rows(x, inputs.Reader(predictor.model, predictor._layout)):

@@ -126,12 +126,14 @@ class Online(Kept):
         if method not in METHODS:
             raise ValueError(f"unknown method {method!r}: choose one of {', '.join(METHODS)}")
         _check_predictor(predictor, method)
-        if not 0 < gamma < math.inf or not 0 < step < math.inf or not 0 < saturation < math.inf:
-            raise ValueError("gamma, step and saturation must be positive numbers")
-        if min(window, horizon, waiting) < 1:
-            raise ValueError("window, horizon and waiting must be at least 1")
-        if not 0 < forget <= 1:
-            raise ValueError(f"forget must lie above 0 and be at most 1, got {forget}")
+        for name, value in (("gamma", gamma), ("step", step), ("saturation", saturation)):
+            if not _is_number(value) or not 0 < value < math.inf:
+                raise ValueError(f"{name} must be a positive number, got {value!r}")
+        for name, value in (("window", window), ("horizon", horizon), ("waiting", waiting)):
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
+        if not _is_number(forget) or not 0 < forget <= 1:
+            raise ValueError(f"forget must lie above 0 and be at most 1, got {forget!r}")
         if forecast is not None and method != "pid":
             raise ValueError("a forecast is a part of the method 'pid': leave it out")
         self._forecast = forecast_of(forecast)
@@ -388,6 +390,10 @@ def _at_levels(
         else:
             result[:, i] = math.inf if level <= 0 else -math.inf
     return result
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _summed(counts: Sequence[Sequence[int]]) -> list[int]:

@@ -53,6 +53,11 @@ class BandPredictor(Predictor):
         **running: Unpack[Running],
     ) -> None:
         calibration = Marginal() if calibration is None else calibration
+        if calibration.looks_at_labels:
+            raise ValueError(
+                f"{type(calibration).__name__} looks at the classes of targets, and a band has "
+                "none: it is for label sets, as LAC and RAPS"
+            )
         if missing and not calibration.takes_missing:
             raise ValueError(
                 f"{type(calibration).__name__} needs all targets: leave out missing=True, and "
