@@ -116,7 +116,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Rows.context, "execution_options", Order, raising=False)
     monkeypatch.setattr(engine, "Dataset", Rows)
     monkeypatch.setattr(engine, "_divided", divided)
-    monkeypatch.setattr(engine, "_pool", lambda workers, resources: {})
+    monkeypatch.setattr(engine, "pool_of", lambda workers, resources: {})
     monkeypatch.setattr(engine, "_board", LocalBoard)
     monkeypatch.setattr(engine, "col", Column)
     monkeypatch.setattr(ray, "get", lambda given: given)

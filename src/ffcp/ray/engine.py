@@ -98,7 +98,7 @@ def calibrate(
             predictor._rows_at_once(first.x) or inputs.usual_batch(first.x),
             threads=int(resources.get("num_cpus", 1)) or 1,
         )
-        pool = _pool(workers, resources)
+        pool = pool_of(workers, resources)
         noted = _by_number if id is not None else _as_they_come
         return predictor._concluded(run, read, noted(run, dataset, job, pool))
 
@@ -168,7 +168,7 @@ def predict(
         threads=int(resources.get("num_cpus", 1)) or 1,
     )
     needed = [*dict.fromkeys([*names.all(), *kept, *_paths(columns)])]
-    return _divided(dataset.select_columns(needed), Predicting, job, _pool(workers, resources))
+    return _divided(dataset.select_columns(needed), Predicting, job, pool_of(workers, resources))
 
 
 def _rows_at_once(predictor: Any, x: Any) -> int:
@@ -280,7 +280,7 @@ def _divided(dataset: Dataset, work: type[Worker], job: Job, pool: Mapping[str, 
     )
 
 
-def _pool(workers: int | None, resources: Mapping[str, Any]) -> dict[str, Any]:
+def pool_of(workers: int | None, resources: Mapping[str, Any]) -> dict[str, Any]:
     """Say what workers there are to be."""
     if workers is None:
         unit = "GPU" if resources.get("num_gpus") else "CPU"

@@ -68,11 +68,10 @@ class Worker:
             return
         numbers = block.column(name).to_numpy()
         order = np.argsort(numbers, kind="stable")
-        numbers = numbers[order]
-        starts = np.flatnonzero(np.diff(numbers // size, prepend=-1))
-        for start, stop in zip(starts, np.append(starts[1:], len(numbers)), strict=True):
-            must_be_consecutive(numbers[start:stop], name)
-            yield int(numbers[start]), access.take(order[start:stop])
+        starts = np.flatnonzero(np.diff(numbers[order] // size, prepend=-1))
+        for some in np.split(order, starts[1:]):
+            must_be_consecutive(numbers[some], name)
+            yield int(numbers[some[0]]), access.take(some)
 
     def work(self, batch: pa.Table, row: int | None) -> pa.Table:
         """Turn a batch into rows of the result."""
