@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +15,7 @@ import pytest
 import torch
 
 import ffcp
+from ffcp.calibrating import Calibrating
 
 pytest.importorskip("ffcp.ray")
 
@@ -18,6 +23,7 @@ import ray
 
 from ffcp.ray import calibrate, predict
 from tests.ray.cluster import Showing, Two, kill, meanwhile, signs, two, when
+from tests.tables.material import houses, new, quick_fit
 
 pytestmark = [
     pytest.mark.slow,
@@ -62,10 +68,6 @@ def chosen(folder: Path) -> Any:
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dataclasses import replace
-
-    from ffcp.calibrating import Calibrating
-
     whole = Calibrating._division
 
     def few(self: Any) -> Any:
@@ -140,3 +142,71 @@ def test_workers_that_are_killed_ten_times_change_nothing(
     assert np.array_equal(found["lower"], band.lower[:, 0].numpy())
     assert np.array_equal(found["upper"], band.upper[:, 0].numpy())
     assert np.array_equal(found["y"], frame["y"])
+
+
+DRIVER = """
+import time
+from pathlib import Path
+
+from ffcp import tables
+from ffcp.cli.app import app
+
+load = tables.load
+
+
+def waiting(folder):
+    fitted = load(folder)
+
+    class Waiting(type(fitted)):  # for ever, at the last of the tables
+        def predict_file(self, table, out, alpha=None):
+            while "4" in Path(table).name:
+                time.sleep(1)
+            return super().predict_file(table, out, alpha)
+
+    fitted.__class__ = Waiting
+    return fitted
+
+
+tables.load = waiting
+app()
+"""
+
+
+def command(two: Two, *words: str) -> subprocess.Popen[str]:
+    """Start the driver of a job on the cluster, as its own process."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "RAY_ADDRESS": two.cluster.address,
+    }
+    return subprocess.Popen(
+        [sys.executable, *words], env=environment, stdout=subprocess.PIPE, text=True
+    )
+
+
+def test_a_driver_that_dies_leaves_nothing_half_written(two: Two, tmp_path: Path) -> None:
+    fitted = quick_fit(houses(300), "price", minutes=0.005)
+    folder = fitted.save(tmp_path / "houses.ffcp")
+    tables = [tmp_path / f"new-{number}.parquet" for number in range(5)]
+    for number, table in enumerate(tables):
+        new(200, seed=number).to_parquet(table, index=False)
+    (tmp_path / "driver.py").write_text(DRIVER)
+    words = ["predict", str(folder), *map(str, tables), "--ray", "--out", str(tmp_path / "bands")]
+
+    driver = command(two, str(tmp_path / "driver.py"), *words)
+    when(lambda: len(list(tmp_path.glob(".bands.*/new-*.parquet"))) >= 2)
+    driver.kill()
+    driver.communicate()
+    assert not (tmp_path / "bands").exists()
+
+    said, _ = command(two, "-m", "ffcp.cli", *words).communicate(timeout=120)
+    assert "1,000 rows" in said
+    written = tmp_path / "bands"
+    assert sorted(file.name for file in written.iterdir()) == [
+        f"new-{number}.bands.parquet" for number in range(5)
+    ]
+    for table in tables:
+        for _ in fitted.predict_file(table, tmp_path / "one.parquet"):
+            pass
+        one = pd.read_parquet(tmp_path / "one.parquet")
+        pd.testing.assert_frame_equal(pd.read_parquet(written / f"{table.stem}.bands.parquet"), one)
