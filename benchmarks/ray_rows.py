@@ -1,25 +1,27 @@
 """Rows per second over Ray Data workers, beside the bare model in the same engine, and memory.
 
-    python -m benchmarks.ray_rows                        # a minute or two
+    python -m benchmarks.ray_rows                        # some minutes
     python -m benchmarks.ray_rows --rows 100000 1000000 10000000
 
 The bare model is what one writes by hand: a class whose constructor takes the network, and which
 gives ``map_batches`` a column of predictions. Calibrating brings scores back, predicting gives
-``prediction``, ``lower`` and ``upper``. All are timed in turn, the best of several; their peak of
-resident memory is that of the largest worker, by the number of rows.
+``prediction``, ``lower`` and ``upper``. All are run in turn, and the best of several counts. Rows
+per second are those between the first and the last batch. The processor's time is all that the
+workers' processes took in between, the engine's share included; it is steadier than the clock where
+others use the machine too. Memory is the workers' own, without the object store that they share.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import os
-import resource
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import ray
@@ -30,12 +32,13 @@ from torch import Tensor, nn
 import ffcp
 from ffcp.ray import calibrate, predict
 
+BARE = "bare model"
 WIDTH, SIZE = 100, 8192
 STORE = 200 * 2**20
 
 
 class Weighed(nn.Module):
-    """The paper's network, which notes the largest memory that its process ever had."""
+    """The paper's network, which notes the time and the memory of its process at every batch."""
 
     def __init__(self, folder: str) -> None:
         super().__init__()
@@ -48,10 +51,39 @@ class Weighed(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if os.getpid() != self.driver:
-            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-            Path(self.folder, f"{os.getpid()}").write_text(str(peak))
+            noted = [time.time(), time.process_time(), len(x), own_memory()]
+            with Path(self.folder, f"{os.getpid()}").open("a") as file:
+                file.write(json.dumps(noted) + "\n")
         found: Tensor = self.layers(x)
         return found
+
+
+def own_memory() -> float:
+    """Give the memory of this process alone, in MB."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("RssAnon"))
+
+
+class Run(NamedTuple):
+    """What the workers noted of one run."""
+
+    speed: float  # rows per second
+    cost: float  # microseconds of a processor per row
+    memory: float  # of the largest worker
+
+    @classmethod
+    def read(cls, folder: str) -> Run:
+        """Read it, and let the next run begin anew."""
+        workers = []
+        for file in Path(folder).iterdir():
+            workers.append(np.array([json.loads(line) for line in file.read_text().splitlines()]))
+            file.unlink()
+        first = min(w[0, 0] for w in workers)
+        last = max(w[-1, 0] for w in workers)
+        rows = sum(w[:-1, 2].sum() for w in workers)  # a batch is paid for when the next begins
+        paid = sum(w[-1, 1] - w[0, 1] for w in workers)
+        memory = max(w[:, 3].max() for w in workers)
+        return cls(rows / (last - first), 1e6 * paid / rows, memory)
 
 
 class Bare:
@@ -75,7 +107,7 @@ def rows(count: int) -> Dataset:
         x = rng.random((len(batch["id"]), WIDTH), dtype=np.float32)
         return {"x": x, "y": x[:, 0], "id": batch["id"]}
 
-    blocks = max(4, count // (4 * SIZE))
+    blocks = max(1, count // (4 * SIZE))
     return ray.data.range(count, override_num_blocks=blocks).map_batches(made, batch_size=None)
 
 
@@ -101,7 +133,7 @@ def jobs(model: nn.Module) -> dict[str, Callable[[int, int], Any]]:
     x = rng.random((2000, WIDTH), dtype=np.float32)
     ready = ffcp.CP(model).calibrate(x, x[:, 0])
     return {
-        "bare model": lambda count, workers: bare(count, workers, model),
+        BARE: lambda count, workers: bare(count, workers, model),
         "predict": lambda count, workers: drain(
             predict(ready, rows(count), x="x", keep=[], workers=workers)
         ),
@@ -114,22 +146,12 @@ def jobs(model: nn.Module) -> dict[str, Callable[[int, int], Any]]:
     }
 
 
-def timed(job: Callable[[int, int], Any], count: int, workers: int) -> float:
-    start = time.perf_counter()
-    job(count, workers)
-    return time.perf_counter() - start
-
-
-def peaks(folder: str) -> Iterator[int]:
-    """Give the peaks of all workers so far, in MB, and forget them."""
-    for file in Path(folder).iterdir():
-        yield int(file.read_text())
-        file.unlink()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, nargs="+", default=[100_000, 1_000_000])
+    parser.add_argument("--timed", type=int, default=400_000, help="rows of the timed runs")
+    parser.add_argument(
+        "--rows", type=int, nargs="+", default=[100_000, 1_000_000], help="rows of those weighed"
+    )
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--repeats", type=int, default=2)
     asked = parser.parse_args()
@@ -144,31 +166,30 @@ def main() -> None:
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     DataContext.get_current().enable_progress_bars = False
     with tempfile.TemporaryDirectory() as folder:
-        model = Weighed(folder)
-        todo = jobs(model)
-        few, many = min(asked.rows), asked.rows[min(1, len(asked.rows) - 1)]
-        print(f"seconds that {many - few:,} rows take beyond {few:,}, best of {asked.repeats}")
-        print(f"{'':14}" + "".join(f"{f'{w} workers':>26}" for w in asked.workers))
-        best: dict[tuple[str, int], float] = {}
+        todo = jobs(Weighed(folder))
+        print(f"{asked.timed:,} rows: rows per second; microseconds per row; ratio to the bare")
+        print(f"{'':14}" + "".join(f"{f'{w} workers':>30}" for w in asked.workers))
+        runs: dict[tuple[str, int], list[Run]] = {}
         for _ in range(asked.repeats):
             for workers in asked.workers:
                 for name, job in todo.items():
-                    # The difference of two sizes: workers take their time to start.
-                    found = timed(job, many, workers) - timed(job, few, workers)
-                    best[name, workers] = min(found, best.get((name, workers), np.inf))
+                    job(asked.timed, workers)
+                    runs.setdefault((name, workers), []).append(Run.read(folder))
         for name in todo:
             line = f"{name:14}"
             for workers in asked.workers:
-                seconds, own = best["bare model", workers], best[name, workers]
-                line += f"{(many - few) / own:>14,.0f}/s {own / seconds:>7.2f} x"
+                cost, bare_cost = (
+                    min(run.cost for run in runs[one, workers]) for one in (name, BARE)
+                )
+                speed = max(run.speed for run in runs[name, workers])
+                line += f"{speed:>12,.0f}/s {cost:>6.2f} {cost / bare_cost:>6.2f} x"
             print(line)
-        list(peaks(folder))
-        print("\npeak memory of the largest worker, MB")
+        print("\nmemory of the largest of 2 workers, MB")
         for count in asked.rows:
             line = f"{count:>12,} rows"
-            for name in ("bare model", "predict", "calibrate"):
+            for name in (BARE, "predict", "calibrate"):
                 todo[name](count, 2)
-                line += f"   {name} {max(peaks(folder))}"
+                line += f"   {name} {Run.read(folder).memory:.0f}"
             print(line, flush=True)
     ray.shutdown()
 
