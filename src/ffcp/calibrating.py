@@ -137,7 +137,8 @@ class Calibrating:
         comes back to the selection, in the order of the rows.
         """
         columns = {
-            name: column.detach().cpu() if isinstance(column, Tensor) else column
+            # Cloned: a part of a larger tensor would take all of it along.
+            name: column.detach().cpu().clone() if isinstance(column, Tensor) else column
             for name, column in self.note(batch).items()
         }
         return Noted(columns, batch.row, len(batch.y), met, self.classes)

@@ -108,13 +108,16 @@ def _ends(alphas: Sequence[Any]) -> Iterator[tuple[Any, str]]:
 
 def _columns(**tensors: Tensor) -> Found:
     """Make columns of tensors: numbers where a row has one, else a tensor for each row."""
-    arrays = {}
+    columns: Found = {}
     for name, tensor in tensors.items():
         flat = tensor[:, 0] if tensor.dim() == 2 and tensor.shape[1] == 1 else tensor
         plain = flat.float() if flat.dtype == torch.bfloat16 else flat
-        arrays[name] = plain.detach().cpu().numpy()
-    block = BlockAccessor.batch_to_arrow_block(arrays)
-    return {name: block.column(name) for name in arrays}
+        array = plain.detach().cpu().numpy()
+        if array.ndim == 1:  # Ray would look at every number first
+            columns[name] = pa.chunked_array([pa.array(array)])
+        else:
+            columns[name] = BlockAccessor.batch_to_arrow_block({name: array}).column(name)
+    return columns
 
 
 def must_calibrate(predictor: Any) -> None:
