@@ -17,7 +17,7 @@ import torch
 import ffcp
 from ffcp.calibrating import Calibrating
 
-pytest.importorskip("ffcp.ray")
+pytest.importorskip("ray.data")
 
 import ray
 

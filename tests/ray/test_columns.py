@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 import ffcp
 
-ray = pytest.importorskip("ffcp.ray")
+pytest.importorskip("ray.data")
 
-from ffcp.ray import calibrate, predict  # noqa: E402
-from tests.ray.local import Rows, here  # noqa: E402
+from ffcp.ray import calibrate, predict
+from tests.ray.local import Rows, here
 
 pytestmark = pytest.mark.usefixtures(here.__name__)
 N = 60

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("ffcp.ray")
+pytest.importorskip("ray.data")
 pytest.importorskip("tabm")
 
 from ffcp.ray.tables import predict_files

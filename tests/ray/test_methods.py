@@ -15,10 +15,10 @@ import ffcp
 from ffcp.calibrating import Calibrating
 from ffcp.conformal.selection import Division
 
-ray = pytest.importorskip("ffcp.ray")
+pytest.importorskip("ray.data")
 
-from ffcp.ray import calibrate, predict  # noqa: E402
-from tests.ray.local import Rows, here  # noqa: E402
+from ffcp.ray import calibrate, predict
+from tests.ray.local import Rows, here
 
 pytestmark = [
     pytest.mark.usefixtures(here.__name__),
@@ -225,6 +225,23 @@ def test_an_update_adds_to_the_points_there_are() -> None:
     one.calibrate(rest["x"], rest["y"], update=True)
     two = calibrate(ffcp.CP(network(), **SMALL), Rows.of(half), x="x", y="y", id="id")
     same(one, calibrate(two, Rows.of(rest), x="x", y="y", id="id", update=True))
+
+
+@pytest.mark.usefixtures("soon")
+@pytest.mark.parametrize("number", [None, "id"])
+def test_scores_are_compressed_on_the_way_as_on_one_machine(number: str | None) -> None:
+    data = numbers()
+    for make in (BANDS["CP"], BANDS["FFCP auto"]):
+        one = make().calibrate(data["x"], data["y"], rank_error=0.02)
+        rows = Rows.of(data, seed=1)
+        two = calibrate(make(), rows, x="x", y="y", id=number, rank_error=0.02)
+        assert len(one.calibration) == len(two.calibration)
+        if number is not None:
+            same(one, two)
+        ends = [p.predict_interval(data["x"][:1], 0.1).upper for p in (one, two)]
+        assert torch.allclose(*ends, atol=1e-4)
+    with pytest.raises(ValueError, match=r"(?i)local"):
+        calibrate(BANDS["LCP"](), Rows.of(data), x="x", y="y", rank_error=0.02)
 
 
 def test_shift_is_learned_from_new_inputs_held_here() -> None:

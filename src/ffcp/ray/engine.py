@@ -38,6 +38,7 @@ def calibrate(
     id: str | None = None,
     new: Any = None,
     update: bool = False,
+    rank_error: Any = None,
     workers: int | None = None,
     **resources: Any,
 ) -> P:
@@ -67,8 +68,9 @@ def calibrate(
         rows are sorted for it, which moves them once. Without it the result is the same within
         the rounding of the model, except for methods that draw random numbers of rows, which
         are drawn anew.
-    new, update
-        As in ``predictor.calibrate``; ``new`` is held here, not by the workers.
+    new, update, rank_error
+        As in ``predictor.calibrate``; ``new`` is held here, not by the workers. With
+        ``rank_error=1e-4`` the scores of any number of rows take little memory here.
     workers
         How many processes hold the model: by default as many as there are processors, or GPUs
         for ``num_gpus=1``.
@@ -100,7 +102,7 @@ def calibrate(
         )
         pool = pool_of(workers, resources)
         noted = _by_number if id is not None else _as_they_come
-        return predictor._concluded(run, read, noted(run, dataset, job, pool))
+        return predictor._concluded(run, read, noted(run, dataset, job, pool), rank_error)
 
 
 def predict(
