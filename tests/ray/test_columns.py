@@ -138,10 +138,10 @@ def files(folder: Path, spoil: Any) -> Rows:
     return Rows(pa.concat_tables(tables), seed=3)
 
 
-def hole(name: str) -> Any:
+def hole(name: str, row: int = 41) -> Any:
     def spoil(columns: dict[str, Any]) -> None:
         values = columns[name].to_pylist()
-        values[41] = None
+        values[row] = None
         columns[name] = pa.array(values, pa.float32())
 
     return spoil
@@ -156,6 +156,15 @@ def test_a_bad_row_is_named_by_its_file_and_its_place_there(
     with pytest.raises(ValueError, match=r"part-1.parquet: .* holds nan in row 41 "):
         calibrate(cp, files(tmp_path, hole(name)), x=["a", "b"], y="y", id=number)
     assert not len(cp.calibration)
+
+
+def test_a_bad_row_among_the_very_first_is_named_as_well(tmp_path: Path) -> None:
+    files(tmp_path, hole("y", 3))
+    table = pq.read_table(tmp_path / "part-1.parquet")
+    path = pa.array([str(tmp_path / "part-1.parquet")] * N)
+    rows = Rows(table.append_column("path", path))
+    with pytest.raises(ValueError, match=r"part-1.parquet: y holds nan in row 3 "):
+        calibrate(ffcp.CP(linear()), rows, x=["a", "b"], y="y")
 
 
 def test_a_bad_row_is_named_when_predicting_too(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import pickle
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -15,16 +15,19 @@ from ray.data import ActorPoolStrategy, Dataset
 from ray.data.expressions import col
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from ffcp.calibrating import Calibrating, Noted
+from ffcp.calibrating import Batch, Calibrating, Noted
 from ffcp.conformal.rank import exact_alpha
 from ffcp.network import inputs
 from ffcp.predictor import Predictor
 from ffcp.ray.columns import PATH, Names
-from ffcp.ray.found import found, must_calibrate
+from ffcp.ray.files import WRONG, counted_from, located
+from ffcp.ray.found import Found, found, must_calibrate
 from ffcp.ray.work import CUT, Board, Job, Noting, Predicting, Worker, with_cut
 
 P = TypeVar("P", bound=Predictor)
+Result = TypeVar("Result")
 _SAMPLE = 16  # rows that are looked at before the work is divided
+_TRIED = 1024  # rows at a time of a file that holds a bad row
 
 
 def calibrate(
@@ -90,8 +93,12 @@ def calibrate(
     dataset = dataset.select_columns([*names.all(), *_paths(columns)])
     with torch.inference_mode(False):
         run, read = predictor._begun(groups, weights, new, update)
-        given = names.read(_sample(dataset, names, "calibration"))
-        first = next(predictor._batches(given.x, given.y, given.groups, read))
+
+        def first_of(rows: pa.Table, row: int) -> Batch:
+            given = names.read(rows, row)
+            return next(predictor._batches(given.x, given.y, given.groups, read, first_row=row))
+
+        first = _tried(first_of, dataset, names, "calibration ")
         run.prepare(first.x)
         job = Job(
             predictor._without_points(),
@@ -152,9 +159,15 @@ def predict(
     if missing:
         raise ValueError(f"keep: the dataset has no column {', '.join(map(repr, missing))}")
     kept += [id] if id is not None and id not in kept else []
-    sample = _sample(dataset, names, "")
-    given = names.read(sample)
-    new = found(predictor, given, levels, 0)  # whatever is wrong is said now, and not by workers
+
+    def first_of(rows: pa.Table, row: int) -> tuple[Found, int]:
+        given = names.read(rows, row)
+        try:  # whatever is wrong with all rows is said now, and not by workers
+            return found(predictor, given, levels, 0), _rows_at_once(predictor, given.x)
+        except WRONG as error:
+            raise counted_from(row, error) from error
+
+    new, size = _tried(first_of, dataset, names)
     taken = [name for name in new if name in kept]
     if taken:
         raise ValueError(
@@ -164,7 +177,7 @@ def predict(
         predictor,
         names,
         {},
-        _rows_at_once(predictor, given.x),
+        size,
         alphas=levels,
         keep=tuple(kept),
         threads=int(resources.get("num_cpus", 1)) or 1,
@@ -315,11 +328,16 @@ def _paths(columns: Sequence[str]) -> list[str]:
     return [PATH] if PATH in columns else []
 
 
-def _sample(dataset: Dataset, names: Names, what: str) -> pa.Table:
-    """Give some first rows, in which whatever is wrong with all of them shows at once."""
-    some = dataset.select_columns(names.all()).limit(_SAMPLE)
-    tables = list(some.iter_batches(batch_size=None, batch_format="pyarrow"))
-    rows = pa.concat_tables(tables) if tables else None
-    if rows is None or not rows.num_rows:
-        raise ValueError(f"the {what} data is empty".replace("  ", " ") + ": there are no rows")
-    return rows
+def _tried(
+    work: Callable[[pa.Table, int], Result], dataset: Dataset, names: Names, what: str = ""
+) -> Result:
+    """Work on some first rows here: what is wrong with all rows, or the model, shows at once."""
+    some = dataset.select_columns([*names.all(), *_paths(dataset.columns())]).limit(_SAMPLE)
+    tables = [t for t in some.iter_batches(batch_size=None, batch_format="pyarrow") if t.num_rows]
+    if not tables:
+        raise ValueError(f"the {what}data is empty: there are no rows")
+    rows = pa.concat_tables(tables)
+    try:
+        return work(rows, 0)
+    except WRONG as error:
+        raise located(error, rows, names, _TRIED, work) from error

@@ -14,6 +14,7 @@ from ffcp.ray.columns import PATH, Names
 
 #: What data or a model can be wrong by.
 WRONG = (ValueError, TypeError, RuntimeError, IndexError)
+_ROW = re.compile(r"\brow (\d+)")
 _HINT = (
     " (rows are counted in one batch of the dataset here: read it with include_paths=True, and "
     "the file and row are named)"
@@ -21,16 +22,23 @@ _HINT = (
 
 
 def located(
-    error: Exception, batch: pa.Table, names: Names, size: int, try_on: Callable[..., Any]
+    error: Exception,
+    batch: pa.Table,
+    names: Names,
+    size: int,
+    try_on: Callable[[pa.Table, int], Any],
+    is_numbered: bool = False,
 ) -> Exception:
-    """Give the error again, with the name of the file and the number of the row in it.
+    """Give an error about a row again, with the name of the file and the row's place in it.
 
-    The dataset knows the files of its rows if it was read with ``include_paths=True``. A file
-    does not say where in it a row stood: it is read from its beginning, and tried again.
+    The dataset knows the files of its rows if it was read with ``include_paths=True``. It does not
+    say where in a file a row stood: the file is read from its beginning, and tried again.
     """
     kind = _kind(error)
+    if not _ROW.search(str(error)):
+        return kind(str(error))  # of all rows, or of the model
     if PATH not in batch.column_names or PATH in names.all():
-        return kind(f"{error}{'' if names.id is not None else _HINT}")
+        return kind(f"{error}{'' if is_numbered else _HINT}")
     paths = list(dict.fromkeys(batch.column(PATH).to_pylist()))
     for path in paths:
         row = 0
@@ -51,7 +59,7 @@ def counted_from(row: int, error: Exception) -> Exception:
     >>> counted_from(100, ValueError("x holds nan in row 7 (rows count from 0)"))
     ValueError('x holds nan in row 107 (rows count from 0)')
     """
-    later = re.sub(r"\brow (\d+)", lambda found: f"row {row + int(found[1])}", str(error))
+    later = _ROW.sub(lambda found: f"row {row + int(found[1])}", str(error))
     return _kind(error)(later)
 
 

@@ -79,7 +79,8 @@ class Worker:
 
     def _named(self, error: Exception, batch: pa.Table, try_on: Callable[..., Any]) -> Exception:
         """Let an error name the file and the row that are wrong, as far as can be known."""
-        return located(error, batch, self.job.names, self.job.size, try_on)
+        names = self.job.names
+        return located(error, batch, names, self.job.size, try_on, names.id is not None)
 
 
 class Noting(Worker):
