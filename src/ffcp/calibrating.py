@@ -122,13 +122,21 @@ class Calibrating:
         return self.scorer.is_open or self.calibration.is_open
 
     def portable(self: Self) -> Self:
-        """Give what another process needs to note batches :meth:`elsewhere`; no points."""
+        """Give what another process needs to note batches :meth:`elsewhere`.
+
+        That has the model already (:meth:`using`), and needs no points.
+        """
         sent = copy.copy(self)
         empty = self.calibration.empty()
         sent.calibration = empty.facing(dict) if empty.takes_new else empty
-        for name in ("selection", "columns", "_choosing"):
+        for name in ("selection", "columns", "_choosing", "_model"):
             del sent.__dict__[name]
         return sent
+
+    def using(self: Self, model: nn.Module) -> Self:
+        """Use this model: in another process, where the calibration came without one."""
+        self._model = model
+        return self
 
     def elsewhere(self, batch: Batch, met: int = 0) -> Noted:
         """Note a batch for a calibration that is under way in another process.

@@ -150,13 +150,6 @@ class Sharing(nn.Module):
             snapshot.__dict__.update(modules)  # found at once there, not in torch's second look
         return snapshot
 
-    def _without_points(self: Self) -> Self:
-        """Give the same predictor for another process that is to score points, without its own."""
-        sent = self._snapshot()
-        sent.__dict__["_modules"]["calibration"] = sent.calibration.empty()
-        sent.__dict__["calibration"] = sent.__dict__["_modules"]["calibration"]
-        return sent
-
     def _must_be_calibrated(self) -> None:
         if not len(self.calibration):
             raise RuntimeError(

@@ -95,13 +95,14 @@ def calibrate(
         run, read = predictor._begun(groups, weights, new, update)
 
         def first_of(rows: pa.Table, row: int) -> Batch:
+            with_cut(rows, id)
             given = names.read(rows, row)
             return next(predictor._batches(given.x, given.y, given.groups, read, first_row=row))
 
         first = _tried(first_of, dataset, names, "calibration ")
         run.prepare(first.x)
         job = Job(
-            predictor._without_points(),
+            _without_points(predictor),
             names,
             read.layout,
             predictor._rows_at_once(first.x) or inputs.usual_batch(first.x),
@@ -161,6 +162,7 @@ def predict(
     kept += [id] if id is not None and id not in kept else []
 
     def first_of(rows: pa.Table, row: int) -> tuple[Found, int]:
+        with_cut(rows, id)
         given = names.read(rows, row)
         try:  # whatever is wrong with all rows is said now, and not by workers
             return found(predictor, given, levels, 0), _rows_at_once(predictor, given.x)
@@ -242,6 +244,14 @@ def _by_number(
                 f"id={name!r} must hold the number of each row, 0, 1, 2 and so on: {row} is "
                 f"missing, and {min(early)} is there"
             )
+
+
+def _without_points(predictor: P) -> P:
+    """Give the same predictor for workers that score points, without those it has."""
+    sent = predictor._snapshot()
+    sent.__dict__["_modules"]["calibration"] = empty = sent.calibration.empty()
+    sent.__dict__["calibration"] = empty
+    return sent
 
 
 def _noted(

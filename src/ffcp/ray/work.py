@@ -70,12 +70,16 @@ class Worker:
         order = np.argsort(numbers, kind="stable")
         starts = np.flatnonzero(np.diff(numbers[order] // size, prepend=-1))
         for some in np.split(order, starts[1:]):
-            must_be_consecutive(numbers[some], name)
             yield int(numbers[some[0]]), access.take(some)
 
     def work(self, batch: pa.Table, row: int | None) -> pa.Table:
         """Turn a batch into rows of the result."""
         raise NotImplementedError
+
+    def _check_numbers(self, batch: pa.Table) -> None:
+        name = self.job.names.id
+        if name is not None:
+            must_be_consecutive(batch.column(name).to_numpy(), name)
 
     def _named(self, error: Exception, batch: pa.Table, try_on: Callable[..., Any]) -> Exception:
         """Let an error name the file and the row that are wrong, as far as can be known."""
@@ -89,14 +93,16 @@ class Noting(Worker):
     def __init__(self, holder: list[Any]) -> None:
         super().__init__(holder)
         assert self.job.run is not None
-        self._run = self.job.run
+        self._run = self.job.run.using(self.job.predictor.model)
 
     def work(self, batch: pa.Table, row: int | None) -> pa.Table:
         """Note a batch: one row, with all that is noted in it, or with what is wrong."""
         if self.job.board is not None and self._run.is_open:
-            self._run = ray.get(self.job.board.read.remote()) or self._run
+            posted = ray.get(self.job.board.read.remote())
+            self._run = self._run if posted is None else posted.using(self.job.predictor.model)
         results: list[Noted] | list[Exception]
         try:
+            self._check_numbers(batch)
             results = self.noted(batch, row or 0, is_pinned=row is not None)
         except WRONG as error:
             results = [self._named(error, batch, self.noted)]
@@ -126,6 +132,7 @@ class Predicting(Worker):
         try:
             with warnings.catch_warnings():  # of infinite bands, which everybody can see
                 warnings.simplefilter("ignore", FFCPWarning)
+                self._check_numbers(batch)
                 columns = self.found(batch, row or 0, is_pinned=row is not None)
         except WRONG as error:
             raise self._named(error, batch, self.found) from error
@@ -159,8 +166,10 @@ class Board:
         return self._run
 
 
-def with_cut(table: pa.Table, name: str, size: int) -> pa.Table:
-    """Add the number of the batch that each row belongs to, by its own number."""
+def with_cut(table: pa.Table, name: str | None, size: int = 1) -> pa.Table:
+    """Add the number of the batch that each row belongs to, by its own number, if it has one."""
+    if name is None:
+        return table
     column = table.column(name)
     if not pa.types.is_integer(column.type) or column.null_count:
         raise ValueError(
