@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not find the tests
 _STORE = 100 * 2**20
-_PATIENCE = 120  # seconds until a sign that does not come is a failure
+PATIENCE = 600  # seconds until a sign that does not come is a failure, on a busy machine too
 
 
 class Showing(nn.Module):
@@ -56,7 +56,7 @@ class Two:
         ray.init(address=self.cluster.address, log_to_driver=False, logging_level="ERROR")
         context = ray.data.DataContext.get_current()
         context.enable_progress_bars = False
-        context.wait_for_min_actors_s = _PATIENCE  # both workers are there when work begins
+        context.wait_for_min_actors_s = PATIENCE  # both workers are there when work begins
         logging.getLogger("ray.data").setLevel(logging.ERROR)
 
     def add(self) -> None:
@@ -104,7 +104,7 @@ def meanwhile(work: Callable[[], Any]) -> Iterator[None]:
     try:
         yield
     finally:
-        thread.join(_PATIENCE)
+        thread.join(PATIENCE)
     assert not thread.is_alive(), "what was to happen meanwhile did not"
     if failed:
         raise failed[0]
@@ -112,7 +112,7 @@ def meanwhile(work: Callable[[], Any]) -> Iterator[None]:
 
 def when(is_so: Callable[[], bool]) -> None:
     """Wait for a sign."""
-    end = time.monotonic() + _PATIENCE
+    end = time.monotonic() + PATIENCE
     while not is_so():
         assert time.monotonic() < end, "no sign of the work came"
         time.sleep(0.01)

@@ -22,7 +22,7 @@ pytest.importorskip("ray.data")
 import ray
 
 from ffcp.ray import calibrate, predict
-from tests.ray.cluster import Showing, Two, kill, meanwhile, signs, two, when
+from tests.ray.cluster import PATIENCE, Showing, Two, kill, meanwhile, signs, two, when
 from tests.tables.material import houses, new, quick_fit
 
 pytestmark = [
@@ -199,7 +199,7 @@ def test_a_driver_that_dies_leaves_nothing_half_written(two: Two, tmp_path: Path
     driver.communicate()
     assert not (tmp_path / "bands").exists()
 
-    said, _ = command(two, "-m", "ffcp.cli", *words).communicate(timeout=120)
+    said, _ = command(two, "-m", "ffcp.cli", *words).communicate(timeout=PATIENCE)
     assert "1,000 rows" in said
     written = tmp_path / "bands"
     assert sorted(file.name for file in written.iterdir()) == [
