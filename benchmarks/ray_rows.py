@@ -157,6 +157,7 @@ def main() -> None:
     asked = parser.parse_args()
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     ray.init(
+        address="local",
         num_cpus=2,
         object_store_memory=STORE,
         include_dashboard=False,
