@@ -1,7 +1,7 @@
 # Every target sets up its own virtual environment in .venv first.
 PYTHON ?= python3
 BIN := .venv/bin
-PYTEST := $(BIN)/python -m pytest -n 2
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
 
 .PHONY: demo check test test-slow lint docs pictures examples lowest newest bench bands reproduce quick clean
 demo: .venv/.ready        ## train, calibrate, print the table, draw the bands
@@ -58,6 +58,7 @@ bench: .venv/.ready       ## time and memory, as ratios to hand-written code
 	$(BIN)/python -m benchmarks.stacked
 	$(BIN)/python -m benchmarks.export
 	$(BIN)/python -m benchmarks.scale
+	$(BIN)/python -m benchmarks.ray_rows
 
 bands: .venv/.ready       ## Auto beside its candidates and other libraries; writes docs/bands.md
 	$(BIN)/python -m benchmarks.bands --jobs 2 --time --write

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from ffcp.conformal.selection import Chosen, Division, Scorer, Selection
 from ffcp.network import arrays, passes
 from ffcp.pieces import Seen
 
+Self = TypeVar("Self", bound="Calibrating")
 NO_WEIGHTS = "weights=... are for ffcp.Weighted('given'): make the predictor with that calibration"
 
 
@@ -114,14 +116,37 @@ class Calibrating:
             **prefixed("note.", self.calibration.note(seen, batch.y)),
         }
 
+    @property
+    def is_open(self) -> bool:
+        """Whether something is still to be chosen, which is noted of every row until then."""
+        return self.scorer.is_open or self.calibration.is_open
+
+    def portable(self: Self) -> Self:
+        """Give what another process needs to note batches :meth:`elsewhere`.
+
+        That has the model already (:meth:`using`), and needs no points.
+        """
+        sent = copy.copy(self)
+        empty = self.calibration.empty()
+        sent.calibration = empty.facing(dict) if empty.takes_new else empty
+        for name in ("selection", "columns", "_choosing", "_model"):
+            del sent.__dict__[name]
+        return sent
+
+    def using(self: Self, model: nn.Module) -> Self:
+        """Use this model: in another process, where the calibration came without one."""
+        self._model = model
+        return self
+
     def elsewhere(self, batch: Batch, met: int = 0) -> Noted:
         """Note a batch for a calibration that is under way in another process.
 
-        Who divides the work :meth:`prepare` s here, sends this calibration there, and gives what
+        Who divides the work prepares here, sends what is :meth:`portable` there, and gives what
         comes back to the selection, in the order of the rows.
         """
         columns = {
-            name: column.detach().cpu() if isinstance(column, Tensor) else column
+            # Cloned: a part of a larger tensor would take all of it along.
+            name: column.detach().cpu().clone() if isinstance(column, Tensor) else column
             for name, column in self.note(batch).items()
         }
         return Noted(columns, batch.row, len(batch.y), met, self.classes)
@@ -141,6 +166,9 @@ class Calibrating:
         needs = self.scorer.needs().joined(self.calibration.needs())
         seen = passes.see(self._model, batch.x, needs, batch.row, batch.groups)
         return seen._replace(weights=batch.weights)
+
+    def draw_from(self, row: int) -> None:
+        """Let random numbers, where rows draw any, be those from this row on."""
 
     def count(self, rows: int, classes: int | None) -> None:
         """Count rows; refuse other classes, where outputs are classes, than those before."""

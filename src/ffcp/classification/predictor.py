@@ -341,6 +341,12 @@ class CalibratingLabels(Calibrating):
             )
         return seen
 
+    def draw_from(self, row: int) -> None:
+        """Let random numbers be those from this row on."""
+        assert isinstance(self.scorer, LabelScore)
+        if self.scorer.shares is not None:
+            self.scorer = self.scorer.drawing(self.scorer.shares._replace(first_row=row))
+
     def count(self, rows: int, classes: int | None) -> None:
         """Count rows, each of which draws a random number; refuse other classes."""
         super().count(rows, classes)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 from rich.console import Console
@@ -95,41 +95,84 @@ def fit(
 
 def predict(
     folder: Folder,
-    table: Annotated[Path, typer.Argument(help="New rows, without the target.")],
+    tables: Annotated[list[Path], typer.Argument(help="New rows, without the target.")],
     out: Annotated[
-        Path | None, typer.Option(help="The file to write; by default TABLE.bands.csv.")
+        Path | None,
+        typer.Option(help="The file to write; by default TABLE.bands.csv. With --ray a folder."),
     ] = None,
     alpha: Alpha = None,
+    ray: Annotated[
+        bool, typer.Option("--ray", help="Let the workers of a Ray cluster share the tables.")
+    ] = False,
 ) -> None:
-    """Write the rows of a table with their prediction and band, or set of labels.
+    """Write the rows of tables with their prediction and band, or set of labels.
 
     Files larger than memory are read and written part by part. A row that cannot be predicted
     is there with empty cells and a reason.
+
+    With **--ray** each table is the work of one process of the cluster at RAY_ADDRESS, or of this
+    machine. The folder, by default *bands* beside the first table, is there when all of it is.
     """
     console = Console()
     with _said():
-        from ffcp import tables
-        from ffcp.tables import reading
+        from ffcp import tables as rooms
 
-        fitted = tables.load(folder)
-        ending = ".parquet" if table.suffix.lower() in (".parquet", ".pq") else ".csv"
-        where = out or table.with_name(f"{reading.base_name(table)}.bands{ending}")
-        if where.absolute() == table.absolute():
-            raise tables.TableError(f"--out {out} is the table itself: give another file")
+        fitted = rooms.load(folder)
+        where = out or tables[0].with_name("bands")
+        parts = _parts(fitted, tables, where, alpha) if ray else _here(fitted, tables, out, alpha)
         rows = empty = 0
         remarks: dict[str, None] = {}
         with _progress(console) as progress:
             task = progress.add_task("predicting", total=None)
-            for part in fitted.predict_file(table, where, alpha):
-                rows += len(part.bands)
-                empty += int(part.bands["prediction"].isna().sum())
+            for part in parts:
+                rows, empty = rows + part.rows, empty + part.empty
                 remarks.update(dict.fromkeys(part.remarks))
                 progress.update(task, description=f"predicted {rows:,} rows")
     for remark in remarks:
         console.print(f"Note: {remark}", **_PLAIN)
     if empty:
         console.print(f"{empty:,} rows could not be predicted: see the column reason", **_PLAIN)
-    console.print(f"Written: {where}, {rows:,} rows", **_PLAIN)
+    written = [where] if ray else [_file_of(table, out) for table in tables]
+    console.print(f"Written: {', '.join(map(str, written))}, {rows:,} rows", **_PLAIN)
+
+
+class _Part(NamedTuple):
+    """What was predicted so far, in numbers."""
+
+    rows: int
+    empty: int
+    remarks: Sequence[str]
+
+
+def _parts(fitted: FittedTable, tables: list[Path], out: Path, alpha: Any) -> Iterator[_Part]:
+    """Predict tables by the workers of a cluster."""
+    from ffcp.ray.tables import predict_files
+
+    for done in predict_files(fitted, tables, out, alpha):
+        yield _Part(done.rows, done.empty, done.remarks)
+
+
+def _here(fitted: FittedTable, tables: list[Path], out: Path | None, alpha: Any) -> Iterator[_Part]:
+    """Predict tables one after the other, part by part."""
+    from ffcp.tables import TableError
+
+    if out is not None and len(tables) > 1:
+        raise TableError("--out names one file, and there are several tables: leave it out")
+    for table in tables:
+        where = _file_of(table, out)
+        if where.absolute() == table.absolute():
+            raise TableError(f"--out {out} is the table itself: give another file")
+        for part in fitted.predict_file(table, where, alpha):
+            empty = int(part.bands["prediction"].isna().sum())
+            yield _Part(len(part.bands), empty, part.remarks)
+
+
+def _file_of(table: Path, out: Path | None) -> Path:
+    """Name the file to write for a table."""
+    from ffcp.tables import reading
+
+    ending = ".parquet" if reading.is_parquet(table) else ".csv"
+    return out or table.with_name(f"{reading.base_name(table)}.bands{ending}")
 
 
 def check(

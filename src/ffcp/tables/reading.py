@@ -69,10 +69,11 @@ def chunks(path: str | Path, rows: int = CHUNK) -> Iterator[pd.DataFrame]:
     path = Path(path)
     if not path.is_file():
         raise TableError(f"there is no file {path}")
-    yield from _parquet(path, rows) if _is_parquet(path) else _csv(path, rows)
+    yield from _parquet(path, rows) if is_parquet(path) else _csv(path, rows)
 
 
-def _is_parquet(path: Path) -> bool:
+def is_parquet(path: Path) -> bool:
+    """Say whether a table is Parquet, by its name."""
     return path.suffix.lower() in _PARQUET
 
 
@@ -245,7 +246,7 @@ class Writer:
 
     def __enter__(self) -> Writer:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        if not _is_parquet(self.path):
+        if not is_parquet(self.path):
             suffix = self.path.suffix.lower()
             opener: Any = _OPENERS.get(suffix, lambda plain, *how, **text: plain.open(*how, **text))
             self._text = opener(self._temporary, "wt", encoding="utf-8", newline="")

@@ -1,0 +1,199 @@
+"""Rows per second over Ray Data workers, beside the bare model in the same engine, and memory.
+
+    python -m benchmarks.ray_rows                        # some minutes
+    python -m benchmarks.ray_rows --rows 100000 1000000 10000000
+
+The bare model is what one writes by hand: a class whose constructor takes the network, and which
+gives ``map_batches`` a column of predictions. Calibrating brings scores back, predicting gives
+``prediction``, ``lower`` and ``upper``. All are run in turn, and the best of several counts. Rows
+per second are those between the first and the last batch. The processor's time is all that the
+workers' processes took in between, the engine's share included; it is steadier than the clock where
+others use the machine too. Memory is the workers' own, without the object store that they share.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import ray
+import torch
+from ray.data import ActorPoolStrategy, DataContext, Dataset
+from torch import Tensor, nn
+
+import ffcp
+from ffcp.ray import calibrate, predict
+
+BARE = "bare model"
+WIDTH, SIZE = 100, 8192
+STORE = 200 * 2**20
+
+
+class Weighed(nn.Module):
+    """The paper's network, which notes the time and the memory of its process at every batch."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        parts: list[nn.Module] = [nn.Linear(WIDTH, 64), nn.ReLU()]
+        for _ in range(2):
+            parts += [nn.Linear(64, 64), nn.ReLU()]
+        self.layers = nn.Sequential(*parts, nn.Linear(64, 1))
+        self.folder, self.driver = folder, os.getpid()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if os.getpid() != self.driver:
+            noted = [time.time(), time.process_time(), len(x), own_memory()]
+            with Path(self.folder, f"{os.getpid()}").open("a") as file:
+                file.write(json.dumps(noted) + "\n")
+        found: Tensor = self.layers(x)
+        return found
+
+
+def own_memory() -> float:
+    """Give the memory of this process alone, in MB."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("RssAnon"))
+
+
+class Run(NamedTuple):
+    """What the workers noted of one run."""
+
+    speed: float  # rows per second
+    cost: float  # microseconds of a processor per row
+    memory: float  # of the largest worker
+
+    @classmethod
+    def read(cls, folder: str) -> Run:
+        """Read it, and let the next run begin anew."""
+        workers = []
+        for file in Path(folder).iterdir():
+            workers.append(np.array([json.loads(line) for line in file.read_text().splitlines()]))
+            file.unlink()
+        first = min(w[0, 0] for w in workers)
+        last = max(w[-1, 0] for w in workers)
+        rows = sum(w[:-1, 2].sum() for w in workers)  # a batch is paid for when the next begins
+        paid = sum(w[-1, 1] - w[0, 1] for w in workers)
+        memory = max(w[:, 3].max() for w in workers)
+        return cls(rows / (last - first), 1e6 * paid / rows, memory)
+
+
+class Bare:
+    """The model alone, as one writes it by hand."""
+
+    def __init__(self, holder: list[Any]) -> None:
+        (self.model,) = ray.get(holder)
+        self.model.eval()
+        torch.set_num_threads(1)
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        with torch.inference_mode():
+            return {"prediction": self.model(torch.from_numpy(batch["x"]))[:, 0].numpy()}
+
+
+def rows(count: int) -> Dataset:
+    """Make rows on the way, one block for every 4 batches."""
+
+    def made(batch: dict[str, Any]) -> dict[str, Any]:
+        rng = np.random.default_rng(int(batch["id"][0]))
+        x = rng.random((len(batch["id"]), WIDTH), dtype=np.float32)
+        return {"x": x, "y": x[:, 0], "id": batch["id"]}
+
+    blocks = max(1, count // (4 * SIZE))
+    return ray.data.range(count, override_num_blocks=blocks).map_batches(made, batch_size=None)
+
+
+def bare(count: int, workers: int, model: nn.Module) -> None:
+    drain(
+        rows(count).map_batches(
+            Bare,
+            batch_size=SIZE,
+            fn_constructor_args=([ray.put(model)],),
+            compute=ActorPoolStrategy(size=workers),
+            num_cpus=0,
+        )
+    )
+
+
+def drain(dataset: Dataset) -> None:
+    for _ in dataset.iter_internal_ref_bundles():
+        pass
+
+
+def jobs(model: nn.Module) -> dict[str, Callable[[int, int], Any]]:
+    rng = np.random.default_rng(0)
+    x = rng.random((2000, WIDTH), dtype=np.float32)
+    ready = ffcp.CP(model).calibrate(x, x[:, 0])
+    return {
+        BARE: lambda count, workers: bare(count, workers, model),
+        "predict": lambda count, workers: drain(
+            predict(ready, rows(count), x="x", keep=[], workers=workers)
+        ),
+        "calibrate": lambda count, workers: calibrate(
+            ffcp.CP(model), rows(count), x="x", y="y", workers=workers
+        ),
+        "predict, id=": lambda count, workers: drain(
+            predict(ready, rows(count), x="x", keep=[], id="id", workers=workers)
+        ),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--timed", type=int, default=400_000, help="rows of the timed runs")
+    parser.add_argument(
+        "--rows", type=int, nargs="+", default=[100_000, 1_000_000], help="rows of those weighed"
+    )
+    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4])
+    parser.add_argument("--repeats", type=int, default=2)
+    asked = parser.parse_args()
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    ray.init(
+        address="local",
+        num_cpus=2,
+        object_store_memory=STORE,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+    )
+    logging.getLogger("ray.data").setLevel(logging.ERROR)
+    DataContext.get_current().enable_progress_bars = False
+    with tempfile.TemporaryDirectory() as folder:
+        todo = jobs(Weighed(folder))
+        print(f"{asked.timed:,} rows: rows per second; microseconds per row; ratio to the bare")
+        print(f"{'':14}" + "".join(f"{f'{w} workers':>30}" for w in asked.workers))
+        runs: dict[tuple[str, int], list[Run]] = {}
+        for _ in range(asked.repeats):
+            for workers in asked.workers:
+                for name, job in todo.items():
+                    job(asked.timed, workers)
+                    runs.setdefault((name, workers), []).append(Run.read(folder))
+        for name in todo:
+            line = f"{name:14}"
+            for workers in asked.workers:
+                cost, bare_cost = (
+                    min(run.cost for run in runs[one, workers]) for one in (name, BARE)
+                )
+                speed = max(run.speed for run in runs[name, workers])
+                line += f"{speed:>12,.0f}/s {cost:>6.2f} {cost / bare_cost:>6.2f} x"
+            print(line)
+        print("\nmemory of the largest of 2 workers, MB")
+        for count in asked.rows:
+            line = f"{count:>12,} rows"
+            for name in (BARE, "predict", "calibrate"):
+                todo[name](count, 2)
+                line += f"   {name} {Run.read(folder).memory:.0f}"
+            print(line, flush=True)
+    ray.shutdown()
+
+
+if __name__ == "__main__":
+    main()

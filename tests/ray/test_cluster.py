@@ -1,0 +1,212 @@
+"""A real cluster: nodes that vanish and workers that are killed change no bit of the result."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import ffcp
+from ffcp.calibrating import Calibrating
+
+pytest.importorskip("ray.data")
+
+import ray
+
+from ffcp.ray import calibrate, predict
+from tests.ray.cluster import PATIENCE, Showing, Two, kill, meanwhile, signs, two, when
+from tests.tables.material import houses, new, quick_fit
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.xdist_group("ray"),
+    pytest.mark.filterwarnings("ignore::ffcp.FFCPWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
+__all__ = ["two"]
+N, SIZE, FILES = 3000, 50, 10
+X = ["a", "b", "c", "d"]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> tuple[pd.DataFrame, str]:
+    """Rows in order, and files of the same rows in another."""
+    folder = tmp_path_factory.mktemp("rows")
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame(rng.normal(size=(N, 4)).astype(np.float32), columns=X)
+    noise = (0.1 + frame["a"].abs()) * rng.normal(size=N)
+    frame["y"] = (frame["b"] + noise).astype(np.float32)
+    frame["id"] = np.arange(N)
+    mixed = frame.sample(frac=1, random_state=1)
+    for number in range(FILES):
+        part = mixed.iloc[number * N // FILES : (number + 1) * N // FILES]
+        part.to_parquet(folder / f"part-{number}.parquet", index=False)
+    return frame, str(folder)
+
+
+@pytest.fixture
+def show(tmp_path: Path) -> Path:
+    folder = tmp_path / "signs"
+    folder.mkdir()
+    return folder
+
+
+def chosen(folder: Path) -> Any:
+    """A predictor that chooses, on the first 400 rows, and then scores the others."""
+    model = Showing(folder)
+    predictor = ffcp.FFCP(model, "auto", choose_fraction=0.25, batch_size=SIZE)
+    return predictor
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = Calibrating._division
+
+    def few(self: Any) -> Any:
+        division = whole(self)
+        return None if division is None else replace(division, most=100)
+
+    monkeypatch.setattr(Calibrating, "_division", few)
+
+
+def read(folder: str) -> Any:
+    return ray.data.read_parquet(folder, override_num_blocks=FILES)
+
+
+def lose_a_node(two: Two, folder: Path, after: int) -> None:
+    node = two.second.node_id
+    when(lambda: len(signs(folder)) >= after and node in {one for one, _ in signs(folder)})
+    two.remove()
+
+
+def test_a_node_that_is_lost_changes_nothing(
+    two: Two, data: tuple[pd.DataFrame, str], show: Path
+) -> None:
+    frame, folder = data
+    one = chosen(show).calibrate(frame[X], frame["y"])
+    predictor = chosen(show)
+    with meanwhile(lambda: lose_a_node(two, show, after=15)):
+        rows = read(folder)
+        calibrate(predictor, rows, x=X, y="y", id="id", workers=2)
+    assert torch.equal(one.calibration.scores, predictor.calibration.scores)
+    assert predictor.choice == one.choice
+    assert len({node for node, _ in signs(show)}) == 2
+
+    two.add()
+    for sign in show.iterdir():
+        sign.unlink()
+    with meanwhile(lambda: lose_a_node(two, show, after=5)):
+        found = predict(predictor, read(folder), x=X, workers=2).to_pandas()
+    two.add()
+    assert sorted(found["id"]) == list(range(N))
+    band = one.predict_interval(frame[X], 0.1)
+    lower = found.sort_values("id")["lower"].to_numpy()
+    assert np.allclose(lower, band.lower[:, 0].numpy(), atol=1e-5)
+
+
+def test_workers_that_are_killed_ten_times_change_nothing(
+    two: Two, data: tuple[pd.DataFrame, str], show: Path, tmp_path: Path
+) -> None:
+    frame, folder = data
+    mixed = pd.concat(pd.read_parquet(f) for f in sorted(Path(folder).iterdir()))
+    one = chosen(show).calibrate(mixed[X], mixed["y"])
+    predictor = chosen(show)
+    with meanwhile(lambda: kill(show, times=5, every=8, seed=0)):
+        calibrate(
+            predictor,
+            read(folder),
+            x=X,
+            y="y",
+            workers=2,
+        )
+    assert len(predictor.calibration) == len(one.calibration)
+    assert torch.allclose(one.calibration.scores, predictor.calibration.scores, atol=1e-5)
+    assert predictor.feature == one.feature
+
+    for sign in show.iterdir():
+        sign.unlink()
+    rows = read(folder)
+    with meanwhile(lambda: kill(show, times=5, every=8, seed=1)):
+        predict(one, rows, x=X, id="id", workers=2, alphas=0.2).write_parquet(tmp_path / "bands")
+    found = pd.read_parquet(tmp_path / "bands").sort_values("id", ignore_index=True)
+    band = one.predict_interval(frame[X], 0.2)
+    assert np.array_equal(found["id"], np.arange(N))
+    assert np.array_equal(found["lower"], band.lower[:, 0].numpy())
+    assert np.array_equal(found["upper"], band.upper[:, 0].numpy())
+    assert np.array_equal(found["y"], frame["y"])
+
+
+DRIVER = """
+import time
+from pathlib import Path
+
+from ffcp import tables
+from ffcp.cli.app import app
+
+load = tables.load
+
+
+def waiting(folder):
+    fitted = load(folder)
+
+    class Waiting(type(fitted)):  # for ever, at the last of the tables
+        def predict_file(self, table, out, alpha=None):
+            while "4" in Path(table).name:
+                time.sleep(1)
+            return super().predict_file(table, out, alpha)
+
+    fitted.__class__ = Waiting
+    return fitted
+
+
+tables.load = waiting
+app()
+"""
+
+
+def command(two: Two, *words: str) -> subprocess.Popen[str]:
+    """Start the driver of a job on the cluster, as its own process."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "RAY_ADDRESS": two.cluster.address,
+    }
+    return subprocess.Popen(
+        [sys.executable, *words], env=environment, stdout=subprocess.PIPE, text=True
+    )
+
+
+def test_a_driver_that_dies_leaves_nothing_half_written(two: Two, tmp_path: Path) -> None:
+    fitted = quick_fit(houses(300), "price", minutes=0.005)
+    folder = fitted.save(tmp_path / "houses.ffcp")
+    tables = [tmp_path / f"new-{number}.parquet" for number in range(5)]
+    for number, table in enumerate(tables):
+        new(200, seed=number).to_parquet(table, index=False)
+    (tmp_path / "driver.py").write_text(DRIVER)
+    words = ["predict", str(folder), *map(str, tables), "--ray", "--out", str(tmp_path / "bands")]
+
+    driver = command(two, str(tmp_path / "driver.py"), *words)
+    when(lambda: len(list(tmp_path.glob(".bands.*/new-*.parquet"))) >= 2)
+    driver.kill()
+    driver.communicate()
+    assert not (tmp_path / "bands").exists()
+
+    said, _ = command(two, "-m", "ffcp.cli", *words).communicate(timeout=PATIENCE)
+    assert "1,000 rows" in said
+    written = tmp_path / "bands"
+    assert sorted(file.name for file in written.iterdir()) == [
+        f"new-{number}.bands.parquet" for number in range(5)
+    ]
+    for table in tables:
+        for _ in fitted.predict_file(table, tmp_path / "one.parquet"):
+            pass
+        one = pd.read_parquet(tmp_path / "one.parquet")
+        pd.testing.assert_frame_equal(pd.read_parquet(written / f"{table.stem}.bands.parquet"), one)

@@ -1,0 +1,205 @@
+"""Columns by name, and errors that say at once what is wrong, or in which file and row."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ffcp
+
+pytest.importorskip("ray.data")
+
+from ffcp.ray import calibrate, predict
+from tests.ray.local import Rows, here
+
+pytestmark = pytest.mark.usefixtures(here.__name__)
+N = 60
+
+
+class Pair(nn.Module):
+    """Two inputs: numbers and an image."""
+
+    def forward(self, a: Tensor, image: Tensor) -> Tensor:
+        return a.sum(dim=1, keepdim=True) + image.float().mean(dim=(1, 2, 3))[:, None]
+
+
+def data() -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    return {
+        "a": rng.normal(size=N).astype(np.float32),
+        "b": rng.normal(size=N).astype(np.float32),
+        "image": rng.integers(0, 255, size=(N, 3, 4, 4)).astype(np.uint8),
+        "y": rng.normal(size=N).astype(np.float32),
+        "id": np.arange(N),
+    }
+
+
+def linear() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Linear(2, 1)
+
+
+def test_columns_of_numbers_stand_side_by_side_and_their_order_is_remembered() -> None:
+    given = data()
+    frame = np.stack([given["a"], given["b"]], axis=1)
+    one = ffcp.CP(linear()).calibrate(frame, given["y"])
+    two = calibrate(ffcp.CP(linear()), Rows.of(given), x=["a", "b"], y="y", id="id")
+    assert torch.equal(one.calibration.scores, two.calibration.scores)
+    (swapped,) = predict(two, Rows.of(given, blocks=1), x=["b", "a"], keep=["id"]).iter_batches()
+    band = one.predict_interval(frame, 0.1)
+    assert torch.equal(torch.from_numpy(swapped["lower"].to_numpy()), band.lower[:, 0])
+    assert swapped.column_names == ["id", "prediction", "lower", "upper"]
+
+
+@pytest.mark.parametrize(
+    "x", [{"a": ["a", "b"], "image": "image"}, (["a", "b"], "image")], ids=["dict", "tuple"]
+)
+def test_models_with_several_inputs_take_a_dict_or_tuple_of_columns(x: Any) -> None:
+    given = data()
+    numbers = np.stack([given["a"], given["b"]], axis=1)
+    whole = (numbers, given["image"])
+    both = dict(zip(("a", "image"), whole, strict=True)) if isinstance(x, dict) else whole
+    one = ffcp.CP(Pair()).calibrate(both, given["y"])
+    two = calibrate(ffcp.CP(Pair()), Rows.of(given), x=x, y="y", id="id")
+    assert torch.equal(one.calibration.scores, two.calibration.scores)
+    (found,) = predict(two, Rows.of(given, blocks=1), x=x, id="id").iter_batches()
+    band = one.predict_interval(both, 0.1)
+    assert torch.equal(torch.from_numpy(found["upper"].to_numpy()), band.upper[:, 0])
+
+
+def test_what_is_wrong_with_all_rows_is_said_at_once() -> None:
+    rows = Rows.of(data())
+    cp = ffcp.CP(linear())
+    with pytest.raises(ValueError, match="no column 'c': it has 'a', 'b'"):
+        calibrate(cp, rows, x=["a", "c"], y="y")
+    with pytest.raises(TypeError, match=r"must be a ray.data.Dataset, got list"):
+        calibrate(cp, [1], x=["a"], y="y")
+    with pytest.raises(TypeError, match="x names the columns"):
+        calibrate(cp, rows, x=[], y="y")
+    with pytest.raises(ValueError, match="column 'image' holds tensors of shape"):
+        calibrate(cp, rows, x=["a", "image"], y="y")
+    with pytest.raises(ValueError, match="weights"):
+        calibrate(cp, rows, x=["a", "b"], y="y", weights="a")
+    with pytest.raises(TypeError, match="a Linear is none"):
+        calibrate(linear(), rows, x=["a", "b"], y="y")
+    with pytest.raises(TypeError, match="a Linear is none"):
+        predict(linear(), rows, x=["a", "b"])
+    with pytest.raises(RuntimeError, match="has no calibration"):
+        predict(cp, rows, x=["a", "b"])
+    with pytest.raises(ValueError, match="alpha"):
+        predict(cp, rows, x=["a", "b"], alphas=[0.1, 1.5])
+    cp.calibrate(torch.randn(50, 2), torch.randn(50))
+    with pytest.raises(ValueError, match="calibrated without groups"):
+        predict(cp, rows, x=["a", "b"], groups="a")
+    taken = Rows.of({**data(), "lower": data()["a"]})
+    with pytest.raises(ValueError, match="'lower' already"):
+        predict(cp, taken, x=["a", "b"])
+    with pytest.raises(ValueError, match="the calibration data is empty"):
+        calibrate(cp, Rows.of({n: v[:0] for n, v in data().items()}), x=["a", "b"], y="y")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "what"),
+    [
+        (np.arange(N) + 1, "0 is missing, and 1 is there"),
+        (np.minimum(np.arange(N), N - 2), f"{N - 2} twice"),
+        (np.where(np.arange(N) < 30, np.arange(N), np.arange(N) + 40), "30 is missing, and 70"),
+        (np.arange(N) - 1, "holds -1"),
+        (np.arange(N) / 2, "its type is double"),
+    ],
+)
+def test_numbers_of_rows_that_miss_one_or_have_one_twice_are_refused(wrong: Any, what: str) -> None:
+    cp = ffcp.CP(linear(), batch_size=10)
+    with pytest.raises(ValueError, match=what):
+        calibrate(cp, Rows.of({**data(), "id": wrong}), x=["a", "b"], y="y", id="id")
+    assert not len(cp.calibration)
+
+
+def files(folder: Path, spoil: Any) -> Rows:
+    """Write two files, spoil the second, and read both with the names of their files."""
+    tables = []
+    for number in range(2):
+        given = data()
+        given["id"] = given["id"] + number * N
+        del given["image"]
+        columns = {name: pa.array(values) for name, values in given.items()}
+        if number:
+            spoil(columns)
+        path = str(folder / f"part-{number}.parquet")
+        pq.write_table(pa.table(columns), path)
+        tables.append(pa.table({**columns, "path": pa.array([path] * N)}))
+    return Rows(pa.concat_tables(tables), seed=3)
+
+
+def hole(name: str, row: int = 41) -> Any:
+    def spoil(columns: dict[str, Any]) -> None:
+        values = columns[name].to_pylist()
+        values[row] = None
+        columns[name] = pa.array(values, pa.float32())
+
+    return spoil
+
+
+@pytest.mark.parametrize("name", ["a", "y"])
+@pytest.mark.parametrize("number", [None, "id"])
+def test_a_bad_row_is_named_by_its_file_and_its_place_there(
+    tmp_path: Path, name: str, number: str | None
+) -> None:
+    cp = ffcp.CP(linear(), batch_size=16)
+    with pytest.raises(ValueError, match=r"part-1.parquet: .* holds nan in row 41 "):
+        calibrate(cp, files(tmp_path, hole(name)), x=["a", "b"], y="y", id=number)
+    assert not len(cp.calibration)
+
+
+def test_a_bad_row_among_the_very_first_is_named_as_well(tmp_path: Path) -> None:
+    files(tmp_path, hole("y", 3))
+    table = pq.read_table(tmp_path / "part-1.parquet")
+    path = pa.array([str(tmp_path / "part-1.parquet")] * N)
+    rows = Rows(table.append_column("path", path))
+    with pytest.raises(ValueError, match=r"part-1.parquet: y holds nan in row 3 "):
+        calibrate(ffcp.CP(linear()), rows, x=["a", "b"], y="y")
+
+
+def test_a_bad_row_is_named_when_predicting_too(tmp_path: Path) -> None:
+    cp = ffcp.CP(linear(), batch_size=16).calibrate(torch.randn(50, 2), torch.randn(50))
+    rows = files(tmp_path, hole("b"))
+    with pytest.raises(ValueError, match=r"part-1.parquet: .* holds nan in row 41 "):
+        list(predict(cp, rows, x=["a", "b"]).iter_batches())
+
+
+def test_without_files_a_bad_row_is_named_by_its_number_or_says_how_to_know_more(
+    tmp_path: Path,
+) -> None:
+    cp = ffcp.CP(linear(), batch_size=16)
+    rows = files(tmp_path, hole("y"))
+    rows = rows.select_columns(["a", "b", "y", "id"])
+    with pytest.raises(ValueError, match=rf"holds nan in row {N + 41} "):
+        calibrate(cp, rows, x=["a", "b"], y="y", id="id")
+    with pytest.raises(ValueError, match=r"include_paths=True"):
+        calibrate(cp, rows, x=["a", "b"], y="y")
+
+
+def test_tensors_of_several_shapes_and_rows_without_one_are_named() -> None:
+    given = data()
+    images: list[Any] = [[1.0, 2.0]] * N
+    for bad, what in (([1.0], r"shape \(1,\)"), (None, "no value")):
+        images[37] = bad
+        table = pa.table({"v": pa.array(images), "y": given["y"], "id": given["id"]})
+        with pytest.raises(ValueError, match=rf"v has {what} in row 37 "):
+            calibrate(ffcp.CP(linear(), batch_size=20), Rows(table), x="v", y="y", id="id")
+    images[37] = [3.0, 4.0]
+    table = pa.table({"v": pa.array(images), "y": given["y"], "id": given["id"]})
+    assert len(calibrate(ffcp.CP(linear()), Rows(table), x="v", y="y").calibration) == N
+
+
+def test_a_dataset_that_may_leave_out_rows_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Rows.context, "max_errored_blocks", 3)
+    with pytest.raises(ValueError, match="no row may be lost"):
+        calibrate(ffcp.CP(linear()), Rows.of(data()), x=["a", "b"], y="y")

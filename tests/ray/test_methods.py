@@ -1,0 +1,292 @@
+"""Every named method gives on a dataset what it gives on one machine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+import ffcp
+from ffcp.calibrating import Calibrating
+from ffcp.conformal.selection import Division
+
+pytest.importorskip("ray.data")
+
+from ffcp.ray import calibrate, predict
+from tests.ray.local import Rows, here
+
+pytestmark = [
+    pytest.mark.usefixtures(here.__name__),
+    pytest.mark.filterwarnings("ignore::ffcp.FFCPWarning"),
+]
+__all__ = ["here"]
+N = 900
+
+
+def network(outputs: int = 1) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, outputs)
+    )
+
+
+def numbers(outputs: int = 1) -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(N, 4)).astype(np.float32)
+    noise = (0.1 + np.abs(x[:, :1])) * rng.normal(size=(N, outputs))
+    y = (x[:, :1] + noise).astype(np.float32)
+    return {"x": x, "y": y[:, 0] if outputs == 1 else y, "id": np.arange(N)}
+
+
+def labels(classes: int = 5) -> dict[str, Any]:
+    data = numbers()
+    torch.manual_seed(1)
+    chances = network(classes)(torch.from_numpy(data["x"])).softmax(dim=1)
+    return {**data, "y": torch.multinomial(chances, 1)[:, 0].numpy()}
+
+
+SMALL = {"batch_size": 64}  # many batches, of which the last is smaller
+BANDS: dict[str, Any] = {
+    "CP": lambda: ffcp.CP(network(), **SMALL),
+    "FFCP": lambda: ffcp.FFCP(network(), "0", **SMALL),
+    "FFCP auto": lambda: ffcp.FFCP(network(), "auto", choose_fraction=0.3, **SMALL),
+    "LCP": lambda: ffcp.LCP(network(), **SMALL),
+    "LCP random": lambda: ffcp.LCP(
+        network(), ffcp.Localizer("box", bandwidth=2.0), guarantee="random", **SMALL
+    ),
+    "FFLCP": lambda: ffcp.FFLCP(network(), "0", **SMALL),
+    "FCP": lambda: ffcp.FCP(network(), "1", **SMALL),
+    "Learned": lambda: ffcp.Learned(network(), **SMALL),
+    "Auto": lambda: ffcp.Auto(network(), **SMALL),
+    "function": lambda: ffcp.Bands(network(), slack=lambda seen: 1 + seen.x[:, 0].abs(), **SMALL),
+}
+TWO: dict[str, Any] = {
+    "CQR": lambda: ffcp.CQR(network(2), **SMALL),
+    "FFCQR": lambda: ffcp.FFCQR(network(2), "0", **SMALL),
+    "LCQR": lambda: ffcp.LCQR(network(2), **SMALL),
+    "FFLCQR": lambda: ffcp.FFLCQR(network(2), "0", **SMALL),
+    "FCQR": lambda: ffcp.FCQR(network(2), "1", **SMALL),
+}
+JOINT: dict[str, Any] = {
+    "each": lambda: ffcp.CP(network(3), **SMALL),
+    "joint": lambda: ffcp.FFCP(network(3), "0", joint=True, **SMALL),
+}
+SETS: dict[str, Any] = {
+    "LAC": lambda: ffcp.LAC(network(5), seed=0, **SMALL),
+    "APS": lambda: ffcp.APS(network(5), seed=3, **SMALL),
+    "RAPS tuned": lambda: ffcp.RAPS(network(5), tune="size", seed=0, **SMALL),
+    "FFRAPS": lambda: ffcp.FFRAPS(network(5), gradient="feature", feature="0", seed=0, **SMALL),
+    "by class": lambda: ffcp.LAC(network(5), class_conditional=True, seed=0, **SMALL),
+    "names": lambda: ffcp.APS(network(5), seed=0, names=list("abcde"), **SMALL),
+}
+
+
+def same(one: Any, other: Any) -> None:
+    mine, theirs = one.calibration.points(), other.calibration.points()
+    assert mine.keys() == theirs.keys()
+    for name, tensor in mine.items():
+        assert torch.equal(tensor, theirs[name]), name
+    assert one.settings() == other.settings()
+    assert str(getattr(one, "choice", None)) == str(getattr(other, "choice", None))
+    assert one._set_aside == other._set_aside
+    state = {n: t for n, t in one._scorer.state().items()}
+    assert all(torch.equal(t, other._scorer.state()[n]) for n, t in state.items())
+
+
+def column(table: Any, name: str) -> torch.Tensor:
+    return torch.from_numpy(np.stack(table[name].to_numpy()))
+
+
+def predicted(predictor: Any, rows: Rows, **how: Any) -> Any:
+    parts = predict(predictor, rows, x="x", id="id", **how).iter_batches()
+    frames = [part.to_pandas() for part in parts]
+    return pd.concat(frames).sort_values("id", ignore_index=True)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", [*BANDS, *TWO, *JOINT])
+def test_bands_with_numbered_rows_are_those_of_one_machine_to_the_last_bit(name: str) -> None:
+    make = {**BANDS, **TWO, **JOINT}[name]
+    data = numbers(3 if name in JOINT else 1)
+    one = make().calibrate(data["x"], data["y"])
+    two = calibrate(make(), Rows.of(data, seed=1), x="x", y="y", id="id")
+    same(one, two)
+    band = one.predict_interval(data["x"], [0.1, 0.3], first_row=0)
+    found = predicted(two, Rows.of(data, seed=2), alphas=[0.1, 0.3])
+    for level, alpha in enumerate(("0.1", "0.3")):
+        assert torch.equal(column(found, f"lower_{alpha}"), band.lower[level].squeeze(-1))
+        assert torch.equal(column(found, f"upper_{alpha}"), band.upper[level].squeeze(-1))
+    assert torch.equal(column(found, "prediction"), band.prediction.squeeze(-1))
+
+
+@pytest.mark.parametrize("name", list(SETS))
+def test_sets_with_numbered_rows_are_those_of_one_machine_to_the_last_bit(name: str) -> None:
+    make, data = SETS[name], labels()
+    one = make().calibrate(data["x"], data["y"])
+    two = calibrate(make(), Rows.of(data, seed=1), x="x", y="y", id="id")
+    same(one, two)
+    assert (one.classes, one._drawn) == (two.classes, two._drawn)
+    sets = one.predict_set(data["x"], 0.1, first_row=0)
+    found = predicted(two, Rows.of(data, seed=2), alphas=0.1)
+    want = [row if isinstance(row, list) else row.tolist() for row in sets.labels]
+    assert [list(row) for row in found["labels"]] == want
+    assert found["size"].tolist() == sets.sizes.tolist()
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a choice be made long before the last row is there."""
+    whole = Calibrating._division
+
+    def few(self: Any) -> Division | None:
+        division = whole(self)
+        return None if division is None else replace(division, most=50)
+
+    monkeypatch.setattr(Calibrating, "_division", few)
+
+
+@pytest.mark.usefixtures("soon")
+@pytest.mark.parametrize(
+    "name",
+    [
+        "FFCP auto",
+        "LCP",
+        "joint",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("FCP", "Learned", "Auto")),
+    ],
+)
+def test_rows_after_a_choice_are_scored_by_what_was_chosen(name: str) -> None:
+    make, data = {**BANDS, **JOINT}[name], numbers(3 if name in JOINT else 1)
+    one = make().calibrate(data["x"], data["y"])
+    assert 0 < one._set_aside <= 50
+    same(one, calibrate(make(), Rows.of(data, seed=1), x="x", y="y", id="id"))
+    two = calibrate(make(), Rows.of(data, seed=1), x="x", y="y")
+    assert len(two.calibration) == N - one._set_aside
+    assert two.settings().keys() == one.settings().keys()
+    assert torch.allclose(one.calibration.scores, two.calibration.scores, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "name", ["CP", "FFCP auto", "LCP", "CQR", pytest.param("Auto", marks=pytest.mark.slow)]
+)
+def test_without_numbers_bands_are_the_same_within_rounding(name: str) -> None:
+    make, data = {**BANDS, **TWO}[name], numbers()
+    del data["id"]
+    one = make().calibrate(data["x"], data["y"])
+    two = calibrate(make(), Rows.of(data, seed=1), x="x", y="y")
+    assert len(one.calibration) == len(two.calibration)
+    assert one._set_aside == two._set_aside
+    for key, tensor in one.calibration.points().items():
+        assert torch.allclose(tensor.double(), two.calibration.points()[key].double(), atol=1e-4), (
+            key
+        )
+
+
+def test_groups_and_weights_come_from_columns() -> None:
+    data = numbers()
+    data["group"] = np.where(data["x"][:, 1] > 0, "high", "low")
+    data["weight"] = 0.5 + np.abs(data["x"][:, 2])
+    rows = Rows.of(data, seed=1)
+    one = ffcp.CP(network(), **SMALL).calibrate(data["x"], data["y"], groups=data["group"])
+    two = calibrate(ffcp.CP(network(), **SMALL), rows, x="x", y="y", groups="group", id="id")
+    same(one, two)
+    band = one.predict_interval(data["x"], 0.1, groups=data["group"])
+    found = predicted(two, rows, groups="group")
+    assert torch.equal(column(found, "upper"), band.upper[:, 0])
+    assert set(found["group"]) == {"high", "low"}
+
+    def weighted() -> Any:
+        return ffcp.Bands(network(), calibration=ffcp.Weighted("given"), **SMALL)
+
+    one = weighted().calibrate(data["x"], data["y"], weights=data["weight"])
+    two = calibrate(weighted(), rows, x="x", y="y", weights="weight", id="id")
+    same(one, two)
+    band = one.predict_interval(data["x"], 0.1, weights=data["weight"])
+    assert torch.equal(column(predicted(two, rows, weights="weight"), "upper"), band.upper[:, 0])
+
+
+def test_rows_that_were_given_to_fit_are_refused_though_each_worker_sees_few() -> None:
+    data = numbers()
+    learned = ffcp.Learned(network(), **SMALL).fit(data["x"], data["y"])
+    with pytest.raises(ValueError, match="900 of 900 calibration rows were given to fit"):
+        calibrate(learned, Rows.of(data), x="x", y="y", id="id")
+
+
+def test_an_update_adds_to_the_points_there_are() -> None:
+    data = numbers()
+    half = {name: values[:450] for name, values in data.items()}
+    rest = {name: values[450:] for name, values in data.items()} | {"id": np.arange(450)}
+    one = ffcp.CP(network(), **SMALL).calibrate(half["x"], half["y"])
+    one.calibrate(rest["x"], rest["y"], update=True)
+    two = calibrate(ffcp.CP(network(), **SMALL), Rows.of(half), x="x", y="y", id="id")
+    same(one, calibrate(two, Rows.of(rest), x="x", y="y", id="id", update=True))
+
+
+@pytest.mark.usefixtures("soon")
+@pytest.mark.parametrize("number", [None, "id"])
+def test_scores_are_compressed_on_the_way_as_on_one_machine(number: str | None) -> None:
+    data = numbers()
+    for make in (BANDS["CP"], BANDS["FFCP auto"]):
+        one = make().calibrate(data["x"], data["y"], rank_error=0.02)
+        rows = Rows.of(data, seed=1)
+        two = calibrate(make(), rows, x="x", y="y", id=number, rank_error=0.02)
+        assert len(one.calibration) == len(two.calibration)
+        if number is not None:
+            same(one, two)
+        ends = [p.predict_interval(data["x"][:1], 0.1).upper for p in (one, two)]
+        assert torch.allclose(*ends, atol=1e-4)
+    with pytest.raises(ValueError, match=r"(?i)local"):
+        calibrate(BANDS["LCP"](), Rows.of(data), x="x", y="y", rank_error=0.02)
+
+
+def test_shift_is_learned_from_new_inputs_held_here() -> None:
+    data, new = numbers(), numbers()["x"][:300] + 0.3
+
+    def moved() -> Any:
+        return ffcp.Bands(network(), calibration=ffcp.Weighted("learn"), seed=0, **SMALL)
+
+    one = moved().calibrate(data["x"], data["y"], new=new)
+    two = calibrate(moved(), Rows.of(data, seed=4), x="x", y="y", id="id", new=(b for b in [new]))
+    same(one, two)
+
+
+def test_cross_bands_are_predicted_and_say_why_they_cannot_be_calibrated() -> None:
+    data = numbers()
+    models, folds = [network(), network(), network()], np.arange(N) % 3
+    cross = ffcp.CrossBands(models, folds, **SMALL)
+    with pytest.raises(TypeError, match="in the order of folds="):
+        calibrate(cross, Rows.of(data), x="x", y="y")
+    cross.calibrate(data["x"], data["y"])
+    band = cross.predict_interval(data["x"], 0.1)
+    assert torch.equal(column(predicted(cross, Rows.of(data)), "lower"), band.lower)
+
+
+@pytest.mark.long
+def test_risk_control_and_segmentation_work_too() -> None:
+    data = numbers()
+    torch.manual_seed(0)
+    data["y"] = (torch.rand(N, 6) < network(6)(torch.from_numpy(data["x"])).sigmoid()).numpy()
+    one = ffcp.RiskControl(network(6), **SMALL).calibrate(data["x"], data["y"])
+    two = calibrate(ffcp.RiskControl(network(6), **SMALL), Rows.of(data), x="x", y="y", id="id")
+    same(one, two)
+    sets = one.predict_set(data["x"], 0.1).sets
+    assert torch.equal(column(predicted(two, Rows.of(data)), "sets"), sets)
+
+    rng = np.random.default_rng(0)
+    maps = {
+        "x": rng.normal(size=(40, 3, 8, 8)).astype(np.float32),
+        "y": rng.integers(0, 4, size=(40, 8, 8)),
+        "id": np.arange(40),
+    }
+    torch.manual_seed(0)
+    model = nn.Conv2d(3, 4, 3, padding=1)
+    one = ffcp.segmentation.PixelSets(model, batch_size=16).calibrate(maps["x"], maps["y"])
+    two = ffcp.segmentation.PixelSets(model, batch_size=16)
+    same(one, calibrate(two, Rows.of(maps), x="x", y="y", id="id"))
+    mask = one.predict_set(maps["x"], 0.1).mask
+    assert torch.equal(column(predicted(two, Rows.of(maps)), "mask"), mask)
