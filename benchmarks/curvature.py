@@ -51,12 +51,12 @@ def measure(model: nn.Module, parts: Split, slack: object) -> tuple[float, float
 
 
 def slacks(layers: Iterable[str]) -> dict[str, object]:
-    found: dict[str, object] = {"CP": ffcp.Constant()}
+    result: dict[str, object] = {"CP": ffcp.Constant()}
     for layer in layers:
-        found[f"FFCP at {layer}"] = ffcp.GradientNorm(layer)
+        result[f"FFCP at {layer}"] = ffcp.GradientNorm(layer)
         for step in STEPS:
-            found[f"curvature at {layer}, step {step:g}"] = ffcp.Curvature(layer, step)
-    return found
+            result[f"curvature at {layer}, step {step:g}"] = ffcp.Curvature(layer, step)
+    return result
 
 
 def compare(data: str) -> None:
@@ -66,8 +66,8 @@ def compare(data: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ffcp.FFCPWarning)
         for name, slack in slacks(layers).items():
-            found = Tensor([measure(model, parts, slack) for model, parts in some]).mean(dim=0)
-            length, score, covered = found.tolist()
+            result = Tensor([measure(model, parts, slack) for model, parts in some]).mean(dim=0)
+            length, score, covered = result.tolist()
             made.add_row(name, f"{length:.4g}", f"{score:.4g}", f"{covered:.1%}")
     show(made)
 

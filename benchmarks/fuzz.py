@@ -68,8 +68,8 @@ def subjects() -> dict[str, Subject]:
     segments = nn.Conv2d(2, 3, 1)
 
     def band(predictor: Any) -> Tensor:
-        found = predictor.predict_interval(x[:6], 0.2)
-        return torch.cat([found.lower, found.upper])
+        result = predictor.predict_interval(x[:6], 0.2)
+        return torch.cat([result.lower, result.upper])
 
     near = ffcp.Localizer("gaussian", on="input")
     halves, weights = ["a", "b"] * 45, (0.5 + torch.rand(90)).tolist()
@@ -122,8 +122,8 @@ def more_subjects() -> dict[str, Subject]:
         return ["left" if one else "right" for one in (x[:, 0] < 0).tolist()]
 
     def band(predictor: Any) -> Tensor:
-        found = predictor.predict_interval(x[:6], 0.2)
-        return torch.cat([found.lower, found.upper])
+        result = predictor.predict_interval(x[:6], 0.2)
+        return torch.cat([result.lower, result.upper])
 
     near = ffcp.Localizer("gaussian", on="input", bandwidth=2.0)
     learned, new = ffcp.Weighted("learn"), {"new": torch.randn(90, 3) + 0.3}
@@ -325,8 +325,8 @@ def is_forest(learned: Tensors) -> bool:
 
 
 def _settings(tensors: Tensors) -> dict[str, Any]:
-    found = json.loads(bytes(tensors["_extra_state"].numpy())[64:])["settings"]
-    return found if isinstance(found, dict) else {}
+    result = json.loads(bytes(tensors["_extra_state"].numpy())[64:])["settings"]
+    return result if isinstance(result, dict) else {}
 
 
 def _is_number(value: Any) -> bool:
@@ -400,12 +400,12 @@ def trial(
         return "errors of another class"
     changed = load(path.read_bytes())
     try:
-        found = subject.ask(victim)
+        result = subject.ask(victim)
     except Exception as error:
         # A group of another name, which nobody else can tell from the one there was.
         has_groups = "calibration.names" in changed and "no calibration point" in str(error)
         return "another score" if is_sealed and has_groups else "lost calibrations"
-    if torch.equal(found, right):
+    if torch.equal(result, right):
         return "harmless"
     return "another score" if is_sealed and could_be(changed, load(data)) else "wrong bands"
 

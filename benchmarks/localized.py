@@ -192,8 +192,10 @@ def lengths(alpha: float = 0.1) -> None:
             Localizer("nearest"),
             Localizer("gaussian", on="input"),
         ):
-            found = torch.tensor([_lengths(*one, localizer, some, alpha) for one in networks(data)])
-            bound, exact, covered = found.mean(dim=0).tolist()
+            result = torch.tensor(
+                [_lengths(*one, localizer, some, alpha) for one in networks(data)]
+            )
+            bound, exact, covered = result.mean(dim=0).tolist()
             made.add_row(
                 data, "all" if some is None else str(some),
                 f"{localizer.kernel} {localizer.bandwidth} on the {localizer.on}",

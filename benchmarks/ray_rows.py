@@ -54,8 +54,8 @@ class Weighed(nn.Module):
             noted = [time.time(), time.process_time(), len(x), own_memory()]
             with Path(self.folder, f"{os.getpid()}").open("a") as file:
                 file.write(json.dumps(noted) + "\n")
-        found: Tensor = self.layers(x)
-        return found
+        result: Tensor = self.layers(x)
+        return result
 
 
 def own_memory() -> float:

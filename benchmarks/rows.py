@@ -72,14 +72,14 @@ def speed(rows: int, rounds: int = 3) -> None:
     x = torch.randn(rows, 3, HEIGHT, WIDTH)
     v = model[0](x)
     start = time.perf_counter()
-    found = colours(model, x, "0")
+    result = colours(model, x, "0")
     probing = time.perf_counter() - start
-    assert found is not None
+    assert result is not None
     times = best_of(
         {
             "exact": partial(exact_part, model, x),
             "coloured": norms(model, x, "coloured"),
-            "backward": partial(bare_backward, head, v, found.passes),
+            "backward": partial(bare_backward, head, v, result.passes),
             "sketch": norms(model, x, Sketch(PROBES)),
             "forward": partial(bare_forward, head, v, PROBES),
         },
@@ -94,7 +94,7 @@ def speed(rows: int, rounds: int = 3) -> None:
         "method", "seconds", "passes", "against", "ratio", "limit", "",
     )  # fmt: skip
     made.add_row("exact (extrapolated)", f"{exact:.0f}", f"{outputs:,}", "", "", "", "")
-    made.add_row("coloured", f"{times['coloured']:.2f}", f"{found.passes}", "exact",
+    made.add_row("coloured", f"{times['coloured']:.2f}", f"{result.passes}", "exact",
                  f"1/{exact / times['coloured']:.0f}", "1/100",
                  verdict(times["coloured"] / exact, 1 / 100))  # fmt: skip
     made.add_row("", "", "", "its backward passes", f"{coloured:.2f}", "2", verdict(coloured, 2))

@@ -131,12 +131,12 @@ class Probabilities:
         return self
 
     def predict_proba(self, x: np.ndarray) -> np.ndarray:
-        found: np.ndarray = torch.from_numpy(x).softmax(dim=1).double().numpy()
-        return found
+        result: np.ndarray = torch.from_numpy(x).softmax(dim=1).double().numpy()
+        return result
 
     def predict(self, x: np.ndarray) -> np.ndarray:
-        found: np.ndarray = x.argmax(axis=1)
-        return found
+        result: np.ndarray = x.argmax(axis=1)
+        return result
 
     def __sklearn_is_fitted__(self) -> bool:
         return True

@@ -79,9 +79,9 @@ def sets(calibration: Any, learns: bool) -> tuple[float, float]:
         x, y = draw_labels(generator, 5 * ROWS, SHARES)
         new, _ = draw_labels(generator, 2000, SHARES * RATIO)
         asked, truth = draw_labels(generator, ASKED, SHARES * RATIO)
-        found = predictor.calibrate(x, y, new=new if learns else None).predict_set(asked)
-        hits.append(found.mask[torch.arange(ASKED), truth].double().mean())
-        sizes.append(found.sizes.double().mean())
+        result = predictor.calibrate(x, y, new=new if learns else None).predict_set(asked)
+        hits.append(result.mask[torch.arange(ASKED), truth].double().mean())
+        sizes.append(result.sizes.double().mean())
     return float(torch.stack(hits).mean()), float(torch.stack(sizes).mean())
 
 

@@ -61,14 +61,14 @@ def one(name: str, seed: int, minutes: float, peers: str | None) -> dict[str, di
     fitted = tables.fit(frame, "target", alpha=ALPHA, minutes=minutes, seed=seed)
     bands = fitted.predict(frame.iloc[parts.test])
     ends = bands[["lower", "upper"]].to_numpy()
-    found = {OURS: judged(ends, y[parts.test], time.perf_counter() - start)}
+    result = {OURS: judged(ends, y[parts.test], time.perf_counter() - start)}
     if peers is not None:
         x = data.x.astype(np.float64)
         given = {"train": learned, "cal": parts.calibrate, "test": parts.test}
         arrays = {f"x_{part}": x[rows] for part, rows in given.items()}
         arrays |= {f"y_{part}": y[rows] for part, rows in given.items()}
-        found |= theirs(arrays, y[parts.test], seed, peers)
-    return found
+        result |= theirs(arrays, y[parts.test], seed, peers)
+    return result
 
 
 def theirs(
@@ -81,10 +81,10 @@ def theirs(
         subprocess.run(
             [peers, str(script), str(source), str(out), str(ALPHA), str(seed)], check=True
         )
-        with np.load(out) as found:
+        with np.load(out) as result:
             return {
-                name: judged(found[name], y, float(found[f"seconds {name}"]))
-                for name in found.files
+                name: judged(result[name], y, float(result[f"seconds {name}"]))
+                for name in result.files
                 if not name.startswith("seconds ")
             }
 

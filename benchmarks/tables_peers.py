@@ -80,12 +80,12 @@ METHODS = {
 def main(source: str, out: str, alpha: float, seed: int) -> None:
     with np.load(source) as arrays:
         data = dict(arrays)
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for name, method in METHODS.items():
         start = time.perf_counter()
-        found[name] = np.asarray(method(data, alpha, seed), dtype=np.float64)
-        found[f"seconds {name}"] = np.float64(time.perf_counter() - start)
-    np.savez(out, **found)
+        result[name] = np.asarray(method(data, alpha, seed), dtype=np.float64)
+        result[f"seconds {name}"] = np.float64(time.perf_counter() - start)
+    np.savez(out, **result)
 
 
 if __name__ == "__main__":

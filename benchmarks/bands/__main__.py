@@ -95,8 +95,8 @@ def _stored(data: Sequence[str], seeds: Sequence[int], label: str) -> Results:
     results: dict[str, dict[int, dict[str, Measured]]] = {}
     for name in data:
         for seed in seeds:
-            found = {method: known(name, seed, method, label) for method in METHODS}
-            if some := {method: one for method, one in found.items() if one is not None}:
+            result = {method: known(name, seed, method, label) for method in METHODS}
+            if some := {method: one for method, one in result.items() if one is not None}:
                 results.setdefault(name, {})[seed] = some
     return results
 

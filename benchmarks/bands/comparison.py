@@ -81,14 +81,14 @@ def of(method: str, what: str) -> Number:
 
 def ratios(results: Results, mine: Number, other: Number) -> dict[str, list[float]]:
     """Divide numbers of the same data set and seed, where both are known."""
-    found: dict[str, list[float]] = {}
+    result: dict[str, list[float]] = {}
     for data, seeds in results.items():
         for methods in seeds.values():
             try:
-                found.setdefault(data, []).append(mine(methods) / other(methods))
+                result.setdefault(data, []).append(mine(methods) / other(methods))
             except KeyError:
                 continue
-    return {data: each for data, each in found.items() if each}
+    return {data: each for data, each in result.items() if each}
 
 
 @dataclass(frozen=True)
@@ -159,11 +159,11 @@ def best_of_data(results: Results, data: str, what: str) -> str | None:
 
 def against_best(results: Results, method: str, what: str) -> dict[str, list[float]]:
     """Divide a method's numbers by those of the best candidate of each data set."""
-    found: dict[str, list[float]] = {}
+    result: dict[str, list[float]] = {}
     for data in results:
         if (name := best_of_data(results, data, what)) is not None:
-            found |= ratios({data: results[data]}, of(method, what), of(name, what))
-    return found
+            result |= ratios({data: results[data]}, of(method, what), of(name, what))
+    return result
 
 
 def unmeasured(results: Results) -> list[str]:
@@ -182,8 +182,8 @@ def _coverages(results: Results) -> Iterator[Limit]:
     for method in (AUTO, AUTO_LENGTH):
         known = {}
         for data, seeds in results.items():
-            if found := [methods[method] for methods in seeds.values() if method in methods]:
-                known[data] = _deviations(found)
+            if result := [methods[method] for methods in seeds.values() if method in methods]:
+                known[data] = _deviations(result)
         if known:
             data = min(known, key=lambda name: known[name])
             about = (
@@ -193,13 +193,15 @@ def _coverages(results: Results) -> Iterator[Limit]:
             yield Limit(about, shown, f"at least {_LOWEST_Z}", known[data] >= _LOWEST_Z)
 
 
-def _deviations(found: Sequence[Measured]) -> float:
+def _deviations(result: Sequence[Measured]) -> float:
     """Say how far the mean coverage is from its level, as split conformal prediction spreads.
 
     Rows that chose do not calibrate, so the truth spreads a little more.
     """
-    away = math.fsum(one.coverage - (1 - ALPHA) for one in found)
-    spread = math.fsum(ALPHA * (1 - ALPHA) * (1 / one.tested + 1 / one.calibrated) for one in found)
+    away = math.fsum(one.coverage - (1 - ALPHA) for one in result)
+    spread = math.fsum(
+        ALPHA * (1 - ALPHA) * (1 / one.tested + 1 / one.calibrated) for one in result
+    )
     return away / math.sqrt(spread)
 
 

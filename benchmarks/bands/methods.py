@@ -268,16 +268,16 @@ def key(data: str, seed: int, method: str, label: str) -> dict[str, Any]:
 
 def known(data: str, seed: int, method: str, label: str) -> Measured | None:
     """Look up a result."""
-    found = runs.known("band_scores", key(data, seed, method, label))
-    return None if found is None else Measured(**found)
+    result = runs.known("band_scores", key(data, seed, method, label))
+    return None if result is None else Measured(**result)
 
 
 def measure(data: str, seed: int, method: str, label: str) -> Measured:
     """Measure a method on one data set and seed, or look it up."""
 
     def find() -> dict[str, Any]:
-        found = _measured(METHODS[method], Case(data, seed))
-        return found | {"library": _with_version(method)}
+        result = _measured(METHODS[method], Case(data, seed))
+        return result | {"library": _with_version(method)}
 
     return Measured(**runs.record("band_scores", key(data, seed, method, label), find))
 
@@ -298,8 +298,8 @@ class Timed:
 
 def known_time(data: str, seed: int, label: str, threads: int) -> Timed | None:
     """Look up a time."""
-    found = runs.known("band_seconds", {**key(data, seed, AUTO, label), "threads": threads})
-    return None if found is None else Timed(**found)
+    result = runs.known("band_seconds", {**key(data, seed, AUTO, label), "threads": threads})
+    return None if result is None else Timed(**result)
 
 
 def timed(data: str, seed: int, label: str, threads: int) -> Timed:
@@ -308,8 +308,8 @@ def timed(data: str, seed: int, label: str, threads: int) -> Timed:
 
     def find() -> dict[str, Any]:
         torch.set_num_threads(threads)
-        found = [_measured(METHODS[AUTO], case) for _ in range(2)]
-        best = min(found, key=lambda one: one["learn_seconds"])
+        result = [_measured(METHODS[AUTO], case) for _ in range(2)]
+        best = min(result, key=lambda one: one["learn_seconds"])
         rows = min(len(case.parts.y_train), MOST_ROWS)
         return asdict(Timed(best["learn_seconds"], best["learn_busy"], rows))
 

@@ -60,26 +60,26 @@ def tables(results: Results) -> Iterator[Lines]:
     yield _by_method("Coverage of the worst third of the targets", results, _worst)
 
 
-def _bands(found: Sequence[Measured]) -> str:
-    numbers = (_short(_mean(found, "score")), _short(_mean(found, "length")))
-    return " / ".join((*numbers, f"{_mean(found, 'coverage'):.1%}"))
+def _bands(result: Sequence[Measured]) -> str:
+    numbers = (_short(_mean(result, "score")), _short(_mean(result, "length")))
+    return " / ".join((*numbers, f"{_mean(result, 'coverage'):.1%}"))
 
 
-def _seconds(found: Sequence[Measured]) -> str:
-    return " + ".join(f"{_mean(found, part):.2g}" for part in ("learn_busy", "predict_busy"))
+def _seconds(result: Sequence[Measured]) -> str:
+    return " + ".join(f"{_mean(result, part):.2g}" for part in ("learn_busy", "predict_busy"))
 
 
-def _worst(found: Sequence[Measured]) -> str:
-    return f"{_mean(found, 'worst'):.1%}"
+def _worst(result: Sequence[Measured]) -> str:
+    return f"{_mean(result, 'worst'):.1%}"
 
 
 def _by_method(title: str, results: Results, cell: Callable[[Sequence[Measured]], str]) -> Lines:
     """Make a line for each method and a column for each data set."""
     rows: Lines = []
     for method, name in _SHOWN.items():
-        found = [[seed[method] for seed in seeds.values() if method in seed]
+        result = [[seed[method] for seed in seeds.values() if method in seed]
                  for seeds in results.values()]  # fmt: skip
-        rows.append((name, *(cell(each) if each else "" for each in found)))
+        rows.append((name, *(cell(each) if each else "" for each in result)))
     return [(title, "method", *results), *rows]
 
 
@@ -119,12 +119,12 @@ def _choice_table(results: Results) -> Lines:
 
 
 def _counted(names: Iterator[str | None]) -> str:
-    found = Counter(str(name) for name in names).most_common()
-    return "; ".join(f"{name} ({times})" for name, times in found)
+    result = Counter(str(name) for name in names).most_common()
+    return "; ".join(f"{name} ({times})" for name, times in result)
 
 
-def _mean(found: Sequence[Measured], what: str) -> float:
-    return math.fsum(float(getattr(one, what)) for one in found) / len(found)
+def _mean(result: Sequence[Measured], what: str) -> float:
+    return math.fsum(float(getattr(one, what)) for one in result) / len(result)
 
 
 def _short(number: float) -> str:
@@ -224,13 +224,13 @@ def _seeds(results: Results) -> str:
 
 def _peers(results: Results) -> dict[str, str]:
     """Give the libraries to compare with, with the versions that were measured."""
-    found = {"crepes": "crepes", "MAPIE": "MAPIE"}
+    result = {"crepes": "crepes", "MAPIE": "MAPIE"}
     for seeds in results.values():
         for methods in seeds.values():
             for name in PEERS:
                 if name in methods and (library := methods[name].library) is not None:
-                    found[library.split()[0]] = library
-    return found
+                    result[library.split()[0]] = library
+    return result
 
 
 def wins(results: Results) -> str:

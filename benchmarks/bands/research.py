@@ -57,8 +57,8 @@ def histogram(quantiles: Tensor, residuals: Tensor, alpha: float, teaching: Tens
     def bands(q: Tensor) -> tuple[Tensor, Tensor]:
         if number >= len(_HELD):  # further out than all bins
             return torch.full((len(q),), -torch.inf), torch.full((len(q),), torch.inf)
-        found = [(edges[low[int(number)]], edges[high[int(number)]]) for _, low, high in sets(q)]
-        low, high = zip(*found, strict=True)
+        result = [(edges[low[int(number)]], edges[high[int(number)]]) for _, low, high in sets(q)]
+        low, high = zip(*result, strict=True)
         return torch.cat(low), torch.cat(high)
 
     return bands

@@ -68,16 +68,16 @@ def _trained(tasks: Sequence[Task]) -> None:
 
 
 def _work(task: Task) -> list[str]:
-    found = {method: measure(task.data, task.seed, method, task.label) for method in task.methods}
-    return [f"{method}: {_said(one)}" for method, one in found.items()]
+    result = {method: measure(task.data, task.seed, method, task.label) for method in task.methods}
+    return [f"{method}: {_said(one)}" for method, one in result.items()]
 
 
 def run_timed(data: str, seed: int, label: str, threads: int) -> None:
     """Time Auto on one data set, in a process of its own with so many threads."""
     os.environ["OMP_NUM_THREADS"] = str(threads)
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        found = pool.submit(timed, data, seed, label, threads).result()
-    print(f"{data}: learned from {found.rows:,} rows and calibrated in {found.seconds:.1f} s")
+        outcome = pool.submit(timed, data, seed, label, threads).result()
+    print(f"{data}: learned from {outcome.rows:,} rows and calibrated in {outcome.seconds:.1f} s")
 
 
 def _said(one: Measured) -> str:

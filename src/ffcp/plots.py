@@ -87,11 +87,13 @@ def calibration_curve(band: Any, y: Any, *, missing: bool = False, ax: Any = Non
     """
     if not isinstance(band.alpha, tuple):
         raise ValueError("a calibration curve needs bands of several levels: alpha=(0.5, 0.2, ...)")
-    found = metrics.coverage(band, y, missing=missing)
+    coverages = metrics.coverage(band, y, missing=missing)
     asked = 1 - np.array(band.alpha)
     order = asked.argsort()
-    share = np.array([float(one) for one in found])[order]
-    low, high = (np.array([getattr(one, end) for one in found])[order] for end in ("low", "high"))
+    share = np.array([float(one) for one in coverages])[order]
+    low, high = (
+        np.array([getattr(one, end) for one in coverages])[order] for end in ("low", "high")
+    )
     (axes,) = [ax] if ax is not None else _panels(1, square=True)
     axes.plot([0, 1], [0, 1], color="#999999", lw=1, ls="--", label="asked for")
     errors = [np.clip(share - low, 0, 1), np.clip(high - share, 0, 1)]
@@ -108,10 +110,12 @@ def _legend(axes: Sequence[Any]) -> None:
     handles, labels = axes[0].get_legend_handles_labels()
     options = {"frameon": False, "fontsize": 8}
     if len(axes) > 1:
-        found = axes[0].figure.legend(handles, labels, loc="outside right upper", **options)
+        coverages = axes[0].figure.legend(handles, labels, loc="outside right upper", **options)
     else:
-        found = axes[0].legend(handles, labels, loc="upper left", bbox_to_anchor=(1, 1), **options)
-    for handle in found.legend_handles:
+        coverages = axes[0].legend(
+            handles, labels, loc="upper left", bbox_to_anchor=(1, 1), **options
+        )
+    for handle in coverages.legend_handles:
         if hasattr(handle, "set_sizes"):  # dots, which may be very small
             handle.set_sizes([14])
             handle.set_alpha(0.9)

@@ -69,7 +69,7 @@ def overview(request: Request) -> Drawn:
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=11,
                   markerscale=1.5)  # fmt: skip
-    found = "; ".join(
+    result = "; ".join(
         f"{p.title} mean length {p.length:.2f}, coverage {share_text(p.coverage)}" for p in panels
     )
     return Drawn(
@@ -77,7 +77,7 @@ def overview(request: Request) -> Drawn:
         "CP, FCP and FFCP on the same points",
         _overview_caption(request, panels, len(y_cal), len(y)),
         f"Three panels over one input x with the same points, whose noise grows with x. CP's band "
-        f"has the same width everywhere; those of FCP and FFCP vary with x. {found}.",
+        f"has the same width everywhere; those of FCP and FFCP vary with x. {result}.",
     )
 
 

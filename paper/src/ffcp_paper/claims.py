@@ -53,7 +53,7 @@ def law_range(n: int, rows: int, alpha: float, error: float = LAW_ERROR) -> tupl
     return float(law.ppf(error / 2)) / rows, float(law.isf(error / 2)) / rows
 
 
-def lawful(found: Sequence[Measured], alpha: float) -> bool:
+def lawful(result: Sequence[Measured], alpha: float) -> bool:
     """Tell whether the coverage of every seed lies in the law's range for its n and rows.
 
     The seeds divide the same rows, so they are not independent: the allowed error is divided by
@@ -65,15 +65,15 @@ def lawful(found: Sequence[Measured], alpha: float) -> bool:
     >>> lawful([Measured(0.8, 1.0, 0.8, calibrated=1000, tested=500)], 0.1)
     False
     """
-    for one in found:
-        low, high = law_range(one.calibrated, one.tested, alpha, LAW_ERROR / len(found))
+    for one in result:
+        low, high = law_range(one.calibrated, one.tested, alpha, LAW_ERROR / len(result))
         share = one.coverage if one.feature_coverage is None else one.feature_coverage
         if not low - 1e-9 <= share <= high + 1e-9:
             return False
     return True
 
 
-def covers(found: Sequence[labels.Result], images: int, alpha: float) -> bool:
+def covers(result: Sequence[labels.Result], images: int, alpha: float) -> bool:
     """Tell whether label sets cover at least as the law says, on every division of the images.
 
     Half of the images calibrate, less the share that tunes; the other half tests. Sets may cover
@@ -85,9 +85,9 @@ def covers(found: Sequence[labels.Result], images: int, alpha: float) -> bool:
     False
     """
     calibrate = (images + 1) // 2
-    for seed, one in enumerate(found):
+    for seed, one in enumerate(result):
         n = calibrate - int(Division(_TUNED, seed, most=10_000).mask(range(calibrate)).sum())
-        low, _ = law_range(n, images - calibrate, alpha, 2 * LAW_ERROR / len(found))
+        low, _ = law_range(n, images - calibrate, alpha, 2 * LAW_ERROR / len(result))
         if one.coverage < low - 1e-9:
             return False
     return True
@@ -115,9 +115,9 @@ def credited(ours: Sequence[Measured], plain: Sequence[Measured]) -> list[Measur
     return [base if one.chosen == OUTPUT else one for one, base in zip(ours, plain, strict=True)]
 
 
-def mean(found: Sequence[Any], what: str) -> float:
+def mean(result: Sequence[Any], what: str) -> float:
     """Give the mean of what is measured under a name."""
-    return statistics.fmean(getattr(one, what) for one in found)
+    return statistics.fmean(getattr(one, what) for one in result)
 
 
 def summary(values: Iterable[float | None]) -> dict[str, Any] | None:
@@ -136,6 +136,6 @@ def summary(values: Iterable[float | None]) -> dict[str, Any] | None:
     return {"mean": statistics.fmean(known), "sd": spread, "n": len(known)}
 
 
-def summary_of(found: Sequence[Any], what: str) -> dict[str, Any] | None:
+def summary_of(result: Sequence[Any], what: str) -> dict[str, Any] | None:
     """Give the :func:`summary` of what is measured under a name."""
-    return summary(getattr(one, what) for one in found)
+    return summary(getattr(one, what) for one in result)

@@ -164,7 +164,7 @@ def labels(
         whole = progress.add_task("all networks", total=len(chosen))
         for name in chosen:
             task = progress.add_task(f"images through {name}", total=None)
-            found = label_sets.answers(
+            result = label_sets.answers(
                 name,
                 lambda done, total, task=task: progress.update(  # type: ignore[misc]
                     task, completed=done, total=total
@@ -175,12 +175,12 @@ def labels(
                 name,
                 splits,
                 alpha,
-                found,
+                result,
                 lambda task=task: progress.advance(task),  # type: ignore[misc]
             )
             progress.remove_task(task)
             progress.advance(whole)
-            _print_labels(console, found, results, alpha)
+            _print_labels(console, result, results, alpha)
 
 
 def _networks(console: Console, names: list[str]) -> list[str]:
@@ -209,17 +209,17 @@ def _networks(console: Console, names: list[str]) -> list[str]:
 
 def _print_labels(
     console: Console,
-    found: label_sets.Answers,
+    result: label_sets.Answers,
     results: list[list[label_sets.Result]],
     alpha: float,
 ) -> None:
     console.print(
-        f"\n[bold]{found.title}[/bold]: {len(found.labels):,} images, top-1 {found.top1:.1%}, "
-        f"top-5 {found.top5:.1%}",
+        f"\n[bold]{result.title}[/bold]: {len(result.labels):,} images, top-1 {result.top1:.1%}, "
+        f"top-5 {result.top5:.1%}",
         highlight=False,
     )
     print_table(console, label_sets.COLUMNS, label_sets.tabulate(results))
-    if found.top1 > 1 - alpha:
+    if result.top1 > 1 - alpha:
         console.print(
             "Top-1 is above 1 - alpha, so that one label is nearly always enough: a smaller "
             "--alpha tells more.",

@@ -50,13 +50,13 @@ class DataFile:
 
     def require(self) -> Path:
         """Say where the file is, or raise with what to do."""
-        found = self.found
-        if found is None:
+        result = self.found
+        if result is None:
             raise MissingDataError(
                 f"{self.path} is missing. It comes from {self.source}. Put it (or {self.path}.gz) "
                 f"into {data_dir()}, or set FFCP_DATA to the folder that holds it"
             )
-        return found
+        return result
 
     def verify(self, content: bytes) -> bytes:
         """Return the uncompressed content if its checksum is right."""

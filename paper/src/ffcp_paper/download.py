@@ -368,11 +368,11 @@ def _member(archive: zipfile.ZipFile, origin: Origin) -> zipfile.ZipInfo:
     last = PurePosixPath(wanted).name
     # Archives are repacked into other folders now and then.
     same = [info for name, info in infos.items() if PurePosixPath(name).name == last]
-    found = [infos[wanted]] if wanted in infos else same
-    if len(found) != 1:
-        count = "no" if not found else "more than one"
+    result = [infos[wanted]] if wanted in infos else same
+    if len(result) != 1:
+        count = "no" if not result else "more than one"
         raise WrongFileError(f"{origin.url} holds {count} file {last}; nothing was kept")
-    info = found[0]
+    info = result[0]
     _refuse(info, origin)
     return info
 

@@ -236,7 +236,7 @@ class Study:
 
     def measure(self, training: Training, method: Method, alpha: float) -> list[Measured]:
         """Calibrate and test a method for every seed, or look it up."""
-        found = []
+        result = []
         for seed in range(self.settings.seeds):
             self._report(0.0, f"{self.data}: {method.name}")
             key = {**self._key(seed, training), **asdict(method), "alpha": alpha}
@@ -247,15 +247,15 @@ class Study:
                 model = self.models(training)[seed]
                 return asdict(_measure(method, model, self.parts(seed), alpha, seed))
 
-            found.append(Measured(**runs.record("bands", key, find)))
-        return found
+            result.append(Measured(**runs.record("bands", key, find)))
+        return result
 
     def times(self, training: Training, methods: Sequence[Method]) -> list[dict[str, float]]:
         """Time methods for every seed, from scoring the calibration rows to the test bands.
 
         All in one process and in turn, so that a slow moment hits everyone.
         """
-        found = []
+        result = []
         for seed in range(self.settings.seeds):
             self._report(0.0, f"{self.data}: timing")
             key = {
@@ -269,8 +269,8 @@ class Study:
                 model = self.models(training)[seed]
                 return _times(methods, model, self.parts(seed), seed, self.settings.rounds)
 
-            found.append(runs.record("seconds", key, find))
-        return found
+            result.append(runs.record("seconds", key, find))
+        return result
 
     def collect(self, work: Work, into: Collected) -> None:
         """Do a piece of work; what is known already is not asked for again."""
@@ -413,13 +413,13 @@ def _label_key(work: LabelWork, settings: Settings) -> dict[str, Any]:
 
 def _labels(work: LabelWork, settings: Settings, report: Report) -> dict[str, Any]:
     text = f"{work.network}: images"
-    found = labels.answers(work.network, lambda done, total: report(done / total, text))
+    outcome = labels.answers(work.network, lambda done, total: report(done / total, text))
     splits = labels.run(
         work.network,
         settings.splits,
         work.alpha,
-        found,
+        outcome,
         lambda: report(1.0, f"{work.network}: label sets"),
     )
-    result = LabelResult(found.title, len(found.labels), found.top1, found.top5, splits)
+    result = LabelResult(outcome.title, len(outcome.labels), outcome.top1, outcome.top5, splits)
     return asdict(result)

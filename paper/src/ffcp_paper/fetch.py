@@ -110,9 +110,9 @@ def by_hand(file: DataFile) -> str:
 
 
 def _bring(file: DataFile, progress: Progress, unverified: bool) -> Path:
-    found = file.found
-    if found is not None and _good(file):
-        return found
+    result = file.found
+    if result is not None and _good(file):
+        return result
     if file.path not in ORIGINS:
         raise FetchError(by_hand(file))
     return fetch_file(file, ORIGINS[file.path], progress, unverified=unverified)

@@ -134,10 +134,10 @@ def verdict(results: list[list[Result]]) -> str:
     """Say whether localizing helped the worst group, and at what price."""
 
     def mean(method: str, layer: str, what: str) -> float:
-        found = [
+        result = [
             getattr(r, what) for rs in results for r in rs if (r.method, r.layer) == (method, layer)
         ]
-        return float(statistics.mean(found))
+        return float(statistics.mean(result))
 
     layers = [str(number) for number in range(len(SPLIT_POINTS) - 1)]
     best = max(layers, key=lambda layer: mean("FFLCP", layer, "worst_group"))

@@ -63,9 +63,9 @@ def answers(name: str, progress: stored.Progress | None = None) -> Answers:
         return _digits()
     network = stored.named(name)
     computed = stored.compute(network, progress)
-    found = Answers(network.title, computed.logits, computed.norms, computed.labels)
-    _check_accuracy(found, network.expected)
-    return found
+    result = Answers(network.title, computed.logits, computed.norms, computed.labels)
+    _check_accuracy(result, network.expected)
+    return result
 
 
 def _digits() -> Answers:
@@ -75,45 +75,45 @@ def _digits() -> Answers:
     return Answers("small network on scikit-learn's digits", logits, norms, y)
 
 
-def _check_accuracy(found: Answers, expected: vision.Accuracy) -> None:
+def _check_accuracy(result: Answers, expected: vision.Accuracy) -> None:
     """Refuse a network that is not as accurate as it should be: its loading is wrong."""
     few = slice(0, expected.rows)
-    top1 = vision.topk_accuracy(found.logits[few], found.labels[few], 1)
+    top1 = vision.topk_accuracy(result.logits[few], result.labels[few], 1)
     if abs(top1 - expected.top1) > 0.5:
         raise RuntimeError(
-            f"{found.title} is right on {top1:.2f} % of the first {expected.rows} images and "
+            f"{result.title} is right on {top1:.2f} % of the first {expected.rows} images and "
             f"should be on {expected.top1} %: it is not loaded as it was trained"
         )
 
 
 def run(
-    name: str, splits: int, alpha: float, found: Answers, progress: Callable[[], None]
+    name: str, splits: int, alpha: float, result: Answers, progress: Callable[[], None]
 ) -> list[list[Result]]:
     """Compare the methods on several random splits; every split is kept when it is done."""
     results = []
     for seed in range(splits):
-        results.append(_recorded(name, seed, alpha, found))
+        results.append(_recorded(name, seed, alpha, result))
         progress()
     return results
 
 
-def _recorded(name: str, seed: int, alpha: float, found: Answers) -> list[Result]:
+def _recorded(name: str, seed: int, alpha: float, outcome: Answers) -> list[Result]:
     key = {"version": _VERSION, "network": name, "split": seed, "alpha": alpha}
     saved = runs.record(
-        "labels", key, lambda: [asdict(result) for result in _split(found, seed, alpha)]
+        "labels", key, lambda: [asdict(result) for result in _split(outcome, seed, alpha)]
     )
     return [Result(**result) for result in saved]
 
 
-def _split(found: Answers, seed: int, alpha: float) -> Iterator[Result]:
-    order = torch.from_numpy(np.random.default_rng(seed).permutation(len(found.labels)))
+def _split(result: Answers, seed: int, alpha: float) -> Iterator[Result]:
+    order = torch.from_numpy(np.random.default_rng(seed).permutation(len(result.labels)))
     calibrate, test = order.chunk(2)
     for method, predictor in zip(METHODS, _predictors(alpha, seed), strict=True):
         predictor.calibrate(
-            (found.logits[calibrate], found.norms[calibrate]), found.labels[calibrate]
+            (result.logits[calibrate], result.norms[calibrate]), result.labels[calibrate]
         )
-        label_sets = predictor.predict_set((found.logits[test], found.norms[test]), alpha)
-        truth = found.labels[test]
+        label_sets = predictor.predict_set((result.logits[test], result.norms[test]), alpha)
+        truth = result.labels[test]
         yield Result(
             method,
             float(label_sets.coverage(truth)),

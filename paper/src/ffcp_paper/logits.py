@@ -181,15 +181,15 @@ def _run(
             progress(end)
     if parts["features"][0].dim() > 2:
         del parts["features"]  # maps are too large to keep
-    return {name: torch.cat(found) for name, found in parts.items()}
+    return {name: torch.cat(result) for name, result in parts.items()}
 
 
 def _join(paths: list[Path], model: nn.Sequential, inputs: Inputs, final: Path) -> None:
     parts = [_load(path) for path in paths]
-    found = [part for part in parts if part is not None]
-    if len(found) < len(parts):
+    result = [part for part in parts if part is not None]
+    if len(result) < len(parts):
         raise FileNotFoundError(f"chunks have gone from {paths[0].parent}: compute again")
-    joined = {name: torch.cat([part[name] for part in found]) for name in found[0]}
+    joined = {name: torch.cat([part[name] for part in result]) for name in result[0]}
     state = model.get_submodule("head").state_dict()
     head = {f"head.{name.split('.')[-1]}": value for name, value in state.items()}
     _write(final, {**joined, **head, "labels": inputs.labels}, paths[0].parent)

@@ -166,12 +166,16 @@ def value(
     >>> value("split_ablation", row="bike", method="FFCP", column="length", layer=1) is None
     True
     """
-    found = known(table)
+    result = known(table)
     method = "Vanilla CP" if method == "CP" else method
-    if column not in found.columns:
-        raise ValueError(f"table {table!r} has no column {column!r}: it has {_list(found.columns)}")
-    if method and method not in found.methods:
-        raise ValueError(f"table {table!r} has no method {method!r}: it has {_list(found.methods)}")
+    if column not in result.columns:
+        raise ValueError(
+            f"table {table!r} has no column {column!r}: it has {_list(result.columns)}"
+        )
+    if method and method not in result.methods:
+        raise ValueError(
+            f"table {table!r} has no method {method!r}: it has {_list(result.methods)}"
+        )
     return _index(table).get((row, method, column, layer, levels))
 
 

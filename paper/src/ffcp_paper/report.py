@@ -216,8 +216,8 @@ def _status(table: Table) -> _Status:
 
 def _counts(tables: Sequence[Table]) -> dict[str, int]:
     """Count the claims by how they fared."""
-    found = [_status(table) for table in tables]
-    return {status.headline: found.count(status) for status in (_HOLDS, _PART, _FAILS, _NONE)}
+    result = [_status(table) for table in tables]
+    return {status.headline: result.count(status) for status in (_HOLDS, _PART, _FAILS, _NONE)}
 
 
 @dataclass(frozen=True)
@@ -273,11 +273,11 @@ def _shown(table: Table) -> _Shown:
 
 def _run_counts(table: Table) -> set[int]:
     """Return the numbers of runs behind the table's own means."""
-    found = set()
+    result = set()
     for column in table.columns:
         if column.kind == "number" and column.source != "paper":
-            found |= {measured(row, column.key).n for row in table.rows}
-    return {n for n in found if n is not None}
+            result |= {measured(row, column.key).n for row in table.rows}
+    return {n for n in result if n is not None}
 
 
 def _count_note(table: Table, counts: set[int]) -> list[str]:
@@ -323,17 +323,17 @@ def _cell(row: Part, column: Column, count: bool) -> _Cell:
 
 
 def _number_cell(row: Part, column: Column, count: bool, classes: str) -> _Cell:
-    found = measured(row, column.key)
-    text = number_text(found.mean, column.digits, column.percent)
-    if found.mean is None or math.isnan(found.mean):
+    result = measured(row, column.key)
+    text = number_text(result.mean, column.digits, column.percent)
+    if result.mean is None or math.isnan(result.mean):
         return _Cell(text, None, classes=classes)
     spread = None
-    if found.sd is not None and not math.isnan(found.sd) and math.isfinite(found.mean):
-        digits = _shared_digits(found.mean, column)
-        spread = number_text(found.sd, digits, column.percent)
-        text = number_text(found.mean, digits, column.percent).removesuffix(" %")
-    sort = repr(found.mean).replace("inf", "Infinity")
-    return _Cell(text, sort, spread, found.n if count else None, classes=classes)
+    if result.sd is not None and not math.isnan(result.sd) and math.isfinite(result.mean):
+        digits = _shared_digits(result.mean, column)
+        spread = number_text(result.sd, digits, column.percent)
+        text = number_text(result.mean, digits, column.percent).removesuffix(" %")
+    sort = repr(result.mean).replace("inf", "Infinity")
+    return _Cell(text, sort, spread, result.n if count else None, classes=classes)
 
 
 def _shared_digits(mean: float, column: Column) -> int:

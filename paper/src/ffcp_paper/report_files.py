@@ -41,10 +41,10 @@ class Part:
         """Return an entry if it is of one of the kinds; ``what`` calls them by their name."""
         if key not in self.content:
             raise self.error(key, "is missing")
-        found = self.content[key]
-        if not isinstance(found, kinds) or (isinstance(found, bool) and bool not in kinds):
-            raise self.error(key, f"must be {what}, not {shorten(found)}")
-        return found
+        result = self.content[key]
+        if not isinstance(result, kinds) or (isinstance(result, bool) and bool not in kinds):
+            raise self.error(key, f"must be {what}, not {shorten(result)}")
+        return result
 
     def text(self, key: str) -> str:
         """Return an entry that must be a text."""
@@ -60,21 +60,21 @@ class Part:
 
     def texts(self, key: str) -> list[str]:
         """Return an entry that must be a list of texts."""
-        found = self.get(key, list, what="a list")
-        for entry in found:
+        result = self.get(key, list, what="a list")
+        for entry in result:
             if not isinstance(entry, str):
                 raise self.error(key, f"must hold texts only, not {shorten(entry)}")
-        return list(found)
+        return list(result)
 
     def part(self, key: str) -> Part:
         """Return an entry that must be an object."""
-        found = self.get(key, dict, what="an object")
-        return Part(self.path, found, ".".join(filter(None, (self.where, key))))
+        result = self.get(key, dict, what="an object")
+        return Part(self.path, result, ".".join(filter(None, (self.where, key))))
 
     def parts(self, key: str) -> list[Part]:
         """Return an entry that must be a list of objects."""
-        found = self.get(key, list, what="a list")
-        return [Part(self.path, entry, f"{key}[{i}]") for i, entry in enumerate(found)]
+        result = self.get(key, list, what="a list")
+        return [Part(self.path, entry, f"{key}[{i}]") for i, entry in enumerate(result)]
 
 
 def shorten(value: object) -> str:
@@ -114,28 +114,28 @@ class Run:
 
 def read_run(folder: Path) -> Run:
     """Read the settings of a run from its folder."""
-    found = _load(Path(folder) / "settings.json")
-    earlier = found.parts("earlier")
+    result = _load(Path(folder) / "settings.json")
+    earlier = result.parts("earlier")
     return Run(
-        command=found.text("command"),
-        seeds=found.whole("seeds"),
-        quick=bool(found.get("quick", bool, what="true or false")),
-        versions=found.part("versions").content,
-        machine=found.part("machine").content,
-        started=(earlier[0] if earlier else found).text("started"),
-        seconds=found.number("seconds"),
+        command=result.text("command"),
+        seeds=result.whole("seeds"),
+        quick=bool(result.get("quick", bool, what="true or false")),
+        versions=result.part("versions").content,
+        machine=result.part("machine").content,
+        started=(earlier[0] if earlier else result).text("started"),
+        seconds=result.number("seconds"),
         earlier=[call.number("seconds") for call in earlier],
-        tables=_names(found, "tables"),
-        figures=_names(found, "figures"),
+        tables=_names(result, "tables"),
+        figures=_names(result, "figures"),
     )
 
 
-def _names(found: Part, key: str) -> list[str]:
+def _names(result: Part, key: str) -> list[str]:
     """Return names without repetition; they become file names, so no folders in them."""
-    names = list(dict.fromkeys(found.texts(key)))
+    names = list(dict.fromkeys(result.texts(key)))
     for name in names:
         if not re.fullmatch(r"\w[\w.-]*", name, re.ASCII):
-            raise found.error(key, f"may hold letters, digits, '_', '-' and '.', not {name!r}")
+            raise result.error(key, f"may hold letters, digits, '_', '-' and '.', not {name!r}")
     return names
 
 
@@ -169,40 +169,40 @@ class Table:
 
 def read_table(path: Path, name: str) -> Table:
     """Read a table."""
-    found = _load(path)
-    verdict = found.part("verdict")
+    result = _load(path)
+    verdict = result.part("verdict")
     held, of = verdict.whole("held"), verdict.whole("of")
     if not 0 <= held <= of:
         raise verdict.error("held", f"must lie between 0 and {of}, not {held}")
-    columns = _pair([_read_column(column) for column in found.parts("columns")])
+    columns = _pair([_read_column(column) for column in result.parts("columns")])
     if not columns:
-        raise found.error("columns", "must not be empty")
+        raise result.error("columns", "must not be empty")
     return Table(
         name=name,
-        title=found.text("title"),
-        claim=found.text("claim"),
-        alpha=None if found.content.get("alpha") is None else found.number("alpha"),
+        title=result.text("title"),
+        claim=result.text("claim"),
+        alpha=None if result.content.get("alpha") is None else result.number("alpha"),
         held=held,
         of=of,
         verdict=verdict.text("text"),
         columns=columns,
-        rows=found.parts("rows"),
-        notes=found.texts("notes"),
+        rows=result.parts("rows"),
+        notes=result.texts("notes"),
     )
 
 
-def _read_column(found: Part) -> Column:
-    kind, source = found.text("kind"), found.content.get("source")
+def _read_column(result: Part) -> Column:
+    kind, source = result.text("kind"), result.content.get("source")
     if kind not in ("text", "number", "claim"):
-        raise found.error("kind", f"must be text, number or claim, not {kind!r}")
+        raise result.error("kind", f"must be text, number or claim, not {kind!r}")
     if source not in ("ours", "paper", None):
-        raise found.error("source", f"must be ours, paper or null, not {shorten(source)}")
+        raise result.error("source", f"must be ours, paper or null, not {shorten(source)}")
     return Column(
-        key=found.text("key"),
-        label=found.text("label"),
+        key=result.text("key"),
+        label=result.text("label"),
         kind=kind,
-        digits=None if found.content.get("digits") is None else found.whole("digits"),
-        percent=bool(found.content.get("percent")),
+        digits=None if result.content.get("digits") is None else result.whole("digits"),
+        percent=bool(result.content.get("percent")),
         source=source,
     )
 
@@ -233,11 +233,11 @@ def read_figure(folder: Path, name: str) -> Figure:
     about = folder / f"{name}.json"
     if not about.is_file():
         return Figure(name, name, "", "", None, f"figures/{about.name} is missing.")
-    found = _load(about)
+    result = _load(about)
     address = _svg(folder / f"{name}.svg") or _png(folder / f"{name}.png")
     absent = f"figures/{name}.svg and {name}.png are missing or damaged." if not address else ""
     return Figure(
-        name, found.text("title"), found.text("caption"), found.text("alt"), address, absent
+        name, result.text("title"), result.text("caption"), result.text("alt"), address, absent
     )
 
 

@@ -182,10 +182,10 @@ class _Log:
         every = tables.NAMES if kind == "tables" else tuple(figures.FIGURES)
         self._about[kind] = [one for one in every if one in (*self._about[kind], name)]
 
-    def save(self, found: Collected) -> None:
+    def save(self, result: Collected) -> None:
         """Write all that is found so far."""
         self._about["seconds"] = round(time.monotonic() - self._clock, 1)
-        self._keep(found.records())
+        self._keep(result.records())
         lines = "".join(f"{json.dumps(one)}\n" for one in self._results.values())
         put(self._out / "results.jsonl", lines.encode())
         put(self._out / "settings.json", (json.dumps(self._about, indent=1) + "\n").encode())
@@ -194,11 +194,11 @@ class _Log:
 def _before(out: Path) -> dict[str, Any]:
     """Read what an earlier call wrote; nothing if there is none, or another file of that name."""
     try:
-        found = json.loads((out / "settings.json").read_text(encoding="utf-8"))
+        result = json.loads((out / "settings.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     wanted = ("command", "started", "seconds", "tables", "figures")
-    return found if isinstance(found, dict) and all(key in found for key in wanted) else {}
+    return result if isinstance(result, dict) and all(key in result for key in wanted) else {}
 
 
 def _plan(
@@ -286,13 +286,13 @@ def _command(names: Sequence[str], seeds: int | None, quick: bool) -> str:
 
 
 def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
+    result = {"python": platform.python_version()}
     for package in ("ffcp", "ffcp-paper", "torch", "numpy", "scikit-learn", "scipy", "pandas"):
         try:
-            found[package] = metadata.version(package)
+            result[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return result
 
 
 def _machine() -> dict[str, Any]:

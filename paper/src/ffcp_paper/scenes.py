@@ -334,20 +334,20 @@ def camvid(
         The scenes of every split by its name.
     """
     stored = arrays(read(file))
-    found = {}
+    result = {}
     for name in splits:
         if name not in CAMVID_SPLITS:
             raise ValueError(f"CamVid has the splits {', '.join(CAMVID_SPLITS)}, not {name!r}")
         pixels = [_resampled(image, height, width) for image in _images(stored, name, file.path)]
         labels = torch.from_numpy(stored[f"{name}_label"])
-        found[name] = Scenes(
+        result[name] = Scenes(
             "camvid",
             CAMVID_CLASSES,
             _UNLABELLED,
             torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2).contiguous(),
             majority(labels, label_height, label_width, classes=_UNLABELLED + 1),
         )
-    return found
+    return result
 
 
 def _images(stored: dict[str, npt.NDArray[Any]], name: str, path: str) -> Iterator[Pixels]:

@@ -101,7 +101,7 @@ def score_pairs(model: nn.Module, x: Tensor, y: Tensor, *, alpha: float, seed: i
     >>> [(pair.way, pair.split) for pair in score_pairs(mlp(2), x, y, alpha=0.1, seed=0)][3:5]
     [('descent', 3), ('exact', 0)]
     """
-    found = []
+    result = []
     for way in _WAYS:
         for split in _INSIDE:
             layer = SPLIT_POINTS[split]
@@ -114,8 +114,8 @@ def score_pairs(model: nn.Module, x: Tensor, y: Tensor, *, alpha: float, seed: i
             shown = theirs.isfinite() & ours.isfinite() & (theirs > 0) & (ours > 0)
             ours, theirs, matched = (scores[shown] for scores in (ours, theirs, matched))
             steps = slow.steps if way == "descent" else None
-            found.append(Pair(split, way, ours, theirs, matched, int((~shown).sum()), steps))
-    return found
+            result.append(Pair(split, way, ours, theirs, matched, int((~shown).sum()), steps))
+    return result
 
 
 def scores_fcp_ffcp(request: Request) -> Drawn:
@@ -257,12 +257,12 @@ def spreads(model: nn.Module, x: Tensor, y: Tensor, alpha: float) -> tuple[Sprea
     fast = FFCP(model, layer)
     _, norms = gradient_norms(model, x, [layer])
     mean = float(norms[layer].double().clamp_min(fast.floor).mean())
-    found = []
+    result = []
     for made, norm in ((CP(model), 1.0), (fast, mean)):
         scores = made.score(x, y).reshape(-1)
         quantile = float(conformal_quantile(scores, alpha))
-        found.append(Spread(type(made).__name__, scores, quantile, norm))
-    return found[0], found[1]
+        result.append(Spread(type(made).__name__, scores, quantile, norm))
+    return result[0], result[1]
 
 
 def score_histograms(request: Request) -> Drawn:

@@ -390,11 +390,11 @@ def _measure_sets(
 ) -> SetRow:  # fmt: skip
     shares, sizes, certain, edge, inner = [], [], [], [], []
     for some in experiment.batches(experiment.test):
-        found = predictor.predict_set(experiment.inputs(some.pixels), alpha, **settings)
-        shares.append(found.coverage(some.labels, some.ignore))
-        size = found.size.double()
+        result = predictor.predict_set(experiment.inputs(some.pixels), alpha, **settings)
+        shares.append(result.coverage(some.labels, some.ignore))
+        size = result.size.double()
         sizes.append(size.mean(dim=(1, 2)))
-        certain.append(found.certain.double().mean(dim=(1, 2)))
+        certain.append(result.certain.double().mean(dim=(1, 2)))
         edge.append(size[scenes.boundaries(some.labels, _WITHIN, some.ignore)])
         inner.append(size[scenes.interior(some.labels, _WITHIN, some.ignore)])
     share = torch.cat(shares).double()
@@ -441,9 +441,9 @@ def picture(result: Result) -> Figure:
     from matplotlib.figure import Figure
 
     shown = result.drawn
-    found = [row for row in result.rows if row.method in ("CP", "FCP", "FFCP")]
+    outcome = [row for row in result.rows if row.method in ("CP", "FCP", "FFCP")]
     height, width = shown.labels.shape[1:]
-    columns = 3 + len(found)
+    columns = 3 + len(outcome)
     tall = 2.3 * height / width
     figure = Figure(figsize=(2.35 * columns, (tall + 0.05) * len(shown) + 0.6))
     FigureCanvasAgg(figure)
@@ -453,15 +453,17 @@ def picture(result: Result) -> Figure:
         left=0.005, right=0.995, top=1 - 0.28 / figure.get_figheight(),
         bottom=0.3 / figure.get_figheight(), wspace=0.03, hspace=0.04,
     )  # fmt: skip
-    titles = ["image", "label", "prediction", *(f"{row.method}: band length" for row in found)]
+    titles = ["image", "label", "prediction", *(f"{row.method}: band length" for row in outcome)]
     for line in range(len(shown)):
-        for column, drawn in enumerate([*_views(result, line), *(row.maps[line] for row in found)]):
+        for column, drawn in enumerate(
+            [*_views(result, line), *(row.maps[line] for row in outcome)]
+        ):
             axis = figure.add_subplot(grid[line, column])
             axis.set_axis_off()
             if not line:
                 axis.set_title(titles[column], fontsize=9)
             # A length takes the scale of its method, which serves all images.
-            scale = _scale(found[column - 3].maps) if column > 2 else {}
+            scale = _scale(outcome[column - 3].maps) if column > 2 else {}
             image = axis.imshow(drawn.numpy(), aspect="auto", interpolation="nearest", **scale)
             if column > 2 and line == len(shown) - 1:
                 bar = figure.add_subplot(grid[-1, column])

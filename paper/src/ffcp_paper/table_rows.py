@@ -39,11 +39,11 @@ LABELS = "raps_imagenet"
 
 def printed_value(table: str, row: str, column: str, scale: float = 1.0, **which: Any) -> Any:
     """Look up what the paper prints, as a value of a table; percentages as fractions."""
-    found = printed.value(table, row=row, column=column, **which)
-    if found is None:
+    result = printed.value(table, row=row, column=column, **which)
+    if result is None:
         return None
-    spread = None if found.sd is None else found.sd / scale
-    return {"mean": found.mean / scale, "sd": spread, "n": None}
+    spread = None if result.sd is None else result.sd / scale
+    return {"mean": result.mean / scale, "sd": spread, "n": None}
 
 
 # -- rows of bands -----------------------------------------------------------------------------
@@ -59,18 +59,18 @@ class _Bands:
     alpha: float
     training: Training = TRAINED
 
-    def get(self, found: Collected, data: str, method: Method) -> list[Measured]:
-        return found.of(data, method, self.alpha, self.training)
+    def get(self, result: Collected, data: str, method: Method) -> list[Measured]:
+        return result.of(data, method, self.alpha, self.training)
 
-    def best(self, found: Collected, data: str, among: Iterable[int]) -> int:
+    def best(self, result: Collected, data: str, among: Iterable[int]) -> int:
         """Look up the split point with the shortest bands on the test rows."""
         layers = [Method(self.fast, layer) for layer in among]
-        found_at = min(layers, key=lambda m: mean(self.get(found, data, m), "length"))
+        found_at = min(layers, key=lambda m: mean(self.get(result, data, m), "length"))
         return int(found_at.layer or 0)
 
     def row(
         self,
-        found: Collected,
+        result: Collected,
         data: str,
         method: Method,
         label: str | None = None,
@@ -78,7 +78,7 @@ class _Bands:
         in_paper: bool = True,
     ) -> Row:
         """Make a row; ``holds`` is left to the table, for every table claims something else."""
-        ours = self.get(found, data, method)
+        ours = self.get(result, data, method)
         plain = method.name == self.base
         which = {"method": method.name, "layer": paper_layer, "levels": self.training.levels}
 
@@ -96,7 +96,7 @@ class _Bands:
             "length": summary_of(ours, "length"),
             "length_paper": paper("length", 1),
             "lawful": lawful(ours, self.alpha),
-            "shorter": None if plain else shorter(ours, self.get(found, data, Method(self.base))),
+            "shorter": None if plain else shorter(ours, self.get(result, data, Method(self.base))),
             "holds": None,
         }
 
@@ -105,11 +105,11 @@ def _levels(training: Training) -> str:
     return ", ".join(f"{level:g}" for level in training.levels or ())
 
 
-def _split(method: Method, found: Sequence[Measured]) -> str:
+def _split(method: Method, result: Sequence[Measured]) -> str:
     """Say which split point: the one named, or those that the seeds chose."""
     if method.layer != AUTO:
         return "" if method.layer is None else str(method.layer)
-    chosen = [one.chosen for one in found if one.chosen is not None]
+    chosen = [one.chosen for one in result if one.chosen is not None]
     return ", ".join(str(layer) for layer in sorted(set(chosen)))
 
 
@@ -117,59 +117,59 @@ def _covers_and_shorter(row: Row) -> Row:
     return {**row, "holds": bool(row["lawful"] and row["shorter"])}
 
 
-def _auto(of: _Bands, found: Collected, data: str) -> Row:
+def _auto(of: _Bands, result: Collected, data: str) -> Row:
     """Give the row of the split point that was chosen without looking; the paper has none."""
-    return of.row(found, data, Method(of.fast, AUTO), f"{of.fast}, auto", in_paper=False)
+    return of.row(result, data, Method(of.fast, AUTO), f"{of.fast}, auto", in_paper=False)
 
 
-def _best(of: _Bands, found: Collected, data: str, best: int, paper_layer: int | None) -> Row:
+def _best(of: _Bands, result: Collected, data: str, best: int, paper_layer: int | None) -> Row:
     """Give the row of the split point that was looked up on the test rows."""
     label = f"{of.fast}, {BEST}"
-    return of.row(found, data, Method(of.fast, best), label, paper_layer)
+    return of.row(result, data, Method(of.fast, best), label, paper_layer)
 
 
-def regression_bands(found: Collected, data: str, settings: Settings) -> list[Row]:
+def regression_bands(result: Collected, data: str, settings: Settings) -> list[Row]:
     """Give the rows of the bands of CP, FCP and FFCP."""
     of = _Bands("regression_bands", "CP", "FFCP", 0.1)
     return [
-        of.row(found, data, Method("CP")),
-        of.row(found, data, Method("FCP")),
-        _covers_and_shorter(_best(of, found, data, of.best(found, data, SPLITS), None)),
-        _covers_and_shorter(_auto(of, found, data)),
+        of.row(result, data, Method("CP")),
+        of.row(result, data, Method("FCP")),
+        _covers_and_shorter(_best(of, result, data, of.best(result, data, SPLITS), None)),
+        _covers_and_shorter(_auto(of, result, data)),
     ]
 
 
-def bands_by_layer(found: Collected, data: str, settings: Settings) -> list[Row]:
+def bands_by_layer(result: Collected, data: str, settings: Settings) -> list[Row]:
     """Give the rows of the bands of FFCP at every layer."""
     of = _Bands("bands_by_layer", "CP", "FFCP", 0.1)
     rows = []
     for layer in SPLITS:
         # The paper prints the split points 0 to 3 under the names 1 to 4.
-        row = of.row(found, data, Method("FFCP", layer), paper_layer=layer + 1)
+        row = of.row(result, data, Method("FFCP", layer), paper_layer=layer + 1)
         rows.append({**row, "holds": row["lawful"]})
-    chosen = _auto(of, found, data)
+    chosen = _auto(of, result, data)
     return [*rows, {**chosen, "holds": chosen["lawful"]}]
 
 
-def split_ablation(found: Collected, data: str, settings: Settings) -> list[Row]:
+def split_ablation(result: Collected, data: str, settings: Settings) -> list[Row]:
     """Give the rows of the bands of FFCP at every split point."""
     of = _Bands("split_ablation", "CP", "FFCP", 0.05)
-    rows = [of.row(found, data, Method("CP"))]
+    rows = [of.row(result, data, Method("CP"))]
     for layer in SPLITS:
-        row = of.row(found, data, Method("FFCP", layer), paper_layer=layer)
+        row = of.row(result, data, Method("FFCP", layer), paper_layer=layer)
         rows.append({**row, "holds": row["lawful"]})
-    best = of.best(found, data, range(1, 4))
-    inside = of.row(found, data, Method("FFCP", best), f"FFCP inside, {BEST}", paper_layer=best)
-    return [*rows, _covers_and_shorter(inside), _covers_and_shorter(_auto(of, found, data))]
+    best = of.best(result, data, range(1, 4))
+    inside = of.row(result, data, Method("FFCP", best), f"FFCP inside, {BEST}", paper_layer=best)
+    return [*rows, _covers_and_shorter(inside), _covers_and_shorter(_auto(of, result, data))]
 
 
-def untrained(found: Collected, data: str, settings: Settings) -> list[Row]:
+def untrained(result: Collected, data: str, settings: Settings) -> list[Row]:
     """Give the rows of bands on networks with their first weights."""
     of = _Bands("untrained", "CP", "FFCP", 0.1, UNTRAINED)
-    base = mean(of.get(found, data, Method("CP")), "length")
-    best = of.best(found, data, INSIDE)
-    rows = [of.row(found, data, Method("CP"))]
-    for row in (_best(of, found, data, best, None), _auto(of, found, data)):
+    base = mean(of.get(result, data, Method("CP")), "length")
+    best = of.best(result, data, INSIDE)
+    rows = [of.row(result, data, Method("CP"))]
+    for row in (_best(of, result, data, best, None), _auto(of, result, data)):
         ratio = row["length"]["mean"] / base
         rows.append({**row, "holds": abs(ratio - 1) <= AS_LONG})
     return rows
@@ -186,17 +186,17 @@ def quantile_levels(settings: Settings) -> tuple[tuple[float, float], ...]:
     return every if settings.rows is None else (every[0], every[-1])
 
 
-def ffcqr_bands(found: Collected, data: str, settings: Settings) -> list[Row]:
+def ffcqr_bands(result: Collected, data: str, settings: Settings) -> list[Row]:
     """Give the rows of the bands of CQR, FCQR and FFCQR, by quantile levels."""
     rows = []
     for levels in quantile_levels(settings):
         of = _Bands("ffcqr_bands", "CQR", "FFCQR", 0.1, Training("quantiles", levels))
-        rows += [of.row(found, data, Method(name)) for name in ("CQR", "FCQR")]
+        rows += [of.row(result, data, Method(name)) for name in ("CQR", "FCQR")]
         for layer in SPLITS:
-            row = of.row(found, data, Method("FFCQR", layer), paper_layer=layer)
+            row = of.row(result, data, Method("FFCQR", layer), paper_layer=layer)
             rows.append(_covers_and_shorter(row) if layer in INSIDE else row)
-        best = of.best(found, data, SPLITS)
-        for row in (_best(of, found, data, best, best), _auto(of, found, data)):
+        best = of.best(result, data, SPLITS)
+        for row in (_best(of, result, data, best, best), _auto(of, result, data)):
             rows.append(_covers_and_shorter(row))
     return rows
 
@@ -210,11 +210,11 @@ def groups(
     """Make the function that gives the rows of a table of worst groups."""
     methods = (*map(Method, (base, *slow)), *(Method(fast, layer) for layer in layers))
 
-    def row(found: Collected, data: str, method: Method) -> Row:
-        ours, auto = found.of(data, method), method.layer == AUTO
+    def row(result: Collected, data: str, method: Method) -> Row:
+        ours, auto = result.of(data, method), method.layer == AUTO
         which = {"method": method.name, "layer": method.layer}
         judged = method.name == fast and (auto or method.layer in INSIDE)
-        plain = found.of(data, Method(base))
+        plain = result.of(data, Method(base))
         better = mean(credited(ours, plain), "worst") > mean(plain, "worst")
         return {
             "data": data,
@@ -228,7 +228,7 @@ def groups(
             "holds": better if judged else None,
         }
 
-    return lambda found, data, settings: [row(found, data, method) for method in methods]
+    return lambda result, data, settings: [row(result, data, method) for method in methods]
 
 
 @dataclass(frozen=True)
@@ -264,9 +264,9 @@ def smallest_speedup(table: str) -> float:
 def runtimes(table: str) -> Rows:
     """Make the function that gives the rows of a table of run times."""
 
-    def rows(found: Collected, data: str, settings: Settings) -> list[Row]:
+    def rows(result: Collected, data: str, settings: Settings) -> list[Row]:
         setup = RUNTIMES[table]
-        seconds = found.seconds[data, setup.training]
+        seconds = result.seconds[data, setup.training]
         _, slow, fast = setup.names
         ratios = summary(one[slow] / one[fast] for one in seconds)
         assert ratios is not None
@@ -285,9 +285,9 @@ def runtimes(table: str) -> Rows:
 SAME_NETWORK = {"resnet152": "ResNet152"}  # the only one of the paper's that is at hand
 
 
-def label_sets(found: Collected, network: str, settings: Settings) -> list[Row]:
+def label_sets(outcome: Collected, network: str, settings: Settings) -> list[Row]:
     """Give the rows of RAPS and FFRAPS for a network."""
-    result = found.labels[network]
+    result = outcome.labels[network]
     title = result.title if network == labels.DIGITS else network_title(network)
     paper = SAME_NETWORK.get(network)
     alpha = printed.TABLES[LABELS].alpha

@@ -115,7 +115,7 @@ def _works(name: str, data: str, settings: Settings) -> list[Work]:
     return [Work(data, training, methods, printed.TABLES[name].alpha)]
 
 
-def build(name: str, found: Collected, settings: Settings) -> Table:
+def build(name: str, result: Collected, settings: Settings) -> Table:
     """Make a table of what was found, as plain data.
 
     Parameters
@@ -136,7 +136,7 @@ def build(name: str, found: Collected, settings: Settings) -> Table:
     rows: list[Row] = []
     for member in members(name, settings):
         there = network_available(member) if name == LABELS else available(member)
-        made = _BUILDERS[name](found, member, settings) if there else [_missing(name, member)]
+        made = _BUILDERS[name](result, member, settings) if there else [_missing(name, member)]
         rows += [
             {column.key: row.get(column.key) for column in columns} | _note(row) for row in made
         ]

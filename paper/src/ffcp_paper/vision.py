@@ -54,13 +54,13 @@ class PackageFile:
 
     def require(self) -> Path:
         """Say where the file is, or raise with what to do."""
-        found = self.found
-        if found is None:
+        result = self.found
+        if result is None:
             raise MissingDataError(
                 f"{self.path} is missing. It comes with the Python package {self.package}: "
                 "pip install 'ffcp-paper[vision]'"
             )
-        return found
+        return result
 
     def verify(self, content: bytes) -> bytes:
         """Return the content if its checksum is right."""

@@ -206,8 +206,8 @@ class Collected:
             about = {"what": "seconds", **_network(data, training)}
             for seed, seconds in enumerate(timed):
                 yield {"of": {**about, "seed": seed}, "result": seconds}
-        for network, found in self.labels.items():
-            for split, results in enumerate(found.splits):
+        for network, outcome in self.labels.items():
+            for split, results in enumerate(outcome.splits):
                 about = {"what": "label sets", "network": network, "split": split}
                 yield {"of": about, "result": [asdict(result) for result in results]}
 

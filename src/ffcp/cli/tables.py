@@ -197,10 +197,10 @@ def check(
         from ffcp.tables import reading
 
         fitted, frame = tables.load(folder), reading.read(table)
-        found = fitted.check(frame, alpha, group)
-        chance = fitted.still_covers(found, alpha)
+        measured = fitted.check(frame, alpha, group)
+        chance = fitted.still_covers(measured, alpha)
         monitor = fitted.watch(frame, alpha, time)
-    _print_measured(console, found, bool(fitted.about.classes), columns=True)
+    _print_measured(console, measured, bool(fitted.about.classes), columns=True)
     _print_watched(console, monitor, fitted, time)
     if chance < _SURE:
         console.print(
@@ -285,20 +285,26 @@ def _print_fit(console: Console, fitted: FittedTable) -> None:
         _print_measured(console, about.tested, bool(about.classes))
 
 
-def _print_measured(console: Console, found: Measured, labels: bool, columns: bool = False) -> None:
-    size = "" if found.size is None else f", mean {'size' if labels else 'length'} {found.size:.4g}"
-    score = "" if found.score is None else f", interval score {found.score:.4g}"
+def _print_measured(
+    console: Console, measured: Measured, labels: bool, columns: bool = False
+) -> None:
+    size = (
+        ""
+        if measured.size is None
+        else f", mean {'size' if labels else 'length'} {measured.size:.4g}"
+    )
+    score = "" if measured.score is None else f", interval score {measured.score:.4g}"
     console.print(
-        f"Coverage {found.coverage:.1%} [{found.low:.1%}, {found.high:.1%}] of {found.rows:,} "
-        f"rows{size}{score}",
+        f"Coverage {measured.coverage:.1%} [{measured.low:.1%}, {measured.high:.1%}] "
+        f"of {measured.rows:,} rows{size}{score}",
         **_PLAIN,
     )
-    if found.infinite:
-        console.print(f"{found.infinite:,} of the bands are infinite", **_PLAIN)
-    if found.without:
-        console.print(f"{found.without:,} rows could not be predicted", **_PLAIN)
-    worst = sorted(found.columns, key=lambda part: part.coverage)[:5] if columns else []
-    for title, parts in (("By group", found.groups), ("Where it covers least", worst)):
+    if measured.infinite:
+        console.print(f"{measured.infinite:,} of the bands are infinite", **_PLAIN)
+    if measured.without:
+        console.print(f"{measured.without:,} rows could not be predicted", **_PLAIN)
+    worst = sorted(measured.columns, key=lambda part: part.coverage)[:5] if columns else []
+    for title, parts in (("By group", measured.groups), ("Where it covers least", worst)):
         if parts:
             _print_parts(console, title, list(parts), labels)
 

@@ -104,8 +104,8 @@ class Calibration(nn.Module):
 
         One level after the other, unless a calibration shares work between them.
         """
-        found = [self.threshold(alpha, notes, random) for alpha in alphas]
-        return torch.stack([one if one.dim() > 1 else one[None] for one in found])
+        result = [self.threshold(alpha, notes, random) for alpha in alphas]
+        return torch.stack([one if one.dim() > 1 else one[None] for one in result])
 
     def confident_thresholds(
         self, alphas: Sequence[Any], confidence: Any, notes: Columns | None = None

@@ -223,13 +223,13 @@ class Compressed(Calibration):
     ) -> Tensor:
         """Look up the thresholds of several levels: (levels, 1, m)."""
         asked = tuple(map(exact_alpha, alphas))
-        found: dict[Any, Tensor] = self._cache.setdefault("levels", {})
-        thresholds = found.get(asked)
+        result: dict[Any, Tensor] = self._cache.setdefault("levels", {})
+        thresholds = result.get(asked)
         if thresholds is None:
             thresholds = self._upper([partial(conformal_rank, alpha=alpha) for alpha in asked])
-            if len(found) >= _MOST_LEVELS:
-                found.clear()
-            found[asked] = thresholds
+            if len(result) >= _MOST_LEVELS:
+                result.clear()
+            result[asked] = thresholds
         return thresholds
 
     def confident_thresholds(

@@ -162,8 +162,8 @@ class Undecided(NamedTuple):
             middle = torch.minimum((low + high) // 2, high - 1).clamp_min(0)
             share = sums.before(middle + 1).double() / total.double()
             shares = if_smaller.where(self.left > middle, if_not)
-            found = shares < share
-            ends = (found if self.counts is None else found * self.counts).sum(dim=0) >= missing
+            result = shares < share
+            ends = (result if self.counts is None else result * self.counts).sum(dim=0) >= missing
             is_open = low < high
             high = middle.where(is_open & ends, high)
             low = (middle + 1).where(is_open & ~ends, low)

@@ -114,27 +114,27 @@ class Marginal(Calibration):
     ) -> Tensor:
         """Look up the thresholds of several levels: (levels, 1, m)."""
         asked = tuple(map(exact_alpha, alphas))
-        found = self._cache.setdefault("levels", {})  # the cache is exchanged with the points
-        thresholds: Tensor | None = found.get(asked)
+        kept = self._cache.setdefault("levels", {})  # the cache is exchanged with the points
+        thresholds: Tensor | None = kept.get(asked)
         if thresholds is None:
-            is_first = self._unsorted and not found and len(asked) == 1
+            is_first = self._unsorted and not kept and len(asked) == 1
             if is_first and math.isfinite(self._points("scores").sum().item()):  # no NaN
                 thresholds = _partitioned(self._points("scores"), asked[0])[None, None]
             else:
                 scores = self.scores
                 each = [sorted_quantile(scores, alpha) for alpha in asked]
                 thresholds = torch.stack(each)[:, None]
-            if len(found) >= _MOST_LEVELS:
-                found.clear()
-            found[asked] = thresholds
+            if len(kept) >= _MOST_LEVELS:
+                kept.clear()
+            kept[asked] = thresholds
         return thresholds
 
     def confident_thresholds(
         self, alphas: Sequence[Any], confidence: Any, notes: Columns | None = None
     ) -> Tensor:
         """Look up thresholds that cover 1 - alpha given these points, so surely: (levels, 1, m)."""
-        found = [sorted_quantile(self.scores, alpha, confidence) for alpha in alphas]
-        return torch.stack(found)[:, None]
+        kept = [sorted_quantile(self.scores, alpha, confidence) for alpha in alphas]
+        return torch.stack(kept)[:, None]
 
     def check(self, points: Mapping[str, Tensor]) -> None:
         """Refuse scores that are not sorted, column by column, NaN last, and signs of others."""

@@ -212,11 +212,11 @@ def smallest(distances: np.ndarray, k: int) -> np.ndarray:
     count, width = distances.shape
     near = np.flatnonzero(distances <= _bound(distances, k))
     edges = np.searchsorted(near, np.arange(count + 1) * width)
-    found = np.empty((count, k), dtype=np.int64)
+    nearest = np.empty((count, k), dtype=np.int64)
     for row, (start, end) in enumerate(itertools.pairwise(edges)):
         some = near[start:end] - row * width if end - start >= k else np.arange(width)
-        found[row] = some[_first(distances[row, some], k)]
-    return found
+        nearest[row] = some[_first(distances[row, some], k)]
+    return nearest
 
 
 def _bound(distances: np.ndarray, k: int) -> np.ndarray:

@@ -50,10 +50,10 @@ class Risk(Calibration):
         budget = exact_alpha(alpha) * (len(self) + 1) - 1
         if budget < 0:
             return self.levels - 1
-        found = bisect.bisect_left(
+        place = bisect.bisect_left(
             range(self.levels), True, key=lambda t: self.losses_at_most(t, budget)
         )
-        return min(found, self.levels - 1)
+        return min(place, self.levels - 1)
 
 
 @public
@@ -108,10 +108,10 @@ class Losses(Risk):
         self, alpha: Any, notes: Columns | None = None, random: Draws | None = None
     ) -> Tensor:
         """Look up the level, (1,); infinite where even the last one promises nothing."""
-        found = self.risk_bin(alpha)
+        place = self.risk_bin(alpha)
         budget = exact_alpha(alpha) * (len(self) + 1) - 1
-        enough = budget >= 0 and self.losses_at_most(found, budget)
-        level = float(self.grid[found]) if enough else math.inf
+        enough = budget >= 0 and self.losses_at_most(place, budget)
+        level = float(self.grid[place]) if enough else math.inf
         return torch.tensor([level], dtype=torch.float64)
 
     def why_infinite(self, alpha: Any, notes: Columns) -> str:

@@ -53,13 +53,13 @@ class Journal:
         """Give the lines behind a state, up to the first that is not whole."""
         if not self.path.is_file():
             return []
-        found = []
+        result = []
         for line in self.path.read_bytes().splitlines(keepends=True):
             record = _record(line)
             if record is None:
                 break
-            found.append(record)
-        return found[1:] if found and found[0] == follows else []
+            result.append(record)
+        return result[1:] if result and result[0] == follows else []
 
 
 def _record(line: bytes) -> Any:

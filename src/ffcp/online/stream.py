@@ -241,14 +241,14 @@ class Online(Kept):
             return torch.tensor([table[label] for label in labels], dtype=torch.float64)
         parts = self._parts()
         own = {name: column for name, column in notes.items() if name != "group"}
-        found = [torch.empty(0)] * len(labels)
+        points = [torch.empty(0)] * len(labels)
         for label, rows in rows_of_groups(labels).items():
             lane = self._lanes[label]
             levels = [one.level for one in lane.controls if isinstance(one, Aci)]
             some = _at_levels(parts[label], levels, take(own, rows), draws, len(rows))
             for row, one in zip(rows.tolist(), some, strict=True):
-                found[row] = one
-        return torch.stack(found)
+                points[row] = one
+        return torch.stack(points)
 
     @property
     def _stands(self) -> bool:
@@ -259,8 +259,8 @@ class Online(Kept):
         """Give bands; where a threshold covers nothing, the prediction alone."""
         predictor = self.predictor
         nothing = (thresholds == -math.inf) | (thresholds < predictor._scorer.lowest)
-        found = predictor._band(seen, thresholds.masked_fill(nothing, 0.0)[None])
-        band = Interval(found.lower[0], found.upper[0], found.prediction)
+        points = predictor._band(seen, thresholds.masked_fill(nothing, 0.0)[None])
+        band = Interval(points.lower[0], points.upper[0], points.prediction)
         if not bool(nothing.any()):
             return band
         shape = band.prediction.shape
@@ -288,9 +288,9 @@ class Online(Kept):
         """
         with self._lock:
             keys, scores = self._scored(x, target_tensor(y))
-            found = self._found(keys, scores)
-            journal = self._begun() if len(found) > 1 else None
-            for point, row in zip(found, scores.tolist(), strict=True):
+            points = self._found(keys, scores)
+            journal = self._begun() if len(points) > 1 else None
+            for point, row in zip(points, scores.tolist(), strict=True):
                 if journal is not None:
                     journal.add([point.row, row])
                 self._learn(point, row)
@@ -330,7 +330,7 @@ class Online(Kept):
 
     def _found(self, keys: list[str], scores: Tensor) -> list[Waiting]:
         """Find the predictions of all rows, or refuse them all."""
-        found: list[Waiting] = []
+        points: list[Waiting] = []
         taken: dict[str, list[Waiting]] = {}
         for row, (key, known) in enumerate(zip(keys, (~scores.isnan()).tolist(), strict=True)):
             used = taken.setdefault(key, [])
@@ -338,14 +338,14 @@ class Online(Kept):
                 fits = all(point.asked[i] is not None for i, has in enumerate(known) if has)
                 if fits and not any(point is one for one in used):
                     used.append(point)
-                    found.append(point)
+                    points.append(point)
                     break
             else:
                 raise ValueError(
                     f"row {row} of x was not predicted, or its truth has come already: call "
                     "predict_interval(x) first, and update once for each row"
                 )
-        return found
+        return points
 
     # -- what came of it --------------------------------------------------------------------
 

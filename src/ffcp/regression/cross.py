@@ -267,11 +267,11 @@ def _checked_folds(folds: Any, models: int) -> Tensor:
     array = np.asarray(folds.detach().cpu() if isinstance(folds, Tensor) else folds)
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise ValueError(f"folds must be one whole number per row, got shape {array.shape}")
-    found = set(array.tolist())
-    if found != set(range(models)):
+    predictions = set(array.tolist())
+    if predictions != set(range(models)):
         raise ValueError(
             f"folds must hold every number from 0 to {models - 1}, one for each of the {models} "
-            f"models, and no other; it holds {sorted(found)[:10]}"
+            f"models, and no other; it holds {sorted(predictions)[:10]}"
         )
     return torch.from_numpy(array.astype(np.int64))
 
@@ -284,13 +284,13 @@ def _must_keep_rows_apart(model: nn.Module, x: Any) -> None:
 def _output(model: nn.Module, x: Any, batch_size: int | None) -> Tensor:
     """Run a model of one output, in float64 and without gradients; the model is left as it is."""
     parts = [seen.output for seen in passes.over(model, x, batch_size=batch_size)]
-    found = torch.cat(parts).double().cpu()
-    if found.numel() != len(found):
+    predictions = torch.cat(parts).double().cpu()
+    if predictions.numel() != len(predictions):
         raise ValueError(
-            f"CrossBands needs models of one output, got shape {tuple(found.shape)}: use one for "
-            "each output"
+            f"CrossBands needs models of one output, got shape {tuple(predictions.shape)}: "
+            "use one for each output"
         )
-    return found.reshape(-1)
+    return predictions.reshape(-1)
 
 
 __all__ = ["CrossBands"]

@@ -84,10 +84,10 @@ class Distribution:
     >>> import ffcp
     >>> model, x = torch.nn.Linear(2, 1), torch.randn(99, 2)  # yours is trained
     >>> y = model(x).detach()[:, 0] + torch.arange(99.0)
-    >>> found = ffcp.CP(model).calibrate(x, y).predict_distribution(x[:1])
-    >>> (found.quantile((0.1, 0.5, 0.9)) - found.prediction).flatten().round()
+    >>> system = ffcp.CP(model).calibrate(x, y).predict_distribution(x[:1])
+    >>> (system.quantile((0.1, 0.5, 0.9)) - system.prediction).flatten().round()
     tensor([ 9., 49., 89.])
-    >>> found.cdf(found.prediction + 9.5)
+    >>> system.cdf(system.prediction + 9.5)
     tensor([[0.1050]], dtype=torch.float64)
     """
 
@@ -182,8 +182,8 @@ class Distribution:
         for part in self._parts():
             place = (drawn[:, part.rows, part.output] * len(part.scores)).long()
             scores[:, part.rows, part.output] = part.scores[place]
-        found = self._cut(self._family.at(self._curve, scores)).to(self.prediction.dtype)
-        return found.reshape(n, *self.prediction.shape)
+        values = self._cut(self._family.at(self._curve, scores)).to(self.prediction.dtype)
+        return values.reshape(n, *self.prediction.shape)
 
     # -- how ----------------------------------------------------------------------------------
 

@@ -127,8 +127,8 @@ class RiskControl(Predictor):
     >>> model, x = nn.Linear(4, 6), torch.randn(400, 4)  # yours is trained
     >>> y = torch.rand(400, 6) < model(x).sigmoid()
     >>> risk = RiskControl(model, "false_negatives").calibrate(x[:300], y[:300])
-    >>> found = risk.predict_set(x[300:], alpha=0.1)
-    >>> found.sets.shape
+    >>> controlled = risk.predict_set(x[300:], alpha=0.1)
+    >>> controlled.sets.shape
     torch.Size([100, 6])
     """
 

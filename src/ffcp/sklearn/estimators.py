@@ -230,8 +230,8 @@ class SetClassifier(ClassifierMixin, _Conformal):  # type: ignore[misc]
     def predict(self, X: Any) -> Array:
         """Predict the most probable class."""
         best = self.predict_proba(X).argmax(axis=1)
-        found: Array = self.classes_[best]
-        return found
+        sets: Array = self.classes_[best]
+        return sets
 
     def predict_proba(self, X: Any) -> Array:
         """Give the probabilities of all classes, in the order of ``classes_``."""
@@ -245,8 +245,8 @@ class SetClassifier(ClassifierMixin, _Conformal):  # type: ignore[misc]
         """Say which classes are in the set of each row, shape (n, K), booleans."""
         x = self._x(X)
         level = self.alpha if alpha is None else alpha
-        found = self.predictor_.predict_set(self.source_.inputs(x), level)
-        return self._contained(found.mask.numpy(), [str(name) for name in self.classes_], X)
+        sets = self.predictor_.predict_set(self.source_.inputs(x), level)
+        return self._contained(sets.mask.numpy(), [str(name) for name in self.classes_], X)
 
 
 def _bands(given: Source, method: Any, seed: int) -> Any:

@@ -35,8 +35,8 @@ class NetworkSource:
 
     def outputs(self, x: Array) -> Array:
         """Run the network: numbers (n,), or logits (n, K)."""
-        found = torch.cat([seen.output for seen in passes.over(self.model, self.inputs(x))])
-        return found.double().numpy()
+        result = torch.cat([seen.output for seen in passes.over(self.model, self.inputs(x))])
+        return result.double().numpy()
 
 
 class Beside(nn.Module):
@@ -65,10 +65,10 @@ class StoredSource:
 
     def inputs(self, x: Array) -> Tensor:
         """Give what the predictor takes: predictions, and beside numbers what they come from."""
-        found = self.outputs(x)
+        result = self.outputs(x)
         if self.classes is None:
-            found = np.column_stack([found, np.asarray(x, dtype=np.float64)])
-        return torch.from_numpy(found)
+            result = np.column_stack([result, np.asarray(x, dtype=np.float64)])
+        return torch.from_numpy(result)
 
     def outputs(self, x: Array) -> Array:
         """Ask the estimator: numbers (n,), or logarithms of probabilities (n, K)."""
@@ -132,10 +132,10 @@ def _trained(network: nn.Module, x: Array, y: Array, classify: bool, seed: int) 
     optimizer = torch.optim.Adam(network.parameters(), lr=1e-3)
 
     def loss(some: Tensor) -> Tensor:
-        found = network(rows[some])
+        outputs = network(rows[some])
         if classify:
-            return nn.functional.cross_entropy(found, target[some])
-        return nn.functional.mse_loss(found.reshape(-1), target[some])
+            return nn.functional.cross_entropy(outputs, target[some])
+        return nn.functional.mse_loss(outputs.reshape(-1), target[some])
 
     best, kept, waited = np.inf, copy.deepcopy(network.state_dict()), 0
     with torch.random.fork_rng():

@@ -121,10 +121,10 @@ class FittedTable:
             ``reason`` says why.
         """
         frame = table if isinstance(table, pd.DataFrame) else reading.read(table)
-        found = self.predicted(frame, alpha)
-        for remark in found.remarks:
+        made = self.predicted(frame, alpha)
+        for remark in made.remarks:
             warnings.warn(remark, FFCPWarning, stacklevel=2)
-        return found.bands
+        return made.bands
 
     def predicted(self, frame: pd.DataFrame, alpha: Any = None, first_row: int = 0) -> Predicted:
         """Predict the rows of a frame, which are these rows of a larger table."""
@@ -141,14 +141,14 @@ class FittedTable:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", FFCPWarning)
             if self.about.classes:
-                found = self._sets(x, alpha, labels, first_row)
+                made = self._sets(x, alpha, labels, first_row)
             else:
-                found = self._bands(x, alpha, labels)
+                made = self._bands(x, alpha, labels)
         said = [str(warning.message) for warning in caught if warning.category is FFCPWarning]
         remarks += said
-        for name, values in found.items():
+        for name, values in made.items():
             empty.loc[usable, name] = values
-        if "upper" in found:
+        if "upper" in made:
             self._say_infinite(empty, said)
         return Predicted(empty, remarks)
 
@@ -173,11 +173,11 @@ class FittedTable:
     def _groups(self, frame: pd.DataFrame, reasons: np.ndarray[Any, Any]) -> Any:
         if self.about.group is None:
             return None
-        found = targets.groups(frame, self.about.group)
-        unknown = ~np.isin(found.astype(str), np.array(self.about.groups))
+        made = targets.groups(frame, self.about.group)
+        unknown = ~np.isin(made.astype(str), np.array(self.about.groups))
         for row in np.flatnonzero(unknown & (reasons == "")):
-            reasons[row] = f"{self.about.group}: no row of group {found[row]!r} calibrated"
-        return found
+            reasons[row] = f"{self.about.group}: no row of group {made[row]!r} calibrated"
+        return made
 
     def _bands(self, x: Tensor, alpha: Any, groups: Any) -> dict[str, Any]:
         about = self.about
@@ -191,12 +191,12 @@ class FittedTable:
         return {name: np.fmin(np.fmax(values, low), high) for name, values in ends.items()}
 
     def _sets(self, x: Tensor, alpha: Any, groups: Any, first_row: int) -> dict[str, Any]:
-        found = self.predictor.predict_set(x, alpha, groups=groups, first_row=first_row)
-        labels = found.labels
+        made = self.predictor.predict_set(x, alpha, groups=groups, first_row=first_row)
+        labels = made.labels
         return {
             "prediction": [row[0] for row in labels],
             "labels": ["|".join(row) for row in labels],
-            "size": found.sizes.numpy().astype(np.float64),
+            "size": made.sizes.numpy().astype(np.float64),
         }
 
     def _say_infinite(self, bands: pd.DataFrame, said: list[str]) -> None:
@@ -218,13 +218,13 @@ class FittedTable:
         with reading.Writer(out) as writer:
             row = 0
             for frame in reading.chunks(table, rows):
-                found = self.predicted(frame, alpha, first_row=row)
+                made = self.predicted(frame, alpha, first_row=row)
                 taken = {
-                    name: f"ffcp_{name}" if name in frame.columns else name for name in found.bands
+                    name: f"ffcp_{name}" if name in frame.columns else name for name in made.bands
                 }
-                writer.add(pd.concat([frame, found.bands.rename(columns=taken)], axis=1))
+                writer.add(pd.concat([frame, made.bands.rename(columns=taken)], axis=1))
                 row += len(frame)
-                yield found
+                yield made
 
     # -- checking ---------------------------------------------------------------------------
 
@@ -245,10 +245,10 @@ class FittedTable:
         bands = self.predicted(known, alpha).bands
         name = group or self.about.group
         groups = None if name is None else targets.groups(known, name)
-        found = measuring.measure(bands, y, float(alpha), known, self.columns[0], groups, name)
-        if not found.rows:
+        made = measuring.measure(bands, y, float(alpha), known, self.columns[0], groups, name)
+        if not made.rows:
             raise TableError(f"no row could be predicted: {bands['reason'].iloc[0]}")
-        return found
+        return made
 
     def _labelled(self, table: Any) -> tuple[pd.DataFrame, np.ndarray[Any, Any]]:
         """Give the rows of a table whose target is known, and their targets."""
@@ -304,15 +304,15 @@ class FittedTable:
         of_each = None if groups is None else groups[order]
         return monitor.update(x[torch.from_numpy(order)], y[order], groups=of_each)
 
-    def still_covers(self, found: Measured, alpha: Any = None) -> float:
+    def still_covers(self, made: Measured, alpha: Any = None) -> float:
         """Give the chance of coverage this low or lower, had nothing changed since calibration."""
         alpha = self.about.alpha if alpha is None else alpha
-        hits = round(found.coverage * found.rows)
+        hits = round(made.coverage * made.rows)
         if self.about.folds:  # the theorem of the folds has no law: the promise is taken as exact
             alpha = min(0.999, 1 - self.predictor.guarantee(alpha))
-            return measuring.chance_of_fewer(hits, found.rows, 10**9, alpha)
+            return measuring.chance_of_fewer(hits, made.rows, 10**9, alpha)
         calibrated = self.about.rows["calibrate"]
-        return measuring.chance_of_fewer(hits, found.rows, calibrated, alpha)
+        return measuring.chance_of_fewer(hits, made.rows, calibrated, alpha)
 
     def curve(self, frame: pd.DataFrame, y: np.ndarray[Any, Any]) -> tuple[float, ...]:
         """Give promised and found coverage at many levels, one pair after the other."""

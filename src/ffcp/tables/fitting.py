@@ -99,8 +99,8 @@ def fit(
     division = dividing.divide(len(known), alpha, seed, crossing=crossing, order=order)
     work = _Work(known, goal, division, target, support, alpha, seed, minutes * 60, progress)
     with _own_random_numbers(seed):
-        found = work.cross(side) if division.folds is not None else work.split(group, side)
-    predictor = found.predictor
+        made = work.cross(side) if division.folds is not None else work.split(group, side)
+    predictor = made.predictor
     groups = None if group is None else targets.groups(known, group)
     about = About(
         version=ffcp.__version__,
@@ -114,17 +114,17 @@ def fit(
         groups=() if groups is None else tuple(sorted(set(groups[division.calibrate]))),
         time=time,
         seed=seed,
-        centre=found.centre,
-        scale=found.scale,
+        centre=made.centre,
+        scale=made.scale,
         rows=division.counts(),
-        folds=0 if division.folds is None else len(found.networks),
+        folds=0 if division.folds is None else len(made.networks),
         method=_method(predictor),
         guarantee=_guarantee(predictor, alpha, group, time, division),
-        training=tuple(found.training),
+        training=tuple(made.training),
         decisions=(),
         tested=None,
     )
-    fitted = FittedTable(about, found.columns, found.networks, predictor)
+    fitted = FittedTable(about, made.columns, made.networks, predictor)
     return _tested(fitted, known, goal, division, groups, decisions, progress)
 
 

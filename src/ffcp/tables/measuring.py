@@ -125,12 +125,14 @@ def _parts(slices: list[tuple[str, str, Array]], hits: Array, size: Array) -> tu
     """Measure slices of the rows, with intervals that hold for all of them at once."""
     made = []
     for column, value, rows in slices:
-        found = metrics.Coverage(
+        covered = metrics.Coverage(
             float(hits[rows].mean()), int(rows.sum()), 1 - 0.05 / max(1, len(slices))
         )
         finite = size[rows][np.isfinite(size[rows])]
         mean = float(finite.mean()) if len(finite) else math.inf
-        made.append(Part(column, value, found.rows, float(found), found.low, found.high, mean))
+        made.append(
+            Part(column, value, covered.rows, float(covered), covered.low, covered.high, mean)
+        )
     return tuple(made)
 
 
@@ -139,9 +141,9 @@ def _slices(frame: pd.DataFrame, columns: Columns) -> Any:
     for column in columns.used:
         series = frame[column.name]
         if column.kind == CATEGORY:
-            found = cells.words(series)
+            covered = cells.words(series)
             for level in column.levels[:_LEVELS]:
-                yield column.name, level, found == level
+                yield column.name, level, covered == level
             continue
         if column.kind == NUMBER:
             values = cells.numbers(series, frame.attrs.get("decimal", "."))[0]

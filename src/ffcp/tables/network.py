@@ -103,8 +103,8 @@ class TableNetwork(nn.Module):
         numbers = self.shape.numbers
         parts = [] if self.embed is None else [self.embed(x[:, :numbers]).flatten(1)]
         wide = torch.cat([*parts, x[:, numbers:]], dim=1)
-        found: Tensor = self.output(self.backbone(self.view(wide)))
-        return found
+        result: Tensor = self.output(self.backbone(self.view(wide)))
+        return result
 
     def forward(self, x: Tensor) -> Tensor:
         """Give the mean over the members, shape (n, outputs)."""
@@ -143,8 +143,8 @@ class Placed(nn.Module):
         """Give the prediction in float64, shape (n, 1)."""
         shape = self.network.shape
         own = x[:, self.start : self.start + shape.numbers + shape.flags]
-        found: Tensor = self.network(own).double() * self.units[1] + self.units[0]
-        return found
+        output: Tensor = self.network(own).double() * self.units[1] + self.units[0]
+        return output
 
     def extra_repr(self) -> str:
         """Show where its columns begin."""

@@ -141,8 +141,8 @@ def _delimiter(lines: list[str]) -> str:
     """Take the sign that divides all lines into the same number of cells, and into most."""
 
     def cells(sign: str) -> tuple[bool, int]:
-        found = [len(row) for row in csv.reader(lines[:200], delimiter=sign) if row]
-        return len(set(found)) == 1, found[0]
+        widths = [len(row) for row in csv.reader(lines[:200], delimiter=sign) if row]
+        return len(set(widths)) == 1, widths[0]
 
     counts = {sign: cells(sign) for sign in _DELIMITERS}
     steady = {sign: count for sign, (same, count) in counts.items() if same and count > 1}

@@ -117,6 +117,6 @@ def times(frame: pd.DataFrame, name: str) -> np.ndarray[Any, Any]:
 
 def groups(frame: pd.DataFrame, name: str) -> np.ndarray[Any, Any]:
     """Read the column of groups; rows without one are a group of their own."""
-    found = cells.words(column(frame, name, "--group"))
-    found[found == ""] = "(missing)"
-    return found
+    names = cells.words(column(frame, name, "--group"))
+    names[names == ""] = "(missing)"
+    return names

@@ -105,12 +105,12 @@ def train(
 
 def _step(network: TableNetwork, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> None:
     """Let every member learn on its own: the loss is the mean of theirs, not that of their mean."""
-    found = network.members(x)
-    members = found.shape[1]
+    outputs = network.members(x)
+    members = outputs.shape[1]
     if y.is_floating_point():
-        loss = nn.functional.mse_loss(found[..., 0], y[:, None].expand(-1, members))
+        loss = nn.functional.mse_loss(outputs[..., 0], y[:, None].expand(-1, members))
     else:
-        loss = nn.functional.cross_entropy(found.flatten(0, 1), y.repeat_interleave(members))
+        loss = nn.functional.cross_entropy(outputs.flatten(0, 1), y.repeat_interleave(members))
     optimizer.zero_grad()
     loss.backward()
     nn.utils.clip_grad_norm_(network.parameters(), 1.0)
@@ -123,9 +123,9 @@ def loss_on(network: TableNetwork, x: Tensor, y: Tensor) -> float:
     network.eval()
     total = 0.0
     for rows in torch.arange(len(x)).split(2048):
-        found = network(x[rows])
+        outputs = network(x[rows])
         if y.is_floating_point():
-            total += float((found[:, 0] - y[rows]).square().sum())
+            total += float((outputs[:, 0] - y[rows]).square().sum())
         else:
-            total += float(nn.functional.cross_entropy(found, y[rows], reduction="sum"))
+            total += float(nn.functional.cross_entropy(outputs, y[rows], reduction="sum"))
     return total / len(x)

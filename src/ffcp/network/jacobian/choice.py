@@ -60,8 +60,8 @@ def _exact(model: nn.Module, x: Any, tap: Tapped, norm: float) -> dict[str, Tens
     """Take exact norms: those at narrow features from their side, the others from the outputs'."""
     if tap.prediction[0].numel() <= _FEW_OUTPUTS:
         return exact(tap, norm)
-    found = {name: _narrow(model, x, tap, name, norm) for name in tap.edges}
-    narrow = {name: norms for name, norms in found.items() if norms is not None}
+    tried = {name: _narrow(model, x, tap, name, norm) for name in tap.edges}
+    narrow = {name: norms for name, norms in tried.items() if norms is not None}
     rest = [name for name in tap.edges if name not in narrow]
     # One backward pass for each output serves all that are left.
     return {**narrow, **(exact(tap.only(*rest), norm) if rest else {})}

@@ -42,9 +42,9 @@ def take_curvature(
                 "along the gradient at one: choose a layer that returns one tensor"
             )
     edges = [tap.edges[name][0] for name in names]
-    found = torch.autograd.grad(tap.prediction.sum(), edges, retain_graph=True, allow_unused=True)
+    result = torch.autograd.grad(tap.prediction.sum(), edges, retain_graph=True, allow_unused=True)
     gradients = {
-        name: reached(name, [gradient])[0] for name, gradient in zip(names, found, strict=True)
+        name: reached(name, [gradient])[0] for name, gradient in zip(names, result, strict=True)
     }
     curvature = {
         name: _along(model, x, tap, name, gradient, step) for name, gradient in gradients.items()

@@ -109,9 +109,9 @@ class BoostedQuantiles:
             asked = columns.gather(1, flat["feature"][node])
             goes_left = asked.double() <= flat["threshold"][node]
             node = offset + torch.where(goes_left, flat["left"][node], flat["right"][node])
-        found = flat["value"][node].unflatten(1, shape[:-1]).sum(dim=-1) + t["start"]
+        sums = flat["value"][node].unflatten(1, shape[:-1]).sum(dim=-1) + t["start"]
         # Trees of different levels know nothing of each other: in order, they cannot cross.
-        knots = found.sort(dim=-1).values @ _TO_LEVELS
+        knots = sums.sort(dim=-1).values @ _TO_LEVELS
         apart = _SMALLEST * torch.arange(len(LEVELS), dtype=torch.float64)
         quantiles: Tensor = (knots + apart) * t["unit"].double()[:, None]
         return quantiles
