@@ -161,7 +161,9 @@ set aside.
   networks.
 - **CHR** and **CIR** (`benchmarks/bands/research.py`): conformal histogram regression (Sesia and
   Romano, 2021) and conditional interquantile regression (Guo, Luo and Zhou, 2026, as we read it),
-  our own code, on the very quantiles of Learned: what differs is the family of sets.
+  our own code, on the very quantiles of Learned: what differs is the family of sets. A histogram
+  ends at the largest training residuals; where calibration rows lie beyond them too often, its
+  bands are infinite.
 - **opponent** (`benchmarks/opponent.py`): the 5 % and 95 % quantiles of the residual by
   scikit-learn's gradient boosting from prediction, gradient norms, last hidden layer and input,
   calibrated on all calibration rows.
@@ -206,7 +208,7 @@ def text(results: Results, times: Timed | None = None) -> str:
         head,
         f"\n## The bands\n\n{bands}\n{compared}",
         _PICTURE,
-        f"\n## When each wins\n\n{wins(results)}\n{chosen}",
+        f"\n## When each wins\n\n{wins(results)}\n{losses(results)}\n{chosen}",
         _TIME + "\n" + seconds,
         _PROMISE + "\n" + thirds,
         f"\n## Limits\n\nThose that were set beforehand. {_markdown(held)}",
@@ -250,6 +252,25 @@ def wins(results: Results) -> str:
         listed = "; ".join(f"{plain[m]} on {', '.join(where)}" for m, where in winners.items())
         sentences.append(f"Of CP, FFCP, LCP and Learned, the best {name} has: {listed}.\n")
     return "\n".join(sentences)
+
+
+def losses(results: Results) -> str:
+    """Say where Auto is behind a method that a user could have taken instead."""
+    behind = []
+    for name in (CP, FFCP, LCP, *PEERS):
+        for data, each in ratios(results, of(AUTO, "score"), of(name, "score")).items():
+            if (mean := ratio([each])).value > 1:
+                rows = next(iter(results[data].values()))[AUTO].calibrated
+                behind.append(f"{name} on {data} ({mean}, {rows:,} calibration rows)")
+    if not behind:
+        return (
+            "On every data set Auto has a better interval score than CP, FFCP, LCP and the peers.\n"
+        )
+    return (
+        f"Auto's interval score is behind, as a ratio: {'; '.join(behind)}. Where noise is the "
+        "same everywhere there is nothing to learn, and a choice among twenty candidates, made on "
+        "a share of few rows, costs more than it brings: take `CP` there.\n"
+    )
 
 
 def _markdown(lines: Lines) -> str:
