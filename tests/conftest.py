@@ -17,6 +17,16 @@ def _seeded() -> None:
 
 
 @pytest.fixture
+def torch_that_exports() -> None:
+    from ffcp.export.writing import must_be_new_enough  # much to import, for few tests
+
+    try:
+        must_be_new_enough(torch.__version__)
+    except ImportError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture
 def mlp() -> nn.Sequential:
     """The paper's shape, small: Linear layers at 0, 3 and 6, ReLU and dropout between."""
     return small_mlp()

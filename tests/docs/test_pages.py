@@ -53,10 +53,13 @@ AFTER: dict[str, Callable[[dict[str, Any], str], None]] = {
 @pytest.mark.filterwarnings("ignore::ffcp.FFCPWarning")
 def test_blocks_run_one_after_the_other(
     page: Path,
+    request: pytest.FixtureRequest,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    if page.name == "deploy.md":
+        request.getfixturevalue("torch_that_exports")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MPLBACKEND", "Agg")
     monkeypatch.setattr(network, "_EPOCHS", 3)

@@ -32,6 +32,7 @@ from ffcp.network import inputs
 from ffcp.predictor import Predictor
 from ffcp.regression.predictor import BandPredictor
 
+_OLDEST = (2, 5)  # of torch: before, torch.onnx.export takes no program of torch.export
 _TRIED = (Fraction(1, 10), Fraction(1, 4))  # where alpha is an input
 
 
@@ -47,6 +48,7 @@ def export(
         _must_be_installed(package)
     predictor._must_be_calibrated()
     accepting.check(predictor)
+    must_be_new_enough(torch.__version__)
     exact = _checked_alphas(alphas)
     _check_random(predictor, random)
     data = _Writing(predictor, example, exact, random).data()
@@ -207,6 +209,21 @@ def _must_be_installed(package: str) -> None:
         raise ImportError(
             f"export needs {package}: install it with pip install 'ffcp[export]'"
         ) from error
+
+
+def must_be_new_enough(version: str) -> None:
+    """Refuse a torch that cannot translate what it wrote down itself.
+
+    >>> must_be_new_enough("2.4.1+cpu")
+    Traceback (most recent call last):
+    ImportError: export needs torch 2.5 or newer, and is tested with 2.13; this is 2.4.1+cpu.
+    All else in ffcp works with it
+    """
+    if tuple(int(part) for part in version.split(".")[:2]) < _OLDEST:
+        raise ImportError(
+            f"export needs torch 2.5 or newer, and is tested with 2.13; this is {version}. "
+            "All else in ffcp works with it"
+        )
 
 
 def _checked_alphas(alphas: Sequence[Any] | None) -> list[Fraction] | None:

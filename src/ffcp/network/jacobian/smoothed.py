@@ -42,4 +42,5 @@ class Noise:
 
 def _mixed(seed: int, number: int) -> int:
     """Make one seed of two numbers, so that streams of neighbouring seeds do not meet."""
-    return int(np.random.SeedSequence([seed, number]).generate_state(1, np.uint64)[0] >> 1)
+    # Shifted as a Python integer: numpy 1 cannot shift one uint64.
+    return int(np.random.SeedSequence([seed, number]).generate_state(1, np.uint64)[0]) >> 1
