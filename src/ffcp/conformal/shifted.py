@@ -56,7 +56,7 @@ class WeightedLocal(Local):
     >>> near.add(points, {"embedding": points, "weight": torch.ones(40)})
     >>> new = {"embedding": torch.tensor([[10.0], [10.0]])}
     >>> near.threshold(0.2, {**new, "ratio.weight": torch.tensor([1.0, 20.0])})[:, 0]
-    tensor([14., inf], dtype=torch.float64)
+    tensor([11., inf], dtype=torch.float64)
     """
 
     weight: Tensor
