@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
-from torch import nn
+from torch import Tensor, nn
 
 
 @dataclass
@@ -20,16 +22,36 @@ class Count:
 
 @contextmanager
 def counted_rows(model: nn.Module) -> Iterator[Count]:
-    """Count, by a hook on the model, the rows of all calls inside the block."""
+    """Count the rows of all calls of the model, or of twins of it, inside the block."""
     count = Count()
 
-    def look(module: nn.Module, args: tuple[Any, ...]) -> None:
-        count.rows += len(args[0])
+    def look(x: Tensor) -> None:
+        count.rows += len(x)
         count.calls += 1
 
-    # On the way in: hooks that only look at outputs are left out of copies of the model.
-    handle = model.register_forward_pre_hook(look)
-    try:
+    with seen_by(look, model):
         yield count
-    finally:
-        handle.remove()
+
+
+@contextmanager
+def seen_by(look: Callable[[Any], None], model: nn.Module) -> Iterator[None]:
+    """Show the first input of all calls of the model, or of twins of it, inside the block.
+
+    Not by a hook: those that only look, or that came after calibration, are no part of the model
+    and not called.
+    """
+    kind = type(model)
+    forward = kind.forward
+
+    @functools.wraps(forward)
+    def shown(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if _weights(module) == _weights(model):  # of which twins have no copy
+            look(args[0])
+        return forward(module, *args, **kwargs)
+
+    with mock.patch.object(kind, "forward", shown):
+        yield
+
+
+def _weights(module: nn.Module) -> dict[str, int]:
+    return {name: weight.data_ptr() for name, weight in module.named_parameters()}

@@ -232,8 +232,10 @@ def test_a_model_exported_for_some_numbers_of_rows_is_told_from_one_for_any() ->
             ffcp.CP(whole)
     rows = {0: torch.export.Dim("rows", min=2, max=50)}
     bounded = torch.export.export(model, (X[:40],), dynamic_shapes=(rows,)).module()
-    with pytest.raises(ValueError, match=r"does not take \d+ rows of this shape \(Guard failed"):
-        ffcp.CP(bounded).calibrate(X, Y)
+    if torch.__version__ >= "2.5":  # before, torch itself lets any number pass
+        too_many = r"does not take \d+ rows of this shape \(Guard failed"
+        with pytest.raises(ValueError, match=too_many):
+            ffcp.CP(bounded).calibrate(X, Y)
     some = ffcp.CP(bounded, batch_size=30).calibrate(X[:60], Y[:60])
     assert torch.isfinite(some(X[:60]).upper).all()
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import ffcp
 from tests.conftest import normal, small_mlp
+from tests.rows import seen_by
 
 ROWS, CHECKED = 240, 8  # rows of the data, and those that the row check looks at
 Y = normal(ROWS, seed=1)
@@ -43,19 +46,16 @@ METHODS = {
 }
 
 
-class PassCount:
-    """Counts how often each row went through a model."""
+@contextmanager
+def passes(model: nn.Module) -> Iterator[Tensor]:
+    """Count how often each row goes through a model."""
+    times = torch.zeros(ROWS, dtype=torch.int64)
 
-    def __init__(self, model: nn.Module) -> None:
-        self.times = torch.zeros(ROWS, dtype=torch.int64)
-        # On the way in: hooks that only look at outputs are left out of copies of the model.
-        model.register_forward_pre_hook(self._count)
+    def count(x: Tensor) -> None:
+        times.add_(torch.bincount(x[:, 3].long(), minlength=ROWS))
 
-    def __deepcopy__(self, memo: dict) -> PassCount:
-        return self  # one count, whichever copy of the model is run
-
-    def _count(self, module: nn.Module, args: tuple) -> None:
-        self.times += torch.bincount(args[0][:, 3].long(), minlength=ROWS)
+    with seen_by(count, model):
+        yield times
 
 
 @pytest.mark.parametrize("data", ["arrays", "arrays in batches", "loader"])
@@ -63,15 +63,14 @@ class PassCount:
 def test_calibrating_passes_every_row_once(name: str, data: str) -> None:
     predictor = METHODS[name]()
     predictor.batch_size = 50 if data == "arrays in batches" else None
-    count = PassCount(predictor.model)
-    with warnings.catch_warnings():
+    with passes(predictor.model) as times, warnings.catch_warnings():
         warnings.simplefilter("ignore", ffcp.FFCPWarning)
         if data == "loader":
             predictor.calibrate(DataLoader(TensorDataset(X, Y), batch_size=50))
         else:
             predictor.calibrate(X, Y)
-    assert (count.times[CHECKED:] == 1).all()
-    assert int(count.times[:CHECKED].max()) <= 9  # the row check, and the search for layers
+    assert (times[CHECKED:] == 1).all()
+    assert int(times[:CHECKED].max()) <= 9  # the row check, and the search for layers
 
 
 @pytest.mark.parametrize("batch_size", [None, 50])
@@ -82,17 +81,17 @@ def test_predicting_and_scoring_pass_every_row_once(name: str, batch_size: int |
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ffcp.FFCPWarning)
         predictor.calibrate(X, Y)
-        count = PassCount(predictor.model)
-        predictor.predict_interval(X)
-    assert (count.times == 1).all()
-    predictor.score(X, Y)
-    assert (count.times == 2).all()
+        with passes(predictor.model) as times:
+            predictor.predict_interval(X)
+            assert (times == 1).all()
+            predictor.score(X, Y)
+            assert (times == 2).all()
 
 
 def test_random_thresholds_are_looked_up_after_one_pass() -> None:
     localizer = ffcp.Localizer("gaussian", on="input", bandwidth=100.0)
     predictor = ffcp.LCP(small_mlp(), localizer, guarantee="random", batch_size=50)
     predictor.calibrate(X, Y)
-    count = PassCount(predictor.model)
-    predictor.predict_interval(X)
-    assert (count.times == 1).all()
+    with passes(predictor.model) as times:
+        predictor.predict_interval(X)
+    assert (times == 1).all()

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import ffcp
 from ffcp import files
 from tests.conftest import normal, small_mlp
+from tests.rows import seen_by
 
 X, Y, NEW = normal(200, 4, seed=0), normal(200, seed=1), normal(50, 4, seed=2)
 
@@ -200,8 +201,10 @@ def test_the_graph_of_a_batch_is_freed_before_the_next(mlp: nn.Module) -> None:
             self.tensor = tensor
             held.add(self)
 
-    mlp.register_forward_pre_hook(lambda *_: at_start.append(len(held)))
-    with torch.autograd.graph.saved_tensors_hooks(Held, lambda kept: kept.tensor):
+    with (
+        seen_by(lambda _: at_start.append(len(held)), mlp),
+        torch.autograd.graph.saved_tensors_hooks(Held, lambda kept: kept.tensor),
+    ):
         predictor.predict_interval(X)
         assert len(held) == 0
         kept = mlp(X)
