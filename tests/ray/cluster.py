@@ -47,21 +47,25 @@ class Showing(nn.Module):
 
 
 class Two:
-    """A head, where the driver is, and a second node."""
+    """A head, where the driver is, and a second node: of three workers with a seat it has one."""
 
     def __init__(self) -> None:
-        quiet = {"num_cpus": 1, "object_store_memory": _STORE, "include_dashboard": False}
-        self.cluster = Cluster(initialize_head=True, head_node_args=quiet)
+        head = {"num_cpus": 1, "object_store_memory": _STORE, "include_dashboard": False}
+        self.cluster = Cluster(
+            initialize_head=True, head_node_args={**head, "resources": {"seat": 2}}
+        )
         self.add()
         ray.init(address=self.cluster.address, log_to_driver=False, logging_level="ERROR")
         context = ray.data.DataContext.get_current()
         context.enable_progress_bars = False
-        context.wait_for_min_actors_s = PATIENCE  # both workers are there when work begins
+        context.wait_for_min_actors_s = PATIENCE  # all workers are there when work begins
         logging.getLogger("ray.data").setLevel(logging.ERROR)
 
     def add(self) -> None:
         """Let there be a second node."""
-        self.second = self.cluster.add_node(num_cpus=1, object_store_memory=_STORE)
+        self.second = self.cluster.add_node(
+            num_cpus=1, object_store_memory=_STORE, resources={"seat": 1}
+        )
         self.cluster.wait_for_nodes()
 
     def remove(self) -> None:
@@ -99,7 +103,7 @@ def meanwhile(work: Callable[[], Any]) -> Iterator[None]:
         except BaseException as error:
             failed.append(error)
 
-    thread = threading.Thread(target=run)
+    thread = threading.Thread(target=run, daemon=True)
     thread.start()
     try:
         yield
