@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
 
-.PHONY: demo check test test-slow lint docs pictures examples lowest newest bench bands reproduce quick clean
+.PHONY: demo check test test-slow covered lint docs pictures examples lowest newest bench bands reproduce quick clean
 demo: .venv/.ready        ## train, calibrate, print the table, draw the bands
 	$(BIN)/ffcp demo
 
@@ -12,6 +12,10 @@ check: lint               ## lint, types and the fast tests, in a minute and a h
 
 test: lint                ## lint, types, doctests and all that a user relies on
 	$(PYTEST) -m "not slow"
+
+covered: .venv/.ready     ## the same tests, and which modules have lines that none of them runs
+	$(PYTEST) -m "not slow" --cov=src/ffcp --cov-report=
+	$(BIN)/python tools/covered.py
 
 test-slow: .venv/.ready   ## long fuzzing, browsers, killed processes, and `make quick`
 	$(PYTEST) -m slow

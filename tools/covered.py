@@ -1,0 +1,52 @@
+"""Print which modules have lines that no test runs, too many of them; fail if it is the core's.
+
+python -m pytest --cov=src/ffcp --cov-report= && python tools/covered.py
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from coverage import Coverage
+
+_PACKAGE = Path(__file__).parents[1] / "src/ffcp"
+_LEAST = 95.0  # percent of a module's lines
+_CORE = {
+    *("network", "conformal", "regression", "classification", "bounds", "metrics"),
+    *("predictor", "calibrating", "sharing", "files", "pieces", "recipes"),
+}
+
+
+def below(measured: Coverage) -> dict[Path, str]:
+    """Say of each module with too few lines run how many are, and which are not."""
+    found = {}
+    for file in sorted(_PACKAGE.rglob("*.py")):
+        _, lines, _, missing, ranges = measured.analysis2(str(file))
+        share = 100 * (1 - len(missing) / max(1, len(lines)))
+        if share < _LEAST:
+            found[file.relative_to(_PACKAGE)] = f"{share:5.1f} %, not {ranges}"
+    return found
+
+
+def of_core(module: Path) -> bool:
+    """Say whether the module is one that bands depend on."""
+    return module.with_suffix("").parts[0] in _CORE
+
+
+def main() -> int:
+    """Print one line per such module; give 1 if one of them is of the core."""
+    measured = Coverage()
+    measured.load()
+    found = below(measured)
+    print(f"Lines run by tests: {len(found)} modules of ffcp are under {_LEAST:g} %.")
+    for module, said in found.items():
+        print(f"  {'core!' if of_core(module) else '     '} {module!s:32} {said}")
+    core = sum(map(of_core, found))
+    if core:
+        print(f"{core} of them are of the core: test the lines named, or delete them.")
+    return 1 if core else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
