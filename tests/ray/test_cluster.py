@@ -88,26 +88,26 @@ def test_a_node_that_is_lost_changes_nothing(
     one = chosen(show).calibrate(frame[X], frame["y"])
     predictor, lost = chosen(show), two.second.node_id
 
-    def replace_node() -> None:
+    def scored() -> None:
+        calibrate(predictor, read(folder), x=X, y="y", id="id", workers=3, resources={"seat": 1})
+
+    with meanwhile(scored):  # one of the workers is on the node that is replaced
         when(lambda: len(signs(show)) >= 10 and lost in {node for node, _ in signs(show)})
         two.remove()
         two.add()
-
-    with meanwhile(replace_node):  # which one of the workers was on
-        calibrate(predictor, read(folder), x=X, y="y", id="id", workers=3, resources={"seat": 1})
     assert torch.equal(one.calibration.scores, predictor.calibration.scores)
     assert predictor.choice == one.choice
 
     for sign in show.iterdir():
         sign.unlink()
 
-    def remove_node() -> None:
+    bands = list[pd.DataFrame]()
+    rows = predict(predictor, read(folder), x=X, workers=3)
+    with meanwhile(lambda: bands.append(rows.to_pandas())):  # one node is left, and has to do
         when(lambda: len(signs(show)) >= 5)
         two.remove()
-
-    with meanwhile(remove_node):  # the other has to do
-        found = predict(predictor, read(folder), x=X, workers=3).to_pandas()
     two.add()
+    (found,) = bands
     assert sorted(found["id"]) == list(range(N))
     band = one.predict_interval(frame[X], 0.1)
     lower = found.sort_values("id")["lower"].to_numpy()
