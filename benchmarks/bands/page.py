@@ -267,9 +267,8 @@ def losses(results: Results) -> str:
             "On every data set Auto has a better interval score than CP, FFCP, LCP and the peers.\n"
         )
     return (
-        f"Auto's interval score is behind, as a ratio: {'; '.join(behind)}. Where noise is the "
-        "same everywhere there is nothing to learn, and a choice among twenty candidates, made on "
-        "a share of few rows, costs more than it brings: take `CP` there.\n"
+        f"Auto's interval score is behind, as a ratio: {'; '.join(behind)}. Few rows "
+        "choose among some twenty candidates there; whether that is the reason was not examined.\n"
     )
 
 
