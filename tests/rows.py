@@ -11,6 +11,8 @@ from unittest import mock
 
 from torch import Tensor, nn
 
+from ffcp.network.stack import Stack
+
 
 @dataclass
 class Count:
@@ -49,7 +51,16 @@ def seen_by(look: Callable[[Any], None], model: nn.Module) -> Iterator[None]:
             look(args[0])
         return forward(module, *args, **kwargs)
 
-    with mock.patch.object(kind, "forward", shown):
+    run = Stack.run
+
+    @functools.wraps(run)
+    def shown_run(stack: Stack, x: Tensor, *args: Any) -> Any:
+        used = {step.weight.data_ptr() for step in stack._steps if step.weight is not None}
+        if used <= set(_weights(model).values()):
+            look(x)
+        return run(stack, x, *args)
+
+    with mock.patch.object(kind, "forward", shown), mock.patch.object(Stack, "run", shown_run):
         yield
 
 

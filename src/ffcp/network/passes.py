@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from ffcp.network import checks, inputs, jacobian
 from ffcp.network.buffer import RowBuffer
 from ffcp.network.features import OUTPUT, Cut, is_inside, resolve
-from ffcp.network.jacobian import AUTO, Method, Smooth
+from ffcp.network.jacobian import AUTO, EXACT, Method, Smooth
 from ffcp.network.picking import Output, picking
+from ffcp.network.stack import stack_of
 from ffcp.network.twin import Stamp, borrowed, gives_back, renew, uncompiled
-from ffcp.pieces import Needs, Seen
+from ffcp.pieces import Needs, Seen, is_traced
 
 ONLY_OUTPUT = Needs()
 
@@ -97,39 +98,48 @@ class Pass:
         else:
             for key, tensor in inputs.leaves(x, "x"):
                 checks.finite(tensor, key, first_row)
-        plan, numbers = self._plan, range(first_row, first_row + rows)
-        with (
-            borrowed(self._model, self._now) as twin,
-            Cut(twin, plan.tapped, values=plan.recorded) as cut,
-        ):
+        with borrowed(self._model, self._now) as twin:
+            stack = stack_of(twin) if self._plan.is_plain and not is_traced() else None
+            if stack is not None and stack.takes(x, self._plan.inner):
+                output, norms = stack.run(x, self._plan.inner, self._needs.norm)
+                checks.finite(output, "the prediction", first_row)
+                seen = Seen(x, output, norms, {}, range(first_row, first_row + rows), groups)
+            else:
+                seen = self._cut(twin, x, range(first_row, first_row + rows), groups)
+        for name, values in seen.norms.items():
+            checks.finite(values, f"the gradient at feature {name!r}", first_row)
+        for name, values in seen.curvature.items():
+            checks.finite(values, f"the curvature at feature {name!r}", first_row)
+        return seen if self._plan.only_inner else self._with_output(seen)
+
+    def _cut(self, twin: nn.Module, x: Any, rows: range, groups: Any) -> Seen:
+        """Run one batch with hooks at the features, and take gradients from torch's graph."""
+        plan = self._plan
+        with Cut(twin, plan.tapped, values=plan.recorded) as cut:
             tap = cut(x)
-            output = tap.prediction
-            if output.requires_grad:
-                output = output.detach()
-            checks.finite(output, "the prediction", first_row)
+            output = tap.prediction.detach()
+            checks.finite(output, "the prediction", rows.start)
             if plan.only_output:
-                return Seen(x, output, {}, {}, numbers, groups)
+                return Seen(x, output, {}, {}, rows, groups)
             curvature: dict[str, Tensor] = {}
-            known = None
+            norms = None
             if plan.bent:
                 curvature, gradients = jacobian.take_curvature(
                     twin, x, tap, plan.bent, self._needs.step
                 )
-                known = jacobian.norms_of(gradients, plan.inner, self._needs, output)
-            norms = (
-                jacobian.take_norms(twin, x, tap, plan.inner, self._needs)
-                if known is None
-                else known
-            )
-        for name, values in norms.items():
-            checks.finite(values, f"the gradient at feature {name!r}", first_row)
-        for name, values in curvature.items():
-            checks.finite(values, f"the curvature at feature {name!r}", first_row)
+                norms = jacobian.norms_of(gradients, plan.inner, self._needs, output)
+            if norms is None:
+                norms = jacobian.take_norms(twin, x, tap, plan.inner, self._needs)
+        return Seen(x, output, norms, tap.values, rows, groups, curvature)
+
+    def _with_output(self, seen: Seen) -> Seen:
+        """Add what is known of the output itself without any pass."""
+        norms, curvature = dict(seen.norms), dict(seen.curvature)
         if OUTPUT in self._needs.norms:
-            norms[OUTPUT] = _ones(output, self._needs)
+            norms[OUTPUT] = _ones(seen.output, self._needs)
         if OUTPUT in self._needs.curvature:
-            curvature[OUTPUT] = torch.zeros_like(output)
-        return Seen(x, output, norms, tap.values, numbers, groups, curvature)
+            curvature[OUTPUT] = torch.zeros_like(seen.output)
+        return seen._replace(norms=norms, curvature=curvature)
 
 
 class _Plan(NamedTuple):
@@ -141,6 +151,8 @@ class _Plan(NamedTuple):
     recorded: list[str]  # the values of these are kept
     is_inside: bool  # whether any lies inside the model
     only_output: bool
+    only_inner: bool  # whether nothing is asked of the output
+    is_plain: bool  # whether nothing is asked but the output, and norms of its exact gradients
 
 
 @functools.lru_cache(maxsize=64)
@@ -156,7 +168,10 @@ def _planned(needs: Needs) -> _Plan:
     tapped = list(dict.fromkeys([*tapped, *bent]))
     recorded = list(dict.fromkeys([*needs.values, *bent]))
     only_output = not (needs.norms or needs.values or needs.curvature)
-    return _Plan(inner, bent, tapped, recorded, inside, only_output)
+    only_inner = OUTPUT not in (*needs.norms, *needs.curvature)
+    is_exact = needs.of is None and needs.method in (AUTO, EXACT)
+    is_plain = not (bent or recorded) and (is_exact or not inner)
+    return _Plan(inner, bent, tapped, recorded, inside, only_output, only_inner, is_plain)
 
 
 def part_of(seen: Seen, rows: slice) -> Seen:

@@ -37,25 +37,41 @@ def stamp(model: nn.Module) -> Stamp:
     Equal stamps mean the same layers and weights, unless something wrote to them behind the back
     of torch's version counters, as fused optimisers, ``.data`` and numpy do.
     """
-    # Taken several times in every call, so written out: model.modules() takes three times as long.
+    return stamped(model)[0]
+
+
+def stamped(model: nn.Module) -> tuple[Stamp, list[Tensor]]:
+    """Take the stamp of a model, and give the tensors that it speaks of."""
+    # Taken in every call, so written out: model.modules() takes three times as long.
     marks: list[Any] = []
+    tensors: list[Any] = []
     modules, known = [model], {id(model)}
     for module in modules:
-        marks.append(id(module))
-        for hooks in (module._forward_hooks, module._forward_pre_hooks):
-            if hooks:
-                marks.extend(hooks)
-        for tensors in (module._parameters, module._buffers):
-            if tensors:
-                for tensor in tensors.values():
-                    if tensor is not None:
-                        version = 0 if tensor.is_inference() else tensor._version
-                        marks += (id(tensor), tensor.data_ptr(), version)
-        for child in module._modules.values():
-            if child is not None and id(child) not in known:
-                known.add(id(child))
-                modules.append(child)
-    return tuple(marks)
+        if module._forward_hooks:
+            marks += module._forward_hooks
+        if module._forward_pre_hooks:
+            marks += module._forward_pre_hooks
+        if module._parameters:
+            tensors += module._parameters.values()
+        if module._buffers:
+            tensors += module._buffers.values()
+        if module._modules:
+            for child in module._modules.values():
+                if child is not None and id(child) not in known:
+                    known.add(id(child))
+                    modules.append(child)
+        marks.append(-len(tensors))  # which are this module's, and which the next one's
+    tensors = [tensor for tensor in tensors if tensor is not None]
+    places = [tensor.data_ptr() for tensor in tensors]
+    return (*marks, *map(id, modules), *map(id, tensors), *places, *versions(tensors)), tensors
+
+
+def versions(tensors: list[Tensor]) -> list[int]:
+    """Say how often tensors were written to; of those born in inference mode nobody counts it."""
+    try:
+        return [tensor._version for tensor in tensors]
+    except RuntimeError:
+        return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
 
 
 def twin_of(model: nn.Module, without: frozenset[Hook] | None = None) -> nn.Module | None:
@@ -152,7 +168,12 @@ def uncompiled(model: nn.Module) -> nn.Module:
 
 def is_twin(model: nn.Module) -> bool:
     """Say whether a module is a twin as a whole, or as good as one."""
-    return _MARK in model.__dict__ or gives_back(model)
+    return is_private(model) or gives_back(model)
+
+
+def is_private(model: nn.Module) -> bool:
+    """Say whether a module is a twin, which one call alone uses."""
+    return _MARK in model.__dict__
 
 
 def gives_back(model: nn.Module) -> bool:
@@ -180,6 +201,7 @@ class _Pool:
         self._waiting: list[nn.Module] = []
         self._watched: dict[int, tuple[set[Hook], frozenset[Hook]]] = {}  # twins that find out
         self.has_twins = True
+        self.runs_itself = False  # whether a call had to use the model itself
         self.hooks: frozenset[Hook] | None = None  # that were there when it was seen what they do
         self.changing: frozenset[Hook] = frozenset()  # those of them that are part of the function
 
@@ -195,6 +217,7 @@ class _Pool:
             if self._waiting:
                 return self._waiting.pop()
         twin = twin_of(model, self.unwanted(model)) if self.has_twins else None
+        self.runs_itself = twin is None
         if twin is None:
             self._alone.acquire()
         elif self.hooks is None:  # the first pass finds out what they do
@@ -229,6 +252,11 @@ def _pool(model: nn.Module) -> _Pool:
         with _POOLS_LOCK:
             pool = _POOLS.setdefault(model, _Pool())
     return pool
+
+
+def runs_itself(model: nn.Module) -> bool:
+    """Say whether calls use the model itself, because it has no twins."""
+    return _pool(model).runs_itself
 
 
 class borrowed:  # noqa: N801 - reads as a function; one made by contextmanager takes its time

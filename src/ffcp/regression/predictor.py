@@ -330,7 +330,9 @@ class BandPredictor(Predictor):
         if lower.device != outcome.device:
             lower, upper = lower.to(outcome.device), upper.to(outcome.device)
         shape = (len(threshold), *outcome.shape) if has_levels else outcome.shape
-        return Interval(lower.reshape(shape), upper.reshape(shape), outcome)
+        if lower.shape != shape:
+            lower, upper = lower.reshape(shape), upper.reshape(shape)
+        return Interval(lower, upper, outcome)
 
     def _warn_of_infinite(
         self, alpha: Any, infinite: Table, rows: int, confidence: Any = None
@@ -359,11 +361,11 @@ class BandPredictor(Predictor):
 
 def _blocks(seen: Seen, levels: int = 1) -> Iterator[tuple[Seen, slice]]:
     """Cut what a pass saw, so that float64 intermediates stay small beside the result."""
-    rows = len(seen.rows)
-    size = max(1, _BLOCK // max(1, levels * seen.output[0].numel()))
-    if rows <= size:
+    rows, numbers = len(seen.rows), levels * seen.output.numel()
+    if numbers <= _BLOCK:
         yield seen, slice(0, rows)
         return
+    size = max(1, _BLOCK * rows // numbers)
     for start in range(0, rows, size):
         part = slice(start, min(start + size, rows))
         yield passes.part_of(seen, part), part

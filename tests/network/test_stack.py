@@ -1,0 +1,175 @@
+"""Plain stacks are run and differentiated by hand: the same numbers, to the last bit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ffcp
+from ffcp.network import passes
+from ffcp.network.features import Cut
+from ffcp.network.jacobian.exact import exact
+from ffcp.network.stack import Stack, stack_of
+from ffcp.network.twin import borrowed
+
+ACTIVATIONS = (
+    nn.ReLU(), nn.ReLU(inplace=True), nn.LeakyReLU(0.2), nn.ELU(0.7), nn.GELU(),
+    nn.GELU(approximate="tanh"), nn.SiLU(), nn.Tanh(), nn.Sigmoid(), nn.Softplus(2.0, 3.0),
+)  # fmt: skip
+
+
+def by_graph(model: nn.Module, x: Tensor, names: list[str], norm: float) -> dict[str, Tensor]:
+    with Cut(model, names) as cut:
+        return exact(cut(x), norm)
+
+
+def network(activation: nn.Module, outputs: int = 1, last: nn.Module | None = None) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(5, 7), activation, nn.Dropout(),
+        nn.Sequential(nn.Linear(7, 6), nn.Tanh()), nn.Linear(6, outputs), last or nn.Identity(),
+    ).eval()  # fmt: skip
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS, ids=str)
+@pytest.mark.parametrize("outputs", [1, 3])
+@pytest.mark.parametrize("norm", [1, 2, float("inf")])
+def test_norms_are_those_of_torch_to_the_last_bit(
+    activation: nn.Module, outputs: int, norm: float
+) -> None:
+    model, x = network(activation, outputs), torch.randn(11, 5)
+    names = ["input", "0", "2", "3", "3.0"]
+    stack = Stack.of(model)
+    assert stack is not None
+    output, norms = stack.run(x, names, norm)
+    with torch.no_grad():
+        assert output.equal(model(x))
+    # Several outputs go through torch's graph in one batched pass, which rounds in another way.
+    expected = by_graph(model, x, names, norm)
+    for name in names:
+        if outputs == 1:
+            assert norms[name].equal(expected[name])
+        else:
+            torch.testing.assert_close(norms[name], expected[name])
+
+
+@pytest.mark.parametrize("last", [nn.Softplus(), nn.Sigmoid(), nn.Sequential(nn.Tanh(), nn.ReLU())])
+def test_an_activation_may_come_last(last: nn.Module) -> None:
+    model, x = network(nn.ReLU(), 2, last), torch.randn(9, 5)
+    stack = Stack.of(model)
+    assert stack is not None
+    _, norms = stack.run(x, ["0"], 2)
+    torch.testing.assert_close(norms["0"], by_graph(model, x, ["0"], 2)["0"])
+
+
+class _Doubled(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+def _hooked() -> nn.Module:
+    model = network(nn.ReLU())
+    model[0].register_forward_hook(lambda module, args, value: 2 * value)
+    return model
+
+
+def _patched() -> nn.Module:
+    model = network(nn.ReLU())
+    plain = model[0].forward
+    model[0].forward = lambda x: 2 * plain(x)  # type: ignore[method-assign]
+    return model
+
+
+def _twice() -> nn.Module:
+    layer = nn.Linear(5, 5)
+    return nn.Sequential(layer, nn.ReLU(), layer, nn.Linear(5, 1))
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        _hooked(),
+        _patched(),
+        _twice(),
+        nn.Sequential(_Doubled(5, 1)),
+        nn.Sequential(nn.Linear(5, 6), nn.SiLU(inplace=True), nn.Linear(6, 1)),
+        nn.Sequential(nn.Linear(5, 6), nn.LayerNorm(6), nn.Linear(6, 1)),
+        nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(5, 1))),
+        nn.Sequential(nn.ReLU()),
+    ],
+    ids=lambda model: "-".join(type(layer).__name__ for layer in model),
+)
+def test_what_is_more_than_its_type_says_is_left_to_torch(model: nn.Module) -> None:
+    assert Stack.of(model) is None
+
+
+def test_hooks_of_the_user_count_in_bands() -> None:
+    """A hook that changes a layer is part of the function, also if it comes to a plain stack."""
+    x, y = torch.randn(200, 5), torch.randn(200)
+    plain, hooked = network(nn.ReLU()), _hooked()
+    bands = [ffcp.FFCP(m, "0").calibrate(x, y).predict_interval(x) for m in (plain, hooked)]
+    assert not torch.allclose(bands[0].prediction, bands[1].prediction)
+    torch.testing.assert_close(bands[1].prediction, hooked(x).detach())
+
+
+def test_a_hook_on_all_modules_is_called() -> None:
+    model, x = network(nn.ReLU()), torch.randn(4, 5)
+    before = passes.see(model, x).output
+    handle = nn.modules.module.register_module_forward_hook(
+        lambda module, args, value: value + 1 if isinstance(module, nn.Linear) else None
+    )
+    try:
+        after = passes.see(model, x).output
+        expected = model(x).detach()
+    finally:
+        handle.remove()
+    assert after.equal(expected)
+    assert not after.equal(before)
+
+
+def test_a_forward_exchanged_for_all_layers_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = network(nn.ReLU()), torch.randn(4, 5)
+    plain = nn.Linear.forward
+    passes.see(model, x)  # reads the twin
+    monkeypatch.setattr(nn.Linear, "forward", lambda self, value: 2 * plain(self, value))
+    assert passes.see(model, x).output.equal(model(x).detach())
+
+
+def test_autocast_is_left_to_torch() -> None:
+    model, x = network(nn.ReLU()), torch.randn(4, 5)
+    with torch.autocast("cpu", torch.bfloat16):
+        seen = passes.see(model, x, passes.Needs(norms=("0",)))
+    assert seen.output.dtype == torch.bfloat16
+
+
+def test_rows_of_another_width_get_the_model_s_own_error() -> None:
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        passes.see(network(nn.ReLU()), torch.randn(4, 3))
+
+
+def test_a_twin_is_read_once_and_a_model_never() -> None:
+    model = network(nn.ReLU())
+    assert stack_of(model) is None
+    with borrowed(model) as twin:
+        assert stack_of(twin) is stack_of(twin) is not None
+    assert not any(name.startswith("_ffcp") for name in model.__dict__)
+
+
+def test_quantile_networks_agree_with_torch_in_bands() -> None:
+    """Two outputs by hand, and the same model wrapped so that torch's graph is taken."""
+
+    class Wrapped(nn.Module):
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(x)
+
+    model = network(nn.ReLU(), 2).double()
+    x, y = torch.randn(300, 5).double(), torch.randn(300).double()
+    by_hand = ffcp.FFCQR(model, "0").calibrate(x, y).predict_interval(x)
+    by_torch = ffcp.FFCQR(Wrapped(model), "inner.0").calibrate(x, y).predict_interval(x)
+    torch.testing.assert_close(by_hand.lower, by_torch.lower, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(by_hand.upper, by_torch.upper, rtol=1e-12, atol=1e-12)
