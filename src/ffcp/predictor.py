@@ -465,6 +465,17 @@ class Predictor(Sharing):
 
         export(self, path, example, alphas, random)
 
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Refuse to be compiled: most of a call looks at weights and numbers, not at the model.
+
+        docs/speed.md says what was measured.
+        """
+        raise RuntimeError(
+            f"{type(self).__name__} is not compiled, as that gains next to nothing: give it "
+            "torch.compile(model) if the model is large, or export(path, example) the band for a "
+            "server"
+        )
+
     @staticmethod
     def _warn(message: str) -> None:
         """Warn the user, at the first line that is not the library's own."""

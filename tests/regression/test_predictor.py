@@ -241,3 +241,8 @@ def test_saved_files_have_the_permissions_of_any_new_file(tmp_path) -> None:
     files.put(saved, b"x")
     assert saved.stat().st_mode == plain.stat().st_mode
     assert sorted(p.name for p in tmp_path.iterdir()) == ["plain", "saved"]
+
+
+def test_a_predictor_says_what_to_compile_in_its_place(mlp: nn.Module) -> None:
+    with pytest.raises(RuntimeError, match=r"torch\.compile\(model\)"):
+        ffcp.CP(mlp).compile()
