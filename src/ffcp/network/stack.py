@@ -65,6 +65,8 @@ class Stack:
             if type(layer) is nn.Sequential or type(layer) in _IDLE:
                 pass
             elif (step := _step_of(layer)) is not None:
+                if steps and steps[-1].weight is not None:  # a value that nobody else has
+                    step = step._replace(forward=_IN_PLACE.get(step.kind, step.forward))
                 steps.append(step)
             else:
                 return None
@@ -202,6 +204,11 @@ _SLOPES: dict[type[nn.Module], Callable[[Any], Slope]] = {
         )
     ),
 }
+
+# Spares memory; their slopes need no value before them.
+_IN_PLACE: dict[type[nn.Module], Callable[[Tensor], Tensor]] = {
+    nn.ReLU: torch.relu_, nn.Tanh: torch.tanh_, nn.Sigmoid: torch.sigmoid_,
+}  # fmt: skip
 
 # As torch has them: who exchanges one of them for all layers means it.
 _FORWARDS: dict[type[nn.Module], Any] = {kind: kind.forward for kind in _SLOPES}
