@@ -103,7 +103,8 @@ class Calibrating:
         if not open_pieces:
             return None
         most = max(piece.most_rows for piece in open_pieces)
-        return Division(self._choosing.fraction, self._choosing.seed, most)
+        early = self.scorer.early_rows if self.scorer.is_open else 0
+        return Division(self._choosing.fraction, self._choosing.seed, most, early)
 
     def note(self, batch: Batch | Noted) -> Columns:
         """Run the model on a batch, and note of its rows what scores and choices need."""

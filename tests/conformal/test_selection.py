@@ -18,12 +18,13 @@ fractions = st.floats(0.01, 0.99)
     fraction=fractions,
     seed=st.integers(0, 100),
     most=st.integers(0, 60),
+    early=st.integers(0, 100),
     cuts=st.lists(st.integers(0, 50), min_size=1, max_size=6),
 )
 def test_the_division_depends_on_the_position_alone(
-    fraction: float, seed: int, most: int, cuts: list[int]
+    fraction: float, seed: int, most: int, early: int, cuts: list[int]
 ) -> None:
-    division = Division(fraction, seed, most)
+    division = Division(fraction, seed, most, early)
     whole = division.mask(range(sum(cuts)))
     parts, start = [], 0
     for rows in cuts:
@@ -41,9 +42,13 @@ def test_a_worker_knows_its_rows_without_those_before(start: int, seed: int) -> 
     assert 7 <= int(division.mask(rows).sum()) <= 9
 
 
-@given(fraction=fractions, seed=st.integers(0, 100), most=st.integers(0, 60))
-def test_no_more_rows_than_allowed_are_set_aside(fraction: float, seed: int, most: int) -> None:
-    division = Division(fraction, seed, most)
+@given(
+    fraction=fractions, seed=st.integers(0, 9), most=st.integers(0, 60), early=st.integers(0, 100)
+)
+def test_no_more_rows_than_allowed_are_set_aside(
+    fraction: float, seed: int, most: int, early: int
+) -> None:
+    division = Division(fraction, seed, most, early)
     rows = division.end + 100
     mask = division.mask(range(rows))
     assert int(mask.sum()) <= most
@@ -55,6 +60,15 @@ def test_the_division_takes_the_asked_share(fraction: float) -> None:
     for most in (30, 10_000):
         mask = Division(fraction, 0, most).mask(range(1000))
         assert int(mask.sum()) == min(most, round(1000 * fraction))
+
+
+@pytest.mark.parametrize(("fraction", "at_first"), [(0.1, 0.2), (0.25, 0.5), (0.5, 0.5), (1, 1)])
+def test_twice_the_share_of_early_rows_is_set_aside_and_at_most_half(
+    fraction: float, at_first: float
+) -> None:
+    mask = Division(fraction, 0, 10_000, early=1000).mask(range(3000))
+    assert int(mask[:1000].sum()) == 1000 * at_first
+    assert int(mask[1000:].sum()) == 2000 * fraction
 
 
 def test_another_seed_divides_otherwise() -> None:

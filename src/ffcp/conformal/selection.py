@@ -76,6 +76,8 @@ class Scorer:
 
     #: How many rows are enough to choose; more would only cost time and memory.
     most_rows = 10_000
+    #: Of how many rows that come first twice the share is set aside: few rows choose badly.
+    early_rows = 0
     #: Of how many rows it is checked that the model treats them separately.
     sample = 8
 
@@ -122,7 +124,8 @@ class Chosen(NamedTuple):
 class Division:
     """Sends about a ``fraction`` of the first rows of a stream aside.
 
-    Every 1 / fraction consecutive rows give one row, picked at random, up to ``most`` of them.
+    Every 1 / fraction consecutive rows give one row, picked at random, up to ``most`` of them; of
+    the ``early`` rows that come first twice as many, at most half of them.
     Whether a row is set aside depends on its position alone, so that workers can tell for any
     piece of a stream, and neither part looks at the data: both stay exchangeable with new points.
 
@@ -136,15 +139,16 @@ class Division:
     fraction: float
     seed: int
     most: int
+    early: int = 0
 
     def mask(self, rows: range) -> Tensor:
         """Mark which of these rows are set aside."""
-        first = max(0, math.floor(rows.start * self.fraction) - 1)
-        last = min(self.most, math.ceil(rows.stop * self.fraction) + 1)
+        first = max(0, math.floor(self._count(rows.start)) - 1)
+        last = min(self.most, math.ceil(self._count(rows.stop)) + 1)
         bits = np.random.PCG64(np.random.SeedSequence(self.seed))
         bits.advance(first)  # a number takes one step
         draws = np.random.Generator(bits).random(max(0, last - first))
-        picked = ((first + np.arange(len(draws)) + draws) / self.fraction).astype(np.int64)
+        picked = self._place(first + np.arange(len(draws)) + draws).astype(np.int64)
         mask = np.zeros(len(rows), dtype=bool)
         mask[picked[(picked >= rows.start) & (picked < rows.stop)] - rows.start] = True
         return torch.from_numpy(mask)
@@ -152,7 +156,21 @@ class Division:
     @property
     def end(self) -> int:
         """The row from which on no row is set aside."""
-        return math.ceil(self.most / self.fraction) + 1
+        return math.ceil(float(self._place(np.array(self.most)))) + 1
+
+    @property
+    def _at_first(self) -> float:
+        return max(self.fraction, min(2 * self.fraction, 0.5))
+
+    def _count(self, row: int) -> float:
+        """Say how many rows before this one are set aside."""
+        early = min(row, self.early)
+        return early * self._at_first + (row - early) * self.fraction
+
+    def _place(self, count: Any) -> Any:
+        """Say before which row so many are set aside."""
+        early = np.minimum(count, self.early * self._at_first)
+        return early / self._at_first + (count - early) / self.fraction
 
 
 class Work(Protocol[Incoming]):

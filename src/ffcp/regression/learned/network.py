@@ -17,6 +17,8 @@ _EPOCHS, _PATIENCE = 150, 8
 _STEPS, _FULL = 600, 0.4  # at most so many steps, this share of them at the full rate
 _HELD_OUT = 6  # each network holds out another sixth of the rows, which stops its training
 _SMALLEST = 1e-6  # step between two quantiles, in units of a typical residual
+# The same, where learning starts: a smaller one hardly learns to grow, a larger one to shrink.
+_FIRST_STEP, _LAST_STEP = 1e-3, 3.0
 _FLOAT = torch.finfo(torch.float32)
 _CLIP = 6.0  # standardised columns end here: what lies far outside is new anyway
 
@@ -123,6 +125,26 @@ def ascending(raw: Tensor) -> Tensor:
     return torch.cat([middle - below, middle, middle + above], dim=-1)
 
 
+def _unordered(quantiles: Tensor) -> Tensor:
+    """Invert :func:`ascending` for quantiles (outputs, levels), side by side.
+
+    Steps too small or too large to learn from are cut.
+
+    >>> quantiles = torch.linspace(-1, 1, len(LEVELS))[None]
+    >>> torch.allclose(ascending(_unordered(quantiles)), quantiles, atol=1e-4)
+    True
+    """
+    steps = quantiles.double().diff().clamp(_FIRST_STEP, _LAST_STEP)
+    raw = steps + (-(-steps).expm1()).log()  # the inverse of softplus
+    return torch.cat([quantiles[:, MIDDLE, None], raw], dim=-1).flatten().float()
+
+
+def _quantiles(values: Tensor, known: Tensor) -> Tensor:
+    """Give the quantiles of values that are known."""
+    some = values[known].double()
+    return torch.quantile(some, LEVELS) if len(some) else torch.zeros_like(LEVELS)
+
+
 def _forward(
     z: Tensor, t: Mapping[str, Tensor], generator: torch.Generator | None = None
 ) -> Tensor:
@@ -167,10 +189,16 @@ def learn(columns: Tensor, residuals: Tensor, seed: int = 0) -> QuantileNetwork:
 
 
 def _train(z: Tensor, y: Tensor, known: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
+    marginal = torch.stack([_quantiles(*column) for column in zip(y.T, known.T, strict=True)])
     weights = {
         name: _uniform(shape, generator).requires_grad_()
         for name, shape in _shapes(z.shape[1], y.shape[1]).items()
     }
+    with torch.no_grad():
+        # Learning starts from the quantiles of all residuals: few rows then need not find them by
+        # steps, and networks stay there where columns say nothing.
+        weights["w3"].zero_()
+        weights["b3"].copy_(_unordered(marginal))
     levels = LEVELS.float()
     parts = _divided(len(z), generator)
 
@@ -182,7 +210,8 @@ def _train(z: Tensor, y: Tensor, known: Tensor, generator: torch.Generator) -> d
 
     optimizer = torch.optim.AdamW(weights.values(), _RATE, weight_decay=_DECAY, fused=True)
     held = torch.stack([part[0] for part in parts])
-    best = torch.full((MEMBERS,), math.inf)
+    with torch.no_grad():
+        best = loss(held)
     state = {name: tensor.detach().clone() for name, tensor in weights.items()}
     waited, steps = torch.zeros(MEMBERS), 0
     for _ in range(_EPOCHS):
