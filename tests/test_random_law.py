@@ -15,7 +15,6 @@ import ffcp
 from tests.law import ERROR_RATE, upper_p_value
 
 ROWS, ASKED, REPEATS, ALPHA = 60, 8, 50, 0.1
-near = ffcp.Localizer("gaussian", on="input", bandwidth=1.5)
 
 
 def logits(rows: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -51,8 +50,9 @@ def test_label_sets_cover_one_row_at_a_time(name: str) -> None:
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore::ffcp.FFCPWarning")
-def test_localized_bands_cover_one_row_at_a_time() -> None:
-    hits = []
+@pytest.mark.parametrize("kernel", ["gaussian", "laplace", "box"])
+def test_localized_bands_cover_one_row_at_a_time(kernel: str) -> None:
+    near, hits = ffcp.Localizer(kernel, on="input", bandwidth=1.5), []
     for repeat in range(REPEATS):
         x, y = noise(ROWS + ASKED, seed=repeat)
         predictor = ffcp.LCP(nn.Identity(), near, guarantee="random", seed=repeat)
@@ -84,6 +84,25 @@ def test_numbers_go_on_from_call_to_call() -> None:
     assert torch.equal(
         pinned.score_all(x[20:], first_row=20), pinned.score_all(x, first_row=0)[20:]
     )
+
+
+@pytest.mark.filterwarnings("ignore::ffcp.FFCPWarning")
+@pytest.mark.parametrize("kernel", ["gaussian", "laplace", "box"])
+def test_pinned_bands_do_not_depend_on_how_rows_are_asked_for(kernel: str) -> None:
+    x, y = noise(500, seed=0)
+    localizer = ffcp.Localizer(kernel, on="input", bandwidth=1.0)
+    predictor = ffcp.LCP(nn.Identity(), localizer, guarantee="random").calibrate(x[:300], y[:300])
+    new = x[300:]
+    whole = predictor.predict_interval(new, first_row=70).upper
+    one_by_one = [
+        predictor.predict_interval(row, first_row=70 + i).upper
+        for i, row in enumerate(new.split(1))
+    ]
+    assert torch.equal(torch.cat(one_by_one), whole)
+    loader = ((part,) for part in new.split(33))
+    assert torch.equal(predictor.predict_interval(loader, first_row=70).upper, whole)
+    assert not torch.equal(predictor.predict_interval(new, first_row=0).upper, whole)
+    assert not torch.equal(predictor.predict_interval(new).upper, whole)
 
 
 def test_without_a_seed_predictors_and_their_copies_differ() -> None:

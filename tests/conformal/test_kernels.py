@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -18,8 +19,7 @@ from ffcp.conformal.kernels import KERNELS, as_kernel
 )
 def test_random_neighbours_are_drawn_from_the_kernel(kernel: str, mean: float) -> None:
     chosen = as_kernel(kernel)
-    drawn = Draws(0, 3).uniform(torch.arange(20_000), 3 * chosen.draws)
-    steps = chosen.steps(drawn, 3)
+    steps = Draws(0, 3).by(chosen.steps, torch.arange(20_000), 3)
     assert float(steps.square().sum(dim=1).mean()) == pytest.approx(mean, rel=0.05)
     assert float(steps.mean().abs()) < 0.1
 
@@ -36,7 +36,7 @@ def test_neighbours_are_no_function_of_the_distance_and_no_density() -> None:
     with pytest.raises(TypeError, match="'nearest' is no function of the distance"):
         nearest.log_weight(torch.zeros(1))
     with pytest.raises(TypeError, match="'nearest' is no density to draw from"):
-        nearest.steps(torch.zeros(1, 1), 1)
+        nearest.steps(np.random.default_rng(0), 1, 1)
 
 
 def test_what_is_no_kernel_is_refused() -> None:

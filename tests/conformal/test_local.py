@@ -276,7 +276,7 @@ def test_random_localization_weighs_the_point_itself_like_the_others(kernel: str
     near = calibrated(scores, where, kernel, 1.5, "random")
     draws, rows, chosen = Draws(5, 3), torch.arange(30), as_kernel(kernel)
     thresholds = near.threshold(0.2, {"embedding": x, "row": rows}, draws)
-    centre = x + 1.5 * chosen.steps(draws.uniform(rows, 2 * chosen.draws), 2)
+    centre = x + 1.5 * draws.by(chosen.steps, rows, 2)
     for row in range(30):
         squared = (torch.cat([where, x[row : row + 1]]) - centre[row]).square().sum(dim=1)
         weight = as_kernel(kernel).log_weight(squared / 1.5**2).exp()

@@ -6,11 +6,18 @@ import functools
 import os
 import secrets
 import threading
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+
+#: Draws some rows of numbers: from a generator, how many rows, how many numbers in each.
+Draw = Callable[[np.random.Generator, int, int], Tensor]
+
+_TOGETHER = 128  # rows that are drawn at once
+_IN_ORDER = 2**20 // _TOGETHER  # draws that follow each other, before each has its own seed
 
 
 class Draws(NamedTuple):
@@ -39,10 +46,62 @@ class Draws(NamedTuple):
         bits.advance(rows.start * width)  # a number takes one step
         return torch.from_numpy(np.random.Generator(bits).random((len(rows), width)))
 
+    def by(self, draw: Draw, rows: Tensor, width: int) -> Tensor:
+        """Give each row its numbers as ``draw`` makes them, shape (n, width)."""
+        return _series(self.entropy, self.stream, draw, width).of(rows)
+
 
 @functools.lru_cache(maxsize=64)
 def _seeds(entropy: int, stream: int) -> np.random.SeedSequence:
     return np.random.SeedSequence([entropy, stream])
+
+
+class Series:
+    """Rows of numbers from a function that draws them, which may take any number of steps.
+
+    So it cannot be known where the numbers of a row begin without drawing those before: rows are
+    drawn 128 at a time, always the same ones together, and where each draw began is kept. Draws
+    follow each other for the first million rows. After that each has a seed of its own, so that
+    the first to ask for a row far away does not wait for all others.
+
+    >>> series = Series(0, 1, lambda random, rows, width: torch.from_numpy(
+    ...     random.standard_normal((rows, width))
+    ... ), width=2)
+    >>> whole = torch.from_numpy(np.random.default_rng(0).standard_normal((256, 2)))
+    >>> torch.equal(series.of(torch.tensor([200, 7])), whole[[200, 7]])
+    True
+    """
+
+    def __init__(self, entropy: int, stream: int, draw: Draw, width: int) -> None:
+        self._entropy, self._stream, self._draw, self._width = entropy, stream, draw, width
+        self._states = [np.random.PCG64(entropy).state]  # before each draw, as far as is known
+        self._lock = threading.Lock()
+        most = max(2, 2**20 // (_TOGETHER * width))  # 8 MB
+        self._drawn = functools.lru_cache(maxsize=most)(self._draw_block)
+
+    def of(self, rows: Tensor) -> Tensor:
+        """Give the numbers of rows, in any order."""
+        blocks, which = (rows // _TOGETHER).unique(return_inverse=True)
+        drawn = [self._drawn(block) for block in blocks.tolist()]
+        return torch.cat(drawn)[which * _TOGETHER + rows % _TOGETHER]
+
+    def _draw_block(self, block: int) -> Tensor:
+        if block >= _IN_ORDER:
+            own = np.random.default_rng([self._entropy, self._stream, block])
+            return self._draw(own, _TOGETHER, self._width)
+        random, states = np.random.default_rng(self._entropy), self._states
+        with self._lock:
+            for number in range(min(block, len(states) - 1), block + 1):
+                random.bit_generator.state = states[number]
+                drawn = self._draw(random, _TOGETHER, self._width)
+                if number + 1 == len(states):
+                    states.append(random.bit_generator.state)
+        return drawn
+
+
+@functools.lru_cache(maxsize=16)
+def _series(entropy: int, stream: int, draw: Draw, width: int) -> Series:
+    return Series(entropy, stream, draw, width)
 
 
 class Stream:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -35,19 +36,15 @@ class Kernel:
     is_sharp = False
     #: Whether weights go by rank, to as many neighbours as the bandwidth says.
     is_by_rank = False
-    #: Whether :meth:`steps` can be drawn, and how many uniform numbers a dimension takes.
+    #: Whether :meth:`steps` can be drawn.
     is_density = False
-    draws = 1
 
     def log_weight(self, squared: Tensor) -> Tensor:
         """Logarithm of the weight at squared distances; it may overwrite them."""
         raise TypeError(f"the kernel {self.name!r} is no function of the distance")
 
-    def steps(self, drawn: Tensor, dimensions: int) -> Tensor:
-        """Turn uniform numbers, (n, draws * dimensions), into steps (n, dimensions).
-
-        The steps have the kernel as their density, in units of the bandwidth.
-        """
+    def steps(self, random: np.random.Generator, rows: int, dimensions: int) -> Tensor:
+        """Draw steps (rows, dimensions) from the kernel as a density, in units of the bandwidth."""
         raise TypeError(f"the kernel {self.name!r} is no density to draw from")
 
 
@@ -66,9 +63,9 @@ class Gaussian(Kernel):
         """Logarithm of the weight at squared distances; overwrites them."""
         return squared.mul_(-0.5)
 
-    def steps(self, drawn: Tensor, dimensions: int) -> Tensor:
-        """Turn uniform numbers into normal ones."""
-        return _normal(drawn)
+    def steps(self, random: np.random.Generator, rows: int, dimensions: int) -> Tensor:
+        """Draw normal numbers."""
+        return torch.from_numpy(random.standard_normal((rows, dimensions)))
 
 
 @public
@@ -86,12 +83,10 @@ class Laplace(Kernel):
         """Logarithm of the weight at squared distances; overwrites them."""
         return squared.sqrt_().neg_()
 
-    draws = 2
-
-    def steps(self, drawn: Tensor, dimensions: int) -> Tensor:
-        """Turn uniform numbers into a direction and a length, a sum of exponential numbers."""
-        length = -torch.log1p(-drawn[:, dimensions:]).sum(dim=1, keepdim=True)
-        return _direction(drawn[:, :dimensions]) * length
+    def steps(self, random: np.random.Generator, rows: int, dimensions: int) -> Tensor:
+        """Draw directions, and lengths from the gamma distribution."""
+        direction = _directions(random, rows, dimensions)
+        return direction * torch.from_numpy(random.gamma(dimensions, 1.0, (rows, 1)))
 
 
 @public
@@ -109,12 +104,10 @@ class Box(Kernel):
         """Logarithm of the weight at squared distances."""
         return torch.where(squared <= 1, 0.0, -math.inf).to(squared.dtype)
 
-    draws = 2
-
-    def steps(self, drawn: Tensor, dimensions: int) -> Tensor:
-        """Turn uniform numbers into a direction and a length."""
-        length = drawn[:, dimensions : dimensions + 1] ** (1 / dimensions)
-        return _direction(drawn[:, :dimensions]) * length
+    def steps(self, random: np.random.Generator, rows: int, dimensions: int) -> Tensor:
+        """Draw directions, and lengths so that every place in the ball is as likely."""
+        direction = _directions(random, rows, dimensions)
+        return direction * torch.from_numpy(random.random((rows, 1)) ** (1 / dimensions))
 
 
 @public
@@ -129,18 +122,10 @@ class Nearest(Kernel):
     is_by_rank = True
 
 
-def _normal(drawn: Tensor) -> Tensor:
-    """Turn uniform numbers in [0, 1) into normal ones."""
-    # The middle of the step that the number stands for: 0 itself has no normal number.
-    normal: Tensor = torch.special.ndtri(drawn + 2.0**-54)
-    return normal
-
-
-def _direction(drawn: Tensor) -> Tensor:
-    """Turn uniform numbers into points on the unit sphere."""
-    normal = _normal(drawn)
-    direction: Tensor = normal / torch.linalg.vector_norm(normal, dim=1, keepdim=True)
-    return direction
+def _directions(random: np.random.Generator, rows: int, dimensions: int) -> Tensor:
+    """Draw points on the unit sphere."""
+    normal = random.standard_normal((rows, dimensions))
+    return torch.from_numpy(normal / np.linalg.norm(normal, axis=1, keepdims=True))
 
 
 KERNELS: dict[str, Kernel] = {

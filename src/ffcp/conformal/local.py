@@ -267,8 +267,8 @@ class Local(Calibration):
             if self.guarantee == "random":
                 assert isinstance(weights, KernelWeights)
                 assert random is not None
-                drawn = random.uniform(notes["row"][rows], self.kernel.draws * x.shape[1])
-                near, own = weights.around_random(x[rows], drawn, self._tilt(notes, rows))
+                steps = random.by(self.kernel.steps, notes["row"][rows], x.shape[1])
+                near, own = weights.around_random(x[rows], steps, self._tilt(notes, rows))
             else:
                 near, own = weights.around(x[rows]), weights.own
             for output, end in enumerate(ends):

@@ -277,11 +277,11 @@ class KernelWeights:
         return weights
 
     def around_random(
-        self, x: Tensor, drawn: Tensor, tilt: Tilt | None = None
+        self, x: Tensor, steps: Tensor, tilt: Tilt | None = None
     ) -> tuple[Weighed, Tensor]:
-        """Weigh all points, and ``x`` itself, around the random neighbour of x that was drawn."""
+        """Weigh all points, and ``x`` itself, around the random neighbour ``steps`` from x."""
         moved = self._points.moved(x)
-        step = self.kernel.steps(drawn, x.shape[1]).to(moved.dtype)
+        step = steps.to(moved.dtype)
         step = self.bandwidth * step if self.kernel.is_sharp else step
         if tilt is not None:
             weights, own = self._weigh_tilted(moved + step, step, tilt)
