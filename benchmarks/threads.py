@@ -7,6 +7,7 @@ others; files with a flipped bit; another network's scores; one row at a time.
 from __future__ import annotations
 
 import copy
+import itertools
 import tempfile
 import threading
 import warnings
@@ -119,6 +120,15 @@ def counted() -> dict[str, int]:
     together(*jobs, repeated(lambda: model(NEW), errors))
     seen["model(x) in another thread meanwhile: calls that raise"] = len(errors)
     seen["model(x) in another thread meanwhile: wrong bands"] = len(wrong)
+
+    both = [(X, Y), (X, 3 * Y)]
+    predictor = ffcp.FFCP(network(), "0")
+    known = [ends(predictor.calibrate(*data)) for data in both]
+    jobs, wrong = asking(predictor, known)
+    turns = itertools.cycle(both)
+    raised = together(*jobs, repeated(lambda: predictor.calibrate(*next(turns)), errors, CALLS))
+    seen["calibrated anew meanwhile: calls that raise"] = len(raised) + len(errors)
+    seen["calibrated anew meanwhile: bands of neither calibration"] = len(wrong)
 
     model = network()
     alone = steps(copy.deepcopy(model), 300)

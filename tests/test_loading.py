@@ -302,6 +302,44 @@ def test_a_damaged_state_dict_changes_nothing(damage: str, nested: bool) -> None
     torch.testing.assert_close(predictor.predict_interval(X), before, rtol=0, atol=0)
 
 
+class Scaled(nn.Module):
+    """A network whose state does not tell all of its function."""
+
+    def __init__(self, scale: float = 1.0, slope: float = 0.1) -> None:
+        super().__init__()
+        self.body, self.bend = small_mlp(), nn.LeakyReLU(slope)
+        self.register_buffer("scale", torch.tensor(scale), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.bend(self.body(x)) * self.scale
+
+
+@pytest.mark.parametrize("other", [Scaled(scale=2.0), Scaled(slope=0.2)])
+@pytest.mark.parametrize("assign", [False, True])
+def test_a_state_dict_of_another_function_changes_nothing(other: Scaled, assign: bool) -> None:
+    state = ffcp.CP(Scaled()).calibrate(X, Y).state_dict()
+    ffcp.CP(Scaled()).load_state_dict(state, assign=assign)  # it is well
+    predictor = ffcp.CP(other).calibrate(X[:80], Y[:80])
+    before = predictor.predict_interval(X)
+    with pytest.raises(ffcp.CalibrationFileError, match="calibrated with other weights"):
+        predictor.load_state_dict(state, assign=assign)
+    torch.testing.assert_close(predictor.predict_interval(X), before, rtol=0, atol=0)
+
+
+def test_a_state_dict_with_other_weights_than_its_calibration_changes_nothing() -> None:
+    whole = ffcp.CP(small_mlp()).calibrate(X, Y).state_dict()
+    moved = {**whole, "model.0.weight": whole["model.0.weight"] + 1}
+    wide = {**whole, "model.0.weight": torch.zeros(9, 9)}
+    predictor = ffcp.CP(small_mlp()).calibrate(X[:80], Y[:80])
+    before = predictor.predict_interval(X)
+    for state in (moved, wide):
+        with pytest.raises(ffcp.CalibrationFileError, match="this state_dict cannot be used"):
+            predictor.load_state_dict(state)
+        torch.testing.assert_close(predictor.predict_interval(X), before, rtol=0, atol=0)
+    predictor.load_state_dict(whole)
+    assert len(predictor.calibration) == len(X)
+
+
 def test_a_state_of_the_model_alone_leaves_the_calibration() -> None:
     predictor = ffcp.CP(small_mlp()).calibrate(X, Y)
     before = predictor.predict_interval(X)

@@ -285,3 +285,22 @@ def test_a_forward_that_reaches_around_its_copy_is_used_as_it_is() -> None:
     model.train()
     torch.testing.assert_close(predictor.predict_interval(X[:20]).prediction, expected)
     assert model.inner.training
+
+
+def test_points_that_threads_add_at_once_are_all_kept() -> None:
+    parts = [normal(20, 4, seed=10 + i) for i in range(THREADS)]
+    updated, merged = (ffcp.CP(small_mlp()).calibrate(X[:10], Y[:10]) for _ in range(2))
+
+    def update(x: Tensor) -> Callable[[], Any]:
+        return lambda: updated.calibrate(x, x[:, 0], update=True)
+
+    def merge(x: Tensor) -> Callable[[], Any]:
+        other = ffcp.CP(small_mlp()).calibrate(x, x[:, 0])
+        return lambda: merged.merge(other)
+
+    assert together(*map(update, parts), *map(merge, parts)) == []
+    one_by_one = ffcp.CP(small_mlp()).calibrate(X[:10], Y[:10])
+    for x in parts:
+        one_by_one.calibrate(x, x[:, 0], update=True)
+    for predictor in (updated, merged):
+        assert torch.equal(predictor.calibration.scores, one_by_one.calibration.scores)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import threading
 import uuid
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -40,6 +39,7 @@ from ffcp.network.picking import Output, picking
 from ffcp.network.twin import Stamp, refuse_unusable
 from ffcp.pieces import Seen
 from ffcp.sharing import Sharing, steady
+from ffcp.turns import Turns
 from ffcp.warnings import FFCPWarning, lines_up
 
 __all__ = ["Predictor", "Running", "known_only", "steady"]
@@ -125,7 +125,7 @@ class Predictor(Sharing):
         self._runs: tuple[str, ...] = ()  # the names of the calibrations whose points these are
         self.calibration = calibration.empty()
         self._stream = Stream(seed)
-        self._lock = threading.Lock()  # held while one calibration takes the place of another
+        self._lock = Turns()  # held while one calibration takes the place of another
 
     # -- what a task defines ----------------------------------------------------------------
 
@@ -199,7 +199,8 @@ class Predictor(Sharing):
         self
             Unchanged if anything goes wrong on the way.
         """
-        with torch.inference_mode(False):  # the scores outlive the caller's inference_mode
+        # The scores outlive the caller's inference_mode.
+        with self._lock.turn, torch.inference_mode(False):
             run, read = self._begun(groups, weights, new, update)
             batches = self._batches(x, y, groups, read, weights=weights)
             return self._concluded(run, read, batches, rank_error)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
@@ -27,6 +26,7 @@ from ffcp.network.picking import Output, output_name
 from ffcp.network.twin import Stamp, runs_itself, stamped, versions
 from ffcp.pieces import Needs
 from ffcp.recipes import left_to_you, made_again, maker_of, recipe_of
+from ffcp.turns import Turns
 
 Self = TypeVar("Self", bound="Sharing")
 P = ParamSpec("P")
@@ -77,7 +77,7 @@ class Sharing(nn.Module):
     _runs: tuple[str, ...]  # the names of the calibrations whose points these are
     seed: int | None
     _stream: Stream
-    _lock: threading.Lock  # held while one calibration takes the place of another
+    _lock: Turns  # held while one calibration takes the place of another
     _stamp: Stamp | None = None  # of the model when a call began, see steady
 
     # -- what a task defines ----------------------------------------------------------------
@@ -197,20 +197,22 @@ class Sharing(nn.Module):
         self._must_match(mine, other.settings(), "the predictor to merge")
         self._check_merge(other)
         self._must_have_columns(other)
-        if not set(self._runs).isdisjoint(other._runs):
-            raise ValueError(
-                "points of the predictor to merge are here already: it is a copy of this one, was "
-                "loaded from the same file, or was merged before, and points would count twice"
-            )
         assert other._identity is not None
         self._must_have(other._identity.fingerprint, "the scores to merge")
-        merged = joined(self.calibration, other.calibration)
-        with self._lock:
-            self.calibration = merged
-            self._identity = self._identity or Identity(other._identity.fingerprint)
-            self._layout = {**other._layout, **self._layout}
-            self._runs += other._runs
-            self._merged(other)
+        with self._lock.turn:
+            if not set(self._runs).isdisjoint(other._runs):
+                raise ValueError(
+                    "points of the predictor to merge are here already: it is a copy of this one, "
+                    "was loaded from the same file, or was merged before, and points would count "
+                    "twice"
+                )
+            merged = joined(self.calibration, other.calibration)
+            with self._lock:
+                self.calibration = merged
+                self._identity = self._identity or Identity(other._identity.fingerprint)
+                self._layout = {**other._layout, **self._layout}
+                self._runs += other._runs
+                self._merged(other)
         return self
 
     def compress(self: Self, rank_error: Any = 1e-4) -> Self:
@@ -235,7 +237,7 @@ class Sharing(nn.Module):
         (5000, 99)
         """
         self._must_be_calibrated()
-        with self._lock:
+        with self._lock.turn, self._lock:
             self.calibration = compressed(self.calibration, rank_error)
         return self
 
@@ -275,7 +277,7 @@ class Sharing(nn.Module):
         fresh.calibration = self.calibration.empty()
         fresh._fitted = dict(self._choices)
         fresh._identity, fresh._runs, fresh._set_aside = None, (), 0
-        fresh._lock, fresh.seed, fresh._stream = threading.Lock(), seed, Stream(seed)
+        fresh._lock, fresh.seed, fresh._stream = Turns(), seed, Stream(seed)
         if (recipe := recipe_of(self)) is not None and "seed" in recipe["with"]:
             fresh.__dict__["_recipe"] = {**recipe, "with": {**recipe["with"], "seed": seed}}
         return fresh
@@ -324,6 +326,10 @@ class Sharing(nn.Module):
         if own:  # otherwise it holds a model alone, and the calibration stays
             with files.refused("the calibration in this state_dict"):
                 fresh = self._restored(own, strict)
+                if fresh._identity is not None:
+                    weights = with_prefix(f"{prefix}model.", state_dict)
+                    assign = metadata.get("assign_to_params_buffers", False)
+                    fresh._identity.must_be_that_of(self.model, weights, assign)
             self._take_all(fresh)
         learned = f"{prefix}scorer."  # no part of any module, and taken over above
         rest = {name: t for name, t in state_dict.items() if not name.startswith(learned)}
@@ -378,7 +384,6 @@ class Sharing(nn.Module):
         }
         self._set_aside = files.count(kept["set_aside"])
         self._runs = files.rebuilt(tuple[str, ...], kept["runs"])
-        # Compared when bands are asked for: the weights may be loaded after this.
         fingerprint = files.rebuilt(str | None, kept["fingerprint"])
         self._identity = None if fingerprint is None else Identity(fingerprint)
 
@@ -413,11 +418,8 @@ class Sharing(nn.Module):
         tensors = files.read(path)
         with files.refused(path):
             fresh = self._restored(tensors)
-            if fresh._identity is not None and not fresh._identity.is_that_of(self.model):
-                raise ValueError(
-                    "it was calibrated with other weights than this model has, and would not "
-                    "cover: load those weights, or calibrate again"
-                )
+            if fresh._identity is not None:
+                fresh._identity.must_be_that_of(self.model)
         self._take_all(fresh)
         return self
 
@@ -426,7 +428,7 @@ class Sharing(nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self._lock = threading.Lock()
+        self._lock = Turns()
 
     def extra_repr(self) -> str:
         """Show the settings, and how many points calibrate."""

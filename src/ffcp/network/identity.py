@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Mapping
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from ffcp import files
 from ffcp.network.twin import Hook, Stamp, changing_hooks, hooks_of, stamp
@@ -49,6 +51,29 @@ class Identity:
                 return False
             self._known = now
         return True
+
+    def must_be_that_of(
+        self, model: nn.Module, loaded: Mapping[str, Tensor] | None = None, assign: bool = False
+    ) -> None:
+        """Refuse a model with other weights, or one that has others once these are loaded.
+
+        Loading is tried on a copy. Some models cannot be copied; those are looked at again when
+        bands are asked for, as all are.
+        """
+        if loaded is None:
+            same = self.is_that_of(model)
+        else:
+            try:
+                tried = copy.deepcopy(model)
+            except Exception:
+                return
+            tried.load_state_dict(loaded, strict=False, assign=assign)
+            same = files.fingerprint(tried) == self.fingerprint  # no stamp of what is gone at once
+        if not same:
+            raise ValueError(
+                "it was calibrated with other weights than this model has, and would not cover: "
+                "load those weights, or calibrate again"
+            )
 
     def note_hooks(self, model: nn.Module) -> None:
         """Note which hooks are a part of the function, once a pass has seen what they do."""
