@@ -122,17 +122,18 @@ def _score(bands: pd.DataFrame, y: Array, alpha: float) -> float | None:
 
 
 def _parts(slices: list[tuple[str, str, Array]], hits: Array, size: Array) -> tuple[Part, ...]:
-    """Measure slices of the rows, with intervals that hold for all of them at once."""
+    """Measure slices of the rows, with intervals that hold for all of them at once.
+
+    Slices share rows, so their errors are added up (Bonferroni), and each interval is exact: at
+    such small errors approximate ones miss several times as often as they say.
+    """
     made = []
     for column, value, rows in slices:
-        covered = metrics.Coverage(
-            float(hits[rows].mean()), int(rows.sum()), 1 - 0.05 / max(1, len(slices))
-        )
+        covered, count = int(hits[rows].sum()), int(rows.sum())
+        low, high = metrics.clopper_pearson(covered, count, 1 - 0.05 / len(slices))
         finite = size[rows][np.isfinite(size[rows])]
         mean = float(finite.mean()) if len(finite) else math.inf
-        made.append(
-            Part(column, value, covered.rows, float(covered), covered.low, covered.high, mean)
-        )
+        made.append(Part(column, value, count, covered / count, low, high, mean))
     return tuple(made)
 
 
