@@ -231,9 +231,10 @@ def test_output_that_is_no_prediction(make, fn, error: type, message: str) -> No
         make(Returns(fn)).calibrate(X, Y)
 
 
-def test_model_that_is_no_module() -> None:
+@pytest.mark.parametrize("make", [ffcp.CP, ffcp.FFCP, lambda model: ffcp.FFCP(model, "input")])
+def test_model_that_is_no_module(make) -> None:
     with pytest.raises(TypeError, match=r"must be a torch.nn.Module, got function"):
-        ffcp.CP(lambda x: x)
+        make(lambda x: x)
 
 
 @pytest.mark.parametrize(

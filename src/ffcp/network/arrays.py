@@ -124,7 +124,8 @@ _HINTS = defaultdict(
         "c": ": give the real and the imaginary part side by side",
         "M": ": turn dates into numbers first, such as days since one of them",
         "m": ": turn durations into numbers first, such as seconds",
-        "O": ": it holds strings, None or rows of different lengths; give numbers",
+        "O": ": whatever it holds (strings, None, rows of different lengths), give numbers, as "
+        "x.astype(float) makes of an array of them",
         "U": ": encode strings as numbers first",
         "S": ": encode strings as numbers first",
     },

@@ -64,6 +64,8 @@ def resolve(model: nn.Module, feature: str | nn.Module) -> str:
     Layers of a compiled model are those of the module that was compiled. Inside a scripted, traced
     or exported model, or one with a compiled part, no layer can be cut at: that is an error.
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"the model must be a torch.nn.Module, got {type(model).__name__}")
     compiled = uncompiled(model)
     names = _module_names(compiled)
     if isinstance(feature, str) and compiled is not model:
