@@ -43,7 +43,7 @@ Tensors = dict[str, Tensor]
 
 
 class Subject(NamedTuple):
-    """A method on trial: how it is made, what it learns from, and how its bands are had."""
+    """A method on trial: how it is made, what it learns from, and how to ask for its bands."""
 
     make: Callable[[], Any]
     x: Tensor

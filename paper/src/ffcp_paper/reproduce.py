@@ -108,19 +108,19 @@ def run(
     for name, listed in plan.items():
         for work, cost in listed:
             runner.do(work, cost)
-            log.save(runner.found)
-        table = tables.build(name, runner.found, chosen)
+            log.save(runner.result)
+        table = tables.build(name, runner.result, chosen)
         render.write(table, Path(out))
         made.append(table)
         log.add("tables", name)
-        log.save(runner.found)
+        log.save(runner.result)
         finished(table)
     for name in pictures:
         bar.start(figures.cost(name))
         figures.write([name], out, chosen, lambda done, total, text: bar.say(done / total, text))
         bar.end(name)
         log.add("figures", name)
-        log.save(runner.found)
+        log.save(runner.result)
     return made
 
 
@@ -249,7 +249,7 @@ class _Runner:
     def __init__(
         self, settings: Settings, bar: _Bar, coming: Sequence[Work | LabelWork] = ()
     ) -> None:
-        self.found = Collected()
+        self.result = Collected()
         self._settings, self._bar = settings, bar
         self._coming = [work for work in coming if isinstance(work, Work)]
         self._studies: dict[str, Study] = {}
@@ -257,11 +257,11 @@ class _Runner:
     def do(self, work: Work | LabelWork, cost: float) -> None:
         self._bar.start(cost)
         if isinstance(work, LabelWork):
-            experiments.collect_labels(work, self._settings, self.found, self._bar.say)
+            experiments.collect_labels(work, self._settings, self.result, self._bar.say)
             self._bar.end(work.network)
             return
         study = self._study(work.data)
-        study.collect(work, self.found)
+        study.collect(work, self.result)
         self._bar.end(work.data)
 
     def _study(self, data: str) -> Study:

@@ -116,14 +116,14 @@ def _works(name: str, data: str, settings: Settings) -> list[Work]:
 
 
 def build(name: str, result: Collected, settings: Settings) -> Table:
-    """Make a table of what was found, as plain data.
+    """Make a table of what was computed, as plain data.
 
     Parameters
     ----------
     name
         One of :data:`NAMES`.
-    found
-        What all of its :func:`works` found.
+    result
+        What came of all its :func:`works`.
     settings
         How much was computed.
 

@@ -192,9 +192,9 @@ class Collected:
         """Give everything as plain values, for each seed or division: whose result, and the result.
 
         >>> good = Measured(0.9, 1.5, 0.8, calibrated=100, tested=50)
-        >>> found = Collected(bands={("com", TRAINED, Method("FFCP", 2), 0.1): [good]})
+        >>> result = Collected(bands={("com", TRAINED, Method("FFCP", 2), 0.1): [good]})
         >>> [(one["of"]["data"], one["of"]["seed"], one["result"]["length"])
-        ...  for one in found.records()]
+        ...  for one in result.records()]
         [('com', 0, 1.5)]
         """
         for (data, training, method, alpha), measured in self.bands.items():

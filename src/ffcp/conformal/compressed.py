@@ -52,7 +52,7 @@ class Compressed(Calibration):
     Parameters
     ----------
     rank_error
-        The rank error that is aimed at, a share of the points. That which is had is
+        The rank error that is aimed at, a share of the points. The one that was reached is
         :attr:`rank_error`.
 
     Examples

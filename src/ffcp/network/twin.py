@@ -5,7 +5,7 @@ originals and need no gradients. Hooks are put on a twin that one call alone use
 threads can ask at once, and the model can be run or trained elsewhere meanwhile. Buffers are
 copied, because a forward pass may write to them.
 
-Where no twin can be had (modules that cannot be copied, compiled and scripted ones, a forward that
+Where no twin is possible (modules that cannot be copied, compiled and scripted ones, a forward that
 reaches around its module to the original), the model itself is used, one call at a time, and left
 as it was found: then nothing else may run it meanwhile.
 """

@@ -228,7 +228,7 @@ class Localized(Bands):
 
     @property
     def guarantee(self) -> str:
-        """How the guarantee is had: ``"level"``, ``"random"`` or ``"none"``."""
+        """What the guarantee rests on: ``"level"``, ``"random"`` or ``"none"``."""
         return self._local.guarantee
 
     @property
