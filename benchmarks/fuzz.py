@@ -360,6 +360,7 @@ def fuzz(subject: Subject, mutations: int, seed: int = 0) -> Counter[str]:
             random = np.random.default_rng([seed, number])
             is_sealed = bool(number % 2)
             damaged = (sealed_damage if is_sealed else plain_damage)(data, random)
+            path.unlink()  # a file that is overwritten is first waited for, on some disks
             path.write_bytes(damaged)
             victim = copy.copy(in_use)
             victim.__dict__["_modules"] = dict(in_use._modules)
