@@ -199,6 +199,11 @@ def test_too_few_rows_for_any_promise_are_refused(rows: int, message: str) -> No
         tables.fit(frame, "price", minutes=0.01)
 
 
+def test_a_table_of_names_alone_is_told_from_one_without_targets() -> None:
+    with pytest.raises(tables.TableError, match="no rows, only the names"):
+        tables.fit(houses(40)[:0], "price", minutes=0.01)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

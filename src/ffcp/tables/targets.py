@@ -40,6 +40,8 @@ def column(frame: pd.DataFrame, name: str, option: str) -> pd.Series:
 def learn(frame: pd.DataFrame, name: str, classify: bool, decisions: list[str]) -> Target:
     """Decide what the target is, by all rows, and read it."""
     series = column(frame, name, "--target")
+    if not len(series):
+        raise TableError("the table has no rows, only the names of its columns")
     values, missing, bad = cells.numbers(series, frame.attrs.get("decimal", "."))
     if missing.all():
         raise TableError(f"the target {name!r} is empty in every row")
