@@ -11,10 +11,11 @@ check: lint               ## lint, types and the fast tests, in a minute and a h
 	$(PYTEST) -m "not slow and not long" tests src
 
 test: lint                ## lint, types, doctests and all that a user relies on
-	$(PYTEST) -m "not slow"
+	$(MAKE) covered
+	$(PYTEST) -m "long and not slow"
 
-covered: .venv/.ready     ## the same tests, and which modules have lines that none of them runs
-	$(PYTEST) -m "not slow" --cov=src/ffcp --cov-report=
+covered: .venv/.ready     ## the fast tests, and that no module of the core has many lines they miss
+	$(PYTEST) -m "not slow and not long" --cov=src/ffcp --cov-report=
 	$(BIN)/python tools/covered.py
 
 test-slow: .venv/.ready   ## long fuzzing, browsers, killed processes, and `make quick`

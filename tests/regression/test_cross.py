@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import ffcp
+from ffcp import files
 
 
 def least_squares(x: Tensor, y: Tensor) -> nn.Module:
@@ -172,3 +173,49 @@ def test_rows_in_another_number_are_refused() -> None:
     predictor = ffcp.CrossBands([nn.Linear(1, 1)] * 2, [0, 1, 0, 1])
     with pytest.raises(ValueError, match="folds has 4 rows, x has 3"):
         predictor.calibrate(torch.zeros(3, 1), torch.zeros(3))
+
+
+def test_what_are_no_models_or_sides_are_refused() -> None:
+    with pytest.raises(ValueError, match="side must be 'both', 'lower' or 'upper', got 'left'"):
+        ffcp.CrossBands([nn.Linear(1, 1)] * 2, [0, 1], side="left")
+    with pytest.raises(TypeError, match=r"at least two torch\.nn\.Modules, got 1 of them"):
+        ffcp.CrossBands([nn.Linear(1, 1)], [0])
+    with pytest.raises(TypeError, match=r"at least two torch\.nn\.Modules, got int"):
+        ffcp.CrossBands([nn.Linear(1, 1), 3], [0, 1])
+    two = ffcp.CrossBands([nn.Linear(3, 2), nn.Linear(3, 2)], [0, 1] * 10)
+    with pytest.raises(ValueError, match=r"models of one output, got shape \(\d+, 2\)"):
+        two.calibrate(torch.randn(20, 3), torch.randn(20))
+    with pytest.raises(RuntimeError, match="call calibrate"):
+        two.predict_interval(torch.randn(2, 3))
+    assert "2 folds, 20 rows" in repr(two)
+
+
+def test_calling_it_gives_bands() -> None:
+    x, y = draw(20, 0)
+    predictor = crossed(x, y, torch.arange(20) % 5)
+    assert predictor(x, 0.2).upper.equal(predictor.predict_interval(x, 0.2).upper)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda points, settings: points.update(more=torch.ones(1)), "other tensors than those"),
+        (lambda points, settings: settings.update(make="CP"), "saved by another class"),
+        (lambda points, _: points.update(scores=points["scores"][:3]), "one residual for each row"),
+        (lambda points, _: points["scores"].fill_(torch.inf), "residuals that are not finite"),
+        (lambda points, _: points["scores"].fill_(-1), "residuals below 0"),
+    ],
+)
+def test_files_that_cannot_be_are_refused(
+    change: Callable[..., object], message: str, tmp_path: Path
+) -> None:
+    x, y = draw(20, 0)
+    predictor, path = crossed(x, y, torch.arange(20) % 5), tmp_path / "crossed"
+    predictor.save(path)
+    points = files.read(path)
+    kept = {name: points[name] for name in ("scores", "folds")}
+    settings = files.unseal(points["settings"], kept)
+    change(kept, settings)
+    files.write(path, {**kept, "settings": files.seal(settings, kept)})
+    with pytest.raises(ffcp.CalibrationFileError, match=message):
+        ffcp.CrossBands.load(path, list(predictor.models))

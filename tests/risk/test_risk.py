@@ -147,3 +147,27 @@ def test_what_is_no_monotone_bounded_loss_is_refused(loss: Any, message: str) ->
     x, y = draw(torch.Generator().manual_seed(6), 30)
     with pytest.raises(ValueError, match=message):
         ffcp.RiskControl(Fixed(), loss).calibrate(x, y)
+
+
+def test_arguments_that_cannot_be_are_refused() -> None:
+    with pytest.raises(ValueError, match="sets must be 'sigmoid' or a function, got 'softmax'"):
+        ffcp.RiskControl(Fixed(), sets="softmax")
+    for bound in (0.0, -1.0, True, float("inf")):
+        with pytest.raises(ValueError, match="bound must be a positive number"):
+            ffcp.RiskControl(Fixed(), bound=bound)
+    risk = ffcp.RiskControl(Fixed())
+    with pytest.raises(ValueError, match=r"targets have shape \(8, 4\), sets \(8, 5\)"):
+        risk.calibrate(normal(8, 5, seed=1), torch.ones(8, 4))
+    with pytest.raises(ValueError, match="whether it is true, by 0 and 1"):
+        risk.calibrate(normal(8, 5, seed=1), torch.full((8, 5), 2))
+
+
+def test_losses_and_levels_are_in_the_unit_of_the_bound() -> None:
+    x, y = draw(torch.Generator().manual_seed(0), 200)
+    one = ffcp.RiskControl(Fixed(), grid=GRID).calibrate(x, y)
+    two = ffcp.RiskControl(Fixed(), doubled, grid=GRID, bound=2.0).calibrate(x, y)
+    assert two.losses(x, y).allclose(2 * one.losses(x, y))
+    assert two.predict_set(x, 0.2).sets.equal(one.predict_set(x, 0.1).sets)
+    for alpha in (2.0, 0.0, True):
+        with pytest.raises(ValueError, match="between 0 and the largest loss, 2, got"):
+            two.predict_set(x, alpha)

@@ -47,7 +47,7 @@ class _Column(NamedTuple):
         ends = np.cumsum(self.units)
         count = int(ends[-1]) if len(ends) else 0
         weight = math.floor(error * count) - self.error - 2 * self.lost + 1
-        if weight < 1 or -(-count // weight) >= len(ends):
+        if not count or weight < 1 or -(-count // weight) >= len(ends):
             return self
         values, more = last_of_blocks(self.values, ends, weight)
         units = np.full(len(values), weight)

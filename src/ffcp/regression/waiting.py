@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ffcp.conformal.columns import Columns, prefixed, take, with_prefix
+from ffcp.conformal.columns import Columns, prefixed, with_prefix
 from ffcp.network import inputs
 from ffcp.pieces import Seen
-
-_BLOCK = 4096
 
 
 def noted(seen: Seen, y: Tensor, keeps_input: bool) -> dict[str, Any]:
@@ -42,10 +39,3 @@ def again(columns: Columns, groups: Any = None) -> tuple[Seen, Tensor] | None:
         groups,
     )
     return seen, torch.as_tensor(columns["y"])
-
-
-def blocks(columns: Columns) -> Iterator[dict[str, Any]]:
-    """Cut noted rows into small blocks."""
-    rows = len(columns["y"])
-    for start in range(0, rows, _BLOCK):
-        yield take(columns, torch.arange(start, min(start + _BLOCK, rows)))

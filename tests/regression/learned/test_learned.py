@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import ffcp
-from ffcp.regression.learned import network
+from ffcp.regression.learned import network, teaching
 from ffcp.regression.learned.family import LearnedBands, hash_of
 from ffcp.regression.learned.nested import LEVELS
 from ffcp.regression.learned.teaching import row_hashes
@@ -326,3 +326,19 @@ def test_outputs_that_share_a_threshold_are_not_taken_for_memorised() -> None:
         warnings.simplefilter("error", ffcp.FFCPWarning)
         predictor = ffcp.Learned(small_mlp(outputs=3), joint=True, seed=0)
         predictor.fit(x[:300], y[:300]).calibrate(x[300:], y[300:])
+
+
+def test_of_many_rows_some_teach_and_all_are_known_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(teaching, "MOST_ROWS", 128)
+    x, y = data(300)
+    loader = DataLoader(TensorDataset(x, y), batch_size=64)
+    for rows in ((x, y), (loader, None)):
+        predictor = ffcp.Learned(small_mlp(), seed=0, batch_size=64).fit(*rows)
+        assert len(predictor._lesson(*rows).rows["y"]) == 128
+        with pytest.raises(ValueError, match="fit"):
+            predictor.calibrate(x, y)  # rows that were left out too
+
+
+def test_nothing_teaches_nothing() -> None:
+    with pytest.raises(ValueError, match="no rows to learn from"):
+        ffcp.Learned(small_mlp()).fit(DataLoader([]))

@@ -1,0 +1,73 @@
+"""What was saved and is read again: bytes that cannot have been written are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save
+from torch import Tensor
+
+from ffcp import files
+
+
+def row_of(text: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(text), dtype=torch.uint8)
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        (torch.zeros(3), "not a row of bytes"),
+        (torch.zeros(2, 2, dtype=torch.uint8), "not a row of bytes"),
+        (row_of(b'{"norm": '), "cannot be read"),
+        (row_of(b"[" * 100_000), "cannot be read"),
+        (row_of(b"[1, 2]"), "the settings are not named"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(state: Tensor, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        files.unpack(state)
+
+
+def test_a_seal_is_a_row_of_bytes_and_belongs_to_its_tensors() -> None:
+    points = {"scores": torch.ones(2)}
+    sealed = files.seal({"norm": 2.0}, points)
+    assert files.unseal(sealed, points) == {"norm": 2.0}
+    with pytest.raises(ValueError, match="not a row of bytes"):
+        files.unseal(sealed.float(), points)
+    with pytest.raises(ValueError, match="its checksum is not that"):
+        files.unseal(sealed, {"scores": torch.zeros(2)})
+
+
+@pytest.mark.parametrize(
+    ("layout", "message"),
+    [
+        ([], "its inputs is damaged"),
+        ({"x": [3]}, "its inputs is damaged"),
+        ({"x": {"columns": ["a"]}}, "its inputs is damaged"),
+        ({"x": {"row": [-1]}}, "-1 is no number of things, at least 0"),
+        ({"x": {"row": [2**63]}}, "is no number of things"),
+        ({"x": {"row": [1], "columns": [0.5]}}, "the columns it names are damaged"),
+    ],
+)
+def test_layouts_of_inputs_that_cannot_be_are_refused(layout: Any, message: str) -> None:
+    assert files.checked_layout({"x": {"row": [4], "columns": ["a", 1]}})
+    with pytest.raises(ValueError, match=message):
+        files.checked_layout(layout)
+
+
+def test_a_safetensors_file_of_another_kind_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "weights"
+    path.write_bytes(save({"weight": torch.ones(2)}, {"format": "pt"}))
+    with pytest.raises(files.CalibrationFileError, match="is not a calibration saved by ffcp"):
+        files.read(path)
+
+
+def test_an_error_that_names_its_file_is_not_wrapped_again() -> None:
+    first = files.CalibrationFileError("this one")
+    with pytest.raises(files.CalibrationFileError) as found, files.refused("that one"):
+        raise first
+    assert found.value is first
