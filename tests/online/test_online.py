@@ -49,7 +49,16 @@ def score_of(move: str, threshold: float, row: int) -> float:
     }[move]
 
 
-def played(control: Any, moves: list[tuple[str, int, bool]], repeat: int) -> int:
+def elsewhere(row: int, level: Fraction) -> float:
+    """Give the threshold of a calibration that has one for every input: at some it is infinite."""
+    if level >= 1 or level <= 0:
+        return -math.inf if level >= 1 else math.inf
+    return math.inf if row % 7 == 3 else 10 * math.sin(row) / float(level)
+
+
+def played(
+    control: Any, moves: list[tuple[str, int, bool]], repeat: int, stands: bool = False
+) -> int:
     """Play a stream against an adversary; return the most rows that waited at a prediction."""
     past = Window(20, 1.0, [0.1 * i for i in range(20)])
     waiting: list[tuple[int, float, Any]] = []
@@ -58,6 +67,8 @@ def played(control: Any, moves: list[tuple[str, int, bool]], repeat: int) -> int
         move, late, comes = moves[row % len(moves)]
         delay = max(delay, len(waiting))
         asked = control.ask(past)
+        if stands:
+            asked = control.placed([elsewhere(row, level) for level in control.wanted()])
         if comes:
             waiting.append((row + late, score_of(move, asked.threshold, row), asked))
         due = [one for one in waiting if one[0] <= row]
@@ -71,18 +82,23 @@ def played(control: Any, moves: list[tuple[str, int, bool]], repeat: int) -> int
     return delay
 
 
-@given(MOVES, st.sampled_from(ALPHAS), st.sampled_from([Fraction(1, 200), Fraction(1, 10), 2]))
+@given(
+    MOVES,
+    st.sampled_from(ALPHAS),
+    st.sampled_from([Fraction(1, 200), Fraction(1, 10), 2]),
+    st.booleans(),
+)
 def test_aci_covers_any_sequence_at_its_constant(
-    moves: list[tuple[str, int, bool]], alpha: Fraction, gamma: Any
+    moves: list[tuple[str, int, bool]], alpha: Fraction, gamma: Any, stands: bool
 ) -> None:
-    played(Aci(alpha, Fraction(gamma)), moves, repeat=3)
+    played(Aci(alpha, Fraction(gamma)), moves, 3, stands)
 
 
-@given(MOVES, st.sampled_from(ALPHAS), st.sampled_from([0.05, 0.5]))
+@given(MOVES, st.sampled_from(ALPHAS), st.sampled_from([0.05, 0.5]), st.booleans())
 def test_pid_covers_any_sequence_at_its_constant(
-    moves: list[tuple[str, int, bool]], alpha: Fraction, saturation: float
+    moves: list[tuple[str, int, bool]], alpha: Fraction, saturation: float, stands: bool
 ) -> None:
-    played(Pid(alpha, 0.1, saturation, 1.0), moves, repeat=3)
+    played(Pid(alpha, 0.1, saturation, 1.0), moves, 3, stands)
 
 
 @given(MOVES, st.sampled_from(["theta", "wild"]))
@@ -127,8 +143,8 @@ def test_the_constants_are_not_idle() -> None:
 
 @pytest.mark.long
 @settings(max_examples=30)
-@given(st.integers(0, 10**6), st.sampled_from(["steady", "jumps", "drift"]))
-def test_dtaci_is_as_good_as_its_best_step_size(seed: int, kind: str) -> None:
+@given(st.integers(0, 10**6), st.sampled_from(["steady", "jumps", "drift"]), st.booleans())
+def test_dtaci_is_as_good_as_its_best_step_size(seed: int, kind: str, stands: bool) -> None:
     horizon, random = 200, np.random.default_rng(seed)
     control, past = DtAci(Fraction(1, 10), horizon), Window(100, 1.0, random.random(100))
     alpha, k = 0.1, len(control.gammas)
@@ -138,6 +154,16 @@ def test_dtaci_is_as_good_as_its_best_step_size(seed: int, kind: str) -> None:
         moved = {"steady": 0.0, "jumps": float(row > 100), "drift": row / 100}[kind]
         score = float(random.random() + moved)
         beta = past.largest_level(score)
+        if stands:  # thresholds in proportion to what differs from row to row
+            size = 0.5 + float(random.random())
+            reached = [size * past.quantile(level) for level in control.wanted()]
+            asked, exact = control.placed(reached), past.largest_level(score / size)
+            score_at, beta = score, asked.beta(score)
+            # Each step size misses as at the exact level, and beta lies next to it.
+            assert [level > beta for level in asked.levels] == [
+                score_at > threshold for threshold in reached[1:]
+            ]
+            assert not any(beta < level < exact for level in asked.levels)
         losses = np.array([pinball(beta, level, alpha) for level in asked.levels])
         weights = np.array(control.weights)
         own += pinball(beta, float(weights @ np.array(asked.levels)), alpha)
@@ -353,9 +379,14 @@ def test_a_step_takes_no_more_room_or_work_as_time_goes_on(tmp_path: Path) -> No
 
 def test_what_has_no_stream_is_refused() -> None:
     x, y, model = normal(100, 2, seed=1), normal(100, seed=2), nn.Linear(2, 1)
-    for method in ("dtaci", "pid", "plain"):
-        with pytest.raises(ValueError, match="use method 'aci', which moves its level"):
-            ffcp.Online(ffcp.LCP(model, "nearest").calibrate(x, y), method)
+    local = ffcp.LCP(model, "nearest").calibrate(x, y)
+    for method, more, why in (
+        ("plain", {}, "method 'plain' moves the window of scores and nothing else"),
+        ("aci", {"forget": 0.9}, "forget=0.9 is about the window of scores"),
+        ("pid", {"forecast": "theta"}, "a forecast is of the scores so far"),
+    ):
+        with pytest.raises(ValueError, match=f"{why}.*stays as it is: use method 'aci', 'dtaci'"):
+            ffcp.Online(local, method, **more)  # type: ignore[arg-type]
     sets = ffcp.LAC(nn.Linear(2, 3)).calibrate(x, torch.arange(100) % 3)
     with pytest.raises(TypeError, match="label sets have no stream"):
         ffcp.Online(sets)  # type: ignore[arg-type]

@@ -42,6 +42,7 @@ KINDS: dict[str, Callable[[], Any]] = {
     "weighted": lambda: ffcp.CP(small_mlp(), calibration=ffcp.Weighted(ratio)).calibrate(X, Y),
     "both": lambda: ffcp.LCP(small_mlp(), NEAR, calibration=ffcp.Weighted(ratio)).calibrate(X, Y),
     "localized in groups": lambda: grouped(ffcp.LCP(small_mlp(), NEAR)),
+    "weighted in groups": lambda: grouped(ffcp.CP(small_mlp(), calibration=ffcp.Weighted(ratio))),
     "quantiles": lambda: ffcp.CQR(small_mlp(outputs=2)).calibrate(X, Y),
     "learned": lambda: ffcp.Learned(small_mlp(), seed=0).calibrate(X, Y),
 }
@@ -52,10 +53,16 @@ def missed(band: ffcp.Interval, truth: Tensor) -> int:
     return int(((truth < band.lower) | (truth > band.upper)).sum())
 
 
+STAY = ["localized", "random", "weighted", "both", "localized in groups", "weighted in groups"]
+
+
 @pytest.mark.filterwarnings("ignore::ffcp.FFCPWarning")
-@pytest.mark.parametrize("kind", KINDS)
-def test_misses_are_truths_outside_the_bands_that_were_given(kind: str) -> None:
-    online = ffcp.Online(KINDS[kind](), "aci", alpha=0.2, gamma=0.03)
+@pytest.mark.parametrize(
+    ("kind", "method"),
+    [(kind, "aci") for kind in KINDS] + [(kind, m) for kind in STAY for m in ("dtaci", "pid")],
+)
+def test_misses_are_truths_outside_the_bands_that_were_given(kind: str, method: str) -> None:
+    online = ffcp.Online(KINDS[kind](), method, alpha=0.2, gamma=0.03)
     outside = 0
     for i in range(0, 240, 4):
         rows = slice(i, i + 4)
@@ -64,11 +71,11 @@ def test_misses_are_truths_outside_the_bands_that_were_given(kind: str) -> None:
         outside += missed(band, TRUTH[rows])
         online.update(NEW[rows], TRUTH[rows])
     assert sum(online.misses) == outside  # with side="each" no truth is beyond both ends
-    assert online.bounds is not None
+    assert (online.bounds is None) == (method == "dtaci")
     asked = 0.1 if kind == "each" else 0.2
     for share, bound in zip(
         [m / t for m, t in zip(online.misses, online.truths, strict=True)],
-        online.bounds,
+        online.bounds or [1.0],
         strict=True,
     ):
         assert abs(share - asked) <= bound
@@ -93,17 +100,23 @@ def test_each_group_has_a_level_of_its_own() -> None:
         online.predict_interval(NEW[:1], groups=["c"])
 
 
-@pytest.mark.parametrize("kind", ["groups", "each", "localized in groups"])
-def test_a_stream_of_any_kind_goes_on_where_it_was_saved(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "method"),
+    [("groups", "aci"), ("each", "aci"), ("localized in groups", "dtaci"), ("both", "pid")],
+)
+def test_a_stream_of_any_kind_goes_on_where_it_was_saved(
+    kind: str, method: str, tmp_path: Path
+) -> None:
     predictor, path = KINDS[kind](), tmp_path / "stream"
-    whole, cut = ffcp.Online(predictor), ffcp.Online(predictor, path=path)
+    whole, cut = ffcp.Online(predictor, method), ffcp.Online(predictor, method, path=path)
     for i in range(0, 60, 3):
         rows = slice(i, i + 3)
         given = {"groups": GROUPS[rows]} if "groups" in kind else {}
         for online in (whole, cut):
             online.predict_interval(NEW[rows], **given)
+        cut = ffcp.Online(predictor, method, path=path)  # while these wait
+        for online in (whole, cut):
             online.update(NEW[rows], TRUTH[rows])
-        cut = ffcp.Online(predictor, path=path)
     states = [[lane.state() for lane in online._lanes.values()] for online in (whole, cut)]
     assert states[0] == states[1]
 

@@ -181,15 +181,20 @@ class Kept:
             raise ValueError(f"a row of group {group!r} waits")
         points = []
         for one in listed(asked, len(self._lanes[group].controls)):
-            if one is not None:
-                threshold, levels = listed(one, 2)
-                one = Asked(number(threshold), tuple(number(level) for level in levels))
-                if len(one.levels) != (len(DtAci.gammas) if self.method == "dtaci" else 0):
-                    raise ValueError("a row waits that was asked at other levels")
-            points.append(one)
+            points.append(None if one is None else self._asked_of(one))
         if all(one is None for one in points):
             raise ValueError(f"row {row} waits for nothing")
         return Waiting(row, points, group)
+
+    def _asked_of(self, saved: Any) -> Asked:
+        # Two in files from before calibrations that stay had several step sizes.
+        threshold, levels, reached = listed([*files.rebuilt(list, saved), []][:3], 3)
+        one = Asked(number(threshold), tuple(map(number, levels)), tuple(map(number, reached)))
+        sizes = len(DtAci.gammas) if self.method == "dtaci" else 0
+        stands = self.predictor.calibration.is_local
+        if (len(one.levels), len(one.reached)) != (sizes, sizes if stands else 0):
+            raise ValueError("a row waits that was asked at other levels")
+        return one
 
     def _fingerprint(self) -> str:
         assert self.predictor._identity is not None

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 from ffcp import files
-from ffcp.online.levels import Aci, Asked, Control, Pid
+from ffcp.online.levels import Aci, Asked, Control, DtAci, Pid
 from ffcp.online.windows import Window
 
 
@@ -34,6 +35,19 @@ class Lane:
         """Give the thresholds of the next row."""
         pairs = zip(self.controls, self.windows, strict=True)
         return [control.ask(past) for control, past in pairs]
+
+    @property
+    def _placing(self) -> list[Aci | DtAci | Pid]:
+        return [control for control in self.controls if isinstance(control, (Aci, DtAci, Pid))]
+
+    def wanted(self) -> list[list[Fraction]]:
+        """Say for each score at which levels a calibration that stays is to be looked up."""
+        return [control.wanted() for control in self._placing]
+
+    def placed(self, thresholds: Sequence[Sequence[float]]) -> list[Asked]:
+        """Give what a row is asked with, whose thresholds at the levels wanted are these."""
+        pairs = zip(self._placing, thresholds, strict=True)
+        return [control.placed(own) for control, own in pairs]
 
     def learn(self, scores: Sequence[float], asked: list[Asked | None]) -> None:
         """Learn the scores of a row; NaN have not come yet. What was asked for the others goes."""

@@ -1,8 +1,12 @@
 """How thresholds follow a stream: adaptive levels (ACI, DtACI) and quantile control (PID).
 
-Each controls one stream of scores. ``threshold(past)`` is asked when a point is predicted, with
-the scores so far; ``learn(score, asked)`` is told the point's score when its truth comes, and what
-was asked then. A point is missed if its score is above its threshold.
+Each controls one stream of scores. ``ask(past)`` is called when a point is predicted, with the
+scores so far; ``learn(score, asked, past)`` is told the point's score when its truth comes, and
+what was asked then. A point is missed if its score is above its threshold.
+
+A calibration that has a threshold for every input takes the place of the scores so far: it is
+looked up at the levels that are ``wanted()``, and ``placed(thresholds)`` says what the point is
+asked with.
 
 N counts the truths that have come, E the misses among them, D the most predictions that were ever
 waiting for their truth when another one was made (0 if every truth comes before the next row).
@@ -11,6 +15,7 @@ waiting for their truth when another one was made (0 if every truth comes before
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple, Protocol
 
@@ -24,10 +29,23 @@ State = dict[str, Any]
 
 
 class Asked(NamedTuple):
-    """What a point was predicted with: its threshold, and levels of several step sizes."""
+    """What a point was predicted with: its threshold, and levels of several step sizes.
+
+    ``reached`` are the thresholds of these levels, where they are those of this input alone.
+    """
 
     threshold: float
     levels: tuple[float, ...] = ()
+    reached: tuple[float, ...] = ()
+
+    def beta(self, score: float) -> float:
+        """Give the largest of the levels that covers a score, 0 if none does.
+
+        >>> Asked(3.0, (0.1, 0.2, -0.1), (5.0, 2.0, math.inf)).beta(4.0)
+        0.1
+        """
+        pairs = zip(self.levels, self.reached, strict=True)
+        return max([0.0, *(level for level, threshold in pairs if score <= threshold)])
 
 
 class Control(Protocol):
@@ -89,6 +107,14 @@ class Aci:
         """Give the quantile of the window at the level reached."""
         return Asked(past.quantile(self.level))
 
+    def wanted(self) -> list[Fraction]:
+        """Want the level reached."""
+        return [self.level]
+
+    def placed(self, thresholds: Sequence[float]) -> Asked:
+        """Take the threshold there."""
+        return Asked(thresholds[0])
+
     def learn(self, score: float, asked: Asked, past: Window) -> None:
         """Count the truth, and the miss if it is one."""
         self.truths += 1
@@ -116,6 +142,11 @@ class DtAci:
     order its pinball loss is at most that of the best of k step sizes, plus
     (log(k / sigma) + 2 sigma horizon) / eta + eta times the sum of the mean squared losses.
     Long-run coverage is not promised, except roughly, by the experts that have it.
+
+    The loss of a level is that at beta, the largest level that covers. Of a calibration with a
+    threshold for every input only the experts' own thresholds are looked up: beta is the largest of
+    their levels that covers. Whether an expert misses is the same, and what the experts' losses
+    differ by depends on where beta lies among them alone; the bound is about any beta.
     """
 
     gammas = tuple(Fraction(one, 1000) for one in (1, 2, 4, 8, 16, 32, 64, 128))
@@ -138,15 +169,26 @@ class DtAci:
             for gamma, misses in zip(self.gammas, self.misses, strict=True)
         ]
 
+    def mean(self) -> Fraction:
+        """Give the mean of the experts' levels."""
+        pairs = zip(self.weights, self.levels(), strict=True)
+        return Fraction(math.fsum(weight * float(level) for weight, level in pairs))
+
     def ask(self, past: Window) -> Asked:
         """Give the quantile of the window at the mean of the experts' levels."""
-        levels = tuple(float(level) for level in self.levels())
-        mean = math.fsum(w * level for w, level in zip(self.weights, levels, strict=True))
-        return Asked(past.quantile(Fraction(mean)), levels)
+        return Asked(past.quantile(self.mean()), tuple(map(float, self.levels())))
+
+    def wanted(self) -> list[Fraction]:
+        """Want the mean level, and that of each expert."""
+        return [self.mean(), *self.levels()]
+
+    def placed(self, thresholds: Sequence[float]) -> Asked:
+        """Take the threshold of the mean level, and remember those of the experts."""
+        return Asked(thresholds[0], tuple(map(float, self.levels())), tuple(thresholds[1:]))
 
     def learn(self, score: float, asked: Asked, past: Window) -> None:
         """Weigh the experts by their losses, and move each by its own step."""
-        beta = past.largest_level(score)
+        beta = asked.beta(score) if asked.reached else past.largest_level(score)
         losses = [pinball(beta, level, float(self.alpha)) for level in asked.levels]
         least = min(losses)
         weights = [
@@ -207,7 +249,8 @@ class Pid:
         Of the integrator.
     forecast
         A function from the scores so far, the oldest first, to the next one; ``None``: the
-        tracker alone knows where scores are.
+        tracker alone knows where scores are. The threshold that a calibration has for the input
+        alone takes the place of a forecast.
     """
 
     def __init__(
@@ -242,11 +285,23 @@ class Pid:
             start = past.quantile(self.alpha)
             # Of what is left of scores when the forecast is taken off, as far as that is known.
             self.tracked = (start if math.isfinite(start) else past.largest()) - expected
+        return self._controlled(expected, self.tracked)
+
+    def wanted(self) -> list[Fraction]:
+        """Want the level asked for: the threshold there is what is expected."""
+        return [self.alpha]
+
+    def placed(self, thresholds: Sequence[float]) -> Asked:
+        """Add what tracker and integrator say to the threshold that was looked up."""
+        if self.tracked is None:
+            self.tracked = 0.0
+        return self._controlled(thresholds[0], self.tracked)
+
+    def _controlled(self, expected: float, tracked: float) -> Asked:
         excess, limit = self.excess, self.limit
         if abs(excess) >= limit:
             return Asked(math.copysign(math.inf, excess))
-        control = self.tracked + self.scale * math.tan(math.pi / 2 * excess / limit)
-        return Asked(expected + control)
+        return Asked(expected + tracked + self.scale * math.tan(math.pi / 2 * excess / limit))
 
     def _expected(self, past: Window) -> float:
         if self.forecast is None:

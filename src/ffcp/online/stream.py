@@ -6,7 +6,7 @@ import hashlib
 import math
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,8 @@ from ffcp.regression.predictor import BandPredictor
 from ffcp.regression.sides import kept_scores, two_sided
 
 METHODS = ("aci", "dtaci", "pid", "plain")
+# From groups, notes and random numbers of rows to what each score of each row is asked with.
+Ask = Callable[[Sequence[Any], Any, Any], list[list[Asked]]]
 
 
 class Online(Kept):
@@ -42,8 +44,8 @@ class Online(Kept):
     predictor
         A calibrated predictor of bands. Its calibration scores, in a random order, are the
         stream's past. With groups each of them is a stream of its own. Localized and weighted
-        calibrations, whose thresholds differ from input to input, stay as they are, and only
-        their level moves: they take the method ``"aci"``.
+        calibrations, whose thresholds differ from input to input, stay as they are: their level
+        moves, and with ``"pid"`` what is added to their thresholds.
     method
         ``"aci"``: a level that goes down with every miss and up otherwise. ``"dtaci"``: the same
         with several step sizes, weighed by how they do. ``"pid"``: a threshold that is controlled
@@ -125,7 +127,6 @@ class Online(Kept):
     ) -> None:
         if method not in METHODS:
             raise ValueError(f"unknown method {method!r}: choose one of {', '.join(METHODS)}")
-        _check_predictor(predictor, method)
         for name, value in (("gamma", gamma), ("step", step), ("saturation", saturation)):
             if not _is_number(value) or not 0 < value < math.inf:
                 raise ValueError(f"{name} must be a positive number, got {value!r}")
@@ -136,6 +137,7 @@ class Online(Kept):
             raise ValueError(f"forget must lie above 0 and be at most 1, got {forget!r}")
         if forecast is not None and method != "pid":
             raise ValueError("a forecast is a part of the method 'pid': leave it out")
+        _check_predictor(predictor, method, forget, forecast)
         self._forecast = forecast_of(forecast)
         self.method, self.alpha = method, alpha
         # As it is now: the stream's past are the scores of this calibration and no other.
@@ -202,23 +204,20 @@ class Online(Kept):
         with self._lock:
             predictor = self.predictor
             predictor._check_weights()
-            parts, points = [], []
-            now = {label: lane.ask() for label, lane in self._lanes.items()}
+            parts: list[Interval] = []
+            points: list[tuple[str, list[Asked], Any]] = []
+            ask = self._looked_up if self._stands else self._asked()
             rows = inputs.Rows(x, inputs.Reader(predictor.model, predictor._layout))
             for seen, notes, draws in predictor._noted(rows, groups, None, weights):
                 labels = notes.get("group", [None] * len(seen.rows))
                 self._must_know(labels)
-                thresholds = self._thresholds(labels, notes, draws, now)
-                parts.append(self._band(seen, thresholds))
-                for key, label, row in zip(
-                    _keys(seen.x, len(seen.rows)), labels, thresholds.tolist(), strict=True
-                ):
-                    then = zip(row, now[label], strict=True)
-                    asked: list[Asked | None] = [one._replace(threshold=t) for t, one in then]
-                    points.append((key, asked, label))
+                asked = ask(labels, notes, draws)
+                thresholds = [[one.threshold for one in row] for row in asked]
+                parts.append(self._band(seen, torch.tensor(thresholds, dtype=torch.float64)))
+                points += zip(_keys(seen.x, len(seen.rows)), asked, labels, strict=True)
             predictor._check_weights()
-            for key, asked, label in points:
-                self._remember(key, Waiting(self.rows, asked, label))
+            for key, row, label in points:
+                self._remember(key, Waiting(self.rows, [*row], label))
                 self.rows += 1
             self._saved()
         lower, upper, prediction = (torch.cat([part[i] for part in parts]) for i in range(3))
@@ -232,23 +231,21 @@ class Online(Kept):
                 "calibrate with points of that group, or merge it into another"
             )
 
-    def _thresholds(
-        self, labels: list[Any], notes: Any, draws: Any, now: dict[Label | None, list[Asked]]
-    ) -> Tensor:
-        """Give the thresholds (n, m) of some rows, by the level or threshold of their groups."""
-        if not self._stands:
-            table = {label: [one.threshold for one in asked] for label, asked in now.items()}
-            return torch.tensor([table[label] for label in labels], dtype=torch.float64)
-        parts = self._parts()
+    def _asked(self) -> Ask:
+        """Ask for thresholds, which are those of all rows of a group."""
+        now = {label: lane.ask() for label, lane in self._lanes.items()}
+        return lambda labels, notes, draws: [now[label] for label in labels]
+
+    def _looked_up(self, labels: Sequence[Any], notes: Any, draws: Any) -> list[list[Asked]]:
+        """Look up what each row is asked with, by the calibration of its group."""
+        parts, rows_asked = self._parts(), [list[Asked]()] * len(labels)
         own = {name: column for name, column in notes.items() if name != "group"}
-        points = [torch.empty(0)] * len(labels)
         for label, rows in rows_of_groups(labels).items():
             lane = self._lanes[label]
-            levels = [one.level for one in lane.controls if isinstance(one, Aci)]
-            some = _at_levels(parts[label], levels, take(own, rows), draws, len(rows))
-            for row, one in zip(rows.tolist(), some, strict=True):
-                points[row] = one
-        return torch.stack(points)
+            table = _at_levels(parts[label], lane.wanted(), take(own, rows), draws, len(rows))
+            for row, *thresholds in zip(rows.tolist(), *table, strict=True):
+                rows_asked[row] = lane.placed(thresholds)
+        return rows_asked
 
     @property
     def _stands(self) -> bool:
@@ -378,17 +375,24 @@ class Online(Kept):
 
 
 def _at_levels(
-    calibration: Calibration, levels: Sequence[Fraction], notes: Any, draws: Any, rows: int
-) -> Tensor:
-    """Give the thresholds (n, m) of a calibration, each column at its own level."""
-    result = torch.empty(rows, len(levels), dtype=torch.float64)
-    inside = sorted({level for level in levels if 0 < level < 1})
+    calibration: Calibration,
+    levels: Sequence[Sequence[Fraction]],
+    notes: Any,
+    draws: Any,
+    rows: int,
+) -> list[list[list[float]]]:
+    """Give for each score, and each row, the thresholds of a calibration at that score's levels."""
+    inside = sorted({level for own in levels for level in own if 0 < level < 1})
     table = calibration.thresholds(inside, notes, draws) if inside else torch.empty(0)
-    for i, level in enumerate(levels):
-        if level in inside:
-            result[:, i] = table[inside.index(level), :, i]
-        else:
-            result[:, i] = math.inf if level <= 0 else -math.inf
+    result = []
+    for i, own in enumerate(levels):
+        thresholds = torch.full((rows, len(own)), math.inf, dtype=torch.float64)
+        for place, level in enumerate(own):
+            if 0 < level < 1:
+                thresholds[:, place] = table[inside.index(level), :, i]
+            elif level >= 1:
+                thresholds[:, place] = -math.inf
+        result.append(thresholds.tolist())
     return result
 
 
@@ -417,18 +421,29 @@ def _keys(x: Any, rows: int) -> list[str]:
     ]
 
 
-def _check_predictor(predictor: Any, method: str) -> None:
+def _of_windows(method: str, forget: float, forecast: Any) -> str | None:
+    """Say what of these speaks of a window of scores, if anything does."""
+    if method == "plain":
+        return "method 'plain' moves the window of scores and nothing else"
+    if forget != 1:
+        return f"forget={forget:g} is about the window of scores"
+    if forecast is not None:
+        return "a forecast is of the scores so far, without the input"
+    return None
+
+
+def _check_predictor(predictor: Any, method: str, forget: float, forecast: Any) -> None:
     if not isinstance(predictor, BandPredictor):
         raise TypeError(
             f"a stream needs a predictor of bands, as CP, FFCP or CQR, got "
             f"{type(predictor).__name__}: label sets have no stream"
         )
     predictor._must_be_calibrated()
-    if predictor.calibration.is_local and method != "aci":
+    if predictor.calibration.is_local and (what := _of_windows(method, forget, forecast)):
         raise ValueError(
-            f"method {method!r} keeps thresholds of its own, and this predictor's calibration has "
-            "one for every input: use method 'aci', which moves its level, or a predictor without "
-            "a localized or weighted calibration, as CP, FFCP or CQR"
+            f"{what}, and this predictor's calibration, which has a threshold for every input, "
+            "stays as it is: use method 'aci', 'dtaci' or 'pid' without it, or a predictor whose "
+            "calibration is neither localized nor weighted, as CP, FFCP or CQR"
         )
     if predictor.calibration.is_summary:
         raise ValueError(
