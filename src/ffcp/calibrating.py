@@ -7,12 +7,12 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from ffcp.conformal.calibration import Calibration
 from ffcp.conformal.columns import Columns, Table, prefixed, with_prefix
 from ffcp.conformal.compressing import compressed, settled, summary_like
-from ffcp.conformal.mondrian import by_groups
 from ffcp.conformal.selection import Chosen, Division, Scorer, Selection
 from ffcp.network import arrays, passes
 from ffcp.pieces import Seen
@@ -193,10 +193,17 @@ class Calibrating:
         (self.classes,) = classes
 
     def choose(self, aside: Columns, left: int) -> None:
-        """Choose what is open, first of the scorer and then of the calibration."""
+        """Choose what is open, of the scorer and of the calibration.
+
+        A ratio of densities comes first, as it looks at no scores: rows can count by it then.
+        """
+        if self.calibration.is_open and not self.calibration.looks_at_scores:
+            notes, alpha = with_prefix("note.", aside), self._choosing.alpha
+            self._choose_next(torch.empty(0, 0), notes, left, alpha)
         if self.scorer.is_open:
             noted = with_prefix("score.", aside)
-            self._settle(self.scorer.choose(noted, self._choosing.alpha, left))
+            weights = self.calibration.weight_of(with_prefix("note.", aside))
+            self._settle(self.scorer.choose(noted, self._choosing.alpha, left, weights))
         if self.calibration.is_open:
             self.choose_calibration(aside, left)
 
@@ -205,20 +212,19 @@ class Calibrating:
         scores = self.scorer.scores(self._scored(with_prefix("score.", aside)))
         notes = with_prefix("note.", aside)
         alpha = self._choosing.alpha_of_each(self._choosing.alpha, scores.shape[1])
-        is_left = True
-        while is_left:  # a ratio and a bandwidth, say: one after the other
-            name = self.calibration.choice_name
-            self.calibration, choice = self.calibration.choose(scores, notes, left, alpha)
-            self.choices[name], is_left = choice, self.calibration.is_open
+        while self.calibration.is_open:  # a ratio and a bandwidth, say: one after the other
+            self._choose_next(scores, notes, left, alpha)
+
+    def _choose_next(self, scores: Tensor, notes: Columns, left: int, alpha: Any) -> None:
+        name = self.calibration.choice_name
+        self.calibration, choice = self.calibration.choose(scores, notes, left, alpha)
+        self.choices[name] = choice
 
     def _settle(self, chosen: Chosen) -> None:
         self.scorer = chosen.scorer
         if chosen.calibration is not None:
             self._has_new_calibration = True
-            has_groups = self.calibration.takes_groups
-            self.calibration = (
-                by_groups(chosen.calibration) if has_groups else chosen.calibration
-            ).empty()
+            self.calibration = chosen.calibration(self.calibration)
         self.choices.update(chosen.choices)
         self.warnings += [chosen.warning] if chosen.warning else []
 
@@ -242,8 +248,7 @@ class Calibrating:
         own, notes = with_prefix("score.", noted), with_prefix("note.", noted)
         waited = self.scorer.again(own)
         if waited is not None and self._has_new_calibration:
-            seen, y = waited
-            notes = self.calibration.note(seen._replace(groups=notes.get("group")), y)
+            notes = self.calibration.noted_again(*waited, notes)
         own = dict(self._scored(own))
         scores = self.scorer.scores(own)
         signs = self.scorer.signs(own) if self.calibration.keeps_signs else None

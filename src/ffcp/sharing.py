@@ -367,8 +367,9 @@ class Sharing(nn.Module):
         self, settings: Mapping[str, Any], kept: Mapping[str, Any], learned: Mapping[str, Tensor]
     ) -> None:
         """Check that a calibration was made with this predictor's settings; take what is open."""
-        scorer, calibration = self._given
-        scorer, calibration = scorer.recalled(settings, learned), calibration.restored(settings)
+        given, calibration = self._given
+        scorer = given.recalled(settings, learned)
+        calibration = self._kept_by(calibration, settings).restored(settings)
         if settings.get("groups"):
             calibration = by_groups(calibration)
         calibration = recalled(calibration, settings)
@@ -376,7 +377,6 @@ class Sharing(nn.Module):
         self._must_match(mine, settings, "the loaded calibration")
         self._check_features(scorer.needs().joined(calibration.needs()))
         self._scorer, self.calibration = scorer, calibration.empty()
-        given, _ = self._given
         self._choices = {
             **given.choices_from(kept["choices"]),
             **scorer.choices_from(kept["choices"]),
@@ -386,6 +386,10 @@ class Sharing(nn.Module):
         self._runs = files.rebuilt(tuple[str, ...], kept["runs"])
         fingerprint = files.rebuilt(str | None, kept["fingerprint"])
         self._identity = None if fingerprint is None else Identity(fingerprint)
+
+    def _kept_by(self, calibration: Calibration, settings: Mapping[str, Any]) -> Calibration:
+        """Give the calibration that kept what was saved, where it may be another than was given."""
+        return calibration
 
     def _take_all(self, fresh: Sharing) -> None:
         """Take over all that another predictor of this model has, at once."""

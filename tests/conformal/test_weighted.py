@@ -15,6 +15,8 @@ from torch import Tensor, nn
 import ffcp
 from ffcp.conformal.tilts import learned
 from ffcp.conformal.weighted import weighted_quantile
+from ffcp.regression.learned import network
+from ffcp.regression.predictor import BandPredictor
 from tests.conftest import normal, small_mlp
 
 ALPHA = 0.1
@@ -79,7 +81,9 @@ def test_a_point_that_weighs_too_much_has_an_infinite_threshold() -> None:
     ]
 
 
+NEAR = ffcp.Localizer("gaussian", on="input", bandwidth=1.0)
 METHODS = {
+    "Bands": lambda c: ffcp.Bands(small_mlp(1), calibration=c),
     "CP": lambda c: ffcp.CP(small_mlp(1), calibration=c),
     "FFCP": lambda c: ffcp.FFCP(small_mlp(1), "0", calibration=c),
     "FFCP auto": lambda c: ffcp.FFCP(small_mlp(1), calibration=c),
@@ -87,13 +91,35 @@ METHODS = {
     "FFCQR": lambda c: ffcp.FFCQR(small_mlp(1, 2), "3", calibration=c),
     "FCP": lambda c: ffcp.FCP(small_mlp(1), "3", steps=3, calibration=c),
     "FCQR": lambda c: ffcp.FCQR(small_mlp(1, 2), "3", steps=3, calibration=c),
+    "LCP": lambda c: ffcp.LCP(small_mlp(1), NEAR, calibration=c),
+    "LCQR": lambda c: ffcp.LCQR(small_mlp(1, 2), NEAR, calibration=c),
+    "FFLCP": lambda c: ffcp.FFLCP(small_mlp(1), "0", NEAR, calibration=c),
+    "FFLCQR": lambda c: ffcp.FFLCQR(small_mlp(1, 2), "0", NEAR, calibration=c),
+    "Learned": lambda c: ffcp.Learned(small_mlp(1), calibration=c, seed=0),
+    "Auto": lambda c: ffcp.Auto(small_mlp(1), calibration=c, seed=0),
 }
+
+
+def test_no_method_is_left_out() -> None:
+    public = {name: getattr(ffcp, name) for name in ffcp.__all__}
+    kinds = {
+        kind: {n for n, one in public.items() if isinstance(one, type) and issubclass(one, kind)}
+        for kind in (BandPredictor, ffcp.LabelSets)
+    }
+    assert kinds[BandPredictor] <= set(METHODS)
+    assert kinds[ffcp.LabelSets] <= set(SETS)
+
+
+@pytest.fixture
+def _short_lessons(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "_EPOCHS", 3)
 
 
 def tilted(x: Tensor) -> Tensor:
     return x[:, 0].exp()
 
 
+@pytest.mark.usefixtures("_short_lessons")
 @pytest.mark.filterwarnings("ignore::ffcp.FFCPWarning")
 @pytest.mark.parametrize("grouped", [False, True])
 @pytest.mark.parametrize("method", METHODS)
@@ -113,6 +139,7 @@ def test_numbers_per_row_and_a_function_of_the_input_are_the_same(
 
 
 SETS = {
+    "LabelSets": lambda c: ffcp.LabelSets(nn.Linear(2, 3), ffcp.Lac(), calibration=c),
     "LAC": lambda c: ffcp.LAC(nn.Linear(2, 3), calibration=c),
     "APS": lambda c: ffcp.APS(nn.Linear(2, 3), calibration=c, seed=1),
     "RAPS": lambda c: ffcp.RAPS(nn.Linear(2, 3), calibration=c, seed=1),

@@ -80,12 +80,25 @@ def test_learning_beats_plain_bands_where_noise_depends_on_the_input() -> None:
     assert ours < 0.85 * theirs
 
 
+WEIGHTED = {
+    "plain": (None, {}),
+    "given": (ffcp.Weighted("given"), {"weights": normal(600, seed=3).exp()}),
+    "learned": (ffcp.Weighted("learn"), {"new": 0.5 + normal(300, 2, seed=4)}),
+    "learned in groups": (
+        ffcp.Mondrian(ffcp.Weighted("learn")),
+        {"new": 0.5 + normal(300, 2, seed=4), "groups": ["a", "b"] * 300},
+    ),
+}
+
+
 @pytest.mark.usefixtures("_short_lessons")
+@pytest.mark.filterwarnings("ignore::ffcp.FFCPWarning")
+@pytest.mark.parametrize("kind", WEIGHTED)
 @pytest.mark.parametrize(
     "wanted", ["CP", "LCP", "FFCP at '0'", "Learned, rows set aside, all, grown"]
 )
 def test_every_kind_of_choice_is_saved_and_loaded(
-    wanted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    wanted: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from ffcp.regression import auto
 
@@ -109,17 +122,21 @@ def test_every_kind_of_choice_is_saved_and_loaded(
     monkeypatch.setattr(auto, "Judge", Partial)
     monkeypatch.setattr(auto.Undecided, "_candidates", keep)
     model, x, y = steep(600)
-    predictor = Auto(model, seed=0).calibrate(x, y)
+    calibration, given = WEIGHTED[kind]
+    predictor = Auto(model, calibration=calibration, seed=0).calibrate(x, y, **given)
     assert predictor.method == wanted
-    band = predictor.predict_interval(x[:9])
+    new = {name: given[name][:9] for name in ("weights", "groups") if name in given}
+    band = predictor.predict_interval(x[:9], **new)
     predictor.save(tmp_path / "auto.safetensors")
     for other in (
         ffcp.load(tmp_path / "auto.safetensors", model),
         pickle.loads(pickle.dumps(predictor)),
     ):
         assert other.method == wanted
-        assert torch.equal(other.predict_interval(x[:9]).upper, band.upper)
-    assert ffcp.load(tmp_path / "auto.safetensors", model).choice == predictor.choice
+        assert torch.equal(other.predict_interval(x[:9], **new).upper, band.upper)
+    again = ffcp.load(tmp_path / "auto.safetensors", model)
+    assert again.choice == predictor.choice
+    assert again._choices == predictor._choices
 
 
 @pytest.mark.usefixtures("_short_lessons")
@@ -205,3 +222,56 @@ def test_a_method_that_needs_all_targets_is_no_candidate_where_some_may_be_missi
     assert predictor.choice is not None
     assert "LCP" not in predictor.choice.trials
     assert not predictor.predict_interval(x).width.isnan().any()
+
+
+@pytest.mark.usefixtures("_short_lessons")
+def test_rows_that_will_not_come_have_no_say_in_the_choice() -> None:
+    """With a ratio of 0 for half of the inputs, candidates are judged where new ones are."""
+    model, x, y = steep(1000)
+    ratio = lambda x: (x[:, 0] > 0).double()  # noqa: E731
+    wild = torch.where(x[:, 0] > 0, y, 1000 * y)
+    predictors = [
+        Auto(model, on="norms", calibration=calibration, seed=0).calibrate(x, target)
+        for calibration, target in (
+            (ffcp.Weighted(ratio), y),
+            (ffcp.Weighted(ratio), wild),
+            (None, wild),
+        )
+    ]
+    choices = [one.choice for one in predictors]
+    assert all(choices)
+    names = ["CP", "FFCP at '0'", "FFCP at '1'"]
+    tame, same, alike = ([choice.trials[name] for name in names] for choice in choices if choice)
+    assert tame == same != alike
+    band = predictors[1].predict_interval(x[x[:, 0] > 0])
+    assert (
+        float(band.width.median()) < 100 < float(predictors[2].predict_interval(x).width.median())
+    )
+
+
+@pytest.mark.usefixtures("_short_lessons")
+def test_a_ratio_that_leaves_too_little_is_left_to_plain_bands() -> None:
+    model, x, y = steep(400)
+    heavy = ffcp.Weighted(lambda x: (6 * x[:, 0]).exp())
+    predictor = Auto(model, calibration=heavy, seed=0).calibrate(x, y)
+    assert predictor.calibration.effective_size < 5
+    assert predictor.method == "CP"
+    with pytest.warns(ffcp.FFCPWarning, match="nothing in the calibration resembles"):
+        predictor.predict_interval(x[:50].abs() + 2)
+
+
+@pytest.mark.parametrize(
+    ("calibration", "why"),
+    [
+        (ffcp.Local(), "got Local. LCP, by density ratio where there is one, is among"),
+        (ffcp.WeightedLocal(ffcp.Weighted()), "got WeightedLocal. LCP, by density ratio"),
+        (ffcp.Mondrian(ffcp.Local()), "got Local"),
+        (ffcp.LabelShift(), "got LabelShift. For others make the method itself"),
+    ],
+    ids=str,
+)
+def test_calibrations_under_which_nothing_can_be_compared_are_refused(
+    calibration: ffcp.Calibration, why: str
+) -> None:
+    with pytest.raises(ValueError, match=why):
+        Auto(small_mlp(), calibration=calibration)

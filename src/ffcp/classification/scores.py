@@ -299,7 +299,9 @@ class RuleScore(LabelScore):
         rows = _noted_rows(noted)
         return rules.label_scores(self._known_rule(), rows, noted["label"])[:, None].cpu()
 
-    def choose(self, aside: Columns, alpha: Any, left: int = 0) -> Chosen:
+    def choose(
+        self, aside: Columns, alpha: Any, left: int = 0, weights: Tensor | None = None
+    ) -> Chosen:
         """Fit the temperature and tune what is open."""
         rows, labels, settings = _noted_rows(aside), aside["label"], dict(self._given)
         if settings["temperature"] == FIT:

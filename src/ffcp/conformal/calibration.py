@@ -59,6 +59,8 @@ class Calibration(nn.Module):
     rank_error: float = 0.0
     #: Whether something is still to be chosen before points can be kept.
     is_open = False
+    #: Whether it is chosen by scores, and so behind all that scores depend on.
+    looks_at_scores = True
     #: What that is, in words.
     what_is_open = "what is left open"
 
@@ -168,6 +170,14 @@ class Calibration(nn.Module):
     ) -> tuple[Self, Any]:
         """Choose what is open, on points that will not calibrate; ``planned`` others will."""
         raise NotImplementedError
+
+    def weight_of(self, notes: Columns) -> Tensor | None:
+        """Say how much likelier each noted point is among new ones; ``None``: all are alike."""
+        return None
+
+    def noted_again(self, seen: Seen, y: Tensor, notes: Columns) -> dict[str, Any]:
+        """Note points of which the calibration that this one takes the place of noted ``notes``."""
+        return self.note(seen, y)
 
     def note_new(self, seen: Seen) -> dict[str, Any]:
         """Note of new inputs without targets what :meth:`choose` is to learn from."""

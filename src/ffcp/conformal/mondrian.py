@@ -20,6 +20,7 @@ from ffcp.pieces import Needs, Seen, name_of
 from ffcp.recipes import public
 
 Label = str | int | float | bool
+_SHOWN = 8  # groups that are named one by one
 
 
 @public
@@ -98,6 +99,11 @@ class Mondrian(Calibration):
         return self.inner.takes_new
 
     @property
+    def looks_at_scores(self) -> bool:  # type: ignore[override]
+        """Whether what is open is chosen by scores."""
+        return self.inner.looks_at_scores
+
+    @property
     def choice_name(self) -> str:  # type: ignore[override]
         """What the choice is called."""
         return self.inner.choice_name
@@ -170,6 +176,15 @@ class Mondrian(Calibration):
         inside = max(points_needed(alpha), round(share * planned))
         inner, choice = self.inner.choose(scores, _without_group(notes), inside, alpha)
         return Mondrian(inner, self.by), choice
+
+    def weight_of(self, notes: Columns) -> Tensor | None:
+        """Say how much likelier each noted point is among new ones."""
+        return self.inner.weight_of(_without_group(notes))
+
+    def noted_again(self, seen: Seen, y: Tensor, notes: Columns) -> dict[str, Any]:
+        """Note points whose group is noted."""
+        inner = self.inner.noted_again(seen, y, _without_group(notes))
+        return {"group": notes["group"], **inner}
 
     def note_new(self, seen: Seen) -> dict[str, Any]:
         """Note of new inputs what the inner calibration learns from; they need no groups."""
@@ -315,6 +330,13 @@ class Mondrian(Calibration):
             table = tables[label]
             result[:, rows] = pad(table, (0, width - table.shape[-1]), value=torch.inf)
         return result
+
+    def extra_repr(self) -> str:
+        """Show how many points there are, and what each group shows of its own."""
+        parts = list(self.parts().items())
+        listed = ", ".join(f"{label!r}: {part.extra_repr()}" for label, part in parts[:_SHOWN])
+        more = f" and {len(parts) - _SHOWN} more groups" if len(parts) > _SHOWN else ""
+        return f"{len(self)} points" + (f" ({listed}{more})" if parts else "")
 
     def why_infinite(self, alpha: Any, notes: Columns) -> str:
         """Name the groups that are too small; else say what the inner calibration says."""

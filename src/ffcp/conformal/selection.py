@@ -7,7 +7,7 @@ of label sets: whatever is chosen by data is chosen on rows that do not calibrat
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -85,8 +85,14 @@ class Scorer:
         """Look at the model and at a first batch, to know what to choose from."""
         return self
 
-    def choose(self, aside: Columns, alpha: Any, left: int = 0) -> Chosen:
-        """Choose what is open on rows set aside; at least ``left`` others will calibrate."""
+    def choose(
+        self, aside: Columns, alpha: Any, left: int = 0, weights: Tensor | None = None
+    ) -> Chosen:
+        """Choose what is open on rows set aside; at least ``left`` others will calibrate.
+
+        ``weights`` say how much likelier each of these rows is among new ones, if not all are
+        alike: candidates may be compared by them.
+        """
         raise NotImplementedError
 
     def without_choice(self, rows: int, alpha: Any) -> Chosen | None:
@@ -111,13 +117,13 @@ class Scorer:
 class Chosen(NamedTuple):
     """A settled scorer, what was chosen by name, and what the user should know of it.
 
-    A choice of more than the scorer also gives the ``calibration`` to use.
+    A choice of more than the scorer also gives the ``calibration`` to use in place of another.
     """
 
     scorer: Any
     choices: dict[str, Any]
     warning: str | None = None
-    calibration: Any = None
+    calibration: Callable[[Any], Any] | None = None
 
 
 @dataclass(frozen=True)

@@ -100,6 +100,11 @@ class WeightedLocal(Local):
         return " and ".join([*both, *[Local.what_is_open] * super().is_open])
 
     @property
+    def looks_at_scores(self) -> bool:  # type: ignore[override]
+        """Whether the ratio is known, and the bandwidth is next."""
+        return not self.weighted.is_open
+
+    @property
     def choice_name(self) -> str:  # type: ignore[override]
         """What the next choice is called."""
         return (self.weighted if self.weighted.is_open else Local).choice_name
@@ -130,6 +135,14 @@ class WeightedLocal(Local):
     def note(self, seen: Seen, y: Tensor | None = None) -> dict[str, Any]:
         """Note where each point lies, and what its ratio needs."""
         return {**super().note(seen), **prefixed(_RATIO, self.weighted.note(seen))}
+
+    def noted_again(self, seen: Seen, y: Tensor, notes: Columns) -> dict[str, Any]:
+        """Note where points lie, whose ratio was noted before."""
+        return {**super().note(seen), **prefixed(_RATIO, notes)}
+
+    def weight_of(self, notes: Columns) -> Tensor:
+        """Give the ratio of points that were noted."""
+        return self.weighted.weight_of(with_prefix(_RATIO, notes))
 
     def note_new(self, seen: Seen) -> dict[str, Any]:
         """Note of new inputs what the ratio is learned from."""
@@ -172,16 +185,13 @@ class WeightedLocal(Local):
     def add(self, scores: Tensor, notes: Columns | None = None) -> None:
         """Keep these points; the notes say where they lie and what they weigh."""
         assert notes is not None
-        own = notes["weight"] if "weight" in notes else self._ratio(notes)
+        own = notes["weight"] if "weight" in notes else self.weight_of(notes)
         super().add(scores, {"embedding": notes["embedding"], "weight": own.double()})
 
     def check(self, points: Mapping[str, Tensor]) -> None:
         """Refuse weights that are none, and what localized points are refused for."""
         super().check(points)
         self.weighted.check({name: points[name] for name in ("scores", "weight")})
-
-    def _ratio(self, notes: Columns) -> Tensor:
-        return self.weighted.weight_of(with_prefix(_RATIO, notes))
 
     @property
     def effective_size(self) -> float:
@@ -202,7 +212,7 @@ class WeightedLocal(Local):
     ) -> tuple[Undecided | None, Tensor | None]:
         counts, lost = units_of(self.weight[level.rows] / self._largest)
         # What rounding took goes to the new point: bands can only grow by it.
-        total = own_units(self._ratio(notes) / self._largest) + int(counts.sum()) + lost
+        total = own_units(self.weight_of(notes) / self._largest) + int(counts.sum()) + lost
         wanted = plain_target(total, alpha).clamp_min(1)
         possible = wanted[wanted <= int(counts.sum())]
         if not len(possible):
@@ -210,7 +220,7 @@ class WeightedLocal(Local):
         return level.between(int(possible.min()), int(possible.max()), weights), wanted
 
     def _tilt(self, notes: Columns, rows: slice) -> Tilt:
-        ratio = self._ratio(notes)[rows]
+        ratio = self.weight_of(notes)[rows]
         return Tilt((self.weight / self._largest).log(), (ratio / self._largest).log())
 
     def why_infinite(self, alpha: Any, notes: Columns) -> str:

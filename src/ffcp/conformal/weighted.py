@@ -203,6 +203,7 @@ class Weighted(Reweighted):
     weight: Tensor
     what_is_open = "the density ratio"
     choice_name = "shift"
+    looks_at_scores = False
     most_rows = 10_000
 
     def __init__(

@@ -18,9 +18,8 @@ from ffcp.conformal.rank import points_needed
 from ffcp.export.line import OnALine
 from ffcp.export.share import Lookup, Share, Thresholds
 from ffcp.pieces import Seen
-from ffcp.regression.auto import Either
 
-PLAIN = (Marginal, ByLabel, Either)  # whose thresholds are ranks among sorted scores
+PLAIN = (Marginal, ByLabel)  # whose thresholds are ranks among sorted scores
 
 
 def lookup_of(calibration: Calibration, columns: int) -> Lookup | None:

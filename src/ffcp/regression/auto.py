@@ -11,11 +11,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from torch import Tensor, nn
 
 from ffcp import files
+from ffcp.conformal.calibration import Calibration
 from ffcp.conformal.columns import Columns, take
 from ffcp.conformal.local import Local, Localizer
 from ffcp.conformal.marginal import Marginal
+from ffcp.conformal.mondrian import Mondrian
 from ffcp.conformal.rank import exact_alpha, points_needed
 from ffcp.conformal.selection import Chosen
+from ffcp.conformal.shifted import WeightedLocal
+from ffcp.conformal.weighted import Weighted
 from ffcp.network import checks
 from ffcp.pieces import Needs, Seen
 from ffcp.predictor import known_only
@@ -161,26 +165,27 @@ class Undecided(Family):
     def _at(self, layer: str) -> SlackBands:
         return SlackBands(Point(), GradientNorm(layer), self.joint, self.side)
 
-    def choose(self, aside: Columns, alpha: Any, left: int = 0) -> Chosen:
+    def choose(
+        self, aside: Columns, alpha: Any, left: int = 0, weights: Tensor | None = None
+    ) -> Chosen:
         """Compare all candidates on rows set aside, and make the best of them."""
         pair = waiting.again(aside)
         assert pair is not None
         seen, y = pair
-        judge = Judge(seen, columns(y), alpha, self.side)
-        candidates = dict(self._candidates(aside, judge, left))
+        judge = Judge(seen, columns(y), alpha, self.side, weights, left)
+        candidates = dict(self._candidates(aside, judge))
         trials = {name: judge.trial(one, candidates[PLAIN]) for name, one in candidates.items()}
         best = min(trials, key=lambda name: getattr(trials[name], self._criterion))
         plain = candidates[PLAIN]
         # The best of many is a little lucky: where rows tell no difference, the simplest is taken.
         if not judge.is_clearly_better(candidates[best], plain, self._criterion):
             best = PLAIN
-        family, calibration = candidates[best].make()
+        family, bandwidth = candidates[best].make()
         choice = AutoChoice(best, trials, self._criterion, len(y), float(exact_alpha(alpha)))
-        return Chosen(family, {"method": choice}, None, calibration)
+        near = None if bandwidth is None else partial(localized, bandwidth=bandwidth)
+        return Chosen(family, {"method": choice}, None, near)
 
-    def _candidates(
-        self, aside: Columns, judge: Judge, left: int
-    ) -> Iterator[tuple[str, Candidate]]:
+    def _candidates(self, aside: Columns, judge: Judge) -> Iterator[tuple[str, Candidate]]:
         assert self._sight is not None
         plain = judge.scaled(self._plain())
         yield PLAIN, judge.fixed(plain)
@@ -188,7 +193,7 @@ class Undecided(Family):
             yield f"FFCP at {layer!r}", judge.fixed(judge.scaled(self._at(layer)))
         # Localized thresholds need all targets, those of rows that will calibrate too.
         if judge.rows >= 2 * points_needed(judge.of_each) and not self._missing:
-            yield LOCAL, judge.local(plain, left)
+            yield LOCAL, judge.local(plain)
         for name, family in self._learned.items():
             for shape in FAMILIES:
                 yield f"Learned, training rows, {name}, {shape}", judge.fixed(family.shaped(shape))
@@ -234,18 +239,35 @@ def sights(sight: Sight, learners: Sequence[str]) -> dict[str, tuple[str, Sight]
     return tried
 
 
-class Either(Marginal):
-    """What calibrates until a method is chosen: as Marginal; a saved choice may be Local."""
+def localized(calibration: Calibration, bandwidth: float | None = None) -> Calibration:
+    """Give the calibration of LCP in place of another: near points count, by their ratio if any.
 
-    def restored(self, settings: Mapping[str, Any]) -> Any:
-        """Give the calibration that was chosen and saved."""
-        if settings.get("calibration") == "Local":
-            return Local(Localizer("nearest")).restored(settings)
-        return Marginal()
+    >>> type(localized(Weighted("given"))).__name__
+    'WeightedLocal'
+    """
+    if isinstance(calibration, Mondrian):
+        return Mondrian(localized(calibration.inner, bandwidth), calibration.by)
+    near = Localizer("nearest")
+    has_ratio = isinstance(calibration, Weighted)
+    local = WeightedLocal(calibration, near) if has_ratio else Local(near)  # type: ignore[arg-type]
+    local.bandwidth = bandwidth
+    return local
 
-    def settings(self) -> dict[str, Any]:
-        """Say what it is until something else is chosen."""
-        return Marginal().settings()
+
+def _checked(calibration: Calibration | None) -> Calibration:
+    """Refuse calibrations under which candidates cannot be compared."""
+    calibration = Marginal() if calibration is None else calibration
+    inner = calibration.inner if isinstance(calibration, Mondrian) else calibration
+    if type(inner) not in (Marginal, Weighted):
+        also = ""
+        if isinstance(inner, Local):
+            also = " LCP, by density ratio where there is one, is among the candidates already."
+        raise ValueError(
+            "Auto compares methods under ffcp.Marginal or ffcp.Weighted, also in the groups of "
+            f"ffcp.Mondrian, got {type(inner).__name__}.{also} For others make the method itself, "
+            "as ffcp.Bands or ffcp.Learned"
+        )
+    return calibration
 
 
 @public
@@ -259,7 +281,8 @@ class Auto(Teachable):
     does not calibrate (what these rows themselves taught is judged by folds), so the guarantee is
     that of every other method. The share is ``choose_fraction`` if that is given; by itself two
     fifths of the first 1,000 rows and a fifth of those after, since few rows calibrate well, but
-    teach and choose badly.
+    teach and choose badly. With :class:`ffcp.Weighted` rows count by their density ratio in that
+    comparison too: it is about the inputs to come.
 
     Parameters
     ----------
@@ -273,6 +296,10 @@ class Auto(Teachable):
         What is learned from, as in :class:`Learned`.
     learner
         Which learner is tried, as in :class:`Learned`; ``"both"``: both are.
+    calibration
+        :class:`ffcp.Marginal` (the default), :class:`ffcp.Weighted` or, of either,
+        :class:`ffcp.Mondrian`; LCP then is that of :class:`ffcp.WeightedLocal`. Groups have
+        thresholds of their own, and are not looked at when methods are compared.
     **common
         As in :class:`ffcp.Bands`.
 
@@ -299,6 +326,7 @@ class Auto(Teachable):
         criterion: str = SCORE,
         on: On | Sequence[On] = KINDS,
         learner: str = NETWORK,
+        calibration: Calibration | None = None,
         **common: Unpack[Common],
     ) -> None:
         known_only(type(self), common, Common)
@@ -313,7 +341,12 @@ class Auto(Teachable):
         missing = bool(common.get("missing"))
         early = 0 if "choose_fraction" in common else _EARLY
         family = Undecided(self._on, criterion, *sides, seed, missing, self._learners, early)
-        super().__init__(model, family, Either(), **common)  # type: ignore[misc]
+        super().__init__(model, family, _checked(calibration), **common)  # type: ignore[misc]
+
+    def _kept_by(self, calibration: Calibration, settings: Mapping[str, Any]) -> Calibration:
+        """Give a localized calibration if that was chosen."""
+        is_local = settings.get("calibration") in (Local.__name__, WeightedLocal.__name__)
+        return localized(calibration) if is_local else calibration
 
     def fit(self: Self, x: Any, y: Any = None) -> Self:
         """Let rows teach that will not calibrate: those that trained the model will do.

@@ -354,7 +354,9 @@ class SlackChoice(Family):
         """Say how far targets lie above the centre."""
         return self._options[OUTPUT].signed(curve, y)
 
-    def choose(self, aside: Columns, alpha: Any, left: int = 0) -> Chosen:
+    def choose(
+        self, aside: Columns, alpha: Any, left: int = 0, weights: Tensor | None = None
+    ) -> Chosen:
         """Learn scales, and take the slack with the shortest mean band.
 
         Of one end that is promised, the slack that reaches least far.

@@ -13,6 +13,8 @@ from torch import Tensor
 from ffcp.conformal.columns import take
 from ffcp.conformal.local import Local, Localizer
 from ffcp.conformal.rank import conformal_quantile, exact_alpha, points_needed
+from ffcp.conformal.shifted import WeightedLocal
+from ffcp.conformal.weighted import Weighted, effective_size, weighted_quantile
 from ffcp.pieces import Seen
 from ffcp.regression.bases import columns
 from ffcp.regression.family import Family, SlackBands
@@ -41,15 +43,28 @@ class Candidate(NamedTuple):
 
     lower: Tensor
     upper: Tensor
-    make: Callable[[], tuple[Family, Any]]  # the family, and the calibration if it is another
+    make: Callable[[], tuple[Family, float | None]]  # the family, and its bandwidth if localized
 
 
 class Judge:
-    """Compares bands on rows that do not calibrate."""
+    """Compares bands on rows that do not calibrate.
 
-    def __init__(self, seen: Seen, y: Tensor, alpha: Any, side: str) -> None:
+    Where inputs move, these count by their density ratio, ``weights``; ``left`` rows calibrate.
+    """
+
+    def __init__(
+        self,
+        seen: Seen,
+        y: Tensor,
+        alpha: Any,
+        side: str,
+        weights: Tensor | None = None,
+        left: int = 0,
+    ) -> None:
         self._seen, self._y, self._alpha, self._side = seen, y.double(), exact_alpha(alpha), side
-        self.rows = len(y)
+        self.rows, self._left = len(y), max(left, 1)
+        self._weights = weights
+        self._shares = torch.ones(self.rows).double() if weights is None else weights
 
     @property
     def of_each(self) -> Any:
@@ -76,33 +91,53 @@ class Judge:
     def _y_as_given(self) -> Tensor:
         return self._y.reshape(self._seen.output.shape)
 
-    def _threshold(self, family: Family, scores: Tensor) -> Tensor:
+    def _threshold(self, family: Family, scores: Tensor, rows: Tensor | None = None) -> Tensor:
+        """Give the threshold of these scores, or of each row where they weigh unequally."""
         alpha = shared_out(self._alpha, family.side, family.joint, scores.shape[1])
+        if self._weights is not None:
+            weights = self._weights if rows is None else self._weights[rows]
+            own = self._as_new(weights, self.rows)
+            each = [weighted_quantile(column, weights, own, alpha) for column in scores.T]
+            return torch.stack(each, dim=1)[None]
         known = [column[~column.isnan()] for column in scores.T]
         return torch.stack([conformal_quantile(column, alpha) for column in known])[None, None]
+
+    def _as_new(self, weights: Tensor, among: int) -> Tensor:
+        """Weigh rows as new ones, so that each is as much of these as of those that calibrate."""
+        return weights * min(1.0, among / self._left)
 
     def _bands(self, family: Family, threshold: Tensor) -> tuple[Tensor, Tensor]:
         lower, upper = ends_at(family, self._seen, threshold)
         return lower[0].double().cpu(), upper[0].double().cpu()
 
-    def local(self, family: SlackBands, left: int) -> Candidate:
+    def local(self, family: SlackBands) -> Candidate:
         """Judge LCP by halves, each with the thresholds of the other."""
-        scores = self._scores(family)
+        scores, left = self._scores(family), self._left
         alpha = shared_out(self._alpha, family.side, family.joint, scores.shape[1])
-        open_one = Local(Localizer("nearest"))
-        notes = open_one.note(self._seen)
-        chosen, _ = open_one.choose(scores.nan_to_num(0), notes, max(left, 1), alpha)
+        open_one = self._near()
+        notes = open_one.note(self._seen._replace(weights=self._weights))
+        as_new = None if self._weights is None else self._as_new(self._weights, self.rows // 2)
+        new = open_one.note(self._seen._replace(weights=as_new))
+        chosen, _ = open_one.choose(scores.nan_to_num(0), notes, left, alpha)
         halves = torch.arange(self.rows) % 2 == 0
         thresholds = torch.empty_like(scores)
         for half in (halves, ~halves):
             there = int((~half).sum())
-            share = float(chosen.bandwidth or 1) * there / max(left, 1)
+            share = float(chosen.bandwidth or 1) * there / left
             near = max(points_needed(alpha) + 1, min(there, round(share)))
-            part = Local(Localizer("nearest", bandwidth=min(near, there)))
+            part = self._near(min(near, there))
             part.add(scores[~half], take(notes, ~half))
-            thresholds[half] = part.threshold(alpha, take(notes, half))
+            thresholds[half] = part.threshold(alpha, take(new, half))
         lower, upper = self._bands(family, thresholds[None])
-        return Candidate(lower, upper, lambda: (family, chosen.empty()))
+        return Candidate(lower, upper, lambda: (family, chosen.bandwidth))
+
+    def _near(self, bandwidth: float | str = "auto") -> Local:
+        localizer = Localizer("nearest", bandwidth=bandwidth)
+        return (
+            Local(localizer)
+            if self._weights is None
+            else WeightedLocal(Weighted("given"), localizer)
+        )
 
     def folds(self, teach: Callable[[Tensor], LearnedBands]) -> list[tuple[Tensor, LearnedBands]]:
         """Let every fold be seen by what the others taught."""
@@ -118,10 +153,12 @@ class Judge:
         parts = [(rows, family.shaped(shape), self._part(rows)) for rows, family in folds]
         y = self._y_as_given()
         scores = torch.cat([f.note(seen, y[rows])["score"].cpu() for rows, f, seen in parts])
-        threshold = self._threshold(parts[0][1], scores)
+        order = torch.cat([rows for rows, _, _ in parts])
+        threshold = self._threshold(parts[0][1], scores, order)
         lower, upper = torch.empty_like(self._y), torch.empty_like(self._y)
         for rows, family, seen in parts:
-            low, high = ends_at(family, seen, threshold)
+            own = threshold if len(threshold[0]) == 1 else threshold[:, torch.isin(order, rows)]
+            low, high = ends_at(family, seen, own)
             lower[rows], upper[rows] = low[0].double(), high[0].double()
         return lower, upper
 
@@ -137,18 +174,38 @@ class Judge:
 
     def trial(self, one: Candidate, plain: Candidate) -> Trial:
         """Measure a candidate; of several outputs each relative to plain CP."""
-        return Trial(*(float(rows.nanmean()) for rows in self._relative(one, plain)))
+        return Trial(*(self._mean(rows) for rows in self._relative(one, plain)))
 
     def is_clearly_better(self, one: Candidate, plain: Candidate, criterion: str) -> bool:
         """Say whether a candidate beats plain CP by more than a standard error, row by row."""
+        if effective_size(self._shares) < points_needed(self.of_each):
+            return False  # hardly any row is like those to come
         place = CRITERIA.index(criterion)
         gain = self._relative(plain, plain)[place] - self._relative(one, plain)[place]
-        gain = gain[~gain.isnan()]
-        return float(gain.mean()) > float(gain.std()) / math.sqrt(max(1, len(gain)))
+        return self._mean(gain) > self._standard_error(gain)
+
+    def _mean(self, values: Tensor) -> float:
+        """Average over rows, each by its weight; what is not known does not count."""
+        known = ~values.isnan()
+        return float(values[known] @ self._shares[known] / self._shares[known].sum())
+
+    def _standard_error(self, values: Tensor) -> float:
+        """Give the standard error of such a mean."""
+        known = ~values.isnan()
+        shares = self._shares[known] / self._shares[known].sum()
+        excess, n = values[known] - self._mean(values), int(known.sum())
+        return math.sqrt(float((shares * excess).square().sum()) * n / max(1, n - 1))
 
     def _relative(self, one: Candidate, plain: Candidate) -> tuple[Tensor, Tensor]:
         """Give interval score and length of every row."""
         mine, theirs = self._measured(one), self._measured(plain)
+        if self._weights is not None:
+            # So heavy that bands are infinite, whatever is chosen: it tells no difference.
+            heavy = theirs[1].isinf()
+            mine, theirs = (
+                (score.masked_fill(heavy, torch.nan), length.masked_fill(heavy, torch.nan))
+                for score, length in (mine, theirs)
+            )
         if self._y.shape[1] == 1:
             return mine[0][:, 0], mine[1][:, 0]
         relative = [each / other.nanmean(dim=0) for each, other in zip(mine, theirs, strict=True)]

@@ -247,7 +247,9 @@ class Ball(Family):
         parts = [self._scores_after(*some, [self.steps or 1])[0] for some in _noted_parts(noted)]
         return as_float64(torch.cat(parts))
 
-    def choose(self, aside: Columns, alpha: Any, left: int = 0) -> Chosen:
+    def choose(
+        self, aside: Columns, alpha: Any, left: int = 0, weights: Tensor | None = None
+    ) -> Chosen:
         """Take the smallest number of steps whose bands cover enough of the rows set aside.
 
         One trajectory, and one sweep of bounds over all numbers of steps at once.

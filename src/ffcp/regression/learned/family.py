@@ -296,7 +296,9 @@ class Untaught(Family):
         target = checks.target(y, self.prediction(seen.output))
         return waiting.noted(self._sight.watched(seen), target, self._sight.takes_input)
 
-    def choose(self, aside: Columns, alpha: Any, left: int = 0) -> Chosen:
+    def choose(
+        self, aside: Columns, alpha: Any, left: int = 0, weights: Tensor | None = None
+    ) -> Chosen:
         """Learn from the rows set aside."""
         assert self._sight is not None
         ways = (self.joint, self.side, "rows set aside", self._seed, self.shape, self.kind)
