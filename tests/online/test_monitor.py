@@ -208,6 +208,21 @@ def test_coverage_is_told_by_group_and_over_the_last_rows() -> None:
     assert told["b"][0] == 0 < told["a"][0]
 
 
+@pytest.mark.parametrize("outputs", [1, 3])
+def test_targets_that_are_not_known_are_not_watched(outputs: int) -> None:
+    x, y = normal(500, 2, seed=5), normal(500, outputs, seed=6)
+    unknown = torch.rand(500, outputs, generator=torch.Generator().manual_seed(7)) < 0.3
+    gaps = y.masked_fill(unknown, math.nan)
+    predictor = ffcp.CP(nn.Linear(2, outputs), missing=True).calibrate(x[:200], gaps[:200])
+    monitor = ffcp.Monitor(predictor, seed=0).update(x[200:], gaps[200:], groups=["a"] * 300)
+    known = int((~unknown[200:]).any(dim=1).sum())
+    assert monitor.tests["truth"].rows == monitor.coverage()["a"][3] == known < 300
+    ranked = monitor.tests["truth"].ranks.sorted()
+    assert ranked == sorted(ranked)
+    assert not monitor.alarm
+    assert monitor.update(x[200:], gaps[200:] + 9).alarms["truth"] is not None
+
+
 def test_the_report_is_one_page_that_needs_nothing_else(tmp_path: Path) -> None:
     monitor, x, y = watched("bands")
     monitor.update(x, y, groups=["<a&b>"] * len(x))
@@ -235,6 +250,11 @@ def test_what_cannot_be_watched_is_refused() -> None:
     with pytest.raises(TypeError, match="bands or label sets"):
         ffcp.Monitor(nn.Linear(1, 1))  # type: ignore[arg-type]
     monitor, x, y = watched("bands")
+    for name, value in (("threshold", "x"), ("threshold", math.inf), ("window", 1.5)):
+        with pytest.raises(ValueError, match=f"^{name} must"):
+            ffcp.Monitor(monitor.predictor, **{name: value})
+    with pytest.raises(ValueError, match="nowhere"):
+        ffcp.Monitor(monitor.predictor, feature="nowhere")
     with pytest.raises(RuntimeError, match="before the first update"):
         monitor.update(x, y).start(x)
 

@@ -99,6 +99,11 @@ def listed(saved: Any, length: int) -> list[Any]:
     return saved
 
 
+def is_number(value: Any) -> bool:
+    """Say whether something is a number; True and False are none."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
 def number(saved: Any) -> float:
     """Read a number that is one; infinity is."""
     value = float(files.rebuilt(float, saved))

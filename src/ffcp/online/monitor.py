@@ -20,9 +20,9 @@ from ffcp.metrics.bands import hits_of
 from ffcp.network import inputs, passes
 from ffcp.network.arrays import target_tensor
 from ffcp.network.buffer import RowBuffer
-from ffcp.network.features import OUTPUT
+from ffcp.network.features import OUTPUT, resolve
 from ffcp.online.kept import told
-from ffcp.online.lanes import number
+from ffcp.online.lanes import is_number, number
 from ffcp.online.martingales import Average
 from ffcp.online.pvalues import OnlineRanks
 from ffcp.online.report import Trace, page, text
@@ -152,10 +152,10 @@ class Monitor:
                 f"a Monitor watches predictors of bands or label sets, got "
                 f"{type(predictor).__name__}"
             )
-        if not threshold > 1:
-            raise ValueError(f"threshold must be above 1, got {threshold}: 100 is 1 in 100")
-        if window < 1:
-            raise ValueError(f"window must be at least 1, got {window}")
+        if not is_number(threshold) or not 1 < threshold < math.inf:
+            raise ValueError(f"threshold must be above 1, got {threshold!r}: 100 is 1 in 100")
+        if not isinstance(window, int) or isinstance(window, bool) or window < 1:
+            raise ValueError(f"window must be a whole number of at least 1, got {window!r}")
         predictor._must_be_calibrated()
         if predictor.calibration.is_summary:
             raise ValueError(
@@ -166,9 +166,11 @@ class Monitor:
         self.threshold, self.window, self.seed = float(threshold), window, seed
         given = feature if feature is not None else getattr(predictor, "feature", None)
         self.feature = None if given == OUTPUT else given
+        if self.feature is not None:
+            resolve(predictor.model, self.feature)
         scores = predictor.calibration.scores
         # Several outputs are sorted one by one, so rows are lost: the stream starts from nothing.
-        begin = scores[:, 0].tolist() if scores.shape[1] == 1 else []
+        begin = scores[~scores.isnan()].tolist() if scores.shape[1] == 1 else []
         self.tests: dict[str, Test] = {TRUTH: Test(begin, self._seed(0))}
         names = [PREDICTION] + ([NORM] if self.feature else [])
         self.tests.update({name: Test((), self._seed(i)) for i, name in enumerate(names, 1)})
@@ -213,7 +215,8 @@ class Monitor:
         x
             Inputs, as the model takes them.
         y
-            Their targets; without them only the tests of inputs go on.
+            Their targets; without them only the tests of inputs go on. NaN, of a predictor with
+            ``missing=True``, is a target that is not known: of several outputs the others count.
         groups
             The group of each row: coverage is then told for each, and a predictor with groups
             needs them.
@@ -237,8 +240,9 @@ class Monitor:
         if y is not None:
             scores = self.predictor.score(x, y)  # type: ignore[operator]
             self._note_hits(x, y, groups, weights, rows)
-            worst = scores.reshape(rows, -1).amax(dim=1)
-            self.tests[TRUTH].take(worst.tolist(), math.log(self.threshold))
+            worst = scores.reshape(rows, -1).nan_to_num(-math.inf, math.inf, -math.inf).amax(dim=1)
+            known = worst[worst > -math.inf]  # none of a row whose target is not known
+            self.tests[TRUTH].take(known.tolist(), math.log(self.threshold))
         for name, values in features.items():
             # Each is fair given its own past only, so they are not averaged: a union bound.
             self.tests[name].take(values.tolist(), math.log(self.threshold * kinds))
@@ -285,7 +289,8 @@ class Monitor:
         if predictor.task == "bands":
             joint = predictor.joint if isinstance(predictor.joint, float) else bool(predictor.joint)
             band = predictor.predict_interval(x, self.alpha, **asked)
-            hits = hits_of(band, target_tensor(y).reshape(band.lower.shape), joint)
+            target = target_tensor(y).reshape(band.lower.shape)
+            hits = hits_of(band, target, joint, predictor.missing)
         else:
             mask = predictor.predict_set(x, self.alpha, **asked).mask
             labels = predictor._read_target(y).to(mask.device)
@@ -293,10 +298,10 @@ class Monitor:
         names: list[Any] = []
         if groups is not None:
             names = labels_of(groups(x) if callable(groups) else groups, rows)
-        whole = self._hits.setdefault(ALL, deque(maxlen=self.window))
-        whole.extend(hits.tolist())
-        for name, hit in zip(names, hits.tolist(), strict=bool(names)):
-            self._hits.setdefault((name,), deque(maxlen=self.window)).append(hit)
+        keys: list[list[Any]] = [[ALL, (name,)] for name in names] or [[ALL]] * rows
+        for own, hit in zip(keys, hits.tolist(), strict=True):
+            for key in own if not math.isnan(hit) else ():  # its target is known
+                self._hits.setdefault(key, deque(maxlen=self.window)).append(hit)
 
     # -- what is told -----------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ from ffcp.network import checks, inputs
 from ffcp.network.arrays import target_tensor
 from ffcp.online.forecasts import Forecast, forecast_of
 from ffcp.online.kept import Kept, Waiting
-from ffcp.online.lanes import Lane, Progress
+from ffcp.online.lanes import Lane, Progress, is_number
 from ffcp.online.levels import Aci, Asked, Control, DtAci, Pid, Plain
 from ffcp.online.windows import Window
 from ffcp.pieces import Seen, name_of
@@ -128,12 +128,12 @@ class Online(Kept):
         if method not in METHODS:
             raise ValueError(f"unknown method {method!r}: choose one of {', '.join(METHODS)}")
         for name, value in (("gamma", gamma), ("step", step), ("saturation", saturation)):
-            if not _is_number(value) or not 0 < value < math.inf:
+            if not is_number(value) or not 0 < value < math.inf:
                 raise ValueError(f"{name} must be a positive number, got {value!r}")
         for name, value in (("window", window), ("horizon", horizon), ("waiting", waiting)):
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
-        if not _is_number(forget) or not 0 < forget <= 1:
+        if not is_number(forget) or not 0 < forget <= 1:
             raise ValueError(f"forget must lie above 0 and be at most 1, got {forget!r}")
         if forecast is not None and method != "pid":
             raise ValueError("a forecast is a part of the method 'pid': leave it out")
@@ -394,10 +394,6 @@ def _at_levels(
                 thresholds[:, place] = -math.inf
         result.append(thresholds.tolist())
     return result
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _summed(counts: Sequence[Sequence[int]]) -> list[int]:
