@@ -19,6 +19,7 @@ from ffcp.conformal.rank import confident_rank, conformal_rank, exact_alpha
 from ffcp.recipes import public
 
 _MOST_LEVELS = 256  # whose thresholds are remembered
+_MANY, _EVERY = 2**13, 64  # scores of which one in so many says where to look for a quantile
 _SORTING = threading.Lock()
 
 
@@ -183,8 +184,35 @@ def _partitioned(scores: Tensor, alpha: Any) -> Tensor:
     rank = conformal_rank(len(scores), alpha)
     if rank > len(scores):
         return scores.new_full(scores.shape[1:], math.inf)
-    # torch's kthvalue takes between half and twice the time, as the scores happen to lie.
-    return torch.from_numpy(np.partition(scores.numpy(), rank - 1, axis=0)[rank - 1].copy())
+    columns = scores.numpy()
+    if len(columns) < _MANY:  # torch's kthvalue takes between half and twice the time
+        return torch.from_numpy(np.partition(columns, rank - 1, axis=0)[rank - 1].copy())
+    return scores.new_tensor([_ranked(np.ascontiguousarray(c), rank) for c in columns.T])
+
+
+def _ranked(values: np.ndarray, rank: int) -> float:
+    """Find the number of a rank, counted from 1, among many.
+
+    Every 64th number says between which two it should lie, and only what lies between them is
+    put in order. Where it lies elsewhere, all numbers are.
+
+    >>> _ranked(np.arange(9000.0)[::-1].copy(), 17)
+    16.0
+    """
+    sample = np.sort(values[::_EVERY])
+    share = rank / len(values)
+    place = share * len(sample)
+    spread = 3 * (len(sample) * share * (1 - share)) ** 0.5
+    low = sample[max(0, int(place - spread) - 1)]
+    high = sample[min(len(sample) - 1, int(place + spread) + 1)]
+    between = values >= low
+    below = len(values) - np.count_nonzero(between)
+    between &= values <= high
+    near = values[between.nonzero()]
+    if not 0 < rank - below <= len(near):
+        near, below = values.copy(), 0
+    near.partition(rank - below - 1)
+    return float(near[rank - below - 1])
 
 
 def sorted_quantile(scores: Tensor, alpha: Any, confidence: Any = None) -> Tensor:
