@@ -206,7 +206,7 @@ def _ranked(values: np.ndarray, rank: int) -> float:
     low = sample[max(0, int(place - spread) - 1)]
     high = sample[min(len(sample) - 1, int(place + spread) + 1)]
     between = values >= low
-    below = len(values) - np.count_nonzero(between)
+    below = len(values) - int(np.count_nonzero(between))
     between &= values <= high
     near = values[between.nonzero()]
     if not 0 < rank - below <= len(near):
