@@ -11,11 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from ffcp.conformal.calibration import Calibration
-from ffcp.conformal.columns import Columns, Table, prefixed, with_prefix
+from ffcp.conformal.columns import Columns, Table, prefixed, take, with_prefix
 from ffcp.conformal.compressing import compressed, settled, summary_like
 from ffcp.conformal.selection import Chosen, Division, Scorer, Selection
-from ffcp.network import arrays, passes
-from ffcp.pieces import Seen
+from ffcp.network import arrays, inputs, passes
+from ffcp.network.features import OUTPUT
+from ffcp.pieces import Needs, Seen
 
 Self = TypeVar("Self", bound="Calibrating")
 NO_WEIGHTS = "weights=... are for ffcp.Weighted('given'): make the predictor with that calibration"
@@ -29,6 +30,17 @@ class Batch(NamedTuple):
     row: int
     groups: Any
     weights: Tensor | None = None
+
+    def part(self, rows: Tensor) -> Batch:
+        """Give some of the rows, by a mask; the first of them has the number of the first of all.
+
+        >>> batch = Batch(torch.arange(3.0), torch.zeros(3), 10, ["a", "b", "c"])
+        >>> batch.part(torch.tensor([False, True, True])).groups
+        ['b', 'c']
+        """
+        groups = take({"group": self.groups}, rows)["group"] if self.groups is not None else None
+        weights = None if self.weights is None else self.weights[rows]
+        return Batch(inputs.take(self.x, rows), self.y[rows], self.row, groups, weights)
 
 
 class Noted(NamedTuple):
@@ -74,6 +86,9 @@ class Calibrating:
         self.classes: int | None = None  # of the outputs so far, where they are classes
         self._is_first = True
         self._has_new_calibration = False  # one that was chosen: it has notes of its own
+        #: Whether inputs stay in memory until the end, so that some rows can wait for a choice.
+        self.inputs_stay = False
+        self._later: list[tuple[Batch, Tensor]] = []  # the rows that do
         self.selection: Selection[Batch | Noted] = Selection(self, self._division(), choosing.alpha)
 
     def must_take(self, weights: Any, new: Any) -> None:
@@ -111,11 +126,40 @@ class Calibrating:
         if isinstance(batch, Noted):  # another process has
             self.count(batch.rows, batch.classes)
             return batch.columns
-        seen = self.see(batch)
+        self.prepare(batch.x)
+        is_waiting = self.inputs_stay and self.scorer.is_open and self.scorer.is_costly
+        return self._noted(self._see_choosing(batch) if is_waiting else self.see(batch), batch.y)
+
+    def _noted(self, seen: Seen, y: Tensor) -> Columns:
         return {
-            **prefixed("score.", self.scorer.note(seen, batch.y)),
-            **prefixed("note.", self.calibration.note(seen, batch.y)),
+            **prefixed("score.", self.scorer.note(seen, y)),
+            **prefixed("note.", self.calibration.note(seen, y)),
         }
+
+    def _see_choosing(self, batch: Batch) -> Seen:
+        """Take the norms of all candidates of those rows alone that choose; others wait.
+
+        In their place stand ones, which nobody looks at: :meth:`finish` notes these rows again.
+        """
+        seen = self._see(batch, self._needs()._replace(norms=(), curvature=()))
+        first = sum(len(rows) for _, rows in self._later)
+        assert self.selection.division is not None
+        choosing = self.selection.division.mask(range(first, first + len(batch.y)))
+        self._later.append((batch, ~choosing))
+        some = self._see_some(batch, choosing) if bool(choosing.any()) else None
+        norms = {name: torch.ones_like(seen.output) for name in self._needs().norms}
+        for name, values in {} if some is None else some.norms.items():
+            norms[name] = norms[name].to(values.dtype)
+            norms[name][choosing] = values
+        return seen._replace(norms=norms)
+
+    def _see_some(self, batch: Batch, rows: Tensor) -> Seen:
+        """Run the model on some rows of a batch; errors name them by their number in all."""
+        try:
+            return self.see(batch.part(rows))
+        except ValueError:
+            self.see(batch)
+            raise
 
     @property
     def is_open(self) -> bool:
@@ -164,9 +208,14 @@ class Calibrating:
     def see(self, batch: Batch) -> Seen:
         """Run the model on a batch; look at the first one for what the model must not do."""
         self.prepare(batch.x)
-        needs = self.scorer.needs().joined(self.calibration.needs())
+        return self._see(batch, self._needs())
+
+    def _see(self, batch: Batch, needs: Needs) -> Seen:
         seen = passes.see(self._model, batch.x, needs, batch.row, batch.groups)
         return seen._replace(weights=batch.weights)
+
+    def _needs(self) -> Needs:
+        return self.scorer.needs().joined(self.calibration.needs())
 
     def draw_from(self, row: int) -> None:
         """Let random numbers, where rows draw any, be those from this row on."""
@@ -245,6 +294,12 @@ class Calibrating:
 
     def finish(self, noted: Columns) -> Columns:
         """Turn what was noted into scores and notes to keep."""
+        later, self._later = self._later, []
+        if later and set(self.scorer.needs().norms) - {OUTPUT}:  # whose norms are not ones
+            table = Table()
+            for batch, rows in later:
+                table.add(self._noted(self._see_some(batch, rows), batch.part(rows).y))
+            noted = table.columns
         own, notes = with_prefix("score.", noted), with_prefix("note.", noted)
         waited = self.scorer.again(own)
         if waited is not None and self._has_new_calibration:

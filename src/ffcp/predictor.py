@@ -202,6 +202,7 @@ class Predictor(Sharing):
         # The scores outlive the caller's inference_mode.
         with self._lock.turn, torch.inference_mode(False):
             run, read = self._begun(groups, weights, new, update)
+            run.inputs_stay = y is not None
             batches = self._batches(x, y, groups, read, weights=weights)
             return self._concluded(run, read, batches, rank_error)
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import ffcp
 from ffcp.conformal.selection import Division
-from ffcp.regression.layers import Trial, choose, rank_correlation
+from ffcp.regression.layers import Trial, choose, rank_correlations
 
 
 class Known(nn.Module):
@@ -131,7 +131,7 @@ def test_lengths_of_the_choice_are_those_of_the_bands(joint: bool) -> None:
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=3, max_size=30))
 def test_rank_correlation_agrees_with_scipy(pairs: list[tuple[int, int]]) -> None:
     a, b = np.array(pairs, dtype=float).T
-    ours = rank_correlation(torch.from_numpy(a), torch.from_numpy(b))
+    (ours,) = rank_correlations(torch.from_numpy(a), [torch.from_numpy(b)])
     if np.ptp(a) == 0 or np.ptp(b) == 0:
         assert ours == 0
     else:

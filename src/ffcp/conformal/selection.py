@@ -74,6 +74,9 @@ class Scorer:
 
     # -- only where something is open -------------------------------------------------------
 
+    #: Whether what the choice needs of a row takes long: then it is worked out only of rows that
+    #: choose, where inputs stay in memory.
+    is_costly = False
     #: How many rows are enough to choose; more would only cost time and memory.
     most_rows = 10_000
     #: Of how many rows that come first twice the share is set aside: few rows choose badly.

@@ -42,6 +42,7 @@ from ffcp.regression.sides import (
 from ffcp.regression.slacks import checked_slack
 
 _MOST_OUTPUTS = 4096  # of a model whose slack is chosen
+_FEW_OUTPUTS = 64  # of which all candidates are worked out for every row
 _NUMBERS = 10**6  # scores of the rows that choose; fewer rows do where outputs are many
 
 
@@ -320,6 +321,8 @@ class SlackChoice(Family):
             for name, slack in options.items()
         }
         self.most_rows = max(1000, min(10_000, _NUMBERS // outputs))
+        # One gradient serves all layers; of many outputs each layer takes a product of its own.
+        self.is_costly = outputs > _FEW_OUTPUTS and bool(self.needs().norms)
 
     def needs(self) -> Needs:
         """Ask for what any candidate asks for."""

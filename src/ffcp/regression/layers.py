@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -101,12 +102,11 @@ def choose(widths: Tensor, trials: Mapping[str, Trial], alpha: Any) -> Choice:
     if ratios[best] > _TIE * ratios[OUTPUT]:
         best = OUTPUT
     residuals = trials[OUTPUT].scores
+    slacks = {name: _as_many(trial.slacks, residuals.shape[1]) for name, trial in trials.items()}
+    related = rank_correlations(residuals, slacks.values())
     candidates = {
-        name: Candidate(
-            float(lengths[name].nanmean()),
-            rank_correlation(residuals, _as_many(trial.slacks, residuals.shape[1])),
-        )
-        for name, trial in trials.items()
+        name: Candidate(float(lengths[name].nanmean()), correlation)
+        for name, correlation in zip(trials, related, strict=True)
     }
     return Choice(best, candidates, len(widths), float(exact_alpha(alpha)))
 
@@ -132,31 +132,38 @@ def plain_quantile(scores: Tensor, alpha: Any) -> Tensor:
     >>> plain_quantile(torch.tensor([[1.0, 1.0], [2.0, torch.nan], [3.0, torch.nan]]), 0.1)
     tensor([3., 1.])
     """
-    known = (~scores.isnan()).sum(dim=0)
+    counts, columns = (~scores.isnan()).sum(dim=0).unique(return_inverse=True)
     level = 1 - exact_alpha(alpha)
-    places = [max(1, math.ceil(count * level)) - 1 for count in known.tolist()]
-    ordered = scores.sort(dim=0).values  # NaN come last
-    return ordered.gather(0, torch.tensor(places, device=scores.device)[None])[0]
+    places = torch.tensor([max(1, math.ceil(count * level)) - 1 for count in counts.tolist()])
+    # In numpy, where it takes a tenth of the time. NaN come last.
+    ordered = torch.from_numpy(np.sort(scores.numpy(), axis=0))
+    return ordered.gather(0, places[columns][None])[0]
 
 
-def rank_correlation(a: Tensor, b: Tensor) -> float:
-    """Return Spearman's rank correlation over all entries; 0 where one side is constant.
+def rank_correlations(a: Tensor, others: Iterable[Tensor]) -> list[float]:
+    """Return Spearman's rank correlations with others, over all entries of ``a`` that are known.
 
-    >>> rank_correlation(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1.0, 4.0, 9.0]))
-    1.0
+    It is 0 where one side is constant.
+
+    >>> numbers = torch.tensor([1.0, 2.0, 3.0])
+    >>> rank_correlations(numbers, [numbers**2, -numbers, torch.ones(3)])
+    [1.0, -1.0, 0.0]
     """
     known = ~a.isnan()
-    a, b = _centred_ranks(a[known]), _centred_ranks(b[known])
+    ranks = _centred_ranks(a[known])
+    return [_cosine(ranks, _centred_ranks(b[known])) for b in others]
+
+
+def _cosine(a: Tensor, b: Tensor) -> float:
     scale = float(a.norm() * b.norm())
     return round(float(a @ b) / scale, 12) if scale > 0 else 0.0
 
 
 def _centred_ranks(values: Tensor) -> Tensor:
-    _, inverse, counts = values.flatten().unique(return_inverse=True, return_counts=True)
+    _, inverse, counts = np.unique(values.numpy(), return_inverse=True, return_counts=True)
     # Equal values share the mean of the ranks they take up.
-    ranks = counts.cumsum(0).double() - (counts - 1).double() / 2
-    spread: Tensor = ranks[inverse]
-    return spread - spread.mean()
+    ranks = torch.from_numpy((counts.cumsum() - (counts - 1) / 2)[inverse])
+    return ranks - ranks.mean()
 
 
 def why_plain(choice: Choice, what: str = "feature") -> str:
