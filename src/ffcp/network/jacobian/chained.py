@@ -18,9 +18,11 @@ from torch import Tensor, nn
 
 from ffcp.network import heads
 from ffcp.network.features import Cut, Tapped, has_hooks
+from ffcp.network.jacobian.norms import row_norms
 
 _NUMBERS = 2**22  # of a product at once: 16 MB in float32
-_WORTH = 2**20  # products: where dead units spare as many in each row, rows are taken one by one
+_WORTH = 2**17  # products: where dead units spare as many in each row, they are left out
+_BLOCK = 2**20  # numbers of the last matrix, picked for each row, at once
 # Activations that take every number by itself.
 _ACTIVATIONS = (
     nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh,
@@ -95,8 +97,8 @@ def _part(value: Tensor, start: Tensor | None, layers: list[nn.Module], norm: fl
         norms = _scaled(slopes[0], functools.reduce(torch.matmul, weights), norm)
         norms = norms.expand(len(value), -1)
     else:
-        is_worth = _spared(start, slopes, weights) >= _WORTH * len(value)
-        take = _one_by_one if is_worth else _product
+        is_worth = _spared(start, slopes, weights) > _WORTH * len(value)
+        take = _thinned if is_worth else _product
         norms = take(start, len(value), slopes[:-1], weights, norm)
     return norms if last is None else norms * last.abs()
 
@@ -126,7 +128,7 @@ def _scaled(slope: Tensor | None, product: Tensor, norm: float) -> Tensor:
 
 
 def _spared(start: Tensor | None, slopes: Slopes, weights: list[Tensor]) -> float:
-    """Count the products that dead units spare, if rows of the batch are taken one by one."""
+    """Count the products that dead units spare, if each row has products of its own."""
     count = weights[0].shape[0] if start is None else len(start)
     dead = (
         0 if slope is None else int((slope == 0).sum()) * weight.shape[1]
@@ -135,39 +137,45 @@ def _spared(start: Tensor | None, slopes: Slopes, weights: list[Tensor]) -> floa
     return count * sum(dead)
 
 
-def _one_by_one(
-    start: Tensor | None,
-    count: int,
-    slopes: Slopes,
-    weights: list[Tensor],
-    norm: float,
+def _thinned(
+    start: Tensor | None, count: int, slopes: Slopes, weights: list[Tensor], norm: float
 ) -> Tensor:
-    """Multiply the matrices for each row by itself, without units whose slope is zero."""
-    alive = [None if slope is None else _alive(slope) for slope in slopes]
+    """Multiply the matrices of each row by themselves, without units whose slope is zero.
+
+    Rows go together that have about as many units left in front of the last matrix.
+    """
+    ends = next(slope for slope in reversed(slopes) if slope is not None)
+    order = (ends != 0).sum(dim=1).argsort()
     weights = [weight.contiguous() for weight in weights]
     norms = []
-    for row in range(count):
-        product = start
-        for slope, places, weight in zip(slopes, alive, weights, strict=True):
-            if slope is None or places is None:
-                product = weight if product is None else product @ weight
-                continue
-            at = places[row]
-            own, some = slope[row].index_select(0, at), weight.index_select(0, at)
-            if product is None:
-                product = some.mul_(own[:, None])
-            else:
-                product = product.index_select(1, at).mul_(own) @ some
-        assert product is not None
-        norms.append(_norms(product, norm))
-    return torch.stack(norms)
+    for rows in order.split(max(1, _BLOCK // weights[-1].numel())):
+        some = [None if slope is None else slope[rows] for slope in slopes]
+        norms.append(row_norms([_thin(start, some, weights).flatten(0, 1)], norm))
+    result = torch.empty(count, weights[-1].shape[1]).to(norms[0])
+    result[order] = torch.cat(norms).view(count, -1)
+    return result
 
 
-def _alive(slope: Tensor) -> tuple[Tensor, ...]:
-    """Give, for each row, the places whose slope is not zero."""
-    is_alive = slope != 0
-    counts: list[int] = is_alive.sum(dim=1).tolist()
-    return torch.split(is_alive.nonzero()[:, 1], counts)
+def _thin(start: Tensor | None, slopes: Slopes, weights: list[Tensor]) -> Tensor:
+    """Give the products (n, outputs, numbers of the feature) of some rows."""
+    product = None if start is None else start.T  # what it has of each unit stands in a row
+    for slope, weight in zip(slopes, weights, strict=True):
+        if slope is None:
+            product = weight.T if product is None else weight.T @ product
+            continue
+        kept = max(1, int((slope != 0).sum(dim=1).max()))
+        # The rest of these places, where a row has fewer, have slopes of zero.
+        places = (slope != 0).byte().argsort(dim=1, descending=True)[:, :kept]
+        own = slope.gather(1, places)[:, :, None]
+        some = weight.index_select(0, places.flatten()).view(*places.shape, -1)
+        if product is None:
+            product = some.mul_(own).transpose(1, 2)
+        else:
+            wide = product.expand(len(places), -1, -1)
+            left = wide.gather(1, places[:, :, None].expand(-1, -1, wide.shape[2]))
+            product = torch.bmm(some.transpose(1, 2), left.mul_(own))
+    assert product is not None
+    return product
 
 
 def _product(
