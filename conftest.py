@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 
 
@@ -11,3 +15,18 @@ def pytest_configure(config: pytest.Config) -> None:
     Here and not in pyproject.toml, which would import ffcp before its lines are measured.
     """
     config.addinivalue_line("filterwarnings", "error::ffcp.FFCPWarning")
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """Chromium without a window, for tests of pages; they are skipped where there is none."""
+    sync = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    names = ("chromium", "chromium-browser", "google-chrome")
+    found = next(filter(None, map(shutil.which, names)), None)
+    if found is None:
+        pytest.skip("no browser: chromium, chromium-browser and google-chrome are not on the path")
+    with sync.sync_playwright() as playwright:
+        # Without the sandbox it also runs as root in a container; the pages are our own.
+        chromium = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()

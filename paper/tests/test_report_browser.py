@@ -7,7 +7,6 @@ skipped.
 from __future__ import annotations
 
 import itertools
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,20 +17,6 @@ from ffcp_paper import report
 from made_results import ATTACK, HELD, NAMES, change_table, write_folder
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    sync = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    names = ("chromium", "chromium-browser", "google-chrome")
-    found = next(filter(None, map(shutil.which, names)), None)
-    if found is None:
-        pytest.skip("no browser: chromium, chromium-browser and google-chrome are not on the path")
-    with sync.sync_playwright() as playwright:
-        # Without the sandbox it also runs as root in a container; the page is our own.
-        chromium = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
-        yield chromium
-        chromium.close()
 
 
 class Opened:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import ast
 import importlib
 import re
-import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -108,19 +106,6 @@ def test_the_site_loads_nothing_from_elsewhere(site: Path) -> None:
             file.read_text(),
         )
         assert not loads, f"{file.name}: {loads}"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    sync = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    names = ("chromium", "chromium-browser", "google-chrome")
-    found = next(filter(None, map(shutil.which, names)), None)
-    if found is None:
-        pytest.skip("no browser: chromium, chromium-browser and google-chrome are not on the path")
-    with sync.sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
-        yield chromium
-        chromium.close()
 
 
 @pytest.mark.slow

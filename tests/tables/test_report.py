@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -49,19 +47,6 @@ def test_names_cannot_break_the_page() -> None:
     assert page is not None
     assert "<script>" not in page
     assert "&lt;b&gt;rooms" in page
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    sync = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    names = ("chromium", "chromium-browser", "google-chrome")
-    found = next(filter(None, map(shutil.which, names)), None)
-    if found is None:
-        pytest.skip("no browser: chromium, chromium-browser and google-chrome are not on the path")
-    with sync.sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
-        yield chromium
-        chromium.close()
 
 
 @pytest.mark.slow
