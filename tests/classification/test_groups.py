@@ -58,6 +58,7 @@ def hits_of_groups(name: str, by_groups: bool = True) -> np.ndarray:
     return hits_by(make, 20, 2, by_groups=by_groups)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", QUICK_LAC)
 def test_every_group_follows_the_law_on_its_own(name: str) -> None:
     hits = hits_of_groups(name)

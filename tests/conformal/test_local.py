@@ -22,6 +22,8 @@ from ffcp.conformal.rank import conformal_rank
 from ffcp.conformal.weights import ONE, level_target, whole
 from tests.conftest import normal
 
+LONG = pytest.mark.long
+
 
 def calibrated(
     scores: Tensor, embedding: Tensor, kernel: str, bandwidth: float, guarantee: str
@@ -142,8 +144,8 @@ def test_nearest_neighbours_equal_brute_force(
     assert thresholds[:, 0].tolist() == expected
 
 
-@pytest.mark.parametrize("width", [1, 3, 12])
-@pytest.mark.parametrize("k", [1, 6, 30])
+@pytest.mark.parametrize("width", [pytest.param(1, marks=LONG), 3, pytest.param(12, marks=LONG)])
+@pytest.mark.parametrize("k", [pytest.param(1, marks=LONG), 6, pytest.param(30, marks=LONG)])
 def test_the_level_of_nearest_neighbours_equals_its_definition(k: int, width: int) -> None:
     n, alpha = 30, Fraction(1, 5)
     scores, where = normal(n, 1, seed=3).double(), normal(n, width, seed=4)
@@ -157,6 +159,7 @@ def test_the_level_of_nearest_neighbours_equals_its_definition(k: int, width: in
         assert threshold == recalibrated(scores[:, 0].tolist(), table, alpha)
 
 
+@pytest.mark.long
 @given(
     scores=st.lists(st.integers(0, 9).map(float), min_size=3, max_size=30),
     k=st.integers(1, 30),

@@ -363,6 +363,7 @@ def test_a_killed_stream_loses_at_most_one_row(tmp_path: Path) -> None:
         done = lines[-1]
 
 
+@pytest.mark.long
 def test_a_step_takes_no_more_room_or_work_as_time_goes_on(tmp_path: Path) -> None:
     predictor, x, y = calibrated()
     path = tmp_path / "stream.safetensors"
