@@ -346,7 +346,7 @@ def test_trained_network_is_kept_and_its_checkpoint_removed(
     few: Scenes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FFCP_CACHE", str(tmp_path))
-    recipe = segtrain.Recipe(small_net, lambda seed: few, 1, 8, 1e-3, 1e-3, Augment(), "1")
+    recipe = segtrain.Recipe(small_net, lambda seed: few, 1, 8, 1e-3, 1e-3, 0.0, Augment(), "1")
     monkeypatch.setitem(segtrain.RECIPES, "few", recipe)
     lines: list[str] = []
     first = segtrain.trained("few", progress=lines.append)
@@ -364,13 +364,13 @@ def test_every_setting_is_part_of_the_key() -> None:
     recipe = segtrain.RECIPES["camvid"]
     keys = {json.dumps(recipe.key("camvid", 0), sort_keys=True)}
     for name, value in {
-        "epochs": 1, "batch_size": 1, "learning_rate": 1.0, "weight_decay": 1.0, "augment": None,
-        "version": "0",
+        "epochs": 1, "batch_size": 1, "learning_rate": 1.0, "weight_decay": 1.0, "balance": 0.5,
+        "augment": None, "version": "0",
     }.items():  # fmt: skip
         other = segtrain.Recipe(**{**vars(recipe), name: value})
         keys.add(json.dumps(other.key("camvid", 0), sort_keys=True))
     keys.add(json.dumps(recipe.key("camvid", 1), sort_keys=True))
-    assert len(keys) == 8
+    assert len(keys) == 9
 
 
 # --- with the data --------------------------------------------------------------------------------
@@ -391,3 +391,50 @@ def test_deeplab_has_its_accuracy() -> None:
     # Measured once; all 101 images have 86.8 % and 0.514.
     assert scenes.pixel_accuracy(counts) == pytest.approx(0.8776, abs=1e-3)
     assert scenes.mean_iou(counts) == pytest.approx(0.5069, abs=2e-3)
+
+
+# --- rare classes ---------------------------------------------------------------------------------
+
+
+def noise() -> Scenes:
+    """Images of noise: one in ten is all of the second class, and nothing shows it."""
+    pixels = torch.randint(0, 256, (60, 3, 8, 8), generator=torch.Generator().manual_seed(0))
+    labels = (torch.arange(60) % 10 == 0)[:, None, None].expand(60, 4, 4)
+    return Scenes("noise", ("common", "rare"), 255, pixels.byte(), labels.byte())
+
+
+def test_weights_of_balanced_classes_add_up_to_the_same() -> None:
+    data = noise()
+    share = float((data.labels == 1).float().mean())
+    for balance in (0.0, 0.5, 1.0):
+        weights = segtrain.class_weights(data, balance)
+        ratio = float(weights[1] / weights[0])
+        assert ratio == pytest.approx(((1 - share) / share) ** balance, rel=1e-5)
+        assert float((1 - share) * weights[0] + share * weights[1]) == pytest.approx(1, rel=1e-5)
+        assert not weights[2:].any()
+
+
+def test_the_loss_is_least_at_the_weighted_mean_of_the_targets() -> None:
+    data = noise()
+    labels = data.labels.long()
+    wanted = targets(labels, 2, ignore=255)
+    called = []
+    for balance in (0.0, 0.5, 1.5):
+        weight = segtrain.class_weights(data, balance)[labels][:, None]
+        best = (weight * wanted).sum(dim=(0, 2, 3)) / weight.sum()
+        scores = best.clone().requires_grad_()
+        segtrain.masked_mse(scores[:, None, None], wanted, weight).backward()
+        assert scores.grad is not None
+        assert float(scores.grad.abs().max()) < 1e-5
+        called.append(int(best.argmin()))
+    assert called == [0, 0, 1]  # odds of 1 to 9 become 1 to 3, and 3 to 1
+
+
+def test_a_balanced_training_is_more_ready_to_call_the_rare_class() -> None:
+    data, rare = noise(), []
+    for balance in (0.0, 1.5):
+        model = segnets.residual_net(2, width=4, outputs=4, hidden=4, dilations=(1,))
+        segtrain.fit(model, data, epochs=3, batch_size=4, balance=balance)
+        with torch.inference_mode():
+            rare.append(float(model(data.inputs())[:, 1].mean()))
+    assert rare[1] < rare[0] - 0.3  # small scores are likely classes

@@ -180,8 +180,9 @@ def shapes_net(seed: int = 0) -> nn.Sequential:
 def camvid_net(seed: int = 0) -> nn.Sequential:
     """Build the network for CamVid.
 
-    Trained by squared error, as it is meant to be, it never calls a pixel pole, sign, pedestrian
-    or bicyclist: for a rare class the error is least at a score that another class undercuts.
+    Trained by plain squared error it never calls a pixel pole, sign, pedestrian or bicyclist: for
+    a rare class the error is least at a score that another class undercuts. So pixels of rare
+    classes count more in its training (:data:`ffcp_paper.segtrain.RECIPES`).
 
     >>> sum(p.numel() for p in camvid_net().parameters()) < 2_000_000
     True

@@ -105,16 +105,52 @@ def _resized(image: Tensor, labels: Tensor, size: tuple[int, int]) -> tuple[Tens
     return image, functional.interpolate(labels[None, None], size, mode="nearest-exact")[0, 0]
 
 
-def masked_mse(scores: Tensor, wanted: Tensor) -> Tensor:
-    """Return the mean squared error over the targets that are not NaN.
+def masked_mse(scores: Tensor, wanted: Tensor, weight: Tensor | float = 1.0) -> Tensor:
+    """Return the mean of weight times squared error, over the targets that are not NaN.
+
+    The weights of one batch need not be 1 on average: a batch without rare classes counts less.
 
     >>> float(masked_mse(torch.tensor([1.0, 5.0]), torch.tensor([3.0, math.nan])))
     4.0
+    >>> weight = torch.tensor([3.0, 1.0])
+    >>> float(masked_mse(torch.tensor([1.0, 5.0]), torch.tensor([3.0, 5.0]), weight))
+    6.0
     """
     known = ~wanted.isnan()
     # The NaN must not reach the difference: its gradient would be NaN although it is masked.
-    error = (scores - wanted.where(known, 0)).square() * known
+    error = (scores - wanted.where(known, 0)).square() * known * weight
     return error.sum() / known.sum().clamp_min(1)
+
+
+def class_weights(data: Scenes, balance: float) -> Tensor:
+    """Weigh the classes of scenes, so that rare ones are learned too; 1 for the average pixel.
+
+    Parameters
+    ----------
+    data
+        Scenes with label maps.
+    balance
+        The weight of a class is its share of the pixels to the power of minus ``balance``: with 0
+        all pixels count the same, with 1 all classes.
+
+    Returns
+    -------
+    Tensor
+        A weight for each of the 256 labels that a map can hold; labels that never occur, and the
+        one of unlabelled pixels, have 0.
+
+    Examples
+    --------
+    >>> pixels, maps = torch.zeros(1, 3, 1, 4).byte(), torch.tensor([[[0, 0, 0, 1]]]).byte()
+    >>> class_weights(Scenes("few", ("common", "rare"), None, pixels, maps), balance=1.0)[:3]
+    tensor([0.6667, 2.0000, 0.0000])
+    """
+    counts = torch.bincount(data.labels.flatten().long(), minlength=256).double()
+    if data.ignore is not None:
+        counts[data.ignore] = 0
+    share = counts / counts.sum()
+    weights = torch.where(share > 0, share.clamp_min(1e-12) ** -balance, 0.0)
+    return (weights / (share * weights).sum()).float()
 
 
 def one_cycle(step: int, steps: int, warm: float = 0.1) -> float:
@@ -138,16 +174,17 @@ def fit(
     batch_size: int = 8,
     learning_rate: float = 3e-3,
     weight_decay: float = 1e-3,
+    balance: float = 0.0,
     augment: Augment | None = None,
     checkpoint: Path | None = None,
     progress: Progress = lambda message: None,
 ) -> nn.Sequential:
     """Fit a network to the numbers that :func:`ffcp.segmentation.targets` makes of label maps.
 
-    The loss is the mean squared error over labelled pixels; AdamW, with a learning rate that
-    rises for a tenth of the steps and then falls to nothing. What an epoch does depends on the
-    weights, ``seed`` and its number alone, so a run that was killed and goes on from its
-    checkpoint ends in the same weights as one that was not.
+    The loss is the mean squared error over labelled pixels, weighted by class; AdamW, with a
+    learning rate that rises for a tenth of the steps and then falls to nothing. What an epoch does
+    depends on the weights, ``seed`` and its number alone, so a run that was killed and goes on
+    from its checkpoint ends in the same weights as one that was not.
 
     Parameters
     ----------
@@ -161,6 +198,8 @@ def fit(
         For the order of the images, their variations, and dropout.
     batch_size, learning_rate, weight_decay
         The largest learning rate, and the other settings of AdamW.
+    balance
+        How much more pixels of rare classes count: see :func:`class_weights`.
     augment
         How images are varied; ``None`` for not at all.
     checkpoint
@@ -184,7 +223,8 @@ def fit(
     """
     settings = {
         "epochs": epochs, "seed": seed, "batch_size": batch_size, "learning_rate": learning_rate,
-        "weight_decay": weight_decay, "augment": None if augment is None else asdict(augment),
+        "weight_decay": weight_decay, "balance": balance,
+        "augment": None if augment is None else asdict(augment),
         "first weights": fingerprint(model), "data": _fingerprint(data),
     }  # fmt: skip
     optimizer = torch.optim.AdamW(
@@ -193,17 +233,19 @@ def fit(
     saved = None if checkpoint is None else _Checkpoint(checkpoint, settings)
     done = 0 if saved is None else saved.restore(model, optimizer)
     steps = epochs * -(-len(data) // batch_size)
+    weights = class_weights(data, balance)
     with torch.random.fork_rng(devices=[]):
         for epoch in range(done, epochs):
             losses = []
             generator = _epoch_generator(seed, epoch)
             model.train()
             batches = _batches(data, batch_size, augment, generator)
-            for step, (x, wanted) in enumerate(batches, epoch * steps // epochs):
+            for step, (x, labels) in enumerate(batches, epoch * steps // epochs):
                 for group in optimizer.param_groups:
                     group["lr"] = learning_rate * one_cycle(step, steps)
                 optimizer.zero_grad()
-                loss = masked_mse(model(x), wanted)
+                wanted = targets(labels, data.classes, ignore=data.ignore)
+                loss = masked_mse(model(x), wanted, weights[labels.long()][:, None])
                 loss.backward()
                 optimizer.step()
                 losses.append(float(loss.detach()))
@@ -224,14 +266,14 @@ def _epoch_generator(seed: int, epoch: int) -> torch.Generator:
 def _batches(
     data: Scenes, batch_size: int, augment: Augment | None, generator: torch.Generator
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield inputs and targets of one epoch."""
+    """Yield inputs and label maps of one epoch."""
     for rows in torch.randperm(len(data), generator=generator).split(batch_size):
         pixels, labels = data.pixels[rows], data.labels[rows]
         if augment is None:
             x = scenes.normalised(pixels)
         else:
             x, labels = augment(pixels, labels, generator)
-        yield x, targets(labels, data.classes, ignore=data.ignore)
+        yield x, labels
 
 
 def _fingerprint(data: Scenes) -> str:
@@ -326,6 +368,7 @@ class Recipe:
     batch_size: int
     learning_rate: float
     weight_decay: float
+    balance: float
     augment: Augment | None
     #: What else the weights depend on; to be changed with ``build`` or ``data``.
     version: str
@@ -350,11 +393,12 @@ def _training_camvid(seed: int) -> Scenes:
 RECIPES = {
     "shapes": Recipe(
         segnets.shapes_net, _training_shapes, epochs=12, batch_size=8, learning_rate=6e-3,
-        weight_decay=1e-3, augment=None, version="3",
+        weight_decay=1e-3, balance=0.0, augment=None, version="3",
     ),
     "camvid": Recipe(
         segnets.camvid_net, _training_camvid, epochs=30, batch_size=8, learning_rate=4e-3,
-        weight_decay=1e-2, augment=Augment(smallest=0.5, size=0.75, light=0.15), version="3",
+        weight_decay=1e-2, balance=1.0, augment=Augment(smallest=0.5, size=0.75, light=0.15),
+        version="3",
     ),
 }  # fmt: skip
 
@@ -387,8 +431,8 @@ def trained(name: str, seed: int = 0, progress: Progress = lambda message: None)
         return fit(
             recipe.build(seed), recipe.data(seed), epochs=recipe.epochs, seed=seed,
             batch_size=recipe.batch_size, learning_rate=recipe.learning_rate,
-            weight_decay=recipe.weight_decay, augment=recipe.augment, checkpoint=checkpoint,
-            progress=progress,
+            weight_decay=recipe.weight_decay, balance=recipe.balance, augment=recipe.augment,
+            checkpoint=checkpoint, progress=progress,
         )  # fmt: skip
 
     model = runs.network(key, lambda: recipe.build(seed), train)
