@@ -28,7 +28,8 @@ from ffcp_paper import (
 )
 from ffcp_paper.drawing import Request
 from ffcp_paper.networks import mlp
-from ffcp_paper.score_figures import Pair, Spread
+from ffcp_paper.score_figures import Pair
+from ffcp_paper.squares import Spread, spreads
 from ffcp_paper.works import Settings
 
 pytestmark = pytest.mark.long
@@ -183,7 +184,7 @@ def test_distances_from_the_quantile() -> None:
 
 def test_spreads_are_those_of_the_bands() -> None:
     model, x, y = mlp(2).eval(), torch.rand(200, 2), torch.rand(200)
-    found = score_figures.spreads(model, x, y, 0.1)
+    found = spreads(model, x, y, 0.1, [2])
     for spread, made in zip(found, (CP(model), FFCP(model, "3")), strict=True):
         band = made.calibrate(x, y).predict_interval(x, 0.1)
         assert spread.half_length == pytest.approx(float((band.upper - band.lower).mean()) / 2)

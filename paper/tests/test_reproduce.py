@@ -75,7 +75,7 @@ def made(
 
 def test_every_table_of_the_paper_is_made(made) -> None:
     out, found, _ = made
-    assert set(found) == set(tables.NAMES) == set(printed.TABLES)
+    assert list(found) == list(tables.NAMES) == [*printed.TABLES, "square_conditions"]
     names = {place.name for place in (out / "tables").iterdir()}
     assert names == {f"{n}{s}" for n in found for s in (".json", ".csv", ".md", ".tex", ".txt")}
 
@@ -117,7 +117,7 @@ def test_the_settings_are_written_with_the_tables(made) -> None:
         "started", "seconds", "tables", "figures", "earlier"
     }  # fmt: skip
     assert about["seeds"] == 2
-    assert about["tables"] == list(printed.TABLES)
+    assert about["tables"] == list(tables.NAMES)
     assert set(about["machine"]) == {"system", "processor", "cores", "memory_gb"}
     assert about["command"].startswith("ffcp-paper reproduce")
 
@@ -151,15 +151,38 @@ def test_progress_never_goes_back_and_arrives(made) -> None:
 # -- what is there and what is not -------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [n for n in tables.NAMES if n != "raps_imagenet"])
-def test_missing_data_is_a_row_that_says_so(made, name: str) -> None:
+@pytest.mark.parametrize("name", [n for n in printed.TABLES if n != "raps_imagenet"])
+def test_missing_data_has_the_papers_numbers_and_none_of_ours(made, name: str) -> None:
     table = made[1][name]
-    of_paper = {row.row for row in printed.TABLES[name].rows} | {"synthetic"}
-    absent = {row["data"]: row for row in table["rows"] if row.get("note")}
-    assert set(absent) == of_paper & set(MISSING)
-    for row in absent.values():
-        assert row["note"] == datasets.NOT_AVAILABLE
-        assert all(row[c["key"]] is None for c in table["columns"] if c["key"] != "data")
+    absent = [row for row in table["rows"] if row.get("note") == datasets.NOT_AVAILABLE]
+    there = [row for row in printed.TABLES[name].rows if row.row in MISSING]
+    assert {row["data"] for row in absent} == {row.row for row in there}
+    ours = [c["key"] for c in table["columns"] if c["source"] == "ours" or c["kind"] == "claim"]
+    assert all(row[key] is None for row in absent for key in ours)
+    shown = [row[c["key"]] for row in absent for c in table["columns"] if c["source"] == "paper"]
+    levels = {(0.1, 0.9), (0.49, 0.51), None}  # those of a quick run
+    of_paper = [row for row in there if row.levels in levels]
+    assert len([value for value in shown if value is not None]) == len(of_paper)
+    text = (made[0] / "tables" / f"{name}.txt").read_text()
+    assert text.count(datasets.NOT_AVAILABLE) == len({row["data"] for row in absent})
+
+
+def test_of_missing_data_nothing_is_said_about_the_theorem(made) -> None:
+    rows = [row for row in made[1]["square_conditions"]["rows"] if row.get("note")]
+    assert [row["data"] for row in rows] == [d for d in datasets.DATASETS if d in MISSING]
+    assert all(row["distance"] is None for row in rows)
+
+
+def test_a_missing_data_set_has_the_papers_numbers_in_their_place(made) -> None:
+    rows = [row for row in made[1]["bands_by_layer"]["rows"] if row["data"] == "fb2"]
+    assert [row["split"] for row in rows] == ["0", "1", "2", "3"]  # printed as 1 to 4
+    fourth = printed.value("bands_by_layer", row="fb2", method="FFCP", column="length", layer=4)
+    assert fourth is not None
+    assert rows[3]["length_paper"]["mean"] == fourth.mean
+    (timed,) = [row for row in made[1]["ffcp_runtime"]["rows"] if row["data"] == "fb2"]
+    slow = printed.value("ffcp_runtime", row="fb2", method="FCP", column="seconds")
+    assert slow is not None
+    assert timed["FCP_paper"] == {"mean": slow.mean, "sd": slow.sd, "n": None}
 
 
 def test_networks_that_are_not_at_hand_are_listed_with_the_papers_numbers(made) -> None:
@@ -252,7 +275,9 @@ def test_the_results_of_every_seed_are_json_lines(made) -> None:
     row = next(r for r in made[1]["regression_bands"]["rows"] if r["method"] == "CP")
     assert row["length"]["n"] == len(own) == 2
     assert row["length"]["mean"] == pytest.approx(sum(own) / 2)
-    assert {one["of"]["what"] for one in records} == {"bands", "seconds", "label sets"}
+    assert {one["of"]["what"] for one in records} == {
+        "bands", "seconds", "square conditions", "label sets"
+    }  # fmt: skip
 
 
 def test_calls_into_one_folder_add_up(made, tmp_path: Path) -> None:
@@ -435,7 +460,8 @@ def test_a_stopped_run_keeps_what_was_finished(tmp_path: Path, monkeypatch) -> N
     assert len(list((tmp_path / "cache" / "bands").iterdir())) == 3
     monkeypatch.setattr(experiments, "train_stacked", _forbidden)
     reproduce.run(**wanted)
-    assert len(calls) == 4 + 2 * 7 - 3  # CP, five split points and the choice, for two seeds
+    # CP, five split points, the choice, Learned and Auto, for two seeds
+    assert len(calls) == 4 + 2 * 9 - 3
     kept = [p for p in tmp_path.rglob("*") if p.is_file() and p.name.startswith(".")]
     assert kept == []
 
@@ -537,12 +563,49 @@ def _made_up(lengths: dict[Method, float], coverage: float = 0.9, **where: Any) 
 
 def _ffcp(*lengths: float, auto: float) -> dict[Method, float]:
     layers = {Method("FFCP", layer): length for layer, length in enumerate(lengths)}
-    return {Method("CP"): 2.0, Method("FCP"): 1.0, **layers, Method("FFCP", "auto"): auto}
+    ours = {Method("Learned"): 1.2, Method("Auto"): 1.1}
+    return {Method("CP"): 2.0, Method("FCP"): 1.0, **layers, Method("FFCP", "auto"): auto, **ours}
 
 
 def _holds(name: str, found: Collected) -> list[bool | None]:
     rows = tables.build(name, found, TINY)["rows"]
-    return [row["holds"] for row in rows if not row.get("note")]
+    return [r["holds"] for r in rows if not r.get("note") and not r["method"].endswith("(ours)")]
+
+
+@pytest.mark.parametrize(
+    ("name", "where"),
+    [
+        ("regression_bands", {}),
+        ("bands_by_layer", {}),
+        ("split_ablation", {"alpha": 0.05}),
+        ("untrained", {"training": UNTRAINED}),
+    ],
+)
+def test_methods_that_the_paper_lacks_are_marked_and_not_judged(
+    name: str, where: dict[str, Any]
+) -> None:
+    found = _made_up(_ffcp(3.0, 1.5, 1.9, 2.5, 2.0, auto=2.1), 0.9, **where)
+    rows = [row for row in tables.build(name, found, TINY)["rows"] if row["data"] == "synthetic"]
+    ours = [row for row in rows if "ours" in row["method"]]
+    assert [row["method"] for row in ours] == ["Learned (ours)", "Auto (ours)"]
+    assert [row["length"]["mean"] for row in ours] == pytest.approx([1.2, 1.1])
+    assert all(row["shorter"] and row["holds"] is None for row in ours)
+    assert all(row["length_paper"] is None and row["coverage_paper"] is None for row in ours)
+
+
+def test_both_are_taught_by_the_training_rows(made) -> None:
+    for name in ("regression_bands", "split_ablation", "untrained", "ffcqr_bands"):
+        rows = {row["method"]: row for row in made[1][name]["rows"]}
+        assert rows["Learned (ours)"]["length"]["n"] == 2
+        assert rows["Auto (ours)"]["length"]["n"] == 2
+    study = Study("synthetic", TINY)  # training rows teach, so all 120 calibration rows calibrate
+    assert [one.calibrated for one in study.measure(TRAINED, Method("Learned"), 0.1)] == [120, 120]
+
+
+def test_no_law_is_told_of_localized_thresholds() -> None:
+    one = Measured(0.5, 1.0, 0.8, calibrated=1000, tested=1000)
+    assert claims.lawful([one], 0.1) is False
+    assert claims.lawful([replace(one, local=True)], 0.1) is None
 
 
 def test_shorter_than_cp_and_covering_decide_the_bands() -> None:
@@ -599,12 +662,24 @@ def test_the_worst_group_decides_group_coverage() -> None:
 
 def test_the_ratio_of_run_times_decides() -> None:
     for slow, holds in ((3.2, True), (3.0, False)):
-        times = [{"CP": 0.05, "FCP": slow, "FFCP": 0.1}]
+        times = [{"CP": [0.05] * 6, "FCP": [slow] * 6, "FFCP": [0.1] * 6}]
         table = tables.build(
             "ffcp_runtime", Collected(seconds={("synthetic", TRAINED): times}), TINY
         )
         assert table["rows"][0]["holds"] is holds
         assert table["rows"][0]["speedup"] == {"mean": pytest.approx(10 * slow), "sd": None, "n": 1}
+
+
+def test_a_ratio_whose_interval_holds_the_limit_is_not_decided() -> None:
+    times = [{"CP": [0.05] * 6, "FCP": [3.0, 3.1, 3.2, 3.3, 3.4, 3.5], "FFCP": [0.1] * 6}]
+    found = Collected(seconds={("synthetic", TRAINED): times})
+    table = tables.build("ffcp_runtime", found, TINY)
+    row = table["rows"][0]
+    assert (row["speedup_low"], row["speedup_high"]) == pytest.approx((30.0, 35.0))
+    assert row["holds"] is None
+    assert row["note"] == "not decided: the interval holds the limit"
+    assert table["verdict"]["text"] == "No row could be judged. Not decided: 1."
+    assert row["note"] in render.to_text(table)
 
 
 def test_the_verdict_counts_judged_rows_only() -> None:

@@ -53,8 +53,10 @@ def law_range(n: int, rows: int, alpha: float, error: float = LAW_ERROR) -> tupl
     return float(law.ppf(error / 2)) / rows, float(law.isf(error / 2)) / rows
 
 
-def lawful(result: Sequence[Measured], alpha: float) -> bool:
+def lawful(result: Sequence[Measured], alpha: float) -> bool | None:
     """Tell whether the coverage of every seed lies in the law's range for its n and rows.
+
+    Not told where thresholds of a seed are localized: their coverage follows another law.
 
     The seeds divide the same rows, so they are not independent: the allowed error is divided by
     their number, which holds whatever the dependence. For FCP and FCQR the law is about coverage
@@ -65,6 +67,8 @@ def lawful(result: Sequence[Measured], alpha: float) -> bool:
     >>> lawful([Measured(0.8, 1.0, 0.8, calibrated=1000, tested=500)], 0.1)
     False
     """
+    if any(one.local for one in result):
+        return None
     for one in result:
         low, high = law_range(one.calibrated, one.tested, alpha, LAW_ERROR / len(result))
         share = one.coverage if one.feature_coverage is None else one.feature_coverage

@@ -30,14 +30,18 @@ from ffcp import (
     FFCQR,
     FFLCP,
     LCP,
+    Auto,
     FFCPWarning,
+    Learned,
+    Local,
     Localizer,
     metrics,
 )
-from ffcp_paper import datasets, groups, labels, logits, runs, vision
+from ffcp_paper import datasets, groups, labels, logits, runs, squares, timing, vision
 from ffcp_paper.core import BandPredictor
 from ffcp_paper.datasets import Split
 from ffcp_paper.networks import SPLIT_POINTS
+from ffcp_paper.squares import Square
 from ffcp_paper.stacked import pair, search_epochs_stacked, train_stacked
 from ffcp_paper.works import (
     AUTO,
@@ -250,26 +254,47 @@ class Study:
             result.append(Measured(**runs.record("bands", key, find)))
         return result
 
-    def times(self, training: Training, methods: Sequence[Method]) -> list[dict[str, float]]:
+    def times(self, training: Training, methods: Sequence[Method]) -> list[dict[str, list[float]]]:
         """Time methods for every seed, from scoring the calibration rows to the test bands.
 
-        All in one process and in turn, so that a slow moment hits everyone.
+        All in one process and in turn, so that a slow moment hits everyone, until the ratio of
+        the second, which is slow, to the last is stable.
         """
         result = []
+        error = timing.ERROR / self.settings.seeds
         for seed in range(self.settings.seeds):
             self._report(0.0, f"{self.data}: timing")
             key = {
                 **self._key(seed, training),
                 "methods": [asdict(method) for method in methods],
                 "rounds": self.settings.rounds,
+                "error": error,
                 "threads": torch.get_num_threads(),
             }
 
-            def find(seed: int = seed) -> dict[str, float]:
-                model = self.models(training)[seed]
-                return _times(methods, model, self.parts(seed), seed, self.settings.rounds)
+            def find(seed: int = seed) -> dict[str, list[float]]:
+                one = partial(_times, methods, self.models(training)[seed], self.parts(seed), seed)
+                slow, fast = methods[1].name, methods[-1].name
+                return timing.repeated(one, slow, fast, error, self.settings.rounds)
 
-            result.append(runs.record("seconds", key, find))
+            result.append(runs.record("rounds", key, find))
+        return result
+
+    def squares(
+        self, training: Training, splits: Sequence[int], alpha: float
+    ) -> list[list[Square]]:
+        """Measure the square conditions for every seed, at some split points."""
+        result = []
+        for seed in range(self.settings.seeds):
+            self._report(0.0, f"{self.data}: square conditions")
+            key = {**self._key(seed, training), "splits": list(splits), "alpha": alpha}
+
+            def find(seed: int = seed) -> list[dict[str, Any]]:
+                model, parts = self.models(training)[seed], self.parts(seed)
+                rows = (parts.x_cal, parts.y_cal), (parts.x_test, parts.y_test)
+                return [asdict(one) for one in squares.measure(model, *rows, alpha, splits)]
+
+            result.append([Square(**one) for one in runs.record("squares", key, find)])
         return result
 
     def collect(self, work: Work, into: Collected) -> None:
@@ -280,6 +305,10 @@ class Study:
                 into.bands[place] = self.measure(work.training, method, work.alpha)
         if work.timed and (work.data, work.training) not in into.seconds:
             into.seconds[work.data, work.training] = self.times(work.training, work.timed)
+        if work.squares:
+            seeds = self.squares(work.training, work.squares, work.alpha)
+            for split, own in zip(work.squares, zip(*seeds, strict=True), strict=True):
+                into.squares[work.data, split] = list(own)
 
 
 _LOCAL = groups.Settings()  # the kernel and guarantee of `ffcp-paper groups`
@@ -324,6 +353,10 @@ def predictor(method: Method, model: nn.Module, alpha: float = 0.1, seed: int = 
         feature = SPLIT_POINTS[int(method.layer or 0)]
     if method.name == "FFLCP":
         return FFLCP(model, feature, local, guarantee=_LOCAL.guarantee, seed=seed)
+    if method.name == "Learned":
+        return Learned(model, **choice)
+    if method.name == "Auto":  # by length, for that is what the tables compare
+        return Auto(model, "length", **choice)
     kinds = {"FFCP": FFCP, "FFCQR": FFCQR}
     if method.name not in kinds:
         raise ValueError(f"there is no method {method.name!r} in the tables")
@@ -337,6 +370,8 @@ def _measure(method: Method, model: nn.Module, parts: Split, alpha: float, seed:
         warnings.simplefilter("ignore", FFCPWarning)
         if isinstance(made, (LCP, FFLCP)):
             made.fit_localizer(parts.x_train, parts.y_train, planned=len(parts.y_cal))
+        if isinstance(made, (Learned, Auto)):
+            made.fit(parts.x_train, parts.y_train)
         made.calibrate(parts.x_cal, parts.y_cal)
         band = made.predict_interval(parts.x_test, alpha)
         in_ball = (
@@ -353,24 +388,25 @@ def _measure(method: Method, model: nn.Module, parts: Split, alpha: float, seed:
         len(parts.y_test),
         in_ball,
         None if chosen is None else SPLIT_POINTS.index(chosen.feature),
+        isinstance(made.calibration, Local),
     )
 
 
 def _times(
-    methods: Sequence[Method], model: nn.Module, parts: Split, seed: int, rounds: int
+    methods: Sequence[Method], model: nn.Module, parts: Split, seed: int
 ) -> dict[str, float]:
+    """Time each method once; those that take milliseconds several times, the shortest counts."""
     best = dict.fromkeys((method.name for method in methods), float("inf"))
-    for _ in range(rounds):
-        for method in methods:
-            slow = method.name in ("FCP", "FCQR")
-            for _ in range(1 if slow else _REPEATS):
-                made = predictor(method, model, seed=seed)
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore", FFCPWarning)
-                    start = time.perf_counter()
-                    made.calibrate(parts.x_cal, parts.y_cal)
-                    made.predict_interval(parts.x_test)
-                    best[method.name] = min(best[method.name], time.perf_counter() - start)
+    for method in methods:
+        slow = method.name in ("FCP", "FCQR")
+        for _ in range(1 if slow else _REPEATS):
+            made = predictor(method, model, seed=seed)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", FFCPWarning)
+                start = time.perf_counter()
+                made.calibrate(parts.x_cal, parts.y_cal)
+                made.predict_interval(parts.x_test)
+                best[method.name] = min(best[method.name], time.perf_counter() - start)
     return best
 
 

@@ -224,13 +224,15 @@ def _grid(table: Table, layout: _Layout) -> list[str]:
         return made
 
     made = [*lines(heads), layout.gap.join("-" * size for size in widths)]
+    noted = None
     for row, cells in zip(table["rows"], body, strict=True):
         known = sum(row[column["key"]] is not None for column in columns)
-        if row.get("note") and known == 1:  # the name alone
-            name = row[columns[0]["key"]]
-            made.append(f"{name.ljust(widths[0])}{layout.gap}{row['note']}")
-        else:
+        name, note = row[columns[0]["key"]], row.get("note")
+        if note and (name, note) != noted:  # once for all rows of a name
+            made.append(f"{name.ljust(widths[0])}{layout.gap}{note}")
+        if not note or known > 1:  # more than the name
             made += lines(cells)
+        noted = name, note
     return made
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from ffcp import CP, FCP, FFCP, FFCPWarning, conformal_quantile, gradient_norms
+from ffcp import FCP, FFCP, FFCPWarning
 from ffcp_paper.drawing import (
     DARK,
     GREY,
@@ -26,6 +26,7 @@ from ffcp_paper.drawing import (
     without_frame,
 )
 from ffcp_paper.networks import SPLIT_POINTS
+from ffcp_paper.squares import Spread, spreads
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -202,74 +203,11 @@ def _pairs_caption(request: Request, pairs: Sequence[Pair], points: int) -> str:
 # -- histograms of scores ------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Spread:
-    """How far scores are from their quantile, in their own unit and in that of y.
-
-    Parameters
-    ----------
-    method
-        CP or FFCP.
-    scores
-        Of the calibration points.
-    quantile
-        Their (1 - alpha) quantile Q, with the conformal rank.
-    norm
-        Mean gradient norm over the same points, which takes a score to the unit of y; 1 for CP.
-    """
-
-    method: str
-    scores: Tensor
-    quantile: float
-    norm: float = 1.0
-
-    @property
-    def distance(self) -> float:
-        """Mean distance between Q and a score, the quantity of the paper's expansion condition."""
-        return float((self.quantile - self.scores).abs().mean())
-
-    @property
-    def shortfall(self) -> float:
-        """Mean of Q - score, which the condition has on CP's side."""
-        return float((self.quantile - self.scores).mean())
-
-    @property
-    def scaled(self) -> float:
-        """Mean distance between Q and a score, times the mean gradient norm: in the unit of y."""
-        return self.norm * self.distance
-
-    @property
-    def half_length(self) -> float:
-        """Mean half length of the bands at these points."""
-        return self.norm * self.quantile
-
-
-def spreads(model: nn.Module, x: Tensor, y: Tensor, alpha: float) -> tuple[Spread, Spread]:
-    """Give scores and quantiles of CP and of FFCP at split point 2, on the same points.
-
-    >>> from ffcp_paper.networks import mlp
-    >>> x, y = torch.rand(60, 2), torch.rand(60)
-    >>> plain, fast = spreads(mlp(2), x, y, alpha=0.1)
-    >>> plain.norm, bool((fast.scores >= 0).all())
-    (1.0, True)
-    """
-    layer = SPLIT_POINTS[SPLIT]
-    fast = FFCP(model, layer)
-    _, norms = gradient_norms(model, x, [layer])
-    mean = float(norms[layer].double().clamp_min(fast.floor).mean())
-    result = []
-    for made, norm in ((CP(model), 1.0), (fast, mean)):
-        scores = made.score(x, y).reshape(-1)
-        quantile = float(conformal_quantile(scores, alpha))
-        result.append(Spread(type(made).__name__, scores, quantile, norm))
-    return result[0], result[1]
-
-
 def score_histograms(request: Request) -> Drawn:
     """Draw how the scores of CP and FFCP are spread around their quantile."""
     model, parts = request.trained()
     request.report(TRAINED_SHARE, f"{request.data}: scores of CP and FFCP")
-    plain, fast = spreads(model, parts.x_cal, parts.y_cal, request.alpha)
+    plain, fast = spreads(model, parts.x_cal, parts.y_cal, request.alpha, [SPLIT])
     if math.isinf(plain.quantile):
         raise ValueError(
             f"{len(plain.scores)} calibration points are too few for alpha = {request.alpha:g}"

@@ -62,12 +62,35 @@ def _band_columns(against: str, *, ball: bool = False, levels: bool = False) -> 
     ]
 
 
+_SQUARES = {
+    "distance": "FFCP |Q - s|",
+    "scaled": "in y",
+    "shortfall": "CP Q - s",
+    "largest": "largest norm",
+    "gap": "Q gap",
+}
+_MET = {"checked": "as checked", "in_unit": "in y", "stated": "as stated"}
+
+
 def columns_of(name: str) -> list[Column]:
     """List the columns of a table."""
     if name in ("ffcp_runtime", "ffcqr_runtime"):
         plain, slow, fast = RUNTIMES[name].names
         seconds = [c for of in (plain, slow, fast) for c in _pair(of, f"{of} s", 4)]
-        return [_DATA, *seconds, *_pair("speedup", "times faster", 1), _HOLDS]
+        ours, paper = _pair("speedup", "times faster", 1)
+        ends = (
+            replace(ours, key=f"speedup_{e}", label=w) for e, w in (("low", "from"), ("high", "to"))
+        )
+        return [_DATA, *seconds, ours, *ends, paper, _HOLDS]
+    if name == "square_conditions":
+        return [
+            _DATA,
+            _SPLIT,
+            *(Column(key, label, "number", 3, None, "ours") for key, label in _SQUARES.items()),
+            *(Column(key, label, "claim") for key, label in _MET.items()),
+            Column("ratio", "length / CP", "number", 2, None, "ours"),
+            _HOLDS,
+        ]
     if name in ("group_coverage_cp", "group_coverage_lcp"):
         overall = Column("coverage", "coverage", "number", 1, True, "ours")
         worst = _pair("group_coverage", "worst group", 1, True)

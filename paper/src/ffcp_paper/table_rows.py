@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from ffcp_paper import labels, printed, vision
+from ffcp_paper import labels, printed, squares, timing, vision
 from ffcp_paper.claims import (
     covers,
     credited,
@@ -16,6 +16,7 @@ from ffcp_paper.claims import (
     summary,
     summary_of,
 )
+from ffcp_paper.datasets import NOT_AVAILABLE
 from ffcp_paper.render import Row
 from ffcp_paper.works import (
     AUTO,
@@ -113,6 +114,23 @@ def _split(method: Method, result: Sequence[Measured]) -> str:
     return ", ".join(str(layer) for layer in sorted(set(chosen)))
 
 
+OURS = ("Learned", "Auto")  # methods that the paper does not have
+
+
+def ours(name: str) -> str:
+    """Mark the name of a method as ours.
+
+    >>> ours("Auto")
+    'Auto (ours)'
+    """
+    return f"{name} (ours)"
+
+
+def _ours(of: _Bands, result: Collected, data: str) -> list[Row]:
+    """Give the rows of methods that the paper does not have; no claim of its is about them."""
+    return [of.row(result, data, Method(name), ours(name), in_paper=False) for name in OURS]
+
+
 def _covers_and_shorter(row: Row) -> Row:
     return {**row, "holds": bool(row["lawful"] and row["shorter"])}
 
@@ -136,6 +154,7 @@ def regression_bands(result: Collected, data: str, settings: Settings) -> list[R
         of.row(result, data, Method("FCP")),
         _covers_and_shorter(_best(of, result, data, of.best(result, data, SPLITS), None)),
         _covers_and_shorter(_auto(of, result, data)),
+        *_ours(of, result, data),
     ]
 
 
@@ -148,7 +167,7 @@ def bands_by_layer(result: Collected, data: str, settings: Settings) -> list[Row
         row = of.row(result, data, Method("FFCP", layer), paper_layer=layer + 1)
         rows.append({**row, "holds": row["lawful"]})
     chosen = _auto(of, result, data)
-    return [*rows, {**chosen, "holds": chosen["lawful"]}]
+    return [*rows, {**chosen, "holds": chosen["lawful"]}, *_ours(of, result, data)]
 
 
 def split_ablation(result: Collected, data: str, settings: Settings) -> list[Row]:
@@ -160,7 +179,8 @@ def split_ablation(result: Collected, data: str, settings: Settings) -> list[Row
         rows.append({**row, "holds": row["lawful"]})
     best = of.best(result, data, range(1, 4))
     inside = of.row(result, data, Method("FFCP", best), f"FFCP inside, {BEST}", paper_layer=best)
-    return [*rows, _covers_and_shorter(inside), _covers_and_shorter(_auto(of, result, data))]
+    chosen = (_covers_and_shorter(inside), _covers_and_shorter(_auto(of, result, data)))
+    return [*rows, *chosen, *_ours(of, result, data)]
 
 
 def untrained(result: Collected, data: str, settings: Settings) -> list[Row]:
@@ -172,7 +192,7 @@ def untrained(result: Collected, data: str, settings: Settings) -> list[Row]:
     for row in (_best(of, result, data, best, None), _auto(of, result, data)):
         ratio = row["length"]["mean"] / base
         rows.append({**row, "holds": abs(ratio - 1) <= AS_LONG})
-    return rows
+    return [*rows, *_ours(of, result, data)]
 
 
 def quantile_levels(settings: Settings) -> tuple[tuple[float, float], ...]:
@@ -198,10 +218,12 @@ def ffcqr_bands(result: Collected, data: str, settings: Settings) -> list[Row]:
         best = of.best(result, data, SPLITS)
         for row in (_best(of, result, data, best, best), _auto(of, result, data)):
             rows.append(_covers_and_shorter(row))
-    return rows
+    # Ours start from a network that predicts the mean, whatever the levels.
+    means = _Bands("ffcqr_bands", "CP", "FFCP", 0.1)
+    return [*rows, *({**row, "shorter": None} for row in _ours(means, result, data))]
 
 
-# -- rows of groups, run times and label sets --------------------------------------------------
+# -- rows of groups, run times and conditions --------------------------------------------------
 
 
 def groups(
@@ -261,6 +283,9 @@ def smallest_speedup(table: str) -> float:
     return min(row.value.mean for row in rows if row.column == "speedup")
 
 
+UNDECIDED = "not decided: the interval holds the limit"
+
+
 def runtimes(table: str) -> Rows:
     """Make the function that gives the rows of a table of run times."""
 
@@ -268,19 +293,95 @@ def runtimes(table: str) -> Rows:
         setup = RUNTIMES[table]
         seconds = result.seconds[data, setup.training]
         _, slow, fast = setup.names
-        ratios = summary(one[slow] / one[fast] for one in seconds)
-        assert ratios is not None
+        each, ratio = timing.of_seeds(seconds, slow, fast)
         row: Row = {"data": data}
         for name in setup.names:
-            row[name] = summary(one[name] for one in seconds)
+            row[name] = summary(min(one[name]) for one in seconds)
             row[f"{name}_paper"] = printed_value(table, data, "seconds", method=name)
-        row["speedup"] = ratios
+        row["speedup"] = summary_of(each, "middle")
+        row.update(speedup_low=ratio.low, speedup_high=ratio.high)
         row["speedup_paper"] = printed_value(table, data, "speedup", method=fast)
-        row["holds"] = ratios["mean"] >= smallest_speedup(table)
-        return [row]
+        limit = smallest_speedup(table)
+        decided = not ratio.low < limit <= ratio.high
+        row["holds"] = ratio.low >= limit if decided else None
+        return [row if decided else {**row, "note": UNDECIDED}]
 
     return rows
 
+
+SQUARES = "square_conditions"
+
+
+def square_conditions(result: Collected, data: str, settings: Settings) -> list[Row]:
+    """Give the rows of the square conditions: what they say of a layer, and what happened there."""
+    plain = result.of(data, Method("CP"))
+    rows = []
+    for split in INSIDE:
+        seeds, fast = result.squares[data, split], result.of(data, Method("FFCP", split))
+        happened = shorter(fast, plain)
+        met = {
+            "checked": squares.met_as_checked(seeds),
+            "in_unit": squares.met_in_unit(seeds),
+            "stated": squares.met_as_stated(seeds),
+        }
+        rows.append(
+            {
+                "data": data,
+                "split": str(split),
+                **{name: summary_of(seeds, name) for name in asdict(seeds[0])},
+                "gap": squares.gap(seeds),
+                **met,
+                "ratio": mean(fast, "length") / mean(plain, "length"),
+                "holds": happened if any(met.values()) else None,
+            }
+        )
+    return rows
+
+
+# -- rows of data that is not there ------------------------------------------------------------
+
+
+def absent(table: str, data: str, settings: Settings) -> list[Row]:
+    """Give the paper's numbers for a data set whose files are missing.
+
+    >>> rows = absent("regression_bands", "fb2", Settings())
+    >>> [(row["method"], row["length_paper"]["mean"]) for row in rows]
+    [('CP', 2.016), ('FCP', 1.371), ('FFCP, best on test', 1.425)]
+    """
+    note = {"data": data, "note": NOT_AVAILABLE}
+    if table == SQUARES:
+        return [note]
+    own = [row for row in printed.TABLES[table].rows if row.row == data]
+    if table in RUNTIMES:
+        names = RUNTIMES[table].names
+        seconds = {f"{n}_paper": printed_value(table, data, "seconds", method=n) for n in names}
+        faster = printed_value(table, data, "speedup", method=names[-1])
+        return [{**note, **seconds, "speedup_paper": faster}]
+    shown = quantile_levels(settings)
+    rows: dict[Any, Row] = {}
+    for one in own:
+        if one.levels is None or one.levels in shown:
+            place = (one.method, one.layer, one.levels)
+            row = rows.setdefault(place, {**note, **_place(table, one)})
+            scale = 100 if "coverage" in one.column else 1
+            spread = None if one.value.sd is None else one.value.sd / scale
+            row[f"{one.column}_paper"] = {"mean": one.value.mean / scale, "sd": spread, "n": None}
+    return list(rows.values())
+
+
+def _place(table: str, one: printed.Row) -> Row:
+    """Say of which method and split point a number of the paper is."""
+    name = "CP" if one.method == "Vanilla CP" else one.method
+    if one.layer is None:
+        best = name == "FFCP" and table != "group_coverage_cp"  # of all layers, by the test rows
+        split, label = "", f"{name}, {BEST}" if best else name
+    else:
+        split, label = str(one.layer - (table == "bands_by_layer")), name
+    levels = {} if one.levels is None else {"levels": _levels(Training("quantiles", one.levels))}
+    return {**levels, "method": label, "split": split}
+
+
+# -- rows of label sets ------------------------------------------------------------------------
 
 SAME_NETWORK = {"resnet152": "ResNet152"}  # the only one of the paper's that is at hand
 

@@ -14,13 +14,17 @@ from ffcp_paper.datasets import NOT_AVAILABLE
 from ffcp_paper.experiments import available, network_available
 from ffcp_paper.render import Row, Table
 from ffcp_paper.table_columns import Column, columns_of
-from ffcp_paper.table_notes import notes_of, verdict
+from ffcp_paper.table_notes import about, notes_of, verdict
 from ffcp_paper.table_rows import (
+    INSIDE,
     LABELS,
+    OURS,
     RUNTIMES,
     SAME_NETWORK,
     SPLITS,
+    SQUARES,
     Rows,
+    absent,
     bands_by_layer,
     ffcqr_bands,
     groups,
@@ -31,6 +35,7 @@ from ffcp_paper.table_rows import (
     regression_bands,
     runtimes,
     split_ablation,
+    square_conditions,
     untrained,
 )
 from ffcp_paper.works import (
@@ -46,6 +51,7 @@ from ffcp_paper.works import (
 )
 
 _FFCP = tuple(Method("FFCP", layer) for layer in SPLITS)
+_OURS = tuple(map(Method, OURS))
 _FFCQR = tuple(Method("FFCQR", layer) for layer in SPLITS)
 _BUILDERS: dict[str, Rows] = {
     "ffcp_runtime": runtimes("ffcp_runtime"),
@@ -58,8 +64,9 @@ _BUILDERS: dict[str, Rows] = {
     "ffcqr_runtime": runtimes("ffcqr_runtime"),
     "ffcqr_bands": ffcqr_bands,
     "group_coverage_cp": groups("group_coverage_cp", "CP", "FFCP", ("FCP",), (*SPLITS, AUTO)),
+    SQUARES: square_conditions,
 }
-#: The tables that can be made, in the paper's order.
+#: The tables that can be made: the paper's in its order, and one about its theorem.
 NAMES = tuple(_BUILDERS)
 
 
@@ -72,10 +79,11 @@ def members(name: str, settings: Settings) -> tuple[str, ...]:
     >>> members("split_ablation", Settings())
     ('fb1', 'meps19', 'blog')
     """
-    printed.known(name)
+    about(name)
     if name == LABELS:
         return settings.networks or (*vision.NETWORKS, labels.DIGITS)
-    own = {row.row for row in printed.TABLES[name].rows}
+    of_paper = {row.row for row in printed.TABLES[name].rows} if name != SQUARES else None
+    own = set(datasets.DATASETS) if of_paper is None else of_paper
     if settings.only is not None:
         own = {data for data in own if not available(data)} | set(settings.only)
     return tuple(data for data in datasets.DATASETS if data in own)
@@ -105,12 +113,17 @@ def _works(name: str, data: str, settings: Settings) -> list[Work]:
     if name == "ffcqr_bands":
         methods = (Method("CQR"), Method("FCQR"), *_FFCQR, Method("FFCQR", AUTO))
         pairs = quantile_levels(settings)
-        return [Work(data, Training("quantiles", levels), methods) for levels in pairs]
+        quantiles = [Work(data, Training("quantiles", levels), methods) for levels in pairs]
+        return [*quantiles, Work(data, TRAINED, (plain, *_OURS))]
     if name == "group_coverage_lcp":
         local = (Method("LCP"), *(Method("FFLCP", layer) for layer in SPLITS))
         return [Work(data, TRAINED, local)]
+    if name == SQUARES:
+        inside = tuple(INSIDE)
+        return [Work(data, TRAINED, (plain, *_FFCP[: len(inside)]), squares=inside)]
     with_fcp = name in ("regression_bands", "group_coverage_cp")
-    methods = (plain, *((slow,) if with_fcp else ()), *_FFCP, chosen)
+    ours = () if name == "group_coverage_cp" else _OURS
+    methods = (plain, *((slow,) if with_fcp else ()), *_FFCP, chosen, *ours)
     training = UNTRAINED if name == "untrained" else TRAINED
     return [Work(data, training, methods, printed.TABLES[name].alpha)]
 
@@ -132,11 +145,12 @@ def build(name: str, result: Collected, settings: Settings) -> Table:
     dict
         Name, title, claim, alpha, verdict, columns, rows and notes.
     """
-    about, columns = printed.known(name), columns_of(name)
+    of, columns = about(name), columns_of(name)
     rows: list[Row] = []
     for member in members(name, settings):
         there = network_available(member) if name == LABELS else available(member)
-        made = _BUILDERS[name](result, member, settings) if there else [_missing(name, member)]
+        make = _BUILDERS[name] if there else _missing(name)
+        made = make(result, member, settings)
         rows += [
             {column.key: row.get(column.key) for column in columns} | _note(row) for row in made
         ]
@@ -144,9 +158,9 @@ def build(name: str, result: Collected, settings: Settings) -> Table:
         rows += _networks_of_the_paper(columns)
     return {
         "name": name,
-        "title": about.title,
-        "claim": about.claim,
-        "alpha": None if name in RUNTIMES else about.alpha,
+        "title": of.title,
+        "claim": of.claim,
+        "alpha": None if name in RUNTIMES else of.alpha,
         "verdict": verdict(rows),
         "columns": [column.plain() for column in columns],
         "rows": rows,
@@ -158,10 +172,13 @@ def _note(row: Row) -> Row:
     return {"note": row["note"]} if "note" in row else {}
 
 
-def _missing(name: str, member: str) -> Row:
-    if name == LABELS:
-        return {"network": network_title(member), "note": NOT_AVAILABLE}
-    return {"data": member, "note": NOT_AVAILABLE}
+def _missing(name: str) -> Rows:
+    """Make the function that gives the rows of what is not there."""
+    if name != LABELS:
+        return lambda result, data, settings: absent(name, data, settings)
+    return lambda result, network, settings: [
+        {"network": network_title(network), "note": NOT_AVAILABLE}
+    ]
 
 
 def _networks_of_the_paper(columns: Sequence[Column]) -> list[Row]:
