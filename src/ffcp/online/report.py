@@ -20,7 +20,13 @@ th,td{text-align:left;padding:.35rem .6rem;border-bottom:1px solid #d8dde3}
 td.n{text-align:right;font-variant-numeric:tabular-nums}svg{width:100%;height:auto}
 svg text{font:11px system-ui,sans-serif;fill:#57606a}p.small{color:#57606a}
 @media(prefers-color-scheme:dark){body{color:#e6edf3;background:#0d1117}
-th,td{border-color:#30363d}.quiet{color:#56d364}.moved{color:#ff7b72}}"""
+th,td{border-color:#30363d}.quiet{color:#56d364}.moved{color:#ff7b72}
+svg text{fill:#9da7b3}p.small{color:#9da7b3}polyline{stroke:#58a6ff}}
+@media(max-width:40rem){thead{display:none}td,td.n{display:inline-block;border:0;
+padding:.1rem .4rem;
+text-align:left}td:first-child,td:last-child{display:block}td:first-child{font-weight:600}
+td[data-n]::before{content:attr(data-n) " ";color:#7d8590}tr{display:block;padding:.4rem 0;
+border-bottom:1px solid #8c959f}}"""
 
 
 class Trace:
@@ -83,8 +89,7 @@ def page(
     """Give the whole page."""
     verdict = (
         '<p class="moved"><strong>The data has moved.</strong> At least one test raised an alarm; '
-        "without change each kind of test ever does so with at most the probability 1 / its "
-        "limit.</p>"
+        "without change each test ever does so with at most the probability 1 / its limit.</p>"
         if alarm
         else '<p class="quiet"><strong>No change was found.</strong> This does not prove that '
         "there is none.</p>"
@@ -109,12 +114,15 @@ def page(
 def _table(table: Sequence[Mapping[str, Any]]) -> str:
     names = list(table[0]) if table else []
     head = "".join(f"<th>{html.escape(name)}</th>" for name in names)
-    body = "".join("<tr>" + "".join(_cell(row[name]) for name in names) + "</tr>" for row in table)
+    body = "".join(
+        "<tr>" + "".join(_cell(name, row[name]) for name in names) + "</tr>" for row in table
+    )
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
-def _cell(value: Any) -> str:
-    kind = "" if isinstance(value, str) else ' class="n"'
+def _cell(name: str, value: Any) -> str:
+    # Narrow pages have no head of the table: numbers say there what they are.
+    kind = "" if isinstance(value, str) else f' class="n" data-n="{html.escape(name)}"'
     return f"<td{kind}>{html.escape(_said(value))}</td>"
 
 
