@@ -19,7 +19,7 @@ from ffcp.conformal.columns import Columns
 from ffcp.conformal.draws import Draws
 from ffcp.conformal.selection import Chosen, Scorer
 from ffcp.network.features import OUTPUT
-from ffcp.pieces import Needs, Seen
+from ffcp.pieces import Needs, Seen, name_of
 from ffcp.recipes import public
 
 FIT = "fit"
@@ -114,7 +114,7 @@ class FunctionScore(LabelScore):
             raise TypeError(f"a label score is a function of what a pass saw, got {function!r}")
         self._function = function
         self._needs = Needs(norms=tuple(norms), values=tuple(values))
-        self.name = name or f"function {getattr(function, '__qualname__', type(function).__name__)}"
+        self.name = name or name_of(function)
 
     def needs(self) -> Needs:
         """Ask for the layers it looks at."""

@@ -17,7 +17,7 @@ from torch import Tensor
 Draw = Callable[[np.random.Generator, int, int], Tensor]
 
 _TOGETHER = 128  # rows that are drawn at once
-_IN_ORDER = 2**20 // _TOGETHER  # draws that follow each other, before each has its own seed
+_IN_ORDER = 2**18 // _TOGETHER  # draws that follow each other, before each has its own seed
 
 
 class Draws(NamedTuple):
@@ -61,7 +61,7 @@ class Series:
 
     So it cannot be known where the numbers of a row begin without drawing those before: rows are
     drawn 128 at a time, always the same ones together, and where each draw began is kept. Draws
-    follow each other for the first million rows. After that each has a seed of its own, so that
+    follow each other for the first 262,144 rows. After that each has a seed of its own, so that
     the first to ask for a row far away does not wait for all others.
 
     >>> series = Series(0, 1, lambda random, rows, width: torch.from_numpy(
@@ -76,7 +76,7 @@ class Series:
         self._entropy, self._stream, self._draw, self._width = entropy, stream, draw, width
         self._states = [np.random.PCG64(entropy).state]  # before each draw, as far as is known
         self._lock = threading.Lock()
-        most = max(2, 2**20 // (_TOGETHER * width))  # 8 MB
+        most = max(2, 2**17 // (_TOGETHER * width))  # 1 MB
         self._drawn = functools.lru_cache(maxsize=most)(self._draw_block)
 
     def of(self, rows: Tensor) -> Tensor:
@@ -99,7 +99,7 @@ class Series:
         return drawn
 
 
-@functools.lru_cache(maxsize=16)
+@functools.lru_cache(maxsize=64)
 def _series(entropy: int, stream: int, draw: Draw, width: int) -> Series:
     return Series(entropy, stream, draw, width)
 

@@ -7,6 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ffcp.pieces import name_of
+
 Output = str | int | Callable[[Any], Tensor] | None
 
 
@@ -92,7 +94,7 @@ def output_name(output: Output) -> str | int | None:
     """
     if output is None or isinstance(output, (str, int)):
         return output
-    return f"function {getattr(output, '__qualname__', type(output).__name__)}"
+    return name_of(output)
 
 
 def pick(returned: Any, output: str | int | Callable[[Any], Any]) -> Any:
