@@ -23,7 +23,7 @@ from ffcp.conformal.selection import Scorer
 from ffcp.network.features import resolve
 from ffcp.network.identity import Identity
 from ffcp.network.picking import Output, output_name
-from ffcp.network.twin import Stamp, runs_itself, stamped, versions
+from ffcp.network.twin import Stamp, runs_itself, stamped, were_written
 from ffcp.pieces import Needs
 from ffcp.recipes import left_to_you, made_again, maker_of, recipe_of
 from ffcp.turns import Turns
@@ -48,12 +48,10 @@ def steady(
         now, tensors = stamped(snapshot.model)
         snapshot.__dict__["_stamp"] = now  # serves the whole call
         snapshot._check_weights(now)
-        before = versions(tensors)
         try:
             return method(snapshot, *args, **kwargs)
         finally:  # also where weights that moved on the way made something else go wrong
-            # Layers that were exchanged meanwhile are not those of the twin that has run.
-            if versions(tensors) != before or runs_itself(snapshot.model):
+            if were_written(tensors, now) or runs_itself(snapshot.model):
                 snapshot._check_weights()
 
     return call  # type: ignore[return-value]

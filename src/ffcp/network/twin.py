@@ -63,10 +63,24 @@ def stamped(model: nn.Module) -> tuple[Stamp, list[Tensor]]:
         marks.append(-len(tensors))  # which are this module's, and which the next one's
     tensors = [tensor for tensor in tensors if tensor is not None]
     places = [tensor.data_ptr() for tensor in tensors]
-    return (*marks, *map(id, modules), *map(id, tensors), *places, *versions(tensors)), tensors
+    return (*marks, *map(id, modules), *map(id, tensors), *places, *_versions(tensors)), tensors
 
 
-def versions(tensors: list[Tensor]) -> list[int]:
+def were_written(tensors: list[Tensor], since: Stamp) -> bool:
+    """Say whether the tensors of a stamp were written to after it was taken.
+
+    Layers that were exchanged do not count: a twin that runs has those of the stamp.
+
+    >>> model = nn.Linear(2, 1)
+    >>> now, tensors = stamped(model)
+    >>> _ = nn.init.zeros_(model.bias)
+    >>> were_written(tensors, now)
+    True
+    """
+    return tuple(_versions(tensors)) != since[len(since) - len(tensors) :]
+
+
+def _versions(tensors: list[Tensor]) -> list[int]:
     """Say how often tensors were written to; of those born in inference mode nobody counts it."""
     try:
         return [tensor._version for tensor in tensors]
