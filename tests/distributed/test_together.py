@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import ffcp
@@ -238,6 +239,20 @@ def test_compressed_points_are_those_of_calibrate() -> None:
     )  # fmt: skip
     assert len(again.calibration) == 1001
     assert again.calibration.rank_error <= 0.1
+
+
+@pytest.mark.usefixtures("alone")
+def test_scores_are_exchanged_and_no_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent, gather = list[int](), dist.all_gather_object
+
+    def counted(told: list[Any], mine: bytes, group: Any = None) -> None:
+        sent.append(len(mine))
+        gather(told, mine, group=group)
+
+    monkeypatch.setattr(dist, "all_gather_object", counted)
+    wide = torch.arange(1001 * 400.0).reshape(1001, 400)  # 1.6 MB
+    ffcp.distributed.calibrate(ffcp.CP(nn.Linear(400, 1)), wide, Y)
+    assert 9 * 1001 < sum(sent) < 15_000  # a score and a sign of each row
 
 
 @pytest.mark.usefixtures("alone")

@@ -43,8 +43,9 @@ def calibrate(
 
     All processes call this with the same predictor and each with its own rows. All end with the
     same calibration, to the last bit, as if one process had seen the rows of rank 0, then those of
-    rank 1, and so on. Only scores are exchanged, never rows (but for those set aside to choose
-    something automatically, of which what the choice looks at is).
+    rank 1, and so on. Only scores are exchanged, never rows: but for those set aside to choose
+    something automatically, of which what the choice looks at is, and for a few that a process
+    without any is shown.
 
     Parameters
     ----------
@@ -112,7 +113,7 @@ class _Waiting(NamedTuple):
     set_aside: int
     left: int
     is_open: bool
-    example: Any
+    has_rows: bool
     first: str | None
 
 
@@ -210,7 +211,7 @@ class _Part:
         """Choose what is open, in every process alike, on rows that all of them set aside."""
         told = self._ranks.each(self._wait)
         self._must_differ([one.first for one in told])
-        example = next((one.example for one in told if one.example is not None), None)
+        example = self._shown([one.has_rows for one in told])
 
         def choose() -> str:
             run = self.run
@@ -243,19 +244,27 @@ class _Part:
             noted = self.run.note(batch)
             if selection.division is None:  # nothing is open, as the first batch may have shown
                 self._noted = noted
-                return _Waiting({}, 0, 0, False, self._example, self._first)
+                return _Waiting({}, 0, 0, False, True, self._first)
             waiting.add(noted)
             own = replace(selection.division, most=-(-selection.division.most // self._ranks.size))
             if len(waiting) >= own.end:
                 break
         if not len(waiting):
-            return _Waiting({}, 0, 0, False, None, None)
+            return _Waiting({}, 0, 0, False, False, None)
         mask = own.mask(range(len(waiting)))
         self._all = waiting.columns
         self._left = take(self._all, ~mask)
         aside = take(self._all, mask)
         counts = int(mask.sum()), int((~mask).sum())
-        return _Waiting(_on_cpu(aside), *counts, True, self._example, self._first)
+        return _Waiting(_on_cpu(aside), *counts, True, True, self._first)
+
+    def _shown(self, has_rows: list[bool]) -> Any:
+        """Show processes without rows some of the first that has any, to prepare as it did."""
+        if all(has_rows) or not any(has_rows):
+            return None
+        is_first = self._ranks.rank == has_rows.index(True)
+        shown = self._ranks.each(lambda: self._example if is_first else None)
+        return next(one for one in shown if one is not None)
 
     def _must_differ(self, digests: list[str | None]) -> None:
         seen: dict[str, int] = {}
@@ -348,7 +357,12 @@ def _length(columns: Columns) -> int:
 
 
 def _on_cpu(columns: Columns) -> dict[str, Any]:
-    return {n: c.detach().cpu() if isinstance(c, Tensor) else c for n, c in columns.items()}
+    return {n: _alone(c.detach().cpu()) if isinstance(c, Tensor) else c for n, c in columns.items()}
+
+
+def _alone(tensor: Tensor) -> Tensor:
+    """Part a tensor from a larger one, all of which would go along to other processes."""
+    return tensor.clone() if tensor.untyped_storage().nbytes() > tensor.nbytes else tensor
 
 
 def _digest(settings: Any, tensors: Any) -> str:
