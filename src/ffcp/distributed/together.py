@@ -303,6 +303,8 @@ class _Part:
                 run.calibration.add(*self._predictor._entries(run.columns))
             else:
                 self._merge(before, [one.columns for one in some])
+            if not self._identity.is_that_of(self._predictor.model):
+                raise RuntimeError("the model's weights changed while it was calibrated")
             return _digest(run.layout, run.calibration.points())
 
         digests = self._ranks.each(put_together)
@@ -338,13 +340,8 @@ class _Part:
         run.calibration = settled(whole)
 
     def end(self) -> None:
-        """Take over what all processes have made, or nothing if one of them cannot."""
-        self._ranks.each(self._must_be_that_model)
+        """Take over what all processes have made."""
         self._predictor._ended(self.run, self._identity, self._name)
-
-    def _must_be_that_model(self) -> None:
-        if not self._identity.is_that_of(self._predictor.model):
-            raise RuntimeError("the model's weights changed while it was calibrated")
 
 
 def _points_of(kept: Summing, run: Calibrating) -> Columns:
