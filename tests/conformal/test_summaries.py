@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ffcp.conformal import summaries
 from ffcp.conformal.summaries import (
     Piece,
     Rounded,
@@ -103,6 +104,21 @@ def test_numbers_kept_grow_with_the_logarithm_of_those_that_came() -> None:
     for power in range(3, 12):
         so_far = max(kept[step] for step in range(1, 2**power + 1))
         assert so_far <= most * (power + 2)
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(st.lists(st.integers(0, 9), max_size=30), max_size=4), st.integers(1, 30))
+def test_sorting_a_range_at_a_time_changes_nothing(parts: list[list[int]], weight: int) -> None:
+    pieces = [thinned([exactly(np.array(p, dtype=float))], 2 + n) for n, p in enumerate(parts)]
+    pieces = [piece for piece in pieces if piece.total]
+    whole = Rounded(pieces, 0.0).steps, [thinned(pieces, weight)] if pieces else []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(summaries, "_AT_ONCE", 3)
+        parted = Rounded(pieces, 0.0).steps, [thinned(pieces, weight)] if pieces else []
+    assert all(map(np.array_equal, whole[0], parted[0]))
+    for mine, theirs in zip(whole[1], parted[1], strict=True):
+        assert np.array_equal(mine.values, theirs.values)
+        assert mine[1:] == theirs[1:]
 
 
 def test_the_order_in_which_pieces_come_does_not_matter() -> None:
