@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -121,14 +122,9 @@ def test_workers_that_are_killed_ten_times_change_nothing(
     mixed = pd.concat(pd.read_parquet(f) for f in sorted(Path(folder).iterdir()))
     one = chosen(show).calibrate(mixed[X], mixed["y"])
     predictor = chosen(show)
-    with meanwhile(lambda: kill(show, times=5, every=8, seed=0)):
-        calibrate(
-            predictor,
-            read(folder),
-            x=X,
-            y="y",
-            workers=2,
-        )
+    scored = partial(calibrate, predictor, read(folder), x=X, y="y", workers=2)
+    with meanwhile(scored):  # in a thread: it is given up if it takes for ever
+        kill(show, times=5, every=8, seed=0)
     assert len(predictor.calibration) == len(one.calibration)
     assert torch.allclose(one.calibration.scores, predictor.calibration.scores, atol=1e-5)
     assert predictor.feature == one.feature
@@ -136,8 +132,9 @@ def test_workers_that_are_killed_ten_times_change_nothing(
     for sign in show.iterdir():
         sign.unlink()
     rows = read(folder)
-    with meanwhile(lambda: kill(show, times=5, every=8, seed=1)):
-        predict(one, rows, x=X, id="id", workers=2, alphas=0.2).write_parquet(tmp_path / "bands")
+    bands = predict(one, rows, x=X, id="id", workers=2, alphas=0.2)
+    with meanwhile(lambda: bands.write_parquet(tmp_path / "bands")):
+        kill(show, times=5, every=8, seed=1)
     found = pd.read_parquet(tmp_path / "bands").sort_values("id", ignore_index=True)
     band = one.predict_interval(frame[X], 0.2)
     assert np.array_equal(found["id"], np.arange(N))
@@ -196,9 +193,11 @@ def test_a_driver_that_dies_leaves_nothing_half_written(two: Two, tmp_path: Path
     words = ["predict", str(folder), *map(str, tables), "--ray", "--out", str(tmp_path / "bands")]
 
     driver = command(two, str(tmp_path / "driver.py"), *words)
-    when(lambda: len(list(tmp_path.glob(".bands.*/new-*.parquet"))) >= 2)
-    driver.kill()
-    driver.communicate()
+    try:
+        when(lambda: len(list(tmp_path.glob(".bands.*/new-*.parquet"))) >= 2)
+    finally:
+        driver.kill()
+        driver.communicate()
     assert not (tmp_path / "bands").exists()
 
     said, _ = command(two, "-m", "ffcp.cli", *words).communicate(timeout=PATIENCE)

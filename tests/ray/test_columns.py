@@ -17,6 +17,7 @@ import ffcp
 pytest.importorskip("ray.data")
 
 from ffcp.ray import calibrate, predict
+from ffcp.ray.engine import pool_of
 from tests.ray.local import Rows, here
 
 pytestmark = pytest.mark.usefixtures(here.__name__)
@@ -104,6 +105,29 @@ def test_what_is_wrong_with_all_rows_is_said_at_once() -> None:
         predict(cp, taken, x=["a", "b"])
     with pytest.raises(ValueError, match="the calibration data is empty"):
         calibrate(cp, Rows.of({n: v[:0] for n, v in data().items()}), x=["a", "b"], y="y")
+
+
+def test_a_dataset_whose_rows_were_all_left_out_is_empty() -> None:
+    class Filtered(Rows):
+        def select_columns(self, names: list[str]) -> Rows:
+            return Rows(pa.table({}))  # of no rows Ray does not know the columns
+
+    with pytest.raises(ValueError, match="the calibration data is empty"):
+        calibrate(ffcp.CP(linear()), Filtered.of(data()), x=["a", "b"], y="y")
+
+
+def test_one_column_is_kept_by_its_name_and_one_column_is_the_target() -> None:
+    cp = ffcp.CP(linear()).calibrate(torch.randn(50, 2), torch.randn(50))
+    (part, *_) = predict(cp, Rows.of(data()), x=["a", "b"], keep="id").iter_batches()
+    assert part.column_names == ["id", "prediction", "lower", "upper"]
+    with pytest.raises(TypeError, match=r"y is the name of one column, got \['y'\]"):
+        calibrate(cp, Rows.of(data()), x=["a", "b"], y=["y"])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("workers", [0, -1, "two"])
+def test_a_number_of_workers_that_cannot_be_is_refused(workers: Any) -> None:
+    with pytest.raises(ValueError, match="1 or more"):
+        pool_of(workers, {})
 
 
 @pytest.mark.parametrize(

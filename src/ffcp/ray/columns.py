@@ -38,6 +38,12 @@ class Names:
         """List the columns of the input."""
         return list(dict.fromkeys(_named(self.x)))
 
+    def __post_init__(self) -> None:
+        """Refuse what is no name of a column."""
+        for what, name in vars(self).items():
+            if what != "x" and name is not None and not isinstance(name, str):
+                raise TypeError(f"{what} is the name of one column, got {name!r}")
+
     def must_be_in(self, columns: list[str]) -> None:
         """Refuse names of columns that are not there."""
         missing = [name for name in self.all() if name not in columns]

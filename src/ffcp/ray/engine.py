@@ -21,8 +21,9 @@ from ffcp.network import inputs
 from ffcp.predictor import Predictor
 from ffcp.ray.columns import PATH, Names
 from ffcp.ray.files import WRONG, counted_from, located
-from ffcp.ray.found import Found, found, must_calibrate
+from ffcp.ray.predicted import Predicted, predicted_columns
 from ffcp.ray.work import CUT, Board, Job, Noting, Predicting, Worker, with_cut
+from ffcp.regression.cross import CrossBands
 
 P = TypeVar("P", bound=Predictor)
 Result = TypeVar("Result")
@@ -87,7 +88,7 @@ def calibrate(
     predictor
         Unchanged if anything goes wrong on the way.
     """
-    must_calibrate(predictor)
+    _must_be_divisible(predictor)
     names = Names(x, y, groups, weights, id)
     columns = _must_be_whole(dataset, names)
     dataset = dataset.select_columns([*names.all(), *_paths(columns)])
@@ -155,17 +156,20 @@ def predict(
         exact_alpha(level)
     names = Names(x, None, groups, weights, id)
     columns = _must_be_whole(dataset, names)
+    if isinstance(keep, str):
+        keep = [keep]
     kept = [c for c in columns if c not in names.inputs()] if keep is None else list(keep)
     missing = [name for name in kept if name not in columns]
     if missing:
         raise ValueError(f"keep: the dataset has no column {', '.join(map(repr, missing))}")
     kept += [id] if id is not None and id not in kept else []
 
-    def first_of(rows: pa.Table, row: int) -> tuple[Found, int]:
+    def first_of(rows: pa.Table, row: int) -> tuple[Predicted, int]:
         with_cut(rows, id)
         given = names.read(rows, row)
         try:  # whatever is wrong with all rows is said now, and not by workers
-            return found(predictor, given, levels, 0), _rows_at_once(predictor, given.x)
+            columns = predicted_columns(predictor, given, levels, 0)
+            return columns, _rows_at_once(predictor, given.x)
         except WRONG as error:
             raise counted_from(row, error) from error
 
@@ -307,6 +311,8 @@ def _divided(dataset: Dataset, work: type[Worker], job: Job, pool: Mapping[str, 
 
 def pool_of(workers: int | None, resources: Mapping[str, Any]) -> dict[str, Any]:
     """Say what workers there are to be."""
+    if workers is not None and (not isinstance(workers, int) or workers < 1):
+        raise ValueError(f"workers must be a whole number of processes, 1 or more: got {workers!r}")
     if workers is None:
         unit = "GPU" if resources.get("num_gpus") else "CPU"
         each = resources.get("num_gpus") or resources.get("num_cpus") or 1
@@ -314,6 +320,20 @@ def pool_of(workers: int | None, resources: Mapping[str, Any]) -> dict[str, Any]
     # A model that held a processor could keep it from the tasks that read for it, for good where
     # a node is lost: nothing is reserved.
     return {"compute": ActorPoolStrategy(size=workers), "num_cpus": 0, **resources}
+
+
+def _must_be_divisible(predictor: Any) -> None:
+    """Refuse, at once, what cannot be calibrated in parts."""
+    if isinstance(predictor, CrossBands):
+        raise TypeError(
+            "CrossBands takes the rows that trained its networks, each to the network of its fold, "
+            "in the order of folds=: calibrate(x, y) on one machine, then ffcp.ray.predict"
+        )
+    if not isinstance(predictor, Predictor):
+        raise TypeError(
+            f"ffcp.ray.calibrate takes a predictor such as ffcp.CP(model), whose rows are scored "
+            f"one by one in any order: a {type(predictor).__name__} is none"
+        )
 
 
 def _must_be_whole(dataset: Dataset, names: Names) -> list[str]:
@@ -342,7 +362,10 @@ def _tried(
     work: Callable[[pa.Table, int], Result], dataset: Dataset, names: Names, what: str = ""
 ) -> Result:
     """Work on some first rows here: what is wrong with all rows, or the model, shows at once."""
-    some = dataset.select_columns([*names.all(), *_paths(dataset.columns())]).limit(_SAMPLE)
+    columns = dataset.columns()
+    if not columns:  # all rows were filtered out
+        raise ValueError(f"the {what}data is empty: there are no rows")
+    some = dataset.select_columns([*names.all(), *_paths(columns)]).limit(_SAMPLE)
     tables = [t for t in some.iter_batches(batch_size=None, batch_format="pyarrow") if t.num_rows]
     if not tables:
         raise ValueError(f"the {what}data is empty: there are no rows")

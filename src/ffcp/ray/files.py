@@ -48,8 +48,8 @@ def located(
                 row += part.num_rows
         except (OSError, pa.ArrowException):
             continue  # a file of another kind, or out of reach from here
-        except WRONG as found:
-            return kind(f"{path}: {found}")
+        except WRONG as named:
+            return kind(f"{path}: {named}")
     return kind(f"{', '.join(paths)}: {error}")
 
 
@@ -59,7 +59,7 @@ def counted_from(row: int, error: Exception) -> Exception:
     >>> counted_from(100, ValueError("x holds nan in row 7 (rows count from 0)"))
     ValueError('x holds nan in row 107 (rows count from 0)')
     """
-    later = _ROW.sub(lambda found: f"row {row + int(found[1])}", str(error))
+    later = _ROW.sub(lambda match: f"row {row + int(match[1])}", str(error))
     return _kind(error)(later)
 
 

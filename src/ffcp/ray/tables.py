@@ -92,11 +92,11 @@ def predict_files(
             )
             written = 0
             for row in said.iter_rows():
-                found = json.loads(row["said"])
-                if "wrong" in found:
-                    raise TableError(found["wrong"])
+                outcome = json.loads(row["said"])
+                if "wrong" in outcome:
+                    raise TableError(outcome["wrong"])
                 written += 1
-                yield Done(**{**found, "remarks": tuple(found["remarks"])})
+                yield Done(**{**outcome, "remarks": tuple(outcome["remarks"])})
             for file in unfinished.glob(".*"):
                 file.unlink()  # of workers that were killed
             if {file.name for file in unfinished.iterdir()} != {Path(w["out"]).name for w in work}:

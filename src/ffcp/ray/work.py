@@ -19,7 +19,7 @@ from ffcp.calibrating import Calibrating, Noted
 from ffcp.network import inputs
 from ffcp.ray.columns import Names
 from ffcp.ray.files import WRONG, counted_from, located
-from ffcp.ray.found import Found, found
+from ffcp.ray.predicted import Predicted, predicted_columns
 from ffcp.warnings import FFCPWarning
 
 CUT = "__ffcp_cut"  # the number of the batch that a row belongs to
@@ -133,20 +133,20 @@ class Predicting(Worker):
             with warnings.catch_warnings():  # of infinite bands, which everybody can see
                 warnings.simplefilter("ignore", FFCPWarning)
                 self._check_numbers(batch)
-                columns = self.found(batch, row or 0, is_pinned=row is not None)
+                columns = self.predicted(batch, row or 0, is_pinned=row is not None)
         except WRONG as error:
-            raise self._named(error, batch, self.found) from error
+            raise self._named(error, batch, self.predicted) from error
         table = batch.select(list(self.job.keep))
         for name, column in columns.items():
             table = table.append_column(name, column)
         return table
 
-    def found(self, batch: pa.Table, row: int, is_pinned: bool = True) -> Found:
+    def predicted(self, batch: pa.Table, row: int, is_pinned: bool = True) -> Predicted:
         """Give prediction and bands, or sets, of a batch."""
         given = self.job.names.read(batch, row)
         first_row = row if is_pinned else secrets.randbits(_FRESH)
         try:
-            return found(self.job.predictor, given, self.job.alphas, first_row)
+            return predicted_columns(self.job.predictor, given, self.job.alphas, first_row)
         except WRONG as error:
             raise counted_from(row, error) from error
 

@@ -12,18 +12,19 @@ from ray.data.block import BlockAccessor
 from torch import Tensor
 
 from ffcp.classification.predictor import LabelSets
-from ffcp.predictor import Predictor
 from ffcp.ray.columns import Given
 from ffcp.regression.cross import CrossBands
 from ffcp.regression.predictor import BandPredictor
 from ffcp.risk.predictor import RiskControl
 from ffcp.segmentation.predictor import PixelSets
 
-Found = dict[str, pa.ChunkedArray]
+Predicted = dict[str, pa.ChunkedArray]
 
 
 @singledispatch
-def found(predictor: Any, given: Given, alphas: Sequence[Any], first_row: int) -> Found:
+def predicted_columns(
+    predictor: Any, given: Given, alphas: Sequence[Any], first_row: int
+) -> Predicted:
     """Predict some rows: columns by name; those of several levels carry the level."""
     raise TypeError(
         f"ffcp.ray.predict takes predictors of bands and of sets, each row on its own: a "
@@ -31,8 +32,8 @@ def found(predictor: Any, given: Given, alphas: Sequence[Any], first_row: int) -
     )
 
 
-@found.register
-def _(predictor: BandPredictor, given: Given, alphas: Sequence[Any], first_row: int) -> Found:
+@predicted_columns.register
+def _(predictor: BandPredictor, given: Given, alphas: Sequence[Any], first_row: int) -> Predicted:
     more = {"groups": given.groups, "weights": given.weights, "first_row": first_row}
     if len(alphas) == 1:
         band = predictor.predict_interval(given.x, alphas[0], **more)
@@ -44,10 +45,10 @@ def _(predictor: BandPredictor, given: Given, alphas: Sequence[Any], first_row: 
     return columns
 
 
-@found.register
-def _(predictor: CrossBands, given: Given, alphas: Sequence[Any], first_row: int) -> Found:
+@predicted_columns.register
+def _(predictor: CrossBands, given: Given, alphas: Sequence[Any], first_row: int) -> Predicted:
     _must_lack(predictor, given, "groups", "weights")
-    columns: Found = {}
+    columns: Predicted = {}
     for alpha, end in _ends(alphas):
         band = predictor.predict_interval(given.x, alpha)
         columns |= _columns(prediction=band.prediction)
@@ -55,10 +56,10 @@ def _(predictor: CrossBands, given: Given, alphas: Sequence[Any], first_row: int
     return columns
 
 
-@found.register
-def _(predictor: LabelSets, given: Given, alphas: Sequence[Any], first_row: int) -> Found:
+@predicted_columns.register
+def _(predictor: LabelSets, given: Given, alphas: Sequence[Any], first_row: int) -> Predicted:
     more = {"groups": given.groups, "weights": given.weights, "first_row": first_row}
-    columns: Found = {}
+    columns: Predicted = {}
     for alpha, end in _ends(alphas):
         # Of a stream the labels are put in order in the same pass; two inputs may look like (x, y).
         x = given.x if isinstance(given.x, tuple) else iter([given.x])
@@ -73,10 +74,10 @@ def _(predictor: LabelSets, given: Given, alphas: Sequence[Any], first_row: int)
     return columns
 
 
-@found.register
-def _(predictor: PixelSets, given: Given, alphas: Sequence[Any], first_row: int) -> Found:
+@predicted_columns.register
+def _(predictor: PixelSets, given: Given, alphas: Sequence[Any], first_row: int) -> Predicted:
     _must_lack(predictor, given, "weights")
-    columns: Found = {}
+    columns: Predicted = {}
     for alpha, end in _ends(alphas):
         sets = predictor.predict_set(given.x, alpha, groups=given.groups)
         columns |= _columns(prediction=sets.prediction)
@@ -84,10 +85,10 @@ def _(predictor: PixelSets, given: Given, alphas: Sequence[Any], first_row: int)
     return columns
 
 
-@found.register
-def _(predictor: RiskControl, given: Given, alphas: Sequence[Any], first_row: int) -> Found:
+@predicted_columns.register
+def _(predictor: RiskControl, given: Given, alphas: Sequence[Any], first_row: int) -> Predicted:
     _must_lack(predictor, given, "weights")
-    columns: Found = {}
+    columns: Predicted = {}
     for alpha, end in _ends(alphas):
         sets = predictor.predict_set(given.x, alpha, groups=given.groups)
         columns |= _columns(**{f"sets{end}": sets.sets, f"level{end}": sets.level})
@@ -106,9 +107,9 @@ def _ends(alphas: Sequence[Any]) -> Iterator[tuple[Any, str]]:
         yield alpha, "" if len(alphas) == 1 else f"_{alpha}"
 
 
-def _columns(**tensors: Tensor) -> Found:
+def _columns(**tensors: Tensor) -> Predicted:
     """Make columns of tensors: numbers where a row has one, else a tensor for each row."""
-    columns: Found = {}
+    columns: Predicted = {}
     for name, tensor in tensors.items():
         flat = tensor[:, 0] if tensor.dim() == 2 and tensor.shape[1] == 1 else tensor
         plain = flat.float() if flat.dtype == torch.bfloat16 else flat
@@ -120,18 +121,4 @@ def _columns(**tensors: Tensor) -> Found:
     return columns
 
 
-def must_calibrate(predictor: Any) -> None:
-    """Refuse, at once, what cannot be calibrated in parts."""
-    if isinstance(predictor, CrossBands):
-        raise TypeError(
-            "CrossBands takes the rows that trained its networks, each to the network of its fold, "
-            "in the order of folds=: calibrate(x, y) on one machine, then ffcp.ray.predict"
-        )
-    if not isinstance(predictor, Predictor):
-        raise TypeError(
-            f"ffcp.ray.calibrate takes a predictor such as ffcp.CP(model), whose rows are scored "
-            f"one by one in any order: a {type(predictor).__name__} is none"
-        )
-
-
-__all__ = ["Found", "found", "must_calibrate"]
+__all__ = ["Predicted", "predicted_columns"]
