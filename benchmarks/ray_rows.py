@@ -148,12 +148,13 @@ def jobs(model: nn.Module) -> dict[str, Callable[[int, int], Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--timed", type=int, default=400_000, help="rows of the timed runs")
+    parser.add_argument("--timed", type=int, default=1_000_000, help="rows of the timed runs")
     parser.add_argument(
-        "--rows", type=int, nargs="+", default=[100_000, 1_000_000], help="rows of those weighed"
+        "--rows", type=int, nargs="*", default=[100_000, 1_000_000], help="rows of those weighed"
     )
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4])
-    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--jobs", nargs="+", help="which of the rows of the table, beside the bare")
     asked = parser.parse_args()
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     ray.init(
@@ -168,8 +169,11 @@ def main() -> None:
     DataContext.get_current().enable_progress_bars = False
     with tempfile.TemporaryDirectory() as folder:
         todo = jobs(Weighed(folder))
-        print(f"{asked.timed:,} rows: rows per second; microseconds per row; ratio to the bare")
-        print(f"{'':14}" + "".join(f"{f'{w} workers':>30}" for w in asked.workers))
+        if asked.jobs:
+            todo = {name: job for name, job in todo.items() if name in (BARE, *asked.jobs)}
+        print(f"{asked.timed:,} rows: rows per second, and the bare model's by them;")
+        print("microseconds of a processor per row, and by those of the bare model")
+        print(f"{'':14}" + "".join(f"{f'{w} workers':>36}" for w in asked.workers))
         runs: dict[tuple[str, int], list[Run]] = {}
         for _ in range(asked.repeats):
             for workers in asked.workers:
@@ -182,9 +186,14 @@ def main() -> None:
                 cost, bare_cost = (
                     min(run.cost for run in runs[one, workers]) for one in (name, BARE)
                 )
-                speed = max(run.speed for run in runs[name, workers])
-                line += f"{speed:>12,.0f}/s {cost:>6.2f} {cost / bare_cost:>6.2f} x"
+                speed, bare_speed = (
+                    max(run.speed for run in runs[one, workers]) for one in (name, BARE)
+                )
+                line += f"{speed:>12,.0f}/s {bare_speed / speed:>6.2f} x"
+                line += f" {cost:>6.2f} {cost / bare_cost:>6.2f} x"
             print(line)
+        if not asked.rows:
+            return
         print("\nmemory of the largest of 2 workers, MB")
         for count in asked.rows:
             line = f"{count:>12,} rows"
@@ -192,7 +201,6 @@ def main() -> None:
                 todo[name](count, 2)
                 line += f"   {name} {Run.read(folder).memory:.0f}"
             print(line, flush=True)
-    ray.shutdown()
 
 
 if __name__ == "__main__":
