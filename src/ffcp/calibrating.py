@@ -261,6 +261,7 @@ class Calibrating:
         scores = self.scorer.scores(self._scored(with_prefix("score.", aside)))
         notes = with_prefix("note.", aside)
         alpha = self._choosing.alpha_of_each(self._choosing.alpha, scores.shape[1])
+        self._choose_next(scores, notes, left, alpha)  # again, where it was chosen before
         while self.calibration.is_open:  # a ratio and a bandwidth, say: one after the other
             self._choose_next(scores, notes, left, alpha)
 

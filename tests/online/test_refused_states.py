@@ -131,7 +131,7 @@ def test_a_monitor_says_what_it_cannot_watch() -> None:
     predictor = ready()
     with pytest.raises(ValueError, match="threshold must be above 1"):
         ffcp.Monitor(predictor, threshold=1)
-    with pytest.raises(ValueError, match="window must be at least 1"):
+    with pytest.raises(ValueError, match="window must be a whole number of at least 1"):
         ffcp.Monitor(predictor, window=0)
     with pytest.raises(ValueError, match="at least two rows to start with"):
         ffcp.Monitor(predictor).start(X[:1])
