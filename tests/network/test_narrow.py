@@ -52,6 +52,22 @@ def by_rows(model: nn.Module, x: Tensor, name: str, norm: float) -> Tensor:
 
 
 @pytest.mark.parametrize("norm", [1, 2, math.inf])
+@pytest.mark.parametrize("kind", ["relu", "in place", "tanh, nested"])
+def test_products_without_dead_units_are_those_of_the_rows(
+    kind: str, norm: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chained, "_WORTH", -1)  # whatever is spared
+    monkeypatch.setattr(chained, "_BLOCK", 2 * 8 * 90)  # two rows at once, and one alone
+    model = MODELS[kind]()
+    x = X.clone()
+    x[3] = -100.0 * X.abs().max()  # where whole layers may be dead
+    inner = [name for name, part in model.named_modules() if isinstance(part, nn.Linear)][:-1]
+    for name in ("input", *inner):
+        _, norms = ffcp.gradient_norms(model, x, [name], norm, method="exact")
+        torch.testing.assert_close(norms[name], by_rows(model, x, name, norm))
+
+
+@pytest.mark.parametrize("norm", [1, 2, math.inf])
 @pytest.mark.parametrize("kind", MODELS)
 def test_norms_of_narrow_features_are_those_of_the_rows(kind: str, norm: float) -> None:
     model = MODELS[kind]()
