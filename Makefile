@@ -7,7 +7,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
 demo: .venv/.ready        ## train, calibrate, print the table, draw the bands
 	$(BIN)/ffcp demo
 
-check: lint               ## lint, types and the fast tests, in a minute and a half
+check: lint               ## lint, types and the fast tests, in about two minutes
 	$(PYTEST) -m "not slow and not long" tests src
 
 test: lint                ## lint, types, doctests and all that a user relies on
