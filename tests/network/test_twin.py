@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import ffcp
+from ffcp.network import twin
 from tests.conftest import normal
 from tests.test_threads import together
 
@@ -216,6 +217,25 @@ def test_bands_are_given_while_another_pass_finds_out_what_hooks_do() -> None:
     seen.clear()
     predictor(X)
     assert not seen
+
+
+def test_a_hook_that_looks_stays_so_though_another_pass_begins_to_find_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = plain().eval()
+    looked_at(model)
+    predictor = ffcp.FFCP(model, "0").calibrate(X, Y)
+    pool, make = twin._pool(model), twin.twin_of
+    pool.forget()  # a new twin has to be made
+
+    def interrupted(*args: Any) -> Any:
+        pool.forget(hooks=True)  # another thread begins to calibrate
+        return make(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(twin, "twin_of", interrupted)
+        expected = predictor(X)
+    assert torch.equal(predictor(X).upper, expected.upper)
 
 
 def test_a_loaded_predictor_finds_out_what_hooks_do(tmp_path: Any) -> None:

@@ -230,11 +230,13 @@ class _Pool:
                 self._stamp, self._waiting = now, []
             if self._waiting:
                 return self._waiting.pop()
-        twin = twin_of(model, self.unwanted(model)) if self.has_twins else None
+            # At one moment: a twin that finds out what hooks do must have all of them.
+            unwanted, finds_out = self.unwanted(model), self.hooks is None
+        twin = twin_of(model, unwanted) if self.has_twins else None
         self.runs_itself = twin is None
         if twin is None:
             self._alone.acquire()
-        elif self.hooks is None:  # the first pass finds out what they do
+        elif finds_out:  # the first pass finds out what they do
             self._watched[id(twin)] = _watched(twin), hooks_of(model)
         return twin or model
 
@@ -250,10 +252,12 @@ class _Pool:
             elif self._stamp == made_of and self.has_twins:
                 self._waiting.append(twin)
 
-    def forget(self) -> None:
-        """Make new twins from now on."""
+    def forget(self, hooks: bool = False) -> None:
+        """Make new twins from now on, and find out again what hooks do."""
         with self._lock:
             self._stamp, self._waiting = None, []
+            if hooks:  # which of them change something stays as it was until that is known
+                self.has_twins, self.hooks = True, None
 
 
 _POOLS: WeakKeyDictionary[nn.Module, _Pool] = WeakKeyDictionary()
@@ -319,8 +323,7 @@ def renew(model: nn.Module, run: Callable[[nn.Module], Tensor]) -> None:
     if is_twin(model):
         return
     pool = _pool(model)
-    pool.has_twins, pool.hooks = True, None  # what changes stays so until the pass has ended
-    pool.forget()
+    pool.forget(hooks=True)
     with borrowed(model) as twin, torch.inference_mode(False), torch.enable_grad():
         if twin is model:
             return
