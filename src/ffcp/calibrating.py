@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -15,8 +15,7 @@ from ffcp.conformal.columns import Columns, Table, prefixed, take, with_prefix
 from ffcp.conformal.compressing import compressed, settled, summary_like
 from ffcp.conformal.selection import Chosen, Division, Scorer, Selection
 from ffcp.network import arrays, inputs, passes
-from ffcp.network.features import OUTPUT
-from ffcp.pieces import Needs, Seen
+from ffcp.pieces import Seen
 
 Self = TypeVar("Self", bound="Calibrating")
 NO_WEIGHTS = "weights=... are for ffcp.Weighted('given'): make the predictor with that calibration"
@@ -30,6 +29,7 @@ class Batch(NamedTuple):
     row: int
     groups: Any
     weights: Tensor | None = None
+    whole: Batch | None = None  # what these rows are a part of, in which they have numbers
 
     def part(self, rows: Tensor) -> Batch:
         """Give some of the rows, by a mask; the first of them has the number of the first of all.
@@ -40,7 +40,7 @@ class Batch(NamedTuple):
         """
         groups = take({"group": self.groups}, rows)["group"] if self.groups is not None else None
         weights = None if self.weights is None else self.weights[rows]
-        return Batch(inputs.take(self.x, rows), self.y[rows], self.row, groups, weights)
+        return Batch(inputs.take(self.x, rows), self.y[rows], self.row, groups, weights, self)
 
 
 class Noted(NamedTuple):
@@ -88,7 +88,6 @@ class Calibrating:
         self._has_new_calibration = False  # one that was chosen: it has notes of its own
         #: Whether inputs stay in memory until the end, so that some rows can wait for a choice.
         self.inputs_stay = False
-        self._later: list[tuple[Batch, Tensor]] = []  # the rows that do
         self.selection: Selection[Batch | Noted] = Selection(self, self._division(), choosing.alpha)
 
     def must_take(self, weights: Any, new: Any) -> None:
@@ -121,44 +120,72 @@ class Calibrating:
         early = self.scorer.early_rows if self.scorer.is_open else 0
         return Division(self._choosing.fraction, self._choosing.seed, most, early)
 
+    def choosing_first(self, batches: Iterable[Batch | Noted]) -> Iterator[Batch | Noted]:
+        """Give the batches; where a choice looks at much of a row, choose, then give other rows.
+
+        Where inputs stay in memory, the rows set aside pass the model before all others, of which
+        only what was chosen is then worked out. Every row passes once.
+        """
+        waiting: list[Batch] = []
+        for batch in batches:
+            division = None if isinstance(batch, Noted) else self._division_before(batch)
+            if isinstance(batch, Noted) or division is None:
+                yield batch
+                continue
+            waiting.append(batch)
+            if sum(len(one.y) for one in waiting) >= division.end:
+                yield from self._others(waiting, division)
+                waiting = []
+        if waiting and self.selection.division is not None:
+            yield from self._others(waiting, self.selection.division)
+
+    def _division_before(self, batch: Batch) -> Division | None:
+        """Say how rows are divided, if this batch is to wait, unseen, for a choice."""
+        if not self.inputs_stay:
+            return None
+        self.prepare(batch.x)  # which may show that nothing is open
+        is_costly = self.scorer.is_open and self.scorer.is_costly
+        return self.selection.division if is_costly else None
+
+    def _others(self, batches: Sequence[Batch], division: Division) -> Iterator[Batch]:
+        """Choose on some rows of these batches, and give the others."""
+        ends = np.cumsum([len(batch.y) for batch in batches]).tolist()
+        masks = [division.mask(range(e - len(b.y), e)) for b, e in zip(batches, ends, strict=True)]
+        rows = sum(int(mask.sum()) for mask in masks)
+
+        def aside() -> Columns:
+            table = Table()
+            for batch, mask in zip(batches, masks, strict=True):
+                if bool(mask.any()):
+                    table.add(self.note(batch.part(mask)))
+            return table.columns
+
+        has_chosen = self.selection.chosen_on(aside, rows, ends[-1] - rows)
+        self.selection.division = None
+        for batch, mask in zip(batches, masks, strict=True):
+            if not has_chosen or not bool(mask.any()):
+                yield batch
+            elif not bool(mask.all()):
+                yield batch.part(~mask)
+
     def note(self, batch: Batch | Noted) -> Columns:
         """Run the model on a batch, and note of its rows what scores and choices need."""
         if isinstance(batch, Noted):  # another process has
             self.count(batch.rows, batch.classes)
             return batch.columns
-        self.prepare(batch.x)
-        is_waiting = self.inputs_stay and self.scorer.is_open and self.scorer.is_costly
-        return self._noted(self._see_choosing(batch) if is_waiting else self.see(batch), batch.y)
-
-    def _noted(self, seen: Seen, y: Tensor) -> Columns:
+        seen, y = self._see_by_number(batch), batch.y
         return {
             **prefixed("score.", self.scorer.note(seen, y)),
             **prefixed("note.", self.calibration.note(seen, y)),
         }
 
-    def _see_choosing(self, batch: Batch) -> Seen:
-        """Take the norms of all candidates of those rows alone that choose; others wait.
-
-        In their place stand ones, which nobody looks at: :meth:`finish` notes these rows again.
-        """
-        seen = self._see(batch, self._needs()._replace(norms=(), curvature=()))
-        first = sum(len(rows) for _, rows in self._later)
-        assert self.selection.division is not None
-        choosing = self.selection.division.mask(range(first, first + len(batch.y)))
-        self._later.append((batch, ~choosing))
-        some = self._see_some(batch, choosing) if bool(choosing.any()) else None
-        norms = {name: torch.ones_like(seen.output) for name in self._needs().norms}
-        for name, values in {} if some is None else some.norms.items():
-            norms[name] = norms[name].to(values.dtype)
-            norms[name][choosing] = values
-        return seen._replace(norms=norms)
-
-    def _see_some(self, batch: Batch, rows: Tensor) -> Seen:
-        """Run the model on some rows of a batch; errors name them by their number in all."""
+    def _see_by_number(self, batch: Batch) -> Seen:
+        """Run the model on a batch; errors name rows by their number in all."""
         try:
-            return self.see(batch.part(rows))
+            return self.see(batch)
         except ValueError:
-            self.see(batch)
+            if batch.whole is not None:
+                self.see(batch.whole)
             raise
 
     @property
@@ -208,14 +235,9 @@ class Calibrating:
     def see(self, batch: Batch) -> Seen:
         """Run the model on a batch; look at the first one for what the model must not do."""
         self.prepare(batch.x)
-        return self._see(batch, self._needs())
-
-    def _see(self, batch: Batch, needs: Needs) -> Seen:
+        needs = self.scorer.needs().joined(self.calibration.needs())
         seen = passes.see(self._model, batch.x, needs, batch.row, batch.groups)
         return seen._replace(weights=batch.weights)
-
-    def _needs(self) -> Needs:
-        return self.scorer.needs().joined(self.calibration.needs())
 
     def draw_from(self, row: int) -> None:
         """Let random numbers, where rows draw any, be those from this row on."""
@@ -295,12 +317,6 @@ class Calibrating:
 
     def finish(self, noted: Columns) -> Columns:
         """Turn what was noted into scores and notes to keep."""
-        later, self._later = self._later, []
-        if later and set(self.scorer.needs().norms) - {OUTPUT}:  # whose norms are not ones
-            table = Table()
-            for batch, rows in later:
-                table.add(self._noted(self._see_some(batch, rows), batch.part(rows).y))
-            noted = table.columns
         own, notes = with_prefix("score.", noted), with_prefix("note.", noted)
         waited = self.scorer.again(own)
         if waited is not None and self._has_new_calibration:

@@ -228,7 +228,7 @@ class Predictor(Sharing):
         """Go through all batches, and take over what comes of it; nothing if anything is wrong."""
         identity = Identity.of(self.model)
         kept = None if rank_error is None else Summing(run, rank_error, self._entries)
-        run.columns = run.selection.run(self._all_new(batches), kept)
+        run.columns = run.selection.run(run.choosing_first(self._all_new(batches)), kept)
         run.layout = read.layout
         if kept is None:
             run.calibration.add(*self._entries(run.columns))

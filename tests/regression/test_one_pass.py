@@ -25,6 +25,7 @@ def near(on: str, bandwidth: float | str = 100) -> ffcp.Localizer:
     return ffcp.Localizer("nearest", on=on, bandwidth=bandwidth)
 
 
+MANY = "FFCP, layer chosen, many outputs"
 METHODS = {
     "CP": lambda: ffcp.CP(small_mlp()),
     "FFCP": lambda: ffcp.FFCP(small_mlp(), "0"),
@@ -38,12 +39,17 @@ METHODS = {
     "CQR": lambda: ffcp.CQR(small_mlp(outputs=2)),
     "FFCQR": lambda: ffcp.FFCQR(small_mlp(outputs=2), "0"),
     "FFCQR, layer chosen": lambda: ffcp.FFCQR(small_mlp(outputs=2)),
+    MANY: lambda: ffcp.FFCP(small_mlp(outputs=70)),
     "Learned": lambda: ffcp.Learned(small_mlp()),
     "Auto": lambda: ffcp.Auto(small_mlp()),
     "a slack among several": lambda: ffcp.Bands(
         small_mlp(), slack=[ffcp.GradientNorm("0"), lambda seen: 1 + seen.output.abs()]
     ),
 }
+
+
+def target(name: str) -> Tensor:
+    return Y[:, None].expand(-1, 70) if name == MANY else Y
 
 
 @contextmanager
@@ -58,33 +64,35 @@ def passes(model: nn.Module) -> Iterator[Tensor]:
         yield times
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("data", ["arrays", "arrays in batches", "loader"])
 @pytest.mark.parametrize("name", METHODS)
 def test_calibrating_passes_every_row_once(name: str, data: str) -> None:
-    predictor = METHODS[name]()
+    predictor, y = METHODS[name](), target(name)
     predictor.batch_size = 50 if data == "arrays in batches" else None
     with passes(predictor.model) as times, warnings.catch_warnings():
         warnings.simplefilter("ignore", ffcp.FFCPWarning)
         if data == "loader":
-            predictor.calibrate(DataLoader(TensorDataset(X, Y), batch_size=50))
+            predictor.calibrate(DataLoader(TensorDataset(X, y), batch_size=50))
         else:
-            predictor.calibrate(X, Y)
+            predictor.calibrate(X, y)
     assert (times[CHECKED:] == 1).all()
     assert int(times[:CHECKED].max()) <= 9  # the row check, and the search for layers
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("batch_size", [None, 50])
 @pytest.mark.parametrize("name", METHODS)
 def test_predicting_and_scoring_pass_every_row_once(name: str, batch_size: int | None) -> None:
-    predictor = METHODS[name]()
+    predictor, y = METHODS[name](), target(name)
     predictor.batch_size = batch_size
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ffcp.FFCPWarning)
-        predictor.calibrate(X, Y)
+        predictor.calibrate(X, y)
         with passes(predictor.model) as times:
             predictor.predict_interval(X)
             assert (times == 1).all()
-            predictor.score(X, Y)
+            predictor.score(X, y)
             assert (times == 2).all()
 
 

@@ -75,7 +75,7 @@ class Scorer:
     # -- only where something is open -------------------------------------------------------
 
     #: Whether what the choice needs of a row takes long: then it is worked out only of rows that
-    #: choose, where inputs stay in memory.
+    #: choose, and these come first, where inputs stay in memory.
     is_costly = False
     #: How many rows are enough to choose; more would only cost time and memory.
     most_rows = 10_000
@@ -263,11 +263,14 @@ class Selection(Generic[Batch]):
         mask = self.division.mask(range(len(self._waiting)))
         self._waiting = Table()
         left = int((~mask).sum())
-        has_chosen = self.chosen_on(take(waiting, mask), int(mask.sum()), left)
+        has_chosen = self.chosen_on(lambda: take(waiting, mask), int(mask.sum()), left)
         return take(waiting, ~mask) if has_chosen else waiting
 
-    def chosen_on(self, aside: Columns, rows: int, left: int) -> bool:
-        """Choose on so many rows set aside; say whether they did, and so do not calibrate."""
+    def chosen_on(self, aside: Callable[[], Columns], rows: int, left: int) -> bool:
+        """Choose on so many rows set aside; say whether they did, and so do not calibrate.
+
+        What was noted of them is asked for only if there are enough rows to choose on.
+        """
         if left < points_needed(self.alpha) and self.work.do_without(rows + left):
             return False
         if not left or not rows:
@@ -276,5 +279,5 @@ class Selection(Generic[Batch]):
                 "calibrate: give more rows, or values for all that is left open"
             )
         self.set_aside = rows
-        self.work.choose(aside, left)
+        self.work.choose(aside(), left)
         return True

@@ -223,7 +223,7 @@ class _Part:
                     if one.set_aside:
                         table.add(one.aside)
                 rows = sum(one.set_aside for one in told), sum(one.left for one in told)
-                is_chosen = run.selection.chosen_on(table.columns, *rows)
+                is_chosen = run.selection.chosen_on(lambda: table.columns, *rows)
                 self._noted = self._left if is_chosen else self._all
             settings = self._predictor._settings_of(run.scorer, run.calibration)
             return _digest(settings, run.scorer.state())

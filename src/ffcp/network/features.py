@@ -8,8 +8,9 @@ returns (``"lstm[0]"``, ``"encoder[hidden]"``), the whole input (``"input"``), o
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +20,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from ffcp.network import arrays, checks, inputs
 from ffcp.network.modes import gradients
 from ffcp.network.picking import whole
-from ffcp.network.twin import borrowed, is_twin, uncompiled
+from ffcp.network.twin import is_twin, uncompiled
 
 INPUT = "input"
 OUTPUT = "output"
@@ -35,7 +36,8 @@ class Tapped(NamedTuple):
     ``edges`` gives, for every feature, the places in the graph where its gradient arrives
     (several for an input of several tensors), ``shapes`` the shapes it has there. ``values``
     holds what was recorded. ``moved`` says that a feature was changed on the way, so that the model
-    alone, run again, would not give it.
+    alone, run again, would not give it. ``flat`` holds features of one row of numbers each, and how
+    often they had been written to when they passed.
     """
 
     prediction: Tensor
@@ -43,6 +45,12 @@ class Tapped(NamedTuple):
     shapes: dict[str, list[torch.Size]]
     values: dict[str, Tensor]
     moved: bool = False
+    flat: Mapping[str, tuple[Tensor, int]] = MappingProxyType({})
+
+    def flat_value(self, name: str) -> Tensor | None:
+        """Give the value of a flat feature, if nothing has worked in place on it since."""
+        value, version = self.flat.get(name, (None, 0))
+        return value if value is not None and value._version == version else None
 
     def only(self, *names: str) -> Tapped:
         """Give the same pass with some of the features."""
@@ -67,7 +75,7 @@ def resolve(model: nn.Module, feature: str | nn.Module) -> str:
     if not isinstance(model, nn.Module):
         raise TypeError(f"the model must be a torch.nn.Module, got {type(model).__name__}")
     compiled = uncompiled(model)
-    names = _module_names(compiled)
+    names = module_names(compiled)
     if isinstance(feature, str) and compiled is not model:
         feature = feature.removeprefix("_orig_mod.")
     if isinstance(feature, nn.Module):
@@ -129,7 +137,7 @@ def _opaque_kind(module: nn.Module, rest: list[str]) -> str:
     return ""
 
 
-def _module_names(model: nn.Module) -> dict[str, nn.Module]:
+def module_names(model: nn.Module) -> dict[str, nn.Module]:
     """Every submodule by its dotted name; a leading dot sets modules named 'input' apart."""
     named = ((n, m) for n, m in model.named_modules() if n)
     return {f".{n}" if n in (INPUT, OUTPUT) else n: m for n, m in named}
@@ -140,7 +148,7 @@ def _module_at(model: nn.Module, name: str) -> nn.Module:
     try:
         return model.get_submodule(name.removeprefix("."))
     except AttributeError:
-        return _module_names(model)[resolve(model, name)]  # says which names there are
+        return module_names(model)[resolve(model, name)]  # says which names there are
 
 
 @contextmanager
@@ -253,6 +261,7 @@ class Cut:
         self._edges: dict[str, list[GradientEdge]] = {}
         self._shapes: dict[str, list[torch.Size]] = {}
         self._values: dict[str, Tensor] = {}
+        self._flat: dict[str, tuple[Tensor, int]] = {}
 
     def __enter__(self) -> Cut:
         if is_twin(self._model) and not self._modules:  # nothing to put on it, nothing to restore
@@ -275,12 +284,14 @@ class Cut:
         else:
             self._stack.close()
             self._stack = None
-        self._edges, self._values = {}, {}  # the result of the pass alone keeps them
+        # The result of the pass alone keeps them.
+        self._edges, self._values, self._flat = {}, {}, {}
 
     def __call__(self, x: Any) -> Tapped:
         """Run one batch."""
         self._rows, self._hint = inputs.row_count(x), checks.flat_hint(x)
         self._called, self._edges, self._shapes, self._values = set(), {}, {}, {}
+        self._flat = {}
         try:
             self._open = True
             self._record(x, INPUT)
@@ -292,7 +303,7 @@ class Cut:
             self._open = False  # activation checkpointing replays forward during backward
         self._check_reached(prediction)
         moved = self._change is not None
-        return Tapped(prediction, self._edges, self._shapes, self._values, moved)
+        return Tapped(prediction, self._edges, self._shapes, self._values, moved, self._flat)
 
     def _check_reached(self, prediction: Tensor) -> None:
         missing = self._modules - self._called
@@ -360,10 +371,18 @@ class Cut:
                 if self._graph and not tensors[key].requires_grad:
                     tensors[key] = changed[key] = _root(tensors[key])
             self._shapes[name] = [tensors[key].shape for key in keys]
+            self._keep_flat(name, [tensors[key] for key in keys])
             if self._graph:
                 # Edges stay put when a later in-place operation moves the tensor on.
                 self._edges[name] = [get_gradient_edge(tensors[key]) for key in keys]
         return inputs.replace(value, changed, base) if changed else value
+
+    def _keep_flat(self, name: str, tensors: list[Tensor]) -> None:
+        """Keep a feature that is one row of numbers: maps are too large to be held for longer."""
+        value = tensors[0].detach()
+        is_counted = not value.is_inference()  # how often those are written to nobody knows
+        if len(tensors) == 1 and value.dim() == 2 and is_counted:
+            self._flat[name] = value, value._version
 
     def _check_feature(self, name: str, value: Tensor) -> None:
         if not value.is_floating_point():
@@ -427,68 +446,3 @@ _SEED = torch.ones((), requires_grad=True)
 def _root(value: Tensor) -> Tensor:
     rooted: Tensor = _Root.apply(_SEED, value)  # type: ignore[no-untyped-call]
     return rooted
-
-
-def candidates(model: nn.Module, x: Any, limit: int = 8, sample: int = 8) -> list[str]:
-    """Name at most ``limit`` features spread over the depth, in the order of the forward pass.
-
-    Only tensors that a gradient can reach count: modules called exactly once, with
-    floating-point output that has a row for each input row and influences the prediction.
-    """
-    with borrowed(uncompiled(model)) as twin:
-        return _candidates(twin, inputs.take(x, slice(0, sample)), limit)
-
-
-def _candidates(model: nn.Module, x: Any, limit: int) -> list[str]:
-    names = _distinct_features(model, x)
-    if all(tensor.is_floating_point() for _, tensor in inputs.leaves(x)):
-        names = [INPUT, *names]
-    with Cut(model, names) as cut:
-        try:
-            tap = cut(x)
-        except NoGradientError:  # only plain CP is left
-            return []
-        arrivals = [tap.edges[name][0] for name in names]
-        gradients = torch.autograd.grad(tap.prediction.sum(), arrivals, allow_unused=True)
-    names = [name for name, gradient in zip(names, gradients, strict=True) if gradient is not None]
-    if len(names) <= limit:
-        return names
-    spread = torch.linspace(0, len(names) - 1, limit).round().long().tolist()
-    return [names[index] for index in spread]
-
-
-def _distinct_features(model: nn.Module, x: Any) -> list[str]:
-    """List modules whose output is one usable tensor, in call order, without repeats."""
-    seen: list[tuple[str, Tensor, int]] = []  # holding the tensors keeps their ids unique
-    calls: dict[str, int] = {}
-    rows = inputs.row_count(x)
-
-    def watch(name: str) -> Callable[..., None]:
-        def record(module: nn.Module, args: Any, value: Any) -> None:
-            calls[name] = calls.get(name, 0) + 1
-            usable = isinstance(value, Tensor) and value.is_floating_point() and value.dim() > 0
-            if usable and len(value) == rows and torch.is_grad_enabled():
-                seen.append((name, value, value._version))
-
-        return record
-
-    handles = []
-    with undisturbed(model):
-        try:
-            for name, module in _module_names(model).items():
-                if not isinstance(module, torch.jit.ScriptModule):  # those refuse hooks
-                    handles.append(module.register_forward_hook(watch(name)))
-            prediction = checks.output(inputs.call(model, x), rows, x)
-        finally:
-            for handle in handles:
-                handle.remove()
-    # A container returns its last child's tensor and dropout its input: one feature, one name.
-    known = {(id(prediction), prediction._version)} | {
-        (id(tensor), tensor._version) for _, tensor in inputs.leaves(x)
-    }
-    names = []
-    for name, tensor, version in seen:
-        if calls[name] == 1 and (id(tensor), version) not in known:
-            known.add((id(tensor), version))
-            names.append(name)
-    return names

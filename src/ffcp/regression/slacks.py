@@ -10,7 +10,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from ffcp.network import features, jacobian
+from ffcp.network import jacobian
+from ffcp.network.candidates import candidates
 from ffcp.network.features import OUTPUT, resolve
 from ffcp.network.jacobian import Method
 from ffcp.pieces import Needs, Seen, is_traced, name_of
@@ -134,7 +135,7 @@ class GradientNorm:
 
     def options(self, model: nn.Module, x: Any) -> dict[str, Slack]:
         """Name the slacks there are to choose from; plain CP is always one."""
-        names = self._candidates or features.candidates(model, x)
+        names = self._candidates or candidates(model, x)
         return {name: self._at(name) for name in dict.fromkeys([OUTPUT, *names])}
 
     def restored(self, settings: Mapping[str, Any]) -> Slack:

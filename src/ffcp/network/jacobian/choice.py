@@ -74,8 +74,10 @@ def _narrow(model: nn.Module, x: Any, tap: Tapped, name: str, norm: float) -> Te
     outputs, width = tap.prediction[0].numel(), pushed.width(tap, name)
     layers = chained.chain(model, name, tap)
     if layers is not None and chained.passes(layers, width, norm) < outputs:
-        norms = chained.chained(chained.feature_of(model, x, name), layers, norm)
-        return norms.view_as(tap.prediction)
+        feature = tap.flat_value(name)
+        if feature is None:  # the next layer has worked in place on it
+            feature = chained.feature_of(model, x, name)
+        return chained.chained(feature, layers, norm).view_as(tap.prediction)
     if width * _PUSHED_COST > outputs:
         return None
     try:

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ffcp.network import checks, features, inputs, passes
+from ffcp.network import checks, inputs, passes
+from ffcp.network.candidates import candidates
 from ffcp.network.features import INPUT
 from ffcp.pieces import Needs, Seen, is_traced, name_of
 from ffcp.regression.bases import columns
@@ -56,7 +57,7 @@ class Sight:
     @classmethod
     def of(cls, model: nn.Module, x: Any, on: Sequence[On]) -> Sight:
         """Find the layers of a model, and leave out what is no table of numbers."""
-        names = features.candidates(model, x) if {NORMS, VALUES} & set(on) else []
+        names = candidates(model, x) if {NORMS, VALUES} & set(on) else []
         inner = [name for name in names if name != INPUT][-1:] if VALUES in on else []
         first = passes.see(model, inputs.take(x, slice(0, 2)), Needs(values=tuple(inner)))
         outputs = first.output[0].numel()
