@@ -3,19 +3,15 @@ PYTHON ?= python3
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
 
-.PHONY: demo check test test-slow covered lint docs pictures examples lowest newest bench bands reproduce quick clean
+.PHONY: demo check test test-slow lint docs pictures examples lowest newest bench bands reproduce quick clean
 demo: .venv/.ready        ## train, calibrate, print the table, draw the bands
 	$(BIN)/ffcp demo
 
-check: lint               ## lint, types and the fast tests, in about two minutes
+check: lint               ## lint, types and the fast tests, in under 90 seconds
 	$(PYTEST) -m "not slow and not long" tests src
 
 test: lint                ## lint, types, doctests and all that a user relies on
-	$(MAKE) covered
-	$(PYTEST) -m "long and not slow"
-
-covered: .venv/.ready     ## the fast tests, and that no module of the core has many lines they miss
-	$(PYTEST) -m "not slow and not long" --cov=src/ffcp --cov-report=
+	$(PYTEST) -m "not slow" --cov=src/ffcp --cov-report=
 	$(BIN)/python tools/covered.py
 
 test-slow: .venv/.ready   ## long fuzzing, browsers, killed processes, and `make quick`

@@ -17,6 +17,21 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", "error::ffcp.FFCPWarning")
 
 
+#: Docstrings whose examples learn: they take seconds, and cannot be marked where they stand.
+_LONG_EXAMPLES = {
+    "ffcp.regression.auto.Auto",
+    "ffcp.regression.learned.boosting.learn",
+    "ffcp.regression.learned.network.learn",
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave these to `make test`."""
+    for item in items:
+        if item.name in _LONG_EXAMPLES:
+            item.add_marker(pytest.mark.long)
+
+
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
     """Chromium without a window, for tests of pages; they are skipped where there is none."""

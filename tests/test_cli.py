@@ -29,6 +29,7 @@ def test_demo_prints_both_tables_and_writes_the_picture(tmp_path: Path) -> None:
     assert out.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.long
 def test_demo_is_reproducible(tmp_path: Path) -> None:
     def table() -> list[list[str]]:
         arguments = ["demo", "--epochs", "2", "--out", str(tmp_path / "a.png")]
@@ -65,6 +66,7 @@ def run_python(code: str) -> str:
     ).stdout.strip()
 
 
+@pytest.mark.long
 def test_import_brings_in_nothing_heavy() -> None:
     loaded = run_python(
         "import torch, sys; before = set(sys.modules); import ffcp;"

@@ -253,6 +253,7 @@ def far_from_zero(seen: ffcp.Seen) -> Tensor:
     return 0.1 + seen.x[:, 0].abs()
 
 
+@pytest.mark.long
 def test_what_is_chosen_on_the_way_is_that_of_a_whole_calibration() -> None:
     y = X[:, 0].abs() * Y
     slacks = [ffcp.Constant(), far_from_zero]
@@ -275,6 +276,7 @@ def test_calibrating_again_keeps_all_scores() -> None:
 # -- elsewhere -------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["file", "state", "pickle", "copy"])
 def test_summaries_come_back_as_they_were(kind: str, tmp_path: Path) -> None:
     cases: list[tuple[Any, dict[str, Any]]] = [

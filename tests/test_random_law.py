@@ -86,6 +86,7 @@ def test_numbers_go_on_from_call_to_call() -> None:
     )
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::ffcp.FFCPWarning")
 @pytest.mark.parametrize("kernel", ["gaussian", "laplace", "box"])
 def test_pinned_bands_do_not_depend_on_how_rows_are_asked_for(kernel: str) -> None:

@@ -21,6 +21,7 @@ def test_readme_is_short() -> None:
     assert len(README.read_text().splitlines()) <= 120
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", range(len(BLOCKS)))
 def test_blocks_run(
     number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture

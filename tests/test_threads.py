@@ -181,6 +181,7 @@ def losses(case: Case, steps: int = 60) -> list[float]:
     return seen
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::ffcp.FFCPWarning")
 @pytest.mark.parametrize("name", CASES)
 def test_the_random_state_that_all_threads_share_is_never_set(

@@ -20,6 +20,7 @@ from tests.bounds.heads import (
 )
 
 
+@pytest.mark.long
 @METHODS
 def test_linear_head_equals_vertex_enumeration_in_the_infinity_norm(bound):
     head, center = build("linear")
@@ -74,6 +75,7 @@ def test_spatial_layers_agree_with_their_dense_matrix(name, norm, bound, place):
     torch.testing.assert_close(tuple(spatial), tuple(flat))
 
 
+@pytest.mark.long
 @METHODS
 @NORMS
 @EVERY_HEAD
@@ -124,6 +126,7 @@ def activation_patterns(net, center, radius):
     return min(ends), max(ends)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(4))
 def test_exact_range_of_a_tiny_relu_network_lies_inside_the_bounds(seed):
     torch.manual_seed(seed)
@@ -137,6 +140,7 @@ def test_exact_range_of_a_tiny_relu_network_lies_inside_the_bounds(seed):
     assert upper.item() - lower.item() <= 2 * (high - low) + 1e-7
 
 
+@pytest.mark.long
 @NORMS
 def test_crown_is_exact_where_no_relu_changes_sign(norm):
     net, center = mlp(3, 6, 5, 1), torch.randn(4, 3)

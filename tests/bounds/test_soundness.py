@@ -12,6 +12,7 @@ from ffcp.bounds import ibp, rules
 from tests.bounds.heads import EVERY_HEAD, METHODS, NORMS, assert_inside, build, fixed, mlp, sample
 
 
+@pytest.mark.long
 @METHODS
 @NORMS
 @EVERY_HEAD
@@ -26,6 +27,7 @@ def test_ten_thousand_points_of_the_ball_never_leave_the_bounds(name, norm, boun
     assert_inside(values, box)
 
 
+@pytest.mark.long
 @METHODS
 @fixed
 @given(

@@ -66,6 +66,7 @@ def test_every_group_follows_the_law_on_its_own(name: str) -> None:
         assert p_value(hits[:, group], 10, 20, conformal_rank(20, ALPHA)) > ERROR_RATE
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", QUICK_LAC)
 def test_without_groups_the_hard_one_is_covered_too_rarely(name: str) -> None:
     hard = hits_of_groups(name, by_groups=False)[:, 1].mean() / 10

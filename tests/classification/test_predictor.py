@@ -60,6 +60,7 @@ def test_score_is_the_column_of_score_all(make) -> None:
     assert torch.equal(predictor.score(X, Y, first_row=0), everything.gather(1, Y[:, None])[:, 0])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("batch_size", [1, 7, 100])
 def test_the_batch_size_changes_nothing(make, batch_size: int) -> None:
     # Logits come in, so that the model's own rounding has no part in it.

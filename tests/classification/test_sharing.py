@@ -101,6 +101,7 @@ def test_merging_nothing_itself_or_something_else() -> None:
         mine.merge(ffcp.CP(network()))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("conditional", [False, True])
 @pytest.mark.parametrize("kind", [*METHODS, *TUNED])
 def test_saved_and_loaded(kind: str, conditional: bool, tmp_path) -> None:

@@ -87,6 +87,7 @@ places = st.integers(-6, 6).map(float)
 values = st.one_of(st.integers(0, 4).map(float), st.just(math.inf))
 
 
+@pytest.mark.long
 @given(
     points=st.lists(st.tuples(values, places), min_size=1, max_size=40),
     asked=st.lists(places, min_size=1, max_size=4),
@@ -120,6 +121,7 @@ def test_thresholds_equal_brute_force(
     assert thresholds[:, 0].tolist() == expected
 
 
+@pytest.mark.long
 @given(
     scores=st.lists(values, min_size=3, max_size=30),
     k=st.integers(1, 30),
@@ -144,6 +146,7 @@ def test_nearest_neighbours_equal_brute_force(
     assert thresholds[:, 0].tolist() == expected
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("width", [pytest.param(1, marks=LONG), 3, pytest.param(12, marks=LONG)])
 @pytest.mark.parametrize("k", [pytest.param(1, marks=LONG), 6, pytest.param(30, marks=LONG)])
 def test_the_level_of_nearest_neighbours_equals_its_definition(k: int, width: int) -> None:
@@ -232,6 +235,7 @@ def test_points_that_set_the_level_may_be_picked(monkeypatch: pytest.MonkeyPatch
             assert threshold == math.inf
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("outputs", [1, 3])
 @pytest.mark.parametrize("guarantee", ["none", "level", "random"])
 def test_blocks_change_nothing(

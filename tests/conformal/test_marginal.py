@@ -22,6 +22,7 @@ decimals = st.integers(1, 6).flatmap(
 scores_lists = st.lists(st.integers(0, 5).map(float), min_size=1, max_size=40)
 
 
+@pytest.mark.long
 @given(parts=st.lists(scores_lists, min_size=1, max_size=4), alpha=decimals)
 def test_thresholds_do_not_depend_on_how_scores_arrive(
     parts: list[list[float]], alpha: Fraction

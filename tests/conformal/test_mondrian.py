@@ -41,6 +41,7 @@ def test_a_group_is_calibrated_by_its_own_points_alone(method: str) -> None:
         torch.testing.assert_close(band.lower[inside], alone.lower)
 
 
+@pytest.mark.long
 @given(
     st.lists(
         st.tuples(st.integers(0, 6), st.sampled_from(["a", "b", "c", 7])), min_size=1, max_size=40
@@ -111,6 +112,7 @@ def test_the_search_for_steps_keeps_groups_with_their_points() -> None:
     torch.testing.assert_close(searched.calibration.scores, named.calibration.scores)
 
 
+@pytest.mark.long
 def test_a_long_stream_keeps_groups_with_their_points_after_the_choice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -56,6 +56,7 @@ def by_hand(
     return float("inf")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("own", [0.0, 0.5, 3.0, 40.0])
 @pytest.mark.parametrize("kernel", ["box", "nearest"])
 def test_the_level_with_ratios_is_what_trying_every_score_finds(kernel: str, own: float) -> None:

@@ -66,6 +66,7 @@ def test_the_error_is_the_smallest_that_holds_for_numbers_without_ties(
     assert max(late) == piece.error
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["rising", "falling", "tied", "random", "zigzag"])
 def test_a_stream_stays_within_the_error_and_in_few_numbers(kind: str) -> None:
     n, wanted = 30_000, Fraction(1, 20)

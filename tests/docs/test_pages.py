@@ -49,6 +49,7 @@ AFTER: dict[str, Callable[[dict[str, Any], str], None]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("page", WITH_CODE)
 @pytest.mark.filterwarnings("ignore::ffcp.FFCPWarning")
 def test_blocks_run_one_after_the_other(

@@ -28,6 +28,7 @@ def own_column(seen: ffcp.Seen) -> torch.Tensor:
     return seen.output.abs()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("make", "why"),
     [
@@ -73,6 +74,7 @@ class Fixed(Branching):
         return self.layer(x.reshape(int(x.shape[0]), 3))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("made", "why"), [(Branching, "data-dependent"), (Fixed, "number of rows")]
 )

@@ -235,6 +235,7 @@ def test_batches_follow_each_other_and_leave_the_model_alone() -> None:
     assert rows == [range(3, 7), range(7, 9)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("outputs", [1, 3])
 def test_no_graph_outlives_its_pass(outputs: int) -> None:
     class Watched(Counted):

@@ -200,6 +200,7 @@ KINDS = ["scripted", "traced", "exported", "compiled"]
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_needs_no_layer_works_with_every_kind(kind: str) -> None:
     model, plain = made(kind), small_mlp()

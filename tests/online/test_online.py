@@ -204,6 +204,7 @@ def calibrated(outputs: int = 1) -> tuple[Any, Tensor, Tensor]:
     return ffcp.FFCP(small_mlp(outputs=outputs), "0").calibrate(x[:200], y[:200]), x[200:], y[200:]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["aci", "dtaci", "pid", "plain"])
 def test_misses_are_truths_outside_the_bands_that_were_given(method: str) -> None:
     predictor, x, y = calibrated()
@@ -298,6 +299,7 @@ def test_every_horizon_has_a_level_of_its_own_and_truths_of_its_own() -> None:
     assert levels[2] < min(levels[:2])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["aci", "dtaci", "pid", "plain"])
 def test_a_stream_goes_on_where_it_was_saved(method: str, tmp_path: Path) -> None:
     predictor, x, y = calibrated()

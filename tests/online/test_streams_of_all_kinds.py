@@ -56,6 +56,7 @@ def missed(band: ffcp.Interval, truth: Tensor) -> int:
 STAY = ["localized", "random", "weighted", "both", "localized in groups", "weighted in groups"]
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::ffcp.FFCPWarning")
 @pytest.mark.parametrize(
     ("kind", "method"),
@@ -100,6 +101,7 @@ def test_each_group_has_a_level_of_its_own() -> None:
         online.predict_interval(NEW[:1], groups=["c"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "method"),
     [("groups", "aci"), ("each", "aci"), ("localized in groups", "dtaci"), ("both", "pid")],

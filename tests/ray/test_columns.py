@@ -60,6 +60,7 @@ def test_columns_of_numbers_stand_side_by_side_and_their_order_is_remembered() -
     assert swapped.column_names == ["id", "prediction", "lower", "upper"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "x", [{"a": ["a", "b"], "image": "image"}, (["a", "b"], "image")], ids=["dict", "tuple"]
 )
@@ -116,6 +117,7 @@ def test_a_dataset_whose_rows_were_all_left_out_is_empty() -> None:
         calibrate(ffcp.CP(linear()), Filtered.of(data()), x=["a", "b"], y="y")
 
 
+@pytest.mark.long
 def test_one_column_is_kept_by_its_name_and_one_column_is_the_target() -> None:
     cp = ffcp.CP(linear()).calibrate(torch.randn(50, 2), torch.randn(50))
     (part, *_) = predict(cp, Rows.of(data()), x=["a", "b"], keep="id").iter_batches()
@@ -172,6 +174,7 @@ def hole(name: str, row: int = 41) -> Any:
     return spoil
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["a", "y"])
 @pytest.mark.parametrize("number", [None, "id"])
 def test_a_bad_row_is_named_by_its_file_and_its_place_there(

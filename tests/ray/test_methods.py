@@ -124,6 +124,7 @@ def test_bands_with_numbered_rows_are_those_of_one_machine_to_the_last_bit(name:
     assert torch.equal(column(found, "prediction"), band.prediction.squeeze(-1))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", list(SETS))
 def test_sets_with_numbered_rows_are_those_of_one_machine_to_the_last_bit(name: str) -> None:
     make, data = SETS[name], labels()
@@ -150,6 +151,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Calibrating, "_division", few)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("soon")
 @pytest.mark.parametrize(
     "name",
@@ -210,6 +212,7 @@ def test_groups_and_weights_come_from_columns() -> None:
     assert torch.equal(column(predicted(two, rows, weights="weight"), "upper"), band.upper[:, 0])
 
 
+@pytest.mark.long
 def test_rows_that_were_given_to_fit_are_refused_though_each_worker_sees_few() -> None:
     data = numbers()
     learned = ffcp.Learned(network(), **SMALL).fit(data["x"], data["y"])

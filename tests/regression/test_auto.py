@@ -92,6 +92,7 @@ WEIGHTED = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_short_lessons")
 @pytest.mark.filterwarnings("ignore::ffcp.FFCPWarning")
 @pytest.mark.parametrize("kind", WEIGHTED)
@@ -140,6 +141,7 @@ def test_every_kind_of_choice_is_saved_and_loaded(
     assert again._choices == predictor._choices
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_short_lessons")
 @pytest.mark.parametrize("common", [{"joint": True}, {"side": "each"}, {"side": "lower"}], ids=str)
 def test_units_of_several_outputs_do_not_matter(common: dict[str, object]) -> None:
@@ -200,6 +202,7 @@ def test_a_choice_is_silent() -> None:
         Auto(model, seed=0).calibrate(x, y)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_short_lessons")
 def test_where_rows_tell_no_difference_plain_bands_are_mostly_taken() -> None:
     taken = []
@@ -225,6 +228,7 @@ def test_a_method_that_needs_all_targets_is_no_candidate_where_some_may_be_missi
     assert not predictor.predict_interval(x).width.isnan().any()
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_short_lessons")
 def test_rows_that_will_not_come_have_no_say_in_the_choice() -> None:
     """With a ratio of 0 for half of the inputs, candidates are judged where new ones are."""

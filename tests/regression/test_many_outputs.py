@@ -210,6 +210,7 @@ def test_joint_descent_moves_one_feature_for_all_outputs() -> None:
     torch.testing.assert_close(ffcp.FCP(model, "0", steps=3, joint=True).score(X, Y), expected)
 
 
+@pytest.mark.long
 def test_fcp_chooses_its_steps_for_several_outputs() -> None:
     for joint in (False, True):
         predictor = fcp(joint).calibrate(X, Y)

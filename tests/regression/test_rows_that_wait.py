@@ -37,6 +37,7 @@ def targets(model: nn.Module, feature: str) -> Tensor:
     return prediction + norms[feature] * normal(ROWS, OUTPUTS, seed=1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("feature", ["input", "output"])
 @pytest.mark.parametrize("batch_size", [None, 130])
 def test_scores_are_those_of_rows_that_did_not_wait(feature: str, batch_size: int | None) -> None:
@@ -86,6 +87,7 @@ class Root(nn.Module):
         return x.tanh() + 1e-6 * x.abs().sqrt()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("row", range(200, 206))  # some of which choose, and some wait
 def test_a_bad_row_has_its_number_in_all_rows(row: int) -> None:
     model = wide(Root())

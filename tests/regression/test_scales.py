@@ -48,6 +48,7 @@ METHODS: dict[str, Any] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::ffcp.FFCPWarning")
 @pytest.mark.parametrize("joint", [True, 0.75])
 @pytest.mark.parametrize("name", METHODS)

@@ -56,6 +56,7 @@ def calibrated(name: str, **options: object) -> Predictor:
 # -- copies ------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::ffcp.FFCPWarning")
 @pytest.mark.parametrize("grouped", [False, True])
 @pytest.mark.parametrize("name", PREDICTORS)
@@ -233,6 +234,7 @@ def test_the_model_is_no_part_of_a_file(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::ffcp.FFCPWarning")
 @pytest.mark.parametrize(
     "make",

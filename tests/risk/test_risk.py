@@ -83,6 +83,7 @@ def test_whether_y_is_missed_gives_the_conformal_quantile() -> None:
         assert found == float(ffcp.conformal_quantile(scores[:, 0].double(), alpha))
 
 
+@pytest.mark.long
 def test_pixel_sets_are_a_case_of_risk_control() -> None:
     model, x = nn.Conv2d(3, 4, 1), normal(40, 3, 5, 5, seed=3)
     y = torch.randint(0, 4, (40, 5, 5), generator=torch.Generator().manual_seed(4))

@@ -51,6 +51,7 @@ def missed(counts: Tensor, rule, repeats: int, tested: int = T) -> np.ndarray:
     return np.array(losses)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("feature", FEATURES)
 @pytest.mark.parametrize("alpha", [0.05, 0.1, 0.3])
 def test_the_mean_share_missed_is_at_most_alpha(feature: str, alpha: float) -> None:
@@ -94,6 +95,7 @@ def test_the_law_test_catches_pixels_taken_for_independent() -> None:
 # -- the law of images covered to a share ------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("feature", FEATURES)
 @pytest.mark.parametrize("share", [0.5, 0.9, 1])
 def test_images_covered_to_a_share_follow_the_law(feature: str, share: float) -> None:
@@ -115,6 +117,7 @@ def test_images_covered_to_a_share_follow_the_law(feature: str, share: float) ->
     assert hits.mean() / T <= k / (N + 1) + largest + noise
 
 
+@pytest.mark.long
 def test_the_law_test_catches_the_wrong_guarantee() -> None:
     # A mean share of 0.9 does not make nine of ten images be covered to 0.9.
     hits = [

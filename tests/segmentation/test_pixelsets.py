@@ -57,6 +57,7 @@ def test_a_risk_that_meets_alpha_exactly_is_enough() -> None:
     assert store.risk_bin(Fraction(2, 10) - Fraction(1, 10**15)) == 9
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("share", [0.3, 0.7, 0.9, 1, Fraction(1, 3)])
 def test_image_bins_count_exactly(share: float) -> None:
     exact = Fraction(str(share))
@@ -215,6 +216,7 @@ def test_features_are_named_as_in_the_users_model() -> None:
 # -- calibration in pieces ---------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("feature", ["output", "0"])
 def test_the_batch_size_does_not_matter(feature: str) -> None:
     model, x = network().double(), X.double()
@@ -253,6 +255,7 @@ def test_a_loader_of_different_sizes() -> None:
         assert sets.size.shape == (2, side, side)
 
 
+@pytest.mark.long
 def test_merge_save_and_load_equal_one_calibration(tmp_path) -> None:
     def make() -> PixelSets:
         return PixelSets(network(), "0", ignore=IGNORE)

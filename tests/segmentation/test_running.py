@@ -23,6 +23,7 @@ KINDS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("batch_size", [None, 16])
 def test_every_image_goes_through_the_model_once(name: str, batch_size: int | None) -> None:
@@ -55,6 +56,7 @@ def test_finding_out_what_an_output_sees_costs_the_same_for_many_images(feature:
     assert counts[1] - counts[0] == passes * 30
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("groups", [{}, GROUPS], ids=["alone", "groups"])
 def test_a_copy_predicts_the_same(name: str, groups: dict) -> None:

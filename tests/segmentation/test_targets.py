@@ -145,6 +145,7 @@ def test_every_pixel_and_class_has_a_band(name: str) -> None:
     assert band.upper[:, :, 0, :2].isinf().all()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", METHODS)
 def test_images_of_different_sizes_share_one_threshold(name: str) -> None:
     sizes = [(6, 8), (5, 5), (9, 4)]

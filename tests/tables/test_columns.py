@@ -22,6 +22,7 @@ def learned(**values: object) -> Column:
     return columns.learn(frame, "y").all[0]
 
 
+@pytest.mark.long
 def test_a_table_of_houses_is_understood() -> None:
     found = {one.name: one for one in columns.learn(houses(300), "price")}
     assert {name: one.kind for name, one in found.items()} == {
@@ -40,6 +41,7 @@ def test_a_table_of_houses_is_understood() -> None:
     assert found["size"].missing
 
 
+@pytest.mark.long
 def test_the_same_table_as_text_is_understood_in_the_same_way() -> None:
     frame = houses(300)
     text = frame.astype(object).where(frame.notna(), "").astype(str)
@@ -92,6 +94,7 @@ def test_only_what_matters_is_an_error() -> None:
         known.encode(rows.assign(rooms="many"))
 
 
+@pytest.mark.long
 def test_levels_that_no_training_row_had_are_said() -> None:
     known = columns.learn(houses(300), "price")
     found = known.encode(new(3).assign(town="Zug"))

@@ -59,6 +59,7 @@ def test_a_table_of_no_rows_gives_a_table_of_no_rows(folder: Path, tmp_path: Pat
     assert len(pd.read_csv(tmp_path / "none.bands.csv")) == 0
 
 
+@pytest.mark.long
 def test_check_ends_with_a_code_that_says_whether_it_covers(folder: Path, tmp_path: Path) -> None:
     frame = houses(300, 5)
     frame.to_csv(tmp_path / "a.csv", index=False)
@@ -71,6 +72,7 @@ def test_check_ends_with_a_code_that_says_whether_it_covers(folder: Path, tmp_pa
     assert "The data has moved: without change this is said once in 100" in words(bad)
 
 
+@pytest.mark.long
 def test_check_in_order_of_time_shows_all_tests(folder: Path, tmp_path: Path) -> None:
     houses(200, 5).to_csv(tmp_path / "a.csv", index=False)
     found = runner.invoke(app, ["check", str(folder), str(tmp_path / "a.csv"), "--time", "sold"])

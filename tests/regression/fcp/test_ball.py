@@ -51,6 +51,7 @@ def test_the_chosen_steps_travel_with_the_state() -> None:
     assert not any(key.startswith(("_head", "head")) for key in old.state_dict())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 @pytest.mark.parametrize("norm", NORMS)
 def test_batch_size_does_not_change_the_descent(optimizer: str, norm: float) -> None:
@@ -84,6 +85,7 @@ def test_a_negative_threshold_shrinks_the_band_of_fcqr(norm: float) -> None:
     assert ((band.upper - band.lower) < 0.99 * (high - low)).double().mean() > 0.9
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("settings", [{"steps": 200, "lr": 0.1}, {"invert": "exact"}])
 @pytest.mark.parametrize("norm", NORMS)
 def test_a_target_inside_the_quantiles_is_in_the_band_if_its_score_is_small_enough(

@@ -27,6 +27,7 @@ def made(outputs: int = 2) -> BoostedQuantiles:
     return boosting.learn(x, noise)
 
 
+@pytest.mark.long
 def test_quantiles_never_cross_and_are_the_same_in_any_batch() -> None:
     trees, x = made(), normal(700, 3, seed=3)  # more rows than go down at once
     quantiles = trees(x)
@@ -42,6 +43,7 @@ def test_trees_are_made_again_from_their_tensors() -> None:
     assert (again.columns, again.outputs) == (3, 2)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["left", "right", "feature"])
 @pytest.mark.parametrize("value", [-1, 99])
 def test_trees_that_lead_nowhere_are_refused(name: str, value: int) -> None:
@@ -51,6 +53,7 @@ def test_trees_that_lead_nowhere_are_refused(name: str, value: int) -> None:
         BoostedQuantiles.from_state(state)
 
 
+@pytest.mark.long
 def test_trees_that_lead_in_a_circle_are_refused() -> None:
     state = {key: tensor.clone() for key, tensor in made().state().items()}
     state["left"][0, 0, 0, 1] = 0

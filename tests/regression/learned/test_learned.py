@@ -92,6 +92,7 @@ def test_hashes_of_rows_see_every_number() -> None:
     assert not (row_hashes(x.flip(1), y) == known).any()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "common",
     [
@@ -277,6 +278,7 @@ def test_new_lessons_end_the_calibration_of_the_old_ones() -> None:
         predictor.predict_interval(x)
 
 
+@pytest.mark.long
 def test_a_band_holds_its_calibration_targets_at_the_scores_they_have() -> None:
     # Rounding must not put a target outside the band of its own score.
     for common in ({}, {"nested": "grown"}, {"side": "upper"}):
