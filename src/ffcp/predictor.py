@@ -29,7 +29,7 @@ from ffcp.calibrating import (
 )
 from ffcp.conformal.calibration import Calibration
 from ffcp.conformal.columns import Columns, Table, with_prefix
-from ffcp.conformal.draws import Draws, Stream
+from ffcp.conformal.draws import Draws, Stream, checked_seed
 from ffcp.conformal.mondrian import by_groups
 from ffcp.conformal.rank import exact_alpha
 from ffcp.conformal.selection import Scorer
@@ -105,8 +105,7 @@ class Predictor(Sharing):
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         if not 0 < choose_fraction < 1:
             raise ValueError(f"choose_fraction must lie between 0 and 1, got {choose_fraction}")
-        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or seed < 0):
-            raise ValueError(f"seed must be an integer and not negative, got {seed!r}")
+        checked_seed(seed)
         exact_alpha(choose_alpha)
         refuse_unusable(model)
         self.model, self.output = picking(model, output), output

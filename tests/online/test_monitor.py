@@ -250,7 +250,14 @@ def test_what_cannot_be_watched_is_refused() -> None:
     with pytest.raises(TypeError, match="bands or label sets"):
         ffcp.Monitor(nn.Linear(1, 1))  # type: ignore[arg-type]
     monitor, x, y = watched("bands")
-    for name, value in (("threshold", "x"), ("threshold", math.inf), ("window", 1.5)):
+    bad = (
+        ("threshold", "x"),
+        ("threshold", math.inf),
+        ("window", 1.5),
+        ("seed", "a"),
+        ("seed", -1),
+    )
+    for name, value in bad:
         with pytest.raises(ValueError, match=f"^{name} must"):
             ffcp.Monitor(monitor.predictor, **{name: value})
     with pytest.raises(ValueError, match="nowhere"):

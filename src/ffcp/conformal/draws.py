@@ -20,6 +20,18 @@ _TOGETHER = 128  # rows that are drawn at once
 _IN_ORDER = 2**18 // _TOGETHER  # draws that follow each other, before each has its own seed
 
 
+def checked_seed(seed: Any) -> int | None:
+    """Refuse what cannot begin a stream of random numbers.
+
+    >>> checked_seed(-1)
+    Traceback (most recent call last):
+    ValueError: seed must be an integer and not negative, got -1
+    """
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or seed < 0):
+        raise ValueError(f"seed must be an integer and not negative, got {seed!r}")
+    return seed
+
+
 class Draws(NamedTuple):
     """Random numbers for rows: row i has the same ones however rows are cut into batches.
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ffcp import files
+from ffcp.conformal.draws import checked_seed
 from ffcp.conformal.mondrian import labels_of
 from ffcp.conformal.rank import exact_alpha
 from ffcp.metrics import clopper_pearson
@@ -163,7 +164,7 @@ class Monitor:
                 "predictor calibrated without compressing; a few thousand points will do"
             )
         self.predictor, self.alpha = predictor, alpha
-        self.threshold, self.window, self.seed = float(threshold), window, seed
+        self.threshold, self.window, self.seed = float(threshold), window, checked_seed(seed)
         given = feature if feature is not None else getattr(predictor, "feature", None)
         self.feature = None if given == OUTPUT else given
         if self.feature is not None:
