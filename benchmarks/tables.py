@@ -2,8 +2,9 @@
 
 Same rows for all: those that train (of which ffcp lets some stop its training), those that
 calibrate, those that test. Targets are divided by the mean absolute training target. Nobody's
-bands are cut. Every data set and seed is kept in the file of results when it is done; a run that
-is stopped goes on where it was.
+bands are cut. Seconds, and the minutes that ``ffcp fit`` may train, are those of the processor:
+what else the machine is doing changes neither. Results are kept as they come, those of a changed
+ffcp under a ``--label`` of their own; a run that is stopped goes on where it was.
 
 The peers need an environment of their own:
 
@@ -15,136 +16,313 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
+import multiprocessing
+import os
 import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Iterable
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+from unittest import mock
 
 import numpy as np
 import pandas as pd
 import torch
 
 from ffcp import metrics, tables
-from ffcp.tables import dividing
+from ffcp.tables import dividing, training
 from ffcp_paper import datasets
 
 ALPHA = 0.1
-DATA = ("star", "com", "bike", "bio", "synthetic", "fb1", "blog")
+DATA = ("star", "com", "bike", "synthetic", "bio", "fb1", "blog")
 OURS = "ffcp fit"
+FFCP, PEERS = "ffcp", ("mapie", "crepes")
+_PAGE = Path(__file__).parents[1] / "docs" / "tables.md"
+_MARKS = ("<!-- measured: python -m benchmarks.tables --write -->", "<!-- end of measured -->")
 Array = np.ndarray[Any, Any]
+Result = dict[str, Any]
 
 
-def judged(ends: Array, y: Array, seconds: float) -> dict[str, float]:
+class Task(NamedTuple):
+    """What is measured in one go: a library on a data set and seed."""
+
+    data: str
+    seed: int
+    library: str
+    label: str  # of a state of ffcp; none for peers
+    minutes: float
+    trees: int
+    threads: int
+    peers: str | None
+
+    @property
+    def key(self) -> tuple[str, int, str, str]:
+        return (self.data, self.seed, self.library, self.label)
+
+
+# -- measuring -------------------------------------------------------------------------------------
+
+
+class Rows(NamedTuple):
+    x: Array
+    y: Array
+    parts: dividing.Division
+
+    @property
+    def learned(self) -> Array:
+        return np.concatenate([self.parts.train, self.parts.stop])
+
+
+def rows_of(name: str, seed: int) -> Rows:
+    data = datasets.load(name, seed)
+    parts = dividing.divide(len(data.y), ALPHA, seed, crossing=True)
+    rows = Rows(data.x.astype(np.float64), data.y, parts)
+    return rows._replace(y=data.y / np.abs(data.y[rows.learned]).mean())
+
+
+def judged(ends: Array, rows: Rows, seconds: float) -> Result:
     band = (torch.from_numpy(ends[:, 0].copy()), torch.from_numpy(ends[:, 1].copy()))
-    target = torch.from_numpy(y)
+    target = torch.from_numpy(rows.y[rows.parts.test])
     return {
         "score": float(metrics.interval_score(band, target, ALPHA)),
         "length": float(metrics.mean_length(band)),
         "coverage": float(metrics.coverage(band, target)),
         "worst third": float(metrics.group_coverage(band, target).worst),
         "seconds": seconds,
+        "calibrated": len(rows.parts.calibrate),
+        "tested": len(target),
     }
 
 
-def one(name: str, seed: int, minutes: float, peers: str | None) -> dict[str, dict[str, float]]:
-    data = datasets.load(name, seed)
-    frame = pd.DataFrame(
-        data.x.astype(np.float64), columns=[f"c{n}" for n in range(data.x.shape[1])]
-    )
-    parts = dividing.divide(len(frame), ALPHA, seed, crossing=True)
-    learned = np.concatenate([parts.train, parts.stop])
-    y = data.y / np.abs(data.y[learned]).mean()
-    frame["target"] = y
-    start = time.perf_counter()
-    fitted = tables.fit(frame, "target", alpha=ALPHA, minutes=minutes, seed=seed)
-    bands = fitted.predict(frame.iloc[parts.test])
-    ends = bands[["lower", "upper"]].to_numpy()
-    result = {OURS: judged(ends, y[parts.test], time.perf_counter() - start)}
-    if peers is not None:
-        x = data.x.astype(np.float64)
-        given = {"train": learned, "cal": parts.calibrate, "test": parts.test}
-        arrays = {f"x_{part}": x[rows] for part, rows in given.items()}
-        arrays |= {f"y_{part}": y[rows] for part, rows in given.items()}
-        result |= theirs(arrays, y[parts.test], seed, peers)
-    return result
+def measure(task: Task) -> dict[str, Result]:
+    """Measure all methods of a library, by name."""
+    torch.set_num_threads(task.threads)
+    rows = rows_of(task.data, task.seed)
+    return ours(rows, task) if task.library == FFCP else theirs(rows, task)
 
 
-def theirs(
-    arrays: dict[str, Array], y: Array, seed: int, peers: str
-) -> dict[str, dict[str, float]]:
+def ours(rows: Rows, task: Task) -> dict[str, Result]:
+    frame = pd.DataFrame(rows.x, columns=[f"c{n}" for n in range(rows.x.shape[1])])
+    frame["target"] = rows.y
+    clock = SimpleNamespace(monotonic=lambda: time.process_time() / task.threads)
+    start = time.process_time()
+    with mock.patch.object(training, "time", clock):
+        fitted = tables.fit(frame, "target", alpha=ALPHA, minutes=task.minutes, seed=task.seed)
+    bands = fitted.predict(frame.iloc[rows.parts.test])
+    seconds = time.process_time() - start
+    about = fitted.about
+    said = {"method": about.method.split("\n")[0], "training": training.told(about.training)}
+    return {OURS: judged(bands[["lower", "upper"]].to_numpy(), rows, seconds) | said}
+
+
+def theirs(rows: Rows, task: Task) -> dict[str, Result]:
+    parts = {"train": rows.learned, "cal": rows.parts.calibrate, "test": rows.parts.test}
+    arrays = {f"x_{part}": rows.x[some] for part, some in parts.items()}
+    arrays |= {f"y_{part}": rows.y[some] for part, some in parts.items()}
+    options = {"alpha": ALPHA, "seed": task.seed, "trees": task.trees, "threads": task.threads}
     with tempfile.TemporaryDirectory() as folder:
         source, out = Path(folder) / "rows.npz", Path(folder) / "bands.npz"
-        np.savez(source, **arrays)  # type: ignore[arg-type]
-        script = Path(__file__).with_name("tables_peers.py")
-        subprocess.run(
-            [peers, str(script), str(source), str(out), str(ALPHA), str(seed)], check=True
-        )
+        np.savez(source, **arrays)
+        command = [task.peers, Path(__file__).with_name("tables_peers.py"), task.library]
+        command += [source, out, *(f"--{name}={value}" for name, value in options.items())]
+        subprocess.run([str(word) for word in command], check=True)
         with np.load(out) as result:
             return {
-                name: judged(result[name], y, float(result[f"seconds {name}"]))
+                name: judged(result[name], rows, float(result[f"seconds {name}"]))
                 for name in result.files
                 if not name.startswith("seconds ")
             }
 
 
-def kept(path: Path) -> dict[tuple[str, int], dict[str, Any]]:
-    if not path.is_file():
-        return {}
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    return {(line["data"], line["seed"]): line["methods"] for line in lines}
+# -- keeping ---------------------------------------------------------------------------------------
+
+Kept = dict[tuple[str, int, str, str], dict[str, Result]]
 
 
-def show(results: dict[tuple[str, int], dict[str, Any]], names: Iterable[str]) -> str:
+def kept(path: Path) -> Kept:
+    """Read what is known, by data set, seed, library and label; a line cut short is not."""
+    known: Kept = {}
+    for line in path.read_text().splitlines() if path.is_file() else []:
+        try:
+            one = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        known[one["data"], one["seed"], one["library"], one["label"]] = one["methods"]
+    return known
+
+
+def keep(path: Path, task: Task, methods: Mapping[str, Result]) -> None:
+    about = {"data": task.data, "seed": task.seed, "library": task.library, "label": task.label}
+    own = {"minutes": task.minutes} if task.library == FFCP else {"trees": task.trees}
+    line = {**about, **own, "threads": task.threads, "methods": methods}
+    with path.open("a+") as file:
+        file.seek(0)
+        whole = file.read().endswith("\n") or not file.tell()
+        file.write(("" if whole else "\n") + json.dumps(line) + "\n")
+
+
+def run(tasks: Sequence[Task], jobs: int, threads: int, out: Path) -> int:
+    """Do all tasks, so many at once; give the number of those that failed."""
+    # Read by OpenMP when a process starts, and by joblib: a method must not take all cores.
+    for name in ("OMP_NUM_THREADS", "LOKY_MAX_CPU_COUNT"):
+        os.environ[name] = str(threads)
+    failed = 0
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, mp_context=context) as pool:
+        waiting: dict[Future[dict[str, Result]], Task] = {
+            pool.submit(measure, task): task for task in tasks
+        }
+        for done, future in enumerate(as_completed(waiting), 1):
+            task = waiting[future]
+            where = f"{time.strftime('%H:%M')} [{done}/{len(tasks)}] {task.data} {task.seed}"
+            if error := future.exception():
+                failed += 1
+                print(where, task.library, *traceback.format_exception(error), flush=True)
+                continue
+            keep(out, task, future.result())
+            for name, result in future.result().items():
+                print(where, f"{name}: {_said(result)}", flush=True)
+    return failed
+
+
+def _said(result: Result) -> str:
+    numbers = (
+        f"score {result['score']:.4g}, length {result['length']:.4g}, coverage "
+        f"{result['coverage']:.1%}, worst third {result['worst third']:.1%}, "
+        f"{result['seconds']:.0f} s"
+    )
+    own = [result[name] for name in ("method", "training") if name in result]
+    return "; ".join([numbers, *own])
+
+
+# -- showing ---------------------------------------------------------------------------------------
+
+Runs = dict[str, list[dict[str, Result]]]  # of every data set, all methods of every seed
+
+
+def together(known: Kept, names: Sequence[str], seeds: Sequence[int], label: str) -> Runs:
+    """Put methods of the same rows side by side, where ours is known."""
+    runs: Runs = {}
+    for name in names:
+        for seed in seeds:
+            methods = dict(known.get((name, seed, FFCP, label), {}))
+            for library in PEERS:
+                methods |= known.get((name, seed, library, ""), {})
+            if OURS in methods:
+                runs.setdefault(name, []).append(methods)
+    return runs
+
+
+def means(seeds: Sequence[Mapping[str, Result]]) -> dict[str, dict[str, float]]:
+    """Average over the seeds, for methods that all of them have."""
+    methods = [method for method in seeds[0] if all(method in one for one in seeds)]
+    numbers = ("score", "length", "coverage", "worst third", "seconds")
+    return {
+        method: {key: float(np.mean([one[method][key] for one in seeds])) for key in numbers}
+        for method in methods
+    }
+
+
+def show(runs: Runs) -> str:
     """Write a table, means over seeds; in bold the best mean interval score of a data set."""
     lines = [
-        "| data (seeds) | method | interval score | length | coverage | worst third | seconds |"
+        "| data (seeds) | method | interval score | length | coverage | worst third | seconds |",
+        "|---|---|---|---|---|---|---|",
     ]
-    lines.append("|---|---|---|---|---|---|---|")
-    for name in names:
-        runs = [methods for (data, _), methods in results.items() if data == name]
-        if not runs:
-            continue
-        methods = [method for method in runs[0] if all(method in run for run in runs)]
-        means = {
-            method: {
-                key: float(np.mean([run[method][key] for run in runs])) for key in runs[0][OURS]
-            }
-            for method in methods
-        }
-        best = min(methods, key=lambda method: means[method]["score"])
-        for method in methods:
-            mean = means[method]
-            score = f"{mean['score']:.3g}"
+    for name, seeds in runs.items():
+        mean = means(seeds)
+        best = min(mean, key=lambda method: mean[method]["score"])
+        for method, one in mean.items():
+            score = f"{one['score']:.3g}"
             score = f"**{score}**" if method == best else score
             lines.append(
-                f"| {name} ({len(runs)}) | {method} | {score} "
-                f"| {mean['length']:.3g} | {mean['coverage']:.1%} | {mean['worst third']:.1%} "
-                f"| {mean['seconds']:.0f} |"
+                f"| {name} ({len(seeds)}) | {method} | {score} "
+                f"| {one['length']:.3g} | {one['coverage']:.1%} | {one['worst third']:.1%} "
+                f"| {one['seconds']:.0f} |"
             )
     return "\n".join(lines)
 
 
+def verdict(runs: Runs) -> str:
+    """Say where ours is best, and where its coverage is lowest."""
+    against = {}
+    for name, seeds in runs.items():
+        mean = means(seeds)
+        others = [one["score"] for method, one in mean.items() if method != OURS]
+        if others:
+            against[name] = mean[OURS]["score"] / min(others)
+    won = [name for name, ratio in against.items() if ratio < 1]
+    listed = ", ".join(f"{name} {ratio:.3f}" for name, ratio in against.items())
+    away = {name: deviations([one[OURS] for one in seeds]) for name, seeds in runs.items()}
+    lowest = min(away, key=lambda name: away[name])
+    return (
+        f"`{OURS}` has the best mean interval score on {len(won)} of {len(against)} data sets; "
+        f"divided by that of the best other: {listed}. Its coverage is lowest on {lowest}, "
+        f"{away[lowest]:+.1f} standard deviations from {1 - ALPHA:.0%}."
+    )
+
+
+def deviations(results: Sequence[Result]) -> float:
+    """Say how far the mean coverage is from its level, as split conformal prediction spreads."""
+    away = math.fsum(one["coverage"] - (1 - ALPHA) for one in results)
+    spread = math.fsum(1 / one["tested"] + 1 / one["calibrated"] for one in results)
+    return away / math.sqrt(ALPHA * (1 - ALPHA) * spread)
+
+
+def write(page: Path, text: str) -> None:
+    """Put a text between the marks of a page."""
+    before, rest = page.read_text().split(_MARKS[0])
+    after = rest.split(_MARKS[1])[1]
+    page.write_text(f"{before}{_MARKS[0]}\n\n{text}\n\n{_MARKS[1]}{after}")
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--data", nargs="+", default=list(DATA))
-    parser.add_argument("--seeds", nargs="+", type=int, default=[100, 101, 102, 103, 104])
-    parser.add_argument("--minutes", type=float, default=3.0)
-    parser.add_argument("--peers", help="the python of an environment with MAPIE and crepes")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks_tables.jsonl"))
-    asked = parser.parse_args()
-    results = kept(asked.out)
+    asked = _asked()
+    known = kept(asked.out)
+    tasks = [] if asked.stored else [one for one in _tasks(asked) if one.key not in known]
+    failed = run(tasks, asked.jobs, asked.threads, asked.out) if tasks else 0
+    runs = together(kept(asked.out), asked.data, asked.seeds, asked.label)
+    if runs:
+        seeds = f"Seeds {', '.join(map(str, asked.seeds))}."
+        text = f"{show(runs)}\n\n{seeds} {verdict(runs)}"
+        print(text)
+        if asked.write:
+            write(asked.write, text)
+    sys.exit(1 if failed else 0)
+
+
+def _tasks(asked: argparse.Namespace) -> Iterator[Task]:
+    given = (asked.minutes, asked.trees, asked.threads, asked.peers)
     for name in asked.data:
         for seed in asked.seeds:
-            if (name, seed) in results:
-                continue
-            results[name, seed] = one(name, seed, asked.minutes, asked.peers)
-            line = {"data": name, "seed": seed, "minutes": asked.minutes}
-            with asked.out.open("a") as file:
-                file.write(json.dumps({**line, "methods": results[name, seed]}) + "\n")
-            print(show({(name, seed): results[name, seed]}, [name]), flush=True)
-    print(show(results, asked.data))
+            for library in asked.libraries:
+                if library == FFCP or asked.peers:
+                    label = asked.label if library == FFCP else ""
+                    yield Task(name, seed, library, label, *given)
+
+
+def _asked() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--data", nargs="+", default=list(DATA), choices=DATA)
+    parser.add_argument("--seeds", nargs="+", type=int, default=[100, 101, 102, 103, 104])
+    parser.add_argument("--minutes", type=float, default=3.0, help="in which ffcp fit may train")
+    parser.add_argument("--peers", help="the python of an environment with MAPIE and crepes")
+    parser.add_argument("--libraries", nargs="+", default=[FFCP, *PEERS], choices=[FFCP, *PEERS])
+    parser.add_argument("--trees", type=int, default=500, help="of the peers' forest")
+    parser.add_argument("--jobs", type=int, default=1, help="processes at once")
+    parser.add_argument("--threads", type=int, default=1, help="threads of each process")
+    parser.add_argument("--label", default="", help="keep results of a changed ffcp apart")
+    parser.add_argument("--stored", action="store_true", help="measure nothing, show what is known")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks_tables.jsonl"))
+    parser.add_argument("--write", nargs="?", const=_PAGE, type=Path, metavar="PAGE",
+                        help="put the table into a page, by default docs/tables.md")  # fmt: skip
+    return parser.parse_args()
 
 
 if __name__ == "__main__":
