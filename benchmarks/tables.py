@@ -117,7 +117,7 @@ def ours(rows: Rows, task: Task) -> dict[str, Result]:
     bands = fitted.predict(frame.iloc[rows.parts.test])
     seconds = time.process_time() - start
     about = fitted.about
-    said = {"method": about.method.split("\n")[0], "training": training.told(about.training)}
+    said = {"method": about.method, "training": training.told(about.training)}
     return {OURS: judged(bands[["lower", "upper"]].to_numpy(), rows, seconds) | said}
 
 
@@ -197,7 +197,7 @@ def _said(result: Result) -> str:
         f"{result['coverage']:.1%}, worst third {result['worst third']:.1%}, "
         f"{result['seconds']:.0f} s"
     )
-    own = [result[name] for name in ("method", "training") if name in result]
+    own = [result[name].split("\n")[0] for name in ("method", "training") if name in result]
     return "; ".join([numbers, *own])
 
 

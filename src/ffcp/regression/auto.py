@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from ffcp import files
@@ -20,7 +21,7 @@ from ffcp.conformal.rank import exact_alpha, points_needed
 from ffcp.conformal.selection import Chosen
 from ffcp.conformal.shifted import WeightedLocal
 from ffcp.conformal.weighted import Weighted
-from ffcp.network import checks
+from ffcp.network import checks, inputs, passes
 from ffcp.pieces import Needs, Seen
 from ffcp.predictor import known_only
 from ffcp.recipes import public
@@ -31,9 +32,11 @@ from ffcp.regression.family import Family, SlackBands
 from ffcp.regression.joint import Joint, checked_joint, checked_scales
 from ffcp.regression.judging import CRITERIA, SCORE, Candidate, Judge, Trial
 from ffcp.regression.learned.family import LearnedBands, taught
+from ffcp.regression.learned.knots import KNOTS
 from ffcp.regression.learned.learners import BOOSTING, NETWORK, checked_learner
 from ffcp.regression.learned.learners import KINDS as LEARNERS
-from ffcp.regression.learned.nested import FAMILIES
+from ffcp.regression.learned.nested import CENTRAL, FAMILIES
+from ffcp.regression.learned.own import OwnQuantiles
 from ffcp.regression.learned.sight import KINDS, On, Sight, checked_on
 from ffcp.regression.learned.teaching import Teachable, no_scales
 from ffcp.regression.sides import BOTH, checked_side
@@ -43,7 +46,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 Self = TypeVar("Self", bound="Auto")
-PLAIN, LOCAL, BOTH_LEARNERS = "CP", "LCP", "both"
+PLAIN, LOCAL, OWN, BOTH_LEARNERS = "CP", "LCP", "quantiles of the model", "both"
 _FEWEST = 60  # rows set aside below which nothing is learned from them
 _EARLY = 1000  # rows of which twice the usual share is set aside
 
@@ -99,16 +102,20 @@ class Undecided(Family):
         missing: bool = False,
         learners: Sequence[str] = (NETWORK,),
         early_rows: int = 0,
+        quantiles: str | None = None,
     ) -> None:
         self._missing, self._learners, self.early_rows = missing, tuple(learners), early_rows
         self._on, self._criterion, self.joint, self.side = tuple(on), criterion, joint, side
         self._seed = seed
         self._learned: Mapping[str, LearnedBands] = {}
         self._sight: Sight | None = None
+        self._own = None if quantiles is None else self._of_model(quantiles)
 
     def needs(self) -> Needs:
         """Ask for all that any candidate looks at, once the model is known."""
-        return Needs() if self._sight is None else self._sight.needs()
+        if self._sight is None:
+            return Needs()
+        return self._sight.needs().joined(Needs() if self._own is None else self._own.needs())
 
     def settings(self) -> dict[str, Any]:
         """Say nothing: nothing is chosen yet."""
@@ -122,6 +129,8 @@ class Undecided(Family):
 
     def prepared(self, model: Any, x: Any) -> Undecided:
         """Find the layers of the model."""
+        if self._own is not None:
+            _check_quantiles(model, x, self._own.needs())
         return self.taught_by(self._learned, self._sight or Sight.of(model, x, self._on))
 
     def note(self, seen: Seen, y: Any) -> dict[str, Any]:
@@ -165,6 +174,11 @@ class Undecided(Family):
     def _at(self, layer: str) -> SlackBands:
         return SlackBands(Point(), GradientNorm(layer), self.joint, self.side)
 
+    def _of_model(self, layer: str) -> LearnedBands:
+        """Give bands between the quantiles that the model gives itself."""
+        ways = (CENTRAL, self.joint, self.side, "the model")
+        return LearnedBands(Sight(values=layer), OwnQuantiles(), torch.ones(1), *ways)
+
     def choose(
         self, aside: Columns, alpha: Any, left: int = 0, weights: Tensor | None = None
     ) -> Chosen:
@@ -194,9 +208,12 @@ class Undecided(Family):
         # Localized thresholds need all targets, those of rows that will calibrate too.
         if judge.rows >= 2 * points_needed(judge.of_each) and not self._missing:
             yield LOCAL, judge.local(plain)
-        for name, family in self._learned.items():
+        learned = {f"Learned, training rows, {name}": one for name, one in self._learned.items()}
+        if self._own is not None:
+            learned[OWN] = self._own
+        for name, family in learned.items():
             for shape in FAMILIES:
-                yield f"Learned, training rows, {name}, {shape}", judge.fixed(family.shaped(shape))
+                yield f"{name}, {shape}", judge.fixed(family.shaped(shape))
         if judge.rows >= _FEWEST:
             yield from self._from_aside(aside, judge)
 
@@ -237,6 +254,18 @@ def sights(sight: Sight, learners: Sequence[str]) -> dict[str, tuple[str, Sight]
     if BOOSTING in learners:
         tried["boosted"] = (BOOSTING, sight)
     return tried
+
+
+def _check_quantiles(model: Any, x: Any, needs: Needs) -> None:
+    """Refuse a layer that cannot give the quantiles of one target."""
+    seen = passes.see(model, inputs.take(x, slice(0, 2)), needs)
+    (layer,) = needs.values
+    rows, shape = len(seen.rows), tuple(seen.values[layer].shape)
+    if shape != (rows, len(KNOTS)) or seen.output.numel() != rows:
+        raise ValueError(
+            f"quantiles={layer!r} must give {len(KNOTS)} quantiles of a model's one output, got "
+            f"shape {shape} for an output of {tuple(seen.output.shape)}"
+        )
 
 
 def localized(calibration: Calibration, bandwidth: float | None = None) -> Calibration:
@@ -300,6 +329,10 @@ class Auto(Teachable):
         :class:`ffcp.Marginal` (the default), :class:`ffcp.Weighted` or, of either,
         :class:`ffcp.Mondrian`; LCP then is that of :class:`ffcp.WeightedLocal`. Groups have
         thresholds of their own, and are not looked at when methods are compared.
+    quantiles
+        A layer of the model, by name, that gives quantiles of the target itself, as learned by
+        the pinball loss: of every row nine, at the levels 0.01, 0.05, 0.15, 0.3, 0.5, 0.7, 0.85,
+        0.95 and 0.99. Sets between them are then among the candidates.
     **common
         As in :class:`ffcp.Bands`.
 
@@ -327,6 +360,7 @@ class Auto(Teachable):
         on: On | Sequence[On] = KINDS,
         learner: str = NETWORK,
         calibration: Calibration | None = None,
+        quantiles: str | None = None,
         **common: Unpack[Common],
     ) -> None:
         known_only(type(self), common, Common)
@@ -340,7 +374,9 @@ class Auto(Teachable):
         self._learners = LEARNERS if learner == BOTH_LEARNERS else (checked_learner(learner),)
         missing = bool(common.get("missing"))
         early = 0 if "choose_fraction" in common else _EARLY
-        family = Undecided(self._on, criterion, *sides, seed, missing, self._learners, early)
+        family = Undecided(
+            self._on, criterion, *sides, seed, missing, self._learners, early, quantiles
+        )
         super().__init__(model, family, _checked(calibration), **common)  # type: ignore[misc]
 
     def _kept_by(self, calibration: Calibration, settings: Mapping[str, Any]) -> Calibration:

@@ -23,7 +23,7 @@ from ffcp.tables.columns import Columns
 from ffcp.tables.dividing import Division
 from ffcp.tables.errors import TableError
 from ffcp.tables.fitted import BATCH, About, FittedTable
-from ffcp.tables.network import Placed, TableNetwork
+from ffcp.tables.network import QUANTILES, Placed, TableNetwork
 from ffcp.tables.targets import Target
 from ffcp.tables.training import Training, train
 from ffcp.warnings import FFCPWarning
@@ -261,7 +261,9 @@ class _Work:
         """Train the ``number``-th of several networks, in its share of the time."""
         outputs = max(1, len(self.goal.classes))
         what = "training" if count == 1 else f"training network {number + 1} of {count}"
-        network = TableNetwork.for_rows(x[rows], columns.numbers, outputs)
+        gives_quantiles = count == 1 and not self.goal.classes  # folds have no use for them
+        targets_ = y[rows] if gives_quantiles else None
+        network = TableNetwork.for_rows(x[rows], columns.numbers, outputs, targets_)
         trained = train(
             network,
             x[rows],
@@ -300,7 +302,7 @@ class _Work:
 def _bands(network: nn.Module, side: str, support: Any, alpha: Any, seed: int) -> Any:
     """Choose the predictor of bands: the one place that does."""
     given = {"side": side, "support": support, "choose_alpha": alpha, "seed": seed}
-    return ffcp.Auto(network, batch_size=BATCH, **given)
+    return ffcp.Auto(network, batch_size=BATCH, quantiles=QUANTILES, **given)
 
 
 def _sets(network: nn.Module, classes: tuple[str, ...], rows: int, seed: int) -> Any:

@@ -2,7 +2,7 @@
 
 TabM is from Gorishniy, Kotelnikov and Babenko (2025); numbers are embedded piecewise linearly.
 Both come from the authors' own packages. It is built for a laptop here: 16 members of width 192
-in place of 32 of width 512.
+in place of 32 of width 512. Beside the prediction it can give quantiles of a target.
 """
 
 from __future__ import annotations
@@ -14,8 +14,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from ffcp.regression.learned.knots import KNOTS
+from ffcp.regression.learned.network import ascending, unordered
+
 _BINS = 48
 _EMBEDDING = 12
+QUANTILES = "quantiles"  # the layer that gives them
+_BENDS = (0.01, 0.1, 0.3, 1.0, 3.0, 10.0)  # how strongly the tails of targets are drawn in ...
+_KURTOSIS = 7.0  # ... until they are hardly longer than those of a normal distribution, which has 3
+_LARGEST = 30.0  # so far out no target is, and its hyperbolic sine is finite
 
 
 @dataclass(frozen=True)
@@ -30,6 +37,7 @@ class Shape:
     width: int = 192
     blocks: int = 2
     dropout: float = 0.1
+    has_quantiles: bool = False
 
     def check(self) -> None:
         """Refuse, by ValueError, sizes that no network has."""
@@ -39,14 +47,59 @@ class Shape:
             raise ValueError("it has sizes that no network has")
 
 
+class Quantiles(nn.Module):
+    """Numbers of any order in, (n, members, knots); quantiles out: the mean over the members.
+
+    Members learn quantiles of the target with its tails drawn in, ``asinh((y - middle) / unit) /
+    deviation``; a quantile of one is a quantile of the other.
+    """
+
+    bend: Tensor
+
+    def __init__(self, bend: tuple[float, float, float] = (0.0, 1.0, 1.0)) -> None:
+        super().__init__()
+        self.register_buffer("bend", torch.tensor(bend, dtype=torch.float32))
+
+    @classmethod
+    def of(cls, y: Tensor) -> Quantiles:
+        """Draw in the tails of these targets as far as they need it."""
+        y = y.double()
+        middle = y.median()
+        spread = (y - middle).abs().mean()
+        for bend in _BENDS:
+            drawn = ((y - middle) * bend / spread).asinh()
+            away = (drawn - drawn.mean()).square()
+            if away.square().mean() <= _KURTOSIS * away.mean().square():
+                break
+        return cls((float(middle), float(spread) / bend, float(away.mean().sqrt())))
+
+    def drawn(self, y: Tensor) -> Tensor:
+        """Give targets as members learn them."""
+        middle, unit, deviation = self.bend
+        drawn: Tensor = ((y - middle) / unit).asinh() / deviation
+        return drawn
+
+    def forward(self, raw: Tensor) -> Tensor:
+        """Give quantiles of the target, (n, knots)."""
+        middle, unit, deviation = self.bend
+        drawn = (ascending(raw).mean(dim=1) * deviation).clamp(-_LARGEST, _LARGEST)
+        quantiles: Tensor = drawn.sinh() * unit + middle
+        return quantiles
+
+    def extra_repr(self) -> str:
+        """Show how targets are bent."""
+        return f"bend={tuple(self.bend.tolist())}"
+
+
 class TableNetwork(nn.Module):
     """Rows of numbers in, one output or one logit per class out: the mean over the members.
 
-    The first ``shape.numbers`` columns of a row may be of any size, the others are 0 or 1.
+    The first ``shape.numbers`` columns of a row may be of any size, the others are 0 or 1. With
+    ``shape.has_quantiles`` the layer ``quantiles`` gives those of the target, at ``KNOTS``.
 
     >>> x = torch.cat([torch.randn(50, 2), torch.ones(50, 1)], dim=1)
     >>> network = TableNetwork.for_rows(x, numbers=2, outputs=1).eval()
-    >>> network(x).shape, network.members(x).shape
+    >>> network(x).shape, network.members(x)[0].shape
     (torch.Size([50, 1]), torch.Size([50, 16, 1]))
     """
 
@@ -75,13 +128,29 @@ class TableNetwork(nn.Module):
             start_scaling_init_chunks=chunks,
         )
         self.output = LinearEnsemble(shape.width, shape.outputs, k=shape.members)
+        if shape.has_quantiles:
+            self.spread = LinearEnsemble(shape.width, len(KNOTS), k=shape.members)
+            self.quantiles = Quantiles()
 
     @classmethod
-    def for_rows(cls, x: Tensor, numbers: int, outputs: int) -> TableNetwork:
-        """Make an untrained network for rows like these training rows."""
+    def for_rows(
+        cls, x: Tensor, numbers: int, outputs: int, y: Tensor | None = None
+    ) -> TableNetwork:
+        """Make an untrained network for rows like these training rows.
+
+        With their targets it gives quantiles, at first those of all targets.
+        """
         edges = _edges(x[:, :numbers])
         bins = tuple(len(edge) - 1 for edge in edges)
-        return cls(Shape(numbers, x.shape[1] - numbers, outputs, bins), edges)
+        flags = x.shape[1] - numbers
+        network = cls(Shape(numbers, flags, outputs, bins, has_quantiles=y is not None), edges)
+        if y is not None:
+            network.quantiles = Quantiles.of(y)
+            drawn = network.quantiles.drawn(y[: 2**20]).double()
+            with torch.no_grad():
+                network.spread.weight.zero_()
+                network.spread.bias.copy_(unordered(torch.quantile(drawn, KNOTS)[None]))
+        return network
 
     @classmethod
     def from_weights(cls, shape: Shape, weights: Mapping[str, Tensor]) -> TableNetwork:
@@ -98,17 +167,19 @@ class TableNetwork(nn.Module):
             raise ValueError("it has weights that are not finite")
         return network.eval()
 
-    def members(self, x: Tensor) -> Tensor:
-        """Give what every member says, shape (n, members, outputs)."""
+    def members(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Give what every member says, (n, members, outputs), and of what quantiles are made."""
         numbers = self.shape.numbers
         parts = [] if self.embed is None else [self.embed(x[:, :numbers]).flatten(1)]
-        wide = torch.cat([*parts, x[:, numbers:]], dim=1)
-        result: Tensor = self.output(self.backbone(self.view(wide)))
-        return result
+        hidden = self.backbone(self.view(torch.cat([*parts, x[:, numbers:]], dim=1)))
+        return self.output(hidden), self.spread(hidden) if self.shape.has_quantiles else None
 
     def forward(self, x: Tensor) -> Tensor:
         """Give the mean over the members, shape (n, outputs)."""
-        return self.members(x).mean(dim=1)
+        outputs, raw = self.members(x)
+        if raw is not None:
+            self.quantiles(raw)  # for whoever looks at that layer
+        return outputs.mean(dim=1)
 
 
 def _edges(numbers: Tensor) -> list[Tensor]:
@@ -151,4 +222,4 @@ class Placed(nn.Module):
         return f"start={self.start}"
 
 
-__all__ = ["Placed", "Shape", "TableNetwork"]
+__all__ = ["QUANTILES", "Placed", "Quantiles", "Shape", "TableNetwork"]

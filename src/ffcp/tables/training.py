@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from ffcp.regression.learned.knots import KNOTS
+from ffcp.regression.learned.network import ascending
 from ffcp.tables.network import TableNetwork
 
 _BATCH = 256
+_AVERAGED = 0.998  # of the mean over past weights is kept at every step
+_PINBALL = 4.0  # times this it is about as large as the squared error
 _LOOK = 2.0  # seconds: how long at most until the rows apart are looked at again
 Progress = Callable[[float], None]  # told the share of the time limit that has gone
 
@@ -22,7 +27,8 @@ Progress = Callable[[float], None]  # told the share of the time limit that has 
 class Training:
     """How a training went: why it ended, and the loss on the rows apart, which chose the weights.
 
-    ``loss`` is the mean squared error in units of the target's variance, or the cross entropy.
+    ``loss`` is the mean squared error in units of the target's variance, plus the pinball loss of
+    quantiles if there are any; or the cross entropy.
     """
 
     epochs: float
@@ -59,11 +65,13 @@ def train(
 ) -> Training:
     """Train until rows apart gain nothing more, time is over, or somebody presses Ctrl-C.
 
-    Targets are numbers, for the squared error, or classes, for the cross entropy. The network is
-    left in eval mode with the weights that were best on the rows apart.
+    Targets are numbers, for the squared error and quantiles, or classes, for the cross entropy.
+    The network is left in eval mode with the weights that were best on the rows apart: means over
+    past steps, which are better than those of the last step and need no plan for the rate.
     """
     generator = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.AdamW(network.parameters(), lr=2e-3, weight_decay=3e-4)
+    averaged = _Averaged(network)
     begin = last_look = time.monotonic()  # torch has loaded its optimizers now
     batch = min(_BATCH, max(8, len(x) // 8))
     best, kept, best_epoch, done = math.inf, copy.deepcopy(network.state_dict()), 0.0, 0.0
@@ -79,15 +87,17 @@ def train(
                     if len(rows) < 2 and len(x) > 1:
                         continue
                     _step(network, optimizer, x[rows], y[rows])
+                    averaged.add()
                     done += len(rows) / len(x)
                     now = time.monotonic()
                     if (over := now - begin > seconds) or now - last_look > _LOOK:
                         break
                 progress(min(1.0, (time.monotonic() - begin) / seconds))
-                loss = loss_on(network, x_stop, y_stop)
+                with averaged.in_place():
+                    loss = loss_on(network, x_stop, y_stop)
+                    if loss < best:
+                        best, kept, best_epoch = loss, copy.deepcopy(network.state_dict()), done
                 last_look = time.monotonic()
-                if loss < best:
-                    best, kept, best_epoch = loss, copy.deepcopy(network.state_dict()), done
                 if over:
                     ended = "when the time was over"
                     break
@@ -103,12 +113,39 @@ def train(
     return Training(round(done, 2), round(time.monotonic() - begin, 2), best, ended)
 
 
+class _Averaged:
+    """The mean over the weights of past steps, recent ones above all."""
+
+    def __init__(self, network: nn.Module) -> None:
+        self._weights = [weight.detach() for weight in network.parameters()]
+        self._means = [weight.clone() for weight in self._weights]
+        self._steps = 0
+
+    def add(self) -> None:
+        """Let the present weights count."""
+        self._steps += 1
+        kept = min(_AVERAGED, self._steps / (self._steps + 9))  # the first ones are soon forgotten
+        torch._foreach_lerp_(self._means, self._weights, 1 - kept)
+
+    @contextlib.contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Put the means in the place of the weights, for a while."""
+        own = [weight.clone() for weight in self._weights]
+        torch._foreach_copy_(self._weights, self._means)
+        try:
+            yield
+        finally:
+            torch._foreach_copy_(self._weights, own)
+
+
 def _step(network: TableNetwork, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> None:
     """Let every member learn on its own: the loss is the mean of theirs, not that of their mean."""
-    outputs = network.members(x)
+    outputs, raw = network.members(x)
     members = outputs.shape[1]
     if y.is_floating_point():
         loss = nn.functional.mse_loss(outputs[..., 0], y[:, None].expand(-1, members))
+        if raw is not None:
+            loss = loss + _pinball(ascending(raw), network.quantiles.drawn(y)[:, None])
     else:
         loss = nn.functional.cross_entropy(outputs.flatten(0, 1), y.repeat_interleave(members))
     optimizer.zero_grad()
@@ -117,15 +154,25 @@ def _step(network: TableNetwork, optimizer: torch.optim.Optimizer, x: Tensor, y:
     optimizer.step()
 
 
+def _pinball(quantiles: Tensor, y: Tensor) -> Tensor:
+    """Give the mean loss of quantiles (..., knots) of targets (...)."""
+    error = y[..., None] - quantiles
+    return _PINBALL * (error * (KNOTS.float() - (error < 0).float())).mean()
+
+
 @torch.no_grad()
 def loss_on(network: TableNetwork, x: Tensor, y: Tensor) -> float:
     """Measure the loss of the members' mean on rows."""
     network.eval()
     total = 0.0
     for rows in torch.arange(len(x)).split(2048):
-        outputs = network(x[rows])
+        outputs, raw = network.members(x[rows])
+        mean = outputs.mean(dim=1)
         if y.is_floating_point():
-            total += float((outputs[:, 0] - y[rows]).square().sum())
+            total += float((mean[:, 0] - y[rows]).square().sum())
+            if raw is not None:
+                quantiles = ascending(raw).mean(dim=1)
+                total += float(_pinball(quantiles, network.quantiles.drawn(y[rows]))) * len(rows)
         else:
-            total += float(nn.functional.cross_entropy(outputs, y[rows], reduction="sum"))
+            total += float(nn.functional.cross_entropy(mean, y[rows], reduction="sum"))
     return total / len(x)

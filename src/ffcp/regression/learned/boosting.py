@@ -11,31 +11,14 @@ from torch import Tensor
 
 from ffcp.extras import needed
 from ffcp.pieces import is_traced
-from ffcp.regression.learned.nested import LEVELS
+from ffcp.regression.learned.knots import KNOTS, at_levels
 
-#: The levels that trees learn; those between them are interpolated, those outside go on.
-KNOTS = torch.tensor([0.01, 0.05, 0.15, 0.3, 0.5, 0.7, 0.85, 0.95, 0.99], dtype=torch.float64)
 _ROUNDS, _RATE, _LEAVES, _FEWEST = 120, 0.06, 8, 40
 _SMALLEST = 1e-6  # step between two quantiles, in units of a typical residual
 _ROWS = 512  # that go down all trees at once
 
 _NODES = ("feature", "threshold", "left", "right", "value")
 _TENSORS = (*_NODES, "start", "unit", "columns")
-
-
-def _to_levels() -> Tensor:
-    """Give the matrix from knots to levels: lines between knots, over quantiles of the normal."""
-    knots, levels = torch.special.ndtri(KNOTS), torch.special.ndtri(LEVELS)
-    right = torch.searchsorted(knots, levels).clamp(1, len(knots) - 1)
-    share = (levels - knots[right - 1]) / (knots[right] - knots[right - 1])
-    matrix = torch.zeros(len(KNOTS), len(LEVELS), dtype=torch.float64)
-    places = torch.arange(len(LEVELS))
-    matrix[right - 1, places] = 1 - share
-    matrix[right, places] += share
-    return matrix
-
-
-_TO_LEVELS = _to_levels()
 
 
 class BoostedQuantiles:
@@ -111,10 +94,7 @@ class BoostedQuantiles:
             node = offset + torch.where(goes_left, flat["left"][node], flat["right"][node])
         sums = flat["value"][node].unflatten(1, shape[:-1]).sum(dim=-1) + t["start"]
         # Trees of different levels know nothing of each other: in order, they cannot cross.
-        knots = sums.sort(dim=-1).values @ _TO_LEVELS
-        apart = _SMALLEST * torch.arange(len(LEVELS), dtype=torch.float64)
-        quantiles: Tensor = (knots + apart) * t["unit"].double()[:, None]
-        return quantiles
+        return at_levels(sums, _SMALLEST) * t["unit"].double()[:, None]
 
 
 def _expected(trees: Tensor) -> dict[str, tuple[torch.dtype, torch.Size]]:
@@ -240,9 +220,8 @@ def _check(made: BoostedQuantiles, models: Sequence[Sequence[Any]], columns: Ten
     own = made._quantiles(columns) / made._t["unit"].double()[:, None]
     x = columns.float().numpy()
     theirs = np.stack([[m.predict(x) for m in row] for row in models])  # outputs, knots, rows
-    expected = torch.from_numpy(np.sort(theirs, axis=1)).permute(2, 0, 1) @ _TO_LEVELS
-    apart = _SMALLEST * torch.arange(len(LEVELS), dtype=torch.float64)
-    if not torch.allclose(own, expected + apart, rtol=1e-9, atol=1e-9):
+    expected = at_levels(torch.from_numpy(theirs).permute(2, 0, 1), _SMALLEST)
+    if not torch.allclose(own, expected, rtol=1e-9, atol=1e-9):
         raise RuntimeError(
             "trees of this version of scikit-learn cannot be read: use learner='network'"
         )

@@ -1,4 +1,4 @@
-"""Which learner: small networks, or scikit-learn's boosted trees."""
+"""Which learner: small networks, scikit-learn's boosted trees, or the model itself."""
 
 from __future__ import annotations
 
@@ -9,9 +9,13 @@ from torch import Tensor
 from ffcp.regression.learned import boosting, network
 from ffcp.regression.learned.boosting import BoostedQuantiles
 from ffcp.regression.learned.network import QuantileNetwork
+from ffcp.regression.learned.own import OwnQuantiles
 
-Learner = QuantileNetwork | BoostedQuantiles
+Learner = QuantileNetwork | BoostedQuantiles | OwnQuantiles
 NETWORK, BOOSTING = KINDS = ("network", "boosting")
+_SAVED: dict[object, type[Learner]] = {
+    made.kind: made for made in (QuantileNetwork, BoostedQuantiles, OwnQuantiles)
+}
 
 
 def checked_learner(kind: str) -> str:
@@ -35,7 +39,6 @@ def learn(kind: str, columns: Tensor, residuals: Tensor, seed: int) -> Learner:
 
 def from_state(kind: object, tensors: Mapping[str, Tensor]) -> Learner:
     """Make a learner again from saved tensors, once they are checked."""
-    if kind not in KINDS:
+    if kind not in _SAVED:
         raise ValueError(f"{kind!r} is no learner")
-    made = QuantileNetwork if kind == NETWORK else BoostedQuantiles
-    return made.from_state(tensors)
+    return _SAVED[kind].from_state(tensors)

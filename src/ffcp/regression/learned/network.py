@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ffcp.regression.learned.nested import LEVELS, MIDDLE
+from ffcp.regression.learned.nested import LEVELS
 
 MEMBERS, WIDTH = 4, 64  # so many networks, whose quantiles are averaged, and how wide they are
 _BATCH, _RATE, _DECAY, _DROPOUT = 512, 4e-3, 1e-3, 0.1
@@ -118,25 +118,26 @@ def ascending(raw: Tensor) -> Tensor:
     >>> bool((ascending(torch.randn(3, len(LEVELS))).diff() > 0).all())
     True
     """
-    middle = raw[..., :1]
+    middle, half = raw[..., :1], raw.shape[-1] // 2
     steps = functional.softplus(raw[..., 1:]) + _SMALLEST
-    below = steps[..., :MIDDLE].flip(-1).cumsum(dim=-1).flip(-1)
-    above = steps[..., MIDDLE:].cumsum(dim=-1)
+    below = steps[..., :half].flip(-1).cumsum(dim=-1).flip(-1)
+    above = steps[..., half:].cumsum(dim=-1)
     return torch.cat([middle - below, middle, middle + above], dim=-1)
 
 
-def _unordered(quantiles: Tensor) -> Tensor:
+def unordered(quantiles: Tensor) -> Tensor:
     """Invert :func:`ascending` for quantiles (outputs, levels), side by side.
 
     Steps too small or too large to learn from are cut.
 
     >>> quantiles = torch.linspace(-1, 1, len(LEVELS))[None]
-    >>> torch.allclose(ascending(_unordered(quantiles)), quantiles, atol=1e-4)
+    >>> torch.allclose(ascending(unordered(quantiles)), quantiles, atol=1e-4)
     True
     """
     steps = quantiles.double().diff().clamp(_FIRST_STEP, _LAST_STEP)
     raw = steps + (-(-steps).expm1()).log()  # the inverse of softplus
-    return torch.cat([quantiles[:, MIDDLE, None], raw], dim=-1).flatten().float()
+    middle = quantiles.shape[-1] // 2
+    return torch.cat([quantiles[:, middle, None], raw], dim=-1).flatten().float()
 
 
 def _quantiles(values: Tensor, known: Tensor) -> Tensor:
@@ -198,7 +199,7 @@ def _train(z: Tensor, y: Tensor, known: Tensor, generator: torch.Generator) -> d
         # Learning starts from the quantiles of all residuals: few rows then need not find them by
         # steps, and networks stay there where columns say nothing.
         weights["w3"].zero_()
-        weights["b3"].copy_(_unordered(marginal))
+        weights["b3"].copy_(unordered(marginal))
     levels = LEVELS.float()
     parts = _divided(len(z), generator)
 
