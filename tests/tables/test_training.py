@@ -85,3 +85,30 @@ def _network(frame: pd.DataFrame) -> dict[str, Tensor]:
     with mock.patch.object(fitting, "train", short), pytest.raises(EnoughError):
         fitting.fit(frame, "price", minutes=0.5, seed=0)
     return made[0]
+
+
+def test_targets_that_are_one_number_have_quantiles() -> None:
+    network = TableNetwork.for_rows(torch.randn(20, 2), 2, 1, torch.full((20,), 3.0))
+    raw = network.members(torch.randn(5, 2))[1]
+    assert bool(network.quantiles(raw).isfinite().all())
+
+
+def test_far_targets_do_not_steer_what_quantiles_learn() -> None:
+    torch.manual_seed(0)
+    x, y = material(200)
+    far = y.clone()
+    far[0] = 1e4
+    light, heavy = (TableNetwork.for_rows(x, 2, 1, target).train() for target in (y, far))
+    for network, reaches in ((light, True), (heavy, False)):
+        network.members(x)[0].sum().backward()
+        grads = [weight.grad for weight in network.backbone.parameters()]
+        assert any(grad is not None for grad in grads) == reaches
+
+
+@pytest.mark.parametrize(("numbers", "embedding"), [(3, 12), (280, 5), (1000, 4)])
+def test_many_columns_are_embedded_in_fewer_numbers_each(numbers: int, embedding: int) -> None:
+    x = torch.randn(20, numbers)
+    network = TableNetwork.for_rows(x, numbers, 1)
+    again = TableNetwork.from_weights(network.shape, network.state_dict())
+    assert network.shape.embedding == embedding
+    assert torch.equal(again(x), network.eval()(x))

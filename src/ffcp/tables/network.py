@@ -18,7 +18,7 @@ from ffcp.regression.learned.knots import KNOTS
 from ffcp.regression.learned.network import ascending, unordered
 
 _BINS = 48
-_EMBEDDING = 12
+_EMBEDDING, _LEAST, _WIDEST = 12, 4, 1400  # of a number; fewer where rows would be wider than this
 QUANTILES = "quantiles"  # the layer that gives them
 _BENDS = (0.01, 0.1, 0.3, 1.0, 3.0, 10.0)  # how strongly the tails of targets are drawn in ...
 _KURTOSIS = 7.0  # ... until they are hardly longer than those of a normal distribution, which has 3
@@ -37,11 +37,12 @@ class Shape:
     width: int = 192
     blocks: int = 2
     dropout: float = 0.1
+    embedding: int = _EMBEDDING
     has_quantiles: bool = False
 
     def check(self) -> None:
         """Refuse, by ValueError, sizes that no network has."""
-        sizes = (self.outputs, self.members, self.width, self.blocks, *self.bins)
+        sizes = (self.outputs, self.members, self.width, self.blocks, self.embedding, *self.bins)
         small = all(0 < size <= 2**16 for size in sizes) and 0 <= self.dropout < 1
         if not small or min(self.numbers, self.flags) < 0 or len(self.bins) != self.numbers:
             raise ValueError("it has sizes that no network has")
@@ -65,13 +66,12 @@ class Quantiles(nn.Module):
         """Draw in the tails of these targets as far as they need it."""
         y = y.double()
         middle = y.median()
-        spread = (y - middle).abs().mean()
+        spread = (y - middle).abs().mean() or torch.ones(())  # these may be one number
         for bend in _BENDS:
             drawn = ((y - middle) * bend / spread).asinh()
-            away = (drawn - drawn.mean()).square()
-            if away.square().mean() <= _KURTOSIS * away.mean().square():
+            if _kurtosis(drawn) <= _KURTOSIS:
                 break
-        return cls((float(middle), float(spread) / bend, float(away.mean().sqrt())))
+        return cls((float(middle), float(spread) / bend, float(drawn.std(correction=0)) or 1.0))
 
     def drawn(self, y: Tensor) -> Tensor:
         """Give targets as members learn them."""
@@ -112,11 +112,11 @@ class TableNetwork(nn.Module):
         with warnings.catch_warnings():  # a column of two values has one bin, and that is meant
             warnings.filterwarnings("ignore", "The .* feature has just two bin edges")
             self.embed = (
-                PiecewiseLinearEmbeddings(edges, _EMBEDDING, activation=False, version="B")
+                PiecewiseLinearEmbeddings(edges, shape.embedding, activation=False, version="B")
                 if edges
                 else None
             )
-        chunks = [_EMBEDDING] * shape.numbers + [1] * shape.flags
+        chunks = [shape.embedding] * shape.numbers + [1] * shape.flags
         self.view = EnsembleView(k=shape.members)
         self.backbone = make_tabm_backbone(
             d_in=sum(chunks),
@@ -128,6 +128,7 @@ class TableNetwork(nn.Module):
             start_scaling_init_chunks=chunks,
         )
         self.output = LinearEnsemble(shape.width, shape.outputs, k=shape.members)
+        self.is_led_by_quantiles = False  # in training; the mean then learns from what they find
         if shape.has_quantiles:
             self.spread = LinearEnsemble(shape.width, len(KNOTS), k=shape.members)
             self.quantiles = Quantiles()
@@ -142,10 +143,14 @@ class TableNetwork(nn.Module):
         """
         edges = _edges(x[:, :numbers])
         bins = tuple(len(edge) - 1 for edge in edges)
-        flags = x.shape[1] - numbers
-        network = cls(Shape(numbers, flags, outputs, bins, has_quantiles=y is not None), edges)
+        embedding = max(_LEAST, min(_EMBEDDING, _WIDEST // max(1, numbers)))
+        sizes = (numbers, x.shape[1] - numbers, outputs, bins)
+        shape = Shape(*sizes, embedding=embedding, has_quantiles=y is not None)
+        network = cls(shape, edges)
         if y is not None:
             network.quantiles = Quantiles.of(y)
+            # The squares of a few far targets would steer all weights.
+            network.is_led_by_quantiles = _kurtosis(y.double()) > _KURTOSIS
             drawn = network.quantiles.drawn(y[: 2**20]).double()
             with torch.no_grad():
                 network.spread.weight.zero_()
@@ -172,7 +177,9 @@ class TableNetwork(nn.Module):
         numbers = self.shape.numbers
         parts = [] if self.embed is None else [self.embed(x[:, :numbers]).flatten(1)]
         hidden = self.backbone(self.view(torch.cat([*parts, x[:, numbers:]], dim=1)))
-        return self.output(hidden), self.spread(hidden) if self.shape.has_quantiles else None
+        raw = self.spread(hidden) if self.shape.has_quantiles else None
+        alone = self.training and self.is_led_by_quantiles
+        return self.output(hidden.detach() if alone else hidden), raw
 
     def forward(self, x: Tensor) -> Tensor:
         """Give the mean over the members, shape (n, outputs)."""
@@ -195,6 +202,12 @@ def _edges(numbers: Tensor) -> list[Tensor]:
             places = torch.stack([some.min(), some.max()]).unique()
         edges.append(places if len(places) > 1 else torch.stack([places[0], places[0] + 1]))
     return edges
+
+
+def _kurtosis(values: Tensor) -> float:
+    """Say how long tails are: 3 for a normal distribution."""
+    squares = (values - values.mean()).square()
+    return float(squares.square().mean() / squares.mean().square())
 
 
 class Placed(nn.Module):
