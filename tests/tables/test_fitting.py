@@ -12,7 +12,7 @@ import pandas as pd
 import torch
 
 from ffcp import tables
-from ffcp.tables import dividing
+from ffcp.tables import dividing, measuring
 from ffcp.tables.columns import learn
 from ffcp.tables.network import TableNetwork
 from ffcp.tables.training import train
@@ -33,6 +33,22 @@ def test_fresh_rows_are_covered(fitted: tables.FittedTable) -> None:
     assert found.rows == 500
     assert fitted.about.tested is not None
     assert fitted.about.tested.rows == 120
+
+
+@pytest.mark.parametrize("kind", ["fitted", "labelled"])
+def test_the_curve_says_what_bands_of_each_level_cover(
+    kind: str, request: pytest.FixtureRequest
+) -> None:
+    made: tables.FittedTable = request.getfixturevalue(kind)
+    rows = houses(200, 7).astype({"rooms": object})
+    rows["kind"] = np.where(rows["price"] > 350, "dear", "cheap")
+    y = rows[made.about.target].to_numpy()
+    rows.loc[3, "rooms"] = "many"  # a row that cannot be predicted counts for nothing
+    curve = dict(zip(*[iter(made.curve(rows, y))] * 2, strict=True))
+    for alpha in (0.1, 0.6):
+        bands = made.predicted(rows, alpha).bands.drop(index=3)
+        expected = measuring.covered(bands, np.delete(y, 3)).mean()
+        assert curve[1 - alpha] == pytest.approx(expected)
 
 
 def test_rows_that_moved_are_noticed(fitted: tables.FittedTable) -> None:

@@ -61,8 +61,8 @@ class AutoChoice:
         The one that was taken.
     trials
         For each candidate its interval score (length, plus 2 / alpha times the miss) and its
-        length, averaged over the rows set aside. The best is taken if it beats CP by more than a
-        standard error.
+        length, averaged over the rows set aside. The best is taken if it beats CP, or the central
+        quantiles of the model if it gives any, by more than a standard error.
     criterion
         Which of the two decided: ``"score"`` or ``"length"``.
     rows
@@ -190,10 +190,10 @@ class Undecided(Family):
         candidates = dict(self._candidates(aside, judge))
         trials = {name: judge.trial(one, candidates[PLAIN]) for name, one in candidates.items()}
         best = min(trials, key=lambda name: getattr(trials[name], self._criterion))
-        plain = candidates[PLAIN]
         # The best of many is a little lucky: where rows tell no difference, the simplest is taken.
-        if not judge.is_clearly_better(candidates[best], plain, self._criterion):
-            best = PLAIN
+        simplest = PLAIN if self._own is None else f"{OWN}, {CENTRAL}"
+        if not judge.is_clearly_better(candidates[best], candidates[simplest], self._criterion):
+            best = simplest
         family, bandwidth = candidates[best].make()
         choice = AutoChoice(best, trials, self._criterion, len(y), float(exact_alpha(alpha)))
         near = None if bandwidth is None else partial(localized, bandwidth=bandwidth)

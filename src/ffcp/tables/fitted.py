@@ -130,20 +130,17 @@ class FittedTable:
         """Predict the rows of a frame, which are these rows of a larger table."""
         alpha = self.about.alpha if alpha is None else alpha
         exact_alpha(alpha)
-        x, reasons, remarks = self._encode(frame)
-        groups = self._groups(frame, reasons)
+        x, groups, reasons, remarks = self._ready(frame)
         usable = reasons == ""
         empty = self._empty(frame.index, reasons)
         if not usable.any():
             return Predicted(empty, remarks)
-        x = x[torch.from_numpy(usable)]
-        labels = None if groups is None else groups[usable]
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", FFCPWarning)
             if self.about.classes:
-                made = self._sets(x, alpha, labels, first_row)
+                made = self._sets(x, alpha, groups, first_row)
             else:
-                made = self._bands(x, alpha, labels)
+                made = self._bands(x, alpha, groups)
         said = [str(warning.message) for warning in caught if warning.category is FFCPWarning]
         remarks += said
         for name, values in made.items():
@@ -151,6 +148,18 @@ class FittedTable:
         if "upper" in made:
             self._say_infinite(empty, said)
         return Predicted(empty, remarks)
+
+    def _ready(self, frame: pd.DataFrame) -> tuple[Tensor, Any, np.ndarray[Any, Any], list[str]]:
+        """Give the rows that can be predicted, with their groups; of all rows why they cannot."""
+        x, reasons, remarks = self._encode(frame)
+        groups = self._groups(frame, reasons)
+        usable = reasons == ""
+        return (
+            x[torch.from_numpy(usable)],
+            None if groups is None else groups[usable],
+            reasons,
+            remarks,
+        )
 
     def _encode(self, frame: pd.DataFrame) -> tuple[Tensor, np.ndarray[Any, Any], list[str]]:
         """Encode rows as every network needs them, side by side."""
@@ -184,7 +193,7 @@ class FittedTable:
         given = {} if groups is None else {"groups": groups}
         band = self.predictor.predict_interval(x, alpha, **given)
         ends = {
-            name: getattr(band, name).double().reshape(-1).numpy() * about.scale + about.centre
+            name: getattr(band, name).double()[..., 0].numpy() * about.scale + about.centre
             for name in ("prediction", "lower", "upper")
         }
         low, high = (np.nan if end is None else end for end in about.support)
@@ -316,11 +325,19 @@ class FittedTable:
 
     def curve(self, frame: pd.DataFrame, y: np.ndarray[Any, Any]) -> tuple[float, ...]:
         """Give promised and found coverage at many levels, one pair after the other."""
+        x, groups, reasons, _ = self._ready(frame)
+        y = y[reasons == ""]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FFCPWarning)
+            if self.about.classes:
+                levels = [self._sets(x, alpha, groups, 0) for alpha in _CURVE]
+            else:  # one pass serves them all
+                ends = self._bands(x, _CURVE, groups)
+                names = ("lower", "upper")
+                levels = [{name: ends[name][i] for name in names} for i in range(len(_CURVE))]
         pairs: list[float] = []
-        for alpha in _CURVE:
-            bands = self.predicted(frame, alpha).bands
-            has = bands["prediction"].notna().to_numpy()
-            pairs += [1 - alpha, float(measuring.covered(bands[has], y[has]).mean())]
+        for alpha, bands in zip(_CURVE, levels, strict=True):
+            pairs += [1 - alpha, float(measuring.covered(pd.DataFrame(bands), y).mean())]
         return tuple(pairs)
 
     # -- files ------------------------------------------------------------------------------

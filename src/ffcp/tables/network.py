@@ -19,6 +19,7 @@ from ffcp.regression.learned.network import ascending, unordered
 
 _BINS = 48
 _EMBEDDING, _LEAST, _WIDEST = 12, 4, 1400  # of a number; fewer where rows would be wider than this
+_FEW = 3000  # rows, which would be remembered with less dropout
 QUANTILES = "quantiles"  # the layer that gives them
 _BENDS = (0.01, 0.1, 0.3, 1.0, 3.0, 10.0)  # how strongly the tails of targets are drawn in ...
 _KURTOSIS = 7.0  # ... until they are hardly longer than those of a normal distribution, which has 3
@@ -145,7 +146,8 @@ class TableNetwork(nn.Module):
         bins = tuple(len(edge) - 1 for edge in edges)
         embedding = max(_LEAST, min(_EMBEDDING, _WIDEST // max(1, numbers)))
         sizes = (numbers, x.shape[1] - numbers, outputs, bins)
-        shape = Shape(*sizes, embedding=embedding, has_quantiles=y is not None)
+        dropout = 0.3 if len(x) < _FEW else 0.1
+        shape = Shape(*sizes, dropout=dropout, embedding=embedding, has_quantiles=y is not None)
         network = cls(shape, edges)
         if y is not None:
             network.quantiles = Quantiles.of(y)
