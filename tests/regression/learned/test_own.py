@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import ffcp
+from ffcp.export import accepting
 from ffcp.regression.auto import OWN
 from ffcp.regression.learned.knots import KNOTS
 from ffcp.regression.learned.own import OwnQuantiles
@@ -18,10 +19,10 @@ from tests.conftest import normal
 class Spread(nn.Module):
     def __init__(self, knots: int) -> None:
         super().__init__()
-        self.knots = knots
+        self.register_buffer("places", torch.special.ndtri(KNOTS).float()[:knots])
 
     def forward(self, x: Tensor) -> Tensor:
-        return x[:, :1] * torch.special.ndtri(KNOTS).float()[: self.knots]
+        return x[:, :1] * self.places
 
 
 class Telling(nn.Module):
@@ -89,3 +90,8 @@ def test_nothing_else_is_read_from_a_file() -> None:
     assert isinstance(OwnQuantiles.from_state({}), OwnQuantiles)
     with pytest.raises(ValueError, match="nothing is learned"):
         OwnQuantiles.from_state({"w1": torch.zeros(1)})
+
+
+def test_they_have_no_graph_and_say_so() -> None:
+    with pytest.raises(ValueError, match="have no graph"):
+        accepting.check(calibrated())
