@@ -17,7 +17,7 @@ from torch import Tensor
 from ffcp.regression.learned.knots import KNOTS
 from ffcp.tables import dividing, fitting
 from ffcp.tables.network import Quantiles, TableNetwork
-from ffcp.tables.training import loss_on, train
+from ffcp.tables.training import _Averaged, loss_on, train
 from tests.tables.material import houses
 
 
@@ -47,6 +47,28 @@ def test_the_weights_that_are_left_are_those_whose_loss_is_told() -> None:
     network = TableNetwork.for_rows(x, 2, 1, y)
     trained = train(network, x, y, x[:50], y[:50], seconds=60, seed=0, most_epochs=5)
     assert loss_on(network, x[:50], y[:50]) == pytest.approx(trained.loss, rel=1e-5)
+
+
+def test_weights_are_averaged_over_steps_and_given_back() -> None:
+    layer = torch.nn.Linear(1, 1, bias=False)
+    averaged = _Averaged(layer)
+    for step in range(1, 101):
+        torch.nn.init.constant_(layer.weight, step)
+        averaged.add()
+    with averaged.in_place():
+        assert 85 < float(layer.weight.detach()) < 95  # a tenth of the steps, the last ones, count
+    assert float(layer.weight.detach()) == 100
+
+
+def test_the_mean_over_steps_is_what_training_leaves() -> None:
+    torch.manual_seed(0)
+    x, y = material(300)
+    network = TableNetwork.for_rows(x, 2, 1, y)
+    with mock.patch.object(_Averaged, "add", lambda self: None):  # then that of the start is left
+        start = {name: weight.clone() for name, weight in network.state_dict().items()}
+        train(network, x, y, x[:50], y[:50], seconds=60, seed=0, most_epochs=3)
+    for name, weight in network.state_dict().items():
+        assert torch.equal(weight, start[name]), name
 
 
 def test_long_tails_are_drawn_in_and_short_ones_are_left() -> None:

@@ -62,6 +62,13 @@ def test_what_the_model_knows_is_compared_and_taken() -> None:
     torch.testing.assert_close(band.width[:, 0], 3.29 * x[:, 0], rtol=0.2, atol=0.01)
 
 
+def test_the_model_is_believed_where_rows_tell_no_difference() -> None:
+    x, y = torch.ones(600, 2), normal(600, 1, seed=3)[:, 0]  # the same noise everywhere
+    predictor = ffcp.Auto(Telling(), on="prediction", quantiles="quantiles", seed=0)
+    assert predictor.calibrate(x, y).method == f"{OWN}, central"
+    assert ffcp.Auto(Telling(), on="prediction", seed=0).calibrate(x, y).method == "CP"
+
+
 def test_a_saved_choice_gives_the_same_bands(tmp_path: Path) -> None:
     predictor, (x, _) = calibrated(), rows(50, 5)
     predictor.save(tmp_path / "own.safetensors")
