@@ -19,7 +19,7 @@ from ffcp.tables.network import TableNetwork
 _BATCH = 256
 _AVERAGED = 0.998  # of the mean over past weights is kept at every step
 _PINBALL = 4.0  # times this it is about as large as the squared error
-_LOOK = 2.0  # seconds: how long at most until the rows apart are looked at again
+_LOOK, _SHARE = 2.0, 10.0  # seconds until rows apart are looked at again; or times those of a look
 Progress = Callable[[float], None]  # told the share of the time limit that has gone
 
 
@@ -75,7 +75,7 @@ def train(
     begin = last_look = time.monotonic()  # torch has loaded its optimizers now
     batch = min(_BATCH, max(8, len(x) // 8))
     best, kept, best_epoch, done = math.inf, copy.deepcopy(network.state_dict()), 0.0, 0.0
-    ended = f"after {most_epochs} epochs"
+    ended, wait = f"after {most_epochs} epochs", _LOOK
     try:
         with torch.random.fork_rng():
             torch.manual_seed(seed)  # of dropout
@@ -90,14 +90,16 @@ def train(
                     averaged.add()
                     done += len(rows) / len(x)
                     now = time.monotonic()
-                    if (over := now - begin > seconds) or now - last_look > _LOOK:
+                    if (over := now - begin > seconds) or now - last_look > wait:
                         break
-                progress(min(1.0, (time.monotonic() - begin) / seconds))
+                looked = time.monotonic()
+                progress(min(1.0, (looked - begin) / seconds))
                 with averaged.in_place():
                     loss = loss_on(network, x_stop, y_stop)
                     if loss < best:
                         best, kept, best_epoch = loss, copy.deepcopy(network.state_dict()), done
                 last_look = time.monotonic()
+                wait = max(_LOOK, _SHARE * (last_look - looked))
                 if over:
                     ended = "when the time was over"
                     break
