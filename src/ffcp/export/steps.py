@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ffcp.classification.predictor import LabelSets
 from ffcp.classification.rules import Rows
+from ffcp.export.outward import Outward, near
 from ffcp.export.share import Lookup, Share, Thresholds
 from ffcp.export.thresholds import lookup_of
 from ffcp.network import jacobian, passes
@@ -18,6 +19,7 @@ from ffcp.network.features import OUTPUT, Cut
 from ffcp.network.twin import twin_of, uncompiled
 from ffcp.pieces import Seen
 from ffcp.predictor import Predictor
+from ffcp.regression.bases import columns
 from ffcp.regression.family import SlackBands
 from ffcp.regression.predictor import BandPredictor
 from ffcp.regression.sides import ends_at
@@ -110,24 +112,28 @@ class BandSteps(Steps):
         seen, rounding = self.see(given.x), given.get(ROUNDING)
         assert rounding is not None
         prediction = self._family.prediction(seen.output)
-        # Another machine rounds in another way: outward by as much as that can be, of the
-        # prediction here, and of the slack, which multiplies it, in the threshold.
-        near = 8 * torch.finfo(prediction.dtype).eps
-        margin, results = prediction.abs() * near + rounding, [prediction]
+        results, ends_of = [prediction], self._ends(seen, prediction, rounding)
         for threshold in self.thresholds(given, seen):
-            ends = self._ends(seen, threshold + threshold.abs() * near)
-            if prediction.dim() != 2:
-                ends = (ends[0].reshape(prediction.shape), ends[1].reshape(prediction.shape))
-            lower, upper = ends
-            results += [self._cut(lower - margin), self._cut(upper + margin)]
+            for end in ends_of(threshold):
+                whole = end if prediction.dim() == 2 else end.reshape(prediction.shape)
+                results.append(self._cut(whole))
         return results
 
-    def _ends(self, seen: Seen, threshold: Tensor) -> tuple[Tensor, Tensor]:
+    def _ends(self, seen: Seen, prediction: Tensor, rounding: Tensor) -> Callable[..., Any]:
+        """Give the ends at thresholds, outward by as much as another machine can round."""
         if isinstance(self._family, SlackBands):
-            return ends_at(self._family, seen, threshold)
-        # Others work out several levels at once.
-        lower, upper = ends_at(self._family, seen, threshold.view(1, -1, threshold.shape[-1]))
-        return lower[0], upper[0]
+            outward = Outward(self._family, seen, rounding)
+            return lambda threshold: ends_at(outward, seen, threshold)
+        share = near(prediction.dtype)
+        margin = columns(prediction.abs() * share + rounding)
+
+        def of_levels(threshold: Tensor) -> tuple[Tensor, Tensor]:
+            larger = threshold + threshold.abs() * share
+            # Several levels are worked out at once.
+            lower, upper = ends_at(self._family, seen, larger.view(1, -1, threshold.shape[-1]))
+            return lower[0] - margin, upper[0] + margin
+
+        return of_levels
 
     def _cut(self, end: Tensor) -> Tensor:
         return end if self._support == (-torch.inf, torch.inf) else end.clamp(*self._support)

@@ -194,15 +194,10 @@ def reach(ends: Ends, below: Tensor, above: Tensor, dtype: torch.dtype) -> tuple
         if bounds is not None:
             return bounds
     below = as_float64(below).to(device)
-    if is_traced() and is_shared:
-        # Distances, so no threshold is below zero; who makes a graph rounds outward by more.
-        step = below * ends.slack_lo
-        return (ends.lo - step).to(dtype), (ends.hi + step).to(dtype)
     down = _reach(ends.lo, below * ends.slack_lo, dtype)
     above = below if is_shared else as_float64(above).to(device)
     up = down if is_shared else _reach(ends.hi, above * ends.slack_hi, dtype)
-    may_shrink = is_traced() or bool((below < 0).any())
-    if may_shrink or (not is_shared and bool((above < 0).any())):
+    if bool((below < 0).any()) or (not is_shared and bool((above < 0).any())):
         # Quantile bands can shrink, a bound then pass the largest number of a short type, and
         # the cast turn it into infinity on the wrong side.
         largest = torch.finfo(dtype).max
@@ -265,6 +260,11 @@ def _reach(start: Tensor, reach: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def as_float64(values: Tensor) -> Tensor:
-    """Convert to float64, on the CPU for devices that have no such type."""
+    """Convert to float64, on the CPU for devices that have no such type.
+
+    A graph that is being made keeps the type it has, and rounds its bands outward by more.
+    """
+    if is_traced():
+        return values
     values = values.cpu() if values.device.type == "mps" else values
     return values.double()

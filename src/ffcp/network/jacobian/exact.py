@@ -20,20 +20,19 @@ _BYTES_AT_ONCE = 2**26  # ... and at most this much memory for what goes in and 
 def exact(tap: Tapped, norm: float) -> dict[str, Tensor]:
     """Take the norms, one output coordinate of all rows at a time."""
     edges = [edge for group in tap.edges.values() for edge in group]
-    rows, outputs = tap.prediction.shape[0], tap.prediction[0].numel()
-    norms: dict[str, Tensor] = {}
-    for output, gradients in enumerate(jacobian_rows(tap, edges)):
+    columns: dict[str, list[Tensor]] = {name: [] for name in tap.edges}
+    for gradients in jacobian_rows(tap, edges):
         rest = iter(gradients)
         for name, group in tap.edges.items():
             own = [next(rest) for _ in group]
-            column = row_norms(reached(name, own), norm)
-            if outputs == 1:
-                norms[name] = column
-                continue
-            if name not in norms:
-                norms[name] = column.new_empty(rows, outputs)
-            norms[name][:, output] = column
-    return {name: values.view_as(tap.prediction) for name, values in norms.items()}
+            columns[name].append(row_norms(reached(name, own), norm))
+    return {name: _joined(norms).view_as(tap.prediction) for name, norms in columns.items()}
+
+
+def _joined(columns: list[Tensor]) -> Tensor:
+    if len(columns) == 1:
+        return columns[0]
+    return torch.cat([column.unsqueeze(1) for column in columns], dim=1)
 
 
 def jacobian_rows(tap: Tapped, edges: Sequence[GradientEdge]) -> Iterator[Sequence[Tensor | None]]:
@@ -47,11 +46,16 @@ def jacobian_rows(tap: Tapped, edges: Sequence[GradientEdge]) -> Iterator[Sequen
     if count == 1:
         yield torch.autograd.grad(outputs, edges, torch.ones_like(outputs), allow_unused=True)
         return
-    at_once = _OUTPUTS_AT_ONCE
-    if not is_traced():  # a graph is for any number of rows
-        shapes = (shape for group in tap.shapes.values() for shape in group)
-        held = outputs.numel() + sum(shape.numel() for shape in shapes)
-        at_once = max(1, min(at_once, _BYTES_AT_ONCE // (held * outputs.element_size())))
+    if is_traced():  # a graph is for any number of rows; what is batched has a fixed one
+        ones = torch.eye(count, dtype=outputs.dtype, device=outputs.device)
+        for column in range(count):
+            seed = ones[column].expand_as(outputs)
+            yield torch.autograd.grad(outputs, edges, seed, retain_graph=True, allow_unused=True)
+        return
+    shapes = (shape for group in tap.shapes.values() for shape in group)
+    held = outputs.numel() + sum(shape.numel() for shape in shapes)
+    most = _BYTES_AT_ONCE // (held * outputs.element_size())
+    at_once = max(1, min(_OUTPUTS_AT_ONCE, most))
     for start in range(0, count, at_once):
         columns = range(start, min(start + at_once, count))
         yield from _batched_rows(outputs, edges, columns, keep=columns.stop < count)
@@ -65,8 +69,6 @@ def _batched_rows(
     for j, column in enumerate(columns):
         seeds[j, :, column] = 1
     try:
-        if is_traced():  # what is batched has a fixed number of rows
-            raise RuntimeError
         with warnings.catch_warnings():
             # Some operations are batched by a loop inside torch: still right, and no one's bug.
             warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
@@ -75,8 +77,7 @@ def _batched_rows(
             )
     except RuntimeError:  # an operation that cannot be batched; the loop raises all else again
         for j, seed in enumerate(seeds):
-            # A graph that is being written down costs nothing to keep for other layers.
-            last = j == len(seeds) - 1 and not keep and not is_traced()
+            last = j == len(seeds) - 1 and not keep
             yield torch.autograd.grad(
                 outputs, edges, seed, retain_graph=not last, allow_unused=True
             )

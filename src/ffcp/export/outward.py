@@ -1,0 +1,96 @@
+"""Bands of a base and a slack in a graph: in the model's own type, and rounded outward.
+
+The library works in float64 and rounds once. A graph has few operations to spare, so it stays in
+the type of the model and moves both ends outward by more than that, and another machine, can round.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ffcp.network.jacobian.norms import wide
+from ffcp.pieces import Seen
+from ffcp.regression.bands import Ends
+from ffcp.regression.family import Family, SlackBands
+from ffcp.regression.sides import BOTH, EACH
+
+_UNITS = 8  # of rounding
+
+
+def near(dtype: torch.dtype) -> float:
+    """Give the share of a number that a few roundings can take from it."""
+    return _UNITS * torch.finfo(dtype).eps
+
+
+class Outward(Family):
+    """Bands of a base and a slack, in a graph.
+
+    Parameters
+    ----------
+    bands
+        The family whose bands they are.
+    seen
+        What the pass saw.
+    rounding
+        By how much another machine's results differ, for each output.
+
+    Examples
+    --------
+    >>> from ffcp import Constant, Point
+    >>> seen = Seen(None, torch.tensor([[3.0]]), {}, {}, range(1))
+    >>> outward = Outward(SlackBands(Point(), Constant()), seen, torch.zeros(1))
+    >>> lower, upper = outward.interval(seen, torch.tensor([2.0]))
+    >>> bool(0.99999 < lower < 1) and bool(5 < upper < 5.00001)
+    True
+    """
+
+    def __init__(self, bands: SlackBands, seen: Seen, rounding: Tensor) -> None:
+        self.joint, self.side = bands.joint, bands.side
+        self._dtype, self._rounding = seen.output.dtype, rounding.reshape(-1)
+        self._ends = _in_type(bands.ends(seen), wide(self._dtype))
+
+    def reach(self, seen: Seen, below: Tensor, above: Tensor) -> tuple[Tensor, Tensor]:
+        """Give the ends (n, m) whose targets have at most these one-sided scores."""
+        ends = self._ends
+        if ends.is_symmetric and below is above:
+            # In this order: where slacks are constant, the first two terms are one number.
+            step = self._larger(below) * ends.slack_lo + self._rounding + self._near(ends.lo)
+            return (ends.lo - step).to(self._dtype), (ends.hi + step).to(self._dtype)
+        down, up = (
+            self._in_type(score) * slack
+            for score, slack in ((below, ends.slack_lo), (above, ends.slack_hi))
+        )
+        under = self._near(ends.lo) + self._near(down) + self._rounding
+        over = self._near(ends.hi) + self._near(up) + self._rounding
+        # Bands can shrink: a bound beyond the largest number is not beyond all. Not by clamp_max,
+        # which in onnxruntime ends at the smallest number, too, and leaves no infinity.
+        largest = torch.tensor(torch.finfo(self._dtype).max, dtype=down.dtype)
+        lower = torch.minimum(ends.lo - down, largest)
+        upper = torch.maximum(ends.hi + up, -largest)
+        if self.side in (BOTH, EACH):
+            # What shrank to nothing is a point, and whether it did depends on both ends.
+            is_empty, middle = lower > upper, lower / 2 + upper / 2
+            lower, upper = lower.where(~is_empty, middle), upper.where(~is_empty, middle)
+            under = over = under + over
+        return (lower - under).to(self._dtype), (upper + over).to(self._dtype)
+
+    def _in_type(self, threshold: Tensor) -> Tensor:
+        """Bring thresholds to the type, none of them to less than it was by underflow."""
+        dtype = wide(self._dtype)
+        return threshold.to(dtype) + torch.finfo(dtype).tiny
+
+    def _larger(self, threshold: Tensor) -> Tensor:
+        """Lengthen thresholds, none of which is below zero, by all that rounding can take."""
+        return self._in_type(threshold * (1 + near(self._dtype)))
+
+    def _near(self, number: Tensor) -> Tensor:
+        return number.abs() * near(self._dtype)
+
+
+def _in_type(ends: Ends, dtype: torch.dtype) -> Ends:
+    """Convert ends, and leave those one that are one."""
+    lo, slack = ends.lo.to(dtype), ends.slack_lo.to(dtype)
+    if ends.is_symmetric:
+        return Ends(lo, lo, slack, slack)
+    return Ends(lo, ends.hi.to(dtype), slack, ends.slack_hi.to(dtype))
