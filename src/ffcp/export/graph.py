@@ -159,6 +159,7 @@ def _decompositions() -> dict[Any, Callable[..., Any]]:
     return {
         aten.convolution_backward.default: _convolution_backward,
         aten.sort.stable: _stable_sort,
+        aten.baddbmm.default: _biased_products,
     }
 
 
@@ -167,6 +168,13 @@ def _stable_sort(
 ) -> Any:
     """Sort: ONNX puts the lower index first where values are equal, so all sorts are stable."""
     return aten.sort.default(x, dim, descending)
+
+
+def _biased_products(
+    bias: Tensor, left: Tensor, right: Tensor, *, beta: float = 1, alpha: float = 1
+) -> Tensor:
+    """Add a bias to products of matrices: torch 2.5 has it for a known number of rows only."""
+    return torch.add(beta * bias if beta != 1 else bias, torch.bmm(left, right), alpha=alpha)
 
 
 def _convolution_backward(

@@ -137,4 +137,7 @@ def _is_constant(node: Node) -> bool:
 
 def _shape(node: Node) -> tuple[str, ...]:
     """Give a shape as words, so that no size that is open is asked for its value."""
-    return tuple(str(size) for size in node.meta["val"].shape)
+    value = node.meta.get("val")
+    if value is None:  # before torch 2.6 parameters have none
+        value = getattr(node.graph.owning_module, node.target)
+    return tuple(str(size) for size in value.shape)
