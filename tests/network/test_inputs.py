@@ -438,6 +438,38 @@ def test_lists_and_foreign_arrays_inside_a_dict_are_read() -> None:
         torch.testing.assert_close(predictor({"number": number, "kind": index}).upper, want)
 
 
+KIND = torch.arange(40) % 5
+
+
+@pytest.mark.parametrize(
+    ("model", "x", "advice"),
+    [
+        (nn.Linear(4, 1), WHOLE.long(), r"x is torch.int64; .* Give x.to\(torch.float32\)"),
+        (nn.Linear(4, 1).double(), WHOLE > 0, r"x is torch.bool; .* Give x.to\(torch.float64\)"),
+        (nn.BatchNorm1d(4), WHOLE.int(), r"Give x.to\(torch.float32\)"),
+        (nn.Conv1d(1, 1, 4), WHOLE.long()[:, None], r"Give x.to\(torch.float32\)"),
+        (NumberAndClass(), (WHOLE.long(), KIND), r"Give x\[0\].to\(torch.float32\) or x\[1\]"),
+        (NumberAndClass(), {"number": X, "kind": KIND.float()}, r"or x\[kind\].long\(\)$"),
+    ],
+)
+def test_a_tensor_of_another_type_than_the_models_is_refused_with_advice(model, x, advice):
+    with pytest.raises(ValueError, match=advice) as refused:
+        ffcp.CP(model).calibrate(x, Y)
+    assert isinstance(refused.value.__cause__, RuntimeError)  # torch's own words are kept
+
+
+def test_errors_of_a_model_that_are_not_of_types_stay_what_they_are():
+    class Fails(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            raise RuntimeError("no connection")
+
+    with pytest.raises(RuntimeError, match=r"^no connection$"):
+        ffcp.CP(Fails(4, 1)).calibrate(WHOLE.long(), Y)
+    with pytest.raises(RuntimeError, match=r"must have the same dtype, but got Float and Double$"):
+        # Types are at odds inside the model, and no other input would help.
+        ffcp.CP(nn.Sequential(nn.Linear(4, 2), nn.Linear(2, 1).double())).calibrate(X, Y)
+
+
 @pytest.mark.parametrize(
     ("x", "message"),
     [

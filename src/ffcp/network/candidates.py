@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ffcp.network import checks, inputs
+from ffcp.network import calling, checks, inputs
 from ffcp.network.features import INPUT, Cut, NoGradientError, module_names, undisturbed
 from ffcp.network.twin import borrowed, uncompiled
 
@@ -62,7 +62,7 @@ def _distinct_features(model: nn.Module, x: Any) -> list[str]:
             for name, module in module_names(model).items():
                 if not isinstance(module, torch.jit.ScriptModule):  # those refuse hooks
                     handles.append(module.register_forward_hook(watch(name)))
-            prediction = checks.output(inputs.call(model, x), rows, x)
+            prediction = checks.output(calling.call(model, x), rows, x)
         finally:
             for handle in handles:
                 handle.remove()

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from ffcp.network import arrays, checks, inputs
+from ffcp.network import arrays, calling, checks, inputs
 from ffcp.network.modes import gradients
 from ffcp.network.picking import whole
 from ffcp.network.twin import is_twin, uncompiled
@@ -296,7 +296,7 @@ class Cut:
             self._open = True
             self._record(x, INPUT)
             prediction = checks.output(
-                inputs.call(self._model, self._enter(x, INPUT)), self._rows, x
+                calling.call(self._model, self._enter(x, INPUT)), self._rows, x
             )
             self._record(prediction, OUTPUT)
         finally:

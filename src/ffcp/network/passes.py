@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ffcp.network import checks, inputs, jacobian
+from ffcp.network import calling, checks, inputs, jacobian
 from ffcp.network.buffer import RowBuffer
 from ffcp.network.features import OUTPUT, Cut, is_inside, resolve
 from ffcp.network.jacobian import AUTO, EXACT, Method, Smooth
@@ -290,7 +290,7 @@ def check_rows(model: nn.Module, x: Any, names: Sequence[str], sample: int = 8) 
     asked = inputs.row_count(x) // 2
     names = [name for name in names if name != OUTPUT]
     model = uncompiled(model) if any(map(is_inside, names)) else model
-    renew(model, lambda twin: checks.output(inputs.call(twin, x), inputs.row_count(x), x))
+    renew(model, lambda twin: checks.output(calling.call(twin, x), inputs.row_count(x), x))
     with borrowed(model) as twin:
         _check_rows(twin, x, names, asked)
 
