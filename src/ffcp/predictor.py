@@ -469,12 +469,14 @@ class Predictor(Sharing):
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Refuse to be compiled: most of a call looks at weights and numbers, not at the model.
 
-        docs/speed.md says what was measured.
+        docs/speed.md says what was measured. ``torch.compile(predictor)`` is refused so as well,
+        when it is first called.
         """
         raise RuntimeError(
             f"{type(self).__name__} is not compiled, as that gains next to nothing: give it "
             "torch.compile(model) if the model is large, or export(path, example) the band for a "
-            "server"
+            "server. A function that is compiled calls it through "
+            "torch.compiler.disable(predictor.forward)"
         )
 
     @staticmethod

@@ -9,7 +9,7 @@ from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-import torch  # noqa: F401 - for the examples
+import torch
 from torch import Tensor, nn
 
 from ffcp import files
@@ -44,6 +44,8 @@ def steady(
 
     @functools.wraps(method)
     def call(self: Self, *args: P.args, **kwargs: P.kwargs) -> Result:
+        if torch.compiler.is_compiling():  # by torch.compile(predictor), or around a call of it
+            torch.compiler.disable(self.compile)()
         snapshot = self._snapshot()
         now, tensors = stamped(snapshot.model)
         snapshot.__dict__["_stamp"] = now  # serves the whole call

@@ -246,3 +246,21 @@ def test_saved_files_have_the_permissions_of_any_new_file(tmp_path) -> None:
 def test_a_predictor_says_what_to_compile_in_its_place(mlp: nn.Module) -> None:
     with pytest.raises(RuntimeError, match=r"torch\.compile\(model\)"):
         ffcp.CP(mlp).compile()
+
+
+@pytest.mark.long
+def test_torch_compile_of_a_predictor_is_refused_in_the_same_words(mlp: nn.Module) -> None:
+    x, y = normal(50, 4, seed=0), normal(50, seed=1)
+    predictor = ffcp.FFCP(mlp, "0").calibrate(x, y)
+    before = predictor(x)
+    compiled = torch.compile(predictor, backend="eager")
+    around = torch.compile(lambda x: predictor.predict_interval(2 * x).lower, backend="eager")
+    for rows in (5, 7):  # dynamo ended in an error of its own at the second shape
+        for call in (compiled, around):
+            with pytest.raises(RuntimeError, match=r"^FFCP is not compiled.*torch.compile\(model"):
+                call(x[:rows])
+    calm = torch.compiler.disable(predictor.forward)  # as the error says
+    function = torch.compile(lambda x: calm(x).lower + 1, backend="eager")
+    for rows in (5, 7, 50):
+        assert torch.equal(function(x[:rows]), predictor(x[:rows]).lower + 1)
+    assert torch.equal(predictor(x).lower, before.lower)
