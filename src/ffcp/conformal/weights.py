@@ -9,6 +9,7 @@ different sizes.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterator
 from fractions import Fraction
@@ -176,13 +177,21 @@ class Places:
         for part in x.split(_ROWS):
             yield (part.double() - self._centre) / self._unit
 
+    def rounded(self) -> Places:
+        """Give the same places in float32."""
+        places = copy.copy(self)
+        places._type, places._points = torch.float32, self._points.float()
+        return places
+
     def moved(self, x: Tensor) -> Tensor:
         """Express other points as these are."""
         return torch.cat(list(self._moved(x))).to(self._type)
 
     def from_each(self, x: Tensor) -> Tensor:
         """Give the squared distances (b, n), in float32, of all points from moved points (b, e)."""
-        return torch.mm(_factors(x), self._points.T).float().clamp_min_(0)
+        squared = torch.empty(len(x), len(self), dtype=self._type)
+        torch.mm(_factors(x), self._points.T, out=squared)  # so autocast leaves it alone
+        return squared.float().clamp_min_(0)
 
     def squared_distances(self, x: Tensor) -> Iterator[tuple[slice, Tensor]]:
         """Yield blocks (rows, b) of squared distances to the moved points ``x``, (b, e)."""

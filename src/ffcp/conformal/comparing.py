@@ -1,0 +1,176 @@
+"""The nearest of all points, found by comparing with each of them.
+
+Distances are products of matrices in float64, rounded to float32, and of equal ones those of the
+first rows count as smaller. Products in float32 take half the time and are off by at most an error
+that is known. So the k-th smallest of them says of almost every point whether it is among the k
+nearest. The distances of the few that lie within the errors of it are taken again, in full. Where
+they are many, as among copies or in small clusters, all products are taken in float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ffcp.conformal.weights import Places
+
+_EVERY = 16  # of so many distances one is looked at, to guess how far neighbours are
+_UNSURE = 64  # so many distances of one point are taken again, at most
+_AGREEING = 64  # so many of all points are, to see that products are as exact as float32 is
+_TRIED = (4, 32)  # points that say whether float32 decides enough: fewer where there are many
+_NUMBERS = 2**22  # distances held at once to try that
+_PAIRS = 2**20  # coordinates worked on at once where distances are taken again
+_SMALL, _LARGE = 1e-36, 1e36  # between these squares float32 is as exact as its digits
+
+InFull = Callable[[np.ndarray, np.ndarray], np.ndarray]  # numbers, by their rows and columns
+
+
+class EveryPoint:
+    """Finds the nearest of the points (n, e), of which ``neighbours`` will be wanted."""
+
+    def __init__(self, embedding: Tensor, neighbours: int) -> None:
+        self._embedding = embedding
+        self._places = Places(embedding, fine=0.0)
+        self._rough = self._places.rounded()
+        fewest, most = _TRIED
+        tried = max(fewest, min(most, _NUMBERS // len(embedding)))
+        some = embedding[:: max(1, len(embedding) // tried)]
+        # Sums of the squares of points that are no larger stay finite on the way, too.
+        is_small = 4 * embedding.shape[1] * float(embedding.abs().max()) ** 2 < _LARGE
+        self._is_rough_enough = is_small and self._by_rough(some, neighbours)[1].mean() > 0.75
+
+    def __call__(self, x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """Give the rows of the k nearest points to each of ``x``, and their squared distances."""
+        distances = self._distances(x)
+        rows = smallest(distances, k)
+        near = np.take_along_axis(distances, rows, axis=1)
+        return torch.from_numpy(rows), torch.from_numpy(near).double()
+
+    def rows(self, x: Tensor, k: int) -> Tensor:
+        """Give the rows alone: the same ones, in less time."""
+        if not self._is_rough_enough:
+            return torch.from_numpy(smallest(self._distances(x), k))
+        rows, is_decided = self._by_rough(x, k)
+        if not is_decided.all():
+            rest = torch.from_numpy(~is_decided)
+            rows[~is_decided] = smallest(self._distances(x[rest]), k)
+        return torch.from_numpy(rows)
+
+    def _distances(self, x: Tensor) -> np.ndarray:
+        return self._places.from_each(self._places.moved(x)).numpy()
+
+    def _by_rough(self, x: Tensor, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """Give rows (b, k) by products in float32, and for which of ``x`` these decide."""
+        moved = self._rough.moved(x)
+        near = Candidates(self._rough.from_each(moved).numpy(), k)
+        # Points as near as the last are no longer than |x| + sqrt(last). In e dimensions and units
+        # of 2**-24 of this size, a sum of e + 2 products is off by e + 2, in whatever order it is
+        # taken, |x|^2 by e / 4, and what is rounded before and after by less than 5.
+        size = (2 * moved.double().norm(dim=1).numpy() + np.sqrt(near.last)) ** 2
+        error = (1.25 * x.shape[1] + 8) * 2.0**-24 * np.minimum(size, _LARGE) + _SMALL
+
+        def in_full(row: np.ndarray, column: np.ndarray) -> np.ndarray:
+            split = (torch.from_numpy(a).split(_PAIRS // x.shape[1] + 1) for a in (row, column))
+            pairs = zip(*split, strict=True)
+            squared = [(x[i].double() - self._embedding[j]).square_().sum(dim=1) for i, j in pairs]
+            return torch.cat(squared).float().numpy()
+
+        rows, is_decided = near.first(2 * error, in_full)
+        # Torch can be told to take products in fewer digits than float32 has.
+        is_decided &= size < _LARGE
+        row, column, values = near.some(_AGREEING, np.flatnonzero(is_decided))
+        agree = bool((np.abs(values - in_full(row, column)) <= error[row]).all())
+        return rows, is_decided & agree
+
+
+class Candidates:
+    """The small numbers of each row of ``numbers`` (b, n), the k smallest among them.
+
+    A bound from every sixteenth number lets few others through, and only these are looked at.
+    Where the bound is too low, the k smallest are not known.
+    """
+
+    def __init__(self, numbers: np.ndarray, k: int, bound: np.ndarray | None = None) -> None:
+        count, width = numbers.shape
+        self._k = k
+        self._bound = _bound(numbers, k) if bound is None else bound
+        flat = np.flatnonzero(numbers <= self._bound)
+        counts = np.diff(np.searchsorted(flat, np.arange(count + 1) * width))[:, None]
+        is_one = self._is_one = np.arange(counts.max(initial=k)) < counts
+        self._values = np.full(is_one.shape, np.inf, dtype=numbers.dtype)
+        self._values[is_one] = numbers.reshape(-1)[flat]
+        self._columns = np.zeros(is_one.shape, dtype=np.int64)
+        self._columns[is_one] = flat
+        self._columns -= np.arange(count)[:, None] * width
+        #: The k-th smallest of each row.
+        self.last = np.partition(self._values, k - 1, axis=1)[:, k - 1]
+
+    def some(self, count: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Give the rows, columns and values of so many candidates, from rows that have k."""
+        row = np.resize(rows, count if len(rows) else 0)
+        place = np.arange(len(row)) % self._k
+        return row, self._columns[row, place], self._values[row, place]
+
+    def first(
+        self, doubt: np.ndarray | float = 0.0, in_full: InFull | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Give the columns (b, k) of the smallest, in order; of equal ones those that come first.
+
+        Numbers that differ from the k-th smallest by ``doubt`` at most are compared ``in_full``.
+        Say also for which rows all this could be done; the columns of others mean nothing.
+        """
+        values = self._values
+        upper = (self.last + doubt).astype(values.dtype)[:, None]
+        inside = self._is_one & (values <= upper)
+        counts = inside.sum(axis=1)
+        is_known = (counts >= self._k) & (upper <= self._bound)[:, 0]
+        rows = np.flatnonzero(is_known & (counts > self._k))
+        if len(rows):
+            lower = (self.last - doubt).astype(values.dtype)[rows, None]
+            unsure = inside[rows] & (values[rows] >= lower)
+            if in_full is not None:
+                is_few = unsure.sum(axis=1) <= _UNSURE
+                is_known[rows[~is_few]] = False
+                rows, unsure = rows[is_few], unsure[is_few]
+            inside[rows] = self._decided(rows, inside[rows] & ~unsure, unsure, in_full)
+        inside[~is_known] = np.arange(inside.shape[1]) < self._k
+        return self._columns[inside].reshape(-1, self._k), is_known
+
+    def _decided(
+        self, rows: np.ndarray, sure: np.ndarray, unsure: np.ndarray, in_full: InFull | None
+    ) -> np.ndarray:
+        """Add as many of those that are unsure as are missing, the smallest first."""
+        row, place = unsure.nonzero()
+        if in_full is not None:
+            values = in_full(rows[row], self._columns[rows[row], place])
+            place = place[np.lexsort((values, row))]  # which keeps the order of equal ones
+        number = np.arange(len(row)) - np.searchsorted(row, row)
+        is_missing = number < (self._k - sure.sum(axis=1))[row]
+        sure[row[is_missing], place[is_missing]] = True
+        return sure
+
+
+def smallest(numbers: np.ndarray, k: int) -> np.ndarray:
+    """Give the places of the k smallest numbers of each row; of equal ones, those that come first.
+
+    >>> smallest(np.array([[3.0, 1.0, 2.0, 1.0, 1.0]]), 2)
+    array([[1, 3]])
+    """
+    places, is_known = Candidates(numbers, k).first()
+    if not is_known.all():
+        rest = numbers[~is_known]
+        places[~is_known] = Candidates(rest, k, np.full((len(rest), 1), np.inf)).first()[0]
+    return places
+
+
+def _bound(numbers: np.ndarray, k: int) -> np.ndarray:
+    """Guess, for each row, a number that a few more than k of its numbers do not exceed."""
+    sample = numbers[:, ::_EVERY]
+    expected = k / _EVERY
+    place = int(expected + 3 * expected**0.5 + 3)
+    if place >= sample.shape[1] // 2:
+        return np.full((len(numbers), 1), np.inf)
+    return np.partition(sample, place, axis=1)[:, place : place + 1]

@@ -1,0 +1,118 @@
+"""The nearest of all points: the very ones that a full sort of exact distances gives."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from ffcp.conformal import comparing
+from ffcp.conformal.comparing import Candidates, EveryPoint, smallest
+from tests.conftest import normal
+
+
+def sorted_out(points: Tensor, x: Tensor, k: int) -> Tensor:
+    """Give the nearest by distances in float64, rounded to float32; of equal ones the first."""
+    rows = []
+    for one in x.double():
+        squared = (points.double() - one).square().sum(dim=1).float()
+        rows.append(squared.argsort(stable=True)[:k].sort().values)
+    return torch.stack(rows)
+
+
+def clusters(n: int, width: int, seed: int, size: float) -> Tensor:
+    """Points around two far ends, where products in float32 lose digits."""
+    points = size * normal(n, width, seed=seed)
+    points[::2] += 1
+    return points
+
+
+DATA = {
+    "normal": normal(2050, 24, seed=1),
+    "two dimensions": normal(2050, 2, seed=2),
+    "off centre": normal(2050, 24, seed=3) + 1000,
+    "whole numbers": (2 * normal(2050, 6, seed=4)).round(),
+    "copies": normal(205, 24, seed=5).repeat(10, 1),
+    "one place": torch.full((2050, 5), 3.3),
+    "clusters": clusters(2050, 8, 6, 0.005),
+    "tiny clusters": clusters(2050, 8, 7, 1e-5),
+    "one far away": torch.cat([normal(2049, 5, seed=8), torch.full((1, 5), 1e9)]),
+    "large": 1e16 * normal(2050, 24, seed=9),
+    "larger": 1e18 * normal(2050, 24, seed=10),
+    "small": 1e-15 * normal(2050, 24, seed=11),
+}
+
+
+@pytest.mark.parametrize("name", DATA)
+@pytest.mark.parametrize("k", [1, 40, 700, 1999, 2000])
+def test_the_nearest_are_those_of_a_full_sort(name: str, k: int) -> None:
+    points, new = DATA[name][:2000], DATA[name][2000:]
+    x = torch.cat([new, points[:10]])
+    search, expected = EveryPoint(points, k), sorted_out(points, x, k)
+    assert torch.equal(search.rows(x, k), expected)
+    assert torch.equal(search(x, k)[0], expected)
+    assert torch.equal(torch.cat([search.rows(one, k) for one in x.split(1)]), expected)
+
+
+def test_where_float32_is_too_coarse_for_some_distances_these_are_taken_again() -> None:
+    points, x = DATA["clusters"][:2000], DATA["clusters"][2000:]
+    search, expected = EveryPoint(points, 40), sorted_out(points, x, 40)
+    distances = search._rough.from_each(search._rough.moved(x)).numpy()
+    assert not np.array_equal(smallest(distances, 40), expected.numpy())
+    rows, is_decided = search._by_rough(x, 40)
+    assert is_decided.mean() > 0.9
+    assert np.array_equal(rows[is_decided], expected.numpy()[is_decided])
+
+
+@pytest.mark.parametrize(
+    ("name", "is_enough"),
+    [("normal", True), ("off centre", True), ("one place", False), ("tiny clusters", False)],
+)
+def test_points_say_whether_float32_is_enough(name: str, is_enough: bool) -> None:
+    assert EveryPoint(DATA[name], 40)._is_rough_enough == is_enough
+
+
+def test_new_points_out_of_the_range_of_float32_have_the_nearest_too() -> None:
+    points = DATA["normal"]
+    x = 1e25 * normal(6, 24, seed=12)
+    x[::2] = normal(3, 24, seed=13)
+    search = EveryPoint(points, 40)
+    assert search._is_rough_enough
+    # Squares of the far ones are infinite: all are equally far then, as in float32 they are.
+    assert torch.equal(search.rows(x, 40), sorted_out(points, x, 40))
+
+
+def test_products_of_fewer_digits_than_float32_has_are_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # As torch.set_float32_matmul_precision("medium") makes them, on some processors.
+    points, x = DATA["normal"][:2000], DATA["normal"][2000:]
+    search, expected = EveryPoint(points, 40), sorted_out(points, x, 40)
+    exact = search._rough.from_each
+    monkeypatch.setattr(search._rough, "from_each", lambda moved: exact(moved).bfloat16().float())
+    assert torch.equal(search.rows(x, 40), expected)
+    assert torch.equal(torch.cat([search.rows(one, 40) for one in x.split(1)]), expected)
+
+
+def test_autocast_changes_no_neighbours() -> None:
+    points, x = DATA["normal"][:2000], DATA["normal"][2000:]
+    search = EveryPoint(points, 40)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        rows, is_decided = search._by_rough(x, 40)
+    assert is_decided.all()
+    assert np.array_equal(rows, sorted_out(points, x, 40).numpy())
+
+
+@pytest.mark.parametrize("k", [1, 40, 300, 1900, 2000])
+def test_guessing_a_bound_gives_the_very_numbers_of_a_full_sort(k: int) -> None:
+    # Whole numbers: many are equal, at the edge too. In the last rows those that are looked at for
+    # the bound are the smallest, so that it lets too few through.
+    numbers = (normal(30, 2000, seed=3) * 40).abs().round().numpy()
+    numbers[-5:] += 100
+    numbers[-5:, :: comparing._EVERY] = 1
+    expected = np.sort(np.argsort(numbers, axis=1, kind="stable")[:, :k], axis=1)
+    assert np.array_equal(smallest(numbers, k), expected)
+    is_known = Candidates(numbers, k).first()[1]
+    assert is_known[:-5].all()
+    assert is_known[-5:].all() == (k in (1, 40, 1900, 2000))
