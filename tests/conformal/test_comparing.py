@@ -38,21 +38,34 @@ DATA = {
     "clusters": clusters(2050, 8, 6, 0.005),
     "tiny clusters": clusters(2050, 8, 7, 1e-5),
     "one far away": torch.cat([normal(2049, 5, seed=8), torch.full((1, 5), 1e9)]),
-    "large": 1e16 * normal(2050, 24, seed=9),
+    "large": 3e14 * normal(2050, 24, seed=9),
     "larger": 1e18 * normal(2050, 24, seed=10),
     "small": 1e-15 * normal(2050, 24, seed=11),
+    "smaller": 3e-22 * normal(2050, 24, seed=12),
+    "many copies": torch.cat(
+        [normal(20, 5, seed=13)[normal(2000, seed=16).argsort() % 20], normal(50, 5, seed=14)]
+    ),
 }
 
 
 @pytest.mark.parametrize("name", DATA)
 @pytest.mark.parametrize("k", [1, 40, 700, 1999, 2000])
 def test_the_nearest_are_those_of_a_full_sort(name: str, k: int) -> None:
-    points, new = DATA[name][:2000], DATA[name][2000:]
-    x = torch.cat([new, points[:10]])
+    points, x = DATA[name][:2000], DATA[name][2000:]
     search, expected = EveryPoint(points, k), sorted_out(points, x, k)
     assert torch.equal(search.rows(x, k), expected)
     assert torch.equal(search(x, k)[0], expected)
     assert torch.equal(torch.cat([search.rows(one, k) for one in x.split(1)]), expected)
+
+
+@pytest.mark.parametrize("k", [1, 30, 60])
+def test_of_copies_of_the_new_point_those_count_that_do_with_distances(k: int) -> None:
+    # Their distances are the rounding of products, which is not the same for all copies.
+    points = normal(50, 5, seed=15).repeat(40, 1)
+    x = points[:50]
+    search = EveryPoint(points, 60)
+    assert search._is_rough_enough
+    assert torch.equal(search.rows(x, k), search(x, k)[0])
 
 
 def test_where_float32_is_too_coarse_for_some_distances_these_are_taken_again() -> None:
@@ -67,20 +80,39 @@ def test_where_float32_is_too_coarse_for_some_distances_these_are_taken_again() 
 
 @pytest.mark.parametrize(
     ("name", "is_enough"),
-    [("normal", True), ("off centre", True), ("one place", False), ("tiny clusters", False)],
+    [
+        ("normal", True),
+        ("off centre", True),
+        ("copies", True),
+        ("many copies", False),
+        ("one place", False),
+        ("tiny clusters", False),
+    ],
 )
 def test_points_say_whether_float32_is_enough(name: str, is_enough: bool) -> None:
-    assert EveryPoint(DATA[name], 40)._is_rough_enough == is_enough
+    assert EveryPoint(DATA[name], 150)._is_rough_enough == is_enough
 
 
-def test_new_points_out_of_the_range_of_float32_have_the_nearest_too() -> None:
-    points = DATA["normal"]
-    x = 1e25 * normal(6, 24, seed=12)
-    x[::2] = normal(3, 24, seed=13)
-    search = EveryPoint(points, 40)
+@pytest.mark.parametrize("far", [1e16, 3e18, 1e25])
+@pytest.mark.parametrize("k", [40, 2049, 2050])
+def test_new_points_near_the_end_of_float32_have_the_nearest_too(
+    monkeypatch: pytest.MonkeyPatch, far: float, k: int
+) -> None:
+    # Beyond it squared distances are infinite, and all points equally far.
+    monkeypatch.setattr(comparing, "_AGREEING", 0)  # or it would be noticed by chance
+    points, x = DATA["large"], far * normal(40, 24, seed=14)
+    search = EveryPoint(points, k)
     assert search._is_rough_enough
-    # Squares of the far ones are infinite: all are equally far then, as in float32 they are.
-    assert torch.equal(search.rows(x, 40), sorted_out(points, x, 40))
+    assert torch.equal(search.rows(x, k), sorted_out(points, x, k))
+
+
+def test_points_near_the_other_end_of_float32_are_not_compared_in_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(comparing, "_AGREEING", 0)
+    points, x = DATA["smaller"][:2000], DATA["smaller"][2000:]
+    search = EveryPoint(points, 40)
+    assert not search._by_rough(x, 40)[1].any()
 
 
 def test_products_of_fewer_digits_than_float32_has_are_noticed(
@@ -89,8 +121,7 @@ def test_products_of_fewer_digits_than_float32_has_are_noticed(
     # As torch.set_float32_matmul_precision("medium") makes them, on some processors.
     points, x = DATA["normal"][:2000], DATA["normal"][2000:]
     search, expected = EveryPoint(points, 40), sorted_out(points, x, 40)
-    exact = search._rough.from_each
-    monkeypatch.setattr(search._rough, "from_each", lambda moved: exact(moved).bfloat16().float())
+    monkeypatch.setattr(search._rough, "_points", search._rough._points.bfloat16().float())
     assert torch.equal(search.rows(x, 40), expected)
     assert torch.equal(torch.cat([search.rows(one, 40) for one in x.split(1)]), expected)
 
@@ -116,3 +147,10 @@ def test_guessing_a_bound_gives_the_very_numbers_of_a_full_sort(k: int) -> None:
     is_known = Candidates(numbers, k).first()[1]
     assert is_known[:-5].all()
     assert is_known[-5:].all() == (k in (1, 40, 1900, 2000))
+
+
+def test_numbers_beyond_the_bound_may_be_among_those_in_doubt() -> None:
+    numbers = np.arange(20.0)[None]
+    near = Candidates(numbers, 4, bound=np.array([[5.0]]))
+    assert near.first(2.0, lambda row, column: numbers[row, column])[1].all()
+    assert not near.first(2.5, lambda row, column: numbers[row, column])[1].any()
