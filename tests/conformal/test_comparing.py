@@ -71,7 +71,7 @@ def test_of_copies_of_the_new_point_those_count_that_do_with_distances(k: int) -
 def test_where_float32_is_too_coarse_for_some_distances_these_are_taken_again() -> None:
     points, x = DATA["clusters"][:2000], DATA["clusters"][2000:]
     search, expected = EveryPoint(points, 40), sorted_out(points, x, 40)
-    distances = search._rough.from_each(search._rough.moved(x)).numpy()
+    distances = search._rough.from_each(search._places.moved(x)).numpy()
     assert not np.array_equal(smallest(distances, 40), expected.numpy())
     rows, is_decided = search._by_rough(x, 40)
     assert is_decided.mean() > 0.9

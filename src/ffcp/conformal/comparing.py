@@ -35,6 +35,7 @@ class EveryPoint:
         self._embedding = embedding
         self._places = Places(embedding, fine=0.0)
         self._rough = self._places.rounded()
+        self._longest = self._places.longest
         fewest, most = _TRIED
         tried = max(fewest, min(most, _NUMBERS // len(embedding)))
         some = embedding[:: max(1, len(embedding) // tried)]
@@ -62,13 +63,14 @@ class EveryPoint:
 
     def _by_rough(self, x: Tensor, k: int) -> tuple[np.ndarray, np.ndarray]:
         """Give rows (b, k) by products in float32, and for which of ``x`` these decide."""
-        moved = self._rough.moved(x)
+        moved = self._places.moved(x)
         near = Candidates(self._rough.from_each(moved).numpy(), k)
-        # Points as near as the last are no longer than |x| + sqrt(last). In e dimensions and units
-        # of 2**-24 of this size, a sum of e + 2 products is off by e + 2, in whatever order it is
-        # taken, |x|^2 by e / 4, and what is rounded before and after by less than 5.
-        size = (2 * moved.double().norm(dim=1).numpy() + np.sqrt(near.last)) ** 2
-        error = (1.25 * x.shape[1] + 8) * 2.0**-24 * np.minimum(size, _LARGE) + _SMALL
+        # Points as near as the last are no longer than |x| + sqrt(last). In units of 2**-24 of
+        # (|x| + |point|)^2, a sum of e + 2 products is off by e + 2, in whatever order it is taken,
+        # and what was rounded before and after by less than 5: by more than that is allowed for.
+        own = moved.norm(dim=1).numpy()
+        size = (own + np.minimum(own + np.sqrt(near.last), self._longest)) ** 2
+        error = 1.2 * (x.shape[1] + 8) * 2.0**-24 * np.minimum(size, _LARGE) + _SMALL
 
         def in_full(row: np.ndarray, column: np.ndarray) -> np.ndarray:
             split = (torch.from_numpy(a).split(_PAIRS // x.shape[1] + 1) for a in (row, column))

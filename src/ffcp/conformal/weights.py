@@ -177,6 +177,11 @@ class Places:
         for part in x.split(_ROWS):
             yield (part.double() - self._centre) / self._unit
 
+    @property
+    def longest(self) -> float:
+        """How far from their centre points lie, at most."""
+        return math.sqrt(float(self._points[:, -2].max()))
+
     def rounded(self) -> Places:
         """Give the same places in float32."""
         places = copy.copy(self)
@@ -190,7 +195,8 @@ class Places:
     def from_each(self, x: Tensor) -> Tensor:
         """Give the squared distances (b, n), in float32, of all points from moved points (b, e)."""
         squared = torch.empty(len(x), len(self), dtype=self._type)
-        torch.mm(_factors(x), self._points.T, out=squared)  # so autocast leaves it alone
+        # With ``out``, autocast leaves it alone.
+        torch.mm(_factors(x).to(self._type), self._points.T, out=squared)
         return squared.float().clamp_min_(0)
 
     def squared_distances(self, x: Tensor) -> Iterator[tuple[slice, Tensor]]:
