@@ -63,20 +63,24 @@ class EveryPoint:
 
     def _by_rough(self, x: Tensor, k: int) -> tuple[np.ndarray, np.ndarray]:
         """Give rows (b, k) by products in float32, and for which of ``x`` these decide."""
+        news, points = x.numpy(), self._embedding.numpy()
         moved = self._places.moved(x)
-        near = Candidates(self._rough.from_each(moved).numpy(), k)
+        near = Candidates(self._rough.products(moved).numpy(), k)
         # Points as near as the last are no longer than |x| + sqrt(last). In units of 2**-24 of
         # (|x| + |point|)^2, a sum of e + 2 products is off by e + 2, in whatever order it is taken,
         # and what was rounded before and after by less than 5: by more than that is allowed for.
         own = moved.norm(dim=1).numpy()
-        size = (own + np.minimum(own + np.sqrt(near.last), self._longest)) ** 2
+        size = (own + np.minimum(own + np.sqrt(near.last.clip(0)), self._longest)) ** 2
         error = 1.2 * (x.shape[1] + 8) * 2.0**-24 * np.minimum(size, _LARGE) + _SMALL
 
         def in_full(row: np.ndarray, column: np.ndarray) -> np.ndarray:
-            split = (torch.from_numpy(a).split(_PAIRS // x.shape[1] + 1) for a in (row, column))
-            pairs = zip(*split, strict=True)
-            squared = [(x[i].double() - self._embedding[j]).square_().sum(dim=1) for i, j in pairs]
-            return torch.cat(squared).float().numpy()
+            squared = np.empty(len(row), dtype=np.float32)
+            size = _PAIRS // x.shape[1] + 1
+            for some in (slice(start, start + size) for start in range(0, len(row), size)):
+                apart = np.subtract(news[row[some]], points[column[some]], dtype=np.float64)
+                with np.errstate(over="ignore"):  # infinitely far, in float32
+                    squared[some] = np.einsum("ij,ij->i", apart, apart)
+            return squared
 
         rows, is_decided = near.first(2 * error, in_full)
         # Torch can be told to take products in fewer digits than float32 has.

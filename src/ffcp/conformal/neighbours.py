@@ -111,7 +111,9 @@ class Neighbours:
 
     def sums(self, output: int) -> NearestSums:
         """Give them as positions among the sorted scores of one output."""
-        return NearestSums(self._ranks[output][self._nearest], len(self._ranks[output]))
+        ranks = self._ranks[output].numpy()
+        # By numpy: for so little, torch would wait for its threads longer than they work.
+        return NearestSums(torch.from_numpy(ranks[self._nearest.numpy()]), len(ranks))
 
 
 class NearestSums:

@@ -194,10 +194,13 @@ class Places:
 
     def from_each(self, x: Tensor) -> Tensor:
         """Give the squared distances (b, n), in float32, of all points from moved points (b, e)."""
+        return self.products(x).float().clamp_min_(0)
+
+    def products(self, x: Tensor) -> Tensor:
+        """Give these distances as they come, where they are tiny also below 0."""
         squared = torch.empty(len(x), len(self), dtype=self._type)
         # With ``out``, autocast leaves it alone.
-        torch.mm(_factors(x).to(self._type), self._points.T, out=squared)
-        return squared.float().clamp_min_(0)
+        return torch.mm(_factors(x).to(self._type), self._points.T, out=squared)
 
     def squared_distances(self, x: Tensor) -> Iterator[tuple[slice, Tensor]]:
         """Yield blocks (rows, b) of squared distances to the moved points ``x``, (b, e)."""
