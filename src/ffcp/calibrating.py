@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -88,7 +89,9 @@ class Calibrating:
         self._has_new_calibration = False  # one that was chosen: it has notes of its own
         #: Whether inputs stay in memory until the end, so that some rows can wait for a choice.
         self.inputs_stay = False
-        self.selection: Selection[Batch | Noted] = Selection(self, self._division(), choosing.alpha)
+        # Held weakly: in a circle all scores would stay until Python looks for circles.
+        work: Any = weakref.proxy(self)
+        self.selection: Selection[Batch | Noted] = Selection(work, self._division(), choosing.alpha)
 
     def must_take(self, weights: Any, new: Any) -> None:
         """Refuse weights and new inputs that nothing here looks at, and missing ones."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import warnings
 import weakref
 
@@ -187,6 +188,18 @@ def test_no_graph_outlives_its_batch(mlp: nn.Module) -> None:
     prediction, norms = ffcp.gradient_norms(mlp, NEW, ["0"])
     kept = [*band, prediction, *norms.values(), predictor.score(X, Y), predictor.calibration.scores]
     assert not any(tensor.requires_grad for tensor in kept)
+
+
+def test_a_predictor_goes_with_its_last_name(mlp: nn.Module) -> None:
+    gc.disable()  # which would find circles in the end, and until then all scores stay
+    try:
+        predictor = ffcp.FFCP(mlp, "0").calibrate(X, Y)
+        predictor.predict_interval(NEW)
+        kept = weakref.ref(predictor.calibration)
+        del predictor
+        assert kept() is None
+    finally:
+        gc.enable()
 
 
 def test_the_graph_of_a_batch_is_freed_before_the_next(mlp: nn.Module) -> None:
