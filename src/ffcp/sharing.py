@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ffcp import files
+from ffcp.attributes import Plain
 from ffcp.conformal.calibration import Calibration
 from ffcp.conformal.columns import prefixed, with_prefix
 from ffcp.conformal.compressed import ERROR
@@ -59,7 +60,7 @@ def steady(
     return call  # type: ignore[return-value]
 
 
-class Sharing(nn.Module):
+class Sharing(Plain):
     """A model, a scorer and a calibration that can be merged, saved, loaded and copied."""
 
     model: nn.Module

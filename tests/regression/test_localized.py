@@ -475,3 +475,12 @@ def test_a_group_too_small_for_any_bandwidth_is_told_with_its_size() -> None:
     assert band.upper[:5].isinf().all()
     assert band.upper[5:].isfinite().all()
     assert predictor.bandwidth_for(X[:5]) is None
+
+
+def test_where_points_lie_does_not_change_with_the_data_they_came_from() -> None:
+    x, y = normal(200, 1, seed=1), normal(200, seed=2)
+    near = ffcp.Localizer("box", on="input", bandwidth=0.5)
+    predictor = ffcp.LCP(nn.Linear(1, 1), localizer=near).calibrate(x, y)
+    before = predictor.calibration.embedding.clone()
+    x += 100
+    assert torch.equal(predictor.calibration.embedding, before)

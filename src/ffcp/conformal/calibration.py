@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from ffcp.attributes import Plain
 from ffcp.conformal.columns import Columns
 from ffcp.conformal.draws import Draws
 from ffcp.conformal.rank import points_needed
@@ -17,7 +17,7 @@ from ffcp.pieces import Needs, Seen
 Self = TypeVar("Self", bound="Calibration")
 
 
-class Calibration(nn.Module):
+class Calibration(Plain):
     """Keeps scores and turns them into thresholds; the base of all calibrations.
 
     A calibration of one's own says how the threshold follows from ``self.scores``
@@ -204,9 +204,13 @@ class Calibration(nn.Module):
             raise ValueError(
                 f"the calibration has scores for {self.coordinates} outputs, got {scores.shape[1]}"
             )
-        points = {"scores": scores.detach().to("cpu", torch.float64, copy=not len(self)), **notes}
-        if len(self):
-            points = {name: torch.cat([old, points[name]]) for name, old in self.points().items()}
+        is_first = not len(self)
+        points = {"scores": scores.detach().to("cpu", torch.float64, copy=is_first)}
+        if is_first:  # copies, as nobody else is to write to what is kept
+            points.update({name: values.clone() for name, values in notes.items()})
+        else:
+            new = {**points, **notes}
+            points = {name: torch.cat([old, new[name]]) for name, old in self.points().items()}
         self.keep(self.arranged(points))
 
     def check(self, points: Mapping[str, Tensor]) -> None:
@@ -241,8 +245,12 @@ class Calibration(nn.Module):
 
     def keep(self, points: Mapping[str, Tensor]) -> None:
         """Keep exactly these points, a tensor for each buffer."""
+        buffers = self.__dict__["_buffers"]
         for name, values in points.items():
-            setattr(self, name, values)
+            if name in buffers:
+                buffers[name] = values
+            else:
+                setattr(self, name, values)
         self._cache = {}
 
     def points(self) -> dict[str, Tensor]:
@@ -256,9 +264,13 @@ class Calibration(nn.Module):
 
     def empty(self: Self) -> Self:
         """Give a calibration of the same settings without points."""
-        fresh = copy.copy(self)
-        points = self.points()
-        fresh._buffers = {name: b.new_empty((0, *b.shape[1:])) for name, b in points.items()}
+        fresh = object.__new__(type(self))
+        fresh.__dict__.update(self.__dict__)
+        kept = ((n, b) for n, b in self.__dict__["_buffers"].items() if b is not None)
+        # Of no rows at all the same tensor will do: there is nothing to write to.
+        fresh._buffers = {
+            n: b if b.shape[:1] == (0,) else b.new_empty((0, *b.shape[1:])) for n, b in kept
+        }
         fresh._cache = {}
         return fresh
 

@@ -50,6 +50,8 @@ class RowTensor:
     A list of small tensors would be kept between the large intermediates of the batches, and
     hold the heap open far beyond its own size.
 
+    Rows that stay alone are not copied if it ``borrows`` them.
+
     >>> rows = RowTensor()
     >>> for part in torch.arange(5.0)[:, None].split(2):
     ...     rows.extend(part)
@@ -57,7 +59,8 @@ class RowTensor:
     tensor([0., 1., 2., 3., 4.])
     """
 
-    def __init__(self) -> None:
+    def __init__(self, borrows: bool = False) -> None:
+        self._borrows = borrows
         self._room: Tensor | None = None
         self._count = 0
 
@@ -65,6 +68,9 @@ class RowTensor:
         """Append rows."""
         rows = rows.detach()
         end = self._count + len(rows)
+        if self._room is None and self._borrows:  # the next ones find no room, and all are copied
+            self._room, self._count = rows, end
+            return
         if self._room is None:
             self._room = rows.new_empty((0, *rows.shape[1:]))
         if end > len(self._room):
@@ -89,9 +95,12 @@ class Table:
     >>> table.add({"score": torch.ones(1, 1), "group": ["a"]})
     >>> len(table), table.columns["group"]
     (3, ['a', 'b', 'a'])
+
+    Who only reads columns, and keeps copies, can let it borrow them, see :class:`RowTensor`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, borrows: bool = False) -> None:
+        self._borrows = borrows
         self._tensors: dict[str, RowTensor] = {}
         self._lists: dict[str, list[Any]] = {}
         self._rows = 0
@@ -104,7 +113,9 @@ class Table:
         rows = 0
         for name, column in columns.items():
             if isinstance(column, Tensor):
-                self._tensors.setdefault(name, RowTensor()).extend(column)
+                if name not in self._tensors:
+                    self._tensors[name] = RowTensor(self._borrows)
+                self._tensors[name].extend(column)
             else:
                 self._lists.setdefault(name, []).extend(column)
             rows = len(column)

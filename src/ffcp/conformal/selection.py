@@ -234,7 +234,7 @@ class Selection(Generic[Batch]):
 
         ``kept`` takes them as they come, batch by batch, in place of a table.
         """
-        kept = Table() if kept is None else kept
+        kept = Table(borrows=True) if kept is None else kept
         is_open = self.division is not None
         for batch in batches:
             noted = self.work.note(batch)
