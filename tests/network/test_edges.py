@@ -88,3 +88,33 @@ def test_of_what_is_made_of_stored_predictions_nothing_is_taken_for_granted() ->
 
     with pytest.raises(ValueError, match="row"):
         ffcp.CP(Shifted()).calibrate(normal(50, seed=1), normal(50, seed=2))
+
+
+def test_stored_predictions_with_a_forward_of_their_own_are_run() -> None:
+    x, y = normal(50, seed=1), normal(50, seed=2)
+    model = Stored()
+    model.forward = lambda prediction: prediction + 1  # type: ignore[method-assign]
+    expected = ffcp.CP(Stored()).calibrate(x + 1, y).predict_interval(x + 1)
+    assert torch.equal(ffcp.CP(model).calibrate(x, y).predict_interval(x).lower, expected.lower)
+
+
+def test_stored_predictions_show_themselves_to_hooks_on_all_modules() -> None:
+    x, y = normal(50, seed=1), normal(50, seed=2)
+    handle = torch.nn.modules.module.register_module_forward_hook(lambda _, x, value: value + 1)
+    try:
+        band = ffcp.CP(Stored()).calibrate(x, y).predict_interval(x)
+    finally:
+        handle.remove()
+    expected = ffcp.CP(Stored()).calibrate(x + 1, y).predict_interval(x + 1)
+    assert torch.equal(band.lower, expected.lower)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_stored_predictions_that_are_no_numbers_are_refused_by_row(bad: float) -> None:
+    x, y = normal(50, seed=1), normal(50, seed=2)
+    predictor = ffcp.CP(Stored()).calibrate(x, y)
+    x[7] = bad
+    with pytest.raises(ValueError, match=f"x holds {bad} in row 7 "):
+        ffcp.CP(Stored()).calibrate(x, y)
+    with pytest.raises(ValueError, match=f"x holds {bad} in row 7 "):
+        predictor.predict_interval(x)

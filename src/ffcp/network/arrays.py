@@ -90,6 +90,8 @@ def numbers(values: Any, what: str) -> np.ndarray:
     >>> numbers(np.arange(3, dtype=">i2")[::-1], "x")
     array([2, 1, 0], dtype=int16)
     """
+    if type(values) is np.ndarray and values.dtype in _FLOATS and values.flags.carray:
+        return values  # the common case
     if isinstance(values, np.ma.MaskedArray):
         raise TypeError(
             f"{what} is a masked array, and a model cannot see the mask: fill it, for example "
@@ -118,6 +120,7 @@ def numbers(values: Any, what: str) -> np.ndarray:
     return np.require(array, requirements=("C", "W"))
 
 
+_FLOATS = (np.dtype(np.float32), np.dtype(np.float64))  # of this machine's byte order
 _HINTS = defaultdict(
     str,
     {
@@ -191,7 +194,7 @@ def target_tensor(y: Any) -> Tensor:
     """
     if isinstance(y, Tensor):
         return checked_tensor(y, "y").detach()
-    return torch.from_numpy(numbers(y if is_arraylike(y) else np.asarray(y), "y").copy())
+    return torch.from_numpy(numbers(y if is_arraylike(y) else np.asarray(y), "y"))
 
 
 def is_arraylike(x: Any) -> bool:

@@ -57,7 +57,7 @@ def to_tensors(x: Any, model: nn.Module, now: Stamp | None = None) -> Any:
     torch.int64
     """
     target = ModelType.of(model, now)
-    if isinstance(x, Tensor) and not torch.is_inference_mode_enabled():
+    if isinstance(x, (Tensor, np.ndarray)) and not torch.is_inference_mode_enabled():
         return target.convert(x, alone=True)  # the common case, once a call
     if isinstance(x, list) and not any(is_arraylike(v) for v in x):
         x = from_list(x)

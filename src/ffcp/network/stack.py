@@ -12,12 +12,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules import module as hooks_of_all
 
 from ffcp.network.features import INPUT, has_hooks
 from ffcp.network.jacobian.norms import row_norms
 from ffcp.network.modes import gradients
-from ffcp.network.twin import is_private
+from ffcp.network.twin import has_hooks_of_all, is_private
 
 _MOST_OUTPUTS = 8  # more of them are better taken several at once
 _KEPT = "_ffcp_stack"  # an attribute of twins, which nobody else has
@@ -91,7 +90,7 @@ class Stack:
             and all(name in self._places for name in names)
             and all(kind.forward is _FORWARDS[kind] for kind in self._kinds)
             and not torch.is_autocast_enabled(x.device.type)
-            and not (hooks_of_all._global_forward_hooks or hooks_of_all._global_forward_pre_hooks)
+            and not has_hooks_of_all()
         )
 
     def run(self, x: Tensor, names: Sequence[str], norm: float) -> tuple[Tensor, dict[str, Tensor]]:

@@ -21,6 +21,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, fx, nn
+from torch.nn.modules import module as hooks_of_all
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from ffcp.network.picking import Picking, whole
@@ -193,10 +194,16 @@ def is_private(model: nn.Module) -> bool:
 def gives_back(model: nn.Module) -> bool:
     """Say whether a module has nothing to compute, see :class:`ffcp.Stored`.
 
-    Not if it has hooks, which may.
+    Not if it has hooks or a forward of its own, which may.
     """
-    computes = getattr(type(model), "computes", True)
-    return not (computes or model._forward_hooks or model._forward_pre_hooks)
+    computes = getattr(type(model), "computes", True) or "forward" in model.__dict__
+    hooks = model._forward_hooks or model._forward_pre_hooks or has_hooks_of_all()
+    return not (computes or hooks)
+
+
+def has_hooks_of_all() -> bool:
+    """Say whether there are hooks on whatever module is run."""
+    return bool(hooks_of_all._global_forward_hooks or hooks_of_all._global_forward_pre_hooks)
 
 
 def original(model: nn.Module) -> nn.Module:
