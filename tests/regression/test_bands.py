@@ -9,7 +9,7 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from ffcp.regression.bands import Ends, interval, score
+from ffcp.regression.bands import Ends, interval, reach, score, signed_score
 
 numbers = st.floats(-1e12, 1e12, allow_subnormal=False)
 slacks = st.floats(1e-6, 1e6)
@@ -77,3 +77,37 @@ def test_infinite_band_stays_infinite_beside_one_that_shrinks():
     assert lower[0] == upper[0]
     assert lower[1] == -torch.inf
     assert upper[1] == torch.inf
+
+
+vectors = st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=2, max_size=6)
+
+
+@given(lo=vectors, down=st.floats(0, 1e308), up=st.floats(0, 1e308), slack=slacks)
+@pytest.mark.filterwarnings("error")  # numpy speaks of numbers that become infinite
+def test_one_step_for_all_rows_is_that_of_each_row(
+    lo: list[float], down: float, up: float, slack: float
+) -> None:
+    low = torch.tensor(lo, dtype=torch.float64)[:, None]
+    high, one = low.abs() * 2, torch.tensor(slack, dtype=torch.float64)
+    for ends, steps in (
+        (Ends(low, low, one, one), (down, down)),
+        (Ends(low, low, one, one), (down, up)),
+        (Ends(low, high, one, one), (down, up)),
+    ):
+        at_once = [torch.tensor([[[step]]], dtype=torch.float64) for step in steps]
+        if steps[0] == steps[1]:
+            at_once[1] = at_once[0]
+        row_by_row = [step.expand(1, *low.shape) for step in at_once]
+        expected = reach(ends, *row_by_row, torch.float64)
+        bounds = reach(ends, *at_once, torch.float64)
+        assert all(map(torch.equal, bounds, expected))
+        assert bounds[0].shape == (1, *low.shape)
+
+
+@given(lo=vectors, y=numbers, slack=slacks)
+def test_signs_say_which_targets_lie_below(lo: list[float], y: float, slack: float) -> None:
+    centre, one = torch.tensor(lo, dtype=torch.float64), torch.tensor(slack, dtype=torch.float64)
+    ends, target = Ends(centre, centre, one, one), torch.full_like(centre, y)
+    scores, below = signed_score(ends, target)
+    assert torch.equal(scores, score(ends, target))
+    assert torch.equal(below, target < centre)

@@ -106,3 +106,15 @@ def test_other_places_are_other_settings() -> None:
     )
     with pytest.raises(ValueError, match=r"places=\[0, 2, 1, 3\] \(here \[0, 2, None, 3\]\)"):
         one.merge(two)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_quantiles_that_cross_are_put_in_order(dtype: torch.dtype) -> None:
+    x, y = normal(100, 2, seed=1).sort(dim=1).values.to(dtype), normal(100, seed=2)
+    straight = ffcp.CQR(ffcp.Stored()).calibrate(x, y)
+    crossed = ffcp.CQR(ffcp.Stored()).calibrate(x.flip(1), y)
+    assert torch.equal(straight.calibration.scores, crossed.calibration.scores)
+    for one, other in zip(
+        straight.predict_interval(x), crossed.predict_interval(x.flip(1)), strict=True
+    ):
+        assert torch.equal(one, other)

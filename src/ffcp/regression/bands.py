@@ -13,6 +13,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -147,8 +148,29 @@ def score(ends: Ends, y: Tensor) -> Tensor:
     """
     y = as_float64(y).to(ends.lo.device)
     if ends.is_symmetric:
-        return (y - ends.lo).abs_().div_(ends.slack_lo)
-    return torch.maximum((ends.lo - y) / ends.slack_lo, (y - ends.hi) / ends.slack_hi)
+        return _over((y - ends.lo).abs_(), ends.slack_lo)
+    below, above = _over(ends.lo - y, ends.slack_lo), _over(y - ends.hi, ends.slack_hi)
+    return torch.maximum(below, above, out=below)
+
+
+def signed_score(ends: Ends, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Give the scores of targets around one centre, and say which lie below it, on the CPU.
+
+    >>> one, two = torch.tensor([1.0, 1.0]), torch.tensor(2.0)
+    >>> signed_score(Ends(one, one, two, two), torch.tensor([5.0, 0.0]))
+    (tensor([2.0000, 0.5000], dtype=torch.float64), tensor([False,  True]))
+    """
+    above = as_float64(y).to(ends.lo.device) - ends.lo
+    # In numpy, which compares in a third of the time.
+    below = torch.from_numpy(above.cpu().numpy() < 0)
+    return _over(above.abs_(), ends.slack_lo), below
+
+
+def _over(values: Tensor, slack: Tensor) -> Tensor:
+    """Divide in place by a slack; by the number 1, which most slacks are, nothing changes."""
+    if not slack.dim() and slack.item() == 1:
+        return values
+    return values.div_(slack)
 
 
 def sides(ends: Ends, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -189,8 +211,12 @@ def reach(ends: Ends, below: Tensor, above: Tensor, dtype: torch.dtype) -> tuple
     (tensor([-3.0000]), tensor([inf]))
     """
     device, is_shared = ends.lo.device, ends.is_symmetric and below is above
-    if is_shared and ends.lo.numel() == below.numel() == 1 and device.type == "cpu":
-        bounds = _one_reach(ends, below, dtype)
+    if device.type == "cpu" and below.numel() == above.numel() == 1 and not is_traced():
+        bounds = None
+        if is_shared and ends.lo.numel() == 1:
+            bounds = _one_reach(ends, below, dtype)
+        elif dtype == ends.lo.dtype == torch.float64:
+            bounds = _even_reach(ends, below, above)
         if bounds is not None:
             return bounds
     below = as_float64(below).to(device)
@@ -243,6 +269,35 @@ def _one_reach(ends: Ends, threshold: Tensor, dtype: torch.dtype) -> tuple[Tenso
     return torch.full(shape, lower, dtype=dtype), torch.full(shape, upper, dtype=dtype)
 
 
+def _even_reach(ends: Ends, below: Tensor, above: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Move each end by one step for all rows: the same sums in the same order.
+
+    In numpy, which begins sooner, and reads every second number faster than torch.
+    """
+    if ends.slack_lo.dim() or ends.slack_hi.dim():
+        return None
+    down, up = below.item() * ends.slack_lo.item(), above.item() * ends.slack_hi.item()
+    if down < 0 or up < 0:
+        return None
+    lo, hi = ends.lo.numpy(), ends.hi.numpy()
+    with np.errstate(over="ignore"):  # infinity is right then
+        step = _even_step(lo, down)
+        upper = step if ends.is_symmetric and up == down else _even_step(hi, up)
+        lower = lo - step
+        upper += hi
+    shape = (1,) * (below.dim() - lo.ndim) + lo.shape
+    return torch.from_numpy(lower.reshape(shape)), torch.from_numpy(upper.reshape(shape))
+
+
+def _even_step(start: np.ndarray, reach: float) -> np.ndarray:
+    """Do what :func:`_reach` does where the step is the same everywhere."""
+    unit, tiny, _ = _roundings(torch.float64)
+    step: np.ndarray = np.abs(start)
+    step *= unit
+    step += reach * unit + reach + tiny
+    return step
+
+
 @functools.cache
 def _roundings(dtype: torch.dtype) -> tuple[float, float, float]:
     """Give the share of a number that rounding can take from it, the smallest and the largest."""
@@ -264,7 +319,7 @@ def as_float64(values: Tensor) -> Tensor:
 
     A graph that is being made keeps the type it has, and rounds its bands outward by more.
     """
-    if is_traced():
+    if values.dtype == torch.float64 or is_traced():
         return values
     values = values.cpu() if values.device.type == "mps" else values
     return values.double()

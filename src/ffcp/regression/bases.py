@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ffcp.pieces import Seen
+from ffcp.pieces import Seen, is_traced
 from ffcp.recipes import public
 from ffcp.regression.bands import Ends, as_float64
 
@@ -98,8 +98,8 @@ class Quantiles:
     def __call__(self, seen: Seen, slack: Tensor) -> Ends:
         """Give the two quantiles in order, each with its slack."""
         self._check(seen.output)
-        below, above = (as_float64(seen.output[..., place]) for place in (self.lower, self.upper))
-        lo, hi = torch.minimum(below, above), torch.maximum(below, above)
+        below, above = (as_float64(seen.output.select(-1, p)) for p in (self.lower, self.upper))
+        lo, hi = _in_order(below, above)
         slack = as_float64(slack)
         if not slack.dim():  # the same for both
             return Ends(columns(lo), columns(hi), slack, slack)
@@ -113,14 +113,14 @@ class Quantiles:
         """Give the median, or the middle of the two ends."""
         self._check(output)
         if self.median is not None:
-            return output[..., self.median]
-        below, above = output[..., self.lower], output[..., self.upper]
-        return (below.to(wide := _wide(output.dtype)) + above.to(wide)).div_(2).to(output.dtype)
+            return output.select(-1, self.median)
+        below, above = output.select(-1, self.lower), output.select(-1, self.upper)
+        return (below.to(wide := _wide(output.dtype)) + above.to(wide)).mul_(0.5).to(output.dtype)
 
     def target_like(self, output: Tensor) -> Tensor:
         """Give something in the shape of the target."""
         self._check(output)
-        return output[..., self.lower]
+        return output.select(-1, self.lower)
 
     def settings(self) -> dict[str, Any]:
         """Say what it is."""
@@ -138,6 +138,14 @@ class Quantiles:
             )
 
 
+def _in_order(below: Tensor, above: Tensor) -> tuple[Tensor, Tensor]:
+    """Put quantiles that cross in order; mostly none do, which takes less time to see."""
+    is_here = below.device.type == "cpu" and not is_traced()
+    if is_here and bool((below.numpy() <= above.numpy()).all()):
+        return below, above
+    return torch.minimum(below, above), torch.maximum(below, above)
+
+
 def _wide(dtype: torch.dtype) -> torch.dtype:
     """Give the type in which two numbers of a short type can be added."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
@@ -145,4 +153,7 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 def columns(values: Tensor) -> Tensor:
     """Lay out values as (rows, outputs); a single number stays one."""
-    return values if values.dim() in (0, 2) else values.reshape(values.shape[0], -1)
+    dimensions = values.dim()
+    if dimensions == 1:
+        return values.unsqueeze(1)
+    return values if dimensions in (0, 2) else values.reshape(values.shape[0], -1)

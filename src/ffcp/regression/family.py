@@ -210,12 +210,11 @@ class SlackBands(Family):
         if self.side != BOTH:
             return super().note(seen, y)
         target, ends = self.target(seen, y), self.ends(seen)
-        target = as_float64(target).to(ends.lo.device)
-        score = reduced(bands.score(ends, target), self.joint)
         is_folded = has_own_thresholds(self.joint) or target.shape[1] == 1
         if not (is_folded and ends.is_symmetric):
-            return {"score": score}
-        return {"score": score, "sign": (target < ends.lo).cpu()}
+            return {"score": reduced(bands.score(ends, target), self.joint)}
+        score, below = bands.signed_score(ends, target)
+        return {"score": reduced(score, self.joint), "sign": below}
 
     def target(self, seen: Seen, y: Tensor) -> Tensor:
         """Bring targets to (n, m), by what has their shape and takes least to work out."""

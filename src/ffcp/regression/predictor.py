@@ -33,7 +33,8 @@ from ffcp.regression.support import checked_support
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-_BLOCK = 2**17  # numbers per step of the float64 arithmetic
+_MARGINAL = Marginal()  # what predictors have is an empty copy of what they are given
+_BLOCK = 2**18  # numbers per step of the float64 arithmetic
 
 
 class BandPredictor(Predictor):
@@ -52,7 +53,7 @@ class BandPredictor(Predictor):
         support: Sequence[float | None] | None = None,
         **running: Unpack[Running],
     ) -> None:
-        calibration = Marginal() if calibration is None else calibration
+        calibration = _MARGINAL if calibration is None else calibration
         if calibration.looks_at_labels:
             raise ValueError(
                 f"{type(calibration).__name__} looks at the classes of targets, and a band has "

@@ -40,7 +40,7 @@ class Constant:
 
     >>> seen = Seen(None, torch.zeros(3, 1), {}, {}, range(3))
     >>> Constant()(seen)
-    tensor(1.)
+    tensor(1., dtype=torch.float64)
     """
 
     def needs(self) -> Needs:
@@ -308,7 +308,8 @@ def _one(device: torch.device) -> Tensor:
 @functools.cache
 def _kept_one(device: torch.device) -> Tensor:
     with torch.inference_mode(False):
-        return torch.ones((), device=device)
+        dtype = torch.float32 if device.type == "mps" else torch.float64
+        return torch.ones((), dtype=dtype, device=device)
 
 
 def checked_slack(slack: Tensor, seen: Seen) -> Tensor:
