@@ -6,8 +6,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-_KINDS = ("_modules", "_buffers", "_parameters")
-
 
 class Plain(nn.Module):
     """A module most of whose attributes are plain values: these are set at once.
@@ -23,8 +21,8 @@ class Plain(nn.Module):
     def __setattr__(self, name: str, value: Any) -> None:
         """Set a plain value; leave the rest, and names that stand for it, to torch."""
         own = self.__dict__
-        is_plain = not isinstance(value, (Tensor, nn.Module))
-        if is_plain and (name in own or not any([name in own.get(kind, ()) for kind in _KINDS])):
-            object.__setattr__(self, name, value)
-        else:
-            super().__setattr__(name, value)
+        is_torchs = isinstance(value, (Tensor, nn.Module))
+        if not is_torchs and name not in own and "_modules" in own:
+            kept = own["_modules"], own["_buffers"], own["_parameters"]
+            is_torchs = name in kept[0] or name in kept[1] or name in kept[2]
+        (nn.Module if is_torchs else object).__setattr__(self, name, value)

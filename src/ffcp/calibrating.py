@@ -230,8 +230,9 @@ class Calibrating:
         """Look at some first rows, once: what is to choose from, and what a model must not do."""
         if not self._is_first:
             return
-        self.scorer = self.scorer.prepared(self._model, x)
-        self.selection.division = self._division()  # how many rows choose, too, is known now
+        if self.is_open:
+            self.scorer = self.scorer.prepared(self._model, x)
+            self.selection.division = self._division()  # how many rows choose, too, is known now
         passes.check_rows(self._model, x, self.scorer.needs().norms, self.scorer.sample)
         self._is_first = False
 
@@ -322,9 +323,10 @@ class Calibrating:
         """Turn what was noted into scores and notes to keep."""
         own, notes = with_prefix("score.", noted), with_prefix("note.", noted)
         waited = self.scorer.again(own)
-        if waited is not None and self._has_new_calibration:
-            notes = self.calibration.noted_again(*waited, notes)
-        own = dict(self._scored(own))
+        if waited is not None:
+            if self._has_new_calibration:
+                notes = self.calibration.noted_again(*waited, notes)
+            own = self.scorer.note(*waited)
         scores = self.scorer.scores(own)
         signs = self.scorer.signs(own) if self.calibration.keeps_signs else None
         if signs is not None:

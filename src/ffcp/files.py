@@ -172,15 +172,15 @@ def fingerprint(model: nn.Module) -> str:
     digest = hashlib.sha256()
     while isinstance(model, _WRAPPERS) or "_orig_mod" in model._modules:
         model = next(iter(model._modules.values()))  # type: ignore[assignment]
+    tensors: dict[str, Tensor] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         if "_orig_mod" not in module._modules:
             digest.update(f"{_plain(name)} {type(module).__name__} {module.extra_repr()};".encode())
-    tensors = {
-        **dict(model.named_parameters(remove_duplicate=False)),
-        **dict(model.named_buffers(remove_duplicate=False)),
-    }
-    for name, tensor in sorted(tensors.items(), key=lambda item: _plain(item[0])):
-        _hash(digest, _plain(name), tensor)
+        for own, tensor in (*module._parameters.items(), *module._buffers.items()):
+            if tensor is not None:
+                tensors[_plain(f"{name}.{own}" if name else own)] = tensor
+    for name, tensor in sorted(tensors.items()):
+        _hash(digest, name, tensor)
     return digest.hexdigest()
 
 

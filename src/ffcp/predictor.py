@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import uuid
+import secrets
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from fractions import Fraction
@@ -35,6 +35,7 @@ from ffcp.conformal.rank import exact_alpha
 from ffcp.conformal.selection import Scorer
 from ffcp.network import arrays, inputs, passes
 from ffcp.network.identity import Identity
+from ffcp.network.modes import lasting
 from ffcp.network.picking import Output, picking
 from ffcp.network.twin import Stamp, refuse_unusable
 from ffcp.pieces import Seen
@@ -199,7 +200,7 @@ class Predictor(Sharing):
             Unchanged if anything goes wrong on the way.
         """
         # The scores outlive the caller's inference_mode.
-        with self._lock.turn, torch.inference_mode(False):
+        with self._lock.turn, lasting():
             run, read = self._begun(groups, weights, new, update)
             run.inputs_stay = y is not None
             batches = self._batches(x, y, groups, read, weights=weights)
@@ -231,7 +232,7 @@ class Predictor(Sharing):
         run.layout = read.layout
         if kept is None:
             run.calibration.add(*self._entries(run.columns))
-        self._ended(run, identity, uuid.uuid4().hex)
+        self._ended(run, identity, secrets.token_hex(16))
         for message in run.warnings:
             self._warn(message)
         return self
@@ -254,7 +255,7 @@ class Predictor(Sharing):
         met = rows = 0
         for batch in batches:
             met += batch.met if isinstance(batch, Noted) else self._met(batch)
-            rows += batch.rows if isinstance(batch, Noted) else len(batch.y)
+            rows += batch.rows if isinstance(batch, Noted) else batch.y.shape[0]
             yield batch
         self._must_be_new(met, rows)
 
@@ -316,10 +317,11 @@ class Predictor(Sharing):
         row = 0
         read = inputs.Reader(self.model, self._layout) if read is None else read
         for whole, target in inputs.pairs(x, y, read, self._read_target, call):
-            start = 0
-            for batch in self._cut(whole) if len(target) else ():
+            start, rows = 0, target.shape[0]  # not len, which torch asks of Python
+            for batch in self._cut(whole) if rows else ():
                 count = inputs.row_count(batch)
-                part = self._checked_target(target[start : start + count], first_row + row)
+                part = target if count == rows else target[start : start + count]
+                part = self._checked_target(part, first_row + row)
                 some, own = groups_of(labels, batch, row, count), weights_of(weighed, row, count)
                 yield Batch(batch, part, first_row + row, some, own)
                 start, row = start + count, row + count

@@ -127,11 +127,14 @@ def _binding(
 def _recipe(name: str, given: Mapping[str, Any]) -> Recipe:
     model = given.get("model")
     said = {
-        argument: _described(value, model)
+        argument: value if type(value) in _PLAIN else _described(value, model)
         for argument, value in given.items()
         if argument not in ("self", "model")
     }
     return {"make": name, "with": said}
+
+
+_PLAIN = {type(None), bool, int, float, str}
 
 
 def _described(value: Any, model: Any) -> Any:

@@ -66,15 +66,15 @@ class RowTensor:
 
     def extend(self, rows: Tensor) -> None:
         """Append rows."""
-        rows = rows.detach()
-        end = self._count + len(rows)
+        rows = rows.detach() if rows.requires_grad else rows
+        end = self._count + rows.shape[0]
         if self._room is None and self._borrows:  # the next ones find no room, and all are copied
             self._room, self._count = rows, end
             return
         if self._room is None:
             self._room = rows.new_empty((0, *rows.shape[1:]))
-        if end > len(self._room):
-            more = self._room.new_empty((max(end, 2 * len(self._room)), *rows.shape[1:]))
+        if end > self._room.shape[0]:
+            more = self._room.new_empty((max(end, 2 * self._room.shape[0]), *rows.shape[1:]))
             more[: self._count] = self._room[: self._count]
             self._room = more
         self._room[self._count : end] = rows
@@ -84,7 +84,7 @@ class RowTensor:
     def filled(self) -> Tensor:
         """All rows so far, in the order they came."""
         assert self._room is not None
-        return self._room[: self._count]
+        return self._room if self._count == self._room.shape[0] else self._room[: self._count]
 
 
 class Table:
@@ -116,9 +116,10 @@ class Table:
                 if name not in self._tensors:
                     self._tensors[name] = RowTensor(self._borrows)
                 self._tensors[name].extend(column)
+                rows = column.shape[0]
             else:
                 self._lists.setdefault(name, []).extend(column)
-            rows = len(column)
+                rows = len(column)
         self._rows += rows
 
     @property

@@ -32,13 +32,15 @@ class ModelType:
         return known[1]
 
     def __init__(self, model: nn.Module) -> None:
-        tensors = [
-            t for t in itertools.chain(model.parameters(), model.buffers()) if t.is_floating_point()
-        ]
+        modules = list(model.modules())  # once: model.parameters() would go over them again
+        parameters = (t for module in modules for t in module._parameters.values())
+        buffers = (t for module in modules for t in module._buffers.values())
+        known = (t for t in itertools.chain(parameters, buffers) if t is not None)
+        tensors = [t for t in known if t.is_floating_point()]
         self._device = tensors[0].device if tensors else None
         self._dtype = tensors[0].dtype if tensors else None
         self._dtypes = {t.dtype for t in tensors}
-        self._has_embedding = any(isinstance(m, _EMBEDDINGS) for m in model.modules())
+        self._has_embedding = any(isinstance(m, _EMBEDDINGS) for m in modules)
 
     def convert(self, leaf: Any, alone: bool) -> Any:
         """Convert an array or tensor; ``alone`` if it is all of the input."""

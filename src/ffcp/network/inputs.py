@@ -367,7 +367,7 @@ def pairs(
 
 def _same_rows(x: Any, y: Tensor) -> None:
     rows = row_count(x)
-    if y.dim() == 0 or len(y) != rows:
+    if y.dim() == 0 or y.shape[0] != rows:
         is_flat = isinstance(x, Tensor) and x.dim() == 1 and y.numel() == 1
         hint = ": for a single row write x[None]" if is_flat else ""
         if isinstance(x, list) and y.dim() and len(x) == len(y):

@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
+
+_AS_IT_IS: AbstractContextManager[None] = nullcontext()
+
+
+def lasting() -> AbstractContextManager[None]:
+    """Leave the caller's inference_mode, if it is on: what is made inside outlives it.
+
+    >>> with torch.inference_mode(), lasting():
+    ...     torch.ones(1).is_inference()
+    False
+    """
+    return torch.inference_mode(False) if torch.is_inference_mode_enabled() else _AS_IT_IS
 
 
 class gradients:  # noqa: N801 - reads as a function, like torch.no_grad

@@ -99,7 +99,8 @@ class Pass:
             for key, tensor in inputs.leaves(x, "x"):
                 checks.finite(tensor, key, first_row)
         if isinstance(x, Tensor) and self._plan.only_output and gives_back(self._model):
-            output = checks.output(x, rows, x).detach()  # no other numbers than were looked at
+            x = checks.output(x, rows, x)  # no other numbers than were looked at
+            output = x.detach() if x.requires_grad else x
             return Seen(x, output, {}, {}, range(first_row, first_row + rows), groups)
         with borrowed(self._model, self._now) as twin:
             stack = stack_of(twin) if self._plan.is_plain and not is_traced() else None

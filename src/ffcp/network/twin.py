@@ -13,6 +13,7 @@ as it was found: then nothing else may run it meanwhile.
 from __future__ import annotations
 
 import copy
+import functools
 import threading
 import weakref
 from collections.abc import Callable
@@ -131,9 +132,8 @@ def refuse_unusable(model: nn.Module) -> None:
     ValueError: the model has layers without weights yet (LazyLinear): run it once on some rows
     """
     for module in model.modules():
-        # By name: the parts of torch that define them are slow to import, and may be missing.
-        kinds = {kind.__name__ for kind in type(module).__mro__}
-        if kinds & {"FullyShardedDataParallel", "FSDPModule"}:
+        kind: Any = type(module)
+        if _is_sharded(kind):
             raise ValueError(
                 "the weights of the model are divided over processes (FSDP), so that no process "
                 "can run or compare it alone: gather them into a plain model, and give that"
@@ -150,6 +150,13 @@ def refuse_unusable(model: nn.Module) -> None:
                 "number of them, with torch.export.Dim('rows') for dimension 0 in dynamic_shapes, "
                 "or give the original module"
             )
+
+
+@functools.cache
+def _is_sharded(kind: type) -> bool:
+    """Say, by names: the parts of torch that define them are slow to import, and may be missing."""
+    kinds = {one.__name__ for one in kind.__mro__}
+    return not kinds.isdisjoint({"FullyShardedDataParallel", "FSDPModule"})
 
 
 def _exported_for(module: nn.Module) -> int | None:
@@ -281,7 +288,8 @@ def _pool(model: nn.Module) -> _Pool:
 
 def runs_itself(model: nn.Module) -> bool:
     """Say whether calls use the model itself, because it has no twins."""
-    return _pool(model).runs_itself
+    pool = _POOLS.get(model)
+    return pool is not None and pool.runs_itself
 
 
 class borrowed:  # noqa: N801 - reads as a function; one made by contextmanager takes its time
@@ -351,7 +359,8 @@ def hooks_of(model: nn.Module) -> frozenset[Hook]:
 
 def changing_hooks(model: nn.Module) -> frozenset[Hook]:
     """Give the hooks that are a part of the model's function, as far as that is known."""
-    return _pool(model).changing
+    pool = _POOLS.get(model)
+    return frozenset() if pool is None else pool.changing
 
 
 def _watched(twin: nn.Module) -> set[Hook]:
