@@ -162,7 +162,7 @@ def signed_score(ends: Ends, y: Tensor) -> tuple[Tensor, Tensor]:
     """
     above = as_float64(y).to(ends.lo.device) - ends.lo
     # In numpy, which compares in a third of the time.
-    below = torch.from_numpy(above.cpu().numpy() < 0)
+    below = torch.from_numpy(above.detach().cpu().numpy() < 0)
     return _over(above.abs_(), ends.slack_lo), below
 
 
