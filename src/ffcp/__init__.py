@@ -29,6 +29,7 @@ from ffcp.conformal.shifted import WeightedLocal
 from ffcp.conformal.tilts import ShiftChoice
 from ffcp.conformal.weighted import Weighted
 from ffcp.files import CalibrationFileError
+from ffcp.loading import load
 from ffcp.network.jacobian import Sketch, Smooth
 from ffcp.network.passes import gradient_norms
 from ffcp.network.stored import Stored
@@ -49,7 +50,6 @@ from ffcp.regression.losses import pinball_loss
 from ffcp.regression.methods import CP, CQR, FFCP, FFCQR, FFLCP, FFLCQR, LCP, LCQR
 from ffcp.regression.slacks import Constant, FunctionOf, GradientNorm
 from ffcp.risk.predictor import Controlled, RiskControl
-from ffcp.sharing import load
 from ffcp.warnings import FFCPWarning
 
 __all__ = [

@@ -1,0 +1,71 @@
+"""Make predictors again from files, whatever their class."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch  # noqa: F401 - for the example
+from torch import nn
+
+from ffcp import files
+from ffcp.conformal.columns import with_prefix
+from ffcp.recipes import left_to_you, made_again, maker_of
+from ffcp.sharing import Sharing
+
+
+def load(path: str | Path, model: nn.Module, **given: Any) -> Any:
+    """Make the predictor that was saved to a file again, with its settings and calibration.
+
+    Parameters
+    ----------
+    path
+        A file that ``predictor.save`` wrote. Nothing in it is unpickled or run.
+    model
+        The model, with the weights it was calibrated with.
+    given
+        Arguments of the predictor's class to take in place of those in the file. A function or
+        a piece of your own is not in the file, and has to be given here: ``slack=``, ``score=``,
+        ``localizer=``, ``calibration=``, ``head=``, whatever it was an argument of.
+
+    Returns
+    -------
+    Predictor
+        Of the class that was saved: an :class:`ffcp.FFCP`, an :class:`ffcp.RAPS`, ...
+
+    Examples
+    --------
+    >>> import ffcp, tempfile
+    >>> model = nn.Linear(3, 1)  # yours is trained
+    >>> old = ffcp.FFCP(model, "input", joint=True).calibrate(torch.randn(50, 3), torch.randn(50))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     old.save(f"{folder}/calibration.safetensors")
+    ...     new = ffcp.load(f"{folder}/calibration.safetensors", model)
+    >>> type(new).__name__, new.feature, new.joint, len(new.calibration)
+    ('FFCP', 'input', True, 50)
+    """
+    tensors = files.read(path)
+    with files.refused(path):
+        sealed = {
+            **with_prefix("calibration.", tensors),
+            **{name: t for name, t in tensors.items() if name.startswith("scorer.")},
+        }
+        recipe = files.unseal(tensors["_extra_state"], sealed)["recipe"]
+        if recipe is None:
+            raise ValueError(
+                "it was saved by a class of your own: make the predictor yourself, and call "
+                f"its load({str(path)!r})"
+            )
+        maker = maker_of(recipe)
+        if not (isinstance(maker, type) and issubclass(maker, Sharing)):
+            raise ValueError(f"{recipe['make']} is no predictor")
+        lost = {k: v for k, v in left_to_you(recipe).items() if k not in given}
+        if lost:
+            listed = ", ".join(f"{name}=... ({what})" for name, what in lost.items())
+            raise ValueError(
+                f"this {recipe['make']} has parts of your own, which no file holds: give "
+                f"ffcp.load(path, model, {listed}), or make the predictor yourself and call its "
+                "load(path)"
+            )
+        predictor = made_again(recipe, model=model, **given)
+    return predictor.load(path)
