@@ -3,11 +3,14 @@ PYTHON ?= python3
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
 
-.PHONY: demo check test test-slow lint docs pictures examples lowest newest bench bands reproduce quick clean
+.PHONY: demo check fast test test-slow lint docs pictures examples lowest newest bench bands reproduce quick clean
 demo: .venv/.ready        ## train, calibrate, print the table, draw the bands
 	$(BIN)/ffcp demo
 
-check: lint               ## lint, types and the fast tests, in under 90 seconds
+check: .venv/.ready       ## lint, types and the fast tests side by side, in under 90 seconds
+	$(MAKE) --jobs=2 --output-sync=target lint fast
+
+fast: .venv/.ready        ## the fast tests
 	$(PYTEST) -m "not slow and not long" tests src
 
 test: lint                ## lint, types, doctests and all that a user relies on

@@ -100,6 +100,7 @@ def test_infinite_scores_and_those_that_are_missing_are_counted_as_before() -> N
         must_bound(wild.threshold(alpha), some, 0.01, alpha)
 
 
+@pytest.mark.long
 def test_about_eighty_kilobytes_are_written_for_a_million_scores(tmp_path: Path) -> None:
     many = ffcp.CP(ffcp.Stored()).calibrate(torch.zeros(10**6), torch.rand(10**6)).compress()
     many.save(tmp_path / "few")
@@ -186,6 +187,7 @@ def test_errors_add_up_when_summaries_are_merged() -> None:
         must_bound(merged.calibration.threshold(alpha), scores, sum(ranks) / 3000, alpha)
 
 
+@pytest.mark.long
 def test_a_thousand_summaries_merge_into_a_small_one() -> None:
     merged, all_scores = Compressed(0.05), []
     for number in range(1000):

@@ -107,6 +107,7 @@ def test_a_missing_package_is_named(one: ffcp.CP, monkeypatch: pytest.MonkeyPatc
         band.plot()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("alpha", [0.1, (0.1, 0.5), tuple(np.arange(1, 20) / 20)])
 def test_bands_are_drawn_as_areas_where_they_follow_the_axis(one: ffcp.CP, alpha: Any) -> None:
     ax = one.predict_interval(X, alpha).plot(y=Y)  # CP's ends follow the prediction

@@ -111,6 +111,7 @@ def test_where_a_forest_errs_is_learned_from_its_input(
     assert width[loud].mean() > 2 * width[~loud].mean()
 
 
+@pytest.mark.long
 def test_auto_offers_a_forest_what_needs_no_gradients() -> None:
     bands = BandRegressor(LinearRegression(), calibration_size=0.5, random_state=0).fit(X, Y)
     assert set(bands.predictor_.choice.trials) >= {"CP", "LCP"}

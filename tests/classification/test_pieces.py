@@ -55,6 +55,7 @@ def test_a_function_is_a_score() -> None:
         assert (scores[200 + row, labels].diff() >= 0).all()
 
 
+@pytest.mark.long
 def test_coverage_of_a_score_of_ones_own_follows_the_law() -> None:
     def covered(x_cal: Tensor, y_cal: Tensor, x: Tensor, y: Tensor) -> Tensor:
         predictor = ffcp.LabelSets(nn.Identity(), margin_or_noise, allow_zero_sets=True)
@@ -344,6 +345,7 @@ def test_a_score_of_ones_own_merges_by_its_name() -> None:
         mine.merge(ffcp.LabelSets(network(), lambda seen: -seen.output).calibrate(X, Y))
 
 
+@pytest.mark.long
 def test_by_label_every_class_is_covered() -> None:
     def covered(x_cal: Tensor, y_cal: Tensor, x: Tensor, y: Tensor) -> Tensor:
         predictor = ffcp.LabelSets(nn.Identity(), margin, ffcp.ByLabel(), allow_zero_sets=True)

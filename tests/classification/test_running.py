@@ -42,6 +42,7 @@ ALL = {**METHODS, **TUNED, **PIECES}
 # -- passes ------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::ffcp.FFCPWarning")
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("batch_size", [None, 64])
@@ -68,6 +69,7 @@ def test_every_row_goes_through_the_model_once(name: str, batch_size: int | None
 # -- copies ------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::ffcp.FFCPWarning")
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("grouped", [False, True])

@@ -54,6 +54,7 @@ def test_lengths_of_an_unfinished_draw_are_others(kernel: str) -> None:
     assert torch.allclose(steps / length, before / length_before)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kernel", ["gaussian", "laplace", "box"])
 @pytest.mark.parametrize("first", [0, 1000, FAR - 100, FAR + 5, 2**60])
 def test_a_row_has_its_steps_however_rows_are_asked_for(kernel: str, first: int) -> None:

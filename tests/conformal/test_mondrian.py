@@ -103,6 +103,7 @@ def test_the_automatic_choice_keeps_groups_with_their_points() -> None:
     torch.testing.assert_close(predictor.calibration.scores, named.calibration.scores)
 
 
+@pytest.mark.long
 def test_the_search_for_steps_keeps_groups_with_their_points() -> None:
     searched = ffcp.FCP(small_mlp(), "0").calibrate(X, Y, groups=GROUPS)
     kept = ~Division(0.2, seed=0, most=1000).mask(range(120))

@@ -41,6 +41,7 @@ def test_short_floats_stand_for_their_decimals() -> None:
     assert exact_alpha(np.float32(0.1)) == exact_alpha(torch.tensor(0.1)) == Fraction(1, 10)
 
 
+@pytest.mark.long
 @given(alpha=decimals)
 def test_points_needed_is_the_smallest_finite_size(alpha: Fraction) -> None:
     n = points_needed(alpha)
@@ -51,6 +52,7 @@ def test_points_needed_is_the_smallest_finite_size(alpha: Fraction) -> None:
 scores_lists = st.lists(st.integers(0, 5).map(float), min_size=1, max_size=40)
 
 
+@pytest.mark.long
 @given(values=scores_lists, alpha=decimals)
 def test_quantile_is_the_ranked_score_or_infinity(values: list[float], alpha: Fraction) -> None:
     k = conformal_rank(len(values), alpha)

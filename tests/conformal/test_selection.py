@@ -14,6 +14,7 @@ from ffcp.conformal.selection import Division, Selection
 fractions = st.floats(0.01, 0.99)
 
 
+@pytest.mark.long
 @given(
     fraction=fractions,
     seed=st.integers(0, 100),
@@ -33,6 +34,7 @@ def test_the_division_depends_on_the_position_alone(
     assert torch.equal(whole, torch.cat(parts))
 
 
+@pytest.mark.long
 @given(start=st.integers(0, 10**7), seed=st.integers(0, 5))
 def test_a_worker_knows_its_rows_without_those_before(start: int, seed: int) -> None:
     division = Division(0.2, seed, most=10**7)
@@ -42,6 +44,7 @@ def test_a_worker_knows_its_rows_without_those_before(start: int, seed: int) -> 
     assert 7 <= int(division.mask(rows).sum()) <= 9
 
 
+@pytest.mark.long
 @given(
     fraction=fractions, seed=st.integers(0, 9), most=st.integers(0, 60), early=st.integers(0, 100)
 )
@@ -76,6 +79,7 @@ def test_another_seed_divides_otherwise() -> None:
     assert not torch.equal(one, two)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fraction", [0.1, 0.2])
 def test_every_row_is_as_likely_to_be_set_aside(fraction: float) -> None:
     masks = torch.stack([Division(fraction, seed, 99).mask(range(20)) for seed in range(2000)])

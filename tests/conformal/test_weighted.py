@@ -119,6 +119,7 @@ def tilted(x: Tensor) -> Tensor:
     return x[:, 0].exp()
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_short_lessons")
 @pytest.mark.filterwarnings("ignore::ffcp.FFCPWarning")
 @pytest.mark.parametrize("grouped", [False, True])

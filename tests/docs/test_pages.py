@@ -107,6 +107,7 @@ def test_every_block_says_what_it_is(page: Path) -> None:
     assert not re.search(r"\n\n {4}[^\s*\-\d]", prose(text)), "a block without a fence"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("page", WITH_SHELL, ids=named)
 def test_commands_exist(page: Path) -> None:
     for block in blocks(page.read_text(), "sh"):

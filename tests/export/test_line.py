@@ -13,6 +13,7 @@ from ffcp.export.share import Share
 from ffcp.pieces import Seen
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("guarantee", ["level", "none"])
 @pytest.mark.parametrize("neighbours", [25, 120])  # some, and all
 @pytest.mark.parametrize("is_tied", [False, True])

@@ -384,6 +384,7 @@ class Repeats(torch.utils.data.IterableDataset):
         return zip(X[rows], Y[rows], strict=True)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("workers", [0, 1, 2])
 def test_rows_that_every_worker_repeats_are_noticed(workers: int) -> None:
     def loader(divided: bool) -> torch.utils.data.DataLoader:

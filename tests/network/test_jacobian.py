@@ -282,6 +282,7 @@ def test_the_twins_of_a_model_share_its_windows(monkeypatch: pytest.MonkeyPatch)
             torch.testing.assert_close(norms(twin, x, "coloured"), expected)
 
 
+@pytest.mark.long
 def test_what_is_known_of_a_model_dies_with_it() -> None:
     model = HEADS["3x3"]()
     norms(model, normal(1, 2, 6, 6, seed=1), "coloured")
@@ -326,6 +327,7 @@ def test_auto_estimates_only_what_cannot_be_coloured(outputs, norm, expected) ->
 # -- sketches ----------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_the_error_of_a_sketch_falls_with_the_root_of_the_probes() -> None:
     model, x = HEADS["3x3"](), normal(2, 2, 12, 12, seed=1)
     exact = norms(model, x, "exact")
@@ -345,6 +347,7 @@ def test_the_error_of_a_sketch_falls_with_the_root_of_the_probes() -> None:
     assert error(16) / error(256) == pytest.approx(4, rel=0.2)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", [Sketch(5), Smooth(0.3, 3), Smooth(0.3, 3, method=Sketch(4))],
                          ids=str)  # fmt: skip
 def test_the_norm_of_a_row_does_not_depend_on_the_batch(method) -> None:

@@ -266,6 +266,7 @@ def test_what_cannot_be_watched_is_refused() -> None:
         monitor.update(x, y).start(x)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["bands", "label sets"])
 def test_a_monitor_goes_on_where_it_was_saved(kind: str, tmp_path: Path) -> None:
     monitor, x, y = watched(kind)

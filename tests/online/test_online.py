@@ -94,6 +94,7 @@ def test_aci_covers_any_sequence_at_its_constant(
     played(Aci(alpha, Fraction(gamma)), moves, 3, stands)
 
 
+@pytest.mark.long
 @given(MOVES, st.sampled_from(ALPHAS), st.sampled_from([0.05, 0.5]), st.booleans())
 def test_pid_covers_any_sequence_at_its_constant(
     moves: list[tuple[str, int, bool]], alpha: Fraction, saturation: float, stands: bool

@@ -77,6 +77,7 @@ def test_models_with_several_inputs_take_a_dict_or_tuple_of_columns(x: Any) -> N
     assert torch.equal(torch.from_numpy(found["upper"].to_numpy()), band.upper[:, 0])
 
 
+@pytest.mark.long
 def test_what_is_wrong_with_all_rows_is_said_at_once() -> None:
     rows = Rows.of(data())
     cp = ffcp.CP(linear())

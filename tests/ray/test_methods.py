@@ -173,6 +173,7 @@ def test_rows_after_a_choice_are_scored_by_what_was_chosen(name: str) -> None:
     assert torch.allclose(one.calibration.scores, two.calibration.scores, atol=1e-4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name", ["CP", "FFCP auto", "LCP", "CQR", pytest.param("Auto", marks=pytest.mark.slow)]
 )
@@ -230,6 +231,7 @@ def test_an_update_adds_to_the_points_there_are() -> None:
     same(one, calibrate(two, Rows.of(rest), x="x", y="y", id="id", update=True))
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("soon")
 @pytest.mark.parametrize("number", [None, "id"])
 def test_scores_are_compressed_on_the_way_as_on_one_machine(number: str | None) -> None:
@@ -258,6 +260,7 @@ def test_shift_is_learned_from_new_inputs_held_here() -> None:
     same(one, two)
 
 
+@pytest.mark.long
 def test_cross_bands_are_predicted_and_say_why_they_cannot_be_calibrated() -> None:
     data = numbers()
     models, folds = [network(), network(), network()], np.arange(N) % 3

@@ -168,6 +168,7 @@ class Times(nn.Module):
         return x * self.factors
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_short_lessons")
 def test_groups_have_thresholds_of_their_own_whatever_is_chosen() -> None:
     model, x, y = steep(900)
@@ -212,6 +213,7 @@ def test_where_rows_tell_no_difference_plain_bands_are_mostly_taken() -> None:
     assert taken.count("CP") >= 3  # the best of fourteen is lucky now and then
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_short_lessons")
 def test_a_method_that_needs_all_targets_is_no_candidate_where_some_may_be_missing() -> None:
     model = nn.Linear(1, 1)

@@ -26,6 +26,7 @@ def around(centre: float, slack: float) -> Ends:
     return Ends(middle, middle, side, side)
 
 
+@pytest.mark.long
 @given(lo=numbers, hi=numbers, s_lo=slacks, s_hi=slacks, y=numbers, dtype=types)
 def test_a_target_never_falls_out_of_the_band_of_its_own_score(
     lo: float, hi: float, s_lo: float, s_hi: float, y: float, dtype: torch.dtype

@@ -123,6 +123,7 @@ def test_too_many_outputs_are_refused_before_any_gradient(monkeypatch: pytest.Mo
     assert 1 <= count.rows <= 2
 
 
+@pytest.mark.long
 def test_fewer_rows_choose_where_outputs_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ffcp.regression.family._NUMBERS", 2500)  # and now 2 are many
     model = nn.Sequential(nn.Linear(1, 3), nn.Tanh(), nn.Linear(3, 2))

@@ -128,6 +128,7 @@ def test_lengths_of_the_choice_are_those_of_the_bands(joint: bool) -> None:
             assert claimed[name].mean_length == pytest.approx(measured, rel=0.05)
 
 
+@pytest.mark.long
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=3, max_size=30))
 def test_rank_correlation_agrees_with_scipy(pairs: list[tuple[int, int]]) -> None:
     a, b = np.array(pairs, dtype=float).T

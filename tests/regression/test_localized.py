@@ -403,6 +403,7 @@ def test_bonferroni_is_each_output_at_a_share_of_alpha(method: str) -> None:
     assert torch.equal(together.upper, apart.upper)
 
 
+@pytest.mark.long
 def test_the_bandwidth_is_chosen_for_the_level_that_bonferroni_needs() -> None:
     # 0.1 / 3 asks for 29 neighbours; at 0.1 itself 9 would do.
     x = torch.linspace(0, 1, 2000)[:, None]
@@ -439,6 +440,7 @@ def test_thresholds_are_local_inside_each_group(method: str, guarantee: str) -> 
         assert len(band.upper.unique()) > 10
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", METHODS)
 def test_groups_and_a_chosen_bandwidth_survive_saving(method: str, tmp_path: Path) -> None:
     path = tmp_path / "local.safetensors"

@@ -245,6 +245,7 @@ MISSING = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", MISSING)
 @pytest.mark.filterwarnings("ignore:the inversion found no feature")
 def test_each_output_is_calibrated_on_the_rows_that_have_it(name: str) -> None:

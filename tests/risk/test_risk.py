@@ -106,6 +106,7 @@ def test_pixel_sets_are_a_case_of_risk_control() -> None:
         assert float(same.calibration.threshold(alpha)) == expected
 
 
+@pytest.mark.long
 def test_groups_have_levels_of_their_own_and_files_come_back(tmp_path: Any) -> None:
     x, y = draw(torch.Generator().manual_seed(5), 300)
     groups = (x[:, 0] > 0).tolist()
@@ -126,6 +127,7 @@ def test_groups_have_levels_of_their_own_and_files_come_back(tmp_path: Any) -> N
     assert torch.equal(loaded.predict_set(x).sets, alone.predict_set(x).sets)
 
 
+@pytest.mark.long
 def test_too_few_rows_are_told_and_lose_nothing() -> None:
     x, y = draw(torch.Generator().manual_seed(6), 8)
     predictor = ffcp.RiskControl(Fixed()).calibrate(x, y)

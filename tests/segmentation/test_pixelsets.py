@@ -111,6 +111,7 @@ def by_hand(model: nn.Module, x: Tensor, feature_then_head=None, smallest: float
     return scores.scatter(1, f.argmin(dim=1, keepdim=True), 0.0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("feature", ["output", "0"])
 @pytest.mark.parametrize("method", ["auto", "exact"])
 def test_scores_are_those_by_hand(feature: str, method: str) -> None:
@@ -289,6 +290,7 @@ def test_the_calibration_stays_as_it_is_when_the_model_moves() -> None:
     assert predictor.predict_set(X.bfloat16(), 0.2).mask.any(dim=1).all()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "other",
     [

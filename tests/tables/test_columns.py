@@ -69,6 +69,7 @@ def test_month_and_day_that_could_be_swapped_are_said() -> None:
     assert learned(a=[*dates, "30/01/2020"]).form == "%d/%m/%Y"
 
 
+@pytest.mark.long
 def test_rows_that_cannot_be_read_have_a_reason_and_the_others_do_not() -> None:
     known = columns.learn(houses(300), "price")
     rows = new(4).astype(object)
@@ -83,6 +84,7 @@ def test_rows_that_cannot_be_read_have_a_reason_and_the_others_do_not() -> None:
     assert bool(found.x.isfinite().all())
 
 
+@pytest.mark.long
 def test_only_what_matters_is_an_error() -> None:
     known = columns.learn(houses(300), "price")
     rows = new(50)
@@ -102,6 +104,7 @@ def test_levels_that_no_training_row_had_are_said() -> None:
     assert any("'Zug'" in remark for remark in found.remarks)
 
 
+@pytest.mark.long
 def test_columns_survive_json_and_damage_is_refused() -> None:
     known = columns.learn(houses(300), "price")
     text = json.dumps(known.to_json())

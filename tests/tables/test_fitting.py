@@ -184,6 +184,7 @@ def _first_network(frame: pd.DataFrame, minutes: float, seed: int) -> dict[str, 
     return made[0].state_dict()
 
 
+@pytest.mark.long
 def test_nothing_learned_of_columns_comes_from_rows_that_calibrate_or_test(
     fitted: tables.FittedTable,
 ) -> None:
@@ -263,6 +264,7 @@ def test_one_side_ends_on_that_side_only() -> None:
     assert (bands["reason"] == "").all()
 
 
+@pytest.mark.long
 def test_ctrl_c_keeps_the_best_so_far() -> None:
     torch.manual_seed(0)
     x = torch.randn(300, 2)

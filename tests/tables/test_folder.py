@@ -101,6 +101,7 @@ def test_an_unfinished_folder_says_so_and_may_be_fitted_again(
     tables.load(where)
 
 
+@pytest.mark.long
 def test_two_predictions_at_once_do_not_mix(fitted: tables.FittedTable, tmp_path: Path) -> None:
     new(300).to_csv(tmp_path / "new.csv", index=False)
     out = tmp_path / "new.bands.csv"

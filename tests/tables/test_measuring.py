@@ -9,6 +9,7 @@ from scipy import stats
 from ffcp.tables.measuring import _parts
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("share", [0.9, 0.99])
 def test_intervals_of_all_parts_hold_at_once(share: float) -> None:
     # Exactly: the intervals of every number of hits, and how likely those are that miss.

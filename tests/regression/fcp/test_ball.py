@@ -30,6 +30,7 @@ def test_the_number_of_steps_is_chosen_on_points_that_do_not_calibrate() -> None
     torch.testing.assert_close(predictor.calibration.scores, expected.calibration.scores)
 
 
+@pytest.mark.long
 def test_loader_and_arrays_choose_the_same_steps() -> None:
     model = leaky()
     y = targets(model, X)

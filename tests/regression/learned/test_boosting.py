@@ -36,6 +36,7 @@ def test_quantiles_never_cross_and_are_the_same_in_any_batch() -> None:
     torch.testing.assert_close(torch.cat([trees(x[:1]), trees(x[1:])]), quantiles)
 
 
+@pytest.mark.long
 def test_trees_are_made_again_from_their_tensors() -> None:
     trees, x = made(), normal(30, 3, seed=3)
     again = BoostedQuantiles.from_state(trees.state())
@@ -61,6 +62,7 @@ def test_trees_that_lead_in_a_circle_are_refused() -> None:
         BoostedQuantiles.from_state(state)
 
 
+@pytest.mark.long
 def test_trees_that_cannot_be_read_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(boosting, "_start", lambda model: 0.5)
     with pytest.raises(RuntimeError, match="cannot be read"):

@@ -136,6 +136,7 @@ def test_what_was_learned_is_checked_when_it_is_loaded(tmp_path: Path) -> None:
         ffcp.load(tmp_path / "bad.safetensors", predictor.model)
 
 
+@pytest.mark.long
 def test_what_training_rows_taught_outlives_a_file(tmp_path: Path) -> None:
     x, y = data()
     predictor = taught()
