@@ -173,3 +173,35 @@ def test_quantile_networks_agree_with_torch_in_bands() -> None:
     by_torch = ffcp.FFCQR(Wrapped(model), "inner.0").calibrate(x, y).predict_interval(x)
     torch.testing.assert_close(by_hand.lower, by_torch.lower, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(by_hand.upper, by_torch.upper, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("rows", [3, 2000])  # of few rows x itself is looked at
+@pytest.mark.parametrize("first", [[], [nn.Sigmoid()]], ids=["linear first", "activation first"])
+@pytest.mark.parametrize("feature", [None, "input"])
+def test_what_is_no_number_is_seen_wherever_it_stands(
+    bad: float, rows: int, first: list[nn.Module], feature: str | None
+) -> None:
+    torch.manual_seed(0)
+    layer = nn.Linear(5, 7)
+    with torch.no_grad():
+        layer.weight[:, 2] = 0  # nothing depends on this column
+        layer.weight[:, 3] = -1  # and behind ReLU nothing on an infinite number in this one
+        layer.weight[:, 4] = 0.5
+    model = nn.Sequential(*first, layer, nn.ReLU(), nn.Linear(7, 1))
+    run = passes.Pass(model, ffcp.Needs(norms=(feature,)) if feature else ffcp.Needs())
+    for column in range(5):
+        x = torch.randn(rows, 5)
+        assert run(x).output.isfinite().all()
+        x[rows - 1, column] = bad
+        with pytest.raises(ValueError, match=rf"^x holds {bad} in row {10 + rows - 1} "):
+            run(x, first_row=10)
+
+
+def test_numbers_that_overflow_in_the_first_layer_are_no_reason_to_refuse_x() -> None:
+    model = nn.Sequential(nn.Linear(5, 7), nn.Sigmoid(), nn.Linear(7, 1))
+    x = torch.full((2000, 5), 3e38)
+    with torch.no_grad():
+        model[0].weight.fill_(2)
+        assert model[0](x).isinf().all()
+    assert passes.see(model, x).output.isfinite().all()

@@ -83,10 +83,13 @@ def test_infinite_band_stays_infinite_beside_one_that_shrinks():
 vectors = st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=2, max_size=6)
 
 
-@given(lo=vectors, down=st.floats(0, 1e308), up=st.floats(0, 1e308), slack=slacks)
+@given(
+    lo=vectors, down=st.floats(0, 1e308), up=st.floats(0, 1e308), slack=slacks,
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+)  # fmt: skip
 @pytest.mark.filterwarnings("error")  # numpy speaks of numbers that become infinite
 def test_one_step_for_all_rows_is_that_of_each_row(
-    lo: list[float], down: float, up: float, slack: float
+    lo: list[float], down: float, up: float, slack: float, dtype: torch.dtype
 ) -> None:
     low = torch.tensor(lo, dtype=torch.float64)[:, None]
     high, one = low.abs() * 2, torch.tensor(slack, dtype=torch.float64)
@@ -99,8 +102,8 @@ def test_one_step_for_all_rows_is_that_of_each_row(
         if steps[0] == steps[1]:
             at_once[1] = at_once[0]
         row_by_row = [step.expand(1, *low.shape) for step in at_once]
-        expected = reach(ends, *row_by_row, torch.float64)
-        bounds = reach(ends, *at_once, torch.float64)
+        expected, bounds = (reach(ends, *own, dtype) for own in (row_by_row, at_once))
+        assert bounds[0].dtype == dtype
         assert all(map(torch.equal, bounds, expected))
         assert bounds[0].shape == (1, *low.shape)
 

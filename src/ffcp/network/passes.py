@@ -93,23 +93,22 @@ class Pass:
         rows = inputs.row_count(x)
         if not rows:
             raise ValueError("x has no rows")
-        if isinstance(x, Tensor):
-            checks.finite(x, "x", first_row)
-        else:
-            for key, tensor in inputs.leaves(x, "x"):
-                checks.finite(tensor, key, first_row)
+        numbers = range(first_row, first_row + rows)
         if isinstance(x, Tensor) and self._plan.only_output and gives_back(self._model):
+            checks.finite(x, "x", first_row)
             x = checks.output(x, rows, x)  # no other numbers than were looked at
-            output = x.detach() if x.requires_grad else x
-            return Seen(x, output, {}, {}, range(first_row, first_row + rows), groups)
+            return Seen(x, x.detach() if x.requires_grad else x, {}, {}, numbers, groups)
         with borrowed(self._model, self._now) as twin:
             stack = stack_of(twin) if self._plan.is_plain and not is_traced() else None
             if stack is not None and stack.takes(x, self._plan.inner):
-                output, norms = stack.run(x, self._plan.inner, self._needs.norm)
+                refuse = functools.partial(checks.finite, x, "x", first_row)
+                output, norms = stack.run(x, self._plan.inner, self._needs.norm, refuse)
                 checks.finite(output, "the prediction", first_row)
-                seen = Seen(x, output, norms, {}, range(first_row, first_row + rows), groups)
+                seen = Seen(x, output, norms, {}, numbers, groups)
             else:
-                seen = self._cut(twin, x, range(first_row, first_row + rows), groups)
+                for key, tensor in inputs.leaves(x, "x"):
+                    checks.finite(tensor, key, first_row)
+                seen = self._cut(twin, x, numbers, groups)
         for name, values in seen.norms.items():
             checks.finite(values, f"the gradient at feature {name!r}", first_row)
         for name, values in seen.curvature.items():

@@ -7,6 +7,7 @@ forward and backward, are called without either; results are the same to the las
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from ffcp.network.jacobian.norms import row_norms
 from ffcp.network.modes import gradients
 from ffcp.network.twin import has_hooks_of_all, is_private
 
+_FEW = 2**12  # numbers that are looked at as soon as one
 _MOST_OUTPUTS = 8  # more of them are better taken several at once
 _KEPT = "_ffcp_stack"  # an attribute of twins, which nobody else has
 _IDLE = (nn.Identity, nn.Dropout)  # in eval mode
@@ -93,21 +95,43 @@ class Stack:
             and not has_hooks_of_all()
         )
 
-    def run(self, x: Tensor, names: Sequence[str], norm: float) -> tuple[Tensor, dict[str, Tensor]]:
-        """Give the output of a batch (n, d), and the norms at features in its shape (n, m)."""
+    def run(
+        self,
+        x: Tensor,
+        names: Sequence[str],
+        norm: float,
+        refuse: Callable[[], None] = lambda: None,
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Give the output of a batch (n, d), and the norms at features in its shape (n, m).
+
+        ``refuse`` is called, before all but the first layer are run, if x may hold NaN or infinity.
+        """
         with gradients(False):
+            value = self._steps[0].forward(x)
+            if self._may_be_bad(x, value):
+                refuse()
             if not names:
-                for step in self._steps:
-                    x = step.forward(x)
-                return x, {}
-            values = [x]
-            for step in self._steps:
+                for step in self._steps[1:]:
+                    value = step.forward(value)
+                return value, {}
+            values = [x, value]
+            for step in self._steps[1:]:
                 values.append(step.forward(values[-1]))
             columns = [self._back(values, names, norm, j) for j in range(self._outputs)]
         if len(columns) == 1:
             return values[-1], {name: norms[:, None] for name, norms in columns[0].items()}
         sides = {name: torch.stack([norms[name] for norms in columns], dim=1) for name in names}
         return values[-1], sides
+
+    def _may_be_bad(self, x: Tensor, first: Tensor) -> bool:
+        """Say whether x may hold NaN or infinity.
+
+        Either makes every sum of products with weights one of them, even where a weight is 0. So
+        one output of a linear layer shows both, in far fewer numbers than x has.
+        """
+        weight = self._steps[0].weight
+        is_told = weight is not None and weight.shape[0] > 0 and x.numel() > _FEW
+        return not math.isfinite((first[:, 0] if is_told else x).sum().item())
 
     def _back(
         self, values: list[Tensor], names: Sequence[str], norm: float, output: int

@@ -215,8 +215,8 @@ def reach(ends: Ends, below: Tensor, above: Tensor, dtype: torch.dtype) -> tuple
         bounds = None
         if is_shared and ends.lo.numel() == 1:
             bounds = _one_reach(ends, below, dtype)
-        elif dtype == ends.lo.dtype == torch.float64:
-            bounds = _even_reach(ends, below, above)
+        elif dtype in _NUMPY and ends.lo.dtype == torch.float64:
+            bounds = _even_reach(ends, below, above, dtype)
         if bounds is not None:
             return bounds
     below = as_float64(below).to(device)
@@ -269,7 +269,12 @@ def _one_reach(ends: Ends, threshold: Tensor, dtype: torch.dtype) -> tuple[Tenso
     return torch.full(shape, lower, dtype=dtype), torch.full(shape, upper, dtype=dtype)
 
 
-def _even_reach(ends: Ends, below: Tensor, above: Tensor) -> tuple[Tensor, Tensor] | None:
+_NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
+
+
+def _even_reach(
+    ends: Ends, below: Tensor, above: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor] | None:
     """Move each end by one step for all rows: the same sums in the same order.
 
     In numpy, which begins sooner, and reads every second number faster than torch.
@@ -281,17 +286,18 @@ def _even_reach(ends: Ends, below: Tensor, above: Tensor) -> tuple[Tensor, Tenso
         return None
     lo, hi = ends.lo.numpy(), ends.hi.numpy()
     with np.errstate(over="ignore"):  # infinity is right then
-        step = _even_step(lo, down)
-        upper = step if ends.is_symmetric and up == down else _even_step(hi, up)
-        lower = lo - step
+        step = _even_step(lo, down, dtype)
+        upper = step if ends.is_symmetric and up == down else _even_step(hi, up, dtype)
+        lower = (lo - step).astype(_NUMPY[dtype], copy=False)
         upper += hi
+        upper = upper.astype(_NUMPY[dtype], copy=False)
     shape = (1,) * (below.dim() - lo.ndim) + lo.shape
     return torch.from_numpy(lower.reshape(shape)), torch.from_numpy(upper.reshape(shape))
 
 
-def _even_step(start: np.ndarray, reach: float) -> np.ndarray:
+def _even_step(start: np.ndarray, reach: float, dtype: torch.dtype) -> np.ndarray:
     """Do what :func:`_reach` does where the step is the same everywhere."""
-    unit, tiny, _ = _roundings(torch.float64)
+    unit, tiny, _ = _roundings(dtype)
     step: np.ndarray = np.abs(start)
     step *= unit
     step += reach * unit + reach + tiny
