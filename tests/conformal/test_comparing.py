@@ -12,6 +12,11 @@ from ffcp.conformal.comparing import Candidates, EveryPoint, smallest
 from tests.conftest import normal
 
 
+@pytest.fixture(autouse=True)
+def few_points_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comparing, "_FEW", 0)
+
+
 def sorted_out(points: Tensor, x: Tensor, k: int) -> Tensor:
     """Give the nearest by distances in float64, rounded to float32; of equal ones the first."""
     rows = []

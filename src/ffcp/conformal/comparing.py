@@ -20,7 +20,9 @@ from ffcp.conformal.weights import Places
 _EVERY = 16  # of so many distances one is looked at, to guess how far neighbours are
 _UNSURE = 64  # so many distances of one point are taken again, at most
 _AGREEING = 64  # so many of all points are, to see that products are as exact as float32 is
+_FEW = 2**12  # with fewer points than this, products take too little time
 _TRIED = (4, 32)  # points that say whether float32 decides enough: fewer where there are many
+_ENOUGH = 0.85  # of these; for the rest, all is done twice
 _NUMBERS = 2**22  # distances held at once to try that
 _PAIRS = 2**20  # coordinates worked on at once where distances are taken again
 _SMALL, _LARGE = 1e-36, 1e36  # between these squares float32 is as exact as its digits
@@ -36,10 +38,13 @@ class EveryPoint:
         self._places = Places(embedding, fine=0.0)
         self._rough = self._places.rounded()
         self._longest = self._places.longest
+        self._is_rough_enough = len(embedding) >= _FEW and self._is_mostly_decided(neighbours)
+
+    def _is_mostly_decided(self, neighbours: int) -> bool:
         fewest, most = _TRIED
-        tried = max(fewest, min(most, _NUMBERS // len(embedding)))
-        some = embedding[:: max(1, len(embedding) // tried)]
-        self._is_rough_enough = bool(self._by_rough(some, neighbours)[1].mean() > 0.75)
+        tried = max(fewest, min(most, _NUMBERS // len(self._embedding)))
+        some = self._embedding[:: max(1, len(self._embedding) // tried)]
+        return bool(self._by_rough(some, neighbours)[1].mean() > _ENOUGH)
 
     def __call__(self, x: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """Give the rows of the k nearest points to each of ``x``, and their squared distances."""
@@ -63,7 +68,6 @@ class EveryPoint:
 
     def _by_rough(self, x: Tensor, k: int) -> tuple[np.ndarray, np.ndarray]:
         """Give rows (b, k) by products in float32, and for which of ``x`` these decide."""
-        news, points = x.numpy(), self._embedding.numpy()
         moved = self._places.moved(x)
         near = Candidates(self._rough.products(moved).numpy(), k)
         # Points as near as the last are no longer than |x| + sqrt(last). In units of 2**-24 of
@@ -72,23 +76,30 @@ class EveryPoint:
         own = moved.norm(dim=1).numpy()
         size = (own + np.minimum(own + np.sqrt(near.last.clip(0)), self._longest)) ** 2
         error = 1.2 * (x.shape[1] + 8) * 2.0**-24 * np.minimum(size, _LARGE) + _SMALL
-
-        def in_full(row: np.ndarray, column: np.ndarray) -> np.ndarray:
-            squared = np.empty(len(row), dtype=np.float32)
-            size = _PAIRS // x.shape[1] + 1
-            for some in (slice(start, start + size) for start in range(0, len(row), size)):
-                apart = np.subtract(news[row[some]], points[column[some]], dtype=np.float64)
-                with np.errstate(over="ignore"):  # infinitely far, in float32
-                    squared[some] = np.einsum("ij,ij->i", apart, apart)
-            return squared
-
+        in_full = _in_full(x.numpy(), self._embedding.numpy())
         rows, is_decided = near.first(2 * error, in_full)
-        # Torch can be told to take products in fewer digits than float32 has.
-        # Copies of x are as far as products in float64 are off; let these decide.
+        # Copies of x are as far away as products in float64 are off: these decide.
         is_decided &= (size < _LARGE) & (near.last > 2 * error)
+        # Torch can be told to take products in fewer digits than float32 has.
         row, column, values = near.some(_AGREEING, np.flatnonzero(is_decided))
         agree = bool((np.abs(values - in_full(row, column)) <= error[row]).all())
         return rows, is_decided & agree
+
+
+def _in_full(x: np.ndarray, points: np.ndarray) -> InFull:
+    """Take the squared distances of some points from some of ``x`` in float64, and round them."""
+    size = _PAIRS // x.shape[1] + 1
+
+    def in_full(row: np.ndarray, column: np.ndarray) -> np.ndarray:
+        squared = np.empty(len(row), dtype=np.float32)
+        for start in range(0, len(row), size):
+            some = slice(start, start + size)
+            apart = np.subtract(x[row[some]], points[column[some]], dtype=np.float64)
+            with np.errstate(over="ignore"):  # infinitely far, in float32
+                squared[some] = np.einsum("ij,ij->i", apart, apart)
+        return squared
+
+    return in_full
 
 
 class Candidates:
@@ -148,12 +159,14 @@ class Candidates:
         self, rows: np.ndarray, sure: np.ndarray, unsure: np.ndarray, in_full: InFull | None
     ) -> np.ndarray:
         """Add as many of those that are unsure as are missing, the smallest first."""
+        missing = (self._k - sure.sum(axis=1))[:, None]
+        if in_full is None:  # they are equal
+            first: np.ndarray = sure | (unsure & (unsure.cumsum(axis=1) <= missing))
+            return first
         row, place = unsure.nonzero()
-        if in_full is not None:
-            values = in_full(rows[row], self._columns[rows[row], place])
-            place = place[np.lexsort((values, row))]  # which keeps the order of equal ones
-        number = np.arange(len(row)) - np.searchsorted(row, row)
-        is_missing = number < (self._k - sure.sum(axis=1))[row]
+        values = in_full(rows[row], self._columns[rows[row], place])
+        place = place[np.lexsort((values, row))]  # which keeps the order of equal ones
+        is_missing = np.arange(len(row)) - np.searchsorted(row, row) < missing[row, 0]
         sure[row[is_missing], place[is_missing]] = True
         return sure
 
