@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import torch
 
 import ffcp
@@ -57,6 +58,14 @@ def run_alone(path: Path, *feeds: dict[str, Any]) -> list[dict[str, torch.Tensor
         with np.load(str(one).replace(".npz", ".out.npz")) as out:
             results.append({name: torch.from_numpy(out[name]) for name in out.files})
     return results
+
+
+def run_here(path: Path, feed: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Run a file in this process."""
+    session = onnxruntime.InferenceSession(path)
+    values = session.run(None, {name: np.asarray(value) for name, value in feed.items()})
+    names = (output.name for output in session.get_outputs())
+    return dict(zip(names, map(torch.from_numpy, values), strict=True))
 
 
 def holds(

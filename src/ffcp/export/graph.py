@@ -60,6 +60,9 @@ def onnx_model(
     """
     rows = torch.export.Dim("rows")
     shapes = tuple(None if name in fixed else {0: rows} for name in inputs)
+    # Inputs are named in the end: torch's names of operations, which it does not keep apart from
+    # them, may be names of a user's.
+    open_names = {f"input.{number}": name for number, name in enumerate(inputs)}
     with _quiet():
         graph = _traced(function, inputs, fixed)
         program = torch.export.export(graph, tuple(inputs.values()), dynamic_shapes=shapes)
@@ -67,11 +70,25 @@ def onnx_model(
             program,
             dynamo=True,
             verbose=False,
-            input_names=list(inputs),
+            input_names=list(open_names),
             output_names=list(outputs),
         )
     assert made is not None
-    return made.model_proto
+    model = made.model_proto
+    _rename(model.graph, {name: f"inner.{name}" for name in inputs} | open_names)
+    return model
+
+
+def _rename(graph: Any, names: Mapping[str, str]) -> None:
+    """Give the values of an ONNX graph, and of the graphs inside it, other names."""
+    for value in (*graph.input, *graph.output, *graph.initializer, *graph.value_info):
+        value.name = names.get(value.name, value.name)
+    for node in graph.node:
+        node.input[:] = [names.get(name, name) for name in node.input]
+        node.output[:] = [names.get(name, name) for name in node.output]
+        for attribute in node.attribute:
+            for inside in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else ())):
+                _rename(inside, names)
 
 
 def _traced(
@@ -143,15 +160,17 @@ def rows_uncounted(model: nn.Module) -> Iterator[None]:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Keep what torch says of its own insides, and of packages it misses, from the user."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    loggers = [logging.getLogger(f"torch.{name}") for name in ("onnx", "_subclasses.fake_tensor")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)  # what goes wrong is raised
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 def _decompositions() -> dict[Any, Callable[..., Any]]:

@@ -77,7 +77,7 @@ class _Writing:
         self._takes_random = (
             isinstance(predictor, LabelSets) and predictor._scorer.randomized and random is None
         )
-        self._names = _input_names(self._x)
+        self._names = _input_names(self._x, {*_RESERVED, *self._output_names()})
         like = self._steps.see(inputs.take(self._x, slice(0, 2)))  # and colours, for the graph
         self._rounding = self._no_rounding(like.output)
 
@@ -139,7 +139,7 @@ class _Writing:
         if self._alphas is None or len(self._alphas) == 1:
             names += each
         else:
-            names += [f"{name}_{float(alpha):g}" for alpha in self._alphas for name in each]
+            names += [f"{name}_{_written(alpha)}" for alpha in self._alphas for name in each]
         return [*names, "scores"] if isinstance(self._steps, SetSteps) else names
 
     def _measured(self, data: bytes) -> Tensor:
@@ -234,9 +234,21 @@ def _checked_alphas(alphas: Sequence[Any] | None) -> list[Fraction] | None:
             f"alphas is a list of numbers between 0 and 1, or None for an input, got {alphas!r}"
         )
     exact = [exact_alpha(alpha) for alpha in alphas]
-    if not exact or len(set(exact)) < len(exact):
-        raise ValueError(f"alphas must be one or more different numbers, got {alphas!r}")
+    if not exact or len(set(map(_written, exact))) < len(exact):
+        raise ValueError(
+            "alphas must be one or more numbers that differ in their first 12 digits, got "
+            f"{alphas!r}"
+        )
     return exact
+
+
+def _written(alpha: Fraction) -> str:
+    """Write a level as outputs are named by it.
+
+    >>> _written(Fraction(1, 20)), _written(Fraction(1, 3))
+    ('0.05', '0.333333333333')
+    """
+    return f"{float(alpha):.12g}"
 
 
 def _check_random(predictor: Predictor, random: float | None) -> None:
@@ -248,19 +260,21 @@ def _check_random(predictor: Predictor, random: float | None) -> None:
         raise ValueError(f"random must be None, for an input, or a number in [0, 1), got {random}")
 
 
-def _input_names(x: Any) -> dict[str, str]:
+def _input_names(x: Any, taken: set[str]) -> dict[str, str]:
     """Name the inputs by the paths of their tensors: x, or x0, x1, or the keys of a dict."""
     names: dict[str, str] = {}
     for path, _ in inputs.leaves(x):
         parts = path.removeprefix("input").strip("[]").split("][")
         name = "_".join(parts)
-        if not name or name[0].isdigit() or name in (ALPHA, GROUP, RANDOM, ROUNDING, *_OUTPUTS):
+        if not name or name[0].isdigit() or name in taken:
             name = f"x{name}"
+        while name in names.values():  # x["a"]["b"] and x["a_b"]
+            name = f"{name}_"
         names[path] = name
     return names
 
 
-_OUTPUTS = ("prediction", "lower", "upper", "mask", "scores")
+_RESERVED = {ALPHA, GROUP, RANDOM, ROUNDING, "prediction", "lower", "upper", "mask", "scores"}
 
 
 def _on_cpu(x: Any) -> Any:
