@@ -271,7 +271,10 @@ def verdict(runs: Runs) -> str:
 
 
 def deviations(results: Sequence[Result]) -> float:
-    """Say how far the mean coverage is from its level, as split conformal prediction spreads."""
+    """Say how far the mean coverage is from its level, as split conformal prediction spreads.
+
+    Rows that chose do not calibrate, so the truth spreads a little more.
+    """
     away = math.fsum(one["coverage"] - (1 - ALPHA) for one in results)
     spread = math.fsum(1 / one["tested"] + 1 / one["calibrated"] for one in results)
     return away / math.sqrt(ALPHA * (1 - ALPHA) * spread)
