@@ -11,11 +11,12 @@ check: .venv/.ready       ## lint, types and the fast tests side by side, in und
 	$(MAKE) --jobs=2 --output-sync=target lint fast
 
 fast: .venv/.ready        ## the fast tests
-	$(PYTEST) -m "not slow and not long" tests src
+	$(PYTEST) -m "not slow and not long and not heavy" tests src
 
 test: lint                ## lint, types, doctests and all that a user relies on
-	$(PYTEST) -m "not slow" --cov=src/ffcp --cov-report=
+	$(PYTEST) -m "not slow and not heavy" --cov=src/ffcp --cov-report=
 	$(BIN)/python tools/covered.py
+	$(PYTEST) -m "heavy and not slow"
 
 test-slow: .venv/.ready   ## long fuzzing, browsers, killed processes, and `make quick`
 	$(PYTEST) -m slow

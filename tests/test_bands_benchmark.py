@@ -158,7 +158,7 @@ def test_missing_library_is_left_out() -> None:
     assert not any(name.startswith("crepes") for name in names)
 
 
-@pytest.mark.long
+@pytest.mark.heavy
 def test_opponent_follows_the_noise_and_covers() -> None:
     torch.manual_seed(0)
     x = torch.rand(4000, 3)

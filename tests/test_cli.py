@@ -15,7 +15,7 @@ from ffcp.cli.app import app
 runner = CliRunner()
 
 
-@pytest.mark.long
+@pytest.mark.heavy
 def test_demo_prints_both_tables_and_writes_the_picture(tmp_path: Path) -> None:
     out = tmp_path / "bands.png"
     result = runner.invoke(app, ["demo", "--epochs", "3", "--out", str(out)])
@@ -76,7 +76,7 @@ def test_import_brings_in_nothing_heavy() -> None:
         assert repr(heavy) not in loaded
 
 
-@pytest.mark.long
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("package", "arguments"), [("typer", []), ("rich", ["--help"]), ("matplotlib", ["demo"])]
 )
@@ -94,7 +94,7 @@ def test_the_command_without_its_extra_says_what_to_install(
     )
 
 
-@pytest.mark.long
+@pytest.mark.heavy
 def test_the_command_is_a_module_too() -> None:
     shown = subprocess.run(
         [sys.executable, "-m", "ffcp.cli", "--version"], capture_output=True, text=True, check=True

@@ -423,7 +423,7 @@ def test_a_band_is_infinite_where_points_are_too_few_and_says_why() -> None:
 # -- the law ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.long
+@pytest.mark.heavy
 @pytest.mark.parametrize("is_merged", [False, True])
 def test_coverage_is_that_of_the_rank_or_more_and_no_more_than_the_error_allows(
     is_merged: bool,

@@ -9,7 +9,7 @@ SUBJECTS = fuzz.subjects()
 MORE = fuzz.more_subjects()
 
 
-@pytest.mark.long
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", SUBJECTS)
 def test_damaged_files_do_no_harm(name: str) -> None:
     counts = fuzz.fuzz(SUBJECTS[name], mutations=500)
@@ -18,7 +18,7 @@ def test_damaged_files_do_no_harm(name: str) -> None:
     assert sum(counts.values()) == 500
 
 
-@pytest.mark.long
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", MORE)
 def test_damaged_files_of_other_calibrations_do_no_harm(name: str) -> None:
     counts = fuzz.fuzz(MORE[name], mutations=200)

@@ -226,7 +226,7 @@ except OSError:
 """
 
 
-@pytest.mark.long
+@pytest.mark.heavy
 def test_a_disk_that_is_full_leaves_the_old_file(path: Path) -> None:
     predictor = ffcp.CP(small_mlp()).calibrate(X, Y)
     predictor.save(path)

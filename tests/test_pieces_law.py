@@ -127,7 +127,7 @@ def draw(generator: torch.Generator) -> tuple[Tensor, Tensor]:
     return x, 0.5 * x[:, 0] + (0.2 + x[:, 0].abs()) * noise
 
 
-@pytest.mark.long
+@pytest.mark.heavy
 @pytest.mark.filterwarnings("ignore::ffcp.FFCPWarning")
 @pytest.mark.parametrize("calibration", CALIBRATIONS)
 @pytest.mark.parametrize("slack", SLACKS)

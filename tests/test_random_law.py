@@ -35,7 +35,7 @@ SETS: dict[str, Callable[..., ffcp.LabelSets]] = {
 }
 
 
-@pytest.mark.long
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", SETS)
 def test_label_sets_cover_one_row_at_a_time(name: str) -> None:
     hits = []
@@ -48,7 +48,7 @@ def test_label_sets_cover_one_row_at_a_time(name: str) -> None:
     assert upper_p_value(hits, ASKED, ROWS, rank) > ERROR_RATE
 
 
-@pytest.mark.long
+@pytest.mark.heavy
 @pytest.mark.filterwarnings("ignore::ffcp.FFCPWarning")
 @pytest.mark.parametrize("kernel", ["gaussian", "laplace", "box"])
 def test_localized_bands_cover_one_row_at_a_time(kernel: str) -> None:

@@ -29,7 +29,7 @@ XC, YC = make_classification(600, 6, n_informative=4, n_classes=3, random_state=
 NAMES = np.array(["ant", "bee", "cat"])[YC]
 
 
-@pytest.mark.long
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     "estimator",
     [
@@ -92,7 +92,7 @@ def test_ffcp_says_why_a_forest_cannot_have_it() -> None:
         BandRegressor(RandomForestRegressor(3), method="ffcp").fit(X, Y)
 
 
-@pytest.mark.long
+@pytest.mark.heavy
 @pytest.mark.parametrize("method", ["learned", "auto"])
 def test_where_a_forest_errs_is_learned_from_its_input(
     method: str, monkeypatch: pytest.MonkeyPatch
@@ -144,7 +144,7 @@ def test_what_is_fitted_already_keeps_its_weights_and_all_rows_calibrate() -> No
     )
 
 
-@pytest.mark.long
+@pytest.mark.heavy
 def test_a_function_that_makes_a_network_is_trained() -> None:
     def make(inputs: int) -> nn.Module:
         torch.manual_seed(0)

@@ -135,7 +135,7 @@ def check_threads(name: str, calls: int) -> None:
     assert wrong == []
 
 
-@pytest.mark.long
+@pytest.mark.heavy
 @pytest.mark.filterwarnings("ignore::ffcp.FFCPWarning")
 @pytest.mark.parametrize("name", CASES)
 def test_many_threads_get_what_one_gets(name: str) -> None:
@@ -204,7 +204,7 @@ def test_the_random_state_that_all_threads_share_is_never_set(
     case.calibrated(**given)
 
 
-OFTEN = ["FFCP", *(pytest.param(name, marks=pytest.mark.long) for name in CASES if name != "FFCP")]
+OFTEN = ["FFCP", *(pytest.param(name, marks=pytest.mark.heavy) for name in CASES if name != "FFCP")]
 
 
 @pytest.mark.filterwarnings("ignore::ffcp.FFCPWarning")

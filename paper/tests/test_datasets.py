@@ -508,7 +508,7 @@ def test_networks_are_kept(folders: Path) -> None:
     assert torch.equal(trained.eval()(x), again(x))
 
 
-@pytest.mark.long
+@pytest.mark.heavy
 def test_training_stops_when_nothing_gets_better() -> None:
     x, epochs = torch.randn(400, 3), []
     noise = torch.randn(400)  # nothing to learn: the error only grows

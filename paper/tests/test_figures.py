@@ -32,7 +32,7 @@ from ffcp_paper.score_figures import Pair
 from ffcp_paper.squares import Spread, spreads
 from ffcp_paper.works import Settings
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.heavy
 
 TINY = Settings(seeds=1, epochs=2, rows=300, only=("synthetic",))
 SCORES = ("scores_fcp_ffcp", "score_histograms")

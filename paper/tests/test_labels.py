@@ -13,7 +13,7 @@ from ffcp_paper import core, labels, vision
 from ffcp_paper.cli import app
 from helpers import normal
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.heavy
 
 
 @pytest.fixture

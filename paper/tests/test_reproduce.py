@@ -36,7 +36,7 @@ from ffcp_paper.works import (
     Work,
 )
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.heavy
 
 TINY = Settings(
     seeds=2, epochs=1, rows=300, only=("synthetic",), networks=("digits",), splits=1, rounds=1

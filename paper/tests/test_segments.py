@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from ffcp_paper import scenes, segments, segnets
 from ffcp_paper.cli import app
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.heavy
 
 
 @pytest.fixture

@@ -376,7 +376,7 @@ def test_every_setting_is_part_of_the_key() -> None:
 # --- with the data --------------------------------------------------------------------------------
 
 
-@pytest.mark.long
+@pytest.mark.heavy
 def test_deeplab_has_its_accuracy() -> None:
     if segnets.DEEPLAB_FILE.found is None or scenes.CAMVID_FILE.found is None:
         pytest.skip("DeepLab or the CamVid images are not in FFCP_DATA")

@@ -15,7 +15,7 @@ from ffcp_paper.stacked import pair, search_epochs_stacked, train_stacked
 from ffcp_paper.training import train, train_as_published, train_quantiles
 from helpers import normal
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.heavy
 
 ROWS, SEEDS = 150, (3, 4, 5)  # two full batches and a part of one
 XS = [normal(ROWS, 9, seed=seed) for seed in SEEDS]

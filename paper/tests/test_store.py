@@ -116,7 +116,7 @@ assert "cannot be kept" in str(caught[0].message)
 """
 
 
-@pytest.mark.long
+@pytest.mark.heavy
 def test_a_disk_that_is_full_while_a_file_is_written(cache: Path) -> None:
     runs.keep("bands", KEY, RESULT)
     before = sorted(cache.rglob("*"))

@@ -11,7 +11,7 @@ from ffcp_paper import streams
 from ffcp_paper.streams import Series
 
 
-@pytest.mark.long
+@pytest.mark.heavy
 def test_every_row_is_followed_by_every_method(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -579,7 +579,7 @@ FIRST_ROWS = {
 }
 
 
-@pytest.mark.long
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", NETWORKS)
 def test_pretrained_network_has_its_accuracy(name: str) -> None:
     network = NETWORKS[name]

@@ -21,7 +21,7 @@ from tests.bounds.heads import (
     mlp,
 )
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.heavy
 
 
 @NORMS

@@ -19,7 +19,7 @@ from tests.law import ERROR_RATE, draw_hits, p_value
 
 ALPHA, REPEATS = 0.1, 250
 KINDS = ("LAC", "APS", "RAPS", "FFRAPS")
-QUICK_LAC = ["LAC", *(pytest.param(name, marks=pytest.mark.long) for name in KINDS[1:])]
+QUICK_LAC = ["LAC", *(pytest.param(name, marks=pytest.mark.heavy) for name in KINDS[1:])]
 GROUPS = ["north", "south", "east"] * 100
 LOGITS = 2 * normal(300, K, seed=3)
 IN_TURN = torch.arange(300) // 3 % K  # every class in every group
@@ -58,7 +58,7 @@ def hits_of_groups(name: str, by_groups: bool = True) -> np.ndarray:
     return hits_by(make, 20, 2, by_groups=by_groups)
 
 
-@pytest.mark.long
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", QUICK_LAC)
 def test_every_group_follows_the_law_on_its_own(name: str) -> None:
     hits = hits_of_groups(name)
@@ -74,7 +74,7 @@ def test_without_groups_the_hard_one_is_covered_too_rarely(name: str) -> None:
     assert hits_of_groups(name)[:, 1].mean() / 10 > hard + 0.03
 
 
-@pytest.mark.long
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", KINDS)
 def test_every_class_of_every_group_follows_the_law(name: str) -> None:
     def make(seed: int) -> ffcp.LabelSets:

@@ -17,7 +17,7 @@ from ffcp.conformal import marginal
 from ffcp.conformal.rank import conformal_rank
 from tests.law import ERROR_RATE, draw_hits, p_value, upper_p_value
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.heavy
 
 N, T, K, ALPHA, REPEATS = 40, 30, 5, 0.1, 400
 

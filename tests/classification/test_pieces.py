@@ -285,7 +285,7 @@ CALIBRATIONS = {
 }
 
 
-@pytest.mark.long
+@pytest.mark.heavy
 @pytest.mark.filterwarnings("ignore::ffcp.FFCPWarning")  # few points: some sets hold all labels
 @pytest.mark.parametrize("name", CALIBRATIONS)
 @pytest.mark.parametrize("score", [margin, ffcp.Aps()], ids=["own", "APS"])

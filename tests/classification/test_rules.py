@@ -22,7 +22,7 @@ from ffcp.classification.weights import jacobian_norms, probabilities
 from ffcp.conformal.draws import Draws
 from tests.conftest import normal
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.heavy
 
 SCORES = {
     "LAC": Threshold(temperature=1.3),

@@ -18,7 +18,7 @@ from ffcp.conformal.selection import Division
 from tests.classification.material import TUNED, K, X, Y, network
 from tests.conftest import normal
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.heavy
 
 
 def set_aside(fraction: float) -> Tensor:

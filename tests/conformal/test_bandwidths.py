@@ -10,7 +10,7 @@ from ffcp.conformal.kernels import as_kernel
 from tests.conftest import normal
 
 
-@pytest.mark.long
+@pytest.mark.heavy
 def test_the_bandwidth_is_small_where_the_noise_changes_and_large_where_not() -> None:
     x = torch.linspace(0, 1, 600)[:, None]
     noise = normal(600, seed=2).abs().double()

@@ -22,7 +22,7 @@ from ffcp.conformal.rank import conformal_rank
 from ffcp.conformal.weights import ONE, level_target, whole
 from tests.conftest import normal
 
-LONG = pytest.mark.long
+LONG = pytest.mark.heavy
 
 
 def calibrated(
@@ -162,7 +162,7 @@ def test_the_level_of_nearest_neighbours_equals_its_definition(k: int, width: in
         assert threshold == recalibrated(scores[:, 0].tolist(), table, alpha)
 
 
-@pytest.mark.long
+@pytest.mark.heavy
 @given(
     scores=st.lists(st.integers(0, 9).map(float), min_size=3, max_size=30),
     k=st.integers(1, 30),

@@ -60,7 +60,7 @@ def test_quantile_is_the_ranked_score_or_infinity(values: list[float], alpha: Fr
     assert conformal_quantile(torch.tensor(values), alpha).item() == expected
 
 
-@pytest.mark.long
+@pytest.mark.heavy
 def test_quantile_takes_more_values_than_torch_quantile_does() -> None:
     scores = torch.arange(2**24 + 10, dtype=torch.float32).flip(0)
     with pytest.raises(RuntimeError):

@@ -80,7 +80,7 @@ METHODS = {
 }
 
 
-@pytest.mark.long
+@pytest.mark.heavy
 @pytest.mark.filterwarnings("ignore::ffcp.FFCPWarning")
 @pytest.mark.parametrize("grouped", [False, True])
 @pytest.mark.parametrize("method", METHODS)
@@ -92,7 +92,7 @@ def test_the_true_ratio_covers_where_equal_weights_do_not(method: str, grouped: 
         assert too_low(coverages(lambda: make(None), False)) < ERROR_RATE
 
 
-@pytest.mark.long
+@pytest.mark.heavy
 @pytest.mark.filterwarnings("ignore::ffcp.FFCPWarning")
 def test_a_learned_ratio_covers_where_equal_weights_do_not() -> None:
     learned = coverages(lambda: ffcp.CP(Zero(), calibration=ffcp.Weighted("learn")), True)
@@ -116,7 +116,7 @@ class Sorter(nn.Module):
         return CLASSES.log() - 0.5 * (x - means).square()
 
 
-@pytest.mark.long
+@pytest.mark.heavy
 @pytest.mark.filterwarnings("ignore::ffcp.FFCPWarning")
 @pytest.mark.parametrize("kind", ["true", "learned", "plain"])
 @pytest.mark.parametrize("method", [ffcp.LAC, ffcp.APS])

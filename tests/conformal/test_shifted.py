@@ -94,7 +94,7 @@ def test_equal_ratios_change_no_band(kernel: str, guarantee: str) -> None:
         assert float((bands[1].upper == bands[0].upper).double().mean()) > 0.9
 
 
-@pytest.mark.long
+@pytest.mark.heavy
 @pytest.mark.filterwarnings("ignore::ffcp.FFCPWarning")
 @pytest.mark.parametrize(
     ("kernel", "guarantee"),

@@ -38,7 +38,7 @@ def must_bound(rounded: Rounded, scores: np.ndarray) -> None:
     assert rounded.lower(0) == -math.inf
 
 
-@pytest.mark.long
+@pytest.mark.heavy
 @settings(deadline=None, max_examples=200)
 @given(st.lists(SOME, min_size=1, max_size=6), st.lists(st.integers(1, 40), min_size=6, max_size=6))
 def test_every_rank_is_within_the_error_however_pieces_are_thinned_and_put_together(

@@ -25,7 +25,7 @@ DIRECTIVES = {"{toctree}", "{eval-rst}", "{literalinclude}", "{include}"}
 LONG = {"coming_from.md", "deploy.md", "scale.md", "scale_ray.md", "tables.md"}
 LATER = {"bands.md", "scale.md", "scale_ray.md"}  # as in conf.py: linked once they are there
 WITH_CODE = [
-    pytest.param(page, marks=[pytest.mark.long] if page.name in LONG else [], id=named(page))
+    pytest.param(page, marks=[pytest.mark.heavy] if page.name in LONG else [], id=named(page))
     for page in PAGES
     if blocks(page.read_text(), "python")
 ]

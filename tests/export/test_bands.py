@@ -23,7 +23,7 @@ def material(rows: int, outputs: int = 1) -> tuple[nn.Module, torch.Tensor, torc
     return model, x, (model(x).detach() + noise)
 
 
-@pytest.mark.long
+@pytest.mark.heavy
 def test_exported_ffcp_holds_the_librarys_band_and_covers(tmp_path):
     model, x, y = material(21_300)
     predictor = ffcp.FFCP(model, "0").calibrate(x[:300], y[:300])
@@ -100,7 +100,7 @@ def learned(**settings: Any) -> Any:
     return lambda model: ffcp.Learned(model, **settings)
 
 
-@pytest.mark.long
+@pytest.mark.heavy
 def test_exported_learned_bands_hold_the_librarys(tmp_path):
     check_learned(learned(), 1, tmp_path, alphas=((0.1,),))
 

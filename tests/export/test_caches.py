@@ -14,7 +14,7 @@ from ffcp.regression import slacks
 from tests.conftest import normal
 
 
-@pytest.mark.long
+@pytest.mark.heavy
 def test_calls_behind_an_export_give_what_calls_before_it_did(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     x, y = normal(200, 3, seed=0), normal(200, seed=1)

@@ -109,7 +109,7 @@ def test_what_cannot_be_meant_is_refused(tmp_path):
     assert not path.exists()
 
 
-@pytest.mark.long
+@pytest.mark.heavy
 def test_a_file_of_infinite_bands_is_written_with_a_warning(tmp_path):
     predictor = ffcp.CP(model()).calibrate(x, y)
     with pytest.warns(ffcp.FFCPWarning, match="alpha=0.001 .* infinite"):

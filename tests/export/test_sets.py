@@ -39,7 +39,7 @@ def holds(mask: torch.Tensor, known: torch.Tensor) -> None:
     assert float((mask & ~known).double().mean()) < 1e-3
 
 
-@pytest.mark.long
+@pytest.mark.heavy
 def test_exported_raps_gives_the_librarys_sets_and_covers(tmp_path):
     model, x, y = material(21_300)
     predictor = ffcp.RAPS(model, seed=0).calibrate(x[:300], y[:300])

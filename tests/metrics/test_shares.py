@@ -35,7 +35,7 @@ def test_coverage_survives_pickle_with_its_interval() -> None:
     assert pickle.loads(pickle.dumps(worst)).low == worst.low < value.low
 
 
-@pytest.mark.long
+@pytest.mark.heavy
 @given(st.integers(1, 10**6).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
 def test_clopper_pearson_interval_agrees_with_scipy(case: tuple[int, int]) -> None:
     hits, n = case
@@ -45,7 +45,7 @@ def test_clopper_pearson_interval_agrees_with_scipy(case: tuple[int, int]) -> No
         assert found == pytest.approx((expected.low, expected.high), abs=1e-9)
 
 
-@pytest.mark.long
+@pytest.mark.heavy
 @pytest.mark.parametrize(("rows", "share"), [(50, 0.9), (200, 0.9)])
 def test_the_interval_of_the_worst_of_twenty_groups_misses_in_at_most_5_percent(
     rows: int, share: float

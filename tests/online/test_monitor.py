@@ -52,7 +52,7 @@ def streams() -> tuple[np.ndarray, np.ndarray]:
     )
 
 
-@pytest.mark.long
+@pytest.mark.heavy
 @pytest.mark.parametrize("make", [PowerMixture, PlugIn, Average], ids=lambda make: make.__name__)
 def test_false_alarms_over_2000_streams_are_at_most_one_in_the_threshold(
     make: Any, streams: tuple[np.ndarray, np.ndarray]
@@ -62,7 +62,7 @@ def test_false_alarms_over_2000_streams_are_at_most_one_in_the_threshold(
     assert stats.binomtest(raised, STREAMS, 1 / THRESHOLD, alternative="greater").pvalue > 1e-3
 
 
-@pytest.mark.long
+@pytest.mark.heavy
 def test_p_values_against_a_fixed_set_raise_false_alarms_in_the_end(
     streams: tuple[np.ndarray, np.ndarray],
 ) -> None:

@@ -142,7 +142,7 @@ def test_the_constants_are_not_idle() -> None:
     assert stubborn.excess > 0.9 * stubborn.limit
 
 
-@pytest.mark.long
+@pytest.mark.heavy
 @settings(max_examples=30)
 @given(st.integers(0, 10**6), st.sampled_from(["steady", "jumps", "drift"]), st.booleans())
 def test_dtaci_is_as_good_as_its_best_step_size(seed: int, kind: str, stands: bool) -> None:
@@ -366,7 +366,7 @@ def test_a_killed_stream_loses_at_most_one_row(tmp_path: Path) -> None:
         done = lines[-1]
 
 
-@pytest.mark.long
+@pytest.mark.heavy
 def test_a_step_takes_no_more_room_or_work_as_time_goes_on(tmp_path: Path) -> None:
     predictor, x, y = calibrated()
     path = tmp_path / "stream.safetensors"

@@ -76,7 +76,7 @@ def check_damaged(
     return refused
 
 
-@pytest.mark.long
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("method", "grouped"), [("aci", False), ("dtaci", True), ("pid", False), ("plain", False)]
 )
@@ -97,7 +97,7 @@ def test_a_damaged_stream_is_refused_and_nothing_is_lost(
     assert refused > 0.8 * MUTATIONS
 
 
-@pytest.mark.long
+@pytest.mark.heavy
 def test_a_damaged_monitor_is_refused_and_nothing_is_lost(tmp_path: Path) -> None:
     def watched(shift: float) -> ffcp.Monitor:
         monitor = ffcp.Monitor(predictor(), seed=0, window=20).start(X[:40])

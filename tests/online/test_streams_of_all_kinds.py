@@ -149,7 +149,7 @@ def test_what_fcp_misses_is_told_by_its_feature_band() -> None:
     assert online.misses[0] == round(240 * (1 - predictor.feature_coverage(NEW, TRUTH, 0.2)))
 
 
-@pytest.mark.long
+@pytest.mark.heavy
 def test_many_threads_share_a_stream_and_copies_go_their_own_way(tmp_path: Path) -> None:
     online = ffcp.Online(KINDS["groups"](), path=tmp_path / "stream")
 

@@ -47,7 +47,7 @@ def linear() -> nn.Module:
     return nn.Linear(2, 1)
 
 
-@pytest.mark.long
+@pytest.mark.heavy
 def test_columns_of_numbers_stand_side_by_side_and_their_order_is_remembered() -> None:
     given = data()
     frame = np.stack([given["a"], given["b"]], axis=1)

@@ -108,7 +108,7 @@ def predicted(predictor: Any, rows: Rows, **how: Any) -> Any:
     return pd.concat(frames).sort_values("id", ignore_index=True)
 
 
-@pytest.mark.long
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", [*BANDS, *TWO, *JOINT])
 def test_bands_with_numbered_rows_are_those_of_one_machine_to_the_last_bit(name: str) -> None:
     make = {**BANDS, **TWO, **JOINT}[name]
@@ -272,7 +272,7 @@ def test_cross_bands_are_predicted_and_say_why_they_cannot_be_calibrated() -> No
     assert torch.equal(column(predicted(cross, Rows.of(data)), "lower"), band.lower)
 
 
-@pytest.mark.long
+@pytest.mark.heavy
 def test_risk_control_and_segmentation_work_too() -> None:
     data = numbers()
     torch.manual_seed(0)

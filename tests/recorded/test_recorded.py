@@ -23,7 +23,7 @@ from tests.recorded.recording import VALUES, VALUES_CHANGED, differences, encode
 FIRST, LATER = read(VALUES), read(VALUES_CHANGED)
 
 
-@pytest.mark.long
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", CASES)
 def test_gives_what_was_recorded(name: str) -> None:
     recorded = (LATER if name in CHANGED else FIRST).get(name)

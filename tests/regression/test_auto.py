@@ -69,7 +69,7 @@ def test_the_criterion_decides() -> None:
         Auto(model, criterion="width")
 
 
-@pytest.mark.long
+@pytest.mark.heavy
 def test_learning_beats_plain_bands_where_noise_depends_on_the_input() -> None:
     model, x, y = steep(3000)
     predictor = Auto(model, seed=0).fit(x[:1000], y[:1000]).calibrate(x[1000:2000], y[1000:2000])

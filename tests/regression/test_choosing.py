@@ -166,7 +166,7 @@ def test_an_output_whose_targets_are_all_missing_does_not_decide() -> None:
     assert predictor.feature == "part"
 
 
-@pytest.mark.long
+@pytest.mark.heavy
 def test_each_output_covers_as_promised_when_the_layer_is_chosen_from_holes() -> None:
     model, excess = small_mlp(outputs=3), []
 

@@ -64,7 +64,7 @@ def zero() -> nn.Module:
     return model
 
 
-@pytest.mark.long
+@pytest.mark.heavy
 @pytest.mark.parametrize("side", ["both", "upper", "each"])
 def test_the_coverage_is_enough_for_as_many_calibration_sets_as_promised(side: str) -> None:
     repeats = 300
@@ -78,7 +78,7 @@ def test_the_coverage_is_enough_for_as_many_calibration_sets_as_promised(side: s
         assert stats.kstest(shares, stats.beta(rank, 80 - rank).cdf).pvalue > ERROR_RATE
 
 
-@pytest.mark.long
+@pytest.mark.heavy
 def test_every_group_is_covered_with_its_own_confidence() -> None:
     groups = ffcp.Bands(zero(), calibration=ffcp.Mondrian(by=lambda x: x[:, 0].long()))
     shares = shares_covered(groups, 200, rows=140)

@@ -90,7 +90,7 @@ def test_the_guarantee_has_the_constants_of_the_theorem(
     assert predictor.guarantee(0.1) == pytest.approx(promised, abs=1e-12)
 
 
-@pytest.mark.long
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("train", "folds", "side"),
     [

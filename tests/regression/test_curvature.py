@@ -122,7 +122,7 @@ def test_several_outputs_and_other_nonsense_are_refused() -> None:
         ffcp.Curvature("0").needs().joined(ffcp.Curvature("0", step=2).needs())
 
 
-@pytest.mark.long
+@pytest.mark.heavy
 def test_bands_of_second_order_obey_the_law_of_split_conformal_prediction() -> None:
     """A right program fails for a share ERROR_RATE of all seeds."""
     model = smooth()

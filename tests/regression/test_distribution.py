@@ -30,7 +30,7 @@ METHODS: dict[str, Any] = {
 }
 
 
-@pytest.mark.long
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("name", "side"),
     [*((name, "both") for name in METHODS), ("CP", "lower"), ("FFCP", "upper"), ("CP", "each")],

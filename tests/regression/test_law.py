@@ -16,7 +16,7 @@ from tests.conftest import small_mlp
 from tests.law import ERROR_RATE, draw_hits, p_value
 from tests.regression.models import heteroscedastic, leaky
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.heavy
 
 N, T, ALPHA, REPEATS = 40, 30, 0.1, 1000
 FEWER = 400  # where a draw takes its time

@@ -15,7 +15,7 @@ from tests.conftest import small_mlp
 from tests.law import ERROR_RATE, draw_hits, upper_p_value
 from tests.regression.models import heteroscedastic, leaky
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.heavy
 
 T, ALPHA = 30, 0.1
 

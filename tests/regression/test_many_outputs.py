@@ -73,7 +73,7 @@ def repeats_of(name: str) -> int:
     return REPEATS if name in ("CP", "FFCP") else REPEATS // 3  # the others take their time
 
 
-@pytest.mark.long
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", METHODS)
 def test_each_output_follows_the_law(name: str) -> None:
     hits = hits_of(lambda: METHODS[name](False), lambda hit: hit, repeats_of(name))
@@ -81,21 +81,21 @@ def test_each_output_follows_the_law(name: str) -> None:
         assert p_value(hits[:, output], T, N, conformal_rank(N, ALPHA)) > ERROR_RATE
 
 
-@pytest.mark.long
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", ["CP", "FFCP", "FFCP, 4 probes"])
 def test_the_box_follows_the_law(name: str) -> None:
     hits = hits_of(lambda: METHODS[name](True), lambda hit: hit.all(dim=1), repeats_of(name))
     assert p_value(hits, T, N, conformal_rank(N, ALPHA)) > ERROR_RATE
 
 
-@pytest.mark.long
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", ["CP", "FFCP"])
 def test_a_share_of_the_outputs_follows_the_law(name: str) -> None:
     hits = hits_of(lambda: METHODS[name](0.6), lambda hit: hit.sum(dim=1) >= 2)  # of 3
     assert p_value(hits, T, N, conformal_rank(N, ALPHA)) > ERROR_RATE
 
 
-@pytest.mark.long
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", ["CP", "FFCP"])
 def test_bonferroni_follows_the_law_of_each_output_at_a_third_of_alpha(name: str) -> None:
     hits = hits_of(lambda: METHODS[name]("bonferroni"), lambda hit: hit)
@@ -105,14 +105,14 @@ def test_bonferroni_follows_the_law_of_each_output_at_a_third_of_alpha(name: str
         assert p_value(hits[:, output], T, N, rank) > ERROR_RATE
 
 
-@pytest.mark.long
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", ["CP", "FFCP"])
 def test_bonferroni_covers_all_outputs_at_once(name: str) -> None:
     hits = hits_of(lambda: METHODS[name]("bonferroni"), lambda hit: hit.all(dim=1))
     assert upper_p_value(hits, T, N, conformal_rank(N, ALPHA)) > ERROR_RATE
 
 
-@pytest.mark.long
+@pytest.mark.heavy
 def test_the_law_test_catches_outputs_that_are_covered_one_by_one_only() -> None:
     hits = hits_of(lambda: METHODS["CP"](False), lambda hit: hit.all(dim=1))
     assert upper_p_value(hits, T, N, conformal_rank(N, ALPHA)) < 1e-8
@@ -152,7 +152,7 @@ def fcp_hits(make, reduce) -> tuple[np.ndarray, np.ndarray]:
     return hits[:, :width], hits[:, width:]
 
 
-@pytest.mark.long
+@pytest.mark.heavy
 @pytest.mark.parametrize(("joint", "reduce", "alpha"), [
     (False, lambda hit: hit, ALPHA),
     (True, lambda hit: hit.all(dim=1), ALPHA),
@@ -169,7 +169,7 @@ def test_exact_fcp_covers_at_least_as_often_as_the_law(joint, reduce, alpha) -> 
     assert (bands >= scores).all()  # a point inside the ball is inside the band
 
 
-@pytest.mark.long
+@pytest.mark.heavy
 def test_descent_fcp_follows_the_law_in_feature_space() -> None:
     _, scores = fcp_hits(lambda: fcp(True, steps=5), lambda hit: hit.all(dim=1))
     assert p_value(scores[:, 0], T, N, conformal_rank(N, ALPHA)) > ERROR_RATE

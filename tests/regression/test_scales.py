@@ -79,7 +79,7 @@ def test_without_scales_the_largest_unit_decides() -> None:
     assert length(UNITS) < 5
 
 
-@pytest.mark.long
+@pytest.mark.heavy
 @pytest.mark.parametrize("joint", [True, 0.75])
 def test_all_outputs_are_covered_as_promised(joint: bool | float) -> None:
     """The exact law of the rows that are left; a right program fails at ERROR_RATE of seeds."""

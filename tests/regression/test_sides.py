@@ -43,7 +43,7 @@ def too_many(counts: list[int], share: float) -> float:
     return float(stats.t.sf((shares.mean() - share) / error, df=len(shares) - 1))
 
 
-@pytest.mark.long
+@pytest.mark.heavy
 @pytest.mark.filterwarnings("ignore::ffcp.FFCPWarning")
 @pytest.mark.parametrize("side", ["lower", "upper", "each"])
 @pytest.mark.parametrize("calibration", ["marginal", "mondrian", "nearest", "random"])
@@ -85,7 +85,7 @@ def test_the_test_can_fail() -> None:
     assert too_many([4, 4, 3, 5] * 20, ALPHA) > ERROR_RATE
 
 
-@pytest.mark.long
+@pytest.mark.heavy
 @pytest.mark.parametrize("joint", [True, 0.5, "bonferroni"])
 @pytest.mark.parametrize("side", ["lower", "upper", "each"])
 def test_boxes_keep_the_promise_of_their_side(side: str, joint: Any) -> None:

@@ -35,7 +35,7 @@ def doubled(mask: Tensor, y: Tensor) -> Tensor:
     return 2 * ffcp.risk.losses.false_negatives(mask, y)
 
 
-@pytest.mark.long
+@pytest.mark.heavy
 @pytest.mark.filterwarnings("ignore::ffcp.FFCPWarning")
 @pytest.mark.parametrize(
     ("loss", "bound"), [("false_negatives", 1), ("any_missed", 1), (doubled, 2)]
@@ -55,7 +55,7 @@ def test_the_expected_loss_is_at_most_alpha_and_not_far_below(loss: Any, bound: 
     assert stats.norm.cdf((mean - least) / error) > ERROR_RATE
 
 
-@pytest.mark.long
+@pytest.mark.heavy
 def test_without_the_bound_in_the_sum_the_law_would_fail() -> None:
     generator, risks = torch.Generator().manual_seed(1), []
     predictor = ffcp.RiskControl(Fixed(), "any_missed", grid=GRID)

@@ -19,7 +19,7 @@ from tests.law import ERROR_RATE, upper_p_value
 from tests.segmentation.material import IGNORE, X, Y, holed, network, scenes
 from tests.segmentation.test_law import covered_share, too_high
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.heavy
 
 N, T, ALPHA = 30, 10, 0.1
 GROUPS = ["day", "night"] * 30
@@ -93,7 +93,7 @@ def test_without_groups_the_night_is_missed() -> None:
     assert upper_p_value(hits, T, 2 * N, conformal_rank(2 * N, ALPHA)) < 1e-8
 
 
-@pytest.mark.long
+@pytest.mark.heavy
 def test_the_mean_share_missed_in_groups_from_images_to_sets() -> None:
     model, losses = network(), []
     for seed in range(150):

@@ -17,7 +17,7 @@ from tests.law import ERROR_RATE, upper_p_value
 from tests.segmentation.material import IGNORE, holed, network, pool, scenes
 
 N, T = 30, 10
-FEATURES = ["output", *(pytest.param(name, marks=pytest.mark.long) for name in ("0", "input"))]
+FEATURES = ["output", *(pytest.param(name, marks=pytest.mark.heavy) for name in ("0", "input"))]
 
 
 def splits(counts: Tensor, repeats: int, tested: int = T, seed: int = 0):
@@ -62,7 +62,7 @@ def test_the_mean_share_missed_is_at_most_alpha(feature: str, alpha: float) -> N
     assert losses.mean() >= alpha - 2 / (N + 1) - noise
 
 
-@pytest.mark.long
+@pytest.mark.heavy
 def test_the_mean_share_missed_from_images_to_sets() -> None:
     # Nothing precomputed: every draw calibrates and predicts, and some pixels have no label.
     model, alpha, losses = network(), 0.1, []
@@ -82,7 +82,7 @@ def pooled_bin(store: PixelCounts, alpha: float) -> int:
     return int((total < conformal_rank(int(total[-1]), alpha)).sum())
 
 
-@pytest.mark.long
+@pytest.mark.heavy
 def test_the_law_test_catches_pixels_taken_for_independent() -> None:
     # 1080 pixels seem to be many, but they are only 30 images.
     alpha = 0.04

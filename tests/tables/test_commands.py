@@ -23,7 +23,7 @@ def words(result: object) -> str:
     return " ".join(str(getattr(result, "output", "")).split())
 
 
-@pytest.mark.long
+@pytest.mark.heavy
 def test_fit_predict_check_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(network, "_EPOCHS", 8)
     table, folder = tmp_path / "houses.csv", tmp_path / "houses.ffcp"

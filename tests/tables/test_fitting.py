@@ -91,7 +91,7 @@ def test_labels_that_no_row_had_are_not_watched(labelled: tables.FittedTable) ->
     assert found.rows == 50
 
 
-@pytest.mark.long
+@pytest.mark.heavy
 def test_each_side_and_a_support_that_ends_where_targets_do(tmp_path: Path) -> None:
     frame = houses(450)
     ends = float(frame["price"].min()), float(frame["price"].max())
@@ -134,7 +134,7 @@ def test_label_sets_have_names_and_groups(labelled: tables.FittedTable) -> None:
     assert [part.value for part in tested.groups] == ["Basel", "Bern", "Chur"]
 
 
-@pytest.mark.long
+@pytest.mark.heavy
 def test_few_rows_promise_what_the_jackknife_promises(few: tables.FittedTable) -> None:
     assert few.about.folds == 18
     assert "at least 0.800" in few.about.guarantee
@@ -145,7 +145,7 @@ def test_few_rows_promise_what_the_jackknife_promises(few: tables.FittedTable) -
     assert np.isfinite(bands["upper"]).all()
 
 
-@pytest.mark.long
+@pytest.mark.heavy
 def test_a_held_out_fold_changes_nothing_of_its_network() -> None:
     # The network of fold 0, its columns and its units must not change with the rows of fold 0.
     frame, other = houses(40), houses(40)
@@ -247,7 +247,7 @@ def test_what_cannot_be_meant_is_refused_before_training(
         tables.fit(frame, **options)  # type: ignore[arg-type]
 
 
-@pytest.mark.long
+@pytest.mark.heavy
 def test_rows_without_a_target_are_left_out_and_said() -> None:
     frame = houses(450)
     frame.loc[[3, 4], "price"] = np.nan
@@ -255,7 +255,7 @@ def test_rows_without_a_target_are_left_out_and_said() -> None:
     assert any("2 rows have no target" in decision for decision in fitted.about.decisions)
 
 
-@pytest.mark.long
+@pytest.mark.heavy
 def test_one_side_ends_on_that_side_only() -> None:
     fitted = quick_fit(houses(450), "price", side="upper")
     bands = fitted.predict(new(9))

@@ -25,7 +25,7 @@ def test_what_was_saved_predicts_the_same(fitted: tables.FittedTable, folder: Pa
     assert {file.suffix for file in folder.iterdir()} == {".json", ".safetensors", ".html"}
 
 
-@pytest.mark.long
+@pytest.mark.heavy
 def test_sets_and_few_rows_are_saved_too(
     labelled: tables.FittedTable, few: tables.FittedTable, tmp_path: Path
 ) -> None:

@@ -30,7 +30,7 @@ def test_the_page_of_label_sets_names_the_labels(labelled: tables.FittedTable) -
     assert "By group" in labelled.report
 
 
-@pytest.mark.long
+@pytest.mark.heavy
 def test_the_page_of_few_rows_says_that_none_are_tested(few: tables.FittedTable) -> None:
     assert few.report is not None
     assert "All 18 rows train and calibrate" in few.report
@@ -38,7 +38,7 @@ def test_the_page_of_few_rows_says_that_none_are_tested(few: tables.FittedTable)
     assert "18 networks" in few.report
 
 
-@pytest.mark.long
+@pytest.mark.heavy
 def test_names_cannot_break_the_page() -> None:
     frame = houses(450)
     frame["town"] = frame["town"].replace("Chur", "<script>alert(1)</script>")

@@ -11,7 +11,7 @@ from ffcp.conformal.rank import conformal_rank
 from tests.law import ERROR_RATE, draw_hits, p_value, upper_p_value
 from tests.regression.models import heteroscedastic, leaky
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.heavy
 
 N, T, ALPHA = 40, 30, 0.1
 

@@ -88,7 +88,7 @@ else:
 """
 
 
-@pytest.mark.long
+@pytest.mark.heavy
 def test_saved_trees_need_no_scikit_learn(tmp_path: Path) -> None:
     from torch import nn
 
@@ -101,7 +101,7 @@ def test_saved_trees_need_no_scikit_learn(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", _WITHOUT, *files], check=True)
 
 
-@pytest.mark.long
+@pytest.mark.heavy
 def test_auto_tries_both_learners() -> None:
     x = normal(600, 4, seed=0)
     y = x[:, 0] * normal(600, seed=1)

@@ -15,7 +15,7 @@ from tests.conftest import small_mlp
 from tests.law import ERROR_RATE, draw_hits, p_value
 from tests.regression.models import heteroscedastic
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.heavy
 
 N, T, ALPHA = 60, 30, 0.1
 

@@ -1,0 +1,51 @@
+"""How an input reaches a model, and what is said where it cannot."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ffcp.network.calling import call
+
+X = torch.ones(2, 3)
+
+
+class Pair(nn.Module):
+    def forward(self, pair: tuple[Tensor, Tensor]) -> Tensor:
+        return pair[0] + pair[1]
+
+
+class Refusing(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        raise AssertionError("no such rows here")
+
+
+class Careless(nn.Module):
+    def forward(self, x: Any) -> Any:
+        return x.shape
+
+
+class Unsigned(nn.Module):
+    forward = staticmethod(max)  # whose arguments Python cannot tell
+
+
+def test_a_tuple_that_forward_cannot_be_spread_over_is_its_one_argument() -> None:
+    assert torch.equal(call(Pair(), (X, X)), 2 * X)
+
+
+def test_a_dict_is_handed_over_where_nobody_knows_the_arguments() -> None:
+    assert call(Unsigned(), {"a": X, "b": X}) == "b"
+
+
+@pytest.mark.parametrize(
+    ("model", "x", "error"),
+    [(Refusing(), X, AssertionError), (Careless(), {"a": X, "b": X}, AttributeError)],
+)
+def test_errors_of_the_model_itself_stay_what_they_are(
+    model: nn.Module, x: Any, error: type[Exception]
+) -> None:
+    with pytest.raises(error, match="no such rows here|no attribute 'shape'"):
+        call(model, x)
