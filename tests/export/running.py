@@ -69,13 +69,13 @@ def run_here(path: Path, feed: dict[str, Any]) -> dict[str, torch.Tensor]:
 
 
 def holds(
-    found: dict[str, torch.Tensor], band: ffcp.Interval, suffix: str = "", off: float = 0.0
+    made: dict[str, torch.Tensor], band: ffcp.Interval, suffix: str = "", off: float = 0.0
 ) -> None:
     """Hold a file's band to the library's: it contains it, and is wider only by rounding.
 
     ``off`` is the share of rows at which more than rounding may be added.
     """
-    lower, upper = found[f"lower{suffix}"], found[f"upper{suffix}"]
+    lower, upper = made[f"lower{suffix}"], made[f"upper{suffix}"]
     assert lower.dtype == band.lower.dtype
     assert lower.shape == band.lower.shape
     assert bool((lower <= band.lower).all())
@@ -84,4 +84,4 @@ def holds(
     wider = torch.maximum(band.lower - lower, upper - band.upper).nan_to_num(0)
     allowed = 100 * torch.finfo(lower.dtype).eps * size
     assert float((wider > allowed).double().mean()) <= off
-    torch.testing.assert_close(found["prediction"], band.prediction, rtol=1e-4, atol=allowed)
+    torch.testing.assert_close(made["prediction"], band.prediction, rtol=1e-4, atol=allowed)

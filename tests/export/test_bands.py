@@ -30,9 +30,9 @@ def test_exported_ffcp_holds_the_librarys_band_and_covers(tmp_path):
     path = tmp_path / "band.onnx"
     predictor.export(path, x[:100], alphas=(0.1, 0.05))
     one, thousand, many = run_alone(path, {"x": x[300:301]}, {"x": x[300:1300]}, {"x": x[1300:]})
-    for found, rows in ((one, slice(300, 301)), (thousand, slice(300, 1300))):
+    for made, rows in ((one, slice(300, 301)), (thousand, slice(300, 1300))):
         for alpha in (0.1, 0.05):
-            holds(found, predictor.predict_interval(x[rows], alpha), f"_{alpha}")
+            holds(made, predictor.predict_interval(x[rows], alpha), f"_{alpha}")
     # Given the calibration, coverage is Beta(k, n + 1 - k): outside by chance once in a million.
     for alpha, k in ((0.1, 271), (0.05, 286)):
         inside = (y[1300:] >= many[f"lower_{alpha}"]) & (y[1300:] <= many[f"upper_{alpha}"])
@@ -87,8 +87,8 @@ def test_every_combination_holds_the_librarys_band(make, outputs, tmp_path):
           off=off)  # fmt: skip
     predictor.export(tmp_path / "any.onnx", x[:100], alphas=None)
     levels = (50_000, 200_000, 700_000)
-    found = run_alone(tmp_path / "any.onnx", *({"x": rows, "alpha": a} for a in levels))
-    for level, one in zip(levels, found, strict=True):
+    made = run_alone(tmp_path / "any.onnx", *({"x": rows, "alpha": a} for a in levels))
+    for level, one in zip(levels, made, strict=True):
         holds(one, predictor.predict_interval(rows, level / 10**6), off=off)
     for never in run_alone(tmp_path / "any.onnx", *({"x": rows, "alpha": a} for a in (0, 10**6))):
         low, high = predictor.support or (-torch.inf, torch.inf)
@@ -138,20 +138,24 @@ def check_learned(
         predictor.export(folder / "band.onnx", x[:100], alphas=known)
         given |= {} if known else {"alpha": 100_000}
         first = {name: value if name == "alpha" else value[:1] for name, value in given.items()}
-        found, one = run_alone(folder / "band.onnx", given, first)
-        holds(found, band, off=off)
+        made, one = run_alone(folder / "band.onnx", given, first)
+        holds(made, band, off=off)
         holds(one, ffcp.Interval(*(part[:1] for part in band)))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", [ffcp.CQR, lambda model: ffcp.FFCQR(model, "0")])
-def test_exported_quantile_bands_shrink_as_the_librarys_do(method, tmp_path):
+@pytest.mark.parametrize("side", ["both", "upper", "each"])
+@pytest.mark.parametrize("method", [ffcp.CQR, lambda model, **kw: ffcp.FFCQR(model, "0", **kw)])
+def test_exported_quantile_bands_shrink_as_the_librarys_do(method, side, tmp_path):
     model, x, y = quantiles(1_300)
-    predictor = method(model).calibrate(x[:300], y[:300])
+    predictor = method(model, side=side).calibrate(x[:300], y[:300])
     predictor.export(tmp_path / "band.onnx", x[:100], alphas=(0.1, 0.9))
-    (found,) = run_alone(tmp_path / "band.onnx", {"x": x[300:]})
+    (made,) = run_alone(tmp_path / "band.onnx", {"x": x[300:]})
+    predictor.export(tmp_path / "any.onnx", x[:100], alphas=None)
     for alpha in (0.1, 0.9):
-        holds(found, predictor.predict_interval(x[300:], alpha), f"_{alpha}")
+        band = predictor.predict_interval(x[300:], alpha)
+        holds(made, band, f"_{alpha}")
+        holds(*run_alone(tmp_path / "any.onnx", {"x": x[300:], "alpha": int(alpha * 10**6)}), band)
 
 
 @pytest.mark.slow
@@ -166,9 +170,9 @@ def test_groups_are_an_input_and_an_unknown_one_has_the_whole_line(make, alphas,
     labels = json.loads(session.get_modelmeta().custom_metadata_map["groups"])
     given = {"x": x[600:], "group": [labels.index(group) for group in groups[600:]]}
     given |= {} if alphas else {"alpha": 200_000}
-    found, strange = run_alone(tmp_path / "band.onnx", given, {**given, "group": [2, -1] * 500})
+    made, strange = run_alone(tmp_path / "band.onnx", given, {**given, "group": [2, -1] * 500})
     band = predictor.predict_interval(x[600:], 0.2, groups=groups[600:])
-    holds(found, band, off=0.01 if predictor.calibration.is_local else 0.0)
+    holds(made, band, off=0.01 if predictor.calibration.is_local else 0.0)
     assert bool(strange["lower"].isinf().all())
 
 
@@ -202,9 +206,9 @@ def test_models_of_all_kinds_are_exported_with_their_gradients(
     predictor = make_predictor(model).calibrate(x, y)
     predictor.export(tmp_path / "band.onnx", x)
     given = rest if isinstance(rest, dict) else {"x": rest}
-    found, one = run_alone(
+    made, one = run_alone(
         tmp_path / "band.onnx", given, {name: part[:1] for name, part in given.items()}
     )
     band = predictor.predict_interval(rest)
-    holds(found, band)
+    holds(made, band)
     holds(one, ffcp.Interval(*(part[:1] for part in band)))

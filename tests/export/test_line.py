@@ -51,6 +51,6 @@ def test_the_largest_threshold_within_rounding_is_taken():
     near = [{"embedding": x + move} for move in (-0.24, 0.0, 0.24)]
     largest = torch.stack([local.threshold(0.1, notes) for notes in near]).amax(dim=0)
     seen = Seen(None, x, {}, {}, range(len(x)))
-    found = look_up(Share(Fraction(1, 10)))(seen, None)
-    assert bool((found >= largest).all())
-    assert float((found > largest).double().mean()) < 0.05
+    made = look_up(Share(Fraction(1, 10)))(seen, None)
+    assert bool((made >= largest).all())
+    assert float((made > largest).double().mean()) < 0.05
