@@ -47,5 +47,5 @@ def test_a_dict_is_handed_over_where_nobody_knows_the_arguments() -> None:
 def test_errors_of_the_model_itself_stay_what_they_are(
     model: nn.Module, x: Any, error: type[Exception]
 ) -> None:
-    with pytest.raises(error, match="no such rows here|no attribute 'shape'"):
+    with pytest.raises(error, match=r"no such rows here|no attribute 'shape'"):
         call(model, x)
