@@ -320,7 +320,7 @@ def _asked() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=3.0, help="in which ffcp fit may train")
     parser.add_argument("--peers", help="the python of an environment with MAPIE and crepes")
     parser.add_argument("--libraries", nargs="+", default=[FFCP, *PEERS], choices=[FFCP, *PEERS])
-    parser.add_argument("--trees", type=int, help="of the peers' forest; by default 500, of blog 100")
+    parser.add_argument("--trees", type=int, help="of a forest; by default 500, of blog 100")
     parser.add_argument("--jobs", type=int, default=1, help="processes at once")
     parser.add_argument("--threads", type=int, default=1, help="threads of each process")
     parser.add_argument("--label", default="", help="keep results of a changed ffcp apart")
