@@ -327,11 +327,15 @@ class Calibrating:
             if self._has_new_calibration:
                 notes = self.calibration.noted_again(*waited, notes)
             own = self.scorer.note(*waited)
-        scores = self.scorer.scores(own)
+        scores = self.scorer.scores(own).cpu()
+        if not self.scorer.gives_new:
+            scores = scores.clone()
+        # What is noted may be a part of the user's data.
+        kept = {n: c.clone() if isinstance(c, Tensor) else c for n, c in notes.items()}
         signs = self.scorer.signs(own) if self.calibration.keeps_signs else None
         if signs is not None:
-            notes["signs"] = signs.cpu()
-        return {"score": scores.cpu(), **prefixed("note.", notes)}
+            kept["signs"] = signs.cpu()
+        return {"score": scores, **prefixed("note.", kept)}
 
 
 class Summing:

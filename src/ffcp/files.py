@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -169,19 +170,31 @@ def fingerprint(model: nn.Module) -> str:
     >>> fingerprint(one) == fingerprint(nn.Sequential(nn.LeakyReLU(0.2)))
     False
     """
+    if not (model._modules or model._parameters or model._buffers):
+        return _hash_of_one(type(model).__name__, model.extra_repr())
     digest = hashlib.sha256()
     while isinstance(model, _WRAPPERS) or "_orig_mod" in model._modules:
         model = next(iter(model._modules.values()))  # type: ignore[assignment]
     tensors: dict[str, Tensor] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         if "_orig_mod" not in module._modules:
-            digest.update(f"{_plain(name)} {type(module).__name__} {module.extra_repr()};".encode())
+            digest.update(_said(_plain(name), type(module).__name__, module.extra_repr()))
         for own, tensor in (*module._parameters.items(), *module._buffers.items()):
             if tensor is not None:
                 tensors[_plain(f"{name}.{own}" if name else own)] = tensor
     for name, tensor in sorted(tensors.items()):
         _hash(digest, name, tensor)
     return digest.hexdigest()
+
+
+@functools.lru_cache(maxsize=16)  # predictions that are there already come in one such module
+def _hash_of_one(kind: str, settings: str) -> str:
+    """Hash a module without layers and weights."""
+    return hashlib.sha256(_said("", kind, settings)).hexdigest()
+
+
+def _said(name: str, kind: str, settings: str) -> bytes:
+    return f"{name} {kind} {settings};".encode()
 
 
 _WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)

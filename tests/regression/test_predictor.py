@@ -15,6 +15,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import ffcp
 from ffcp import files
+from ffcp.regression.family import Family
+from ffcp.regression.predictor import BandPredictor
 from tests.conftest import normal, small_mlp
 from tests.rows import seen_by
 
@@ -277,3 +279,14 @@ def test_torch_compile_of_a_predictor_is_refused_in_the_same_words(mlp: nn.Modul
     for rows in (5, 7, 50):
         assert torch.equal(function(x[:rows]), predictor(x[:rows]).lower + 1)
     assert torch.equal(predictor(x).lower, before.lower)
+
+
+def test_scores_of_ones_own_do_not_change_with_the_data_they_came_from() -> None:
+    class Target(Family):
+        def note(self, seen: ffcp.Seen, y: Tensor) -> dict[str, Tensor]:
+            return {"score": y[:, None]}  # a part of what the user gave
+
+    x, y = normal(50, 4, seed=0).numpy(), normal(50, seed=1).double().numpy()
+    predictor = BandPredictor(nn.Linear(4, 1), Target()).calibrate(x, y)
+    y += 1
+    assert torch.equal(predictor.calibration.scores[:, 0], torch.from_numpy(y - 1).sort().values)

@@ -198,19 +198,18 @@ class Calibration(Plain):
     # -- keeping points ---------------------------------------------------------------------
 
     def add(self, scores: Tensor, notes: Columns | None = None) -> None:
-        """Keep these points, scores (n, m) and a row of notes for each, beside those there are."""
+        """Keep these points, scores (n, m) and a row of notes for each, beside those there are.
+
+        They are kept as they are, not copied: nobody else is to write to them.
+        """
         notes = notes or {}
         if len(self) and scores.shape[1] != self.coordinates:
             raise ValueError(
                 f"the calibration has scores for {self.coordinates} outputs, got {scores.shape[1]}"
             )
-        is_first = not len(self)
-        points = {"scores": scores.detach().to("cpu", torch.float64, copy=is_first)}
-        if is_first:  # copies, as nobody else is to write to what is kept
-            points.update({name: values.clone() for name, values in notes.items()})
-        else:
-            new = {**points, **notes}
-            points = {name: torch.cat([old, new[name]]) for name, old in self.points().items()}
+        points = {"scores": scores.detach().to("cpu", torch.float64), **notes}
+        if len(self):
+            points = {name: torch.cat([old, points[name]]) for name, old in self.points().items()}
         self.keep(self.arranged(points))
 
     def check(self, points: Mapping[str, Tensor]) -> None:

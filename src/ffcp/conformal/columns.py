@@ -50,7 +50,7 @@ class RowTensor:
     A list of small tensors would be kept between the large intermediates of the batches, and
     hold the heap open far beyond its own size.
 
-    Rows that stay alone are not copied if it ``borrows`` them.
+    Rows that come all at once are not copied if it ``borrows`` them.
 
     >>> rows = RowTensor()
     >>> for part in torch.arange(5.0)[:, None].split(2):
@@ -84,7 +84,10 @@ class RowTensor:
     def filled(self) -> Tensor:
         """All rows so far, in the order they came."""
         assert self._room is not None
-        return self._room if self._count == self._room.shape[0] else self._room[: self._count]
+        if self._count == self._room.shape[0]:
+            return self._room
+        rows = self._room[: self._count]
+        return rows.clone() if self._borrows else rows  # to be kept, without the room behind
 
 
 class Table:
@@ -96,7 +99,7 @@ class Table:
     >>> len(table), table.columns["group"]
     (3, ['a', 'b', 'a'])
 
-    Who only reads columns, and keeps copies, can let it borrow them, see :class:`RowTensor`.
+    Where nobody else writes to columns, it can borrow them, see :class:`RowTensor`.
     """
 
     def __init__(self, borrows: bool = False) -> None:

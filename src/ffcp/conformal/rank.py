@@ -58,6 +58,8 @@ def exact_alphas(alpha: Any, what: str = "alpha") -> tuple[list[Fraction], bool]
     >>> exact_alphas((0.1, 0.05))
     ([Fraction(1, 10), Fraction(1, 20)], True)
     """
+    if type(alpha) is float:
+        return [_exact_float(alpha, what)], False
     is_one = isinstance(alpha, (numbers.Number, Decimal, str)) or getattr(alpha, "ndim", 1) == 0
     if is_one or not isinstance(alpha, Iterable):
         return [exact_alpha(alpha, what)], False

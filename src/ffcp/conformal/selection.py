@@ -39,6 +39,8 @@ class Scorer:
     lowest = -math.inf
     #: Whether a score may be infinite, of a point that no threshold covers.
     takes_infinity = True
+    #: Whether scores are tensors that nobody else has, so that they need not be copied.
+    gives_new = False
 
     def needs(self) -> Needs:
         """Say what the pass over the model must bring."""

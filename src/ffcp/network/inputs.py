@@ -178,7 +178,8 @@ class Reader:
             known = {key: self.layout[key].get("columns") for key in columns if key in self.layout}
             x = _in_order(x, known, "x")
         tensors = to_tensors(x, self.model, self._now)
-        for key, tensor in leaves(tensors, "x"):
+        parts = [("x", tensors)] if isinstance(tensors, Tensor) else leaves(tensors, "x")
+        for key, tensor in parts:
             if key in self.layout:
                 _refuse_single_row(key, tensor, self.layout[key]["row"])
                 continue
@@ -269,7 +270,8 @@ class Rows:
 
 def is_loader(x: Any) -> bool:
     """Say whether this yields batches: a DataLoader, a generator, any other stream."""
-    if isinstance(x, (Tensor, Mapping, tuple, list, str, bytes)) or is_arraylike(x):
+    known = (Tensor, np.ndarray, Mapping, tuple, list, str, bytes)
+    if isinstance(x, known) or is_arraylike(x):
         return False
     return isinstance(x, Iterable)
 

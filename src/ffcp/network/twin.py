@@ -203,9 +203,10 @@ def gives_back(model: nn.Module) -> bool:
 
     Not if it has hooks or a forward of its own, which may.
     """
-    computes = getattr(type(model), "computes", True) or "forward" in model.__dict__
+    if getattr(type(model), "computes", True):
+        return False
     hooks = model._forward_hooks or model._forward_pre_hooks or has_hooks_of_all()
-    return not (computes or hooks)
+    return not (hooks or "forward" in model.__dict__)
 
 
 def has_hooks_of_all() -> bool:

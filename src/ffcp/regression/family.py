@@ -161,6 +161,7 @@ class SlackBands(Family):
         return known
 
     takes_infinity = False
+    gives_new = True
 
     @property
     def lowest(self) -> float:  # type: ignore[override]
