@@ -6,6 +6,7 @@ of three, and throws them away: no kernel, no sort, no quantile.
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import warnings
 from collections.abc import Callable
@@ -18,6 +19,7 @@ import ffcp
 from benchmarks.timing import Resident, best_of, show, table, verdict
 from benchmarks.trained import networks
 from ffcp import Local, Localizer
+from ffcp.conformal.comparing import EveryPoint
 from ffcp.conformal.draws import Draws
 from ffcp.conformal.local import LEVEL_ROWS
 from ffcp.conformal.weights import level_target
@@ -106,10 +108,53 @@ def low_dimension(rounds: int = 3) -> None:
     show(made)
 
 
-def _memory(count: int, rows: int, answer: multiprocessing.Queue[tuple[float, float]]) -> None:
+def beside_faiss(rounds: int = 5) -> None:
+    """Time neighbours alone beside those of faiss by comparing with all points, if it is there.
+
+    Its distances are in float32: ours would have to be taken of all that are about as near.
+    """
+    try:
+        import faiss
+    except ImportError:
+        print("faiss is not installed: no comparison with it")
+        return
+    torch.manual_seed(0)
+    made = table(
+        "Neighbours beside faiss, IndexFlatL2",
+        "calibration", "test", "dimensions", "neighbours", "ms", "faiss, ms", "ratio",
+    )  # fmt: skip
+    for count, rows, width, k in (
+        (POINTS, 1280, WIDTH, 20), (POINTS, 1280, WIDTH, 500), (POINTS, 1280, 512, 500),
+        (200_000, 64, WIDTH, 500), (POINTS, 1, WIDTH, 500), (POINTS, 1, 512, 500),
+    ):  # fmt: skip
+        data, x = torch.randn(count, width), torch.randn(rows, width)
+        ours, index = EveryPoint(data, k), faiss.IndexFlatL2(width)
+        index.add(data.numpy())
+        times = best_of(
+            {
+                "ours": partial(_all_rows, ours, x, k),
+                "faiss": partial(index.search, x.numpy(), k),
+            },
+            rounds if rows > 1 else 20 * rounds,
+        )
+        made.add_row(
+            f"{count:,}", f"{rows:,}", f"{width}", f"{k}", f"{1e3 * times['ours']:.1f}",
+            f"{1e3 * times['faiss']:.1f}", f"{times['ours'] / times['faiss']:.2f}",
+        )  # fmt: skip
+    show(made)
+
+
+def _all_rows(ours: EveryPoint, x: Tensor, k: int) -> None:
+    for part in x.split(128):
+        ours.rows(part, k)
+
+
+def _memory(
+    count: int, rows: int, kernel: str, answer: multiprocessing.Queue[tuple[float, float]]
+) -> None:
     """In a process of its own, so that no other job's memory is counted."""
     data, x = points(count, WIDTH), torch.randn(rows, WIDTH)
-    near = local(data, "gaussian", 8.0, "none")
+    near = local(data, kernel, 500 if kernel == "nearest" else 8.0, "none")
     bare = best_of({"bare": lambda: bare_distances(data[1], x, 64)}, 1)["bare"]
     with Resident() as resident:
         times = best_of({"ours": lambda: near.threshold(0.1, {"embedding": x})}, 1)
@@ -118,17 +163,19 @@ def _memory(count: int, rows: int, answer: multiprocessing.Queue[tuple[float, fl
 
 def memory() -> None:
     made = table(
-        "Memory above the data", "calibration", "test", "MB more", "limit", "", "time / bare"
-    )
+        "Memory above the data",
+        "kernel", "calibration", "test", "MB more", "limit", "", "time / bare",
+    )  # fmt: skip
     context = multiprocessing.get_context("spawn")
-    for count, rows in ((POINTS, ROWS), (1_000_000, 256)):
+    sizes = ((POINTS, ROWS), (1_000_000, 256))
+    for kernel, (count, rows) in itertools.product(("gaussian", "nearest"), sizes):
         answer = context.Queue()
-        process = context.Process(target=_memory, args=(count, rows, answer))
+        process = context.Process(target=_memory, args=(count, rows, kernel, answer))
         process.start()
         grown, ratio = answer.get()
         process.join()
         last = ("500", verdict(grown, 500)) if count == POINTS else ("", "")
-        made.add_row(f"{count:,}", f"{rows:,}", f"{grown:.0f}", *last, f"{ratio:.2f}")
+        made.add_row(kernel, f"{count:,}", f"{rows:,}", f"{grown:.0f}", *last, f"{ratio:.2f}")
     show(made)
 
 
@@ -240,5 +287,6 @@ if __name__ == "__main__":
     lengths()
     speed()
     low_dimension()
+    beside_faiss()
     memory()
     guarantees()
