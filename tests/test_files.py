@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -71,3 +75,34 @@ def test_an_error_that_names_its_file_is_not_wrapped_again() -> None:
     with pytest.raises(files.CalibrationFileError) as found, files.refused("that one"):
         raise first
     assert found.value is first
+
+
+_KILLED_WHILE_WRITING = """
+import os, signal, sys
+from ffcp import files
+os.fsync = lambda handle: os.kill(os.getpid(), signal.SIGKILL)
+files.put(sys.argv[1], b"half")
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="kills a process")
+@pytest.mark.long
+def test_what_a_killed_process_left_behind_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "some file"
+    files.put(path, b"old")
+    ended = subprocess.run([sys.executable, "-c", _KILLED_WHILE_WRITING, str(path)], check=False)
+    assert ended.returncode == -signal.SIGKILL
+    assert len(list(tmp_path.iterdir())) == 2  # the old one, and a part of the new one
+    assert path.read_bytes() == b"old"
+    # Of a process that lives, of another machine, and of the user's.
+    others = [f".some file.{files._machine()}-{os.getppid()}-a", ".some file.0-1-b", ".some file.c"]
+    for name in others:
+        (tmp_path / name).write_bytes(b"")
+    files.put(path, b"new")
+    assert sorted(one.name for one in tmp_path.iterdir()) == sorted([*others, "some file"])
+    assert path.read_bytes() == b"new"
+
+
+def test_processes_are_told_to_live_where_nobody_knows() -> None:
+    assert files._lives(os.getpid())
+    assert files._lives(10**30)

@@ -6,9 +6,11 @@ import functools
 import hashlib
 import json
 import os
+import platform
 import types
 import typing
 import uuid
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import is_dataclass
@@ -229,12 +231,15 @@ def write(path: str | Path, tensors: Mapping[str, Tensor]) -> None:
 def put(path: str | Path, data: bytes) -> None:
     """Write bytes to ``path``, making its folder: the file appears complete, or the old one stays.
 
-    A process that is killed on the way, or another that writes the same file, does no harm.
+    A process that is killed on the way, or another that writes the same file, does no harm. What
+    the killed one leaves behind is removed by the next that writes the file.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
+    own = f".{path.name}.{_machine()}-"
+    _remove_left_behind(path.parent, own)
     # Opened plainly and not by tempfile, whose files only their owner may read.
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    temporary = path.with_name(f"{own}{os.getpid()}-{uuid.uuid4().hex}")
     try:
         with temporary.open("xb") as file:
             file.write(data)
@@ -244,6 +249,30 @@ def put(path: str | Path, data: bytes) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+@functools.cache
+def _machine() -> str:
+    """Tell machines, and containers, apart: of others nobody knows which processes live."""
+    return f"{zlib.crc32(f'{platform.node()} {uuid.getnode()}'.encode()):08x}"
+
+
+def _remove_left_behind(folder: Path, start: str) -> None:
+    """Remove what processes that live no more were writing."""
+    for name in os.listdir(folder) if os.name == "posix" else ():
+        number = name.removeprefix(start).partition("-")[0] if name.startswith(start) else ""
+        if number.isdecimal() and not _lives(int(number)):
+            (folder / name).unlink(missing_ok=True)
+
+
+def _lives(process: int) -> bool:
+    try:
+        os.kill(process, 0)  # which only asks
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):  # somebody else's; no process at all
+        return True
+    return True
 
 
 def read(path: str | Path) -> dict[str, Tensor]:
