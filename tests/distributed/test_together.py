@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -296,6 +297,13 @@ def test_a_sampler_of_ones_own_is_refused() -> None:
     data = TensorDataset(X, Y)
     with pytest.raises(ValueError, match="Backwards deals out rows in a way of its own"):
         Share.of(DataLoader(data, sampler=Backwards(data, 4, 0)))
+
+
+@pytest.mark.skipif(
+    "in_order" not in inspect.signature(DataLoader).parameters, reason="came with torch 2.6"
+)
+def test_a_loader_whose_batches_come_in_any_order_is_refused() -> None:
+    data = TensorDataset(X, Y)
     loader = DataLoader(data, sampler=DistributedSampler(data, 4, 3), in_order=False)
     with pytest.raises(ValueError, match="leave out in_order=False"):
         Share.of(loader)
