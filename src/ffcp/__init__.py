@@ -49,6 +49,7 @@ from ffcp.regression.learned.methods import Learned
 from ffcp.regression.losses import pinball_loss
 from ffcp.regression.methods import CP, CQR, FFCP, FFCQR, FFLCP, FFLCQR, LCP, LCQR
 from ffcp.regression.slacks import Constant, FunctionOf, GradientNorm
+from ffcp.regression.stored import bands_from
 from ffcp.risk.predictor import Controlled, RiskControl
 from ffcp.warnings import FFCPWarning
 
@@ -120,6 +121,7 @@ __all__ = [
     "Stored",
     "Weighted",
     "WeightedLocal",
+    "bands_from",
     "bounds",
     "conformal_quantile",
     "conformal_rank",

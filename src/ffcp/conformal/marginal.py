@@ -19,7 +19,7 @@ from ffcp.conformal.rank import confident_rank, conformal_rank, exact_alpha
 from ffcp.recipes import public
 
 _MOST_LEVELS = 256  # whose thresholds are remembered
-_MANY, _EVERY = 2**13, 32  # scores of which one in so many says where to look for a quantile
+_MANY, _EVERY = 2**13, 64  # scores of which one in so many says where to look for a quantile
 _SORTING = threading.Lock()
 
 
@@ -125,7 +125,7 @@ class Marginal(Calibration):
         if thresholds is None:
             is_first = self._unsorted and not kept and len(asked) == 1
             if is_first and math.isfinite(self._points("scores").sum().item()):  # no NaN
-                quantiles = _partitioned(self._points("scores"), asked[0])
+                quantiles = partitioned(self._points("scores").numpy(), asked[0])
                 thresholds = torch.tensor([[quantiles]], dtype=torch.float64)
             else:
                 scores = self.scores
@@ -181,13 +181,12 @@ def _no_signs(rows: int) -> Tensor:
     return torch.empty(rows, 0, dtype=torch.bool)
 
 
-def _partitioned(scores: Tensor, alpha: Any) -> list[float]:
+def partitioned(columns: np.ndarray, alpha: Any) -> list[float]:
     """Find the conformal quantile of each column, none of which has NaN, without sorting.
 
-    >>> _partitioned(torch.tensor([[3.0], [1.0], [2.0]]), alpha=0.5)
+    >>> partitioned(np.array([[3.0], [1.0], [2.0]]), alpha=0.5)
     [2.0]
     """
-    columns = scores.numpy()
     rank = conformal_rank(len(columns), alpha)
     if rank > len(columns):
         return [math.inf] * columns.shape[1]
@@ -200,7 +199,7 @@ def _partitioned(scores: Tensor, alpha: Any) -> list[float]:
 def _ranked(values: np.ndarray, rank: int) -> float:
     """Find the number of a rank, counted from 1, among many.
 
-    Every 32nd number says between which two it should lie, and only what lies between them is
+    Every 64th number says between which two it should lie, and only what lies between them is
     put in order. Where it lies elsewhere, all numbers are.
 
     >>> _ranked(np.arange(9000.0)[::-1].copy(), 17)

@@ -287,15 +287,31 @@ def _even_reach(
     down, up = below.item() * ends.slack_lo.item(), above.item() * ends.slack_hi.item()
     if down < 0 or up < 0:
         return None
-    lo, hi = ends.lo.numpy(), ends.hi.numpy()
+    lo = ends.lo.numpy()
+    hi = lo if ends.hi is ends.lo else ends.hi.numpy()
+    moved = even_reach(lo, hi, down, up, dtype)
+    shape = (1,) * (below.dim() - ends.lo.dim()) + tuple(ends.lo.shape)
+    lower, upper = (torch.from_numpy(end.reshape(shape)) for end in moved)
+    return lower, upper
+
+
+def even_reach(
+    lo: np.ndarray, hi: np.ndarray, down: float, up: float, dtype: torch.dtype
+) -> tuple[np.ndarray, np.ndarray]:
+    """Move two ends by so much everywhere, outward: what :func:`reach` does, on arrays.
+
+    >>> [end.item() for end in even_reach(np.zeros(1), np.ones(1), 1.0, 2.0, torch.float64)]
+    [-1.0000000000000009, 3.0000000000000027]
+    """
     with np.errstate(over="ignore"):  # infinity is right then
         step = _even_step(lo, down, dtype)
-        upper = step if ends.is_symmetric and up == down else _even_step(hi, up, dtype)
-        lower = (lo - step).astype(_NUMPY[dtype], copy=False)
+        is_shared = lo is hi and up == down
+        # In place wherever a step has no more use: each new array drives others from the cache.
+        lower = np.subtract(lo, step, out=None if is_shared else step)
+        upper = step if is_shared else _even_step(hi, up, dtype)
         upper += hi
-        upper = upper.astype(_NUMPY[dtype], copy=False)
-    shape = (1,) * (below.dim() - lo.ndim) + lo.shape
-    return torch.from_numpy(lower.reshape(shape)), torch.from_numpy(upper.reshape(shape))
+        lower, upper = (end.astype(_NUMPY[dtype], copy=False) for end in (lower, upper))
+    return lower, upper
 
 
 def _even_step(start: np.ndarray, reach: float, dtype: torch.dtype) -> np.ndarray:
