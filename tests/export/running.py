@@ -69,11 +69,16 @@ def run_here(path: Path, feed: dict[str, Any]) -> dict[str, torch.Tensor]:
 
 
 def holds(
-    made: dict[str, torch.Tensor], band: ffcp.Interval, suffix: str = "", off: float = 0.0
+    made: dict[str, torch.Tensor],
+    band: ffcp.Interval,
+    suffix: str = "",
+    off: float = 0.0,
+    units: int = 100,
 ) -> None:
     """Hold a file's band to the library's: it contains it, and is wider only by rounding.
 
-    ``off`` is the share of rows at which more than rounding may be added.
+    ``off`` is the share of rows at which more than rounding may be added, ``units`` how many
+    roundings of the largest number that is.
     """
     lower, upper = made[f"lower{suffix}"], made[f"upper{suffix}"]
     assert lower.dtype == band.lower.dtype
@@ -82,6 +87,6 @@ def holds(
     assert bool((upper >= band.upper).all())
     size = torch.stack([*band]).nan_to_num(0, 0, 0).abs().amax()
     wider = torch.maximum(band.lower - lower, upper - band.upper).nan_to_num(0)
-    allowed = 100 * torch.finfo(lower.dtype).eps * size
+    allowed = units * torch.finfo(lower.dtype).eps * size
     assert float((wider > allowed).double().mean()) <= off
     torch.testing.assert_close(made["prediction"], band.prediction, rtol=1e-4, atol=allowed)

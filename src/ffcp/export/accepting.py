@@ -17,7 +17,6 @@ from ffcp.regression.curvature import Curvature
 from ffcp.regression.family import SlackBands
 from ffcp.regression.learned.family import LearnedBands
 from ffcp.regression.learned.learners import BOOSTING
-from ffcp.regression.learned.own import OwnQuantiles
 from ffcp.regression.predictor import BandPredictor
 from ffcp.regression.slacks import Constant, GradientNorm
 
@@ -59,8 +58,6 @@ def _reasons(predictor: Predictor) -> Any:
         yield f"it learned from {_FOREIGN}"
     if isinstance(scorer, LearnedBands) and scorer.kind == BOOSTING:
         yield "boosted trees jump where a file rounds otherwise: learner='network' does not"
-    if isinstance(scorer, LearnedBands) and scorer.kind == OwnQuantiles.kind:
-        yield "quantiles that the model gives itself have no graph: leave out quantiles="
     method = scorer.needs().method
     if isinstance(method, (Sketch, Smooth)):
         yield f"method={method} draws random numbers: use 'exact' or 'coloured'"

@@ -130,8 +130,10 @@ class BandSteps(Steps):
         def of_levels(threshold: Tensor) -> tuple[Tensor, Tensor]:
             larger = threshold + threshold.abs() * share
             # Several levels are worked out at once.
-            lower, upper = ends_at(self._family, seen, larger.view(1, -1, threshold.shape[-1]))
-            return lower[0] - margin, upper[0] + margin
+            ends = ends_at(self._family, seen, larger.view(1, -1, threshold.shape[-1]))
+            # What is far out, farther perhaps than in the example, is rounded by more.
+            down, up = (margin + end[0].abs() * share for end in ends)
+            return ends[0][0] - down, ends[1][0] + up
 
         return of_levels
 

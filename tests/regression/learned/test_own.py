@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 import ffcp
-from ffcp.export import accepting
 from ffcp.regression.auto import OWN
 from ffcp.regression.learned.knots import KNOTS
 from ffcp.regression.learned.own import OwnQuantiles
@@ -97,8 +96,3 @@ def test_nothing_else_is_read_from_a_file() -> None:
     assert isinstance(OwnQuantiles.from_state({}), OwnQuantiles)
     with pytest.raises(ValueError, match="nothing is learned"):
         OwnQuantiles.from_state({"w1": torch.zeros(1)})
-
-
-def test_they_have_no_graph_and_say_so() -> None:
-    with pytest.raises(ValueError, match="have no graph"):
-        accepting.check(calibrated())
