@@ -156,14 +156,21 @@ def _slices(frame: pd.DataFrame, columns: Columns) -> Any:
         labels = np.full(len(values), "", dtype=object)
         labels[known] = metrics.cut(values[known])
         for label in sorted(set(labels[known])):
-            value = str(label).split(": ", 1)[1]
-            yield column.name, _dated(value) if column.kind != NUMBER else value, labels == label
+            rows = labels == label
+            if column.kind == NUMBER:
+                yield column.name, str(label).split(": ", 1)[1], rows
+            else:
+                yield column.name, _days(values[rows]), rows
 
 
-def _dated(value: str) -> str:
-    """Turn seconds back into days: "1.3e+09 to 1.4e+09"."""
-    ends = [pd.Timestamp(float(end), unit="s").strftime("%Y-%m-%d") for end in value.split(" to ")]
-    return " to ".join(ends)
+def _days(seconds: Array) -> str:
+    """Name the first and the last day of some.
+
+    >>> _days(np.array([86_400.0, 0.0]))
+    '1970-01-01 to 1970-01-02'
+    """
+    ends = np.array([seconds.min(), seconds.max()]).astype("datetime64[s]").astype("datetime64[D]")
+    return f"{ends[0]} to {ends[1]}"
 
 
 def chance_of_fewer(covered_rows: int, rows: int, calibrated: int, alpha: Any) -> float:
