@@ -16,6 +16,7 @@ import lzma
 import os
 import re
 import uuid
+import warnings
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -30,14 +31,25 @@ from ffcp.tables.errors import TableError
 CHUNK = 20_000  # rows at a time, of files that may be larger than memory
 _HEAD = 2**16  # characters that tell the delimiter
 _DELIMITERS = ",;\t|"
+_RARER = " :"  # taken only where none of the others divides, and all lines agree
+_LONGEST = 2**24  # characters of a line with the names of columns
+_MARKS = {
+    b"\x1f\x8b": ".gz",
+    b"\xfd7zXZ": ".xz",
+    b"PK\x03\x04": ".zip or .xlsx",
+    b"PAR1": ".parquet",
+}
 _OPENERS: dict[str, Callable[[Path], Any]] = {
     ".gz": gzip.open,
     ".bz2": bz2.open,
     ".xz": lzma.open,
 }
 _PARQUET = (".parquet", ".pq")
-_DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+$")
+_DECIMAL_COMMA = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+),\d+$")
 _DECIMAL_POINT = re.compile(r"[+-]?\d+\.\d+$")
+
+
+_NAMES = {"\t": "tab", ",": "comma", ";": "semicolon", "|": "bar", " ": "blank", ":": "colon"}
 
 
 @dataclass(frozen=True)
@@ -47,11 +59,10 @@ class Dialect:
     delimiter: str
     encoding: str
     decimal: str
+    skips_blank: bool  # lines; of one column, each is a row whose cell is missing
 
     def __str__(self) -> str:
-        name = {"\t": "tab", ",": "comma", ";": "semicolon", "|": "bar"}.get(
-            self.delimiter, repr(self.delimiter)
-        )
+        name = _NAMES.get(self.delimiter, repr(self.delimiter))
         comma = ", decimal commas" if self.decimal == "," else ""
         return f"{self.encoding}, divided by {name}{comma}"
 
@@ -103,12 +114,19 @@ def _csv(path: Path, rows: int) -> Iterator[pd.DataFrame]:
         "keep_default_na": False,
         "chunksize": rows,
         "skipinitialspace": True,
+        "index_col": False,  # or else cells beyond the names would push the others aside
+        "skip_blank_lines": dialect.skips_blank,
     }
     try:
         with _text(path, dialect.encoding) as file, pd.read_csv(file, **options) as parts:
-            for part in parts:
+            while (part := _next(parts)) is not None:
                 part.attrs.update(decimal=dialect.decimal, decisions=[f"read as {dialect}"])
                 yield part.reset_index(drop=True)
+    except pd.errors.ParserWarning as error:
+        raise TableError(
+            f"{path} has rows with more cells than its first line has names: name every column, or "
+            "put quotes around cells that hold the delimiter"
+        ) from error
     except pd.errors.ParserError as error:
         raise TableError(
             f"{path} cannot be divided into columns ({str(error).strip()}): put quotes around "
@@ -118,36 +136,75 @@ def _csv(path: Path, rows: int) -> Iterator[pd.DataFrame]:
         raise TableError(f"{path} cannot be read to its end ({error})") from error
 
 
+def _next(parts: Iterator[pd.DataFrame]) -> pd.DataFrame | None:
+    """Read more rows; that some of their cells have no name is an error, and no warning."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", pd.errors.ParserWarning)
+        return next(parts, None)
+
+
 def sniff(path: str | Path) -> Dialect:
     """Tell the delimiter, the encoding and the decimal sign of a text file."""
     path = Path(path)
     try:
+        _must_be_text(path)
         encoding = _encoding(path)
         with _text(path, encoding) as file:
             head = file.read(_HEAD)
+            whole = len(head) < _HEAD
+            if "\n" not in head and "\r" not in head:
+                head += file.readline(_LONGEST)
     except (EOFError, OSError, lzma.LZMAError, zipfile.BadZipFile) as error:
         raise TableError(f"{path} cannot be read ({error})") from error
     if not head.strip():
         raise TableError(f"{path} is empty: a table has at least a line with the columns' names")
-    lines = head.splitlines()
-    lines = lines[:-1] if len(head) == _HEAD and len(lines) > 1 else lines
-    delimiter = _delimiter(lines)
-    cells = list(csv.reader(lines[:200], delimiter=delimiter))
+    if "\0" in head:
+        raise TableError(f"{path} is no text: save it as CSV in UTF-8, or as Parquet")
+    lines = list(io.StringIO(head, newline=""))
+    lines = lines if whole or len(lines) == 1 else lines[:-1]
+    try:
+        delimiter = _delimiter(lines)
+        cells = [row for row in _divided(lines, delimiter) if any(row) or len(row) > 1]
+    except csv.Error as error:
+        raise TableError(f"{path} cannot be divided into columns ({error})") from error
     _check_names(cells[0], path)
-    return Dialect(delimiter, encoding, _decimal(cells[1:], delimiter))
+    skips_blank = len(cells[0]) > 1 or not lines[0].strip()
+    return Dialect(delimiter, encoding, _decimal(cells[1:], delimiter), skips_blank)
+
+
+def _must_be_text(path: Path) -> None:
+    """Refuse files whose first bytes say that they are something else than their name says."""
+    with _bytes(path) as file:
+        start = file.read(10)
+    kinds = [kind for mark, kind in _MARKS.items() if start.startswith(mark)]
+    if kinds or re.match(rb"BZh[1-9]1AY&SY", start):
+        raise TableError(
+            f"{path} is no text, but a file of the kind {(kinds or ['.bz2'])[0]}: name it so, or "
+            "unpack it"
+        )
+
+
+def _divided(lines: list[str], delimiter: str) -> Iterator[list[str]]:
+    return csv.reader(lines[:200], delimiter=delimiter, skipinitialspace=True)
 
 
 def _delimiter(lines: list[str]) -> str:
     """Take the sign that divides all lines into the same number of cells, and into most."""
 
     def cells(sign: str) -> tuple[bool, int]:
-        widths = [len(row) for row in csv.reader(lines[:200], delimiter=sign) if row]
+        try:
+            widths = [len(row) for row in _divided(lines, sign) if row]
+        except csv.Error:  # a cell longer than any
+            return False, 1
         return len(set(widths)) == 1, widths[0]
 
     counts = {sign: cells(sign) for sign in _DELIMITERS}
     steady = {sign: count for sign, (same, count) in counts.items() if same and count > 1}
     loose = {sign: count for sign, (_, count) in counts.items() if count > 1}
     candidates = steady or loose
+    if not candidates and len(lines) > 1:
+        rarer = {sign: cells(sign) for sign in _RARER}
+        candidates = {sign: count for sign, (same, count) in rarer.items() if same and count > 1}
     return max(candidates, key=lambda sign: candidates[sign]) if candidates else ","
 
 
