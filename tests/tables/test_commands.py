@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,7 @@ from ffcp import tables
 from ffcp.cli.app import app
 from ffcp.cli.tables import _support
 from ffcp.regression.learned import network
+from ffcp.tables import reading
 from tests.tables.material import houses, new
 
 runner = CliRunner()
@@ -108,3 +112,75 @@ def test_a_column_that_has_our_name_is_kept(fitted: tables.FittedTable, tmp_path
 def test_support_is_read() -> None:
     assert _support("0,") == (0.0, None)
     assert _support("-1,2.5") == (-1.0, 2.5)
+
+
+def test_the_table_itself_is_never_written_over(folder: Path, tmp_path: Path) -> None:
+    new(4).to_csv(tmp_path / "new.csv", index=False)
+    before = (tmp_path / "new.csv").read_bytes()
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "link.csv").symlink_to(tmp_path / "new.csv")
+    for out in (tmp_path / "sub" / ".." / "new.csv", tmp_path / "link.csv"):
+        result = runner.invoke(
+            app, ["predict", str(folder), str(tmp_path / "new.csv"), "--out", str(out)]
+        )
+        assert (result.exit_code, "is the table itself" in words(result)) == (2, True)
+    assert (tmp_path / "new.csv").read_bytes() == before
+
+
+def test_two_tables_do_not_become_one_file(folder: Path, tmp_path: Path) -> None:
+    tables_ = [tmp_path / "new.csv", tmp_path / "new.csv.gz"]
+    for table in tables_:
+        new(4).to_csv(table, index=False)
+    result = runner.invoke(app, ["predict", str(folder), *map(str, tables_)])
+    assert (result.exit_code, "would both become" in words(result)) == (2, True)
+    assert not (tmp_path / "new.bands.csv").exists()
+
+
+def test_bands_of_bands_keep_all_columns(fitted: tables.FittedTable, tmp_path: Path) -> None:
+    new(4).to_csv(tmp_path / "0.csv", index=False)
+    for turn in range(3):
+        list(fitted.predict_file(tmp_path / f"{turn}.csv", tmp_path / f"{turn + 1}.csv"))
+    names = (tmp_path / "3.csv").read_text().splitlines()[0].split(",")
+    assert len(set(names)) == len(names) == len(new(4).columns) + 12
+
+
+@pytest.mark.parametrize("out", ["folder", "a.csv.zip"])
+def test_what_cannot_be_written_is_said_before_the_work(
+    fitted: tables.FittedTable, tmp_path: Path, out: str
+) -> None:
+    new(4).to_csv(tmp_path / "new.csv", index=False)
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(tables.TableError, match=out):
+        next(fitted.predict_file(tmp_path / "new.csv", tmp_path / out))
+    assert {path.name for path in tmp_path.iterdir()} == {"new.csv", "folder"}
+
+
+@pytest.mark.long
+def test_what_a_killed_predict_left_is_removed_by_the_next(
+    fitted: tables.FittedTable, tmp_path: Path
+) -> None:
+    new(4).to_csv(tmp_path / "new.csv", index=False)
+    context = multiprocessing.get_context("spawn")
+    process = context.Process(target=_write_and_die, args=(tmp_path / "out.csv",))
+    process.start()
+    process.join()
+    assert len(list(tmp_path.iterdir())) == 2
+    list(fitted.predict_file(tmp_path / "new.csv", tmp_path / "out.csv"))
+    assert {path.name for path in tmp_path.iterdir()} == {"new.csv", "out.csv"}
+
+
+def _write_and_die(path: Path) -> None:
+    with reading.Writer(path) as writer:
+        writer.add(pd.DataFrame({"a": [1]}))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.long
+def test_check_says_which_rows_have_no_target(folder: Path, tmp_path: Path) -> None:
+    frame = houses(200, 5)
+    frame["price"] = frame["price"].astype(object)
+    frame.loc[:6, "price"] = ["", "unknown", None, "NA", "?", "inf", ""]
+    frame.to_csv(tmp_path / "a.csv", index=False)
+    result = runner.invoke(app, ["check", str(folder), str(tmp_path / "a.csv")])
+    assert "7 rows have no target 'price'" in words(result)
+    assert "of 193 rows" in words(result)

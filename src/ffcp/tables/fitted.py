@@ -120,7 +120,7 @@ class FittedTable:
             With the index of the table. A row that cannot be predicted has empty cells, and its
             ``reason`` says why.
         """
-        frame = table if isinstance(table, pd.DataFrame) else reading.read(table)
+        frame = _frame(table)
         made = self.predicted(frame, alpha)
         for remark in made.remarks:
             warnings.warn(remark, FFCPWarning, stacklevel=2)
@@ -204,7 +204,7 @@ class FittedTable:
         labels = made.labels
         return {
             "prediction": [row[0] for row in labels],
-            "labels": ["|".join(row) for row in labels],
+            "labels": [measuring.joined(row) for row in labels],
             "size": made.sizes.numpy().astype(np.float64),
         }
 
@@ -228,9 +228,7 @@ class FittedTable:
             row = 0
             for frame in reading.chunks(table, rows):
                 made = self.predicted(frame, alpha, first_row=row)
-                taken = {
-                    name: f"ffcp_{name}" if name in frame.columns else name for name in made.bands
-                }
+                taken = {name: _free(name, frame.columns) for name in made.bands}
                 writer.add(pd.concat([frame, made.bands.rename(columns=taken)], axis=1))
                 row += len(frame)
                 yield made
@@ -249,9 +247,14 @@ class FittedTable:
         group
             A column by which coverage is told apart; by default that of the fit.
         """
-        known, y = self._labelled(table)
+        known, y, without = self._labelled(table)
         alpha = self.about.alpha if alpha is None else alpha
-        bands = self.predicted(known, alpha).bands
+        made_bands = self.predicted(known, alpha)
+        bands, remarks = made_bands.bands, made_bands.remarks
+        if without:
+            remarks.insert(0, f"{without} rows have no target {self.about.target!r}: left out")
+        for remark in remarks:
+            warnings.warn(remark, FFCPWarning, stacklevel=2)
         name = group or self.about.group
         groups = None if name is None else targets.groups(known, name)
         made = measuring.measure(bands, y, float(alpha), known, self.columns[0], groups, name)
@@ -259,15 +262,15 @@ class FittedTable:
             raise TableError(f"no row could be predicted: {bands['reason'].iloc[0]}")
         return made
 
-    def _labelled(self, table: Any) -> tuple[pd.DataFrame, np.ndarray[Any, Any]]:
-        """Give the rows of a table whose target is known, and their targets."""
-        frame = table if isinstance(table, pd.DataFrame) else reading.read(table)
+    def _labelled(self, table: Any) -> tuple[pd.DataFrame, np.ndarray[Any, Any], int]:
+        """Give the rows of a table whose target is known, their targets, and how many lack it."""
+        frame = _frame(table)
         target = targets.read(frame, self.about.target, self.about.classes)
         if not target.known.any():
             raise TableError(f"no row has a target {self.about.target!r} to check against")
         known = frame[target.known].copy()
         known.attrs.update(frame.attrs)
-        return known, target.values[target.known]
+        return known, target.values[target.known], len(frame) - len(known)
 
     def watch(self, table: Any, alpha: Any = None, time: str | None = None) -> Monitor | None:
         """Test whether rows whose target is known are still like those that calibrated.
@@ -293,7 +296,7 @@ class FittedTable:
         compared = not about.folds and (time is not None or about.side != "each")
         if not compared:
             return None
-        frame, y = self._labelled(table)
+        frame, y, _ = self._labelled(table)
         x, reasons, _ = self._encode(frame)
         groups = self._groups(frame, reasons)
         if about.classes:
@@ -345,6 +348,23 @@ class FittedTable:
     def save(self, folder: str | Path, *, force: bool = False) -> Path:
         """Write the folder, see :mod:`ffcp.tables.folder`."""
         return folders.save(self, folder, force=force)
+
+
+def _frame(table: Any) -> pd.DataFrame:
+    return reading.named(table) if isinstance(table, pd.DataFrame) else reading.read(table)
+
+
+def _free(name: str, taken: Any) -> str:
+    """Give a name that no column has.
+
+    >>> _free("lower", ["a"]), _free("lower", ["lower"]), _free("lower", ["lower", "ffcp_lower"])
+    ('lower', 'ffcp_lower', 'ffcp_lower_2')
+    """
+    made, number = name, 1
+    while made in taken:
+        made = f"ffcp_{name}" + (f"_{number}" if number > 1 else "")
+        number += 1
+    return made
 
 
 def rebuilt(saved: Any) -> About:

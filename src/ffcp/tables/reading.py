@@ -15,9 +15,9 @@ import io
 import lzma
 import os
 import re
-import uuid
 import warnings
 import zipfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +26,7 @@ from typing import IO, Any
 
 import pandas as pd
 
+from ffcp import files
 from ffcp.tables.errors import TableError
 
 CHUNK = 20_000  # rows at a time, of files that may be larger than memory
@@ -79,7 +80,9 @@ def chunks(path: str | Path, rows: int = CHUNK) -> Iterator[pd.DataFrame]:
     """Read a table some rows at a time; of a table without rows comes one part without rows."""
     path = Path(path)
     if not path.is_file():
-        raise TableError(f"there is no file {path}")
+        odd = path.exists() and not path.is_dir()
+        how = "is read twice, so it must be a file on a disk" if odd else "is not a file"
+        raise TableError(f"{path} {how}" if path.exists() else f"there is no file {path}")
     yield from _parquet(path, rows) if is_parquet(path) else _csv(path, rows)
 
 
@@ -266,16 +269,22 @@ def _text(path: Path, encoding: str) -> io.TextIOWrapper:
     return io.TextIOWrapper(_bytes(path), encoding=encoding, newline="")
 
 
-def _check_names(names: list[str], where: Path) -> None:
-    twice = sorted({name for name in names if names.count(name) > 1})
+def _check_names(names: list[str], where: Any) -> None:
+    twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         raise TableError(f"{where} has several columns called {twice[0]!r}: rename all but one")
 
 
 def _checked_header(frame: pd.DataFrame, where: Path) -> pd.DataFrame:
-    frame.columns = [str(name) for name in frame.columns]
-    _check_names(list(frame.columns), where)
-    return frame.reset_index(drop=True)
+    return named(frame, where).reset_index(drop=True)
+
+
+def named(frame: pd.DataFrame, where: Any = "the frame") -> pd.DataFrame:
+    """Give a frame whose columns are called by words, each by another."""
+    made = frame.copy(deep=False)
+    made.columns = [str(name) for name in frame.columns]
+    _check_names(list(made.columns), where)
+    return made
 
 
 def base_name(path: str | Path) -> str:
@@ -296,13 +305,16 @@ class Writer:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self._temporary = self.path.with_name(f".{self.path.name}.{uuid.uuid4().hex}")
         self._parquet: Any = None
         self._rows = 0
         self._text: IO[Any] | None = None
 
     def __enter__(self) -> Writer:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        if self.path.exists() and not self.path.is_file():
+            raise TableError(f"{self.path} is there and is not a file: give another name")
+        if self.path.suffix.lower() == ".zip":
+            raise TableError(f"{self.path}: archives are read, not written; .csv.gz is")
+        self._temporary = files.temporary(self.path)
         if not is_parquet(self.path):
             suffix = self.path.suffix.lower()
             opener: Any = _OPENERS.get(suffix, lambda plain, *how, **text: plain.open(*how, **text))
