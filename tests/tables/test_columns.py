@@ -152,3 +152,17 @@ def test_the_last_day_of_all_is_a_date() -> None:
     seconds, missing, bad = cells.dates(dates)
     assert seconds[[0, 2]].tolist() == [253402214400.0, -62135596800.0]
     assert (missing.tolist(), bad.any()) == ([False, True, False], False)
+
+
+def test_truth_values_may_be_spelled_otherwise_in_new_tables() -> None:
+    frame = pd.DataFrame({"a": [True, False] * 20, "b": range(40), "y": 0})
+    found = columns.learn(frame, "y")
+    given = [True, "TRUE", "true", "1", 1, 1.0]
+    rows = pd.DataFrame({"a": pd.Series(given, dtype=object), "b": 1})
+    encoded = found.encode(rows)
+    assert encoded.remarks == []
+    assert (encoded.x == encoded.x[0]).all()
+    other = found.encode(pd.DataFrame({"a": ["0", "FALSE"], "b": 1}))
+    assert (other.x[0] == other.x[1]).all()
+    assert not (other.x[0] == encoded.x[0]).all()
+    assert "maybe" in found.encode(pd.DataFrame({"a": ["maybe"], "b": 1})).remarks[0]

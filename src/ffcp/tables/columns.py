@@ -225,6 +225,8 @@ def _numbers(column: Column, values: np.ndarray[Any, Any]) -> list[np.ndarray[An
 def _flags(
     column: Column, cell_words: np.ndarray[Any, Any], remarks: list[str]
 ) -> list[np.ndarray[Any, Any]]:
+    if {level.lower() for level in column.levels} == {"true", "false"}:
+        cell_words = _as_spelled(cell_words, column.levels)
     codes = pd.Index(column.levels).get_indexer(cell_words)
     missing = cell_words == ""
     unseen = (codes < 0) & ~missing
@@ -239,6 +241,20 @@ def _flags(
             f"{listed}; the network knows nothing of them"
         )
     return [*given, missing] if column.missing else given
+
+
+def _as_spelled(cell_words: np.ndarray[Any, Any], levels: tuple[str, ...]) -> np.ndarray[Any, Any]:
+    """Spell truth values as training rows did: TRUE, true and 1 are True.
+
+    >>> _as_spelled(np.array(["TRUE", "0", "", "maybe"], dtype=object), ("True", "False")).tolist()
+    ['True', 'False', '', 'maybe']
+    """
+    spelled = {level.lower(): level for level in levels}
+    spelled |= {"1": spelled["true"], "0": spelled["false"]}
+    alike = pd.Series(cell_words, dtype=object)
+    found = alike.where(alike.isin(levels), alike.str.lower().map(spelled))
+    made: np.ndarray[Any, Any] = found.where(found.notna(), alike).to_numpy(dtype=object)
+    return made
 
 
 def learn(frame: pd.DataFrame, target: str) -> Columns:
