@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,11 +55,28 @@ class Measured:
     curve: tuple[float, ...] = ()
 
 
+def joined(labels: Sequence[str]) -> str:
+    r"""Write labels in one cell, with bars between; a bar within a label gets a backslash.
+
+    >>> print(joined(["dear", "a|b"]), labels_of(joined(["dear", "a|b"])))
+    dear|a\|b ['dear', 'a|b']
+    """
+    return "|".join(re.sub(r"([|\\])", r"\\\1", label) for label in labels)
+
+
+def labels_of(text: str) -> list[str]:
+    """Read labels from the cell that :func:`joined` wrote."""
+    if "\\" not in text:
+        return text.split("|")
+    found = re.findall(r"(?:\\.|[^|\\])+", text, re.DOTALL)
+    return [re.sub(r"\\(.)", r"\1", label, flags=re.DOTALL) for label in found]
+
+
 def covered(bands: pd.DataFrame, y: Array) -> Array:
     """Say which rows are covered; ``bands`` is what a fitted table predicts."""
     if "labels" in bands:
-        sets = bands["labels"].str.split("|", regex=False)
-        return np.array([label in names for label, names in zip(y, sets, strict=True)])
+        pairs = zip(y, bands["labels"], strict=True)
+        return np.array([label in labels_of(text) for label, text in pairs], dtype=bool)
     lower, upper = (bands[end].to_numpy(np.float64) for end in ("lower", "upper"))
     inside: Array = (lower <= y) & (y <= upper)
     return inside
