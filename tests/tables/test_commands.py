@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from typer.testing import CliRunner
 
 pytest.importorskip("pandas")
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from ffcp import tables
 from ffcp.cli.app import app
@@ -171,7 +174,7 @@ def test_what_a_killed_predict_left_is_removed_by_the_next(
 
 def _write_and_die(path: Path) -> None:
     with reading.Writer(path) as writer:
-        writer.add(pd.DataFrame({"a": [1]}))
+        writer.add(pd.DataFrame({"a": [1]}), pd.DataFrame({"b": [1]}))
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -184,3 +187,53 @@ def test_check_says_which_rows_have_no_target(folder: Path, tmp_path: Path) -> N
     result = runner.invoke(app, ["check", str(folder), str(tmp_path / "a.csv")])
     assert "7 rows have no target 'price'" in words(result)
     assert "of 193 rows" in words(result)
+
+
+def test_rows_of_parquet_are_written_as_they_were(
+    fitted: tables.FittedTable, tmp_path: Path
+) -> None:
+    rows = pa.Table.from_pandas(new(6), preserve_index=False)
+    odd = {
+        "large": pa.array([2**60 + 1, None] * 3, pa.int64()),
+        "exact": pa.array(
+            [Decimal("1.50")] * 3 + [Decimal("12345678.90")] * 3, pa.decimal128(20, 2)
+        ),
+        "late": pa.array([None] * 4 + ["x", "y"]),
+        "pairs": pa.array([[("a", 1)], None] * 3, pa.map_(pa.string(), pa.int64())),
+        "parts": pa.array([{"a": 1}, None] * 3),
+        "kind": pa.array(["a", "b", "c"] * 2).dictionary_encode(),
+    }
+    for name, values in odd.items():
+        rows = rows.append_column(name, values)
+    pq.write_table(rows, tmp_path / "new.parquet")
+    list(fitted.predict_file(tmp_path / "new.parquet", tmp_path / "out.parquet", rows=2))
+    written = pq.read_table(tmp_path / "out.parquet")
+    assert written.select(rows.column_names).cast(rows.schema).equals(rows)
+    assert written.column_names == [*rows.column_names, "prediction", "lower", "upper", "reason"]
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_no_row_depends_on_the_part_of_the_file_that_it_is_in(
+    labelled: tables.FittedTable, tmp_path: Path, ending: str
+) -> None:
+    rows = new(8).astype({"rooms": str})
+    rows.loc[6:, "rooms"] = "many"  # nothing but words in the last part
+    path = tmp_path / f"new.{ending}"
+    rows.to_csv(path, index=False) if ending == "csv" else rows.to_parquet(path)
+    for count in (2, 8):
+        list(labelled.predict_file(path, tmp_path / f"{count}.{ending}", rows=count))
+    one, other = (reading.read(tmp_path / f"{count}.{ending}") for count in (2, 8))
+    assert one["reason"].tolist() == other["reason"].tolist()
+    assert one["reason"].tolist()[5:] == ["", *["rooms: 'many' is not a number"] * 2]
+
+
+def test_parquet_whose_first_rows_cannot_be_predicted_has_words_all_the_same(
+    labelled: tables.FittedTable, tmp_path: Path
+) -> None:
+    rows = new(6).assign(town=["Nowhere"] * 3 + ["Bern"] * 3)
+    rows.to_parquet(tmp_path / "new.parquet")
+    list(labelled.predict_file(tmp_path / "new.parquet", tmp_path / "out.parquet", rows=3))
+    assert (
+        pd.read_parquet(tmp_path / "out.parquet")["labels"].notna().tolist()
+        == [False] * 3 + [True] * 3
+    )

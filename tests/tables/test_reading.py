@@ -30,8 +30,8 @@ def test_any_delimiter_and_encoding_is_told(tmp_path: Path, delimiter: str, enco
 def test_what_is_written_is_read_again(tmp_path: Path, ending: str) -> None:
     path = tmp_path / f"a{ending}"
     with reading.Writer(path) as writer:
-        writer.add(pd.DataFrame({"a": [1.5, 2.0], "b": ["x", "y, z"]}))
-        writer.add(pd.DataFrame({"a": [3.0], "b": ["é"]}))
+        writer.add(pd.DataFrame({"a": [1.5, 2.0]}), pd.DataFrame({"b": ["x", "y, z"]}))
+        writer.add(pd.DataFrame({"a": [3.0]}), pd.DataFrame({"b": ["é"]}))
     frame = reading.read(path)
     assert frame["b"].tolist() == ["x", "y, z", "é"]
     assert pd.to_numeric(frame["a"]).tolist() == [1.5, 2.0, 3.0]
@@ -52,7 +52,7 @@ def test_commas_in_quotes_do_not_divide(tmp_path: Path) -> None:
 def test_nothing_appears_if_writing_fails(tmp_path: Path) -> None:
     def fail() -> None:
         with reading.Writer(tmp_path / "a.csv") as writer:
-            writer.add(pd.DataFrame({"a": [1]}))
+            writer.add(pd.DataFrame({"a": [1]}), pd.DataFrame({"b": [1]}))
             raise RuntimeError
 
     with pytest.raises(RuntimeError):
@@ -142,3 +142,11 @@ def test_what_is_no_text_is_refused_whatever_it_is_called(tmp_path: Path, conten
 def test_decimal_commas_behind_groups_of_three_are_told(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("a;b\n1.234,56;x\n12.345,00;y\n")
     assert reading.sniff(tmp_path / "a.csv").decimal == ","
+
+
+def test_a_named_index_of_parquet_is_a_column(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"town": ["Bern", "Chur"], "size": [1, 2]})
+    frame.set_index("town").to_parquet(tmp_path / "a.parquet")
+    assert sorted(reading.read(tmp_path / "a.parquet").columns) == ["size", "town"]
+    frame.set_axis([5, 3]).to_parquet(tmp_path / "a.parquet")
+    assert reading.read(tmp_path / "a.parquet").columns.tolist() == ["town", "size"]

@@ -144,8 +144,12 @@ class Columns:
             raise ValueError("no column is used")
         return cls(columns)
 
-    def encode(self, frame: pd.DataFrame) -> Encoded:
-        """Turn rows into numbers; of a row that cannot be, say why."""
+    def encode(self, frame: pd.DataFrame, is_first: bool = True) -> Encoded:
+        """Turn rows into numbers; of a row that cannot be, say why.
+
+        Where no row of a column can be, it is the wrong one, and an error; not so in later parts
+        of a table (``is_first=False``), whose first rows were right.
+        """
         absent = [column.name for column in self.used if column.name not in frame.columns]
         if absent:
             there = ", ".join(map(repr, frame.columns[:20]))
@@ -163,7 +167,7 @@ class Columns:
                 flags += _flags(column, cells.words(series), remarks)
                 continue
             values, missing, bad = _values(column, series, frame.attrs.get("decimal", "."))
-            _say_bad(column, series, bad, reasons)
+            _say_bad(column, series, bad, reasons, is_first)
             if missing.any():
                 if column.missing:
                     pass
@@ -197,12 +201,13 @@ def _say_bad(
     series: pd.Series,
     bad: np.ndarray[Any, Any],
     reasons: np.ndarray[Any, Any],
+    is_first: bool,
 ) -> None:
     where = np.flatnonzero(bad)
     if not len(where):
         return
     what = {NUMBER: "a number", DATE: f"a date written as {column.form}"}[column.kind]
-    if len(where) == len(series) and len(series) > 1:
+    if is_first and len(where) == len(series) and len(series) > 1:
         raise TableError(
             f"column {column.name!r} was {column.kind}s in training and is not in a single row "
             f"now (the first cell is {str(series.iloc[0])!r}): is it the right column?"

@@ -130,7 +130,7 @@ class FittedTable:
         """Predict the rows of a frame, which are these rows of a larger table."""
         alpha = self.about.alpha if alpha is None else alpha
         exact_alpha(alpha)
-        x, groups, reasons, remarks = self._ready(frame)
+        x, groups, reasons, remarks = self._ready(frame, is_first=first_row == 0)
         usable = reasons == ""
         empty = self._empty(frame.index, reasons)
         if not usable.any():
@@ -149,9 +149,11 @@ class FittedTable:
             self._say_infinite(empty, said)
         return Predicted(empty, remarks)
 
-    def _ready(self, frame: pd.DataFrame) -> tuple[Tensor, Any, np.ndarray[Any, Any], list[str]]:
+    def _ready(
+        self, frame: pd.DataFrame, is_first: bool = True
+    ) -> tuple[Tensor, Any, np.ndarray[Any, Any], list[str]]:
         """Give the rows that can be predicted, with their groups; of all rows why they cannot."""
-        x, reasons, remarks = self._encode(frame)
+        x, reasons, remarks = self._encode(frame, is_first)
         groups = self._groups(frame, reasons)
         usable = reasons == ""
         return (
@@ -161,9 +163,11 @@ class FittedTable:
             remarks,
         )
 
-    def _encode(self, frame: pd.DataFrame) -> tuple[Tensor, np.ndarray[Any, Any], list[str]]:
+    def _encode(
+        self, frame: pd.DataFrame, is_first: bool = True
+    ) -> tuple[Tensor, np.ndarray[Any, Any], list[str]]:
         """Encode rows as every network needs them, side by side."""
-        parts = [columns.encode(frame) for columns in self.columns]
+        parts = [columns.encode(frame, is_first) for columns in self.columns]
         reasons = parts[0].reasons
         for part in parts[1:]:
             reasons = np.where(reasons == "", part.reasons, reasons)
@@ -226,10 +230,10 @@ class FittedTable:
         """
         with reading.Writer(out) as writer:
             row = 0
-            for frame in reading.chunks(table, rows):
+            for frame, original in reading.parts(table, rows):
                 made = self.predicted(frame, alpha, first_row=row)
                 taken = {name: _free(name, frame.columns) for name in made.bands}
-                writer.add(pd.concat([frame, made.bands.rename(columns=taken)], axis=1))
+                writer.add(frame, made.bands.rename(columns=taken), original)
                 row += len(frame)
                 yield made
 

@@ -46,6 +46,7 @@ _OPENERS: dict[str, Callable[[Path], Any]] = {
     ".xz": lzma.open,
 }
 _PARQUET = (".parquet", ".pq")
+_INDEX = re.compile(r"__index_level_\d+__")  # where pandas writes an index without a name
 _DECIMAL_COMMA = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+),\d+$")
 _DECIMAL_POINT = re.compile(r"[+-]?\d+\.\d+$")
 
@@ -78,12 +79,21 @@ def read(path: str | Path) -> pd.DataFrame:
 
 def chunks(path: str | Path, rows: int = CHUNK) -> Iterator[pd.DataFrame]:
     """Read a table some rows at a time; of a table without rows comes one part without rows."""
+    for frame, _ in parts(path, rows):
+        yield frame
+
+
+def parts(path: str | Path, rows: int = CHUNK) -> Iterator[tuple[pd.DataFrame, Any]]:
+    """Read a table some rows at a time; beside them those of Parquet as they are in the file."""
     path = Path(path)
     if not path.is_file():
         odd = path.exists() and not path.is_dir()
         how = "is read twice, so it must be a file on a disk" if odd else "is not a file"
         raise TableError(f"{path} {how}" if path.exists() else f"there is no file {path}")
-    yield from _parquet(path, rows) if is_parquet(path) else _csv(path, rows)
+    if is_parquet(path):
+        yield from _parquet(path, rows)
+    else:
+        yield from ((frame, None) for frame in _csv(path, rows))
 
 
 def is_parquet(path: Path) -> bool:
@@ -91,7 +101,7 @@ def is_parquet(path: Path) -> bool:
     return path.suffix.lower() in _PARQUET
 
 
-def _parquet(path: Path, rows: int) -> Iterator[pd.DataFrame]:
+def _parquet(path: Path, rows: int) -> Iterator[tuple[pd.DataFrame, Any]]:
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -102,11 +112,19 @@ def _parquet(path: Path, rows: int) -> Iterator[pd.DataFrame]:
             count = 0
             for batch in file.iter_batches(batch_size=rows):
                 count += 1
-                yield _checked_header(batch.to_pandas(), path)
+                yield _as_frame(pa.Table.from_batches([batch]), path)
             if not count:
-                yield _checked_header(file.schema_arrow.empty_table().to_pandas(), path)
+                yield _as_frame(file.schema_arrow.empty_table(), path)
     except pa.ArrowException as error:
         raise TableError(f"{path} is damaged or not a Parquet file ({error})") from error
+
+
+def _as_frame(table: Any, where: Path) -> tuple[pd.DataFrame, Any]:
+    """Give rows of Parquet as a frame, too: an index that has a name is a column like others."""
+    _check_names(table.column_names, where)
+    unnamed = [name for name in table.column_names if _INDEX.fullmatch(name)]
+    table = table.drop_columns(unnamed) if unnamed else table
+    return table.to_pandas(ignore_metadata=True), table
 
 
 def _csv(path: Path, rows: int) -> Iterator[pd.DataFrame]:
@@ -275,10 +293,6 @@ def _check_names(names: list[str], where: Any) -> None:
         raise TableError(f"{where} has several columns called {twice[0]!r}: rename all but one")
 
 
-def _checked_header(frame: pd.DataFrame, where: Path) -> pd.DataFrame:
-    return named(frame, where).reset_index(drop=True)
-
-
 def named(frame: pd.DataFrame, where: Any = "the frame") -> pd.DataFrame:
     """Give a frame whose columns are called by words, each by another."""
     made = frame.copy(deep=False)
@@ -321,19 +335,28 @@ class Writer:
             self._text = opener(self._temporary, "wt", encoding="utf-8", newline="")
         return self
 
-    def add(self, frame: pd.DataFrame) -> None:
-        """Write more rows."""
+    def add(self, frame: pd.DataFrame, made: pd.DataFrame, original: Any = None) -> None:
+        """Write more rows, and beside them what was made of them.
+
+        ``original`` are the rows as they are in a Parquet file, which keeps their types.
+        """
         if self._text is not None:
-            frame.to_csv(self._text, index=False, header=not self._rows, lineterminator="\n")
+            both = pd.concat([frame, made], axis=1)
+            both.to_csv(self._text, index=False, header=not self._rows, lineterminator="\n")
         else:
-            self._add_parquet(frame)
+            self._add_parquet(frame, made, original)
         self._rows += len(frame) or 1  # the header is there now, even if no row is
 
-    def _add_parquet(self, frame: pd.DataFrame) -> None:
+    def _add_parquet(self, frame: pd.DataFrame, made: pd.DataFrame, original: Any) -> None:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        table = pa.Table.from_pandas(frame, preserve_index=False)
+        table = pa.Table.from_pandas(frame, preserve_index=False) if original is None else original
+        for name in made.columns:  # of one type, whatever the first rows hold
+            kind = pa.float64() if pd.api.types.is_numeric_dtype(made[name]) else pa.string()
+            cells = made[name].astype(object) if kind == pa.string() else made[name]
+            table = table.append_column(name, pa.array(cells, kind, from_pandas=True))
+        table = table.replace_schema_metadata(None)
         if self._parquet is None:
             self._parquet = pq.ParquetWriter(self._temporary, table.schema)
         self._parquet.write_table(table.cast(self._parquet.schema))
