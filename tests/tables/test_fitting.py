@@ -348,3 +348,13 @@ def test_labels_with_bars_are_covered_and_told_apart() -> None:
 def test_a_seed_that_no_generator_takes_is_refused() -> None:
     with pytest.raises(TableError, match="seed must be from 0"):
         tables.fit(houses(30), "price", seed=2**70)
+
+
+@pytest.mark.long
+def test_a_support_without_end_is_saved(tmp_path: Path) -> None:
+    made = quick_fit(houses(450), "price", support=(0, float("inf")))
+    made.save(tmp_path / "a.ffcp")
+    assert tables.load(tmp_path / "a.ffcp").about.support == (0.0, None)
+    for wrong in ((float("nan"), None), (float("inf"), None)):
+        with pytest.raises(TableError, match="ends that are numbers"):
+            tables.fit(houses(450), "price", support=wrong)

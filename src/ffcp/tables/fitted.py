@@ -60,8 +60,9 @@ class About:
         exact_alpha(self.alpha)
         if not (np.isfinite(self.centre) and np.isfinite(self.scale) and self.scale > 0):
             raise ValueError("it has a scale that is none")
-        if len(self.support) != 2:
-            raise ValueError("its support has not two ends")
+        ends = [end for end in self.support if end is not None]
+        if len(self.support) != 2 or not np.isfinite(ends).all() or ends != sorted(set(ends)):
+            raise ValueError("its support has not two ends, the second above the first")
         if len(self.classes) == 1 or len(set(self.classes)) != len(self.classes):
             raise ValueError("it has classes that are none")
         if (self.group is None) == bool(self.groups):

@@ -82,6 +82,8 @@ def fit(
         ``predict``, ``check``, ``save``; its ``about`` lists everything that was decided.
     """
     frame, source = _read(table)
+    low, high = support
+    support = (None if low == -np.inf else low, None if high == np.inf else high)
     _check_options(alpha, side, support, minutes, seed)
     decisions: list[str] = list(frame.attrs.get("decisions", ()))
     goal = targets.learn(frame, target, classify, decisions)
@@ -142,6 +144,8 @@ def _check_options(alpha: Any, side: str, support: Any, minutes: float, seed: in
     if side not in _SIDES:
         raise TableError(f"side must be one of {', '.join(_SIDES)}, got {side!r}")
     low, high = support
+    if not all(end is None or np.isfinite(end) for end in support):
+        raise TableError(f"the support must have ends that are numbers, got {low} and {high}")
     if low is not None and high is not None and not low < high:
         raise TableError(f"the support must rise: {low} to {high} does not")
     if not 0 <= seed < 2**63:
