@@ -12,7 +12,7 @@ from torch import nn
 
 pytest.importorskip("sklearn")
 from sklearn.base import clone
-from sklearn.datasets import make_classification, make_regression
+from sklearn.datasets import load_iris, make_classification, make_regression
 from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
 from sklearn.frozen import FrozenEstimator
 from sklearn.linear_model import LinearRegression, LogisticRegression, RidgeClassifier
@@ -171,3 +171,14 @@ def test_a_skorch_network_is_taken_as_a_network() -> None:
     bands = BandRegressor(net, method="cp", random_state=0).fit(X, Y)
     assert isinstance(bands.source_.model, nn.Module)
     assert bands.predict_interval(X[:4]).shape == (4, 2)
+
+
+@pytest.mark.parametrize("absent", ["setosa", "versicolor", "virginica"])
+def test_a_fitted_classifier_keeps_classes_that_no_calibration_row_has(absent: str) -> None:
+    x, codes = load_iris(return_X_y=True)
+    y = np.array(["setosa", "versicolor", "virginica"])[codes]
+    inner = LogisticRegression(max_iter=1000).fit(x[::2], y[::2])
+    some = y[1::2] != absent
+    sets = SetClassifier(FrozenEstimator(inner)).fit(x[1::2][some], y[1::2][some])
+    assert sets.classes_.tolist() == ["setosa", "versicolor", "virginica"]
+    assert sets.predict(x).tolist() == inner.predict(x).tolist()

@@ -234,21 +234,29 @@ def put(path: str | Path, data: bytes) -> None:
     A process that is killed on the way, or another that writes the same file, does no harm. What
     the killed one leaves behind is removed by the next that writes the file.
     """
+    place = temporary(path)
+    try:
+        with place.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(place, path)
+    except BaseException:
+        place.unlink(missing_ok=True)
+        raise
+
+
+def temporary(path: str | Path) -> Path:
+    """Name a file beside ``path`` to write to before it takes its place, making the folder.
+
+    Those that processes which live no more were writing are removed.
+    """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     own = f".{path.name}.{_machine()}-"
     _remove_left_behind(path.parent, own)
-    # Opened plainly and not by tempfile, whose files only their owner may read.
-    temporary = path.with_name(f"{own}{os.getpid()}-{uuid.uuid4().hex}")
-    try:
-        with temporary.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    # A plain name and not one of tempfile's, whose files only their owner may read.
+    return path.with_name(f"{own}{os.getpid()}-{uuid.uuid4().hex}")
 
 
 @functools.cache

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("pandas")
 import pandas as pd
 
-from ffcp.tables import columns
+from ffcp.tables import cells, columns
 from ffcp.tables.columns import Column, Columns
 from ffcp.tables.errors import TableError
 from tests.tables.material import houses, new
@@ -120,3 +120,49 @@ def test_columns_survive_json_and_damage_is_refused() -> None:
 def test_nothing_left_to_predict_from_is_an_error() -> None:
     with pytest.raises(TableError, match="no column is left"):
         columns.learn(pd.DataFrame({"a": ["x"] * 30, "y": range(30)}), "y")
+
+
+def test_dates_with_points_are_dates_where_commas_are_decimal_signs() -> None:
+    frame = pd.DataFrame(
+        {
+            "sold": [f"{day:02}.0{1 + day % 3}.2020" for day in range(1, 29)],
+            "size": [f"{n},5" for n in range(28)],
+            "area": [f"{1 + n % 9}.{n:03},25" for n in range(28)],
+            "y": "1",
+        }
+    )
+    frame.attrs["decimal"] = ","
+    found = {column.name: column for column in columns.learn(frame, "y")}
+    assert (found["sold"].kind, found["sold"].form) == ("date", "%d.%m.%Y")
+    assert found["size"].knots[0] == 0.5
+    assert found["area"].knots[0] == 1000.25
+
+
+def test_a_point_where_commas_are_decimal_signs_is_not_taken_away() -> None:
+    values, missing, bad = cells.numbers(pd.Series(["1,5", "1.5", "1.500", ""]), ",")
+    assert values[[0, 2]].tolist() == [1.5, 1500.0]
+    assert (missing.tolist(), bad.tolist()) == (
+        [False, False, False, True],
+        [False, True, False, False],
+    )
+
+
+def test_the_last_day_of_all_is_a_date() -> None:
+    dates = pd.Series(np.array(["9999-12-31", "NaT", "0001-01-01"], dtype="datetime64[s]"))
+    seconds, missing, bad = cells.dates(dates)
+    assert seconds[[0, 2]].tolist() == [253402214400.0, -62135596800.0]
+    assert (missing.tolist(), bad.any()) == ([False, True, False], False)
+
+
+def test_truth_values_may_be_spelled_otherwise_in_new_tables() -> None:
+    frame = pd.DataFrame({"a": [True, False] * 20, "b": range(40), "y": 0})
+    found = columns.learn(frame, "y")
+    given = [True, "TRUE", "true", "1", 1, 1.0]
+    rows = pd.DataFrame({"a": pd.Series(given, dtype=object), "b": 1})
+    encoded = found.encode(rows)
+    assert encoded.remarks == []
+    assert (encoded.x == encoded.x[0]).all()
+    other = found.encode(pd.DataFrame({"a": ["0", "FALSE"], "b": 1}))
+    assert (other.x[0] == other.x[1]).all()
+    assert not (other.x[0] == encoded.x[0]).all()
+    assert "maybe" in found.encode(pd.DataFrame({"a": ["maybe"], "b": 1})).remarks[0]

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import signal
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -9,11 +13,14 @@ from typer.testing import CliRunner
 
 pytest.importorskip("pandas")
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from ffcp import tables
 from ffcp.cli.app import app
 from ffcp.cli.tables import _support
 from ffcp.regression.learned import network
+from ffcp.tables import reading
 from tests.tables.material import houses, new
 
 runner = CliRunner()
@@ -108,3 +115,125 @@ def test_a_column_that_has_our_name_is_kept(fitted: tables.FittedTable, tmp_path
 def test_support_is_read() -> None:
     assert _support("0,") == (0.0, None)
     assert _support("-1,2.5") == (-1.0, 2.5)
+
+
+def test_the_table_itself_is_never_written_over(folder: Path, tmp_path: Path) -> None:
+    new(4).to_csv(tmp_path / "new.csv", index=False)
+    before = (tmp_path / "new.csv").read_bytes()
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "link.csv").symlink_to(tmp_path / "new.csv")
+    for out in (tmp_path / "sub" / ".." / "new.csv", tmp_path / "link.csv"):
+        result = runner.invoke(
+            app, ["predict", str(folder), str(tmp_path / "new.csv"), "--out", str(out)]
+        )
+        assert (result.exit_code, "is the table itself" in words(result)) == (2, True)
+    assert (tmp_path / "new.csv").read_bytes() == before
+
+
+def test_two_tables_do_not_become_one_file(folder: Path, tmp_path: Path) -> None:
+    tables_ = [tmp_path / "new.csv", tmp_path / "new.csv.gz"]
+    for table in tables_:
+        new(4).to_csv(table, index=False)
+    result = runner.invoke(app, ["predict", str(folder), *map(str, tables_)])
+    assert (result.exit_code, "would both become" in words(result)) == (2, True)
+    assert not (tmp_path / "new.bands.csv").exists()
+
+
+def test_bands_of_bands_keep_all_columns(fitted: tables.FittedTable, tmp_path: Path) -> None:
+    new(4).to_csv(tmp_path / "0.csv", index=False)
+    for turn in range(3):
+        list(fitted.predict_file(tmp_path / f"{turn}.csv", tmp_path / f"{turn + 1}.csv"))
+    names = (tmp_path / "3.csv").read_text().splitlines()[0].split(",")
+    assert len(set(names)) == len(names) == len(new(4).columns) + 12
+
+
+@pytest.mark.parametrize("out", ["folder", "a.csv.zip"])
+def test_what_cannot_be_written_is_said_before_the_work(
+    fitted: tables.FittedTable, tmp_path: Path, out: str
+) -> None:
+    new(4).to_csv(tmp_path / "new.csv", index=False)
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(tables.TableError, match=out):
+        next(fitted.predict_file(tmp_path / "new.csv", tmp_path / out))
+    assert {path.name for path in tmp_path.iterdir()} == {"new.csv", "folder"}
+
+
+@pytest.mark.long
+def test_what_a_killed_predict_left_is_removed_by_the_next(
+    fitted: tables.FittedTable, tmp_path: Path
+) -> None:
+    new(4).to_csv(tmp_path / "new.csv", index=False)
+    context = multiprocessing.get_context("spawn")
+    process = context.Process(target=_write_and_die, args=(tmp_path / "out.csv",))
+    process.start()
+    process.join()
+    assert len(list(tmp_path.iterdir())) == 2
+    list(fitted.predict_file(tmp_path / "new.csv", tmp_path / "out.csv"))
+    assert {path.name for path in tmp_path.iterdir()} == {"new.csv", "out.csv"}
+
+
+def _write_and_die(path: Path) -> None:
+    with reading.Writer(path) as writer:
+        writer.add(pd.DataFrame({"a": [1]}), pd.DataFrame({"b": [1]}))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.long
+def test_check_says_which_rows_have_no_target(folder: Path, tmp_path: Path) -> None:
+    frame = houses(200, 5)
+    frame["price"] = frame["price"].astype(object)
+    frame.loc[:6, "price"] = ["", "unknown", None, "NA", "?", "inf", ""]
+    frame.to_csv(tmp_path / "a.csv", index=False)
+    result = runner.invoke(app, ["check", str(folder), str(tmp_path / "a.csv")])
+    assert "7 rows have no target 'price'" in words(result)
+    assert "of 193 rows" in words(result)
+
+
+def test_rows_of_parquet_are_written_as_they_were(
+    fitted: tables.FittedTable, tmp_path: Path
+) -> None:
+    rows = pa.Table.from_pandas(new(6), preserve_index=False)
+    odd = {
+        "large": pa.array([2**60 + 1, None] * 3, pa.int64()),
+        "exact": pa.array(
+            [Decimal("1.50")] * 3 + [Decimal("12345678.90")] * 3, pa.decimal128(20, 2)
+        ),
+        "late": pa.array([None] * 4 + ["x", "y"]),
+        "pairs": pa.array([[("a", 1)], None] * 3, pa.map_(pa.string(), pa.int64())),
+        "parts": pa.array([{"a": 1}, None] * 3),
+        "kind": pa.array(["a", "b", "c"] * 2).dictionary_encode(),
+    }
+    for name, values in odd.items():
+        rows = rows.append_column(name, values)
+    pq.write_table(rows, tmp_path / "new.parquet")
+    list(fitted.predict_file(tmp_path / "new.parquet", tmp_path / "out.parquet", rows=2))
+    written = pq.read_table(tmp_path / "out.parquet")
+    assert written.select(rows.column_names).cast(rows.schema).equals(rows)
+    assert written.column_names == [*rows.column_names, "prediction", "lower", "upper", "reason"]
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_no_row_depends_on_the_part_of_the_file_that_it_is_in(
+    labelled: tables.FittedTable, tmp_path: Path, ending: str
+) -> None:
+    rows = new(8).astype({"rooms": str})
+    rows.loc[6:, "rooms"] = "many"  # nothing but words in the last part
+    path = tmp_path / f"new.{ending}"
+    rows.to_csv(path, index=False) if ending == "csv" else rows.to_parquet(path)
+    for count in (2, 8):
+        list(labelled.predict_file(path, tmp_path / f"{count}.{ending}", rows=count))
+    one, other = (reading.read(tmp_path / f"{count}.{ending}") for count in (2, 8))
+    assert one["reason"].tolist() == other["reason"].tolist()
+    assert one["reason"].tolist()[5:] == ["", *["rooms: 'many' is not a number"] * 2]
+
+
+def test_parquet_whose_first_rows_cannot_be_predicted_has_words_all_the_same(
+    labelled: tables.FittedTable, tmp_path: Path
+) -> None:
+    rows = new(6).assign(town=["Nowhere"] * 3 + ["Bern"] * 3)
+    rows.to_parquet(tmp_path / "new.parquet")
+    list(labelled.predict_file(tmp_path / "new.parquet", tmp_path / "out.parquet", rows=3))
+    assert (
+        pd.read_parquet(tmp_path / "out.parquet")["labels"].notna().tolist()
+        == [False] * 3 + [True] * 3
+    )

@@ -14,6 +14,7 @@ import torch
 from ffcp import tables
 from ffcp.tables import dividing, measuring
 from ffcp.tables.columns import learn
+from ffcp.tables.errors import TableError
 from ffcp.tables.network import TableNetwork
 from ffcp.tables.training import train
 from tests.tables.material import houses, new, quick_fit
@@ -280,3 +281,80 @@ def test_ctrl_c_keeps_the_best_so_far() -> None:
     assert "Ctrl-C" in found.ended
     assert found.loss < 1
     assert not network.training
+
+
+@pytest.mark.long
+def test_a_frame_whose_columns_are_numbers_is_predicted_again(few: tables.FittedTable) -> None:
+    draw = np.random.default_rng(0)
+    frame = pd.DataFrame(draw.normal(size=(12, 3)))
+    fitted = quick_fit(frame, "2", minutes=0.002)
+    assert fitted.predict(frame.drop(columns=2))["lower"].notna().all()
+    assert fitted.check(frame).rows == 12
+
+
+def test_columns_of_one_name_are_refused(few: tables.FittedTable) -> None:
+    frame = houses(20)
+    twice = pd.concat([frame, frame[["size"]]], axis=1)
+    for use in (lambda: tables.fit(twice, "price"), lambda: few.predict(twice)):
+        with pytest.raises(TableError, match="several columns called 'size'"):
+            use()
+
+
+@pytest.mark.parametrize("factor", [1e200, 1e305, 1e-300])
+def test_targets_that_cannot_be_computed_with_are_refused(factor: float) -> None:
+    frame = houses(450)
+    with pytest.raises(TableError, match="in other units"):
+        quick_fit(frame.assign(price=frame["price"] * factor), "price")
+
+
+@pytest.mark.parametrize("option", ["group", "time"])
+def test_the_target_is_no_option(option: str) -> None:
+    with pytest.raises(TableError, match="is the target"):
+        tables.fit(houses(450), "price", **{option: "price"})
+
+
+@pytest.mark.long
+def test_a_group_for_every_row_is_refused() -> None:
+    with pytest.raises(TableError, match="no test row can be predicted; the first: id: no row of"):
+        quick_fit(houses(450), "price", group="id")
+
+
+@pytest.mark.long
+def test_groups_without_calibration_rows_are_named() -> None:
+    frame = houses(450).assign(part=["solo"] + ["a", "b"] * 224 + ["a"])
+    fitted = quick_fit(frame, "price", group="part")
+    decided = [one for one in fitted.about.decisions if "have no bands" in one]
+    assert len(decided) == 1
+    assert "'solo'" in decided[0]
+
+
+@pytest.mark.long
+def test_that_every_set_holds_all_labels_is_said() -> None:
+    frame = houses(30).assign(price=["dear", "cheap"] * 15)
+    decisions = quick_fit(frame, "price").about.decisions
+    assert "7 rows calibrate, and alpha = 0.1 needs 9: every set holds all labels" in decisions
+
+
+@pytest.mark.long
+def test_labels_with_bars_are_covered_and_told_apart() -> None:
+    frame = houses(450)
+    frame["price"] = np.where(frame["price"] > 300, "a|b\\", "c")
+    fitted = quick_fit(frame, "price")
+    assert fitted.about.tested is not None
+    assert fitted.about.tested.coverage > 0.75
+    assert set(fitted.predict(frame)["labels"]) <= {"a\\|b\\\\", "c", "a\\|b\\\\|c", "c|a\\|b\\\\"}
+
+
+def test_a_seed_that_no_generator_takes_is_refused() -> None:
+    with pytest.raises(TableError, match="seed must be from 0"):
+        tables.fit(houses(30), "price", seed=2**70)
+
+
+@pytest.mark.long
+def test_a_support_without_end_is_saved(tmp_path: Path) -> None:
+    made = quick_fit(houses(450), "price", support=(0, float("inf")))
+    made.save(tmp_path / "a.ffcp")
+    assert tables.load(tmp_path / "a.ffcp").about.support == (0.0, None)
+    for wrong in ((float("nan"), None), (float("inf"), None)):
+        with pytest.raises(TableError, match="ends that are numbers"):
+            tables.fit(houses(450), "price", support=wrong)

@@ -6,6 +6,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
+pytest.importorskip("pandas")
+import pandas as pd
+
+from ffcp.tables import columns, measuring
 from ffcp.tables.measuring import _parts
 
 
@@ -24,3 +28,14 @@ def test_intervals_of_all_parts_hold_at_once(share: float) -> None:
     assert [round(part.coverage * count) for part in measured] == list(range(count + 1))
     missing = [k for k, part in enumerate(measured) if not part.low <= share <= part.high]
     assert parts * stats.binom(count, share).pmf(missing).sum() <= 0.05
+
+
+def test_slices_by_date_are_named_by_their_days() -> None:
+    days = pd.date_range("2023-05-06", periods=60, freq="D").strftime("%Y-%m-%d")
+    frame = pd.DataFrame({"day": days, "y": range(60)})
+    named = {value for _, value, _ in measuring._slices(frame, columns.learn(frame, "y"))}
+    assert named == {
+        "2023-05-06 to 2023-05-25",
+        "2023-05-26 to 2023-06-14",
+        "2023-06-15 to 2023-07-04",
+    }

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
+import lzma
 from pathlib import Path
 
 import pytest
@@ -28,8 +30,8 @@ def test_any_delimiter_and_encoding_is_told(tmp_path: Path, delimiter: str, enco
 def test_what_is_written_is_read_again(tmp_path: Path, ending: str) -> None:
     path = tmp_path / f"a{ending}"
     with reading.Writer(path) as writer:
-        writer.add(pd.DataFrame({"a": [1.5, 2.0], "b": ["x", "y, z"]}))
-        writer.add(pd.DataFrame({"a": [3.0], "b": ["é"]}))
+        writer.add(pd.DataFrame({"a": [1.5, 2.0]}), pd.DataFrame({"b": ["x", "y, z"]}))
+        writer.add(pd.DataFrame({"a": [3.0]}), pd.DataFrame({"b": ["é"]}))
     frame = reading.read(path)
     assert frame["b"].tolist() == ["x", "y, z", "é"]
     assert pd.to_numeric(frame["a"]).tolist() == [1.5, 2.0, 3.0]
@@ -50,7 +52,7 @@ def test_commas_in_quotes_do_not_divide(tmp_path: Path) -> None:
 def test_nothing_appears_if_writing_fails(tmp_path: Path) -> None:
     def fail() -> None:
         with reading.Writer(tmp_path / "a.csv") as writer:
-            writer.add(pd.DataFrame({"a": [1]}))
+            writer.add(pd.DataFrame({"a": [1]}), pd.DataFrame({"b": [1]}))
             raise RuntimeError
 
     with pytest.raises(RuntimeError):
@@ -84,3 +86,67 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
 def test_a_table_without_rows_has_its_columns(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("a,b\n")
     assert reading.read(tmp_path / "a.csv").columns.tolist() == ["a", "b"]
+
+
+def test_cells_beyond_the_names_are_an_error_and_push_none_aside(tmp_path: Path) -> None:
+    for text in ("a,b\n9,1,2\n8,3,4\n", "a,b\n9,7,1,2\n", "a,b\n1,2,\n3,4,\n"):
+        (tmp_path / "a.csv").write_text(text)
+        with pytest.raises(TableError, match="more cells than its first line has names"):
+            reading.read(tmp_path / "a.csv")
+
+
+@pytest.mark.parametrize("text", ["a, a\n1,2\n", "\n\na,a\n1,2\n"])
+def test_names_that_differ_by_blanks_alone_are_found(tmp_path: Path, text: str) -> None:
+    (tmp_path / "a.csv").write_text(text)
+    with pytest.raises(TableError, match="several columns called 'a'"):
+        reading.read(tmp_path / "a.csv")
+
+
+def test_names_longer_than_what_is_looked_at_first_are_read_whole(tmp_path: Path) -> None:
+    names = [f"column {number}" for number in range(20_000)]
+    (tmp_path / "a.csv").write_text(",".join(names) + "\n" + ",".join(["1"] * 20_000) + "\n")
+    assert reading.read(tmp_path / "a.csv").columns.tolist() == names
+
+
+def test_a_blank_line_of_one_column_is_a_row(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("a\n1\n\n3\n")
+    assert reading.read(tmp_path / "a.csv")["a"].tolist() == ["1", "", "3"]
+    (tmp_path / "a.csv").write_text("\na\n1\n")
+    assert reading.read(tmp_path / "a.csv")["a"].tolist() == ["1"]
+
+
+@pytest.mark.parametrize("text", ["a b\n1 2\n3 4\n", "a   b\n1   2\n3   4\n", "a:b\n1:2\n3:4\n"])
+def test_blanks_and_colons_divide_where_nothing_else_does(tmp_path: Path, text: str) -> None:
+    (tmp_path / "a.csv").write_text(text)
+    assert reading.read(tmp_path / "a.csv").to_dict("list") == {"a": ["1", "3"], "b": ["2", "4"]}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        gzip.compress(b"a,b\n1,2\n"),
+        bz2.compress(b"a,b\n1,2\n"),
+        lzma.compress(b"a,b\n1,2\n"),
+        b"PK\x03\x04 a spreadsheet",
+        b"PAR1 and so on",
+        "a,b\n1,2\n".encode("utf-16-le"),
+    ],
+    ids=["gz", "bz2", "xz", "zip", "parquet", "utf-16"],
+)
+def test_what_is_no_text_is_refused_whatever_it_is_called(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "a.csv").write_bytes(content)
+    with pytest.raises(TableError, match="is no text"):
+        reading.read(tmp_path / "a.csv")
+
+
+def test_decimal_commas_behind_groups_of_three_are_told(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("a;b\n1.234,56;x\n12.345,00;y\n")
+    assert reading.sniff(tmp_path / "a.csv").decimal == ","
+
+
+def test_a_named_index_of_parquet_is_a_column(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"town": ["Bern", "Chur"], "size": [1, 2]})
+    frame.set_index("town").to_parquet(tmp_path / "a.parquet")
+    assert sorted(reading.read(tmp_path / "a.parquet").columns) == ["size", "town"]
+    frame.set_axis([5, 3]).to_parquet(tmp_path / "a.parquet")
+    assert reading.read(tmp_path / "a.parquet").columns.tolist() == ["town", "size"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -158,10 +159,18 @@ def _here(fitted: FittedTable, tables: list[Path], out: Path | None, alpha: Any)
 
     if out is not None and len(tables) > 1:
         raise TableError("--out names one file, and there are several tables: leave it out")
+    places: dict[Path, Path] = {}
+    for table in tables:
+        where = _file_of(table, out).resolve()
+        if where == table.resolve():
+            raise TableError(f"--out {out} is the table itself: give another file")
+        if where in places:
+            raise TableError(
+                f"{places[where]} and {table} would both become {_file_of(table, out)}"
+            )
+        places[where] = table
     for table in tables:
         where = _file_of(table, out)
-        if where.absolute() == table.absolute():
-            raise TableError(f"--out {out} is the table itself: give another file")
         for part in fitted.predict_file(table, where, alpha):
             empty = int(part.bands["prediction"].isna().sum())
             yield _Part(len(part.bands), empty, part.remarks)
@@ -195,11 +204,16 @@ def check(
     with _said():
         from ffcp import tables
         from ffcp.tables import reading
+        from ffcp.warnings import FFCPWarning
 
         fitted, frame = tables.load(folder), reading.read(table)
-        measured = fitted.check(frame, alpha, group)
+        with warnings.catch_warnings(record=True) as remarks:
+            warnings.simplefilter("always", FFCPWarning)
+            measured = fitted.check(frame, alpha, group)
         chance = fitted.still_covers(measured, alpha)
         monitor = fitted.watch(frame, alpha, time)
+    for remark in dict.fromkeys(str(remark.message) for remark in remarks):
+        console.print(f"Note: {remark}", **_PLAIN)
     _print_measured(console, measured, bool(fitted.about.classes), columns=True)
     _print_watched(console, monitor, fitted, time)
     if chance < _SURE:

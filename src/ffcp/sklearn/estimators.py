@@ -215,7 +215,11 @@ class SetClassifier(ClassifierMixin, _Conformal):  # type: ignore[misc]
         self._must_have_no_weights(unknown)
         x, labels = validate_data(self, X, y)
         check_classification_targets(labels)
-        self.classes_, codes = np.unique(labels, return_inverse=True)
+        self.classes_ = np.unique(labels)
+        if is_fitted_already(self.estimator) and hasattr(self.estimator, "classes_"):
+            # It may know classes that no row here has, and they can be the truth of new rows.
+            self.classes_ = np.unique(np.concatenate([self.estimator.classes_, self.classes_]))
+        codes = np.searchsorted(self.classes_, labels)
         train, held = self._parts(len(x))
         estimator = (
             RandomForestClassifier(random_state=0) if self.estimator is None else self.estimator

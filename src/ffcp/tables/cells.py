@@ -12,6 +12,8 @@ MISSING = frozenset(
     ["", "na", "n/a", "#n/a", "#na", "<na>", "nan", "-nan", "null", "none", "nat", "?", "#null!"]
 )
 ISO = "ISO8601"
+# Where commas are decimal signs: whole groups of three between points, 1.234.567,8, and no other.
+_GROUPED = r"\s*[+-]?\d{1,3}(?:\.\d{3})+(?:,\d*)?\s*"
 _TIMES = ("", " %H:%M", " %H:%M:%S", " %I:%M %p")
 # Tried one after the other; the first that reads every cell is taken.
 FORMATS = (
@@ -64,7 +66,7 @@ def _word(cell: Any) -> str:
         return "" if text.lower() in MISSING else text
     if isinstance(cell, (int, float, np.number)) and not isinstance(cell, bool):
         return _spelled(cell)
-    return "" if cell is None or cell is pd.NA or cell is pd.NaT else str(cell)
+    return "" if cell is None or cell is pd.NA or cell is pd.NaT else _word(str(cell))
 
 
 def _spelled(value: Any) -> str:
@@ -86,17 +88,29 @@ def numbers(series: pd.Series, decimal: str = ".") -> tuple[np.ndarray[Any, Any]
     if is_number(series):
         values = pd.to_numeric(series).to_numpy(dtype=np.float64, na_value=np.nan)
         missing = np.isnan(values)
-    elif is_date(series) or _is_boolean(series):
+    elif is_date(series) or _is_boolean(series) or pd.api.types.is_complex_dtype(series):
         return np.full(len(series), np.nan), series.isna().to_numpy(), series.notna().to_numpy()
     else:
         text = series.astype(object)
         if decimal == ",":
-            text = text.str.replace(".", "", regex=False).str.replace(",", ".", regex=False)
+            text = _with_points(text)
         values = pd.to_numeric(text, errors="coerce").to_numpy(np.float64, na_value=np.nan)
         missing = np.isnan(values)
         missing[missing] = words(series[missing]) == ""  # only these are looked at one by one
     bad = ~missing & ~np.isfinite(values)
     return np.where(np.isfinite(values), values, np.nan), missing, bad
+
+
+def _with_points(text: pd.Series) -> pd.Series:
+    """Write decimal commas as points; what has points elsewhere, a date perhaps, is no number.
+
+    >>> _with_points(pd.Series(["1,5", "1.234,5", "01.02.2020", "1.5"])).tolist()
+    ['1.5', '1234.5', '', '']
+    """
+    pointed = text.str.contains(".", regex=False, na=False)
+    grouped = text.str.fullmatch(_GROUPED, na=False)
+    plain = text.where(~pointed | grouped, "")
+    return plain.str.replace(".", "", regex=False).str.replace(",", ".", regex=False)
 
 
 def dates(series: pd.Series, form: str = ISO) -> tuple[np.ndarray[Any, Any], ...]:
@@ -116,8 +130,10 @@ def dates(series: pd.Series, form: str = ISO) -> tuple[np.ndarray[Any, Any], ...
         missing = (text == "").to_numpy()
         read = pd.to_datetime(text.where(~missing, None), format=form, errors="coerce", utc=True)
     bad = ~missing & read.isna().to_numpy()
-    seconds = (read - pd.Timestamp(0, tz="UTC")) / pd.Timedelta(seconds=1)
-    return seconds.to_numpy(np.float64), missing, bad
+    # Not by nanoseconds, which end in 2262: "9999-12-31" is a date, too.
+    micros = read.dt.tz_localize(None).to_numpy().astype("datetime64[us]")
+    seconds = np.where(np.isnat(micros), np.nan, micros.astype(np.int64) / 1e6)
+    return seconds, missing, bad
 
 
 def date_format(series: pd.Series) -> str | None:

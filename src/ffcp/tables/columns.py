@@ -144,8 +144,12 @@ class Columns:
             raise ValueError("no column is used")
         return cls(columns)
 
-    def encode(self, frame: pd.DataFrame) -> Encoded:
-        """Turn rows into numbers; of a row that cannot be, say why."""
+    def encode(self, frame: pd.DataFrame, is_first: bool = True) -> Encoded:
+        """Turn rows into numbers; of a row that cannot be, say why.
+
+        Where no row of a column can be, it is the wrong one, and an error; not so in later parts
+        of a table (``is_first=False``), whose first rows were right.
+        """
         absent = [column.name for column in self.used if column.name not in frame.columns]
         if absent:
             there = ", ".join(map(repr, frame.columns[:20]))
@@ -163,7 +167,7 @@ class Columns:
                 flags += _flags(column, cells.words(series), remarks)
                 continue
             values, missing, bad = _values(column, series, frame.attrs.get("decimal", "."))
-            _say_bad(column, series, bad, reasons)
+            _say_bad(column, series, bad, reasons, is_first)
             if missing.any():
                 if column.missing:
                     pass
@@ -197,12 +201,13 @@ def _say_bad(
     series: pd.Series,
     bad: np.ndarray[Any, Any],
     reasons: np.ndarray[Any, Any],
+    is_first: bool,
 ) -> None:
     where = np.flatnonzero(bad)
     if not len(where):
         return
     what = {NUMBER: "a number", DATE: f"a date written as {column.form}"}[column.kind]
-    if len(where) == len(series) and len(series) > 1:
+    if is_first and len(where) == len(series) and len(series) > 1:
         raise TableError(
             f"column {column.name!r} was {column.kind}s in training and is not in a single row "
             f"now (the first cell is {str(series.iloc[0])!r}): is it the right column?"
@@ -225,6 +230,8 @@ def _numbers(column: Column, values: np.ndarray[Any, Any]) -> list[np.ndarray[An
 def _flags(
     column: Column, cell_words: np.ndarray[Any, Any], remarks: list[str]
 ) -> list[np.ndarray[Any, Any]]:
+    if {level.lower() for level in column.levels} == {"true", "false"}:
+        cell_words = _as_spelled(cell_words, column.levels)
     codes = pd.Index(column.levels).get_indexer(cell_words)
     missing = cell_words == ""
     unseen = (codes < 0) & ~missing
@@ -239,6 +246,20 @@ def _flags(
             f"{listed}; the network knows nothing of them"
         )
     return [*given, missing] if column.missing else given
+
+
+def _as_spelled(cell_words: np.ndarray[Any, Any], levels: tuple[str, ...]) -> np.ndarray[Any, Any]:
+    """Spell truth values as training rows did: TRUE, true and 1 are True.
+
+    >>> _as_spelled(np.array(["TRUE", "0", "", "maybe"], dtype=object), ("True", "False")).tolist()
+    ['True', 'False', '', 'maybe']
+    """
+    spelled = {level.lower(): level for level in levels}
+    spelled |= {"1": spelled["true"], "0": spelled["false"]}
+    alike = pd.Series(cell_words, dtype=object)
+    found = alike.where(alike.isin(levels), alike.str.lower().map(spelled))
+    made: np.ndarray[Any, Any] = found.where(found.notna(), alike).to_numpy(dtype=object)
+    return made
 
 
 def learn(frame: pd.DataFrame, target: str) -> Columns:

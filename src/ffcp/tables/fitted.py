@@ -60,8 +60,9 @@ class About:
         exact_alpha(self.alpha)
         if not (np.isfinite(self.centre) and np.isfinite(self.scale) and self.scale > 0):
             raise ValueError("it has a scale that is none")
-        if len(self.support) != 2:
-            raise ValueError("its support has not two ends")
+        ends = [end for end in self.support if end is not None]
+        if len(self.support) != 2 or not np.isfinite(ends).all() or ends != sorted(set(ends)):
+            raise ValueError("its support has not two ends, the second above the first")
         if len(self.classes) == 1 or len(set(self.classes)) != len(self.classes):
             raise ValueError("it has classes that are none")
         if (self.group is None) == bool(self.groups):
@@ -120,7 +121,7 @@ class FittedTable:
             With the index of the table. A row that cannot be predicted has empty cells, and its
             ``reason`` says why.
         """
-        frame = table if isinstance(table, pd.DataFrame) else reading.read(table)
+        frame = _frame(table)
         made = self.predicted(frame, alpha)
         for remark in made.remarks:
             warnings.warn(remark, FFCPWarning, stacklevel=2)
@@ -130,7 +131,7 @@ class FittedTable:
         """Predict the rows of a frame, which are these rows of a larger table."""
         alpha = self.about.alpha if alpha is None else alpha
         exact_alpha(alpha)
-        x, groups, reasons, remarks = self._ready(frame)
+        x, groups, reasons, remarks = self._ready(frame, is_first=first_row == 0)
         usable = reasons == ""
         empty = self._empty(frame.index, reasons)
         if not usable.any():
@@ -149,9 +150,11 @@ class FittedTable:
             self._say_infinite(empty, said)
         return Predicted(empty, remarks)
 
-    def _ready(self, frame: pd.DataFrame) -> tuple[Tensor, Any, np.ndarray[Any, Any], list[str]]:
+    def _ready(
+        self, frame: pd.DataFrame, is_first: bool = True
+    ) -> tuple[Tensor, Any, np.ndarray[Any, Any], list[str]]:
         """Give the rows that can be predicted, with their groups; of all rows why they cannot."""
-        x, reasons, remarks = self._encode(frame)
+        x, reasons, remarks = self._encode(frame, is_first)
         groups = self._groups(frame, reasons)
         usable = reasons == ""
         return (
@@ -161,9 +164,11 @@ class FittedTable:
             remarks,
         )
 
-    def _encode(self, frame: pd.DataFrame) -> tuple[Tensor, np.ndarray[Any, Any], list[str]]:
+    def _encode(
+        self, frame: pd.DataFrame, is_first: bool = True
+    ) -> tuple[Tensor, np.ndarray[Any, Any], list[str]]:
         """Encode rows as every network needs them, side by side."""
-        parts = [columns.encode(frame) for columns in self.columns]
+        parts = [columns.encode(frame, is_first) for columns in self.columns]
         reasons = parts[0].reasons
         for part in parts[1:]:
             reasons = np.where(reasons == "", part.reasons, reasons)
@@ -204,7 +209,7 @@ class FittedTable:
         labels = made.labels
         return {
             "prediction": [row[0] for row in labels],
-            "labels": ["|".join(row) for row in labels],
+            "labels": [measuring.joined(row) for row in labels],
             "size": made.sizes.numpy().astype(np.float64),
         }
 
@@ -226,12 +231,10 @@ class FittedTable:
         """
         with reading.Writer(out) as writer:
             row = 0
-            for frame in reading.chunks(table, rows):
+            for frame, original in reading.parts(table, rows):
                 made = self.predicted(frame, alpha, first_row=row)
-                taken = {
-                    name: f"ffcp_{name}" if name in frame.columns else name for name in made.bands
-                }
-                writer.add(pd.concat([frame, made.bands.rename(columns=taken)], axis=1))
+                taken = {name: _free(name, frame.columns) for name in made.bands}
+                writer.add(frame, made.bands.rename(columns=taken), original)
                 row += len(frame)
                 yield made
 
@@ -249,9 +252,14 @@ class FittedTable:
         group
             A column by which coverage is told apart; by default that of the fit.
         """
-        known, y = self._labelled(table)
+        known, y, without = self._labelled(table)
         alpha = self.about.alpha if alpha is None else alpha
-        bands = self.predicted(known, alpha).bands
+        made_bands = self.predicted(known, alpha)
+        bands, remarks = made_bands.bands, made_bands.remarks
+        if without:
+            remarks.insert(0, f"{without} rows have no target {self.about.target!r}: left out")
+        for remark in remarks:
+            warnings.warn(remark, FFCPWarning, stacklevel=2)
         name = group or self.about.group
         groups = None if name is None else targets.groups(known, name)
         made = measuring.measure(bands, y, float(alpha), known, self.columns[0], groups, name)
@@ -259,15 +267,15 @@ class FittedTable:
             raise TableError(f"no row could be predicted: {bands['reason'].iloc[0]}")
         return made
 
-    def _labelled(self, table: Any) -> tuple[pd.DataFrame, np.ndarray[Any, Any]]:
-        """Give the rows of a table whose target is known, and their targets."""
-        frame = table if isinstance(table, pd.DataFrame) else reading.read(table)
+    def _labelled(self, table: Any) -> tuple[pd.DataFrame, np.ndarray[Any, Any], int]:
+        """Give the rows of a table whose target is known, their targets, and how many lack it."""
+        frame = _frame(table)
         target = targets.read(frame, self.about.target, self.about.classes)
         if not target.known.any():
             raise TableError(f"no row has a target {self.about.target!r} to check against")
         known = frame[target.known].copy()
         known.attrs.update(frame.attrs)
-        return known, target.values[target.known]
+        return known, target.values[target.known], len(frame) - len(known)
 
     def watch(self, table: Any, alpha: Any = None, time: str | None = None) -> Monitor | None:
         """Test whether rows whose target is known are still like those that calibrated.
@@ -293,7 +301,7 @@ class FittedTable:
         compared = not about.folds and (time is not None or about.side != "each")
         if not compared:
             return None
-        frame, y = self._labelled(table)
+        frame, y, _ = self._labelled(table)
         x, reasons, _ = self._encode(frame)
         groups = self._groups(frame, reasons)
         if about.classes:
@@ -345,6 +353,23 @@ class FittedTable:
     def save(self, folder: str | Path, *, force: bool = False) -> Path:
         """Write the folder, see :mod:`ffcp.tables.folder`."""
         return folders.save(self, folder, force=force)
+
+
+def _frame(table: Any) -> pd.DataFrame:
+    return reading.named(table) if isinstance(table, pd.DataFrame) else reading.read(table)
+
+
+def _free(name: str, taken: Any) -> str:
+    """Give a name that no column has.
+
+    >>> _free("lower", ["a"]), _free("lower", ["lower"]), _free("lower", ["lower", "ffcp_lower"])
+    ('lower', 'ffcp_lower', 'ffcp_lower_2')
+    """
+    made, number = name, 1
+    while made in taken:
+        made = f"ffcp_{name}" + (f"_{number}" if number > 1 else "")
+        number += 1
+    return made
 
 
 def rebuilt(saved: Any) -> About:

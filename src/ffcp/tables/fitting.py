@@ -82,7 +82,9 @@ def fit(
         ``predict``, ``check``, ``save``; its ``about`` lists everything that was decided.
     """
     frame, source = _read(table)
-    _check_options(alpha, side, support, minutes)
+    low, high = support
+    support = (None if low == -np.inf else low, None if high == np.inf else high)
+    _check_options(alpha, side, support, minutes, seed)
     decisions: list[str] = list(frame.attrs.get("decisions", ()))
     goal = targets.learn(frame, target, classify, decisions)
     if goal.classes and (side != BOTH or support != (None, None)):
@@ -90,6 +92,8 @@ def fit(
     for name, option in ((group, "--group"), (time, "--time")):
         if name is not None:
             targets.column(frame, name, option)
+        if name == target:
+            raise TableError(f"{option} {name!r} is the target, which new rows do not have")
     known = frame[goal.known].reset_index(drop=True)
     known.attrs.update(frame.attrs)
     goal = Target(goal.values[goal.known], goal.classes)
@@ -130,20 +134,22 @@ def fit(
 
 def _read(table: Any) -> tuple[pd.DataFrame, str]:
     if isinstance(table, pd.DataFrame):
-        frame = table.copy()
-        frame.columns = [str(name) for name in frame.columns]
-        return frame.reset_index(drop=True), "a frame"
+        return reading.named(table).reset_index(drop=True), "a frame"
     frame = reading.read(table)
     return frame, Path(table).name
 
 
-def _check_options(alpha: Any, side: str, support: Any, minutes: float) -> None:
+def _check_options(alpha: Any, side: str, support: Any, minutes: float, seed: int) -> None:
     exact_alpha(alpha)
     if side not in _SIDES:
         raise TableError(f"side must be one of {', '.join(_SIDES)}, got {side!r}")
     low, high = support
+    if not all(end is None or np.isfinite(end) for end in support):
+        raise TableError(f"the support must have ends that are numbers, got {low} and {high}")
     if low is not None and high is not None and not low < high:
         raise TableError(f"the support must rise: {low} to {high} does not")
+    if not 0 <= seed < 2**63:
+        raise TableError(f"seed must be from 0 to 2**63 - 1, got {seed}")
     if not minutes > 0:
         raise TableError(f"minutes must be more than 0, got {minutes}")
 
@@ -281,7 +287,14 @@ class _Work:
         if self.goal.classes:
             return 0.0, 1.0
         values = self.goal.values[rows]
-        return float(values.mean()), float(values.std()) or 1.0
+        with np.errstate(over="ignore", invalid="ignore"):
+            centre, scale = float(values.mean()), float(values.std())
+        if not np.isfinite(scale) or (scale == 0 and np.ptp(values) > 0):
+            raise TableError(
+                f"the target {self.target!r} is too large or too small to be computed with, "
+                f"{values[0]:g} in its first row: give it in other units"
+            )
+        return centre, scale or 1.0
 
     def _as_tensor(self, centre: float, scale: float) -> Tensor:
         """Give targets in these units, or the numbers of the classes."""
@@ -334,6 +347,8 @@ def _tested(
         some, y = frame.iloc[rows].copy(), goal.values[rows]
         some.attrs.update(frame.attrs)
         bands = fitted.predicted(some).bands
+        if not bands["prediction"].notna().any():
+            raise TableError(f"no test row can be predicted; the first: {bands['reason'].iloc[0]}")
         tested = measuring.measure(
             bands,
             y,
@@ -352,15 +367,30 @@ def _tested(
 
 
 def _thin_groups(fitted: FittedTable, groups: Array | None, division: Division) -> list[str]:
-    """Name the groups in which too few rows calibrate for a finite band."""
+    """Say where too few rows calibrate for a finite band, or for a set that leaves labels out."""
+    about = fitted.about
+    least = -(-1 // exact_alpha(about.alpha)) - 1
+    all_is = "every set holds all labels" if about.classes else "every band is infinite"
     if groups is None:
-        return []
-    least = -(-1 // exact_alpha(fitted.about.alpha)) - 1
+        count = len(division.calibrate)
+        needed = f"alpha = {about.alpha:g} needs {least}: {all_is}"
+        thin_table = division.folds is None and count < least
+        return [f"{count} rows calibrate, and {needed}"] if thin_table else []
     names, counts = np.unique(groups[division.calibrate].astype(str), return_counts=True)
     thin = [str(name) for name, count in zip(names, counts, strict=True) if count < least]
-    listed = ", ".join(map(repr, thin[:10]))
-    few = f"fewer than {least} rows calibrate, so that everything is possible there: {listed}"
-    return [f"in {len(thin)} groups {few}"] if thin else []
+    none = sorted(set(groups.tolist()) - set(names.tolist()))
+    said = []
+    if thin:
+        few = f"fewer than {least} rows calibrate, so that everything is possible there"
+        said.append(f"in {len(thin)} groups {few}: {_listed(thin)}")
+    if none:
+        cannot = "none of their rows calibrates, so that they cannot be predicted"
+        said.append(f"{len(none)} groups have no bands, for {cannot}: {_listed(none)}")
+    return said
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(map(repr, names[:10])) + (" and others" if len(names) > 10 else "")
 
 
 def _method(predictor: Any) -> str:

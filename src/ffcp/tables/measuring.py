@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,11 +55,28 @@ class Measured:
     curve: tuple[float, ...] = ()
 
 
+def joined(labels: Sequence[str]) -> str:
+    r"""Write labels in one cell, with bars between; a bar within a label gets a backslash.
+
+    >>> print(joined(["dear", "a|b"]), labels_of(joined(["dear", "a|b"])))
+    dear|a\|b ['dear', 'a|b']
+    """
+    return "|".join(re.sub(r"([|\\])", r"\\\1", label) for label in labels)
+
+
+def labels_of(text: str) -> list[str]:
+    """Read labels from the cell that :func:`joined` wrote."""
+    if "\\" not in text:
+        return text.split("|")
+    found = re.findall(r"(?:\\.|[^|\\])+", text, re.DOTALL)
+    return [re.sub(r"\\(.)", r"\1", label, flags=re.DOTALL) for label in found]
+
+
 def covered(bands: pd.DataFrame, y: Array) -> Array:
     """Say which rows are covered; ``bands`` is what a fitted table predicts."""
     if "labels" in bands:
-        sets = bands["labels"].str.split("|", regex=False)
-        return np.array([label in names for label, names in zip(y, sets, strict=True)])
+        pairs = zip(y, bands["labels"], strict=True)
+        return np.array([label in labels_of(text) for label, text in pairs], dtype=bool)
     lower, upper = (bands[end].to_numpy(np.float64) for end in ("lower", "upper"))
     inside: Array = (lower <= y) & (y <= upper)
     return inside
@@ -156,14 +175,21 @@ def _slices(frame: pd.DataFrame, columns: Columns) -> Any:
         labels = np.full(len(values), "", dtype=object)
         labels[known] = metrics.cut(values[known])
         for label in sorted(set(labels[known])):
-            value = str(label).split(": ", 1)[1]
-            yield column.name, _dated(value) if column.kind != NUMBER else value, labels == label
+            rows = labels == label
+            if column.kind == NUMBER:
+                yield column.name, str(label).split(": ", 1)[1], rows
+            else:
+                yield column.name, _days(values[rows]), rows
 
 
-def _dated(value: str) -> str:
-    """Turn seconds back into days: "1.3e+09 to 1.4e+09"."""
-    ends = [pd.Timestamp(float(end), unit="s").strftime("%Y-%m-%d") for end in value.split(" to ")]
-    return " to ".join(ends)
+def _days(seconds: Array) -> str:
+    """Name the first and the last day of some.
+
+    >>> _days(np.array([86_400.0, 0.0]))
+    '1970-01-01 to 1970-01-02'
+    """
+    ends = np.array([seconds.min(), seconds.max()]).astype("datetime64[s]").astype("datetime64[D]")
+    return f"{ends[0]} to {ends[1]}"
 
 
 def chance_of_fewer(covered_rows: int, rows: int, calibrated: int, alpha: Any) -> float:

@@ -15,8 +15,9 @@ import io
 import lzma
 import os
 import re
-import uuid
+import warnings
 import zipfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,19 +26,32 @@ from typing import IO, Any
 
 import pandas as pd
 
+from ffcp import files
 from ffcp.tables.errors import TableError
 
 CHUNK = 20_000  # rows at a time, of files that may be larger than memory
 _HEAD = 2**16  # characters that tell the delimiter
 _DELIMITERS = ",;\t|"
+_RARER = " :"  # taken only where none of the others divides, and all lines agree
+_LONGEST = 2**24  # characters of a line with the names of columns
+_MARKS = {
+    b"\x1f\x8b": ".gz",
+    b"\xfd7zXZ": ".xz",
+    b"PK\x03\x04": ".zip or .xlsx",
+    b"PAR1": ".parquet",
+}
 _OPENERS: dict[str, Callable[[Path], Any]] = {
     ".gz": gzip.open,
     ".bz2": bz2.open,
     ".xz": lzma.open,
 }
 _PARQUET = (".parquet", ".pq")
-_DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+$")
+_INDEX = re.compile(r"__index_level_\d+__")  # where pandas writes an index without a name
+_DECIMAL_COMMA = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+),\d+$")
 _DECIMAL_POINT = re.compile(r"[+-]?\d+\.\d+$")
+
+
+_NAMES = {"\t": "tab", ",": "comma", ";": "semicolon", "|": "bar", " ": "blank", ":": "colon"}
 
 
 @dataclass(frozen=True)
@@ -47,11 +61,10 @@ class Dialect:
     delimiter: str
     encoding: str
     decimal: str
+    skips_blank: bool  # lines; of one column, each is a row whose cell is missing
 
     def __str__(self) -> str:
-        name = {"\t": "tab", ",": "comma", ";": "semicolon", "|": "bar"}.get(
-            self.delimiter, repr(self.delimiter)
-        )
+        name = _NAMES.get(self.delimiter, repr(self.delimiter))
         comma = ", decimal commas" if self.decimal == "," else ""
         return f"{self.encoding}, divided by {name}{comma}"
 
@@ -66,10 +79,21 @@ def read(path: str | Path) -> pd.DataFrame:
 
 def chunks(path: str | Path, rows: int = CHUNK) -> Iterator[pd.DataFrame]:
     """Read a table some rows at a time; of a table without rows comes one part without rows."""
+    for frame, _ in parts(path, rows):
+        yield frame
+
+
+def parts(path: str | Path, rows: int = CHUNK) -> Iterator[tuple[pd.DataFrame, Any]]:
+    """Read a table some rows at a time; beside them those of Parquet as they are in the file."""
     path = Path(path)
     if not path.is_file():
-        raise TableError(f"there is no file {path}")
-    yield from _parquet(path, rows) if is_parquet(path) else _csv(path, rows)
+        odd = path.exists() and not path.is_dir()
+        how = "is read twice, so it must be a file on a disk" if odd else "is not a file"
+        raise TableError(f"{path} {how}" if path.exists() else f"there is no file {path}")
+    if is_parquet(path):
+        yield from _parquet(path, rows)
+    else:
+        yield from ((frame, None) for frame in _csv(path, rows))
 
 
 def is_parquet(path: Path) -> bool:
@@ -77,7 +101,7 @@ def is_parquet(path: Path) -> bool:
     return path.suffix.lower() in _PARQUET
 
 
-def _parquet(path: Path, rows: int) -> Iterator[pd.DataFrame]:
+def _parquet(path: Path, rows: int) -> Iterator[tuple[pd.DataFrame, Any]]:
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -88,11 +112,19 @@ def _parquet(path: Path, rows: int) -> Iterator[pd.DataFrame]:
             count = 0
             for batch in file.iter_batches(batch_size=rows):
                 count += 1
-                yield _checked_header(batch.to_pandas(), path)
+                yield _as_frame(pa.Table.from_batches([batch]), path)
             if not count:
-                yield _checked_header(file.schema_arrow.empty_table().to_pandas(), path)
+                yield _as_frame(file.schema_arrow.empty_table(), path)
     except pa.ArrowException as error:
         raise TableError(f"{path} is damaged or not a Parquet file ({error})") from error
+
+
+def _as_frame(table: Any, where: Path) -> tuple[pd.DataFrame, Any]:
+    """Give rows of Parquet as a frame, too: an index that has a name is a column like others."""
+    _check_names(table.column_names, where)
+    unnamed = [name for name in table.column_names if _INDEX.fullmatch(name)]
+    table = table.drop_columns(unnamed) if unnamed else table
+    return table.to_pandas(ignore_metadata=True), table
 
 
 def _csv(path: Path, rows: int) -> Iterator[pd.DataFrame]:
@@ -103,12 +135,19 @@ def _csv(path: Path, rows: int) -> Iterator[pd.DataFrame]:
         "keep_default_na": False,
         "chunksize": rows,
         "skipinitialspace": True,
+        "index_col": False,  # or else cells beyond the names would push the others aside
+        "skip_blank_lines": dialect.skips_blank,
     }
     try:
         with _text(path, dialect.encoding) as file, pd.read_csv(file, **options) as parts:
-            for part in parts:
+            while (part := _next(parts)) is not None:
                 part.attrs.update(decimal=dialect.decimal, decisions=[f"read as {dialect}"])
                 yield part.reset_index(drop=True)
+    except pd.errors.ParserWarning as error:
+        raise TableError(
+            f"{path} has rows with more cells than its first line has names: name every column, or "
+            "put quotes around cells that hold the delimiter"
+        ) from error
     except pd.errors.ParserError as error:
         raise TableError(
             f"{path} cannot be divided into columns ({str(error).strip()}): put quotes around "
@@ -118,36 +157,75 @@ def _csv(path: Path, rows: int) -> Iterator[pd.DataFrame]:
         raise TableError(f"{path} cannot be read to its end ({error})") from error
 
 
+def _next(parts: Iterator[pd.DataFrame]) -> pd.DataFrame | None:
+    """Read more rows; that some of their cells have no name is an error, and no warning."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", pd.errors.ParserWarning)
+        return next(parts, None)
+
+
 def sniff(path: str | Path) -> Dialect:
     """Tell the delimiter, the encoding and the decimal sign of a text file."""
     path = Path(path)
     try:
+        _must_be_text(path)
         encoding = _encoding(path)
         with _text(path, encoding) as file:
             head = file.read(_HEAD)
+            whole = len(head) < _HEAD
+            if "\n" not in head and "\r" not in head:
+                head += file.readline(_LONGEST)
     except (EOFError, OSError, lzma.LZMAError, zipfile.BadZipFile) as error:
         raise TableError(f"{path} cannot be read ({error})") from error
     if not head.strip():
         raise TableError(f"{path} is empty: a table has at least a line with the columns' names")
-    lines = head.splitlines()
-    lines = lines[:-1] if len(head) == _HEAD and len(lines) > 1 else lines
-    delimiter = _delimiter(lines)
-    cells = list(csv.reader(lines[:200], delimiter=delimiter))
+    if "\0" in head:
+        raise TableError(f"{path} is no text: save it as CSV in UTF-8, or as Parquet")
+    lines = list(io.StringIO(head, newline=""))
+    lines = lines if whole or len(lines) == 1 else lines[:-1]
+    try:
+        delimiter = _delimiter(lines)
+        cells = [row for row in _divided(lines, delimiter) if any(row) or len(row) > 1]
+    except csv.Error as error:
+        raise TableError(f"{path} cannot be divided into columns ({error})") from error
     _check_names(cells[0], path)
-    return Dialect(delimiter, encoding, _decimal(cells[1:], delimiter))
+    skips_blank = len(cells[0]) > 1 or not lines[0].strip()
+    return Dialect(delimiter, encoding, _decimal(cells[1:], delimiter), skips_blank)
+
+
+def _must_be_text(path: Path) -> None:
+    """Refuse files whose first bytes say that they are something else than their name says."""
+    with _bytes(path) as file:
+        start = file.read(10)
+    kinds = [kind for mark, kind in _MARKS.items() if start.startswith(mark)]
+    if kinds or re.match(rb"BZh[1-9]1AY&SY", start):
+        raise TableError(
+            f"{path} is no text, but a file of the kind {(kinds or ['.bz2'])[0]}: name it so, or "
+            "unpack it"
+        )
+
+
+def _divided(lines: list[str], delimiter: str) -> Iterator[list[str]]:
+    return csv.reader(lines[:200], delimiter=delimiter, skipinitialspace=True)
 
 
 def _delimiter(lines: list[str]) -> str:
     """Take the sign that divides all lines into the same number of cells, and into most."""
 
     def cells(sign: str) -> tuple[bool, int]:
-        widths = [len(row) for row in csv.reader(lines[:200], delimiter=sign) if row]
+        try:
+            widths = [len(row) for row in _divided(lines, sign) if row]
+        except csv.Error:  # a cell longer than any
+            return False, 1
         return len(set(widths)) == 1, widths[0]
 
     counts = {sign: cells(sign) for sign in _DELIMITERS}
     steady = {sign: count for sign, (same, count) in counts.items() if same and count > 1}
     loose = {sign: count for sign, (_, count) in counts.items() if count > 1}
     candidates = steady or loose
+    if not candidates and len(lines) > 1:
+        rarer = {sign: cells(sign) for sign in _RARER}
+        candidates = {sign: count for sign, (same, count) in rarer.items() if same and count > 1}
     return max(candidates, key=lambda sign: candidates[sign]) if candidates else ","
 
 
@@ -209,16 +287,18 @@ def _text(path: Path, encoding: str) -> io.TextIOWrapper:
     return io.TextIOWrapper(_bytes(path), encoding=encoding, newline="")
 
 
-def _check_names(names: list[str], where: Path) -> None:
-    twice = sorted({name for name in names if names.count(name) > 1})
+def _check_names(names: list[str], where: Any) -> None:
+    twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         raise TableError(f"{where} has several columns called {twice[0]!r}: rename all but one")
 
 
-def _checked_header(frame: pd.DataFrame, where: Path) -> pd.DataFrame:
-    frame.columns = [str(name) for name in frame.columns]
-    _check_names(list(frame.columns), where)
-    return frame.reset_index(drop=True)
+def named(frame: pd.DataFrame, where: Any = "the frame") -> pd.DataFrame:
+    """Give a frame whose columns are called by words, each by another."""
+    made = frame.copy(deep=False)
+    made.columns = [str(name) for name in frame.columns]
+    _check_names(list(made.columns), where)
+    return made
 
 
 def base_name(path: str | Path) -> str:
@@ -239,32 +319,44 @@ class Writer:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self._temporary = self.path.with_name(f".{self.path.name}.{uuid.uuid4().hex}")
         self._parquet: Any = None
         self._rows = 0
         self._text: IO[Any] | None = None
 
     def __enter__(self) -> Writer:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        if self.path.exists() and not self.path.is_file():
+            raise TableError(f"{self.path} is there and is not a file: give another name")
+        if self.path.suffix.lower() == ".zip":
+            raise TableError(f"{self.path}: archives are read, not written; .csv.gz is")
+        self._temporary = files.temporary(self.path)
         if not is_parquet(self.path):
             suffix = self.path.suffix.lower()
             opener: Any = _OPENERS.get(suffix, lambda plain, *how, **text: plain.open(*how, **text))
             self._text = opener(self._temporary, "wt", encoding="utf-8", newline="")
         return self
 
-    def add(self, frame: pd.DataFrame) -> None:
-        """Write more rows."""
+    def add(self, frame: pd.DataFrame, made: pd.DataFrame, original: Any = None) -> None:
+        """Write more rows, and beside them what was made of them.
+
+        ``original`` are the rows as they are in a Parquet file, which keeps their types.
+        """
         if self._text is not None:
-            frame.to_csv(self._text, index=False, header=not self._rows, lineterminator="\n")
+            both = pd.concat([frame, made], axis=1)
+            both.to_csv(self._text, index=False, header=not self._rows, lineterminator="\n")
         else:
-            self._add_parquet(frame)
+            self._add_parquet(frame, made, original)
         self._rows += len(frame) or 1  # the header is there now, even if no row is
 
-    def _add_parquet(self, frame: pd.DataFrame) -> None:
+    def _add_parquet(self, frame: pd.DataFrame, made: pd.DataFrame, original: Any) -> None:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        table = pa.Table.from_pandas(frame, preserve_index=False)
+        table = pa.Table.from_pandas(frame, preserve_index=False) if original is None else original
+        for name in made.columns:  # of one type, whatever the first rows hold
+            kind = pa.float64() if pd.api.types.is_numeric_dtype(made[name]) else pa.string()
+            cells = made[name].astype(object) if kind == pa.string() else made[name]
+            table = table.append_column(name, pa.array(cells, kind, from_pandas=True))
+        table = table.replace_schema_metadata(None)
         if self._parquet is None:
             self._parquet = pq.ParquetWriter(self._temporary, table.schema)
         self._parquet.write_table(table.cast(self._parquet.schema))
