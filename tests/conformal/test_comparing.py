@@ -159,3 +159,20 @@ def test_numbers_beyond_the_bound_may_be_among_those_in_doubt() -> None:
     near = Candidates(numbers, 4, bound=np.array([[5.0]]))
     assert near.first(2.0, lambda row, column: numbers[row, column])[1].all()
     assert not near.first(2.5, lambda row, column: numbers[row, column])[1].any()
+
+
+@pytest.mark.parametrize("k", [1, 40, 200])
+def test_the_bound_lets_enough_through_in_whatever_order_points_come(k: int) -> None:
+    # Where few are wanted it is no guess: ascending, descending, and with the period of a group.
+    line = np.arange(10_000.0)
+    numbers = np.stack([line, line[::-1], line % 625, line // 16, (line * 7919) % 10_007])
+    is_below = numbers <= comparing._bound(numbers, k)
+    assert (is_below.sum(axis=1) >= k).all()
+    assert is_below[[0, 1, 3, 4]].mean() < 0.1
+
+
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.05, 0.6, 1.0])
+@pytest.mark.parametrize("shape", [(0, 5), (3, 1), (7, 129), (16, 64)])
+def test_true_places_are_those_of_numpy(shape: tuple[int, int], share: float) -> None:
+    mask = np.random.default_rng(0).random(shape) < share
+    assert np.array_equal(comparing._true_places(mask), np.flatnonzero(mask))

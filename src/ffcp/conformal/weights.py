@@ -315,9 +315,12 @@ class KernelWeights:
 
         Only ratios matter here, and in many dimensions the centre is far from everything.
         """
-        own = self.kernel.log_weight(step.square().sum(dim=1))
-        logs = self._logs(centre, centre.dtype)
-        largest = torch.maximum(own, logs.amax(dim=0))
+        own = largest = self.kernel.log_weight(step.square().sum(dim=1))
+        logs = torch.empty(len(self._points), len(centre), dtype=centre.dtype)
+        for rows, squared in self._points.squared_distances(centre):
+            some = self.kernel.log_weight(squared)
+            logs[rows] = some
+            largest = torch.maximum(largest, some.amax(dim=0))  # while it is in the cache
         weights = torch.empty(logs.shape, dtype=torch.int32)
         size = max(1, _CACHE // max(1, len(centre)))
         for some, part in zip(logs.split(size), weights.split(size), strict=True):
