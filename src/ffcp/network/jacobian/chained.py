@@ -21,6 +21,7 @@ from ffcp.network.features import Cut, Tapped, has_hooks
 from ffcp.network.jacobian.norms import row_norms
 
 _NUMBERS = 2**22  # of a product at once: 16 MB in float32
+_SORTED = 8  # times as many rows are sorted, where dead units are left out
 _WORTH = 2**17  # products: where dead units spare as many in each row, they are left out
 _BLOCK = 2**20  # numbers of the last matrix, picked for each row, at once
 # Activations that take every number by itself.
@@ -86,20 +87,27 @@ def chained(feature: Tensor, layers: list[nn.Module], norm: float) -> Tensor:
     count = feature.shape[1] if start is None else len(start)
     widest = max([count, *(la.out_features for la in layers if isinstance(la, nn.Linear))])
     size = max(1, _NUMBERS // (count * widest))
-    return torch.cat([_part(part, start, layers, norm) for part in feature.split(size)])
+    parts = feature.split(_SORTED * size)
+    return torch.cat([_part(part, start, layers, norm, size) for part in parts])
 
 
-def _part(value: Tensor, start: Tensor | None, layers: list[nn.Module], norm: float) -> Tensor:
-    """Take the norms of some rows; ``start`` is the identity where it is ``None``."""
+def _part(
+    value: Tensor, start: Tensor | None, layers: list[nn.Module], norm: float, size: int
+) -> Tensor:
+    """Take the norms of some rows, so many in a product; ``start`` is the identity if ``None``."""
     slopes, weights = _factors(value, layers)
     inner, last = slopes[1:-1], slopes[-1]
     if start is None and norm != math.inf and all(slope is None for slope in inner):
         norms = _scaled(slopes[0], functools.reduce(torch.matmul, weights), norm)
         norms = norms.expand(len(value), -1)
+    elif _spared(start, slopes, weights) > _WORTH * len(value):
+        norms = _thinned(start, len(value), slopes[:-1], weights, norm)
     else:
-        is_worth = _spared(start, slopes, weights) > _WORTH * len(value)
-        take = _thinned if is_worth else _product
-        norms = take(start, len(value), slopes[:-1], weights, norm)
+        products = []
+        for rows in torch.arange(len(value)).split(size):
+            some = [None if slope is None else slope[rows] for slope in slopes[:-1]]
+            products.append(_product(start, len(rows), some, weights, norm))
+        norms = torch.cat(products)
     return norms if last is None else norms * last.abs()
 
 
