@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -26,8 +25,6 @@ html_theme_options = {"navigation_with_keys": True}
 pygments_style, pygments_dark_style = "friendly", "monokai"
 
 myst_heading_anchors = 4  # so that links may point at headings, as on a code host
-# Pages that commands of the repository write: listed where they belong, once they are there.
-_MAY_BE_ABSENT = ("bands", "scale", "scale_ray")
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
@@ -35,21 +32,6 @@ autodoc_typehints_description_target = "documented"
 napoleon_use_ivar = True  # attributes in a list: their members would be described twice
 napoleon_use_rtype = False
 python_maximum_signature_line_length = 88
-
-
-def present(_app: Any, docname: str, source: list[str]) -> None:
-    """Leave out lines about pages, and packages, that may be absent and are not there."""
-    here = Path(__file__).parent
-    if docname == "index":
-        absent = [name for name in _MAY_BE_ABSENT if not (here / f"{name}.md").exists()]
-        named = [word for name in absent for word in (f"<{name}>", f"]({name}.md)")]
-        lines = source[0].split("\n")
-        source[0] = "\n".join(line for line in lines if not any(word in line for word in named))
-    if docname == "api/scale":
-        for room in ("distributed", "ray"):
-            if not (here.parent / "src" / "ffcp" / room).exists():
-                section = rf"## ffcp\.{room}\n.*?(?=\n## |\Z)"
-                source[0] = re.sub(section, "", source[0], flags=re.S)
 
 
 def skip(_app: Any, _what: str, name: str, member: Any, skipped: bool, _options: Any) -> bool:
@@ -60,5 +42,4 @@ def skip(_app: Any, _what: str, name: str, member: Any, skipped: bool, _options:
 
 def setup(app: Any) -> None:
     """Register what is above."""
-    app.connect("source-read", present)
     app.connect("autodoc-skip-member", skip)

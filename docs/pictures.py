@@ -257,7 +257,42 @@ def deploy() -> None:
     save(figure, "deploy")
 
 
-ALL = (regression, quantiles, label_sets, segmentation, groups, stream, tables, deploy)
+def scale() -> None:
+    """Ranks that summaries cost at every level, and what they keep of a stream."""
+    random = torch.Generator().manual_seed(0)
+    scores = torch.empty(1_000_000).exponential_(generator=random)
+    alphas = np.sort(np.random.default_rng(0).uniform(0.001, 0.5, 300)).tolist()
+    whole = ffcp.CP(ffcp.Stored()).calibrate(torch.zeros_like(scores), scores)
+    figure = Figure(figsize=(9, 3.2), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    ends = whole.predict_interval(torch.zeros(1), alpha=alphas).upper.flatten()
+    ordered = scores.sort().values
+    for error, colour in (("1e-2", "#bc4c00"), ("1e-3", "#1f6feb"), ("1e-4", "#1a7f37")):
+        small = ffcp.CP(ffcp.Stored()).calibrate(torch.zeros_like(scores), scores)
+        small.compress(rank_error=float(error))
+        above = small.predict_interval(torch.zeros(1), alpha=alphas).upper.flatten()
+        ranks = [torch.searchsorted(ordered, end.contiguous(), right=True) for end in (ends, above)]
+        share = ((ranks[1] - ranks[0]) / len(scores)).clamp(min=1e-6)
+        left.plot(alphas, share, ".", ms=3, color=colour, label=f"rank_error={error}")
+        left.axhline(float(error), color=colour, lw=0.9, ls="--")
+    left.set(xlabel="alpha", ylabel="ranks above, share", yscale="log", ylim=(8e-7, 3e-2))
+    near = {"bbox_to_anchor": (0, 1), "columnspacing": 0.5, "handletextpad": 0.0}
+    left.legend(frameon=False, fontsize=8, ncols=3, loc="lower left", **near)
+    rows = [10**4, 3 * 10**4, 10**5, 3 * 10**5, 10**6, 3 * 10**6]
+    for error, name in ((None, "all scores"), (1e-4, "rank_error=1e-4")):
+        kept = []
+        for count in rows:
+            parts = (torch.rand(10_000, generator=random) for _ in range(count // 10_000))
+            predictor = ffcp.CP(ffcp.Stored())
+            predictor.calibrate(((torch.zeros_like(y), y) for y in parts), rank_error=error)
+            kept.append(8 * predictor.calibration.scores.numel())
+        right.plot(rows, kept, "o-", ms=4, label=name)
+    right.set(xlabel="rows", ylabel="bytes kept", xscale="log", yscale="log")
+    right.legend(frameon=False, fontsize=8)
+    save(figure, "scale")
+
+
+ALL = (regression, quantiles, label_sets, segmentation, groups, stream, tables, deploy, scale)
 
 if __name__ == "__main__":
     for draw in ALL:

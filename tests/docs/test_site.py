@@ -18,7 +18,7 @@ from tests.docs.pages import DOCS, PAGES, ROOT
 ROOMS = Path(ffcp.__file__).parent
 TASKS = (
     *("regression", "quantiles", "label_sets", "segmentation"),
-    *("tables", "groups", "shift", "deploy"),
+    *("tables", "groups", "shift", "deploy", "scale"),
 )
 PICTURES = sorted((DOCS / "pictures").glob("*.png"))
 

@@ -1,9 +1,13 @@
 """Bands and label sets with the habits of scikit-learn, by the extra ``sklearn``.
 
-from ffcp.sklearn import BandRegressor
-
-bands = BandRegressor(RandomForestRegressor()).fit(x, y)
-bands.predict_interval(x_new, alpha=0.1)
+Examples
+--------
+>>> from sklearn.datasets import load_diabetes
+>>> from sklearn.linear_model import LinearRegression
+>>> x, y = load_diabetes(return_X_y=True)
+>>> bands = BandRegressor(LinearRegression(), random_state=0).fit(x, y)
+>>> bands.predict_interval(x[:5], alpha=0.1).shape
+(5, 2)
 """
 
 from ffcp.sklearn.estimators import BandRegressor, SetClassifier

@@ -1,10 +1,11 @@
 """Your own table in, bands out: the ``ffcp fit`` command in Python, by the extra ``tables``.
 
-from ffcp import tables
-
-fitted = tables.fit("houses.csv", "price")
-fitted.save("houses.ffcp")
-bands = tables.load("houses.ffcp").predict("new.csv")
+Examples
+--------
+>>> from ffcp import tables
+>>> fitted = tables.fit("houses.csv", "price")  # doctest: +SKIP
+>>> fitted.save("houses.ffcp")  # doctest: +SKIP
+>>> bands = tables.load("houses.ffcp").predict("new.csv")  # doctest: +SKIP
 """
 
 from ffcp.tables.errors import TableError
