@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import signal
@@ -102,6 +103,20 @@ def test_errors_are_one_sentence(arguments: list[str], message: str) -> None:
     assert result.exit_code == 2
     assert message in words(result)
     assert "Traceback" not in words(result)
+
+
+def test_a_full_disk_is_said_and_leaves_nothing(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    houses(30, 1).to_csv(tmp_path / "new.csv", index=False)
+    monkeypatch.setattr(os, "replace", full)
+    result = runner.invoke(app, ["predict", str(folder), str(tmp_path / "new.csv")])
+    assert result.exit_code == 2
+    assert "No space left on device. Nothing is left half written" in words(result)
+    assert [file.name for file in tmp_path.iterdir()] == ["new.csv"]
 
 
 def test_a_column_that_has_our_name_is_kept(fitted: tables.FittedTable, tmp_path: Path) -> None:
