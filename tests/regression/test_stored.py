@@ -97,6 +97,17 @@ def test_the_arrays_given_stay_as_they_are():
     assert all(np.array_equal(a, b) for a, b in zip(given, before, strict=True))
 
 
+@pytest.mark.parametrize("quantiles", [False, True])
+@pytest.mark.parametrize("give", [ffcp.bands_from, by_predictor])
+def test_what_is_written_to_the_arrays_later_changes_no_band(give, quantiles):
+    (prediction, y), (new, _) = rows(500, quantiles), rows(9, quantiles)
+    band = give(prediction, y, new, alpha=0.1, quantiles=quantiles)
+    before = [part.clone() for part in band]
+    for array in (prediction, y, new):
+        array[:] = 7
+    assert all(torch.equal(a, b) for a, b in zip(band, before, strict=True))
+
+
 def test_plain_arrays_take_the_short_way(monkeypatch):
     def never(*args):
         raise AssertionError("a predictor was made")

@@ -19,6 +19,7 @@ from ffcp.conformal.marginal import Marginal
 from ffcp.conformal.rank import exact_alpha, exact_alphas, points_needed
 from ffcp.network import checks, passes
 from ffcp.network.buffer import RowBuffer
+from ffcp.network.twin import gives_back
 from ffcp.pieces import Seen
 from ffcp.predictor import Predictor, Running, steady
 from ffcp.regression.bands import Interval
@@ -201,6 +202,8 @@ class BandPredictor(Predictor):
             assert given.count is not None
             self._warn_of_infinite(alphas[strictest], infinite, given.count, sure)
         lower, upper, prediction = ends["lower"], ends["upper"], predictions["prediction"]
+        if gives_back(self.model):  # what may be the caller's own array, who may write to it
+            prediction = prediction.clone()
         if are_many:
             return Interval(lower, upper, prediction, tuple(map(float, asked)))
         return Interval(lower, upper, prediction, float(asked[0]))

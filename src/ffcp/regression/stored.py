@@ -88,8 +88,10 @@ def _at_once(
         return None
     lo, hi = (new, new) if new.ndim == 1 else (new[:, 0], new[:, 1])
     ends = bands.even_reach(lo, hi, quantile, quantile, torch.float64)
+    # Of a point a copy: the caller may write to the array.
+    shown = base.prediction(torch.from_numpy(new.copy() if lo is hi else new))
     lower, upper = (torch.from_numpy(end) for end in ends)
-    return Interval(lower, upper, base.prediction(torch.from_numpy(new)), float(alpha))
+    return Interval(lower, upper, shown, float(alpha))
 
 
 def _scores(prediction: np.ndarray, y: np.ndarray) -> np.ndarray | None:
