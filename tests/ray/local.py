@@ -120,3 +120,5 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "_board", LocalBoard)
     monkeypatch.setattr(engine, "col", Column)
     monkeypatch.setattr(ray, "get", lambda given: given)
+    # Asked for these, Ray starts, or joins whatever cluster the machine has, or had.
+    monkeypatch.setattr(ray, "get_gpu_ids", lambda: [])
