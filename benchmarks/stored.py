@@ -121,7 +121,7 @@ METHODS: dict[str, dict[str, Callable[[], Bands]]] = {
 }
 
 
-def stored(rounds: int = 15) -> None:
+def stored(rounds: int = 100) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")  # MAPIE doubts in every call that its estimator is fitted
     made = table(

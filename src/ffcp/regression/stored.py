@@ -54,7 +54,8 @@ def bands_from(
     base: Base = Quantiles() if quantiles else Point()
     band = None
     asked, are_many = exact_alphas(alpha)
-    if not are_many and all(_is_plain(given) for given in (prediction, y, new)):
+    are_plain = all(_is_plain(given) for given in (prediction, y, new))
+    if are_plain and prediction.ndim == 1 + quantiles and not are_many:
         with np.errstate(over="ignore", invalid="ignore"):
             band = _at_once(base, prediction, y, new, asked[0])
     if band is None:  # whatever is unusual, or wrong, is dealt with in one place
@@ -76,9 +77,7 @@ def _at_once(
     base: Base, prediction: np.ndarray, y: np.ndarray, new: np.ndarray, alpha: Fraction
 ) -> Interval | None:
     """Take all steps on arrays; ``None`` where one of them is not as usual."""
-    dimensions = 1 + isinstance(base, Quantiles)
-    is_usual = prediction.shape[:1] == y.shape and prediction.shape[1:] == new.shape[1:]
-    if not is_usual or prediction.ndim != dimensions:
+    if prediction.shape[:1] != y.shape or prediction.shape[1:] != new.shape[1:]:
         return None
     scores = _scores(prediction, y)
     if scores is None or not math.isfinite(scores.sum()):  # a sum keeps NaN and infinity

@@ -68,8 +68,8 @@ def labels_of(text: str) -> list[str]:
     """Read labels from the cell that :func:`joined` wrote."""
     if "\\" not in text:
         return text.split("|")
-    found = re.findall(r"(?:\\.|[^|\\])+", text, re.DOTALL)
-    return [re.sub(r"\\(.)", r"\1", label, flags=re.DOTALL) for label in found]
+    escaped = re.findall(r"(?:\\.|[^|\\])+", text, re.DOTALL)
+    return [re.sub(r"\\(.)", r"\1", label, flags=re.DOTALL) for label in escaped]
 
 
 def covered(bands: pd.DataFrame, y: Array) -> Array:
