@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import copy
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from ffcp.conformal import comparing
-from ffcp.conformal.comparing import Candidates, EveryPoint, smallest
+from ffcp.conformal.comparing import EveryPoint, among, smallest
 from tests.conftest import normal
 
 
 @pytest.fixture(autouse=True)
 def few_points_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(comparing, "_FEW", 0)
+
+
+@pytest.fixture(params=["products", "faiss"])
+def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look for neighbours in either way, whatever the number of dimensions."""
+    if request.param == "faiss":
+        pytest.importorskip("faiss")
+    monkeypatch.setattr(comparing, "_WIDE", 0 if request.param == "faiss" else 10**9)
 
 
 def sorted_out(points: Tensor, x: Tensor, k: int) -> Tensor:
@@ -53,6 +65,7 @@ DATA = {
 }
 
 
+@pytest.mark.usefixtures("_way")
 @pytest.mark.parametrize("name", DATA)
 @pytest.mark.parametrize("k", [1, 40, 700, 1999, 2000])
 def test_the_nearest_are_those_of_a_full_sort(name: str, k: int) -> None:
@@ -63,6 +76,7 @@ def test_the_nearest_are_those_of_a_full_sort(name: str, k: int) -> None:
     assert torch.equal(torch.cat([search.rows(one, k) for one in x.split(1)]), expected)
 
 
+@pytest.mark.usefixtures("_way")
 @pytest.mark.parametrize("k", [1, 30, 60])
 def test_of_copies_of_the_new_point_those_count_that_do_with_distances(k: int) -> None:
     # Their distances are the rounding of products, which is not the same for all copies.
@@ -76,13 +90,14 @@ def test_of_copies_of_the_new_point_those_count_that_do_with_distances(k: int) -
 def test_where_float32_is_too_coarse_for_some_distances_these_are_taken_again() -> None:
     points, x = DATA["clusters"][:2000], DATA["clusters"][2000:]
     search, expected = EveryPoint(points, 40), sorted_out(points, x, 40)
-    distances = search._rough.from_each(search._places.moved(x)).numpy()
+    distances = search._near._rough.from_each(search._places.moved(x)).numpy()
     assert not np.array_equal(smallest(distances, 40), expected.numpy())
     rows, is_decided = search._by_rough(x, 40)
     assert is_decided.mean() > 0.9
     assert np.array_equal(rows[is_decided], expected.numpy()[is_decided])
 
 
+@pytest.mark.usefixtures("_way")
 @pytest.mark.parametrize(
     ("name", "is_enough"),
     [
@@ -98,6 +113,7 @@ def test_points_say_whether_float32_is_enough(name: str, is_enough: bool) -> Non
     assert EveryPoint(DATA[name], 150)._is_rough_enough == is_enough
 
 
+@pytest.mark.usefixtures("_way")
 @pytest.mark.parametrize("far", [1e16, 3e18, 1e25])
 @pytest.mark.parametrize("k", [40, 2049, 2050])
 def test_new_points_near_the_end_of_float32_have_the_nearest_too(
@@ -111,6 +127,7 @@ def test_new_points_near_the_end_of_float32_have_the_nearest_too(
     assert torch.equal(search.rows(x, k), sorted_out(points, x, k))
 
 
+@pytest.mark.usefixtures("_way")
 def test_points_near_the_other_end_of_float32_are_not_compared_in_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -126,11 +143,14 @@ def test_products_of_fewer_digits_than_float32_has_are_noticed(
     # As torch.set_float32_matmul_precision("medium") makes them, on some processors.
     points, x = DATA["normal"][:2000], DATA["normal"][2000:]
     search, expected = EveryPoint(points, 40), sorted_out(points, x, 40)
-    monkeypatch.setattr(search._rough, "_points", search._rough._points.bfloat16().float())
+    monkeypatch.setattr(
+        search._near._rough, "_points", search._near._rough._points.bfloat16().float()
+    )
     assert torch.equal(search.rows(x, 40), expected)
     assert torch.equal(torch.cat([search.rows(one, 40) for one in x.split(1)]), expected)
 
 
+@pytest.mark.usefixtures("_way")
 def test_autocast_changes_no_neighbours() -> None:
     points, x = DATA["normal"][:2000], DATA["normal"][2000:]
     search = EveryPoint(points, 40)
@@ -149,14 +169,14 @@ def test_guessing_a_bound_gives_the_very_numbers_of_a_full_sort(k: int) -> None:
     numbers[-5:, :: comparing._EVERY] = 1
     expected = np.sort(np.argsort(numbers, axis=1, kind="stable")[:, :k], axis=1)
     assert np.array_equal(smallest(numbers, k), expected)
-    is_known = Candidates(numbers, k).first()[1]
+    is_known = among(numbers, k).first()[1]
     assert is_known[:-5].all()
     assert is_known[-5:].all() == (k in (1, 40, 1900, 2000))
 
 
 def test_numbers_beyond_the_bound_may_be_among_those_in_doubt() -> None:
     numbers = np.arange(20.0)[None]
-    near = Candidates(numbers, 4, bound=np.array([[5.0]]))
+    near = among(numbers, 4, bound=np.array([[5.0]]))
     assert near.first(2.0, lambda row, column: numbers[row, column])[1].all()
     assert not near.first(2.5, lambda row, column: numbers[row, column])[1].any()
 
@@ -176,3 +196,53 @@ def test_the_bound_lets_enough_through_in_whatever_order_points_come(k: int) -> 
 def test_true_places_are_those_of_numpy(shape: tuple[int, int], share: float) -> None:
     mask = np.random.default_rng(0).random(shape) < share
     assert np.array_equal(comparing._true_places(mask), np.flatnonzero(mask))
+
+
+# --- faiss ----------------------------------------------------------------------------------------
+
+
+def wide(n: int, seed: int) -> Tensor:
+    return normal(n, comparing._WIDE, seed=seed)
+
+
+def test_faiss_is_used_with_many_dimensions_where_it_is_installed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("faiss")
+    points, x = wide(500, 1), wide(20, 2)
+    found = EveryPoint(points, 30)
+    assert isinstance(found._near, comparing.Faiss)
+    assert isinstance(EveryPoint(points[:, 1:], 30)._near, comparing.Products)
+    monkeypatch.setitem(sys.modules, "faiss", None)  # as if it were not installed
+    other = EveryPoint(points, 30)
+    assert isinstance(other._near, comparing.Products)
+    assert torch.equal(found.rows(x, 30), other.rows(x, 30))
+    assert torch.equal(found.rows(x, 30), sorted_out(points, x, 30))
+
+
+def test_numbers_of_faiss_that_are_wrong_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("faiss")
+    points, x = wide(500, 1), wide(20, 2)
+    search = EveryPoint(points, 30)
+
+    class Wrong:
+        ntotal = 500
+
+        def search(self, x: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+            values, columns = index.search(x, count)
+            return values * np.float32(1.01), (columns + 1) % 500
+
+    assert isinstance(search._near, comparing.Faiss)
+    index = search._near._index
+    assert search._by_rough(x, 30)[1].all()
+    monkeypatch.setattr(search._near, "_index", Wrong())
+    assert torch.equal(search.rows(x, 30), sorted_out(points, x, 30))
+
+
+def test_a_search_by_faiss_can_be_copied_and_shared_by_threads() -> None:
+    pytest.importorskip("faiss")
+    points, x = wide(500, 1), wide(64, 2)
+    search, expected = copy.deepcopy(EveryPoint(points, 30)), sorted_out(points, x, 30)
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda one: search.rows(one, 30), x.split(2)))
+    assert torch.equal(torch.cat(found), expected)

@@ -5,11 +5,16 @@ first rows count as smaller. Products in float32 take half the time and are off 
 that is known. So the k-th smallest of them says of almost every point whether it is among the k
 nearest. The distances of the few that lie within the errors of it are taken again, in full. Where
 they are many, as among copies or in small clusters, all products are taken in float64.
+
+With many dimensions the points that are nearest in float32 come from faiss, if it is installed.
+What they say is compared again in the same way, so that neighbours are the same with and without.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from contextlib import suppress
 
 import numpy as np
 import torch
@@ -26,17 +31,25 @@ _ENOUGH = 0.85  # of these; for the rest, all is done twice
 _NUMBERS = 2**22  # distances held at once to try that
 _PAIRS = 2**20  # coordinates worked on at once where distances are taken again
 _SMALL, _LARGE = 1e-36, 1e36  # between these squares float32 is as exact as its digits
+_WIDE = 2**10  # with fewer dimensions than this, faiss takes longer than products do
 
 InFull = Callable[[np.ndarray, np.ndarray], np.ndarray]  # numbers, by their rows and columns
+Near = Callable[[Tensor, int], "Candidates"]  # of moved points, and how many are wanted
+Columns = Callable[[np.ndarray, np.ndarray], np.ndarray]  # of candidates, by row and place there
 
 
 class EveryPoint:
-    """Finds the nearest of the points (n, e), of which ``neighbours`` will be wanted."""
+    """Finds the nearest of the points (n, e), of which ``neighbours`` will be wanted.
 
-    def __init__(self, embedding: Tensor, neighbours: int) -> None:
+    ``way`` is how those are found that are nearest in float32; the faster one if it is not given.
+    """
+
+    def __init__(
+        self, embedding: Tensor, neighbours: int, way: Callable[[Places], Near] | None = None
+    ) -> None:
         self._embedding = embedding
         self._places = Places(embedding, fine=0.0)
-        self._rough = self._places.rounded()
+        self._near = (way or fastest)(self._places.rounded())
         self._longest = self._places.longest
         self._is_rough_enough = len(embedding) >= _FEW and self._is_mostly_decided(neighbours)
 
@@ -69,7 +82,7 @@ class EveryPoint:
     def _by_rough(self, x: Tensor, k: int) -> tuple[np.ndarray, np.ndarray]:
         """Give rows (b, k) by products in float32, and for which of ``x`` these decide."""
         moved = self._places.moved(x)
-        near = Candidates(self._rough.products(moved).numpy(), k)
+        near = self._near(moved, k)
         # Points as near as the last are no longer than |x| + sqrt(last). In units of 2**-24 of
         # (|x| + |point|)^2, a sum of e + 2 products is off by e + 2, in whatever order it is taken,
         # and what was rounded before and after by less than 5: by more than that is allowed for.
@@ -84,6 +97,56 @@ class EveryPoint:
         row, column, values = near.some(_AGREEING, np.flatnonzero(is_decided))
         agree = bool((np.abs(values - in_full(row, column)) <= error[row]).all())
         return rows, is_decided & agree
+
+
+def fastest(rough: Places) -> Near:
+    """Choose how the points that are nearest in float32 are found."""
+    # Elsewhere faiss and torch bring two libraries for threads, which can end the process.
+    if rough.coordinates.shape[1] >= _WIDE and sys.platform == "linux":
+        with suppress(ImportError):
+            return Faiss(rough)
+    return Products(rough)
+
+
+class Products:
+    """Finds candidates among the products with all points."""
+
+    def __init__(self, rough: Places) -> None:
+        self._rough = rough
+
+    def __call__(self, moved: Tensor, k: int) -> Candidates:
+        """Find those of moved points."""
+        return among(self._rough.products(moved).numpy(), k)
+
+
+class Faiss:
+    """Lets faiss find them, which does not keep the distances of all points.
+
+    They are sums of the same products, taken in another order, and off by no more.
+    """
+
+    def __init__(self, rough: Places) -> None:
+        import faiss
+
+        points = rough.coordinates.numpy()
+        self._index = faiss.IndexFlatL2(points.shape[1])
+        self._index.add(points)
+
+    def __call__(self, moved: Tensor, k: int) -> Candidates:
+        """Find those of moved points: the k nearest, and some more that may be in doubt."""
+        count = min(k + _UNSURE, self._index.ntotal)
+        values, columns = self._index.search(moved.float().numpy(), count)
+        order = columns.argsort(axis=1)  # of equal numbers, the first columns count
+        columns = np.take_along_axis(columns, order, axis=1)
+        values = np.take_along_axis(values, order, axis=1)
+        # Where squares overflow, faiss gives what is no number, and no column.
+        is_one = np.isfinite(values) & (columns >= 0)
+        values = np.where(is_one, values, np.inf)
+        # Of several that are as far as the last, some may be missing.
+        most = np.nextafter(values.max(axis=1, keepdims=True), np.float32(-np.inf))
+        bound = most if count < self._index.ntotal else np.full_like(most, np.inf)
+        bound[~is_one.all(axis=1)] = -np.inf
+        return Candidates(values, is_one, lambda row, place: columns[row, place], bound, k)
 
 
 def _in_full(x: np.ndarray, points: np.ndarray) -> InFull:
@@ -103,30 +166,30 @@ def _in_full(x: np.ndarray, points: np.ndarray) -> InFull:
 
 
 class Candidates:
-    """The small numbers of each row of ``numbers`` (b, n), the k smallest among them.
+    """Small numbers of each row of a matrix (b, n), the k smallest among them.
 
-    A bound lets few others through, and only these are looked at. Where the bound is too low, the
-    k smallest are not known.
+    Parameters
+    ----------
+    values
+        The numbers (b, c), of each row in the order of their columns, and infinities after them.
+    is_one
+        Which of ``values`` are such numbers (b, c).
+    columns
+        Says in which columns they stand.
+    bound
+        No number of a row (b, 1) up to this one is left out. Where it is too low, the k smallest
+        are not known.
+    k
+        How many are wanted.
     """
 
-    def __init__(self, numbers: np.ndarray, k: int, bound: np.ndarray | None = None) -> None:
-        count, width = numbers.shape
-        self._k = k
-        self._bound = _bound(numbers, k) if bound is None else bound
-        flat = _true_places(numbers <= self._bound)
-        self._starts = np.searchsorted(flat, np.arange(count + 1) * width)
-        counts = np.diff(self._starts)[:, None]
-        is_one = self._is_one = np.arange(counts.max(initial=k)) < counts
-        self._values = np.full(is_one.shape, np.inf, dtype=numbers.dtype)
-        self._values[is_one] = numbers.reshape(-1)[flat]
-        self._flat, self._width = np.append(flat, np.zeros(k, dtype=flat.dtype)), width
+    def __init__(
+        self, values: np.ndarray, is_one: np.ndarray, columns: Columns, bound: np.ndarray, k: int
+    ) -> None:
+        self._values, self._is_one, self._columns = values, is_one, columns
+        self._bound, self._k = bound, k
         #: The k-th smallest of each row.
-        self.last = np.partition(self._values, k - 1, axis=1)[:, k - 1]
-
-    def _columns(self, row: np.ndarray, place: np.ndarray) -> np.ndarray:
-        """Say in which columns candidates stand, by their rows and their places there."""
-        columns: np.ndarray = self._flat[self._starts[row] + place] - row * self._width
-        return columns
+        self.last = np.partition(values, k - 1, axis=1)[:, k - 1]
 
     def some(self, count: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Give the rows, columns and values of so many candidates, from rows that have k."""
@@ -177,16 +240,35 @@ class Candidates:
         return sure
 
 
+def among(numbers: np.ndarray, k: int, bound: np.ndarray | None = None) -> Candidates:
+    """Give the candidates among all numbers (b, n): those up to a bound that lets few through."""
+    count, width = numbers.shape
+    bound = _bound(numbers, k) if bound is None else bound
+    flat = _true_places(numbers <= bound)
+    starts = np.searchsorted(flat, np.arange(count + 1) * width)
+    counts = np.diff(starts)[:, None]
+    is_one = np.arange(counts.max(initial=k)) < counts
+    values = np.full(is_one.shape, np.inf, dtype=numbers.dtype)
+    values[is_one] = numbers.reshape(-1)[flat]
+    places = np.append(flat, np.zeros(k, dtype=flat.dtype))
+
+    def columns(row: np.ndarray, place: np.ndarray) -> np.ndarray:
+        result: np.ndarray = places[starts[row] + place] - row * width
+        return result
+
+    return Candidates(values, is_one, columns, bound, k)
+
+
 def smallest(numbers: np.ndarray, k: int) -> np.ndarray:
     """Give the places of the k smallest numbers of each row; of equal ones, those that come first.
 
     >>> smallest(np.array([[3.0, 1.0, 2.0, 1.0, 1.0]]), 2)
     array([[1, 3]])
     """
-    places, is_known = Candidates(numbers, k).first()
+    places, is_known = among(numbers, k).first()
     if not is_known.all():
         rest = numbers[~is_known]
-        places[~is_known] = Candidates(rest, k, np.full((len(rest), 1), np.inf)).first()[0]
+        places[~is_known] = among(rest, k, np.full((len(rest), 1), np.inf)).first()[0]
     return places
 
 

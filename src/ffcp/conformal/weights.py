@@ -182,6 +182,11 @@ class Places:
         """How far from their centre points lie, at most."""
         return math.sqrt(float(self._points[:, -2].max()))
 
+    @property
+    def coordinates(self) -> Tensor:
+        """The points (n, e), as :meth:`moved` expresses others."""
+        return self._points[:, :-2]
+
     def rounded(self) -> Places:
         """Give the same places in float32."""
         places = copy.copy(self)
