@@ -1,8 +1,8 @@
 from __future__ import annotations
 
+import copy
 import io
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -207,9 +207,25 @@ def test_mirror_window_and_light_occur_and_are_bounded() -> None:
 
 
 def test_unlabelled_pixels_leave_loss_and_gradient_alone() -> None:
-    scores = torch.randn(1, 2, 1, 3, requires_grad=True)
-    wanted = torch.randn(1, 2, 1, 3)
-    wanted[..., 2] = math.nan
+    logits, weights = torch.randn(1, 2, 1, 3, requires_grad=True), torch.ones(2)
+    labels = torch.tensor([[[0, 1, 9]]]).byte()
+    data = Scenes("three", ("a", "b"), 9, torch.zeros(1, 3, 1, 3).byte(), labels)
+    shares = segtrain.blurred_shares(labels, data)
+    assert shares[..., 2].eq(0).all()
+    loss = segtrain.weighted_loss(logits, shares, weights)
+    first = nn.functional.cross_entropy(logits[..., :2], shares[..., :2])
+    torch.testing.assert_close(loss, first)
+    loss.backward()
+    assert logits.grad is not None
+    assert logits.grad[..., 2].eq(0).all()
+    assert logits.grad[..., :2].ne(0).all()
+    nothing = segtrain.weighted_loss(logits[..., 2:], shares[..., 2:], weights)
+    assert float(nothing.detach()) == 0
+
+
+def test_targets_of_unlabelled_pixels_leave_loss_and_gradient_alone() -> None:
+    scores, wanted = torch.randn(1, 2, 1, 3, requires_grad=True), torch.randn(1, 2, 1, 3)
+    wanted[..., 2] = torch.nan
     loss = segtrain.masked_mse(scores, wanted)
     torch.testing.assert_close(loss, nn.functional.mse_loss(scores[..., :2], wanted[..., :2]))
     loss.backward()
@@ -241,7 +257,7 @@ SETTINGS: dict[str, Any] = {
 def with_dropout(seed: int = 0) -> nn.Sequential:
     """A network whose training draws random numbers of its own."""
     model = small_net(seed)
-    return convnets.classifier(model.feature, nn.Sequential(nn.Dropout(0.2), model.head))
+    return convnets.classifier(model.feature, nn.Sequential(nn.Dropout(0.2), *model.head))
 
 
 @pytest.fixture(scope="module")
@@ -334,7 +350,7 @@ def test_training_learns_the_targets() -> None:
     data = Scenes("halves", ("a", "b"), 9, pixels[:, None].repeat(1, 3, 1, 1), labels)
     model = segnets.residual_net(2, width=4, outputs=4, hidden=8, dilations=(1,))
     segtrain.fit(model, data, epochs=30, learning_rate=2e-2)
-    out = model(data.inputs())
+    out = model(data.inputs()).detach()
     counts = scenes.confusion(segnets.predicted_labels(out), labels, 2, ignore=9)
     assert scenes.pixel_accuracy(counts) > 0.95
     wanted = targets(labels, 2, ignore=9)
@@ -411,23 +427,42 @@ def test_weights_of_balanced_classes_add_up_to_the_same() -> None:
         ratio = float(weights[1] / weights[0])
         assert ratio == pytest.approx(((1 - share) / share) ** balance, rel=1e-5)
         assert float((1 - share) * weights[0] + share * weights[1]) == pytest.approx(1, rel=1e-5)
-        assert not weights[2:].any()
+        assert len(weights) == 2
 
 
-def test_the_loss_is_least_at_the_weighted_mean_of_the_targets() -> None:
+def test_the_loss_is_least_at_the_weighted_shares() -> None:
     data = noise()
-    labels = data.labels.long()
-    wanted = targets(labels, 2, ignore=255)
+    shares = segtrain.blurred_shares(data.labels, data)
     called = []
     for balance in (0.0, 0.5, 1.5):
-        weight = segtrain.class_weights(data, balance)[labels][:, None]
-        best = (weight * wanted).sum(dim=(0, 2, 3)) / weight.sum()
-        scores = best.clone().requires_grad_()
-        segtrain.masked_mse(scores[:, None, None], wanted, weight).backward()
-        assert scores.grad is not None
-        assert float(scores.grad.abs().max()) < 1e-5
-        called.append(int(best.argmin()))
+        weights = segtrain.class_weights(data, balance)
+        logits = (weights * shares.sum(dim=(0, 2, 3))).log().requires_grad_()
+        whole = logits[:, None, None].expand_as(shares)
+        segtrain.weighted_loss(whole, shares, weights).backward()
+        assert logits.grad is not None
+        assert float(logits.grad.abs().max()) < 1e-5
+        called.append(int(logits.argmax()))
     assert called == [0, 0, 1]  # odds of 1 to 9 become 1 to 3, and 3 to 1
+
+
+def test_a_class_that_was_lost_comes_back() -> None:
+    # Its outputs are flat there: squared errors of them would leave it lost.
+    data = noise()
+    model = segnets.residual_net(2, width=4, outputs=4, hidden=4, dilations=(1,))
+    with torch.no_grad():
+        model.head.conv2.bias.copy_(torch.tensor([30.0, -30.0]))
+    lost = copy.deepcopy(model)
+    settings: dict[str, Any] = {"epochs": 40, "batch_size": 4, "learning_rate": 1.0}
+    segtrain.fit(lost, data, **settings)
+    segtrain.fit(model, data, **settings, balance=1.5)
+    with torch.inference_mode():
+        assert (segnets.predicted_labels(lost(data.inputs())) == 0).all()
+        assert (segnets.predicted_labels(model(data.inputs())) == 1).float().mean() > 0.9
+
+
+def test_a_network_of_another_kind_is_not_trained(few: Scenes) -> None:
+    with pytest.raises(ValueError, match="a head that ends in DoubleLog"):
+        segtrain.fit(nn.Sequential(nn.Conv2d(3, 4, 1)), few, epochs=1, balance=0.5)
 
 
 def test_a_balanced_training_is_more_ready_to_call_the_rare_class() -> None:

@@ -41,8 +41,8 @@ FIGURES: dict[str, Callable[[Request], Drawn]] = {
 DPI = 150
 _SECONDS = {
     f"{SEGMENTATION}shapes": 80.0,
-    f"{SEGMENTATION}camvid": 1200.0,
-    f"{SEGMENTATION}deeplab": 300.0,
+    f"{SEGMENTATION}camvid": 480.0,
+    f"{SEGMENTATION}deeplab": 120.0,
 }
 _QUICK_NOTE = "A quick run: few rows and epochs, which say nothing about the paper."
 

@@ -180,9 +180,8 @@ def shapes_net(seed: int = 0) -> nn.Sequential:
 def camvid_net(seed: int = 0) -> nn.Sequential:
     """Build the network for CamVid.
 
-    Trained by plain squared error it never calls a pixel pole, sign, pedestrian or bicyclist: for
-    a rare class the error is least at a score that another class undercuts. So pixels of rare
-    classes count more in its training (:data:`ffcp_paper.segtrain.RECIPES`).
+    Pixels of rare classes, such as poles and signs, count more in its training
+    (:data:`ffcp_paper.segtrain.RECIPES`).
 
     >>> sum(p.numel() for p in camvid_net().parameters()) < 2_000_000
     True
@@ -284,6 +283,20 @@ def deeplab_inputs(pixels: Tensor) -> Tensor:
         pixels.float(), size, mode="bilinear", align_corners=False, antialias=True
     )
     return (x - 128) / 128
+
+
+def without_scores(model: nn.Sequential) -> nn.Sequential:
+    """Give a network, its weights shared, that ends with the logits, before log(-log p).
+
+    >>> model = residual_net(4, width=4, outputs=4, hidden=4, dilations=(1,))
+    >>> x = torch.randn(1, 3, 16, 16)
+    >>> bool(model(x).equal(model.head[-1](without_scores(model)(x))))
+    True
+    """
+    head = model[-1]
+    if not isinstance(head, nn.Sequential) or not isinstance(head[-1], DoubleLog):
+        raise ValueError("the network must be a feature and a head that ends in DoubleLog")
+    return nn.Sequential(model[:-1], head[:-1])
 
 
 def predicted_labels(scores: Tensor) -> Tensor:

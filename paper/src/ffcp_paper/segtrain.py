@@ -105,20 +105,42 @@ def _resized(image: Tensor, labels: Tensor, size: tuple[int, int]) -> tuple[Tens
     return image, functional.interpolate(labels[None, None], size, mode="nearest-exact")[0, 0]
 
 
-def masked_mse(scores: Tensor, wanted: Tensor, weight: Tensor | float = 1.0) -> Tensor:
-    """Return the mean of weight times squared error, over the targets that are not NaN.
+def blurred_shares(labels: Tensor, data: Scenes) -> Tensor:
+    """Return what the targets of label maps are the logs of: the share of each class near a pixel.
+
+    Pixels without a label have no shares.
+
+    >>> data = scenes.shapes(2, size=(16, 24))
+    >>> blurred_shares(data.labels, data).sum(dim=1).round(decimals=4).unique()
+    tensor([1.])
+    """
+    numbers = targets(labels, data.classes, ignore=data.ignore, smallest=1e-6)
+    return numbers.exp().neg().exp().nan_to_num(nan=0.0)
+
+
+def weighted_loss(logits: Tensor, shares: Tensor, weights: Tensor) -> Tensor:
+    """Return the cross entropy of labelled pixels, each class times its weight, on average.
 
     The weights of one batch need not be 1 on average: a batch without rare classes counts less.
 
+    >>> shares = torch.tensor([[[[1.0, 0.0, 0.0]], [[0.0, 1.0, 0.0]]]])  # the last has no label
+    >>> loss = weighted_loss(torch.zeros(1, 2, 1, 3), shares, torch.tensor([1.0, 3.0]))
+    >>> round(float(loss / math.log(2)), 4)
+    2.0
+    """
+    loss = functional.cross_entropy(logits, shares, weights, reduction="sum")
+    return loss / shares.sum().clamp_min(1)
+
+
+def masked_mse(scores: Tensor, wanted: Tensor) -> Tensor:
+    """Return the mean squared error over the targets that are not NaN.
+
     >>> float(masked_mse(torch.tensor([1.0, 5.0]), torch.tensor([3.0, math.nan])))
     4.0
-    >>> weight = torch.tensor([3.0, 1.0])
-    >>> float(masked_mse(torch.tensor([1.0, 5.0]), torch.tensor([3.0, 5.0]), weight))
-    6.0
     """
     known = ~wanted.isnan()
     # The NaN must not reach the difference: its gradient would be NaN although it is masked.
-    error = (scores - wanted.where(known, 0)).square() * known * weight
+    error = (scores - wanted.where(known, 0)).square() * known
     return error.sum() / known.sum().clamp_min(1)
 
 
@@ -136,18 +158,17 @@ def class_weights(data: Scenes, balance: float) -> Tensor:
     Returns
     -------
     Tensor
-        A weight for each of the 256 labels that a map can hold; labels that never occur, and the
-        one of unlabelled pixels, have 0.
+        A weight for each class; classes that never occur have 0.
 
     Examples
     --------
     >>> pixels, maps = torch.zeros(1, 3, 1, 4).byte(), torch.tensor([[[0, 0, 0, 1]]]).byte()
-    >>> class_weights(Scenes("few", ("common", "rare"), None, pixels, maps), balance=1.0)[:3]
-    tensor([0.6667, 2.0000, 0.0000])
+    >>> class_weights(Scenes("few", ("common", "rare"), None, pixels, maps), balance=1.0)
+    tensor([0.6667, 2.0000])
     """
-    counts = torch.bincount(data.labels.flatten().long(), minlength=256).double()
-    if data.ignore is not None:
-        counts[data.ignore] = 0
+    labels = data.labels.flatten()
+    known = labels if data.ignore is None else labels[labels != data.ignore]
+    counts = torch.bincount(known.long(), minlength=data.classes).double()
     share = counts / counts.sum()
     weights = torch.where(share > 0, share.clamp_min(1e-12) ** -balance, 0.0)
     return (weights / (share * weights).sum()).float()
@@ -174,22 +195,24 @@ def fit(
     batch_size: int = 8,
     learning_rate: float = 3e-3,
     weight_decay: float = 1e-3,
-    balance: float = 0.0,
+    balance: float | None = None,
     augment: Augment | None = None,
     checkpoint: Path | None = None,
     progress: Progress = lambda message: None,
 ) -> nn.Sequential:
     """Fit a network to the numbers that :func:`ffcp.segmentation.targets` makes of label maps.
 
-    The loss is the mean squared error over labelled pixels, weighted by class; AdamW, with a
-    learning rate that rises for a tenth of the steps and then falls to nothing. What an epoch does
-    depends on the weights, ``seed`` and its number alone, so a run that was killed and goes on
-    from its checkpoint ends in the same weights as one that was not.
+    The loss is the mean squared error over labelled pixels, or, with ``balance``, the cross entropy
+    of what the numbers are the logs of. AdamW, with a learning rate that rises for a tenth of the
+    steps and then falls to nothing. What an epoch does depends on the weights, ``seed`` and its
+    number alone, so a run that was killed and goes on from its checkpoint ends in the same weights
+    as one that was not.
 
     Parameters
     ----------
     model
-        The network; it is trained in place and left in eval mode.
+        The network, whose head ends in :class:`ffcp.segmentation.DoubleLog`; it is trained in place
+        and left in eval mode.
     data
         Images and label maps, these of the size of the output.
     epochs
@@ -199,7 +222,9 @@ def fit(
     batch_size, learning_rate, weight_decay
         The largest learning rate, and the other settings of AdamW.
     balance
-        How much more pixels of rare classes count: see :func:`class_weights`.
+        ``None`` for squared errors, with which bands are shortest. They lose rare classes, though:
+        the outputs are flat where a class is unlikely, so that one that was lost stays lost. A
+        number for cross entropy, and how much more rare classes count: see :func:`class_weights`.
     augment
         How images are varied; ``None`` for not at all.
     checkpoint
@@ -233,7 +258,7 @@ def fit(
     saved = None if checkpoint is None else _Checkpoint(checkpoint, settings)
     done = 0 if saved is None else saved.restore(model, optimizer)
     steps = epochs * -(-len(data) // batch_size)
-    weights = class_weights(data, balance)
+    loss_of = _loss(model, data, balance)
     with torch.random.fork_rng(devices=[]):
         for epoch in range(done, epochs):
             losses = []
@@ -244,8 +269,7 @@ def fit(
                 for group in optimizer.param_groups:
                     group["lr"] = learning_rate * one_cycle(step, steps)
                 optimizer.zero_grad()
-                wanted = targets(labels, data.classes, ignore=data.ignore)
-                loss = masked_mse(model(x), wanted, weights[labels.long()][:, None])
+                loss = loss_of(x, labels)
                 loss.backward()
                 optimizer.step()
                 losses.append(float(loss.detach()))
@@ -253,6 +277,18 @@ def fit(
                 saved.keep(model, optimizer, epoch + 1)
             progress(f"epoch {epoch + 1} of {epochs}: loss {sum(losses) / len(losses):.3f}")
     return model.eval()
+
+
+def _loss(
+    model: nn.Sequential, data: Scenes, balance: float | None
+) -> Callable[[Tensor, Tensor], Tensor]:
+    """Give the loss of a batch of inputs and label maps."""
+    if balance is None:
+        return lambda x, labels: masked_mse(
+            model(x), targets(labels, data.classes, ignore=data.ignore)
+        )
+    weights, logits = class_weights(data, balance), segnets.without_scores(model)
+    return lambda x, labels: weighted_loss(logits(x), blurred_shares(labels, data), weights)
 
 
 def _epoch_generator(seed: int, epoch: int) -> torch.Generator:
@@ -368,7 +404,7 @@ class Recipe:
     batch_size: int
     learning_rate: float
     weight_decay: float
-    balance: float
+    balance: float | None
     augment: Augment | None
     #: What else the weights depend on; to be changed with ``build`` or ``data``.
     version: str
@@ -393,12 +429,12 @@ def _training_camvid(seed: int) -> Scenes:
 RECIPES = {
     "shapes": Recipe(
         segnets.shapes_net, _training_shapes, epochs=12, batch_size=8, learning_rate=6e-3,
-        weight_decay=1e-3, balance=0.0, augment=None, version="3",
+        weight_decay=1e-3, balance=None, augment=None, version="4",
     ),
     "camvid": Recipe(
         segnets.camvid_net, _training_camvid, epochs=30, batch_size=8, learning_rate=4e-3,
         weight_decay=1e-2, balance=1.0, augment=Augment(smallest=0.5, size=0.75, light=0.15),
-        version="3",
+        version="4",
     ),
 }  # fmt: skip
 
@@ -409,7 +445,7 @@ def trained(name: str, seed: int = 0, progress: Progress = lambda message: None)
     Parameters
     ----------
     name
-        ``"shapes"`` (about a minute, no file is needed) or ``"camvid"`` (about twenty minutes,
+        ``"shapes"`` (about a minute, no file is needed) or ``"camvid"`` (about five minutes,
         more if other programs run).
     seed
         For the first weights and the training; for shapes also for the training images.
