@@ -8,7 +8,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from ffcp_paper import scenes, segments, segnets
+from ffcp_paper import scenes, segments, segnets, segshow
 from ffcp_paper.cli import app
 
 pytestmark = pytest.mark.heavy
@@ -75,8 +75,8 @@ def test_what_is_finished_is_not_computed_again(
     first = segments.run("shapes", alpha=0.2, drawn=1)
     monkeypatch.setattr(segments, "_measure", lambda *args: pytest.fail("measured again"))
     again = segments.run("shapes", alpha=0.2, drawn=1)
-    assert segments.tabulate(again) == segments.tabulate(first)
-    assert segments.tabulate_sets(again) == segments.tabulate_sets(first)
+    assert segshow.tabulate(again) == segshow.tabulate(first)
+    assert segshow.tabulate_sets(again) == segshow.tabulate_sets(first)
     torch.testing.assert_close(again.rows[2].maps, first.rows[2].maps, rtol=1e-3, atol=0)
 
 
@@ -91,6 +91,7 @@ def test_the_command_prints_tables_and_draws_a_picture(
     lines = found.output.splitlines()
     assert max(map(len, lines[:-1])) <= 80
     assert any(line.startswith("FFCP, 8 probes") for line in lines)
+    assert "found of each class: background" in " ".join(found.output.split())
     picture = tmp_path / "ffcp_segment_shapes.png"
     assert picture.read_bytes().startswith(b"\x89PNG")
 

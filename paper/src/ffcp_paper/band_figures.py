@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ffcp import CP, FCP, FFCP, FFCPWarning, Interval, metrics
-from ffcp_paper import runs, segments
+from ffcp_paper import runs, segments, segshow
 from ffcp_paper.core import BandPredictor
 from ffcp_paper.drawing import (
     DARK,
@@ -192,7 +192,7 @@ def segmentation(name: str, request: Request) -> Drawn:
         name, drawn=_DRAWN, methods=("CP", "FCP", "FFCP"), sets=False,
         progress=lambda text: request.report(0.0, f"{name}: {text}"),
     )  # fmt: skip
-    figure = segments.picture(result)
+    figure = segshow.picture(result)
     _enlarge(figure)
     ratios = ", ".join(f"{row.method} {row.contrast:.2f}" for row in result.rows)
     return Drawn(

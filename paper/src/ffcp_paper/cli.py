@@ -12,7 +12,18 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 import ffcp
 import ffcp_paper
-from ffcp_paper import datalist, datasets, fetch, figures, logits, render, segments, streams, vision
+from ffcp_paper import (
+    datalist,
+    datasets,
+    fetch,
+    figures,
+    logits,
+    render,
+    segments,
+    segshow,
+    streams,
+    vision,
+)
 from ffcp_paper import groups as worst_groups
 from ffcp_paper import labels as label_sets
 from ffcp_paper import report as page
@@ -261,9 +272,9 @@ def segment(
                 drawn=images,
                 progress=lambda line, name=name: status.update(f"{name}: {line}"),  # type: ignore[misc]
             )
-        _print_segments(console, result)
+        segshow.report(console, result)
         place = out / f"ffcp_segment_{name}.png"
-        segments.picture(result).savefig(place, dpi=130)
+        segshow.picture(result).savefig(place, dpi=130)
         console.print(f"Picture: {place}", highlight=False, soft_wrap=True)
 
 
@@ -286,24 +297,6 @@ def _segmentations(console: Console, names: list[str]) -> list[str]:
         console.print("ffcp-paper segment shapes needs no data.", highlight=False)
         raise typer.Exit(1)
     return present
-
-
-def _print_segments(console: Console, result: segments.Result) -> None:
-    console.print(
-        f"\n[bold]{result.experiment.title}[/bold]: {result.accuracy:.1%} of pixels right, "
-        f"mean IoU {result.mean_iou:.2f}",
-        highlight=False,
-    )
-    print_table(console, segments.COLUMNS, segments.tabulate(result))
-    for row in result.rows:
-        if row.infinite:
-            console.print(
-                f"{row.method}: {row.infinite:.1%} of the places have no finite band, because too "
-                "few calibration images are labelled there; the lengths leave them out.",
-                highlight=False,
-            )
-    console.print("\nLabel sets for every pixel", highlight=False)
-    print_table(console, segments.SET_COLUMNS, segments.tabulate_sets(result))
 
 
 @app.command()

@@ -485,3 +485,12 @@ def mean_iou(confusion: Tensor) -> float:
     hits = confusion.diagonal().double()
     union = confusion.sum(dim=0) + confusion.sum(dim=1) - hits
     return float((hits / union)[union > 0].mean())
+
+
+def found_of_each(confusion: Tensor) -> list[float]:
+    """Return, for each class, the share of its pixels that was predicted; NaN if it has none.
+
+    >>> found_of_each(torch.tensor([[3, 1], [0, 4]]))
+    [0.75, 1.0]
+    """
+    return (confusion.diagonal().double() / confusion.sum(dim=1)).tolist()
