@@ -662,7 +662,7 @@ def test_the_worst_group_decides_group_coverage() -> None:
 
 def test_the_ratio_of_run_times_decides() -> None:
     for slow, holds in ((3.2, True), (3.0, False)):
-        times = [{"CP": [0.05] * 6, "FCP": [slow] * 6, "FFCP": [0.1] * 6}]
+        times = [{"CP": [0.05] * 7, "FCP": [slow] * 7, "FFCP": [0.1] * 7}]
         table = tables.build(
             "ffcp_runtime", Collected(seconds={("synthetic", TRAINED): times}), TINY
         )
@@ -671,7 +671,8 @@ def test_the_ratio_of_run_times_decides() -> None:
 
 
 def test_a_ratio_whose_interval_holds_the_limit_is_not_decided() -> None:
-    times = [{"CP": [0.05] * 6, "FCP": [3.0, 3.1, 3.2, 3.3, 3.4, 3.5], "FFCP": [0.1] * 6}]
+    slow = [3.0, 3.1, 3.2, 3.2, 3.3, 3.4, 3.5]
+    times = [{"CP": [0.05] * 7, "FCP": slow, "FFCP": [0.1] * 7}]
     found = Collected(seconds={("synthetic", TRAINED): times})
     table = tables.build("ffcp_runtime", found, TINY)
     row = table["rows"][0]

@@ -261,7 +261,7 @@ class Study:
         the second, which is slow, to the last is stable.
         """
         result = []
-        error = timing.ERROR / self.settings.seeds
+        error = timing.error_of_look(self.settings.seeds)
         for seed in range(self.settings.seeds):
             self._report(0.0, f"{self.data}: timing")
             key = {

@@ -21,7 +21,7 @@ from ffcp_paper.table_rows import (
     ours,
     smallest_speedup,
 )
-from ffcp_paper.timing import ERROR
+from ffcp_paper.timing import ERROR, LOOKS
 from ffcp_paper.works import (
     FCP_FEATURE,
     TIMED_SPLIT,
@@ -125,7 +125,8 @@ def notes_of(name: str, settings: Settings) -> list[str]:
             "paper's seconds are those of another machine; ratios can be compared.",
             "Times faster: the median of the rounds' ratios, averaged over seeds, with an interval "
             f"that holds it with {1 - ERROR:.0%} confidence whatever the noise of the machine. "
-            f"Rounds are repeated until it is narrow, at most {settings.rounds} times.",
+            f"Rounds are repeated until it is narrow, at most {settings.rounds} times; that is "
+            f"looked at {LOOKS} times, and the confidence is that of all looks together.",
             "The claim holds in a row if the whole interval is at least "
             f"{smallest_speedup(name):g}, the smallest ratio that the paper prints; a row whose "
             "interval holds that number is not decided.",

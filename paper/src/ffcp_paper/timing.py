@@ -13,6 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 ERROR = 0.05  # how often the interval of a row may miss the ratio
+#: How often one looks whether a ratio is stable. Who stops when an interval pleases must count on
+#: the error of each that was looked at, so they are few.
+LOOKS = 3
 _NARROW = 0.1  # of the median: a ratio is stable if its interval is no wider
 
 
@@ -37,6 +40,15 @@ def rounds_needed(error: float) -> int:
     (6, 8)
     """
     return math.ceil(1 - math.log2(error))
+
+
+def error_of_look(seeds: int) -> float:
+    """Give the error of one interval, so that all of a row's hold at once.
+
+    >>> round(error_of_look(5), 5)
+    0.00333
+    """
+    return ERROR / (seeds * LOOKS)
 
 
 def ratio(values: Sequence[float], error: float) -> Ratio:
@@ -65,6 +77,9 @@ def repeated(
 ) -> dict[str, list[float]]:
     """Time rounds until the ratio of two methods is stable, or there were ``most`` of them.
 
+    Whether it is stable is looked at :data:`LOOKS` times: as soon as there is an interval of the
+    ``error``, halfway from there, and at the end.
+
     Returns
     -------
     dict
@@ -72,10 +87,11 @@ def repeated(
     """
     rounds: list[Mapping[str, float]] = []
     least = rounds_needed(error)
-    while len(rounds) < max(least, most):
-        rounds.append(one_round())
-        ratios = [one[slow] / one[fast] for one in rounds]
-        if len(rounds) >= least and ratio(ratios, error).is_stable:
+    most = max(least, most)
+    for look in range(LOOKS):
+        wanted = least + (most - least) * look // (LOOKS - 1)
+        rounds += [one_round() for _ in range(wanted - len(rounds))]
+        if ratio([one[slow] / one[fast] for one in rounds], error).is_stable:
             break
     return {name: [one[name] for one in rounds] for name in rounds[0]}
 
@@ -85,12 +101,12 @@ def of_seeds(
 ) -> tuple[list[Ratio], Ratio]:
     """Give the ratio of every seed, and their mean with an interval for it.
 
-    Each seed has an interval that misses its ratio with the error divided by their number, so all
-    of them hold at once, and so does their mean. What is left is the noise of the machine: the
-    networks of the seeds are what they are.
+    Each seed has an interval that misses its ratio with the error divided by the number of seeds
+    and of looks, so all of them hold at once, and so does their mean. What is left is the
+    noise of the machine: the networks of the seeds are what they are.
     """
     each = [
-        ratio([a / b for a, b in zip(one[slow], one[fast], strict=True)], ERROR / len(seeds))
+        ratio([a / b for a, b in zip(one[slow], one[fast], strict=True)], error_of_look(len(seeds)))
         for one in seeds
     ]
     ends = ("middle", "low", "high")

@@ -14,7 +14,7 @@ from typing import Any
 from ffcp_paper import datasets, labels
 from ffcp_paper.networks import SPLIT_POINTS
 from ffcp_paper.squares import Square
-from ffcp_paper.timing import ERROR, rounds_needed
+from ffcp_paper.timing import error_of_look, rounds_needed
 
 #: Where the published code cuts its network for FCP: behind the ReLU of the second hidden layer.
 FCP_FEATURE = "4"
@@ -152,7 +152,7 @@ class Work:
         """Guess the seconds it takes with a number of trainings before it, for a progress bar."""
         rows = min(datasets.known(self.data).rows, settings.rows or math.inf)
         taught = sum(_SECONDS_PER_ROW.get(method.name, 2e-5) for method in self.methods)
-        timed = 2e-5 * len(self.timed) * rounds_needed(ERROR / settings.seeds)
+        timed = 2e-5 * len(self.timed) * rounds_needed(error_of_look(settings.seeds))
         bands = rows * settings.seeds * (taught + timed)
         each = 0.0 if self.training.kind == "none" else 1e-6 * rows * settings.seeds
         return bands + trainings * each * settings.epochs
