@@ -69,6 +69,7 @@ bands: .venv/.ready       ## Auto beside its candidates and other libraries; wri
 	$(BIN)/python -m benchmarks.bands --jobs 2 --time --write
 
 reproduce: .venv/.ready   ## every table and figure of the paper, and one page of them
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable "./paper[vision]"
 	$(BIN)/ffcp-paper reproduce
 	$(BIN)/ffcp-paper report reproduced
 

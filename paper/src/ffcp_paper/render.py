@@ -25,6 +25,8 @@ def cell(value: Any, column: dict[str, Any], spread: bool = True) -> str:
     '90.1 ± 0.5'
     >>> cell(True, {"kind": "claim"}), cell(None, {"kind": "text"})
     ('yes', '')
+    >>> cell(577.8132, {"kind": "number"}), cell(5.7732, {"kind": "number"})
+    ('577.8', '5.773')
     """
     if value is None:
         return ""
@@ -32,13 +34,14 @@ def cell(value: Any, column: dict[str, Any], spread: bool = True) -> str:
         return "yes" if value else "no"
     if isinstance(value, str):
         return value
+    middle, sd = (value["mean"], value["sd"]) if isinstance(value, dict) else (value, None)
     scale, digits = 100 if column.get("percent") else 1, column.get("digits", 3)
-    if isinstance(value, dict):
-        shown = f"{scale * value['mean']:.{digits}f}"
-        if spread and value["sd"] is not None:
-            shown += f" ± {scale * value['sd']:.{digits}f}"
-        return shown
-    return f"{scale * value:.{digits}f}"
+    if abs(middle) >= 100:
+        digits = min(1, digits)  # or one row makes all the others wide
+    shown = f"{scale * middle:.{digits}f}"
+    if spread and sd is not None:
+        shown += f" ± {scale * sd:.{digits}f}"
+    return shown
 
 
 def _headings(table: Table) -> list[str]:
