@@ -12,7 +12,7 @@ import typing
 import uuid
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
@@ -244,6 +244,28 @@ def put(path: str | Path, data: bytes) -> None:
     except BaseException:
         place.unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Let others that write several files to a folder wait until these are written.
+
+    Of threads and processes of one machine; the system lets go of a folder when a process is
+    killed. Where it can lock no folders, as on Windows, nobody waits.
+    """
+    try:
+        import fcntl
+
+        place = os.open(folder, os.O_RDONLY)
+    except (ImportError, PermissionError):
+        yield
+        return
+    try:
+        with suppress(OSError):  # some network file systems
+            fcntl.flock(place, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(place)
 
 
 def temporary(path: str | Path) -> Path:

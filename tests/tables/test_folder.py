@@ -8,6 +8,9 @@ import shutil
 import signal
 import threading
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,7 +19,7 @@ pytest.importorskip("pandas")
 import numpy as np
 import pandas as pd
 
-from ffcp import tables
+from ffcp import files, tables
 from tests.tables.material import new
 
 
@@ -119,6 +122,39 @@ def test_two_predictions_at_once_do_not_mix(fitted: tables.FittedTable, tmp_path
     assert rows == [300, 300]
     assert len(pd.read_csv(out)) == 300
     assert sorted(file.name for file in tmp_path.iterdir()) == ["new.bands.csv", "new.csv"]
+
+
+def test_two_that_replace_a_fit_at_once_leave_one_whole(
+    fitted: tables.FittedTable, labelled: tables.FittedTable, tmp_path: Path
+) -> None:
+    where = fitted.save(tmp_path / "a.ffcp")
+
+    def replace(one: tables.FittedTable) -> None:
+        for _ in range(25):
+            one.save(where, force=True)
+            assert tables.load(where).about.target in ("price", "kind")
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(replace, (fitted, labelled)))
+    assert len(list(where.glob("*.safetensors"))) == 2
+
+
+def test_of_two_that_fit_into_one_new_folder_the_second_is_refused(
+    fitted: tables.FittedTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where = tmp_path / "a.ffcp"
+    others = files.alone
+
+    @contextmanager
+    def another_was_first(folder: Path) -> Iterator[None]:
+        monkeypatch.setattr(files, "alone", others)
+        fitted.save(folder)
+        yield
+
+    monkeypatch.setattr(files, "alone", another_was_first)
+    with pytest.raises(tables.TableError, match="holds a fit already"):
+        fitted.save(where)
+    tables.load(where)
 
 
 @pytest.mark.slow

@@ -2,7 +2,8 @@
 
 ``ffcp.json`` names the other files by their checksums and is written last, in one step: a fit
 that is killed leaves what was there before, and a second one that replaces it is seen whole or
-not at all. Nothing is pickled, and loading checks everything.
+not at all. Of two that write at once, one waits for the other. Nothing is pickled, and loading
+checks everything.
 """
 
 from __future__ import annotations
@@ -48,6 +49,13 @@ def save(fitted: Any, folder: str | Path, *, force: bool = False) -> Path:
     folder = Path(folder)
     must_be_free(folder, force=force)
     folder.mkdir(parents=True, exist_ok=True)
+    with files.alone(folder):
+        must_be_free(folder, force=force)  # another may have written while this one waited
+        _write(fitted, folder)
+    return folder
+
+
+def _write(fitted: Any, folder: Path) -> None:
     from safetensors.torch import save as as_bytes
 
     weights = {
@@ -75,7 +83,6 @@ def save(fitted: Any, folder: str | Path, *, force: bool = False) -> Path:
     for file in folder.iterdir():  # those of the fit that was replaced
         if file.name.startswith(_OURS) and file.name not in names.values():
             file.unlink(missing_ok=True)
-    return folder
 
 
 def _network(model: nn.Module) -> TableNetwork:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from ffcp.tables.errors import TableError
 from ffcp.tables.fitted import BATCH, About, FittedTable
 from ffcp.tables.folder import FORMAT, MANIFEST, digest
 from ffcp.tables.network import Placed, Shape, TableNetwork
+
+_REPLACED = 5  # times that a fit may be replaced while it is read
 
 
 def load(folder: str | Path) -> FittedTable:
@@ -34,10 +37,10 @@ def load(folder: str | Path) -> FittedTable:
     if not (folder / MANIFEST).is_file():
         raise TableError(f"{folder} holds no finished fit ({MANIFEST} is missing): run ffcp fit")
     try:
-        try:
-            return _load(folder)
-        except FileNotFoundError:  # another fit has just taken its place
-            return _load(folder)
+        for _ in range(_REPLACED):
+            with suppress(FileNotFoundError):  # another fit has just taken its place
+                return _load(folder)
+        return _load(folder)
     except (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError) as error:
         raise TableError(f"{folder} is damaged: {error}. Run ffcp fit again") from error
 
