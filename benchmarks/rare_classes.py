@@ -1,0 +1,65 @@
+"""How much rare classes should count in the training of CamVid's network.
+
+Trains the network as :data:`ffcp_paper.segtrain.RECIPES` says, on five sixths of the training
+images, once for every balance, and looks at the rest: blocks of neighbouring frames, for those next
+to each other are nearly the same. Images that calibrate or test are not read.
+
+    python -m benchmarks.rare_classes --balances 0.25 0.5 0.75 1
+"""
+
+from __future__ import annotations
+
+import argparse
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
+
+import torch
+
+from benchmarks.timing import show, table
+from ffcp_paper import scenes, segnets, segtrain
+
+BLOCK, BLOCKS = 20, 6  # frames of a block, of so many of which one is held out
+RARE = ("pole", "sign", "pedestrian", "bicyclist")
+
+
+def main() -> None:
+    """Print a line for every balance."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--balances", type=float, nargs="+", default=[0.25, 0.5, 0.75, 1.0])
+    parser.add_argument("--epochs", type=int, default=segtrain.RECIPES["camvid"].epochs)
+    parser.add_argument("--jobs", type=int, default=2, help="trainings at once, a thread each")
+    asked = parser.parse_args()
+    with ProcessPoolExecutor(asked.jobs, mp_context=get_context("spawn")) as pool:
+        found = list(pool.map(partial(held_out, epochs=asked.epochs), asked.balances))
+    made = table("CamVid, images held out", "balance", "pixels right", "mean IoU", *RARE)
+    for balance, (right, iou, shares) in zip(asked.balances, found, strict=True):
+        made.add_row(
+            f"{balance:g}", f"{right:.1%}", f"{iou:.3f}", *(f"{shares[name]:.0%}" for name in RARE)
+        )
+    show(made)
+
+
+def held_out(balance: float, epochs: int) -> tuple[float, float, dict[str, float]]:
+    """Train with one balance; give the pixels right, the mean IoU and what is found of classes."""
+    torch.set_num_threads(1)
+    recipe = segtrain.RECIPES["camvid"]
+    data = recipe.data(0)
+    is_out = torch.arange(len(data)) // BLOCK % BLOCKS == BLOCKS - 1
+    kept, out = (data.take(mask.nonzero()[:, 0]) for mask in (~is_out, is_out))
+    model = segtrain.fit(
+        recipe.build(0), kept, epochs=epochs, batch_size=recipe.batch_size,
+        learning_rate=recipe.learning_rate, weight_decay=recipe.weight_decay, balance=balance,
+        augment=recipe.augment, progress=lambda line: print(f"{balance:g}: {line}", flush=True),
+    )  # fmt: skip
+    with torch.inference_mode():
+        labels = [
+            segnets.predicted_labels(model(scenes.normalised(x))) for x in out.pixels.split(8)
+        ]
+    counts = scenes.confusion(torch.cat(labels), out.labels, out.classes, out.ignore)
+    shares = dict(zip(out.class_names, scenes.found_of_each(counts), strict=True))
+    return scenes.pixel_accuracy(counts), scenes.mean_iou(counts), shares
+
+
+if __name__ == "__main__":
+    main()
