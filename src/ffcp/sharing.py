@@ -11,6 +11,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from ffcp import files
 from ffcp.attributes import Plain
@@ -45,7 +46,8 @@ def steady(
 
     @functools.wraps(method)
     def call(self: Self, *args: P.args, **kwargs: P.kwargs) -> Result:
-        if torch.compiler.is_compiling():  # by torch.compile(predictor), or around a call of it
+        if torch.compiler.is_dynamo_compiling() or _is_exported():
+            # By torch.compile(predictor), or around a call of it.
             torch.compiler.disable(self.compile)()
         snapshot = self._snapshot()
         now, tensors = stamped(snapshot.model)
@@ -58,6 +60,11 @@ def steady(
                 snapshot._check_weights()
 
     return call  # type: ignore[return-value]
+
+
+def _is_exported() -> bool:
+    """Say whether torch.export traces this thread: torch itself knows only of all together."""
+    return torch.compiler.is_compiling() and _get_current_dispatch_mode() is not None
 
 
 class Sharing(Plain):

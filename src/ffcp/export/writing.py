@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import threading
 from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -34,6 +35,7 @@ from ffcp.regression.predictor import BandPredictor
 
 _OLDEST = (2, 5)  # of torch: before, torch.onnx.export takes no program of torch.export
 _TRIED = (Fraction(1, 10), Fraction(1, 4))  # where alpha is an input
+_ONE_AT_A_TIME = threading.Lock()  # torch's exporter keeps its state for all threads together
 
 
 def export(
@@ -51,7 +53,8 @@ def export(
     must_be_new_enough(torch.__version__)
     exact = _checked_alphas(alphas)
     _check_random(predictor, random)
-    data = _Writing(predictor, example, exact, random).data()
+    with _ONE_AT_A_TIME:
+        data = _Writing(predictor, example, exact, random).data()
     files.put(path, data)
     _warn_of_infinite(predictor, exact or [])
 
