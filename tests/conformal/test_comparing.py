@@ -150,6 +150,30 @@ def test_products_of_fewer_digits_than_float32_has_are_noticed(
     assert torch.equal(torch.cat([search.rows(one, 40) for one in x.split(1)]), expected)
 
 
+@pytest.mark.parametrize("far", [1e9, 1e12, 1e18, 9.97e36])
+@pytest.mark.parametrize(("rows", "width"), [(100, 10), (2000, 10), (2000, 100)])
+def test_one_point_that_is_far_away_changes_no_neighbours_of_others(
+    far: float, rows: int, width: int
+) -> None:
+    points = normal(rows, width, seed=7)
+    expected = sorted_out(points[:-1], points[:50], 20)
+    for changed in (slice(1), slice(None)):  # a coordinate, or all of them
+        moved = points.clone()
+        moved[-1, changed] = far
+        search = EveryPoint(moved, 20)
+        assert torch.equal(search.rows(moved[:50], 20), expected)
+        assert torch.equal(search(moved[:50], 20)[0], expected)
+
+
+def test_points_far_away_have_the_nearest_of_those_beside_them() -> None:
+    scales = 10.0 ** torch.arange(2, 12, dtype=torch.float64).repeat_interleave(30)
+    far = scales[:, None] * (1 + 1e-4 * normal(300, 10, seed=8).double())
+    points = torch.cat([normal(700, 10, seed=9).double(), far])
+    search = EveryPoint(points, 5)
+    assert torch.equal(search.rows(points, 5), sorted_out(points, points, 5))
+    assert torch.equal(search(points[700:], 1)[0][:, 0], torch.arange(700, 1000))
+
+
 @pytest.mark.usefixtures("_way")
 def test_autocast_changes_no_neighbours() -> None:
     points, x = DATA["normal"][:2000], DATA["normal"][2000:]

@@ -51,6 +51,7 @@ class EveryPoint:
         self._places = Places(embedding, fine=0.0)
         self._near = (way or fastest)(self._places.rounded())
         self._longest = self._places.longest
+        self._fine = 2.0**-24 * self._places.typical
         self._is_rough_enough = len(embedding) >= _FEW and self._is_mostly_decided(neighbours)
 
     def _is_mostly_decided(self, neighbours: int) -> bool:
@@ -77,7 +78,18 @@ class EveryPoint:
         return torch.from_numpy(rows)
 
     def _distances(self, x: Tensor) -> np.ndarray:
-        return self._places.from_each(self._places.moved(x)).numpy()
+        moved = self._places.moved(x)
+        distances: np.ndarray = self._places.from_each(moved).numpy()
+        # Far from the centre products are off by more than points are apart there.
+        error = (x.shape[1] + 8) * 2.0**-53 * 4 * moved.square().sum(dim=1)
+        far = np.flatnonzero(~(error < self._fine).numpy())
+        if len(far):
+            rows, columns = np.divmod(
+                np.arange(len(far) * len(self._embedding)), distances.shape[1]
+            )
+            in_full = _in_full(x.numpy(), self._embedding.numpy())
+            distances[far] = in_full(far[rows], columns).reshape(len(far), -1)
+        return distances
 
     def _by_rough(self, x: Tensor, k: int) -> tuple[np.ndarray, np.ndarray]:
         """Give rows (b, k) by products in float32, and for which of ``x`` these decide."""

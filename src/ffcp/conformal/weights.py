@@ -25,6 +25,7 @@ from ffcp.conformal.rank import exact_alpha
 ONE = 2**23  # the weight 1, in whole numbers
 _CACHE = 2**19  # weights worked on at once: they stay in the cache
 _ROWS = 2**16  # points made ready at once
+_CENTRED = 2**10  # points that say where the centre is
 
 
 class Sums(Protocol):
@@ -158,8 +159,11 @@ class Places:
     ) -> None:
         self._unit = unit
         # Distances come from |a|^2 + |b|^2 - 2ab, which cancels; centring makes it harmless
-        # unless distances of interest are tiny beside the spread of the points.
-        self._centre = embedding.mean(dim=0, dtype=torch.float64)
+        # unless distances of interest are tiny beside the spread of the points. The centre is the
+        # middle of two quartiles: a single point that is far away would take the mean with it.
+        some = embedding[_spread_out(len(embedding))].double().sort(dim=0).values
+        last = len(some) - 1
+        self._centre = some[[last // 4, last - last // 4]].mean(dim=0)
         spread = max((float(p.abs().max()) for p in self._moved(embedding)), default=0.0)
         near = spread * math.sqrt(embedding.shape[1]) < 100 * fine
         self._type = torch.float32 if near else torch.float64
@@ -181,6 +185,12 @@ class Places:
     def longest(self) -> float:
         """How far from their centre points lie, at most."""
         return math.sqrt(float(self._points[:, -2].max()))
+
+    @property
+    def typical(self) -> float:
+        """The median of the squared distances from the centre, but for points that lie in it."""
+        some = self._points[_spread_out(len(self)), -2]
+        return float(some[some > 0].median()) if bool((some > 0).any()) else 0.0
 
     @property
     def coordinates(self) -> Tensor:
@@ -217,6 +227,11 @@ class Places:
             squared = block[: rows.stop - rows.start]
             torch.mm(self._points[rows], transposed, out=squared)
             yield rows, squared.clamp_min_(0)
+
+
+def _spread_out(count: int) -> Tensor:
+    """Choose some of so many rows, from the first to the last."""
+    return torch.linspace(0, count - 1, min(count, _CENTRED), dtype=torch.float64).long()
 
 
 def _factors(x: Tensor) -> Tensor:
