@@ -27,6 +27,7 @@ from torch.fx.experimental.symbolic_shapes import (
 )
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from ffcp.export.backward import BACKWARD
 from ffcp.export.simpler import simplify
 from ffcp.pieces import traced
 
@@ -176,7 +177,7 @@ def _quiet() -> Iterator[None]:
 def _decompositions() -> dict[Any, Callable[..., Any]]:
     """Give other operations for those that have no ONNX."""
     return {
-        aten.convolution_backward.default: _convolution_backward,
+        **BACKWARD,
         aten.sort.stable: _stable_sort,
         aten.baddbmm.default: _biased_products,
     }
@@ -194,32 +195,3 @@ def _biased_products(
 ) -> Tensor:
     """Add a bias to products of matrices: torch 2.5 has it for a known number of rows only."""
     return torch.add(beta * bias if beta != 1 else bias, torch.bmm(left, right), alpha=alpha)
-
-
-def _convolution_backward(
-    gradient: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    bias_sizes: Any,
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    transposed: bool,
-    output_padding: list[int],
-    groups: int,
-    output_mask: list[bool],
-) -> tuple[Tensor, None, None]:
-    """Give the gradient in the input: the convolution's transpose. Weights are frozen."""
-    beyond = [0] * len(stride)
-    if not transposed:  # what the stride left over at the far end of every axis
-        reached = [
-            (size - 1) * step - 2 * pad + spread * (width - 1) + 1
-            for size, step, pad, spread, width in zip(
-                gradient.shape[2:], stride, padding, dilation, weight.shape[2:], strict=True
-            )
-        ]
-        beyond = [size - end for size, end in zip(x.shape[2:], reached, strict=True)]
-    back = aten.convolution.default(
-        gradient, weight, None, stride, padding, dilation, not transposed, beyond, groups
-    )
-    return back, None, None

@@ -23,7 +23,6 @@ _SLOPES = (
     aten.threshold_backward.default,  # of ReLU
     aten.tanh_backward.default,
     aten.sigmoid_backward.default,
-    aten.silu_backward.default,
 )
 _NORMS = (aten.linalg_vector_norm.default, aten.sum.dim_IntList, aten.amax.default)
 
