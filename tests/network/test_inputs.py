@@ -29,6 +29,7 @@ SAME = {
     "integers": NUMBERS.astype(np.int64),
     "small integers": NUMBERS.astype(np.int16),
     "lists": NUMBERS.astype(int).tolist(),
+    "numbers of numpy in lists": [list(row) for row in NUMBERS],
     "tuples in a list": [tuple(row) for row in NUMBERS.astype(int).tolist()],
     "float64": NUMBERS.astype(np.float64),
     "half": NUMBERS.astype(np.float16),

@@ -73,6 +73,7 @@ def test_quantiles_that_cross_or_cover_too_much_agree():
         torch.from_numpy,
         lambda a: torch.from_numpy(a).float(),
         np.ndarray.tolist,
+        list,  # of numbers of numpy
         lambda a: a[::-1],
         lambda a: a[:, None],
         lambda a: np.round(a).astype(int),

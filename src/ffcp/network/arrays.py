@@ -200,5 +200,7 @@ def target_tensor(y: Any) -> Tensor:
 
 
 def is_arraylike(x: Any) -> bool:
-    """Say whether something is a tensor, an array or a frame."""
+    """Say whether something is a tensor, an array or a frame; a number of numpy's is none."""
+    if isinstance(x, np.generic):
+        return False
     return isinstance(x, Tensor) or hasattr(x, "__array__") or is_frame(x)
