@@ -60,6 +60,40 @@ def test_predict_writes_the_rows_as_they_were_and_their_bands(folder: Path, tmp_
     assert all(line.startswith(old) for line, old in zip(text, before, strict=True))
 
 
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("delimiter", "decimal"), [(";", ","), ("\t", ","), ("|", "."), (",", ".")]
+)
+def test_bands_are_written_as_the_table_was_and_can_be_checked(
+    folder: Path, tmp_path: Path, delimiter: str, decimal: str
+) -> None:
+    table, out = tmp_path / "new.csv", tmp_path / "new.bands.csv"
+    houses(60, 5).to_csv(table, sep=delimiter, decimal=decimal, index=False)
+    assert runner.invoke(app, ["predict", str(folder), str(table)]).exit_code == 0
+    written = pd.read_csv(out, sep=delimiter, decimal=decimal)
+    assert {str(written[name].dtype) for name in ("price", "lower", "upper")} == {"float64"}
+    checked = [runner.invoke(app, ["check", str(folder), str(path)]) for path in (table, out)]
+    assert checked[1].exit_code == 0, checked[1].output
+    assert words(checked[1]) == words(checked[0])
+
+
+def test_a_blank_that_divides_is_not_written(fitted: tables.FittedTable, tmp_path: Path) -> None:
+    # The cells of an empty reason would be no cells any more.
+    lines = ["size rooms town sold id garden", "51,5 3 Bern 2020-02-01 a True"]
+    (tmp_path / "new.csv").write_text("\n".join([*lines, "80,0 2 Chur 2021-02-01 b False\n"]))
+    list(fitted.predict_file(tmp_path / "new.csv", tmp_path / "out.csv"))
+    assert reading.sniff(tmp_path / "out.csv").delimiter == ";"
+    assert reading.read(tmp_path / "out.csv")["reason"].tolist() == ["", ""]
+
+
+def test_targets_that_are_no_numbers_are_not_called_missing(folder: Path, tmp_path: Path) -> None:
+    frame = houses(30, 5)
+    frame.assign(price="CHF " + frame["price"].astype(str)).to_csv(tmp_path / "a.csv", index=False)
+    result = runner.invoke(app, ["check", str(folder), str(tmp_path / "a.csv")])
+    assert result.exit_code == 2
+    assert "the target 'price' is a number in no row, the first is 'CHF " in words(result)
+
+
 def test_a_table_of_no_rows_gives_a_table_of_no_rows(folder: Path, tmp_path: Path) -> None:
     new(5)[:0].to_csv(tmp_path / "none.csv", index=False)
     result = runner.invoke(app, ["predict", str(folder), str(tmp_path / "none.csv")])

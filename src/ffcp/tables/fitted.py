@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from ffcp import files
 from ffcp.conformal.rank import exact_alpha
 from ffcp.online.monitor import Monitor
+from ffcp.tables import cells, measuring, reading, targets
 from ffcp.tables import folder as folders
-from ffcp.tables import measuring, reading, targets
 from ffcp.tables.columns import Columns
 from ffcp.tables.errors import TableError
 from ffcp.tables.measuring import Measured
@@ -272,7 +272,7 @@ class FittedTable:
         frame = _frame(table)
         target = targets.read(frame, self.about.target, self.about.classes)
         if not target.known.any():
-            raise TableError(f"no row has a target {self.about.target!r} to check against")
+            raise TableError(_why_none(frame[self.about.target], self.about.target))
         known = frame[target.known].copy()
         known.attrs.update(frame.attrs)
         return known, target.values[target.known], len(frame) - len(known)
@@ -357,6 +357,17 @@ class FittedTable:
 
 def _frame(table: Any) -> pd.DataFrame:
     return reading.named(table) if isinstance(table, pd.DataFrame) else reading.read(table)
+
+
+def _why_none(column: pd.Series, name: str) -> str:
+    """Say why no row has a target: all cells are empty, or none of them is a number."""
+    given = [word for word in cells.words(column) if word]
+    if not given:
+        return f"no row has a target {name!r} to check against"
+    return (
+        f"the target {name!r} is a number in no row, the first is {given[0]!r}: write numbers "
+        "without units, with one decimal sign in the whole table"
+    )
 
 
 def _free(name: str, taken: Any) -> str:

@@ -18,7 +18,7 @@ import re
 import warnings
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -141,7 +141,11 @@ def _csv(path: Path, rows: int) -> Iterator[pd.DataFrame]:
     try:
         with _text(path, dialect.encoding) as file, pd.read_csv(file, **options) as parts:
             while (part := _next(parts)) is not None:
-                part.attrs.update(decimal=dialect.decimal, decisions=[f"read as {dialect}"])
+                part.attrs.update(
+                    delimiter=dialect.delimiter,
+                    decimal=dialect.decimal,
+                    decisions=[f"read as {dialect}"],
+                )
                 yield part.reset_index(drop=True)
     except pd.errors.ParserWarning as error:
         raise TableError(
@@ -314,6 +318,18 @@ def base_name(path: str | Path) -> str:
     return name
 
 
+def _signs(attrs: Mapping[Any, Any]) -> dict[str, str]:
+    """Give the signs to write text with: those it was read with, if all can be read again.
+
+    >>> _signs({"delimiter": ";", "decimal": ","}), _signs({})
+    ({'sep': ';', 'decimal': ','}, {'sep': ',', 'decimal': '.'})
+    """
+    delimiter, decimal = attrs.get("delimiter", ","), attrs.get("decimal", ".")
+    if delimiter not in _DELIMITERS:  # with blanks between them, empty cells are none
+        delimiter = ";" if decimal == "," else ","
+    return {"sep": delimiter, "decimal": decimal}
+
+
 class Writer:
     """Writes a table part by part; the file appears when all of it is written, or not at all."""
 
@@ -338,11 +354,15 @@ class Writer:
     def add(self, frame: pd.DataFrame, made: pd.DataFrame, original: Any = None) -> None:
         """Write more rows, and beside them what was made of them.
 
-        ``original`` are the rows as they are in a Parquet file, which keeps their types.
+        ``original`` are the rows as they are in a Parquet file, which keeps their types. Text has
+        the delimiter and the decimal sign of the text that the rows were read from.
         """
         if self._text is not None:
             both = pd.concat([frame, made], axis=1)
-            both.to_csv(self._text, index=False, header=not self._rows, lineterminator="\n")
+            signs = _signs(frame.attrs)
+            both.to_csv(
+                self._text, index=False, header=not self._rows, lineterminator="\n", **signs
+            )
         else:
             self._add_parquet(frame, made, original)
         self._rows += len(frame) or 1  # the header is there now, even if no row is
