@@ -153,6 +153,45 @@ def test_a_full_disk_is_said_and_leaves_nothing(
     assert [file.name for file in tmp_path.iterdir()] == ["new.csv"]
 
 
+@pytest.mark.parametrize("ending", [".csv", ".csv.gz", ".csv.bz2", ".csv.xz", ".parquet"])
+def test_what_a_disk_refuses_is_said_of_the_file_that_was_asked_for(
+    folder: Path, tmp_path: Path, ending: str
+) -> None:
+    new(4).to_csv(tmp_path / "new.csv", index=False)
+    out = tmp_path / f"{'x' * 240}{ending}"  # with our addition too long for any disk
+    result = runner.invoke(
+        app, ["predict", str(folder), str(tmp_path / "new.csv"), "--out", str(out)]
+    )
+    assert result.exit_code == 2
+    assert words(result) == f"Error: File name too long: {out}"
+    assert [file.name for file in tmp_path.iterdir()] == ["new.csv"]
+
+
+def test_a_parent_that_is_a_file_is_said(folder: Path, tmp_path: Path) -> None:
+    new(4).to_csv(tmp_path / "new.csv", index=False)
+    out = tmp_path / "new.csv" / "out.csv"
+    result = runner.invoke(
+        app, ["predict", str(folder), str(tmp_path / "new.csv"), "--out", str(out)]
+    )
+    assert words(result) == f"Error: Not a directory: {tmp_path / 'new.csv'}"
+
+
+def test_a_file_that_cannot_take_its_place_is_said_by_its_name(
+    fitted: tables.FittedTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(old: Path, new: Path) -> None:
+        raise OSError(errno.EACCES, "Permission denied", str(old), None, str(new))
+
+    new(4).to_csv(tmp_path / "new.csv", index=False)
+    monkeypatch.setattr(os, "replace", denied)
+    with pytest.raises(PermissionError) as caught:
+        list(fitted.predict_file(tmp_path / "new.csv", tmp_path / "out.csv"))
+    assert caught.value.filename == str(tmp_path / "out.csv")
+    with pytest.raises(PermissionError) as caught:
+        fitted.save(tmp_path / "fit")
+    assert "/." not in str(caught.value)
+
+
 def test_a_column_that_has_our_name_is_kept(fitted: tables.FittedTable, tmp_path: Path) -> None:
     new(4).assign(lower="mine").to_csv(tmp_path / "new.csv", index=False)
     list(fitted.predict_file(tmp_path / "new.csv", tmp_path / "out.csv"))

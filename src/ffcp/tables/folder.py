@@ -66,7 +66,8 @@ def _write(fitted: Any, folder: Path) -> None:
     names = {"weights": _put(folder, "weights", as_bytes(weights))}
     scratch = folder / f".calibration.{names['weights'][8:24]}"
     try:
-        fitted.predictor.save(scratch)
+        with files.said_of(folder, scratch):
+            fitted.predictor.save(scratch)
         names["calibration"] = _put(folder, "calibration", scratch.read_bytes())
     finally:
         scratch.unlink(missing_ok=True)

@@ -337,7 +337,7 @@ class Writer:
         self.path = Path(path)
         self._parquet: Any = None
         self._rows = 0
-        self._text: IO[Any] | None = None
+        self._file: Any = None
 
     def __enter__(self) -> Writer:
         if self.path.exists() and not self.path.is_file():
@@ -345,10 +345,12 @@ class Writer:
         if self.path.suffix.lower() == ".zip":
             raise TableError(f"{self.path}: archives are read, not written; .csv.gz is")
         self._temporary = files.temporary(self.path)
-        if not is_parquet(self.path):
-            suffix = self.path.suffix.lower()
-            opener: Any = _OPENERS.get(suffix, lambda plain, *how, **text: plain.open(*how, **text))
-            self._text = opener(self._temporary, "wt", encoding="utf-8", newline="")
+        opener: Any = _OPENERS.get(self.path.suffix.lower(), Path.open)
+        with files.said_of(self.path, self._temporary):
+            if is_parquet(self.path):  # not by pyarrow, whose errors name the temporary file
+                self._file = self._temporary.open("wb")
+            else:
+                self._file = opener(self._temporary, "wt", encoding="utf-8", newline="")
         return self
 
     def add(self, frame: pd.DataFrame, made: pd.DataFrame, original: Any = None) -> None:
@@ -357,11 +359,11 @@ class Writer:
         ``original`` are the rows as they are in a Parquet file, which keeps their types. Text has
         the delimiter and the decimal sign of the text that the rows were read from.
         """
-        if self._text is not None:
+        if not is_parquet(self.path):
             both = pd.concat([frame, made], axis=1)
             signs = _signs(frame.attrs)
             both.to_csv(
-                self._text, index=False, header=not self._rows, lineterminator="\n", **signs
+                self._file, index=False, header=not self._rows, lineterminator="\n", **signs
             )
         else:
             self._add_parquet(frame, made, original)
@@ -378,7 +380,7 @@ class Writer:
             table = table.append_column(name, pa.array(cells, kind, from_pandas=True))
         table = table.replace_schema_metadata(None)
         if self._parquet is None:
-            self._parquet = pq.ParquetWriter(self._temporary, table.schema)
+            self._parquet = pq.ParquetWriter(self._file, table.schema)
         self._parquet.write_table(table.cast(self._parquet.schema))
 
     def __exit__(
@@ -388,10 +390,11 @@ class Writer:
         trace: TracebackType | None,
     ) -> None:
         try:
-            for open_file in (self._text, self._parquet):
+            for open_file in (self._parquet, self._file):
                 if open_file is not None:
                     open_file.close()
             if kind is None:
-                os.replace(self._temporary, self.path)
+                with files.said_of(self.path, self._temporary):
+                    os.replace(self._temporary, self.path)
         finally:
             self._temporary.unlink(missing_ok=True)
