@@ -22,6 +22,7 @@ from ffcp.cli.app import app
 from ffcp.cli.tables import _support
 from ffcp.regression.learned import network
 from ffcp.tables import reading
+from ffcp.tables.folder import must_be_writable
 from tests.tables.material import houses, new
 
 runner = CliRunner()
@@ -190,6 +191,56 @@ def test_a_file_that_cannot_take_its_place_is_said_by_its_name(
     with pytest.raises(PermissionError) as caught:
         fitted.save(tmp_path / "fit")
     assert "/." not in str(caught.value)
+
+
+def _must_not_train(*args: object, **options: object) -> None:
+    raise AssertionError("trained before the folder was tried")
+
+
+def test_a_folder_that_cannot_be_made_is_said_before_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "fit", _must_not_train)
+    houses(20).to_csv(tmp_path / "a.csv", index=False)
+    for out in (tmp_path / "a.csv" / "fit", tmp_path / "a.csv" / "deep" / "fit"):
+        result = runner.invoke(
+            app, ["fit", str(tmp_path / "a.csv"), "--target", "price", "--out", str(out)]
+        )
+        assert result.exit_code == 2
+        assert f"{out} cannot be written (Not a directory: {tmp_path / 'a.csv'})" in words(result)
+        assert "--out" in words(result)
+    assert [file.name for file in tmp_path.iterdir()] == ["a.csv"]
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_folder_that_cannot_be_written_is_said_before_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exists: bool
+) -> None:
+    def refused(self: Path, *args: object, **options: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(self))
+
+    out = tmp_path / "deep" / "fit"
+    if exists:
+        out.mkdir(parents=True)
+    houses(20).to_csv(tmp_path / "a.csv", index=False)
+    monkeypatch.setattr(tables, "fit", _must_not_train)
+    monkeypatch.setattr(Path, "touch", refused)
+    result = runner.invoke(
+        app, ["fit", str(tmp_path / "a.csv"), "--target", "price", "--out", str(out)]
+    )
+    assert result.exit_code == 2
+    above = "" if exists else f": {tmp_path}"
+    assert f"{out} cannot be written (Read-only file system{above})" in words(result)
+    left = {str(file.relative_to(tmp_path)) for file in tmp_path.rglob("*")}
+    assert left == {"a.csv", *(("deep", "deep/fit") if exists else ())}
+
+
+def test_trying_a_folder_leaves_nothing(tmp_path: Path) -> None:
+    must_be_writable(tmp_path / "deep" / "fit")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "fit").mkdir()
+    must_be_writable(tmp_path / "fit")
+    assert [file.name for file in tmp_path.rglob("*")] == ["fit"]
 
 
 def test_a_column_that_has_our_name_is_kept(fitted: tables.FittedTable, tmp_path: Path) -> None:

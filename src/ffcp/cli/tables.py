@@ -72,6 +72,7 @@ def fit(
 
         where = out or table.with_name(f"{reading.base_name(table)}.ffcp")
         folder.must_be_free(where, force=force)
+        folder.must_be_writable(where)
         with _progress(console) as progress:
             task = progress.add_task("reading", total=1.0)
             fitted = tables.fit(
