@@ -68,6 +68,36 @@ def test_damage_is_found(folder: Path, tmp_path: Path, kind: str) -> None:
         tables.load(copy)
 
 
+@pytest.mark.parametrize("kind", ["weights", "calibration"])
+def test_a_file_that_is_missing_is_named(folder: Path, tmp_path: Path, kind: str) -> None:
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    (file,) = copy.glob(f"{kind}-*")
+    file.unlink()
+    with pytest.raises(tables.TableError) as caught:
+        tables.load(copy)
+    assert str(caught.value) == (
+        f"{copy} is damaged: its file {file.name} is missing. Copy the whole folder, or run ffcp "
+        "fit again"
+    )
+
+
+def test_a_folder_of_another_version_is_not_called_damaged(folder: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    manifest = copy / "ffcp.json"
+    whole = json.loads(manifest.read_text())
+    about = {**whole["about"], "version": "9.1"}
+    for content, said in (({**whole, "about": about}, r"version of ffcp \(9.1\)"), ({}, "version")):
+        manifest.write_text(json.dumps({**content, "format": "ffcp-table-9"}))
+        with pytest.raises(tables.TableError, match=said) as caught:
+            tables.load(copy)
+        assert "ffcp-table-9" in str(caught.value)
+        assert "damaged" not in str(caught.value)
+        assert "run ffcp fit again" in str(caught.value)
+    manifest.write_text(json.dumps({**whole, "format": "another"}))
+    with pytest.raises(tables.TableError, match="damaged"):
+        tables.load(copy)
+
+
 def test_numbers_that_cannot_be_are_found_behind_the_checksum(folder: Path, tmp_path: Path) -> None:
     from ffcp.tables.folder import MANIFEST, digest
 

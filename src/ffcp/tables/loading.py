@@ -19,6 +19,7 @@ from ffcp.tables.fitted import BATCH, About, FittedTable
 from ffcp.tables.folder import FORMAT, MANIFEST, digest
 from ffcp.tables.network import Placed, Shape, TableNetwork
 
+_FAMILY = FORMAT.rstrip("0123456789")
 _REPLACED = 5  # times that a fit may be replaced while it is read
 
 
@@ -41,6 +42,12 @@ def load(folder: str | Path) -> FittedTable:
             with suppress(FileNotFoundError):  # another fit has just taken its place
                 return _load(folder)
         return _load(folder)
+    except TableError:  # says all there is to say
+        raise
+    except FileNotFoundError as error:
+        raise TableError(
+            f"{folder} is damaged: {error}. Copy the whole folder, or run ffcp fit again"
+        ) from error
     except (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError) as error:
         raise TableError(f"{folder} is damaged: {error}. Run ffcp fit again") from error
 
@@ -48,6 +55,7 @@ def load(folder: str | Path) -> FittedTable:
 def _load(folder: Path) -> FittedTable:
     manifest = json.loads((folder / MANIFEST).read_bytes())
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        _say_another_version(folder, manifest)
         raise ValueError(f"{MANIFEST} is not of the format {FORMAT}")
     content = {name: manifest[name] for name in ("about", "columns", "shapes")}
     if digest(json.dumps(content, indent=1).encode()) != manifest["checksum"]:
@@ -62,11 +70,28 @@ def _load(folder: Path) -> FittedTable:
     return FittedTable(about, columns, networks, _predictor(about, networks, folder, manifest))
 
 
+def _say_another_version(folder: Path, manifest: Any) -> None:
+    """Raise a TableError if a folder is of ffcp, but of a version that writes another format."""
+    form = manifest.get("format") if isinstance(manifest, dict) else None
+    if not isinstance(form, str) or not form.startswith(_FAMILY):
+        return
+    about = manifest.get("about")
+    version = about.get("version") if isinstance(about, dict) else None
+    which = f" ({version})" if isinstance(version, str) else ""
+    raise TableError(
+        f"{folder} was written by another version of ffcp{which}, in the format {form}, and "
+        f"{ffcp.__version__} reads {FORMAT}: install that version, or run ffcp fit again"
+    )
+
+
 def _checked(folder: Path, names: Any, kind: str) -> bytes:
     name = names[kind]
     if not isinstance(name, str) or Path(name).name != name or not name.startswith(f"{kind}-"):
         raise ValueError(f"{MANIFEST} names no file of {kind}")
-    data = (folder / name).read_bytes()
+    try:
+        data = (folder / name).read_bytes()
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"its file {name} is missing") from error
     if name != f"{kind}-{digest(data)[:32]}.safetensors":
         raise ValueError(f"{name} was changed: its checksum is another")
     return data
