@@ -336,6 +336,24 @@ def test_that_every_set_holds_all_labels_is_said() -> None:
 
 
 @pytest.mark.long
+def test_classes_that_are_not_in_every_part_are_named() -> None:
+    frame = houses(600)
+    kinds = np.where(frame.pop("price") > 350, "dear", "cheap").astype(object)
+    parts = dividing.divide(600, 0.1, 0, crossing=False)
+    kinds[parts.train[0]] = "one"
+    kinds[[parts.calibrate[0], parts.test[0]]] = "two"
+    kinds[[*parts.train[1:3], parts.calibrate[1], parts.test[1]]] = "four"  # in all of them
+    decisions = quick_fit(frame.assign(kind=kinds), "kind").about.decisions
+    (said,) = [one for one in decisions if one.startswith("2 classes are not in every part")]
+    assert "'one' (1 row: none calibrates, none tests), 'two' (2 rows: none trains)" in said
+    assert "promised over all rows, not for each class" in said
+
+
+def test_where_every_class_is_in_every_part_nothing_is_said(labelled: tables.FittedTable) -> None:
+    assert not any("in every part" in one for one in labelled.about.decisions)
+
+
+@pytest.mark.long
 def test_labels_with_bars_are_covered_and_told_apart() -> None:
     frame = houses(450)
     frame["price"] = np.where(frame["price"] > 300, "a|b\\", "c")
