@@ -116,6 +116,22 @@ def test_check_ends_with_a_code_that_says_whether_it_covers(folder: Path, tmp_pa
 
 
 @pytest.mark.long
+def test_check_says_that_rows_had_a_part_in_the_fit(folder: Path, tmp_path: Path) -> None:
+    seen, fresh = houses(600), houses(300, 5)  # the first are those of the fit
+    seen.to_csv(tmp_path / "seen.csv", index=False)
+    pd.concat([seen, fresh]).to_csv(tmp_path / "both.csv", index=False)
+    fresh.to_csv(tmp_path / "fresh.csv", index=False)
+    for name, share in (("seen", "80 %"), ("both", "53 %")):
+        result = runner.invoke(app, ["check", str(folder), str(tmp_path / f"{name}.csv")])
+        assert f"Note: most of these rows (about {share}) trained or calibrated" in words(result)
+        assert "It covers as promised" not in words(result)
+        assert "most of them had a part in the fit: check with fresh ones" in words(result)
+    result = runner.invoke(app, ["check", str(folder), str(tmp_path / "fresh.csv")])
+    assert "trained or calibrated" not in words(result)
+    assert "It covers as promised" in words(result)
+
+
+@pytest.mark.long
 def test_check_in_order_of_time_shows_all_tests(folder: Path, tmp_path: Path) -> None:
     houses(200, 5).to_csv(tmp_path / "a.csv", index=False)
     found = runner.invoke(app, ["check", str(folder), str(tmp_path / "a.csv"), "--time", "sold"])

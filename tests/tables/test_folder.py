@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from copy import copy as shallow
 from pathlib import Path
 
 import pytest
@@ -18,9 +19,10 @@ import pytest
 pytest.importorskip("pandas")
 import numpy as np
 import pandas as pd
+import torch
 
 from ffcp import files, tables
-from tests.tables.material import new
+from tests.tables.material import houses, new
 
 
 def test_what_was_saved_predicts_the_same(fitted: tables.FittedTable, folder: Path) -> None:
@@ -66,6 +68,26 @@ def test_damage_is_found(folder: Path, tmp_path: Path, kind: str) -> None:
     file.unlink()
     with pytest.raises(tables.TableError):
         tables.load(copy)
+
+
+def test_a_folder_without_hashes_of_rows_is_read_all_the_same(
+    fitted: tables.FittedTable, tmp_path: Path
+) -> None:
+    older = shallow(fitted)
+    older.seen = None
+    found = tables.load(older.save(tmp_path / "older"))
+    assert (found.seen, found.seen_share(houses(600))) == (None, 0.0)
+    assert tables.load(fitted.save(tmp_path / "newer")).seen_share(houses(600)) > 0.75
+
+
+def test_hashes_of_rows_that_cannot_be_are_found(
+    fitted: tables.FittedTable, tmp_path: Path
+) -> None:
+    for number, wrong in enumerate((torch.tensor([2, 1]), torch.tensor([[1]]), torch.ones(3))):
+        damaged = shallow(fitted)
+        damaged.seen = wrong
+        with pytest.raises(tables.TableError, match="hashes of rows"):
+            tables.load(damaged.save(tmp_path / str(number)))
 
 
 @pytest.mark.parametrize("kind", ["weights", "calibration"])

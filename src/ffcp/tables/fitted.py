@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from ffcp import files
 from ffcp.conformal.rank import exact_alpha
 from ffcp.online.monitor import Monitor
-from ffcp.tables import cells, measuring, reading, targets
+from ffcp.regression.learned.teaching import row_hashes
+from ffcp.tables import cells, measuring, reading, seen, targets
 from ffcp.tables import folder as folders
 from ffcp.tables.columns import Columns
 from ffcp.tables.errors import TableError
@@ -93,10 +94,12 @@ class FittedTable:
         networks: list[nn.Module],
         predictor: Any,
         report: str | None = None,
+        seen: Tensor | None = None,
     ) -> None:
         self.about, self.columns = about, columns
         self.networks, self.predictor = networks, predictor
         self.report = report  # the page, where one was just made
+        self.seen = seen  # hashes of rows of the fit; older folders have none
 
     def __repr__(self) -> str:
         about = self.about
@@ -258,6 +261,13 @@ class FittedTable:
         bands, remarks = made_bands.bands, made_bands.remarks
         if without:
             remarks.insert(0, f"{without} rows have no target {self.about.target!r}: left out")
+        share = seen.share(self.seen, self.hashes(known, y))
+        if share >= seen.MOST_OF_THEM:
+            remarks.insert(
+                0,
+                f"most of these rows (about {100 * share:.0f} %) trained or calibrated this fit: "
+                "how it covers them says little of new rows",
+            )
         for remark in remarks:
             warnings.warn(remark, FFCPWarning, stacklevel=2)
         name = group or self.about.group
@@ -266,6 +276,26 @@ class FittedTable:
         if not made.rows:
             raise TableError(f"no row could be predicted: {bands['reason'].iloc[0]}")
         return made
+
+    def seen_share(self, table: Any) -> float:
+        """Give the share of rows with a target that trained or calibrated this fit.
+
+        0 where nobody can tell: the folder is older than the hashes of its rows, or they repeat.
+        """
+        known, y, _ = self._labelled(table)
+        return seen.share(self.seen, self.hashes(known, y))
+
+    def hashes(self, frame: pd.DataFrame, y: np.ndarray[Any, Any]) -> Tensor:
+        """Hash what the networks see of each row, and its target."""
+        classes = self.about.classes
+        numbers = pd.Index(classes).get_indexer(y) if classes else y.astype(np.float32)
+        made = []
+        for start in range(0, len(frame), reading.CHUNK):  # all at once would need much memory
+            part = frame.iloc[start : start + reading.CHUNK].copy()
+            part.attrs.update(frame.attrs)
+            x, _, _ = self._encode(part, is_first=False)
+            made.append(row_hashes(x, torch.from_numpy(numbers[start : start + reading.CHUNK])))
+        return torch.cat(made)
 
     def _labelled(self, table: Any) -> tuple[pd.DataFrame, np.ndarray[Any, Any], int]:
         """Give the rows of a table whose target is known, their targets, and how many lack it."""

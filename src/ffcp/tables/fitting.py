@@ -19,7 +19,7 @@ import ffcp
 from ffcp.conformal.rank import exact_alpha
 from ffcp.regression.cross import CrossBands
 from ffcp.tables import columns as table_columns
-from ffcp.tables import dividing, measuring, reading, report, targets
+from ffcp.tables import dividing, measuring, reading, report, seen, targets
 from ffcp.tables.columns import Columns
 from ffcp.tables.dividing import Division
 from ffcp.tables.errors import TableError
@@ -130,6 +130,8 @@ def fit(
         tested=None,
     )
     fitted = FittedTable(about, made.columns, made.networks, predictor)
+    taught = np.concatenate([division.train, division.stop, division.calibrate])
+    fitted.seen = seen.keep(fitted.hashes(known, goal.values), taught)
     return _tested(fitted, known, goal, division, groups, decisions, progress)
 
 

@@ -82,6 +82,8 @@ def _write(fitted: Any, folder: Path) -> None:
         for number, network in enumerate(fitted.networks)
         for name, tensor in network.state_dict().items()
     }
+    if fitted.seen is not None:  # beside the weights, so that older versions read the folder, too
+        weights["seen"] = fitted.seen
     names = {"weights": _put(folder, "weights", as_bytes(weights))}
     scratch = folder / f".calibration.{names['weights'][8:24]}"
     try:

@@ -13,6 +13,7 @@ import ffcp
 from ffcp import files
 from ffcp.regression.cross import CrossBands
 from ffcp.tables import fitted as fits
+from ffcp.tables import seen
 from ffcp.tables.columns import Columns
 from ffcp.tables.errors import TableError
 from ffcp.tables.fitted import BATCH, About, FittedTable
@@ -53,6 +54,8 @@ def load(folder: str | Path) -> FittedTable:
 
 
 def _load(folder: Path) -> FittedTable:
+    from safetensors.torch import load as from_bytes
+
     manifest = json.loads((folder / MANIFEST).read_bytes())
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         _say_another_version(folder, manifest)
@@ -66,8 +69,11 @@ def _load(folder: Path) -> FittedTable:
     if not len(columns) == len(shapes) == max(1, about.folds):
         raise ValueError("it has not one network for each list of columns")
     data = {kind: _checked(folder, manifest["files"], kind) for kind in ("weights", "calibration")}
-    networks = _networks(about, columns, shapes, data["weights"])
-    return FittedTable(about, columns, networks, _predictor(about, networks, folder, manifest))
+    tensors: dict[str, Tensor] = from_bytes(data["weights"])
+    rows = seen.checked(tensors.pop("seen", None))
+    networks = _networks(about, columns, shapes, tensors)
+    predictor = _predictor(about, networks, folder, manifest)
+    return FittedTable(about, columns, networks, predictor, seen=rows)
 
 
 def _say_another_version(folder: Path, manifest: Any) -> None:
@@ -98,11 +104,8 @@ def _checked(folder: Path, names: Any, kind: str) -> bytes:
 
 
 def _networks(
-    about: About, columns: list[Columns], shapes: tuple[Shape, ...], data: bytes
+    about: About, columns: list[Columns], shapes: tuple[Shape, ...], tensors: dict[str, Tensor]
 ) -> list[nn.Module]:
-    from safetensors.torch import load as from_bytes
-
-    tensors: dict[str, Tensor] = from_bytes(data)
     networks: list[nn.Module] = []
     start = 0
     for number, (own, shape) in enumerate(zip(columns, shapes, strict=True)):
