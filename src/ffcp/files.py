@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import hashlib
 import json
@@ -236,14 +237,33 @@ def put(path: str | Path, data: bytes) -> None:
     """
     place = temporary(path)
     try:
-        with place.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(place, path)
+        with said_of(path, place):
+            with place.open("xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(place, path)
     except BaseException:
-        place.unlink(missing_ok=True)
+        with suppress(OSError):  # a disk that can only be read refuses this, too
+            place.unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def said_of(path: str | Path, place: Path) -> Iterator[None]:
+    """Let what a disk refuses be said of the file that was asked for, not of the temporary one.
+
+    >>> with said_of("bands.csv", Path(".bands.csv.4ba9de5f")):
+    ...     raise OSError(30, "Read-only file system", ".bands.csv.4ba9de5f")
+    Traceback (most recent call last):
+    OSError: [Errno 30] Read-only file system: 'bands.csv'
+    """
+    try:
+        yield
+    except OSError as error:
+        if str(error.filename) != str(place):
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 @contextmanager
@@ -274,7 +294,10 @@ def temporary(path: str | Path) -> Path:
     Those that processes which live no more were writing are removed.
     """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:  # says too little: what is there is no folder
+        raise NotADirectoryError(errno.ENOTDIR, "Not a directory", str(path.parent)) from error
     own = f".{path.name}.{_machine()}-"
     _remove_left_behind(path.parent, own)
     # A plain name and not one of tempfile's, whose files only their owner may read.

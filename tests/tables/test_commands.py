@@ -22,6 +22,7 @@ from ffcp.cli.app import app
 from ffcp.cli.tables import _support
 from ffcp.regression.learned import network
 from ffcp.tables import reading
+from ffcp.tables.folder import must_be_writable
 from tests.tables.material import houses, new
 
 runner = CliRunner()
@@ -60,6 +61,40 @@ def test_predict_writes_the_rows_as_they_were_and_their_bands(folder: Path, tmp_
     assert all(line.startswith(old) for line, old in zip(text, before, strict=True))
 
 
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("delimiter", "decimal"), [(";", ","), ("\t", ","), ("|", "."), (",", ".")]
+)
+def test_bands_are_written_as_the_table_was_and_can_be_checked(
+    folder: Path, tmp_path: Path, delimiter: str, decimal: str
+) -> None:
+    table, out = tmp_path / "new.csv", tmp_path / "new.bands.csv"
+    houses(60, 5).to_csv(table, sep=delimiter, decimal=decimal, index=False)
+    assert runner.invoke(app, ["predict", str(folder), str(table)]).exit_code == 0
+    written = pd.read_csv(out, sep=delimiter, decimal=decimal)
+    assert {str(written[name].dtype) for name in ("price", "lower", "upper")} == {"float64"}
+    checked = [runner.invoke(app, ["check", str(folder), str(path)]) for path in (table, out)]
+    assert checked[1].exit_code == 0, checked[1].output
+    assert words(checked[1]) == words(checked[0])
+
+
+def test_a_blank_that_divides_is_not_written(fitted: tables.FittedTable, tmp_path: Path) -> None:
+    # The cells of an empty reason would be no cells any more.
+    lines = ["size rooms town sold id garden", "51,5 3 Bern 2020-02-01 a True"]
+    (tmp_path / "new.csv").write_text("\n".join([*lines, "80,0 2 Chur 2021-02-01 b False\n"]))
+    list(fitted.predict_file(tmp_path / "new.csv", tmp_path / "out.csv"))
+    assert reading.sniff(tmp_path / "out.csv").delimiter == ";"
+    assert reading.read(tmp_path / "out.csv")["reason"].tolist() == ["", ""]
+
+
+def test_targets_that_are_no_numbers_are_not_called_missing(folder: Path, tmp_path: Path) -> None:
+    frame = houses(30, 5)
+    frame.assign(price="CHF " + frame["price"].astype(str)).to_csv(tmp_path / "a.csv", index=False)
+    result = runner.invoke(app, ["check", str(folder), str(tmp_path / "a.csv")])
+    assert result.exit_code == 2
+    assert "the target 'price' is a number in no row, the first is 'CHF " in words(result)
+
+
 def test_a_table_of_no_rows_gives_a_table_of_no_rows(folder: Path, tmp_path: Path) -> None:
     new(5)[:0].to_csv(tmp_path / "none.csv", index=False)
     result = runner.invoke(app, ["predict", str(folder), str(tmp_path / "none.csv")])
@@ -78,6 +113,22 @@ def test_check_ends_with_a_code_that_says_whether_it_covers(folder: Path, tmp_pa
     bad = runner.invoke(app, ["check", str(folder), str(tmp_path / "b.csv")])
     assert (bad.exit_code, "no longer covers" in words(bad)) == (1, True)
     assert "The data has moved: without change this is said once in 100" in words(bad)
+
+
+@pytest.mark.long
+def test_check_says_that_rows_had_a_part_in_the_fit(folder: Path, tmp_path: Path) -> None:
+    seen, fresh = houses(600), houses(300, 5)  # the first are those of the fit
+    seen.to_csv(tmp_path / "seen.csv", index=False)
+    pd.concat([seen, fresh]).to_csv(tmp_path / "both.csv", index=False)
+    fresh.to_csv(tmp_path / "fresh.csv", index=False)
+    for name, share in (("seen", "80 %"), ("both", "53 %")):
+        result = runner.invoke(app, ["check", str(folder), str(tmp_path / f"{name}.csv")])
+        assert f"Note: most of these rows (about {share}) trained or calibrated" in words(result)
+        assert "It covers as promised" not in words(result)
+        assert "most of them had a part in the fit: check with fresh ones" in words(result)
+    result = runner.invoke(app, ["check", str(folder), str(tmp_path / "fresh.csv")])
+    assert "trained or calibrated" not in words(result)
+    assert "It covers as promised" in words(result)
 
 
 @pytest.mark.long
@@ -117,6 +168,95 @@ def test_a_full_disk_is_said_and_leaves_nothing(
     assert result.exit_code == 2
     assert "No space left on device. Nothing is left half written" in words(result)
     assert [file.name for file in tmp_path.iterdir()] == ["new.csv"]
+
+
+@pytest.mark.parametrize("ending", [".csv", ".csv.gz", ".csv.bz2", ".csv.xz", ".parquet"])
+def test_what_a_disk_refuses_is_said_of_the_file_that_was_asked_for(
+    folder: Path, tmp_path: Path, ending: str
+) -> None:
+    new(4).to_csv(tmp_path / "new.csv", index=False)
+    out = tmp_path / f"{'x' * 240}{ending}"  # with our addition too long for any disk
+    result = runner.invoke(
+        app, ["predict", str(folder), str(tmp_path / "new.csv"), "--out", str(out)]
+    )
+    assert result.exit_code == 2
+    assert words(result) == f"Error: File name too long: {out}"
+    assert [file.name for file in tmp_path.iterdir()] == ["new.csv"]
+
+
+def test_a_parent_that_is_a_file_is_said(folder: Path, tmp_path: Path) -> None:
+    new(4).to_csv(tmp_path / "new.csv", index=False)
+    out = tmp_path / "new.csv" / "out.csv"
+    result = runner.invoke(
+        app, ["predict", str(folder), str(tmp_path / "new.csv"), "--out", str(out)]
+    )
+    assert words(result) == f"Error: Not a directory: {tmp_path / 'new.csv'}"
+
+
+def test_a_file_that_cannot_take_its_place_is_said_by_its_name(
+    fitted: tables.FittedTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(old: Path, new: Path) -> None:
+        raise OSError(errno.EACCES, "Permission denied", str(old), None, str(new))
+
+    new(4).to_csv(tmp_path / "new.csv", index=False)
+    monkeypatch.setattr(os, "replace", denied)
+    with pytest.raises(PermissionError) as caught:
+        list(fitted.predict_file(tmp_path / "new.csv", tmp_path / "out.csv"))
+    assert caught.value.filename == str(tmp_path / "out.csv")
+    with pytest.raises(PermissionError) as caught:
+        fitted.save(tmp_path / "fit")
+    assert "/." not in str(caught.value)
+
+
+def _must_not_train(*args: object, **options: object) -> None:
+    raise AssertionError("trained before the folder was tried")
+
+
+def test_a_folder_that_cannot_be_made_is_said_before_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "fit", _must_not_train)
+    houses(20).to_csv(tmp_path / "a.csv", index=False)
+    for out in (tmp_path / "a.csv" / "fit", tmp_path / "a.csv" / "deep" / "fit"):
+        result = runner.invoke(
+            app, ["fit", str(tmp_path / "a.csv"), "--target", "price", "--out", str(out)]
+        )
+        assert result.exit_code == 2
+        assert f"{out} cannot be written (Not a directory: {tmp_path / 'a.csv'})" in words(result)
+        assert "--out" in words(result)
+    assert [file.name for file in tmp_path.iterdir()] == ["a.csv"]
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_folder_that_cannot_be_written_is_said_before_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exists: bool
+) -> None:
+    def refused(self: Path, *args: object, **options: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(self))
+
+    out = tmp_path / "deep" / "fit"
+    if exists:
+        out.mkdir(parents=True)
+    houses(20).to_csv(tmp_path / "a.csv", index=False)
+    monkeypatch.setattr(tables, "fit", _must_not_train)
+    monkeypatch.setattr(Path, "touch", refused)
+    result = runner.invoke(
+        app, ["fit", str(tmp_path / "a.csv"), "--target", "price", "--out", str(out)]
+    )
+    assert result.exit_code == 2
+    above = "" if exists else f": {tmp_path}"
+    assert f"{out} cannot be written (Read-only file system{above})" in words(result)
+    left = {str(file.relative_to(tmp_path)) for file in tmp_path.rglob("*")}
+    assert left == {"a.csv", *(("deep", "deep/fit") if exists else ())}
+
+
+def test_trying_a_folder_leaves_nothing(tmp_path: Path) -> None:
+    must_be_writable(tmp_path / "deep" / "fit")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "fit").mkdir()
+    must_be_writable(tmp_path / "fit")
+    assert [file.name for file in tmp_path.rglob("*")] == ["fit"]
 
 
 def test_a_column_that_has_our_name_is_kept(fitted: tables.FittedTable, tmp_path: Path) -> None:

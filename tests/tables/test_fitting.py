@@ -17,6 +17,7 @@ from ffcp.tables.columns import learn
 from ffcp.tables.errors import TableError
 from ffcp.tables.network import TableNetwork
 from ffcp.tables.training import train
+from ffcp.warnings import FFCPWarning
 from tests.tables.material import houses, new, quick_fit
 
 
@@ -289,7 +290,8 @@ def test_a_frame_whose_columns_are_numbers_is_predicted_again(few: tables.Fitted
     frame = pd.DataFrame(draw.normal(size=(12, 3)))
     fitted = quick_fit(frame, "2", minutes=0.002)
     assert fitted.predict(frame.drop(columns=2))["lower"].notna().all()
-    assert fitted.check(frame).rows == 12
+    with pytest.warns(FFCPWarning, match="most of these rows .about 100 %. trained"):
+        assert fitted.check(frame).rows == 12
 
 
 def test_columns_of_one_name_are_refused(few: tables.FittedTable) -> None:
@@ -333,6 +335,24 @@ def test_that_every_set_holds_all_labels_is_said() -> None:
     frame = houses(30).assign(price=["dear", "cheap"] * 15)
     decisions = quick_fit(frame, "price").about.decisions
     assert "7 rows calibrate, and alpha = 0.1 needs 9: every set holds all labels" in decisions
+
+
+@pytest.mark.long
+def test_classes_that_are_not_in_every_part_are_named() -> None:
+    frame = houses(600)
+    kinds = np.where(frame.pop("price") > 350, "dear", "cheap").astype(object)
+    parts = dividing.divide(600, 0.1, 0, crossing=False)
+    kinds[parts.train[0]] = "one"
+    kinds[[parts.calibrate[0], parts.test[0]]] = "two"
+    kinds[[*parts.train[1:3], parts.calibrate[1], parts.test[1]]] = "four"  # in all of them
+    decisions = quick_fit(frame.assign(kind=kinds), "kind").about.decisions
+    (said,) = [one for one in decisions if one.startswith("2 classes are not in every part")]
+    assert "'one' (1 row: none calibrates, none tests), 'two' (2 rows: none trains)" in said
+    assert "promised over all rows, not for each class" in said
+
+
+def test_where_every_class_is_in_every_part_nothing_is_said(labelled: tables.FittedTable) -> None:
+    assert not any("in every part" in one for one in labelled.about.decisions)
 
 
 @pytest.mark.long

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from copy import copy as shallow
 from pathlib import Path
 
 import pytest
@@ -18,9 +19,10 @@ import pytest
 pytest.importorskip("pandas")
 import numpy as np
 import pandas as pd
+import torch
 
 from ffcp import files, tables
-from tests.tables.material import new
+from tests.tables.material import houses, new
 
 
 def test_what_was_saved_predicts_the_same(fitted: tables.FittedTable, folder: Path) -> None:
@@ -65,6 +67,56 @@ def test_damage_is_found(folder: Path, tmp_path: Path, kind: str) -> None:
         tables.load(copy)
     file.unlink()
     with pytest.raises(tables.TableError):
+        tables.load(copy)
+
+
+def test_a_folder_without_hashes_of_rows_is_read_all_the_same(
+    fitted: tables.FittedTable, tmp_path: Path
+) -> None:
+    older = shallow(fitted)
+    older.seen = None
+    found = tables.load(older.save(tmp_path / "older"))
+    assert (found.seen, found.seen_share(houses(600))) == (None, 0.0)
+    assert tables.load(fitted.save(tmp_path / "newer")).seen_share(houses(600)) > 0.75
+
+
+def test_hashes_of_rows_that_cannot_be_are_found(
+    fitted: tables.FittedTable, tmp_path: Path
+) -> None:
+    for number, wrong in enumerate((torch.tensor([2, 1]), torch.tensor([[1]]), torch.ones(3))):
+        damaged = shallow(fitted)
+        damaged.seen = wrong
+        with pytest.raises(tables.TableError, match="hashes of rows"):
+            tables.load(damaged.save(tmp_path / str(number)))
+
+
+@pytest.mark.parametrize("kind", ["weights", "calibration"])
+def test_a_file_that_is_missing_is_named(folder: Path, tmp_path: Path, kind: str) -> None:
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    (file,) = copy.glob(f"{kind}-*")
+    file.unlink()
+    with pytest.raises(tables.TableError) as caught:
+        tables.load(copy)
+    assert str(caught.value) == (
+        f"{copy} is damaged: its file {file.name} is missing. Copy the whole folder, or run ffcp "
+        "fit again"
+    )
+
+
+def test_a_folder_of_another_version_is_not_called_damaged(folder: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    manifest = copy / "ffcp.json"
+    whole = json.loads(manifest.read_text())
+    about = {**whole["about"], "version": "9.1"}
+    for content, said in (({**whole, "about": about}, r"version of ffcp \(9.1\)"), ({}, "version")):
+        manifest.write_text(json.dumps({**content, "format": "ffcp-table-9"}))
+        with pytest.raises(tables.TableError, match=said) as caught:
+            tables.load(copy)
+        assert "ffcp-table-9" in str(caught.value)
+        assert "damaged" not in str(caught.value)
+        assert "run ffcp fit again" in str(caught.value)
+    manifest.write_text(json.dumps({**whole, "format": "another"}))
+    with pytest.raises(tables.TableError, match="damaged"):
         tables.load(copy)
 
 

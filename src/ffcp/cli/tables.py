@@ -72,6 +72,7 @@ def fit(
 
         where = out or table.with_name(f"{reading.base_name(table)}.ffcp")
         folder.must_be_free(where, force=force)
+        folder.must_be_writable(where)
         with _progress(console) as progress:
             task = progress.add_task("reading", total=1.0)
             fitted = tables.fit(
@@ -198,13 +199,15 @@ def check(
 ) -> None:
     """Measure whether bands still cover on rows whose target is known, and in which groups.
 
+    The rows must be fresh: those of the fit tell little, and if most of them are, it is said.
+
     Says, too, whether the data has moved, which it can have done though bands still cover. Ends
     with code 1 if coverage is lower than chance allows.
     """
     console = Console()
     with _said():
         from ffcp import tables
-        from ffcp.tables import reading
+        from ffcp.tables import reading, seen
         from ffcp.warnings import FFCPWarning
 
         fitted, frame = tables.load(folder), reading.read(table)
@@ -212,6 +215,7 @@ def check(
             warnings.simplefilter("always", FFCPWarning)
             measured = fitted.check(frame, alpha, group)
         chance = fitted.still_covers(measured, alpha)
+        is_fresh = fitted.seen_share(frame) < seen.MOST_OF_THEM
         monitor = fitted.watch(frame, alpha, time)
     for remark in dict.fromkeys(str(remark.message) for remark in remarks):
         console.print(f"Note: {remark}", **_PLAIN)
@@ -224,7 +228,12 @@ def check(
             **_PLAIN,
         )
         raise typer.Exit(1)
-    console.print("It covers as promised, as far as these rows can tell.", **_PLAIN)
+    console.print(
+        "It covers as promised, as far as these rows can tell."
+        if is_fresh
+        else "It covers these rows, but most of them had a part in the fit: check with fresh ones.",
+        **_PLAIN,
+    )
 
 
 def show(folder: Folder) -> None:

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from ffcp import files
 from ffcp.conformal.rank import exact_alpha
 from ffcp.online.monitor import Monitor
+from ffcp.regression.learned.teaching import row_hashes
+from ffcp.tables import cells, measuring, reading, seen, targets
 from ffcp.tables import folder as folders
-from ffcp.tables import measuring, reading, targets
 from ffcp.tables.columns import Columns
 from ffcp.tables.errors import TableError
 from ffcp.tables.measuring import Measured
@@ -93,10 +94,12 @@ class FittedTable:
         networks: list[nn.Module],
         predictor: Any,
         report: str | None = None,
+        seen: Tensor | None = None,
     ) -> None:
         self.about, self.columns = about, columns
         self.networks, self.predictor = networks, predictor
         self.report = report  # the page, where one was just made
+        self.seen = seen  # hashes of rows of the fit; older folders have none
 
     def __repr__(self) -> str:
         about = self.about
@@ -258,6 +261,13 @@ class FittedTable:
         bands, remarks = made_bands.bands, made_bands.remarks
         if without:
             remarks.insert(0, f"{without} rows have no target {self.about.target!r}: left out")
+        share = seen.share(self.seen, self.hashes(known, y))
+        if share >= seen.MOST_OF_THEM:
+            remarks.insert(
+                0,
+                f"most of these rows (about {100 * share:.0f} %) trained or calibrated this fit: "
+                "how it covers them says little of new rows",
+            )
         for remark in remarks:
             warnings.warn(remark, FFCPWarning, stacklevel=2)
         name = group or self.about.group
@@ -267,12 +277,32 @@ class FittedTable:
             raise TableError(f"no row could be predicted: {bands['reason'].iloc[0]}")
         return made
 
+    def seen_share(self, table: Any) -> float:
+        """Give the share of rows with a target that trained or calibrated this fit.
+
+        0 where nobody can tell: the folder is older than the hashes of its rows, or they repeat.
+        """
+        known, y, _ = self._labelled(table)
+        return seen.share(self.seen, self.hashes(known, y))
+
+    def hashes(self, frame: pd.DataFrame, y: np.ndarray[Any, Any]) -> Tensor:
+        """Hash what the networks see of each row, and its target."""
+        classes = self.about.classes
+        numbers = pd.Index(classes).get_indexer(y) if classes else y.astype(np.float32)
+        made = []
+        for start in range(0, len(frame), reading.CHUNK):  # all at once would need much memory
+            part = frame.iloc[start : start + reading.CHUNK].copy()
+            part.attrs.update(frame.attrs)
+            x, _, _ = self._encode(part, is_first=False)
+            made.append(row_hashes(x, torch.from_numpy(numbers[start : start + reading.CHUNK])))
+        return torch.cat(made)
+
     def _labelled(self, table: Any) -> tuple[pd.DataFrame, np.ndarray[Any, Any], int]:
         """Give the rows of a table whose target is known, their targets, and how many lack it."""
         frame = _frame(table)
         target = targets.read(frame, self.about.target, self.about.classes)
         if not target.known.any():
-            raise TableError(f"no row has a target {self.about.target!r} to check against")
+            raise TableError(_why_none(frame[self.about.target], self.about.target))
         known = frame[target.known].copy()
         known.attrs.update(frame.attrs)
         return known, target.values[target.known], len(frame) - len(known)
@@ -357,6 +387,17 @@ class FittedTable:
 
 def _frame(table: Any) -> pd.DataFrame:
     return reading.named(table) if isinstance(table, pd.DataFrame) else reading.read(table)
+
+
+def _why_none(column: pd.Series, name: str) -> str:
+    """Say why no row has a target: all cells are empty, or none of them is a number."""
+    given = [word for word in cells.words(column) if word]
+    if not given:
+        return f"no row has a target {name!r} to check against"
+    return (
+        f"the target {name!r} is a number in no row, the first is {given[0]!r}: write numbers "
+        "without units, with one decimal sign in the whole table"
+    )
 
 
 def _free(name: str, taken: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +19,7 @@ import ffcp
 from ffcp.conformal.rank import exact_alpha
 from ffcp.regression.cross import CrossBands
 from ffcp.tables import columns as table_columns
-from ffcp.tables import dividing, measuring, reading, report, targets
+from ffcp.tables import dividing, measuring, reading, report, seen, targets
 from ffcp.tables.columns import Columns
 from ffcp.tables.dividing import Division
 from ffcp.tables.errors import TableError
@@ -129,6 +130,8 @@ def fit(
         tested=None,
     )
     fitted = FittedTable(about, made.columns, made.networks, predictor)
+    taught = np.concatenate([division.train, division.stop, division.calibrate])
+    fitted.seen = seen.keep(fitted.hashes(known, goal.values), taught)
     return _tested(fitted, known, goal, division, groups, decisions, progress)
 
 
@@ -341,6 +344,7 @@ def _tested(
         if column.kind == table_columns.LEFT_OUT
     ]
     decisions += _thin_groups(fitted, groups, division)
+    decisions += _rare_classes(goal, division)
     bands = tested = None
     if len(rows):
         progress("testing", 1.0)
@@ -389,8 +393,33 @@ def _thin_groups(fitted: FittedTable, groups: Array | None, division: Division) 
     return said
 
 
+def _rare_classes(goal: Target, division: Division) -> list[str]:
+    """Name the classes that are not in every part of the rows, and say what that means."""
+    parts = {"trains": division.train, "calibrates": division.calibrate, "tests": division.test}
+    there = {does: set(goal.values[rows].tolist()) for does, rows in parts.items()}
+    counts = Counter(goal.values.tolist()) if goal.classes else Counter()
+    rare = []
+    for name in goal.classes:
+        absent = [f"none {does}" for does, names in there.items() if name not in names]
+        if absent:
+            rows = "1 row" if counts[name] == 1 else f"{counts[name]} rows"
+            rare.append(f"{name!r} ({rows}: {', '.join(absent)})")
+    if not rare:
+        return []
+    are = "1 class is" if len(rare) == 1 else f"{len(rare)} classes are"
+    return [
+        f"{are} not in every part of the rows: {_first(rare)}. Coverage is promised over all rows, "
+        "not for each class: sets may miss such a class far more often. Where none of its rows "
+        "trains, nothing of it is learned; where none tests, the test cannot tell"
+    ]
+
+
 def _listed(names: list[str]) -> str:
-    return ", ".join(map(repr, names[:10])) + (" and others" if len(names) > 10 else "")
+    return _first([repr(name) for name in names])
+
+
+def _first(words: list[str]) -> str:
+    return ", ".join(words[:10]) + (" and others" if len(words) > 10 else "")
 
 
 def _method(predictor: Any) -> str:

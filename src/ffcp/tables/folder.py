@@ -40,6 +40,25 @@ def must_be_free(folder: str | Path, *, force: bool) -> None:
         raise TableError(f"{folder} holds a fit already: --force replaces it, --out names another")
 
 
+def must_be_writable(folder: str | Path) -> None:
+    """Refuse a place where no folder can be written; to see it, a file is written and removed.
+
+    Where the folder is not there yet, it is tried in the nearest one above it that is. So no
+    folder is made and removed again, into which another fit may just be writing.
+    """
+    folder = Path(folder)
+    nearest = next(one for one in (folder, *folder.parents) if one.exists())
+    try:
+        place = files.temporary(nearest / MANIFEST)
+        place.touch()
+        place.unlink()
+    except OSError as error:
+        where = "" if nearest == folder else f": {nearest}"
+        raise TableError(
+            f"{folder} cannot be written ({error.strerror}{where}): --out names another folder"
+        ) from error
+
+
 def _is_ours(name: str) -> bool:
     return name in (MANIFEST, REPORT) or name.startswith(_OURS)
 
@@ -63,10 +82,13 @@ def _write(fitted: Any, folder: Path) -> None:
         for number, network in enumerate(fitted.networks)
         for name, tensor in network.state_dict().items()
     }
+    if fitted.seen is not None:  # beside the weights, so that older versions read the folder, too
+        weights["seen"] = fitted.seen
     names = {"weights": _put(folder, "weights", as_bytes(weights))}
     scratch = folder / f".calibration.{names['weights'][8:24]}"
     try:
-        fitted.predictor.save(scratch)
+        with files.said_of(folder, scratch):
+            fitted.predictor.save(scratch)
         names["calibration"] = _put(folder, "calibration", scratch.read_bytes())
     finally:
         scratch.unlink(missing_ok=True)
@@ -102,4 +124,4 @@ def digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-__all__ = ["FORMAT", "MANIFEST", "REPORT", "digest", "must_be_free", "save"]
+__all__ = ["FORMAT", "MANIFEST", "REPORT", "digest", "must_be_free", "must_be_writable", "save"]

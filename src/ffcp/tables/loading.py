@@ -13,12 +13,14 @@ import ffcp
 from ffcp import files
 from ffcp.regression.cross import CrossBands
 from ffcp.tables import fitted as fits
+from ffcp.tables import seen
 from ffcp.tables.columns import Columns
 from ffcp.tables.errors import TableError
 from ffcp.tables.fitted import BATCH, About, FittedTable
 from ffcp.tables.folder import FORMAT, MANIFEST, digest
 from ffcp.tables.network import Placed, Shape, TableNetwork
 
+_FAMILY = FORMAT.rstrip("0123456789")
 _REPLACED = 5  # times that a fit may be replaced while it is read
 
 
@@ -41,13 +43,22 @@ def load(folder: str | Path) -> FittedTable:
             with suppress(FileNotFoundError):  # another fit has just taken its place
                 return _load(folder)
         return _load(folder)
+    except TableError:  # says all there is to say
+        raise
+    except FileNotFoundError as error:
+        raise TableError(
+            f"{folder} is damaged: {error}. Copy the whole folder, or run ffcp fit again"
+        ) from error
     except (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError) as error:
         raise TableError(f"{folder} is damaged: {error}. Run ffcp fit again") from error
 
 
 def _load(folder: Path) -> FittedTable:
+    from safetensors.torch import load as from_bytes
+
     manifest = json.loads((folder / MANIFEST).read_bytes())
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        _say_another_version(folder, manifest)
         raise ValueError(f"{MANIFEST} is not of the format {FORMAT}")
     content = {name: manifest[name] for name in ("about", "columns", "shapes")}
     if digest(json.dumps(content, indent=1).encode()) != manifest["checksum"]:
@@ -58,26 +69,43 @@ def _load(folder: Path) -> FittedTable:
     if not len(columns) == len(shapes) == max(1, about.folds):
         raise ValueError("it has not one network for each list of columns")
     data = {kind: _checked(folder, manifest["files"], kind) for kind in ("weights", "calibration")}
-    networks = _networks(about, columns, shapes, data["weights"])
-    return FittedTable(about, columns, networks, _predictor(about, networks, folder, manifest))
+    tensors: dict[str, Tensor] = from_bytes(data["weights"])
+    rows = seen.checked(tensors.pop("seen", None))
+    networks = _networks(about, columns, shapes, tensors)
+    predictor = _predictor(about, networks, folder, manifest)
+    return FittedTable(about, columns, networks, predictor, seen=rows)
+
+
+def _say_another_version(folder: Path, manifest: Any) -> None:
+    """Raise a TableError if a folder is of ffcp, but of a version that writes another format."""
+    form = manifest.get("format") if isinstance(manifest, dict) else None
+    if not isinstance(form, str) or not form.startswith(_FAMILY):
+        return
+    about = manifest.get("about")
+    version = about.get("version") if isinstance(about, dict) else None
+    which = f" ({version})" if isinstance(version, str) else ""
+    raise TableError(
+        f"{folder} was written by another version of ffcp{which}, in the format {form}, and "
+        f"{ffcp.__version__} reads {FORMAT}: install that version, or run ffcp fit again"
+    )
 
 
 def _checked(folder: Path, names: Any, kind: str) -> bytes:
     name = names[kind]
     if not isinstance(name, str) or Path(name).name != name or not name.startswith(f"{kind}-"):
         raise ValueError(f"{MANIFEST} names no file of {kind}")
-    data = (folder / name).read_bytes()
+    try:
+        data = (folder / name).read_bytes()
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"its file {name} is missing") from error
     if name != f"{kind}-{digest(data)[:32]}.safetensors":
         raise ValueError(f"{name} was changed: its checksum is another")
     return data
 
 
 def _networks(
-    about: About, columns: list[Columns], shapes: tuple[Shape, ...], data: bytes
+    about: About, columns: list[Columns], shapes: tuple[Shape, ...], tensors: dict[str, Tensor]
 ) -> list[nn.Module]:
-    from safetensors.torch import load as from_bytes
-
-    tensors: dict[str, Tensor] = from_bytes(data)
     networks: list[nn.Module] = []
     start = 0
     for number, (own, shape) in enumerate(zip(columns, shapes, strict=True)):

@@ -18,7 +18,7 @@ import re
 import warnings
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -141,7 +141,11 @@ def _csv(path: Path, rows: int) -> Iterator[pd.DataFrame]:
     try:
         with _text(path, dialect.encoding) as file, pd.read_csv(file, **options) as parts:
             while (part := _next(parts)) is not None:
-                part.attrs.update(decimal=dialect.decimal, decisions=[f"read as {dialect}"])
+                part.attrs.update(
+                    delimiter=dialect.delimiter,
+                    decimal=dialect.decimal,
+                    decisions=[f"read as {dialect}"],
+                )
                 yield part.reset_index(drop=True)
     except pd.errors.ParserWarning as error:
         raise TableError(
@@ -314,6 +318,18 @@ def base_name(path: str | Path) -> str:
     return name
 
 
+def _signs(attrs: Mapping[Any, Any]) -> dict[str, str]:
+    """Give the signs to write text with: those it was read with, if all can be read again.
+
+    >>> _signs({"delimiter": ";", "decimal": ","}), _signs({})
+    ({'sep': ';', 'decimal': ','}, {'sep': ',', 'decimal': '.'})
+    """
+    delimiter, decimal = attrs.get("delimiter", ","), attrs.get("decimal", ".")
+    if delimiter not in _DELIMITERS:  # with blanks between them, empty cells are none
+        delimiter = ";" if decimal == "," else ","
+    return {"sep": delimiter, "decimal": decimal}
+
+
 class Writer:
     """Writes a table part by part; the file appears when all of it is written, or not at all."""
 
@@ -321,7 +337,7 @@ class Writer:
         self.path = Path(path)
         self._parquet: Any = None
         self._rows = 0
-        self._text: IO[Any] | None = None
+        self._file: Any = None
 
     def __enter__(self) -> Writer:
         if self.path.exists() and not self.path.is_file():
@@ -329,20 +345,26 @@ class Writer:
         if self.path.suffix.lower() == ".zip":
             raise TableError(f"{self.path}: archives are read, not written; .csv.gz is")
         self._temporary = files.temporary(self.path)
-        if not is_parquet(self.path):
-            suffix = self.path.suffix.lower()
-            opener: Any = _OPENERS.get(suffix, lambda plain, *how, **text: plain.open(*how, **text))
-            self._text = opener(self._temporary, "wt", encoding="utf-8", newline="")
+        opener: Any = _OPENERS.get(self.path.suffix.lower(), Path.open)
+        with files.said_of(self.path, self._temporary):
+            if is_parquet(self.path):  # not by pyarrow, whose errors name the temporary file
+                self._file = self._temporary.open("wb")
+            else:
+                self._file = opener(self._temporary, "wt", encoding="utf-8", newline="")
         return self
 
     def add(self, frame: pd.DataFrame, made: pd.DataFrame, original: Any = None) -> None:
         """Write more rows, and beside them what was made of them.
 
-        ``original`` are the rows as they are in a Parquet file, which keeps their types.
+        ``original`` are the rows as they are in a Parquet file, which keeps their types. Text has
+        the delimiter and the decimal sign of the text that the rows were read from.
         """
-        if self._text is not None:
+        if not is_parquet(self.path):
             both = pd.concat([frame, made], axis=1)
-            both.to_csv(self._text, index=False, header=not self._rows, lineterminator="\n")
+            signs = _signs(frame.attrs)
+            both.to_csv(
+                self._file, index=False, header=not self._rows, lineterminator="\n", **signs
+            )
         else:
             self._add_parquet(frame, made, original)
         self._rows += len(frame) or 1  # the header is there now, even if no row is
@@ -358,7 +380,7 @@ class Writer:
             table = table.append_column(name, pa.array(cells, kind, from_pandas=True))
         table = table.replace_schema_metadata(None)
         if self._parquet is None:
-            self._parquet = pq.ParquetWriter(self._temporary, table.schema)
+            self._parquet = pq.ParquetWriter(self._file, table.schema)
         self._parquet.write_table(table.cast(self._parquet.schema))
 
     def __exit__(
@@ -368,10 +390,11 @@ class Writer:
         trace: TracebackType | None,
     ) -> None:
         try:
-            for open_file in (self._text, self._parquet):
+            for open_file in (self._parquet, self._file):
                 if open_file is not None:
                     open_file.close()
             if kind is None:
-                os.replace(self._temporary, self.path)
+                with files.said_of(self.path, self._temporary):
+                    os.replace(self._temporary, self.path)
         finally:
             self._temporary.unlink(missing_ok=True)
