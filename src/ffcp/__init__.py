@@ -12,8 +12,9 @@ __version__ = "0.2.0"
 
 from ffcp import bounds, distributed, metrics, plots, segmentation
 from ffcp.classification.methods import APS, FFRAPS, LAC, RAPS
+from ffcp.classification.named import Aps, FFRaps, Lac, Raps
 from ffcp.classification.predictor import LabelSets
-from ffcp.classification.scores import Aps, FFRaps, FunctionScore, LabelScore, Lac, Raps
+from ffcp.classification.scores import FunctionScore, LabelScore
 from ffcp.classification.sets import LabelSet
 from ffcp.classification.tuning import SetCandidate, SetChoice
 from ffcp.conformal.bandwidths import BandwidthChoice
