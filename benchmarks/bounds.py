@@ -228,7 +228,11 @@ def _width_ratios(seed: int, depth: int, hidden: int, radius: float, norm: float
     return torch.stack([(b.upper - b.lower).squeeze() / width for b in bounds])
 
 
-if __name__ == "__main__":
+def main() -> None:
     torch.set_num_threads(1)
     speed()
     tightness()
+
+
+if __name__ == "__main__":
+    main()

@@ -23,6 +23,8 @@ from ffcp_paper.networks import SPLIT_POINTS, mlp
 
 ROWS, COLUMNS = 100_000, 100
 SIZES = (4096, 8192, 16384)
+IMAGES = 256
+STREAMED, BATCH = 2_000_000, 8_000
 
 
 def bare_forward(model: nn.Module, x: Tensor, size: int) -> Tensor:
@@ -149,7 +151,7 @@ def residual_network(rounds: int = 7) -> None:
         *(Residual(32) for _ in range(6)),
         nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 1),
     ).eval()  # fmt: skip
-    x, y = torch.randn(256, 3, 32, 32), torch.randn(256)
+    x, y = torch.randn(IMAGES, 3, 32, 32), torch.randn(IMAGES)
     cp = ffcp.CP(model, batch_size=64).calibrate(x, y)
     late = ffcp.FFCP(model, "9", batch_size=64).calibrate(x, y)
     block = ffcp.FFCP(model, "6", batch_size=64).calibrate(x, y)
@@ -162,7 +164,7 @@ def residual_network(rounds: int = 7) -> None:
         },
         rounds,
     )
-    made = table("Residual network, 256 images", "what", "ms", "against CP", "limit", "")
+    made = table(f"Residual network, {IMAGES} images", "what", "ms", "against CP", "limit", "")
     for what, name, limit in (
         ("CP", "CP", None),
         ("FFCP, cut before the last two layers", "FFCP", 1.2),
@@ -190,12 +192,12 @@ def _streamed(feature: str, rows: int, size: int, answer: multiprocessing.Queue[
     answer.put(resident.grown)
 
 
-def memory(rows: int = 2_000_000, size: int = 8_000) -> None:
-    made = table(f"Streaming {rows:,} rows", "what", "MB more", "limit", "")
+def memory() -> None:
+    made = table(f"Streaming {STREAMED:,} rows", "what", "MB more", "limit", "")
     context = multiprocessing.get_context("spawn")
     for feature in ("3", "auto"):
         answer = context.Queue()
-        process = context.Process(target=_streamed, args=(feature, rows, size, answer))
+        process = context.Process(target=_streamed, args=(feature, STREAMED, BATCH, answer))
         process.start()
         grown = answer.get()
         process.join()
@@ -203,7 +205,11 @@ def memory(rows: int = 2_000_000, size: int = 8_000) -> None:
     show(made)
 
 
-if __name__ == "__main__":
+def main() -> None:
     regression_network()
     residual_network()
     memory()
+
+
+if __name__ == "__main__":
+    main()

@@ -6,7 +6,7 @@ CP, FFCP and the slack of second order at the same layers, on the paper's networ
 
 from __future__ import annotations
 
-import sys
+import argparse
 import warnings
 from collections.abc import Iterable
 
@@ -72,6 +72,13 @@ def compare(data: str) -> None:
     show(made)
 
 
-if __name__ == "__main__":
-    for name in sys.argv[1:] or ("sine", *DATA):
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    everything = ("sine", *DATA)
+    parser.add_argument("names", nargs="*", metavar="DATA", help=f"of {', '.join(everything)}")
+    for name in parser.parse_args().names or everything:
         compare(name)
+
+
+if __name__ == "__main__":
+    main()

@@ -68,5 +68,9 @@ def exported(rounds: int = 3000) -> None:
     show(made)
 
 
-if __name__ == "__main__":
+def main() -> None:
     exported()
+
+
+if __name__ == "__main__":
+    main()

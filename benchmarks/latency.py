@@ -9,6 +9,7 @@ at weights, numbers or threads, beside what :mod:`ffcp.network.stack` takes for 
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
 import time
@@ -114,7 +115,14 @@ def compiled(rounds: int = 2000) -> None:
     show(made)
 
 
-if __name__ == "__main__":
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--compiled", action="store_true", help="also torch.compile's bands")
+    asked = parser.parse_args()
     one_row()
-    if "--compiled" in sys.argv:
+    if asked.compiled:
         compiled()
+
+
+if __name__ == "__main__":
+    main()

@@ -26,6 +26,8 @@ from ffcp.conformal.weights import level_target
 from ffcp_paper.datasets import Split
 
 POINTS, ROWS, WIDTH = 20_000, 20_000, 64
+MANY_POINTS = 1_000_000
+DRAWS = 300
 SIZES = (128, 256, 512)
 
 
@@ -168,7 +170,7 @@ def memory() -> None:
         "kernel", "calibration", "test", "MB more", "limit", "", "time / bare",
     )  # fmt: skip
     context = multiprocessing.get_context("spawn")
-    sizes = ((POINTS, ROWS), (1_000_000, 256))
+    sizes = ((POINTS, ROWS), (MANY_POINTS, 256))
     for kernel, (count, rows) in itertools.product(("gaussian", "nearest"), sizes):
         answer = context.Queue()
         process = context.Process(target=_memory, args=(count, rows, kernel, answer))
@@ -180,13 +182,13 @@ def memory() -> None:
     show(made)
 
 
-def guarantees(draws: int = 300, points: int = 100, tests: int = 20) -> None:
+def guarantees(points: int = 100, tests: int = 20) -> None:
     """Why the recalibrated level is the default: same noise, same kernels, three guarantees."""
     model = nn.Linear(4, 1)
     nn.init.zeros_(model.weight)
     nn.init.zeros_(model.bias)
     made = table(
-        f"{draws} draws of {points} calibration and {tests} test points, alpha = 0.1",
+        f"{DRAWS} draws of {points} calibration and {tests} test points, alpha = 0.1",
         "kernel", "guarantee", "coverage", "infinite", "median length",
     )  # fmt: skip
     for kernel, bandwidth in (
@@ -196,7 +198,7 @@ def guarantees(draws: int = 300, points: int = 100, tests: int = 20) -> None:
             if (kernel, guarantee) == ("nearest", "random"):
                 continue
             localizer = ffcp.Localizer(kernel, "input", bandwidth)
-            covered, infinite, length = _draws(model, localizer, guarantee, draws, points, tests)
+            covered, infinite, length = _draws(model, localizer, guarantee, points, tests)
             made.add_row(
                 f"{kernel} {bandwidth:g}", guarantee, f"{covered:.1%}", f"{infinite:.1%}",
                 f"{length:.2f}",
@@ -205,11 +207,11 @@ def guarantees(draws: int = 300, points: int = 100, tests: int = 20) -> None:
 
 
 def _draws(
-    model: nn.Module, localizer: ffcp.Localizer, guarantee: str, draws: int, n: int, t: int
+    model: nn.Module, localizer: ffcp.Localizer, guarantee: str, n: int, t: int
 ) -> tuple[float, float, float]:
     generator = torch.Generator().manual_seed(0)
     inside, lengths = [], []
-    for seed in range(draws):
+    for seed in range(DRAWS):
         x = torch.randn(n + t, 4, generator=generator)
         noise = torch.randn(n + t, generator=generator)
         y = x[:, 0] + noise * (0.2 + x[:, 1].abs())  # grows outward, where points are rare
@@ -284,10 +286,14 @@ def _lengths(
     )
 
 
-if __name__ == "__main__":
+def main() -> None:
     lengths()
     speed()
     low_dimension()
     beside_faiss()
     memory()
     guarantees()
+
+
+if __name__ == "__main__":
+    main()

@@ -57,5 +57,9 @@ def many_outputs(rounds: int = 5) -> None:
     show(made)
 
 
-if __name__ == "__main__":
+def main() -> None:
     many_outputs()
+
+
+if __name__ == "__main__":
+    main()

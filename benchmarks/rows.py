@@ -175,8 +175,12 @@ def smoothing() -> None:
 SIGMAS = (0.1, 0.3, 1.0)
 
 
-if __name__ == "__main__":
+def main() -> None:
     for images in (1, 8):
         speed(images)
     memory()
     smoothing()
+
+
+if __name__ == "__main__":
+    main()

@@ -33,6 +33,8 @@ SORTED = 4 * 10**7
 FLAT = 64.0  # MB that a stream may take, however long it is
 BATCH, FEATURES, WIDTH = 8192, 100, 512
 DIVIDED = (2**16, 2**20)  # rows that processes share
+PROCESSES = (1, 2, 4)
+SHARED, RANKS = 10**9, 64  # of a job too large for this machine
 SHARE = 1.15  # of the bare model's time
 
 
@@ -124,11 +126,13 @@ def streaming() -> None:
     show(made)
 
 
-def one_of_many(rows: int = 10**9, ranks: int = 64) -> None:
+def one_of_many() -> None:
     """Measure what one process of a large job would do besides running the model."""
-    seconds, memory, kept, error = _apart(stream, rows // ranks, ERROR / 2)
-    made = table(f"One of {ranks} processes that share {rows:,} rows, rank_error={ERROR:g}", "", "")
-    made.add_row("its rows", f"{rows // ranks:,}")
+    seconds, memory, kept, error = _apart(stream, SHARED // RANKS, ERROR / 2)
+    made = table(
+        f"One of {RANKS} processes that share {SHARED:,} rows, rank_error={ERROR:g}", "", ""
+    )
+    made.add_row("its rows", f"{SHARED // RANKS:,}")
     made.add_row("seconds of one core, without the model", f"{seconds:.1f}")
     made.add_row("MB for the summary on the way", f"{memory:.0f}")
     made.add_row("kB that it sends to each other process", f"{8 * kept / 1e3:.0f}")
@@ -204,7 +208,7 @@ def processes(rounds: int = 5) -> None:
         "bare, core seconds", "ours", "ratio",
     )  # fmt: skip
     context = multiprocessing.get_context("spawn")
-    for rows, size in itertools.product(DIVIDED, (1, 2, 4)):
+    for rows, size in itertools.product(DIVIDED, PROCESSES):
         with tempfile.TemporaryDirectory() as folder:
             results, meet = context.Queue(), f"file://{folder}/meet"
             started = [

@@ -200,9 +200,13 @@ def peers(rounds: int = 2) -> None:
     show(made)
 
 
-if __name__ == "__main__":
+def main() -> None:
     warnings.simplefilter("ignore", ffcp.FFCPWarning)
     prediction(sharp=True)
     prediction(sharp=False, rounds=2)
     memory()
     peers()
+
+
+if __name__ == "__main__":
+    main()

@@ -143,5 +143,9 @@ def stored(rounds: int = 100) -> None:
     show(made)
 
 
-if __name__ == "__main__":
+def main() -> None:
     stored()
+
+
+if __name__ == "__main__":
+    main()

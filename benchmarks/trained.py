@@ -18,7 +18,7 @@ SEEDS = range(100, 105)
 def networks(data: str, seeds: range = SEEDS) -> Iterator[tuple[nn.Module, Split]]:
     """Give the trained network and the rows of every seed; what is not in the cache is trained."""
     if not available(data):
-        raise SystemExit(f"the files of {data} are not there: ffcp-paper download {data}")
+        raise SystemExit(f"the files of {data} are not there: ffcp-paper data fetch {data}")
     study = Study(data, Settings())
 
     def known(seed: int) -> nn.Module | None:

@@ -72,7 +72,8 @@ def test_import_brings_in_nothing_heavy() -> None:
         "import torch, sys; before = set(sys.modules); import ffcp;"
         "print(sorted({m.split('.')[0] for m in set(sys.modules) - before}))"
     )
-    for heavy in ("pandas", "sklearn", "scipy", "matplotlib", "typer", "rich", "safetensors"):
+    heavies = ("pandas", "ray", "sklearn", "scipy", "matplotlib", "typer", "rich", "safetensors")
+    for heavy in heavies:
         assert repr(heavy) not in loaded
 
 

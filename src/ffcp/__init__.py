@@ -10,10 +10,14 @@ torch.Size([5, 1])
 
 __version__ = "0.2.0"
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from ffcp import bounds, distributed, metrics, plots, segmentation
 from ffcp.classification.methods import APS, FFRAPS, LAC, RAPS
+from ffcp.classification.named import Aps, FFRaps, Lac, Raps
 from ffcp.classification.predictor import LabelSets
-from ffcp.classification.scores import Aps, FFRaps, FunctionScore, LabelScore, Lac, Raps
+from ffcp.classification.scores import FunctionScore, LabelScore
 from ffcp.classification.sets import LabelSet
 from ffcp.classification.tuning import SetCandidate, SetChoice
 from ffcp.conformal.bandwidths import BandwidthChoice
@@ -28,6 +32,7 @@ from ffcp.conformal.rank import conformal_quantile, conformal_rank
 from ffcp.conformal.shifted import WeightedLocal
 from ffcp.conformal.tilts import ShiftChoice
 from ffcp.conformal.weighted import Weighted
+from ffcp.extras import needed
 from ffcp.files import CalibrationFileError
 from ffcp.loading import load
 from ffcp.network.jacobian import Sketch, Smooth
@@ -133,3 +138,15 @@ __all__ = [
     "plots",
     "segmentation",
 ]
+
+# Doors that bring in much: opened when they are first named. What each cannot do without.
+_DOORS = {"export": "ffcp", "ray": "ray.data", "sklearn": "sklearn", "tables": "pandas"}
+
+if not TYPE_CHECKING:  # to mypy, a function of this name would make every attribute a right one
+
+    def __getattr__(name: str) -> Any:
+        """Import ``ffcp.ray`` and its like where they are named, or say what is missing."""
+        if name not in _DOORS:
+            raise AttributeError(f"module 'ffcp' has no attribute {name!r}")
+        needed(_DOORS[name], name, f"ffcp.{name}")
+        return importlib.import_module(f"ffcp.{name}")

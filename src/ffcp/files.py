@@ -14,7 +14,7 @@ import uuid
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -122,8 +122,10 @@ def rebuilt(kind: Any, saved: Any) -> Any:
         return {str(key): rebuilt(inner[1], value) for key, value in saved.items()}
     if is_dataclass(kind) and isinstance(saved, dict):
         hints = typing.get_type_hints(kind)
-        if hints.keys() == saved.keys():
-            return kind(**{name: rebuilt(hint, saved[name]) for name, hint in hints.items()})  # type: ignore[operator]
+        # What has a default may be missing: it was added after files were written.
+        must = {field.name for field in fields(kind) if field.default is MISSING}
+        if must <= saved.keys() <= hints.keys():
+            return kind(**{name: rebuilt(hints[name], value) for name, value in saved.items()})  # type: ignore[operator]
     plain: Any = {float: (int, float)}.get(kind, kind)
     if (
         origin

@@ -132,6 +132,17 @@ class Seen(NamedTuple):
         unit gradient, divided by the step squared.
     weights : Tensor or None
         The weights of these rows, (n,), if the user gave any.
+
+    Examples
+    --------
+    >>> import ffcp, torch
+    >>> def slack(seen: Seen) -> torch.Tensor:  # wider where the first column is large
+    ...     return 0.1 + seen.x[:, :1].abs()
+    >>> predictor = ffcp.Bands(torch.nn.Linear(2, 1), slack=slack)
+    >>> predictor = predictor.calibrate(torch.randn(99, 2), torch.randn(99))
+    >>> width = predictor.predict_interval(torch.tensor([[0.0, 1.0], [2.0, 1.0]])).width
+    >>> round(float(width[1] / width[0]))  # (0.1 + 2) / (0.1 + 0)
+    21
     """
 
     x: Any

@@ -278,3 +278,16 @@ def test_the_classifier_agrees_with_scikit_learn() -> None:
 
     logs = oracle.decision_function(standard)
     assert choice.separation == pytest.approx(roc_auc_score(label, logs), abs=1e-6)
+
+
+@pytest.mark.parametrize("method", [ffcp.CP, ffcp.LAC])
+def test_what_learning_the_ratio_saw_can_be_looked_at(method: Any, tmp_path: Any) -> None:
+    model = nn.Linear(2, 1 if method is ffcp.CP else 3)
+    x, y = normal(500, 2, seed=1), torch.arange(500) % 3
+    predictor = method(model, calibration=ffcp.Weighted("learn"), seed=0)
+    assert predictor.shift_choice is None
+    predictor.calibrate(x, y.float() if method is ffcp.CP else y, new=0.5 + normal(90, 2, seed=2))
+    choice = predictor.shift_choice
+    assert (choice.rows, choice.new_rows) == (100, 90)
+    predictor.save(tmp_path / "kept")
+    assert ffcp.load(tmp_path / "kept", model).shift_choice == choice

@@ -13,6 +13,8 @@ from scipy import stats
 from torch import Tensor, nn
 
 import ffcp
+from ffcp import files
+from ffcp.regression import layers
 from tests.conftest import normal, small_mlp
 from tests.law import ERROR_RATE, p_value
 from tests.test_pieces_law import BASES, CALIBRATIONS, SLACKS
@@ -193,3 +195,43 @@ def test_an_infinite_group_beside_one_that_shrinks_is_no_nan() -> None:
     assert band.lower[1] == -torch.inf
     assert band.upper[1] == torch.inf
     assert band.width[0] < 10
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore::ffcp.FFCPWarning")
+@pytest.mark.parametrize(("side", "there"), [("lower", "below"), ("upper", "above")])
+def test_a_choice_among_limits_speaks_of_reach_not_of_length(
+    side: str, there: str, tmp_path: Path
+) -> None:
+    model = small_mlp()
+    # All targets lie so far on the other side that the limit crosses the prediction.
+    moved = Y + (9.0 if side == "lower" else -9.0)
+    for predictor in (
+        ffcp.FFCP(model, side=side, seed=0),
+        ffcp.Auto(model, side=side, seed=0, criterion="length"),
+    ):
+        choice = predictor.calibrate(X, moved).choice
+        assert choice.side == side
+        said = str(choice)
+        assert f"reach: how far the {side} limit lies {there} the prediction" in said
+        assert "length" not in said
+        assert "mean reach" in said
+        assert " -" in said  # which is why
+        predictor.save(tmp_path / "kept")
+        assert ffcp.load(tmp_path / "kept", model).choice == choice
+
+
+@pytest.mark.filterwarnings("ignore::ffcp.FFCPWarning")
+def test_a_choice_of_both_sides_speaks_of_length() -> None:
+    assert "mean length" in str(ffcp.FFCP(small_mlp(), seed=0).calibrate(X, Y).choice)
+
+
+def test_the_warning_speaks_of_reach_too() -> None:
+    candidates = {"output": ffcp.Candidate(-1.0, 0.0), "0": ffcp.Candidate(-0.5, 0.1)}
+    said = layers.why_plain(ffcp.Choice("output", candidates, 40, 0.1, "lower"))
+    assert "no layer gave tighter limits (best: '0' with mean reach -0.5 against -1)" in said
+
+
+def test_a_choice_saved_without_its_side_is_of_both() -> None:
+    saved = {"feature": "output", "candidates": {}, "rows": 3, "alpha": 0.1}
+    assert files.rebuilt(ffcp.Choice, saved).side == "both"

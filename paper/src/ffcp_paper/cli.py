@@ -37,8 +37,8 @@ from ffcp_paper.networks import mlp
 app = typer.Typer(
     help="""The paper on Fast Feature Conformal Prediction: its tables and figures, made again.
 
-    **ffcp-paper reproduce --quick** tries all of it in a minute. Data files are looked for in the
-    folder that FFCP_DATA names; **ffcp-paper data** says which are there.""",
+    **ffcp-paper reproduce --quick** tries all of it in a minute or two. Data files are looked for
+    in the folder that FFCP_DATA names; **ffcp-paper data** says which are there.""",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -367,10 +367,10 @@ def reproduce(
 ) -> None:
     """Make the paper's tables, its numbers and ours side by side, and its figures.
 
-    Without names all of them: a minute with --quick, an hour and a half with all data. Every table
-    says whether the paper's claim holds here. Data sets that are missing are shown as not
-    available. What is finished is kept: a second call, or one after an interruption, computes only
-    what is missing.
+    Without names all of them: a minute or two with --quick, an hour and a quarter with all data.
+    Every table says whether the paper's claim holds here. Data sets that are missing are shown as
+    not available. What is finished is kept: a second call, or one after an interruption, computes
+    only what is missing.
     """
     try:
         reproduction.check_names(names or [])

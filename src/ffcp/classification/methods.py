@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, TypedDict
 import torch  # noqa: F401 - for the examples
 from torch import nn
 
+from ffcp.classification.named import Aps, FFRaps, Lac, Raps
 from ffcp.classification.predictor import LabelSets
 from ffcp.classification.rules import SOFTMAX
-from ffcp.classification.scores import Aps, FFRaps, Lac, Raps, RuleScore
+from ffcp.classification.scores import RuleScore
 from ffcp.conformal.bylabel import ByLabel
 from ffcp.conformal.calibration import Calibration
 from ffcp.network.features import resolve

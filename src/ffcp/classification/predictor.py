@@ -23,6 +23,7 @@ from ffcp.conformal.draws import Draws
 from ffcp.conformal.marginal import Marginal
 from ffcp.conformal.rank import exact_alpha
 from ffcp.conformal.selection import Scorer
+from ffcp.conformal.tilts import ShiftChoice
 from ffcp.network.buffer import RowBuffer
 from ffcp.pieces import Seen
 from ffcp.predictor import Predictor, Running, known_only, steady
@@ -105,6 +106,12 @@ class LabelSets(Predictor):
     def choice(self) -> SetChoice | None:
         """What the automatic choice of the settings saw and took."""
         choice: SetChoice | None = self._choices.get("sets")
+        return choice
+
+    @property
+    def shift_choice(self) -> ShiftChoice | None:
+        """What learning a density ratio saw, with :class:`ffcp.Weighted`."""
+        choice: ShiftChoice | None = self._choices.get("shift")
         return choice
 
     def setting(self, name: str) -> Any:

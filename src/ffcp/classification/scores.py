@@ -1,4 +1,4 @@
-"""Label scores: how surprising each label of a row is. LAC, APS, RAPS, FFRAPS, or one's own."""
+"""Label scores: how surprising each label of a row is, by a rule or by a function of one's own."""
 
 from __future__ import annotations
 
@@ -13,14 +13,12 @@ from torch import Tensor
 
 from ffcp import files
 from ffcp.classification import rules, tuning
-from ffcp.classification.rules import FEATURE, SOFTMAX, Cumulative, Rows, Rule, Threshold
+from ffcp.classification.rules import SOFTMAX, Cumulative, Rows, Rule
 from ffcp.classification.weights import blocks, in_order
 from ffcp.conformal.columns import Columns
 from ffcp.conformal.draws import Draws
 from ffcp.conformal.selection import Chosen, Scorer
-from ffcp.network.features import OUTPUT
 from ffcp.pieces import Needs, Seen, name_of
-from ffcp.recipes import public
 
 FIT = "fit"
 _DEFAULTS = {"lam": 0.01, "kreg": 5, "delta": 0.01}
@@ -42,16 +40,38 @@ class Shares(NamedTuple):
 class LabelScore(Scorer):
     """How surprising each label of a row is; the base of all label scores.
 
-    A score of one's own defines :meth:`of_all`; or give a function of :class:`ffcp.Seen`.
+    A score of one's own defines :meth:`of_all`; or give a function of :class:`ffcp.Seen`, of which
+    :class:`ffcp.FunctionScore` makes one.
+
+    Attributes
+    ----------
+    randomized : bool
+        Whether sets use a random number per row.
+    draws : bool
+        Whether calibrating does.
+    shares
+        The random numbers; ``None`` where none are drawn.
+    open_settings : sequence of str
+        The names of settings that are still to be chosen.
+
+    Examples
+    --------
+    >>> import ffcp
+    >>> class Margin(LabelScore):  # how far a logit is below the largest
+    ...     def of_all(self, seen):
+    ...         return seen.output.amax(dim=1, keepdim=True) - seen.output
+    ...
+    ...     def settings(self):
+    ...         return {"score": "margin"}
+    >>> logits, y = torch.tensor([[2.0, 1.0, 0.0]]).repeat(9, 1), torch.tensor([0] * 5 + [1] * 4)
+    >>> sets = ffcp.LabelSets(torch.nn.Identity(), Margin()).calibrate(logits, y)
+    >>> sets.predict_set(logits[:1], alpha=0.2).labels
+    [tensor([0, 1])]
     """
 
-    #: Whether sets use a random number per row.
     randomized = False
-    #: Whether calibrating does.
     draws = False
-    #: The random numbers.
     shares: Shares | None = None
-    #: The names of settings that are still to be chosen.
     open_settings: Sequence[str] = ()
 
     def of_all(self, seen: Seen) -> Tensor:
@@ -101,6 +121,15 @@ class FunctionScore(LabelScore):
         Layers whose gradient norms or values it looks at.
     name
         What saved settings call it; the function's own name by default.
+
+    Examples
+    --------
+    >>> import ffcp
+    >>> below_top = FunctionScore(lambda seen: seen.output.amax(1, True) - seen.output, name="gap")
+    >>> logits, y = torch.tensor([[2.0, 1.0, 0.0]]).repeat(9, 1), torch.tensor([0] * 5 + [1] * 4)
+    >>> sets = ffcp.LabelSets(torch.nn.Identity(), below_top).calibrate(logits, y)
+    >>> sets.predict_set(logits[:1], alpha=0.2).labels
+    [tensor([0, 1])]
     """
 
     def __init__(
@@ -338,96 +367,9 @@ class RuleScore(LabelScore):
         )
 
 
-@public
-def Lac(temperature: float | str = 1.0) -> RuleScore:  # noqa: N802 - reads as a piece
-    """Make the score of LAC: one minus the label's probability."""
-    return RuleScore("lac", {"temperature": temperature}, Threshold)
-
-
-@public
-def Aps(  # noqa: N802
-    temperature: float | str = 1.0, *, randomized: bool = True
-) -> RuleScore:
-    """Make the score of APS: the probabilities of all labels up to this one.
-
-    ``randomized=False`` draws shares of the last label's probability only when calibrating; sets
-    hold every label that some share would let in.
-    """
-    return RuleScore("aps", {"temperature": temperature}, Cumulative, randomized=randomized)
-
-
-@public
-def Raps(  # noqa: N802
-    lam: float | None = None,
-    kreg: int | None = None,
-    *,
-    temperature: float | str = 1.0,
-    tune: str | None = None,
-    randomized: bool = True,
-    allow_empty: bool = False,
-) -> RuleScore:
-    """Make the score of RAPS: that of APS with a price on ranks."""
-    given = {"temperature": temperature, "lam": lam, "kreg": kreg}
-    return RuleScore(
-        "raps", given, Cumulative, tune=tune, randomized=randomized, allow_empty=allow_empty
-    )
-
-
-@public
-def FFRaps(  # noqa: N802
-    delta: float | None = None,
-    lam: float | None = None,
-    kreg: int | None = None,
-    gradient: str = SOFTMAX,
-    feature: str | None = None,
-    *,
-    temperature: float | str = 1.0,
-    tune: str | None = None,
-    randomized: bool = True,
-    allow_empty: bool = False,
-) -> RuleScore:
-    """Make the score of FFRAPS: that of RAPS with the size of the gradient in it."""
-    _check_feature(gradient, feature)
-    given = {
-        "temperature": temperature,
-        "lam": lam,
-        "kreg": kreg,
-        "delta": delta,
-        "gradient": gradient,
-    }
-    return RuleScore(
-        "ffraps",
-        given,
-        Cumulative,
-        tune=tune,
-        randomized=randomized,
-        allow_empty=allow_empty,
-        feature=feature,
-    )
-
-
 def as_score(score: Any) -> LabelScore:
     """Take a label score as it is; make one of a function."""
     return score if isinstance(score, LabelScore) else FunctionScore(score)
-
-
-def _check_feature(gradient: str, feature: str | None) -> None:
-    """Refuse a layer that has no part in the gradient, or one that is missing."""
-    if gradient == SOFTMAX and feature is not None:
-        raise ValueError(
-            f"feature={feature!r} has no part in gradient={SOFTMAX!r}, which is taken in the "
-            f"logits: leave it out, or use gradient={FEATURE!r}"
-        )
-    if gradient == FEATURE and feature is None:
-        raise ValueError(
-            f"gradient={FEATURE!r} needs a layer: give feature=, a dotted module name, a module "
-            "or 'input'"
-        )
-    if feature == OUTPUT:
-        raise ValueError(
-            f"gradient={FEATURE!r} needs a layer before the output: in the logits themselves use "
-            f"gradient={SOFTMAX!r}"
-        )
 
 
 def top_probability(logits: Tensor) -> Tensor:

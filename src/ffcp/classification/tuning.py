@@ -31,7 +31,23 @@ _COOLEST, _HOTTEST = 0.05, 20.0  # temperatures further off fit only data that n
 
 @dataclass(frozen=True)
 class SetCandidate:
-    """How one combination of settings did on the rows set aside for tuning."""
+    """How one combination of settings did on the rows set aside for tuning.
+
+    Attributes
+    ----------
+    kreg, lam, delta
+        The settings, as in :class:`ffcp.FFRAPS`; ``delta`` is 0 for RAPS.
+    mean_size
+        How many labels its sets hold on average.
+    violation
+        Its size-stratified coverage violation: how far the coverage of sets of some size is from
+        1 - alpha, at worst.
+
+    Examples
+    --------
+    >>> print(SetCandidate(kreg=2, lam=0.1, delta=0.0, mean_size=3.25, violation=0.04))
+      kreg 2    lam 0.1      delta 0        mean size 3.25      violation 0.040
+    """
 
     kreg: int
     lam: float
@@ -63,6 +79,18 @@ class SetChoice:
     candidates
         All combinations tried, each with its mean set size and its size-stratified coverage
         violation.
+
+    Examples
+    --------
+    >>> import ffcp
+    >>> _ = torch.manual_seed(0)
+    >>> model, x = torch.nn.Linear(4, 9), 3 * torch.randn(500, 4)  # yours is trained
+    >>> y = model(x).softmax(dim=1).multinomial(1)[:, 0]
+    >>> choice = ffcp.RAPS(model, tune="size", seed=0).calibrate(x, y).choice
+    >>> print(str(choice).splitlines()[0])  # and a line for every candidate, the best first
+    temperature 1, kreg 6, lam 0.01, delta 0, chosen on 100 rows by size at alpha=0.1
+    >>> len(choice.candidates)  # values of lam
+    5
     """
 
     temperature: float

@@ -22,8 +22,18 @@ class ByLabel(Calibration):
     """A threshold for each label, so that points of every class are covered.
 
     Points are sorted by label and score. A class may have no point at all: thousands of classes
-    cost no more than a few. Classes with too few points have an infinite threshold.
+    cost no more than a few. Classes with too few points have an infinite threshold. It is what
+    ``class_conditional=True`` of the named label sets takes.
 
+    Attributes
+    ----------
+    scores : Tensor
+        The scores, (n, 1).
+    label : Tensor
+        The label of each, (n,).
+
+    Examples
+    --------
     >>> scores = ByLabel()
     >>> scores.add(torch.tensor([[0.5], [0.7], [0.3]]), {"label": torch.tensor([1, 0, 1])})
     >>> scores.threshold(0.5)

@@ -27,6 +27,13 @@ class Calibration(Plain):
     Points are buffers, so ``state_dict`` carries them, but ``.to()`` and ``.half()`` leave them
     alone: a threshold is one number, and rounding it would break the guarantee.
 
+    Attributes
+    ----------
+    scores : Tensor
+        The scores that were added, (n, m), in float64.
+
+    Examples
+    --------
     >>> class Largest(Calibration):
     ...     def threshold(self, alpha, notes=None, random=None):
     ...         return self.scores.amax(dim=0)

@@ -21,6 +21,19 @@ class Kernel:
     A kernel of one's own has a name and :meth:`log_weight`; with :meth:`steps` it also serves
     the guarantee ``"random"``.
 
+    Attributes
+    ----------
+    name : str
+        What settings and messages call it.
+    is_sharp : bool
+        Whether weights are 0 or 1, cut where the distance is the bandwidth.
+    is_by_rank : bool
+        Whether weights go by rank, to as many neighbours as the bandwidth says.
+    is_density : bool
+        Whether :meth:`steps` can be drawn.
+
+    Examples
+    --------
     >>> class Triangle(Kernel):
     ...     name = "triangle"
     ...
@@ -30,13 +43,9 @@ class Kernel:
     tensor([1.0000, 0.5000, 0.0000])
     """
 
-    #: What settings and messages call it.
     name: str
-    #: Whether weights are 0 or 1, cut where the distance is the bandwidth.
     is_sharp = False
-    #: Whether weights go by rank, to as many neighbours as the bandwidth says.
     is_by_rank = False
-    #: Whether :meth:`steps` can be drawn.
     is_density = False
 
     def log_weight(self, squared: Tensor) -> Tensor:
@@ -52,6 +61,17 @@ class Kernel:
 class Gaussian(Kernel):
     """The weight exp(-d^2 / 2h^2) at distance d, h the bandwidth.
 
+    The bandwidth is :class:`ffcp.Localizer`'s; the kernel itself takes nothing.
+
+    Attributes
+    ----------
+    name : str
+        ``"gaussian"``, by which a localizer knows it too.
+    is_density : bool
+        ``True``: it also serves the guarantee ``"random"``.
+
+    Examples
+    --------
     >>> Gaussian().log_weight(torch.tensor([0.0, 4.0]))
     tensor([-0., -2.])
     """
@@ -70,8 +90,19 @@ class Gaussian(Kernel):
 
 @public
 class Laplace(Kernel):
-    """The weight exp(-d / h) at distance d.
+    """The weight exp(-d / h) at distance d, h the bandwidth.
 
+    The bandwidth is :class:`ffcp.Localizer`'s; the kernel itself takes nothing.
+
+    Attributes
+    ----------
+    name : str
+        ``"laplace"``, by which a localizer knows it too.
+    is_density : bool
+        ``True``: it also serves the guarantee ``"random"``.
+
+    Examples
+    --------
     >>> Laplace().log_weight(torch.tensor([0.0, 4.0]))
     tensor([-0., -2.])
     """
@@ -93,6 +124,19 @@ class Laplace(Kernel):
 class Box(Kernel):
     """The weight 1 up to the bandwidth and 0 beyond it.
 
+    The bandwidth is :class:`ffcp.Localizer`'s; the kernel itself takes nothing.
+
+    Attributes
+    ----------
+    name : str
+        ``"box"``, by which a localizer knows it too.
+    is_sharp : bool
+        ``True``: points count wholly or not at all.
+    is_density : bool
+        ``True``: it also serves the guarantee ``"random"``.
+
+    Examples
+    --------
     >>> Box().log_weight(torch.tensor([1.0, 4.0]))
     tensor([0., -inf])
     """
@@ -114,6 +158,17 @@ class Box(Kernel):
 class Nearest(Kernel):
     """The weight 1 for the nearest calibration points, however far; the bandwidth is how many.
 
+    The bandwidth is :class:`ffcp.Localizer`'s; the kernel itself takes nothing.
+
+    Attributes
+    ----------
+    name : str
+        ``"nearest"``, by which a localizer knows it too.
+    is_by_rank : bool
+        ``True``: how far a point is does not count, only how many are nearer.
+
+    Examples
+    --------
     >>> Nearest().is_by_rank
     True
     """

@@ -30,6 +30,15 @@ class Marginal(Calibration):
     Scores are kept sorted, so that any alpha is a look-up. They are sorted when first looked at;
     the first level is found without.
 
+    Attributes
+    ----------
+    scores : Tensor
+        The scores, sorted in every column: (n, m), or (n, 1) if outputs share a threshold.
+    signs : Tensor
+        Whether each score is the size of a negative number; no columns where nobody can tell.
+
+    Examples
+    --------
     >>> scores = Marginal()
     >>> scores.add(torch.tensor([[4.0], [1.0], [3.0], [2.0]]))
     >>> scores.threshold(0.5)

@@ -87,6 +87,17 @@ def conformal_rank(n: int, alpha: Any) -> int:
     The k-th smallest of n scores covers a new exchangeable score with probability at least
     1 - alpha. If k > n no finite threshold does.
 
+    Parameters
+    ----------
+    n
+        How many calibration points there are.
+    alpha
+        The probability of a miss that is allowed, between 0 and 1.
+
+    Examples
+    --------
+    >>> conformal_rank(99, 0.1)
+    90
     >>> conformal_rank(9, 0.7)  # in floating point this comes out as 4
     3
     """

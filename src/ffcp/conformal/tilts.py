@@ -29,6 +29,16 @@ class ShiftChoice:
         them: about this share of the calibration rows is left.
     clipped
         The share of new inputs whose ratio was clipped.
+
+    Examples
+    --------
+    >>> import ffcp
+    >>> _ = torch.manual_seed(0)
+    >>> model, x, new = torch.nn.Linear(2, 1), torch.randn(1000, 2), 0.5 + torch.randn(300, 2)
+    >>> predictor = ffcp.CP(model, calibration=ffcp.Weighted("learn"), seed=0)
+    >>> choice = predictor.calibrate(x, torch.randn(1000), new=new).shift_choice
+    >>> choice.rows, choice.new_rows, 0.5 < choice.separation < 0.8
+    (200, 300, True)
     """
 
     rows: int

@@ -11,7 +11,15 @@ class Stored(nn.Module):
     """Stands in for a model that was run before: gives back the prediction among its inputs.
 
     The input is the prediction alone, or a dict with ``"prediction"`` and whatever else a slack
-    or a localizer looks at, such as an estimate of difficulty for each row.
+    or a localizer looks at, such as an estimate of difficulty for each row. It is made with
+    nothing; what it is called with stands under Parameters.
+
+    Parameters
+    ----------
+    prediction : Tensor
+        The predictions, a row per row; with :class:`ffcp.CQR` two columns of quantiles.
+    **known
+        Whatever else stands in the dict. It is passed over here; pieces find it in ``seen.x``.
 
     Examples
     --------

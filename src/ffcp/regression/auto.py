@@ -39,7 +39,7 @@ from ffcp.regression.learned.nested import CENTRAL, FAMILIES
 from ffcp.regression.learned.own import OwnQuantiles
 from ffcp.regression.learned.sight import KINDS, On, Sight, checked_on
 from ffcp.regression.learned.teaching import Teachable, no_scales
-from ffcp.regression.sides import BOTH, checked_side
+from ffcp.regression.sides import BOTH, checked_side, extent, what_reach_is
 from ffcp.regression.slacks import Constant, GradientNorm
 
 if TYPE_CHECKING:
@@ -69,6 +69,22 @@ class AutoChoice:
         How many rows chose. They took no part in the calibration.
     alpha
         The level at which candidates were compared.
+    side
+        Which side of bands is promised. With ``"lower"`` or ``"upper"`` the place of the length
+        is taken by the reach: how far that limit lies beyond the prediction, negative on its
+        other side; and a miss counts 1 / alpha times.
+
+    Examples
+    --------
+    >>> import ffcp
+    >>> _ = torch.manual_seed(0)
+    >>> x = torch.rand(300, 1)
+    >>> auto = ffcp.Auto(torch.nn.Linear(1, 1), seed=0)  # yours is trained
+    >>> choice = auto.calibrate(x, x[:, 0] * torch.randn(300)).choice
+    >>> print(str(choice).splitlines()[0])  # and a line for every candidate, the best first
+    Learned, ..., chosen by interval score on 115 rows at alpha=0.1
+    >>> choice.trials[choice.method].score <= choice.trials["CP"].score
+    True
     """
 
     method: str
@@ -76,13 +92,16 @@ class AutoChoice:
     criterion: str
     rows: int
     alpha: float
+    side: str = BOTH
 
     def __str__(self) -> str:
-        by = "interval score" if self.criterion == SCORE else "mean length"
-        lines = [f"{self.method}, chosen by {by} on {self.rows} rows at alpha={self.alpha:g}"]
+        what = extent(self.side)
+        by = "interval score" if self.criterion == SCORE else f"mean {what}"
+        first = f"{self.method}, chosen by {by} on {self.rows} rows at alpha={self.alpha:g}"
+        lines = [first + what_reach_is(self.side)]
         ranked = sorted(self.trials.items(), key=lambda trial: getattr(trial[1], self.criterion))
         for name, trial in ranked:
-            lines.append(f"  {name:<42} score {trial.score:<10.4g} length {trial.length:.4g}")
+            lines.append(f"  {name:<42} score {trial.score:<10.4g} {what} {trial.length:.4g}")
         return "\n".join(lines)
 
 
@@ -195,7 +214,8 @@ class Undecided(Family):
         if not judge.is_clearly_better(candidates[best], candidates[simplest], self._criterion):
             best = simplest
         family, bandwidth = candidates[best].make()
-        choice = AutoChoice(best, trials, self._criterion, len(y), float(exact_alpha(alpha)))
+        level = float(exact_alpha(alpha))
+        choice = AutoChoice(best, trials, self._criterion, len(y), level, self.side)
         near = None if bandwidth is None else partial(localized, bandwidth=bandwidth)
         return Chosen(family, {"method": choice}, None, near)
 

@@ -35,6 +35,17 @@ class Interval(_Interval):
 
     Of several levels the two ends have a first dimension more, one entry for each of ``alpha``.
 
+    Parameters
+    ----------
+    lower, upper : Tensor
+        The ends of the bands.
+    prediction : Tensor
+        The model's point prediction.
+    alpha : float, tuple of floats or None
+        The level that was asked for, or the several levels of the first dimension.
+
+    Examples
+    --------
     >>> band = Interval(torch.zeros(2), torch.ones(2), torch.full((2,), 0.5))
     >>> band.width
     tensor([1., 1.])
@@ -125,7 +136,25 @@ class Interval(_Interval):
 
 
 class Ends(NamedTuple):
-    """What a model says of a batch: a base band and a slack on each side, (n, m) each."""
+    """What a model says of a batch: a base band and a slack on each side, (n, m) each.
+
+    A base of one's own gives it; the band of a threshold t is [lo - t slack_lo, hi + t slack_hi].
+
+    Parameters
+    ----------
+    lo, hi : Tensor
+        The ends of the base band; the same tensor where the base is a point.
+    slack_lo, slack_hi : Tensor
+        How much each end moves with the threshold.
+
+    Examples
+    --------
+    >>> centre, slack = torch.zeros(3, 1), torch.ones(3, 1)
+    >>> Ends(centre, centre, slack, slack).is_symmetric
+    True
+    >>> Ends(centre - 1, centre + 1, slack, slack).is_symmetric
+    False
+    """
 
     lo: Tensor
     hi: Tensor

@@ -32,12 +32,20 @@ class Base(Protocol):
 class Point:
     """The model's output is a point prediction: both ends are it, and one slack serves both.
 
+    It is made with nothing, and called with what a pass saw and with the slack.
+
+    Attributes
+    ----------
+    lowest : float
+        No score is below this: 0, as scores are distances from the prediction.
+
+    Examples
+    --------
     >>> import torch
     >>> Point().prediction(torch.zeros(3, 1)).shape
     torch.Size([3, 1])
     """
 
-    #: No score is below this.
     lowest = 0.0
 
     def __call__(self, seen: Seen, slack: Tensor) -> Ends:

@@ -79,6 +79,11 @@ class Distribution:
     below 1 / (n + 1) and above n / (n + 1) are infinite, and ``crps`` and ``sample`` are those of
     the finite part.
 
+    Attributes
+    ----------
+    prediction : Tensor
+        The point prediction, in the shape of the model's output.
+
     Examples
     --------
     >>> import ffcp
@@ -102,7 +107,6 @@ class Distribution:
         entropy: int,
         support: Support | None = None,
     ) -> None:
-        #: The point prediction, in the shape of the model's output.
         self.prediction = prediction
         self._family, self._curve, self._support = family, curve, support
         self._tables, self._group = tables, group

@@ -379,7 +379,7 @@ class SlackChoice(Family):
         }
         of_each = exact_alpha(alpha) / (2 if self.side == EACH else 1)
         choice = layers.choose(aside["width"], trials, of_each)
-        choice = replace(choice, alpha=float(exact_alpha(alpha)))
+        choice = replace(choice, alpha=float(exact_alpha(alpha)), side=self.side)
         warning = layers.why_plain(choice, self._what) if choice.feature == OUTPUT else None
         return Chosen(self._options[choice.feature], {"layer": choice}, warning)
 

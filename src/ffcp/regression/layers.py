@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ffcp.conformal.rank import exact_alpha, points_needed
 from ffcp.network.features import OUTPUT
+from ffcp.regression.sides import BOTH, EACH, LOWER, UPPER, extent, what_reach_is
 
 # A gradient that is the same everywhere gives the bands of plain CP, up to rounding.
 _TIE = 1 - 1e-6
@@ -20,7 +21,22 @@ _TIE = 1 - 1e-6
 
 @dataclass(frozen=True)
 class Candidate:
-    """How one feature did on the rows set aside for choosing."""
+    """How one feature did on the rows set aside for choosing.
+
+    Attributes
+    ----------
+    mean_length
+        How long its bands are on average; with ``side="lower"`` or ``"upper"`` their mean reach,
+        how far that limit lies beyond the prediction, negative on its other side; with ``"each"``
+        half of the length.
+    rank_correlation
+        That of its slack and the residual: near 1 if it knows where errors are large.
+
+    Examples
+    --------
+    >>> Candidate(mean_length=1.5, rank_correlation=0.7).mean_length
+    1.5
+    """
 
     mean_length: float
     rank_correlation: float
@@ -41,18 +57,40 @@ class Choice:
         How many rows chose. They took no part in the calibration.
     alpha
         The level at which lengths were compared.
+    side
+        Which side of bands is promised; of one side reaches are compared, see
+        :class:`ffcp.Candidate`.
+
+    Examples
+    --------
+    >>> import ffcp
+    >>> _ = torch.manual_seed(0)
+    >>> model = torch.nn.Sequential(torch.nn.Linear(1, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+    >>> x = 3 * torch.randn(500, 1)  # known up to noise; and your model is trained
+    >>> y = model(x + 0.5 * torch.randn(500, 1)).detach()
+    >>> choice = ffcp.FFCP(model, seed=0).calibrate(x, y).choice
+    >>> print(str(choice).splitlines()[0])  # and a line for every candidate, the best first
+    feature 'input', chosen on 100 rows at alpha=0.1
+    >>> choice.candidates[choice.feature].mean_length < choice.candidates["output"].mean_length
+    True
     """
 
     feature: str
     candidates: Mapping[str, Candidate]
     rows: int
     alpha: float
+    side: str = BOTH
+
+    @property
+    def _what(self) -> str:
+        return "half length" if self.side == EACH else f"mean {extent(self.side)}"
 
     def __str__(self) -> str:
-        lines = [f"feature {self.feature!r}, chosen on {self.rows} rows at alpha={self.alpha}"]
+        first = f"feature {self.feature!r}, chosen on {self.rows} rows at alpha={self.alpha}"
+        lines = [first + what_reach_is(self.side)]
         for name, candidate in sorted(self.candidates.items(), key=lambda c: c[1].mean_length):
             lines.append(
-                f"  {name:<24} mean length {candidate.mean_length:<10.4g} "
+                f"  {name:<24} {self._what} {candidate.mean_length:<10.4g} "
                 f"rank correlation {candidate.rank_correlation:+.2f}"
             )
         return "\n".join(lines)
@@ -185,7 +223,8 @@ def why_plain(choice: Choice, what: str = "feature") -> str:
     best = others[name]
     return (
         f"plain CP was chosen: on {choice.rows} rows set aside no {'layer' if by_layer else what} "
-        f"gave shorter bands (best: {name!r} with mean length {best.mean_length:.4g} against "
+        f"gave {'tighter limits' if choice.side in (LOWER, UPPER) else 'shorter bands'} "
+        f"(best: {name!r} with {choice._what} {best.mean_length:.4g} against "
         f"{plain:.4g}). {'The gradient' if by_layer else 'It'} says little about the noise here: "
         f"its rank correlation with the residual is {best.rank_correlation:+.2f}"
     )

@@ -195,8 +195,14 @@ class FFCP(AtLayer):
 class FFCQR(FFCP):
     """CQR with the gradient norm of each quantile as its slack (the paper's FFCQR).
 
-    Parameters are those of :class:`FFCP`; the model is one for :class:`CQR`. The norms of both
-    quantiles come from the same forward pass.
+    The norms of both quantiles come from the same forward pass.
+
+    Parameters
+    ----------
+    model
+        A network whose forward returns the lower and the upper quantile, (n, 2).
+    feature, norm, floor, method, calibration, **common
+        As in :class:`FFCP`.
 
     Examples
     --------
@@ -331,6 +337,13 @@ class LCP(Localized):
 class LCQR(LCP):
     """Localized conformalized quantile regression: :class:`LCP` on a model for :class:`CQR`.
 
+    Parameters
+    ----------
+    model
+        A network whose forward returns the lower and the upper quantile, (n, 2).
+    localizer, guarantee, calibration, **common
+        As in :class:`LCP`.
+
     Examples
     --------
     >>> _ = torch.manual_seed(0)
@@ -395,6 +408,15 @@ class FFLCP(Localized, AtLayer):
 @public
 class FFLCQR(FFLCP):
     """Localized FFCQR: :class:`FFLCP` on a model for :class:`CQR`.
+
+    Parameters
+    ----------
+    model
+        A network whose forward returns the lower and the upper quantile, (n, 2).
+    feature, norm, floor, method
+        As in :class:`FFCP`.
+    localizer, guarantee, calibration, **common
+        As in :class:`FFLCP`.
 
     Examples
     --------

@@ -17,6 +17,7 @@ from ffcp.conformal.compressed import Compressed
 from ffcp.conformal.draws import Draws
 from ffcp.conformal.marginal import Marginal
 from ffcp.conformal.rank import exact_alpha, exact_alphas, points_needed
+from ffcp.conformal.tilts import ShiftChoice
 from ffcp.network import checks, passes
 from ffcp.network.buffer import RowBuffer
 from ffcp.network.twin import gives_back
@@ -68,6 +69,12 @@ class BandPredictor(Predictor):
         self.joint, self.side, self.missing = family.joint, family.side, missing
         self.support = checked_support(support)
         super().__init__(model, family, calibration, **running)
+
+    @property
+    def shift_choice(self) -> ShiftChoice | None:
+        """What learning a density ratio saw, with :class:`ffcp.Weighted`."""
+        choice: ShiftChoice | None = self._choices.get("shift")
+        return choice
 
     def _own_settings(self) -> dict[str, Any]:
         own: dict[str, Any] = {"joint": self.joint, "missing": self.missing}

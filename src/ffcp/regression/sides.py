@@ -53,6 +53,27 @@ def checked_side(side: Any) -> str:
     return str(side)
 
 
+def extent(side: str) -> str:
+    """Name what says how far bands go: their length, or the reach of the one end that is promised.
+
+    >>> extent("both"), extent("lower")
+    ('length', 'reach')
+    """
+    return "reach" if side in (LOWER, UPPER) else "length"
+
+
+def what_reach_is(side: str) -> str:
+    """Say what a reach is, to those who see one: it may be negative, as no length is.
+
+    >>> what_reach_is("upper")
+    '; reach: how far the upper limit lies above the prediction, negative if below'
+    """
+    if side not in (LOWER, UPPER):
+        return ""
+    there, back = ("below", "above") if side == LOWER else ("above", "below")
+    return f"; reach: how far the {side} limit lies {there} the prediction, negative if {back}"
+
+
 def kept_scores(family: Sided, seen: Seen, y: Tensor) -> Tensor:
     """Give the scores to keep of targets (n, m): those below stand before those above."""
     if family.side == BOTH:

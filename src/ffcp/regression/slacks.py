@@ -38,6 +38,15 @@ class Slack(Protocol):
 class Constant:
     """The same slack everywhere: plain conformal prediction.
 
+    It is made with nothing, and called with what a pass saw.
+
+    Parameters
+    ----------
+    seen : Seen
+        Of the call: what one pass over a batch saw; only its device counts.
+
+    Examples
+    --------
     >>> seen = Seen(None, torch.zeros(3, 1), {}, {}, range(3))
     >>> Constant()(seen)
     tensor(1., dtype=torch.float64)

@@ -27,7 +27,26 @@ _STEPS = 1000  # of the default grid of levels
 
 
 class Controlled(NamedTuple):
-    """Sets at the level that controls their risk, and the level of each row, (n,)."""
+    """Sets at the level that controls their risk, from :meth:`ffcp.RiskControl.predict_set`.
+
+    Attributes
+    ----------
+    sets
+        The sets, as the function that makes them gives them.
+    level : Tensor
+        The level of each row, (n,).
+
+    Examples
+    --------
+    >>> import ffcp
+    >>> _ = torch.manual_seed(0)
+    >>> model, x = nn.Linear(4, 5), torch.randn(200, 4)  # five tags, each there or not
+    >>> tags = torch.rand(200, 5) < model(x).detach().sigmoid()
+    >>> risk = ffcp.RiskControl(model, "false_negatives").calibrate(x, tags)
+    >>> controlled = risk.predict_set(x[:3], alpha=0.1)
+    >>> controlled.sets.shape, controlled.level.shape
+    (torch.Size([3, 5]), torch.Size([3]))
+    """
 
     sets: Any
     level: Tensor

@@ -187,15 +187,20 @@ class FCP(BandPredictor):
 class FCQR(FCP):
     """Feature conformalized quantile regression: FCP for a model of two quantiles.
 
-    Parameters are those of :class:`FCP`; the model's output has shape (n, 2), the lower and the
-    upper quantile. Quantiles that cross are put in order.
-
     Notes
     -----
     The score of a target outside the two quantiles is how far the feature must move until the
     nearer one reaches it. Inside it is negative: how far the feature can move, straight along the
     steepest direction, before the lower quantile rises to y or the upper one falls to it. So a
     negative threshold shrinks the band, and score and band describe one nested family.
+
+    Parameters
+    ----------
+    model
+        A network whose forward returns the lower and the upper quantile, (n, 2). Quantiles that
+        cross are put in order.
+    feature, norm, bound, invert, steps, lr, optimizer, head, calibration, **common
+        As in :class:`FCP`.
 
     Examples
     --------
