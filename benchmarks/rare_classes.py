@@ -57,8 +57,9 @@ def held_out(balance: float, epochs: int) -> tuple[float, float, dict[str, float
             segnets.predicted_labels(model(scenes.normalised(x))) for x in out.pixels.split(8)
         ]
     counts = scenes.confusion(torch.cat(labels), out.labels, out.classes, out.ignore)
-    shares = dict(zip(out.class_names, scenes.found_of_each(counts), strict=True))
-    return scenes.pixel_accuracy(counts), scenes.mean_iou(counts), shares
+    right, iou = scenes.pixel_accuracy(counts), scenes.mean_iou(counts)
+    print(f"{balance:g}: {right:.1%} of pixels right, mean IoU {iou:.3f}", flush=True)
+    return right, iou, dict(zip(out.class_names, scenes.found_of_each(counts), strict=True))
 
 
 if __name__ == "__main__":
