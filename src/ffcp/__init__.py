@@ -32,7 +32,6 @@ from ffcp.conformal.rank import conformal_quantile, conformal_rank
 from ffcp.conformal.shifted import WeightedLocal
 from ffcp.conformal.tilts import ShiftChoice
 from ffcp.conformal.weighted import Weighted
-from ffcp.extras import needed
 from ffcp.files import CalibrationFileError
 from ffcp.loading import load
 from ffcp.network.jacobian import Sketch, Smooth
@@ -139,14 +138,13 @@ __all__ = [
     "segmentation",
 ]
 
-# Doors that bring in much: opened when they are first named. What each cannot do without.
-_DOORS = {"export": "ffcp", "ray": "ray.data", "sklearn": "sklearn", "tables": "pandas"}
+# Doors that bring in much: opened when they are first named.
+_DOORS = ("export", "ray", "sklearn", "tables")
 
 if not TYPE_CHECKING:  # to mypy, a function of this name would make every attribute a right one
 
     def __getattr__(name: str) -> Any:
-        """Import ``ffcp.ray`` and its like where they are named, or say what is missing."""
+        """Import ``ffcp.ray`` and its like where they are named."""
         if name not in _DOORS:
             raise AttributeError(f"module 'ffcp' has no attribute {name!r}")
-        needed(_DOORS[name], name, f"ffcp.{name}")
         return importlib.import_module(f"ffcp.{name}")

@@ -10,6 +10,13 @@ Examples
 (5, 2)
 """
 
-from ffcp.sklearn.estimators import BandRegressor, SetClassifier
+from ffcp.extras import needed
+
+needed("sklearn", "sklearn", "ffcp.sklearn")
+
+from ffcp.sklearn.estimators import (  # noqa: E402 - after saying what is missing
+    BandRegressor,
+    SetClassifier,
+)
 
 __all__ = ["BandRegressor", "SetClassifier"]

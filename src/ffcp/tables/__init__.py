@@ -8,9 +8,13 @@ Examples
 >>> bands = tables.load("houses.ffcp").predict("new.csv")  # doctest: +SKIP
 """
 
-from ffcp.tables.errors import TableError
-from ffcp.tables.fitted import FittedTable
-from ffcp.tables.fitting import fit
-from ffcp.tables.loading import load
+from ffcp.extras import needed
+
+needed("pandas", "tables", "ffcp.tables")
+
+from ffcp.tables.errors import TableError  # noqa: E402 - after saying what is missing
+from ffcp.tables.fitted import FittedTable  # noqa: E402
+from ffcp.tables.fitting import fit  # noqa: E402
+from ffcp.tables.loading import load  # noqa: E402
 
 __all__ = ["FittedTable", "TableError", "fit", "load"]
