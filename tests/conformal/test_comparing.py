@@ -165,6 +165,14 @@ def test_one_point_that_is_far_away_changes_no_neighbours_of_others(
         assert torch.equal(search(moved[:50], 20)[0], expected)
 
 
+def test_copies_of_one_point_are_not_compared_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = torch.full((300, 10), 3.0)
+    search = EveryPoint(points, 5)
+    monkeypatch.setattr(comparing, "_in_full", lambda *_: lambda *_: pytest.fail("in full"))
+    for x in (points[:20], points[:20] + 1):
+        assert torch.equal(search(x, 5)[0], torch.arange(5).expand(20, 5))
+
+
 def test_points_far_away_have_the_nearest_of_those_beside_them() -> None:
     scales = 10.0 ** torch.arange(2, 12, dtype=torch.float64).repeat_interleave(30)
     far = scales[:, None] * (1 + 1e-4 * normal(300, 10, seed=8).double())

@@ -82,13 +82,11 @@ class EveryPoint:
         distances: np.ndarray = self._places.from_each(moved).numpy()
         # Far from the centre products are off by more than points are apart there.
         error = (x.shape[1] + 8) * 2.0**-53 * 4 * moved.square().sum(dim=1)
-        far = np.flatnonzero(~(error < self._fine).numpy())
-        if len(far):
-            rows, columns = np.divmod(
-                np.arange(len(far) * len(self._embedding)), distances.shape[1]
-            )
-            in_full = _in_full(x.numpy(), self._embedding.numpy())
-            distances[far] = in_full(far[rows], columns).reshape(len(far), -1)
+        far = np.flatnonzero((error > self._fine).numpy())
+        in_full = _in_full(x.numpy(), self._embedding.numpy())
+        every = np.arange(distances.shape[1])
+        for row in far:  # one by one: the pairs of all of them would need much memory
+            distances[row] = in_full(np.full_like(every, row), every)
         return distances
 
     def _by_rough(self, x: Tensor, k: int) -> tuple[np.ndarray, np.ndarray]:

@@ -188,9 +188,9 @@ class Places:
 
     @property
     def typical(self) -> float:
-        """The median of the squared distances from the centre, but for points that lie in it."""
+        """The median squared distance from the centre of points outside it, or infinity."""
         some = self._points[_spread_out(len(self)), -2]
-        return float(some[some > 0].median()) if bool((some > 0).any()) else 0.0
+        return float(some[some > 0].median()) if bool((some > 0).any()) else math.inf
 
     @property
     def coordinates(self) -> Tensor:
