@@ -1,4 +1,4 @@
-"""The nearest calibration points, each of weight 1: found exactly, by the fastest way at hand."""
+"""The nearest calibration rows, each of weight 1."""
 
 from __future__ import annotations
 
@@ -9,12 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ffcp.conformal.comparing import EveryPoint
-from ffcp.conformal.weights import Entry, Surroundings
+from ffcp.conformal.weights import Entry, Places, Surroundings
 
-# Beyond these dimensions and this share of all points as neighbours, a search tree is slower than
-# comparing with all points.
-_TREE_DIMENSIONS, _TREE_SHARE = 4, 32
+EXACT = 0.0  # no distance is too small to matter, so they are taken in float64
 NEARLY = 1e-6  # squared distances that differ by less count as equal: they are rounded
 
 
@@ -31,15 +28,15 @@ class NearestWeights:
             )
         self.neighbours = neighbours
         self._embedding = embedding
-        self._search = search = _neighbour_search(embedding, neighbours)
-        self._rows = search.rows if isinstance(search, EveryPoint) else _rows_of(search)
+        is_line = embedding.shape[1] == 1
+        self._search = _on_a_line(embedding[:, 0]) if is_line else _among_all(embedding)
         self._ranks = [torch.empty_like(order) for order in orders]
         for ranks, order in zip(self._ranks, orders, strict=True):
             ranks[order] = torch.arange(len(order))
 
     def around(self, x: Tensor) -> Neighbours:
         """Find the neighbours of ``x``, (b, e)."""
-        return Neighbours(self._rows(x, self.neighbours), self._ranks)
+        return Neighbours(self._search(x, self.neighbours)[0], self._ranks)
 
     def around_calibration(
         self, x: Tensor, rows: Tensor, left: Tensor, output: int
@@ -70,11 +67,11 @@ class NearestWeights:
 
     def entering(self, rows: Tensor, around: Surroundings) -> Callable[[Neighbours, Tensor], Entry]:
         """Make ready for new points to enter around calibration points ``rows``."""
-        squared_distances = _distances_to(self._embedding, rows)
+        distances = _distances_to(self._embedding, rows)
         pushed, reach = around.pushed[:, None].double(), around.reach[:, None]
 
         def enter(near: Neighbours, x: Tensor) -> Entry:
-            squared, rounding = squared_distances(x)
+            squared, rounding = distances(x)
             nearly = reach * NEARLY + rounding
             # On the edge it may enter or not, however ties are broken: the larger share counts.
             if_smaller = torch.where(squared <= reach + nearly, 1.0, pushed)
@@ -84,23 +81,20 @@ class NearestWeights:
         return enter
 
 
-def _distances_to(embedding: Tensor, rows: Tensor) -> Callable[[Tensor], tuple[Tensor, float]]:
-    """Give the squared distances (m, b) of some points to new ones, and how they are rounded."""
-    if embedding.shape[1] == 1:  # as on a line they are compared: exactly
+def _distances_to(
+    embedding: Tensor, rows: Tensor
+) -> Callable[[Tensor], tuple[Tensor, Tensor | float]]:
+    """Return a function to the squared distances (m, b) of some rows and their rounding."""
+    if embedding.shape[1] == 1:
         line = embedding[rows]
         return lambda x: ((line - x[:, 0]).double().square(), 0.0)
-    centre = embedding.mean(dim=0, dtype=torch.float64)
-    points = embedding[rows].double() - centre
-    squares = points.square().sum(dim=1, keepdim=True)
+    places = Places(embedding, order=rows, fine=EXACT)
 
-    def squared_distances(x: Tensor) -> tuple[Tensor, float]:
-        moved = x.double() - centre
-        own = moved.square().sum(dim=1)
-        squared = torch.addmm(own + squares, points, moved.T, alpha=-2).clamp_min_(0)
-        largest = float(own.max()) + (float(squares.max()) if len(squares) else 0.0)
-        return squared, 1e-14 * largest
+    def distances(x: Tensor) -> tuple[Tensor, Tensor]:
+        moved = places.moved(x)
+        return places.from_each(moved).T, places.rounding(moved).T
 
-    return squared_distances
+    return distances
 
 
 class Neighbours:
@@ -150,33 +144,19 @@ class NearestSums:
 Search = Callable[[Tensor, int], tuple[Tensor, Tensor]]  # rows, and squared distances
 
 
-def _neighbour_search(embedding: Tensor, neighbours: int) -> Search:
-    """Return a search for the rows of the nearest points: with an index where that is faster."""
-    if embedding.shape[1] == 1:
-        return _search_sorted(embedding[:, 0])
-    few = neighbours <= len(embedding) // _TREE_SHARE
-    if few and embedding.shape[1] <= _TREE_DIMENSIONS:
-        try:
-            from sklearn.neighbors import KDTree
-        except ImportError:  # scikit-learn is optional; comparing with all gives the same
-            pass
-        else:
-            tree = KDTree(embedding.numpy())
+def _among_all(embedding: Tensor) -> Search:
+    """Return a search that compares with every calibration row."""
+    places = Places(embedding, fine=EXACT)
 
-            def search(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-                distances, rows = tree.query(x.numpy(), k, sort_results=True)
-                return torch.from_numpy(rows), torch.from_numpy(distances).square_()
+    def search(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        squared, rows = places.from_each(places.moved(x)).topk(k, largest=False, sorted=False)
+        return rows, squared
 
-            return search
-    return EveryPoint(embedding, neighbours)
+    return search
 
 
-def _rows_of(search: Search) -> Callable[[Tensor, int], Tensor]:
-    return lambda x, k: search(x, k)[0]
-
-
-def _search_sorted(values: Tensor) -> Search:
-    """On a line the nearest points stand side by side: find where they begin, by bisection."""
+def _on_a_line(values: Tensor) -> Search:
+    """Return a search by bisection: on a line the nearest rows are consecutive."""
     line, rows = values.sort(stable=True)
 
     def search(x: Tensor, k: int) -> tuple[Tensor, Tensor]:

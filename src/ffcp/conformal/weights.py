@@ -9,7 +9,6 @@ different sizes.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Iterator
 from fractions import Fraction
@@ -169,7 +168,7 @@ class Places:
         self._type = torch.float32 if near else torch.float64
         order = torch.arange(len(embedding)) if order is None else order
         # Two more columns make one product of all three terms, in one pass.
-        self._points = torch.ones(len(embedding), embedding.shape[1] + 2, dtype=self._type)
+        self._points = torch.ones(len(order), embedding.shape[1] + 2, dtype=self._type)
         for rows, some in zip(self._points.split(_ROWS), order.split(_ROWS), strict=True):
             rows[:, :-2] = next(self._moved(embedding[some]))
             rows[:, -2] = rows[:, :-2].square().sum(dim=1)
@@ -181,41 +180,19 @@ class Places:
         for part in x.split(_ROWS):
             yield (part.double() - self._centre) / self._unit
 
-    @property
-    def longest(self) -> float:
-        """How far from their centre points lie, at most."""
-        return math.sqrt(float(self._points[:, -2].max()))
-
-    @property
-    def typical(self) -> float:
-        """The median squared distance from the centre of points outside it, or infinity."""
-        some = self._points[_spread_out(len(self)), -2]
-        return float(some[some > 0].median()) if bool((some > 0).any()) else math.inf
-
-    @property
-    def coordinates(self) -> Tensor:
-        """The points (n, e), as :meth:`moved` expresses others."""
-        return self._points[:, :-2]
-
-    def rounded(self) -> Places:
-        """Give the same places in float32."""
-        places = copy.copy(self)
-        places._type, places._points = torch.float32, self._points.float()
-        return places
-
     def moved(self, x: Tensor) -> Tensor:
         """Express other points as these are."""
         return torch.cat(list(self._moved(x))).to(self._type)
 
     def from_each(self, x: Tensor) -> Tensor:
-        """Give the squared distances (b, n), in float32, of all points from moved points (b, e)."""
-        return self.products(x).float().clamp_min_(0)
-
-    def products(self, x: Tensor) -> Tensor:
-        """Give these distances as they come, where they are tiny also below 0."""
+        """Return the squared distances (b, n) of all points from the moved points ``x``, (b, e)."""
         squared = torch.empty(len(x), len(self), dtype=self._type)
         # With ``out``, autocast leaves it alone.
-        return torch.mm(_factors(x).to(self._type), self._points.T, out=squared)
+        return torch.mm(_factors(x), self._points.T, out=squared).clamp_min_(0)
+
+    def rounding(self, x: Tensor) -> Tensor:
+        """Return a bound (b, n) on the rounding of squared distances in float64."""
+        return 1e-14 * (x.square().sum(dim=1, keepdim=True) + self._points[:, -2])
 
     def squared_distances(self, x: Tensor) -> Iterator[tuple[slice, Tensor]]:
         """Yield blocks (rows, b) of squared distances to the moved points ``x``, (b, e)."""
