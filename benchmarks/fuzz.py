@@ -72,7 +72,7 @@ def subjects() -> dict[str, Subject]:
         return torch.cat([result.lower, result.upper])
 
     near = ffcp.Localizer("gaussian", on="input")
-    halves, weights = ["a", "b"] * 45, (0.5 + torch.rand(90)).tolist()
+    halves = ["a", "b"] * 45
     few = {"rank_error": 0.1}
     return {
         "CP": Subject(lambda: ffcp.CP(body), x, y, band),
@@ -101,11 +101,6 @@ def subjects() -> dict[str, Subject]:
             lambda p: p.predict_interval(x[:6], 0.2, groups=list(p.calibration.groups) * 3).upper,
             {**few, "groups": halves},
         ),
-        "compressed weights": Subject(
-            lambda: ffcp.CP(body, calibration=ffcp.Weighted("given")), x, y,
-            lambda p: p.predict_interval(x[:6], 0.3, weights=weights[:6]).upper,
-            {**few, "weights": weights},
-        ),
     }  # fmt: skip
 
 
@@ -125,15 +120,13 @@ def more_subjects() -> dict[str, Subject]:
         result = predictor.predict_interval(x[:6], 0.2)
         return torch.cat([result.lower, result.upper])
 
-    near = ffcp.Localizer("gaussian", on="input", bandwidth=2.0)
     learned, new = ffcp.Weighted("learn"), {"new": torch.randn(90, 3) + 0.3}
-    shift, local = ffcp.LabelShift([0.5, 1.0, 2.0]), ffcp.WeightedLocal(ffcp.Weighted(tilted), near)
+    shift = ffcp.LabelShift([0.5, 1.0, 2.0])
     return {
         "Weighted": Subject(
             lambda: ffcp.CP(body, calibration=ffcp.Weighted(tilted)), x, y, band
         ),
         "learned": Subject(lambda: ffcp.CP(body, calibration=learned, seed=0), x, y, band, new),
-        "WeightedLocal": Subject(lambda: ffcp.Bands(body, calibration=local), x, y, band),
         "groups": Subject(lambda: ffcp.CP(body, calibration=ffcp.Mondrian(by=sides)), x, y, band),
         "LabelShift": Subject(
             lambda: ffcp.LAC(classes, calibration=shift), x, labels,

@@ -103,7 +103,6 @@ def main() -> None:
             lambda: ffcp.FFCP(model, "layer", calibration=ffcp.Weighted(true_ratio)),
             False,
         ),
-        "LCP, true ratio": (lambda: ffcp.LCP(model, calibration=ffcp.Weighted(true_ratio)), False),
         "CP, learned": (lambda: ffcp.CP(model, calibration=ffcp.Weighted("learn")), True),
         "FFCP, learned": (
             lambda: ffcp.FFCP(model, "layer", calibration=ffcp.Weighted("learn")),

@@ -120,50 +120,19 @@ def test_groups_have_summaries_of_their_own() -> None:
     assert band.lower.isfinite().all()
 
 
-def weighted() -> Any:
-    return ffcp.CP(small_mlp(), calibration=ffcp.Weighted("given"))
-
-
-def test_weighted_quantiles_are_rounded_up_by_no_more_than_their_share_of_the_weight() -> None:
-    weights = normal(3000, seed=5).exp()
-    predictor = weighted().calibrate(X, Y, weights=weights)
-    scores, order = predictor.calibration.scores[:, 0], predictor.calibration.scores[:, 0].argsort()
-    ordered, sums = scores[order], predictor.calibration.weight[order].cumsum(0)
-    own = {"weight": torch.tensor([0.1, 1.0, 30.0, 1e5])}
-    exact = {alpha: predictor.calibration.threshold(alpha, own)[:, 0] for alpha in ALPHAS}
-    predictor.compress(0.02)
-    assert len(predictor.calibration.scores) < 60
-    assert predictor.calibration.rank_error <= 0.02
-    for alpha in ALPHAS:
-        found = predictor.calibration.threshold(alpha, own)[:, 0]
-        assert (found >= exact[alpha]).all()
-        for less, more in zip(exact[alpha], found, strict=True):
-            between = (ordered >= less) & (ordered < more)
-            if more.isfinite():
-                assert sums[ordered < more][-1] - sums[ordered <= less][-1] <= 0.02 * sums[-1]
-            elif less.isfinite():
-                assert between.any()
-
-
-def test_merged_summaries_of_weights_have_any_units() -> None:
-    weights = normal(3000, seed=5).exp()
-    whole = weighted().calibrate(X, Y, weights=weights)
-    own = {"weight": torch.tensor([0.5, 2.0])}
-    parts = []
-    for number, rows in enumerate((slice(0, 1000), slice(1000, 1500), slice(1500, 3000))):
-        # Of very different size: one part's largest weight is less than the other's smallest.
-        some = weights[rows] * (1e-5 if number == 1 else 1)
-        parts.append(weighted().calibrate(X[rows], Y[rows], weights=some).compress(0.02))
-    weights[1000:1500] *= 1e-5
-    whole.calibrate(X, Y, weights=weights)
-    merged = parts[1].merge(parts[0]).merge(parts[2])
-    assert len(merged.calibration) == 3000
-    assert merged.calibration.rank_error < 0.025
-    for alpha in ALPHAS:
-        exact, found = (p.calibration.threshold(alpha, own) for p in (whole, merged))
-        later = whole.calibration.threshold(max(0.0002, alpha - 0.03), own)
-        assert (found >= exact).all()
-        assert (found <= later).all()
+@pytest.mark.parametrize(
+    "calibration", [ffcp.Weighted("given"), ffcp.Local(), ffcp.Mondrian(ffcp.Weighted("given"))]
+)
+def test_calibrations_that_look_at_single_rows_refuse(calibration: Any) -> None:
+    groups = GROUPS if isinstance(calibration, ffcp.Mondrian) else None
+    weights = None if isinstance(calibration, ffcp.Local) else Y.exp()
+    predictor = ffcp.CP(small_mlp(), calibration=calibration)
+    with pytest.raises(ValueError, match="compressed"):
+        predictor.calibrate(X, Y, weights=weights, groups=groups, rank_error=0.02)
+    predictor.calibrate(X, Y, weights=weights, groups=groups)
+    with pytest.raises(ValueError, match="compressed"):
+        predictor.compress(0.02)
+    assert len(predictor.calibration)
 
 
 # -- merging ---------------------------------------------------------------------------------------
@@ -284,7 +253,6 @@ def test_summaries_come_back_as_they_were(kind: str, tmp_path: Path) -> None:
     cases: list[tuple[Any, dict[str, Any]]] = [
         (ffcp.CP(small_mlp(outputs=2)).calibrate(X, TWO), {}),
         (ffcp.CP(small_mlp()).calibrate(X, Y, groups=GROUPS), {"groups": GROUPS}),
-        (weighted().calibrate(X, Y, weights=Y.exp()), {"weights": Y.exp()}),
     ]
     if kind == "file":  # what was chosen comes from there, too
         cases.append((ffcp.Auto(small_mlp(), seed=0).calibrate(X[:1000], Y[:1000]), {}))

@@ -29,7 +29,6 @@ from ffcp.conformal.local import Local, Localizer
 from ffcp.conformal.marginal import Marginal
 from ffcp.conformal.mondrian import Mondrian
 from ffcp.conformal.rank import conformal_quantile, conformal_rank
-from ffcp.conformal.shifted import WeightedLocal
 from ffcp.conformal.tilts import ShiftChoice
 from ffcp.conformal.weighted import Weighted
 from ffcp.files import CalibrationFileError
@@ -124,7 +123,6 @@ __all__ = [
     "Smooth",
     "Stored",
     "Weighted",
-    "WeightedLocal",
     "bands_from",
     "bounds",
     "conformal_quantile",

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 import ffcp
 from ffcp.conformal.calibration import Calibration
-from ffcp.conformal.compressing import compressed
 from ffcp.conformal.risk import Losses
 from tests.conftest import normal, small_mlp
 
@@ -57,41 +56,6 @@ def test_notes_that_are_not_one_for_each_score() -> None:
     calibration.add(torch.arange(4.0)[:, None], {"label": torch.tensor([0, 1, 0, 1])})
     refuses(calibration, put("label", lambda y: y[:3]), r"label has the shape \(3,\) beside 4")
     refuses(calibration, put("label", lambda y: y + 1), "not the numbers of classes")
-
-
-def small_summary() -> Calibration:
-    exact = ffcp.Weighted(lambda x: x[:, 0])
-    exact.add(torch.arange(200.0)[:, None], {"weight": torch.rand(200) + 0.5})
-    return compressed(exact, 0.1)
-
-
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (put("told", lambda told: told[..., :2]), "what is told of a summary has another shape"),
-        (set_at("units", (0, 0), -1), "weights or errors that cannot be"),
-        (put("scores", lambda scores: scores.flip(0)), "scores are not sorted"),
-        (set_at("scores", (-1, 0), torch.nan), "weights without scores"),
-        (set_at("told", (0, 0, 3), 0), "counts that cannot be"),
-        (set_at("told", (0, 0, 1), 201), "errors that cannot be"),
-        (set_at("exponent", (0,), 2000), "weights that cannot be"),
-    ],
-)
-def test_weighted_summaries_that_cannot_be(
-    damage: Callable[[Points], object], message: str
-) -> None:
-    refuses(small_summary(), damage, message)
-
-
-def test_a_weighted_summary_says_why_its_bands_are_infinite() -> None:
-    summary, one = small_summary(), {"weight": torch.ones(1)}
-    assert "alpha=0.001 needs at least 999" in summary.why_infinite(0.001, one)
-    assert "nothing in the calibration resembles" in summary.why_infinite(
-        0.1, {"weight": torch.full((1,), 1e6)}
-    )
-    nothing = ffcp.Weighted(lambda x: x[:, 0])
-    nothing.add(torch.arange(200.0)[:, None], {"weight": torch.zeros(200)})
-    assert "every calibration point has weight 0" in compressed(nothing, 0.1).why_infinite(0.1, one)
 
 
 @pytest.mark.parametrize(

@@ -291,3 +291,10 @@ def test_what_learning_the_ratio_saw_can_be_looked_at(method: Any, tmp_path: Any
     assert (choice.rows, choice.new_rows) == (100, 90)
     predictor.save(tmp_path / "kept")
     assert ffcp.load(tmp_path / "kept", model).shift_choice == choice
+
+
+@pytest.mark.parametrize("calibration", [ffcp.LabelShift([1.0] * 9), ffcp.ByLabel()])
+def test_intervals_refuse_calibrations_that_look_at_classes(calibration: Any) -> None:
+    for one in (calibration, ffcp.Mondrian(calibration)):
+        with pytest.raises(ValueError, match="classes"):
+            ffcp.CP(small_mlp(), calibration=one)

@@ -163,7 +163,6 @@ SCENES: dict[str, Callable[[int], Any]] = {
     "one rank": lambda rank: calibrated(rank, "choice", (0, 0, 1001, 0)),
     "compressed": lambda rank: calibrated(rank, "CP", rank_error=0.02),
     "compressed groups": lambda rank: calibrated(rank, "groups", rank_error=0.02),
-    "compressed weights": lambda rank: calibrated(rank, "weights", rank_error=0.02),
     "padded": lambda rank: sampled(1001),
     "padded in order": lambda rank: sampled(1001, shuffle=False),
     "padded by batch": lambda rank: sampled(1001, by_batch=True),

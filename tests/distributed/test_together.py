@@ -153,7 +153,7 @@ def test_summaries_are_put_together_within_their_rank_error(played: list[dict[st
         last = min(1001, k + round(few.rank_error * 1001))
         # Scores of other batches are rounded in other ways.
         assert ordered[k - 1] * (1 - 1e-5) <= found <= ordered[last - 1] * (1 + 1e-5)
-    for name in ("compressed groups", "compressed weights", "updated and compressed"):
+    for name in ("compressed groups", "updated and compressed"):
         assert len(points_of(played, name)["scores"]) < 250
 
 

@@ -7,12 +7,8 @@ from typing import Any
 
 from ffcp.conformal.calibration import Calibration
 from ffcp.conformal.compressed import ERROR, Compressed
-from ffcp.conformal.compressed_weights import CompressedWeights
 from ffcp.conformal.marginal import Marginal
 from ffcp.conformal.mondrian import Mondrian
-from ffcp.conformal.weighted import Reweighted, Weighted
-
-Summary = (Compressed, CompressedWeights)
 
 
 def summary_like(calibration: Calibration, rank_error: Any) -> Calibration:
@@ -23,27 +19,21 @@ def summary_like(calibration: Calibration, rank_error: Any) -> Calibration:
     """
     if isinstance(calibration, Mondrian):
         return Mondrian(summary_like(calibration.inner, rank_error), calibration.by)
-    if isinstance(calibration, Summary):
+    if isinstance(calibration, Compressed):
         fresh = calibration.empty()
-        fresh.wanted = max(fresh.wanted, type(fresh)(rank_error, *_base(fresh)).wanted)
+        fresh.wanted = max(fresh.wanted, Compressed(rank_error).wanted)
         return fresh
     kind = type(calibration)
     # A calibration of one's own may be a kind of Marginal, with another threshold.
     if isinstance(calibration, Marginal) and kind.thresholds is Marginal.thresholds:
         return Compressed(rank_error)
-    if kind is Weighted and isinstance(calibration, Weighted):
-        return CompressedWeights(rank_error, calibration)
     why = "its thresholds look at more than the order of scores"
-    if calibration.is_local and not isinstance(calibration, Reweighted):
-        why = "its thresholds depend on where every single point lies"
+    if calibration.is_local:
+        why = "its thresholds depend on every single calibration row, by its weight or its place"
     raise ValueError(
-        f"{kind.__name__} cannot be compressed: {why}. ffcp.Marginal and ffcp.Weighted can, also "
-        "in the groups of ffcp.Mondrian; or calibrate with fewer points"
+        f"{kind.__name__} cannot be compressed: {why}. ffcp.Marginal can, also in the groups of "
+        "ffcp.Mondrian; or calibrate with fewer rows"
     )
-
-
-def _base(summary: Calibration) -> tuple[Any, ...]:
-    return (summary.base,) if isinstance(summary, CompressedWeights) else ()
 
 
 def compressed(calibration: Calibration, rank_error: Any) -> Calibration:
@@ -52,10 +42,11 @@ def compressed(calibration: Calibration, rank_error: Any) -> Calibration:
         inner = summary_like(calibration.inner, rank_error)
         parts = {n: compressed(part, rank_error) for n, part in calibration.parts().items()}
         return Mondrian(inner, calibration.by).of(parts)
-    if isinstance(calibration, Summary):
+    if isinstance(calibration, Compressed):
         return settled(calibration, rank_error)
     fresh = summary_like(calibration, rank_error)
-    fresh.summarise(calibration)  # type: ignore[operator]
+    assert isinstance(fresh, Compressed)
+    fresh.summarise(calibration)
     return fresh
 
 
@@ -63,9 +54,10 @@ def settled(calibration: Calibration, rank_error: Any = None) -> Calibration:
     """Make a summary as small as its rank error allows, each group's by itself."""
     if isinstance(calibration, Mondrian):
         return calibration.of({n: settled(part) for n, part in calibration.parts().items()})
+    assert isinstance(calibration, Compressed)
     fresh = calibration.empty()
     fresh.keep(calibration.points())
-    fresh.settle(rank_error)  # type: ignore[operator]
+    fresh.settle(rank_error)
     return fresh
 
 

@@ -10,9 +10,6 @@ Whatever the new point is, L_i lies between a_i / (b_i + 1) and (a_i + 1) / (b_i
 b_i the sums over the calibration points alone. Between the k-th smallest of either, few points are
 undecided: only these are looked at.
 
-Points may count unequally (:mod:`ffcp.conformal.shifted`): what those below the new point's share
-count together then takes the place of their number.
-
 Sums are whole numbers. A share is the quotient of two of them, rounded to a floating-point number
 in the same way for every point, the new one among them, so that nothing is lost by it.
 """
@@ -66,15 +63,12 @@ class Level:
         The weight of smaller scores around each, and of all.
     own
         The weight 1.
-    counts
-        How much each of these points counts, in whole numbers; all alike if it is not given.
     """
 
     rows: Tensor
     left: Tensor
     around: Surroundings
     own: int
-    counts: Tensor | None = None
 
     @property
     def least(self) -> Tensor:
@@ -98,32 +92,20 @@ class Level:
     def at(self, alpha: Any, weights: Enterable) -> Undecided | None:
         """Find the points that decide at ``alpha``; None where there are too few points."""
         k = conformal_rank(len(self.rows), alpha)
-        return None if k > len(self.rows) else self.between(k, k, weights)
-
-    def between(self, fewest: int, most: int, weights: Enterable) -> Undecided:
-        """Find the points that decide where ``fewest`` to ``most`` of the counts end a band."""
-        low = max(0.0, self._reached(self.least, fewest) - _MARGIN)
-        high = self._reached(self.most, most) + _MARGIN
+        if k > len(self.rows):
+            return None
+        low = max(0.0, float(self.least.kthvalue(k).values) - _MARGIN)
+        high = float(self.most.kthvalue(k).values) + _MARGIN
         below = self.most <= low - _MARGIN
         some = (~below & (self.least < high + _MARGIN)).nonzero()[:, 0]
-        around, counts = self.around.take(some), self.counts
+        around = self.around.take(some)
         return Undecided(
             left=self.left[some, None],
             around=around,
-            below=int(below.sum() if counts is None else counts[below].sum()),
             levels=(Fraction(low), Fraction(high)),
             entering=weights.entering(self.rows[some], around),
-            counts=None if counts is None else counts[some, None],
-            wanted=most,
+            missing=k - int(below.sum()),
         )
-
-    def _reached(self, shares: Tensor, target: int) -> float:
-        """Give the smallest share up to which points count ``target`` together."""
-        if self.counts is None:
-            return float(shares.kthvalue(target).values)
-        order = shares.argsort()
-        place = int(torch.searchsorted(self.counts[order].cumsum(0), target))
-        return float(shares[order[place]])
 
 
 class Undecided(NamedTuple):
@@ -131,27 +113,18 @@ class Undecided(NamedTuple):
 
     left: Tensor
     around: Surroundings
-    below: int  # what points count that are below the new point's share anyway
     levels: tuple[Fraction, Fraction]
     entering: Entering
-    counts: Tensor | None
-    wanted: int
+    missing: int  # how many of these, below the share of the new point, end the band
 
-    def reach(
-        self, near: Around, sums: Sums, x: Tensor, total: Tensor, wanted: Tensor | None = None
-    ) -> Tensor:
+    def reach(self, near: Around, sums: Sums, x: Tensor, total: Tensor) -> Tensor:
         """Position of the score that ends the band of each of ``x``, or n.
 
-        ``total`` is all the weight around each, its own among it; ``wanted``, if it is not the
-        same for all of them, how much the points below the share of each must count to end it.
+        ``total`` is all the weight around each, its own among it.
         """
         low, high = (sums.reach(level_target(total, level)) for level in self.levels)
-        if wanted is not None:  # more than all points count: no score ends the band
-            beyond, is_too_much = sums.reach(total + 1), wanted > self.wanted
-            low, high = (beyond.where(is_too_much, place) for place in (low, high))
         if bool((low == high).all()):
             return high
-        missing = (self.wanted if wanted is None else wanted) - self.below
         entry = self.entering(near, x)
         everyone = self.around.everyone[:, None].double() + entry.total
         smaller = self.around.smaller[:, None].double()
@@ -162,8 +135,7 @@ class Undecided(NamedTuple):
             middle = torch.minimum((low + high) // 2, high - 1).clamp_min(0)
             share = sums.before(middle + 1).double() / total.double()
             shares = if_smaller.where(self.left > middle, if_not)
-            result = shares < share
-            ends = (result if self.counts is None else result * self.counts).sum(dim=0) >= missing
+            ends = (shares < share).sum(dim=0) >= self.missing
             is_open = low < high
             high = middle.where(is_open & ends, high)
             low = (middle + 1).where(is_open & ~ends, low)

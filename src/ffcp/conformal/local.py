@@ -34,13 +34,12 @@ from ffcp.conformal.columns import Columns
 from ffcp.conformal.draws import Draws
 from ffcp.conformal.embedding import PREDICTION, embedded, needs_of
 from ffcp.conformal.kernels import Kernel, as_kernel
-from ffcp.conformal.level import Enterable, Level, Undecided
+from ffcp.conformal.level import Level, Undecided
 from ffcp.conformal.neighbours import NearestWeights, Neighbours
 from ffcp.conformal.rank import exact_alpha, points_needed
 from ffcp.conformal.weights import (
     KernelWeights,
     Surroundings,
-    Tilt,
     Weighed,
     level_target,
     plain_target,
@@ -251,13 +250,10 @@ class Local(Calibration):
         weights = self._weights(self.bandwidth)
         outputs = range(self.coordinates)
         ends = [self._sorted_scores(output) for output in outputs]
-        levels: list[list[tuple[Undecided | None, Tensor | None]]] = []
+        levels: list[list[Undecided | None]] = []
         if self.guarantee == "level":
             levels = [
-                [
-                    self._decided(self._level(weights, output), alpha, weights, notes)
-                    for output in outputs
-                ]
+                [self._level(weights, output).at(alpha, weights) for output in outputs]
                 for alpha in alphas
             ]
         result = torch.empty(len(alphas), len(x), self.coordinates, dtype=torch.float64)
@@ -268,7 +264,7 @@ class Local(Calibration):
                 assert isinstance(weights, KernelWeights)
                 assert random is not None
                 steps = random.by(self.kernel.steps, notes["row"][rows], x.shape[1])
-                near, own = weights.around_random(x[rows], steps, self._tilt(notes, rows))
+                near, own = weights.around_random(x[rows], steps)
             else:
                 near, own = weights.around(x[rows]), weights.own
             for output, end in enumerate(ends):
@@ -278,30 +274,13 @@ class Local(Calibration):
                     if self.guarantee != "level":
                         place = sums.reach(plain_target(total, alpha).clamp_min(1))
                     else:
-                        decides, wanted = levels[number][output]
+                        decides = levels[number][output]
                         if decides is None:
                             place = torch.full_like(total, len(self))  # nothing is enough
                         else:
-                            each = None if wanted is None else wanted[rows]
-                            place = decides.reach(near, sums, x[rows], total, each)
+                            place = decides.reach(near, sums, x[rows], total)
                     result[number, rows, output] = end[place]
         return result
-
-    # What changes where points count unequally, see ffcp.conformal.shifted.
-
-    def _decided(
-        self, level: Level, alpha: Any, weights: Enterable, notes: Columns
-    ) -> tuple[Undecided | None, Tensor | None]:
-        """Find the points that decide, if any number is enough, and how much each row wants."""
-        return level.at(alpha, weights), None
-
-    def _counts(self, picked: Tensor) -> Tensor | None:
-        """Say how much points count for the level, if not all alike."""
-        return None
-
-    def _tilt(self, notes: Columns, rows: slice) -> Tilt | None:
-        """Say how much points and some new rows count in weights, if not all alike."""
-        return None
 
     def _weights(self, bandwidth: float) -> KernelWeights | NearestWeights:
         """Give what weighs these points; of other bandwidths than the own nothing is kept."""
@@ -340,7 +319,7 @@ class Local(Calibration):
             for some in [picked[rows]]
         ]
         around = Surroundings(*(torch.cat(column) for column in zip(*parts, strict=True)))
-        return Level(picked, left, around, weights.own, self._counts(picked))
+        return Level(picked, left, around, weights.own)
 
     def _order(self, output: int) -> Tensor:
         order: Tensor = self._once(

@@ -72,13 +72,6 @@ class Entry(NamedTuple):
     total: Tensor | int
 
 
-class Tilt(NamedTuple):
-    """How much calibration points (n,) and new ones (b,) count besides: logarithms."""
-
-    points: Tensor
-    own: Tensor
-
-
 class RunningSums:
     """Running sums down the columns of integer weights (n, b), kept at every 128th row.
 
@@ -291,16 +284,12 @@ class KernelWeights:
                 weights[rows] = whole(self.kernel.log_weight(squared))
         return weights
 
-    def around_random(
-        self, x: Tensor, steps: Tensor, tilt: Tilt | None = None
-    ) -> tuple[Weighed, Tensor]:
+    def around_random(self, x: Tensor, steps: Tensor) -> tuple[Weighed, Tensor]:
         """Weigh all points, and ``x`` itself, around the random neighbour ``steps`` from x."""
         moved = self._points.moved(x)
         step = steps.to(moved.dtype)
         step = self.bandwidth * step if self.kernel.is_sharp else step
-        if tilt is not None:
-            weights, own = self._weigh_tilted(moved + step, step, tilt)
-        elif self.kernel.is_sharp:  # within reach of the neighbour, as x is
+        if self.kernel.is_sharp:  # within reach of the neighbour, as x is
             own = torch.ones(len(x), dtype=torch.int64)
             weights = self._weigh(moved + step)
         else:
@@ -323,31 +312,6 @@ class KernelWeights:
         for some, part in zip(logs.split(size), weights.split(size), strict=True):
             part.copy_(whole(some.sub_(largest)))
         return weights, whole(own - largest).long()
-
-    def _weigh_tilted(self, centre: Tensor, step: Tensor, tilt: Tilt) -> tuple[Tensor, Tensor]:
-        """Weigh as :meth:`_weigh_by_ratio` does, times what points count besides.
-
-        Rounded down, and what the rounding took is added to the weight of the new point: it may
-        count hardly at all beside points of a large ratio, and thresholds can only grow by it.
-        """
-        own = torch.zeros(len(centre), dtype=torch.float64)
-        if not self.kernel.is_sharp:
-            own = self.kernel.log_weight(step.square().sum(dim=1)).double()
-        own = own + tilt.own
-        logs = self._logs(centre, torch.float64).add_(tilt.points[self._order, None])
-        largest = torch.maximum(own, logs.amax(dim=0)).nan_to_num(neginf=0.0)
-        units = logs.sub_(largest).clamp_(-60.0, 0.0).exp_().mul_(ONE)
-        down = units.floor()
-        lost = units.sub_(down).sum(dim=0) + (own - largest).exp() * ONE
-        return down.to(torch.int32), lost.ceil().long()
-
-    def _logs(self, centre: Tensor, kind: torch.dtype) -> Tensor:
-        """Give the logarithms of the weights of all points around each centre, (n, b)."""
-        logs = torch.empty(len(self._points), len(centre), dtype=kind)
-        unit = self.bandwidth if self.kernel.is_sharp else 1.0
-        for rows, squared in self._points.squared_distances(centre):
-            logs[rows] = self.kernel.log_weight(squared if unit == 1 else squared / unit**2)
-        return logs
 
 
 def whole(log_weights: Tensor) -> Tensor:

@@ -19,7 +19,6 @@ from ffcp.conformal.marginal import Marginal
 from ffcp.conformal.mondrian import Mondrian
 from ffcp.conformal.rank import exact_alpha, points_needed
 from ffcp.conformal.selection import Chosen
-from ffcp.conformal.shifted import WeightedLocal
 from ffcp.conformal.weighted import Weighted
 from ffcp.network import checks, inputs, passes
 from ffcp.pieces import Needs, Seen
@@ -225,8 +224,9 @@ class Undecided(Family):
         yield PLAIN, judge.fixed(plain)
         for layer in self._sight.norms:
             yield f"FFCP at {layer!r}", judge.fixed(judge.scaled(self._at(layer)))
-        # Localized thresholds need all targets, those of rows that will calibrate too.
-        if judge.rows >= 2 * points_needed(judge.of_each) and not self._missing:
+        # Localized thresholds need all targets, also of the rows that calibrate, and no ratio.
+        can_localize = not self._missing and judge.weights is None
+        if judge.rows >= 2 * points_needed(judge.of_each) and can_localize:
             yield LOCAL, judge.local(plain)
         learned = {f"Learned, training rows, {name}": one for name, one in self._learned.items()}
         if self._own is not None:
@@ -289,16 +289,14 @@ def _check_quantiles(model: Any, x: Any, needs: Needs) -> None:
 
 
 def localized(calibration: Calibration, bandwidth: float | None = None) -> Calibration:
-    """Give the calibration of LCP in place of another: near points count, by their ratio if any.
+    """Return the calibration of LCP, also in groups.
 
-    >>> type(localized(Weighted("given"))).__name__
-    'WeightedLocal'
+    >>> type(localized(Marginal())).__name__
+    'Local'
     """
     if isinstance(calibration, Mondrian):
         return Mondrian(localized(calibration.inner, bandwidth), calibration.by)
-    near = Localizer("nearest")
-    has_ratio = isinstance(calibration, Weighted)
-    local = WeightedLocal(calibration, near) if has_ratio else Local(near)  # type: ignore[arg-type]
+    local = Local(Localizer("nearest"))
     local.bandwidth = bandwidth
     return local
 
@@ -308,9 +306,7 @@ def _checked(calibration: Calibration | None) -> Calibration:
     calibration = Marginal() if calibration is None else calibration
     inner = calibration.inner if isinstance(calibration, Mondrian) else calibration
     if type(inner) not in (Marginal, Weighted):
-        also = ""
-        if isinstance(inner, Local):
-            also = " LCP, by density ratio where there is one, is among the candidates already."
+        also = " LCP is among the candidates already." if isinstance(inner, Local) else ""
         raise ValueError(
             "Auto compares methods under ffcp.Marginal or ffcp.Weighted, also in the groups of "
             f"ffcp.Mondrian, got {type(inner).__name__}.{also} For others make the method itself, "
@@ -347,7 +343,7 @@ class Auto(Teachable):
         Which learner is tried, as in :class:`Learned`; ``"both"``: both are.
     calibration
         :class:`ffcp.Marginal` (the default), :class:`ffcp.Weighted` or, of either,
-        :class:`ffcp.Mondrian`; LCP then is that of :class:`ffcp.WeightedLocal`. Groups have
+        :class:`ffcp.Mondrian`; LCP is no candidate with :class:`ffcp.Weighted`. Groups have
         thresholds of their own, and are not looked at when methods are compared.
     quantiles
         A layer of the model, by name, that gives quantiles of the target itself, as learned by
@@ -401,7 +397,7 @@ class Auto(Teachable):
 
     def _kept_by(self, calibration: Calibration, settings: Mapping[str, Any]) -> Calibration:
         """Give a localized calibration if that was chosen."""
-        is_local = settings.get("calibration") in (Local.__name__, WeightedLocal.__name__)
+        is_local = settings.get("calibration") == Local.__name__
         return localized(calibration) if is_local else calibration
 
     def fit(self: Self, x: Any, y: Any = None) -> Self:

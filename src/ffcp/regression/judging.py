@@ -13,8 +13,7 @@ from torch import Tensor
 from ffcp.conformal.columns import take
 from ffcp.conformal.local import Local, Localizer
 from ffcp.conformal.rank import conformal_quantile, exact_alpha, points_needed
-from ffcp.conformal.shifted import WeightedLocal
-from ffcp.conformal.weighted import Weighted, effective_size, weighted_quantile
+from ffcp.conformal.weighted import effective_size, weighted_quantile
 from ffcp.pieces import Seen
 from ffcp.regression.bases import columns
 from ffcp.regression.family import Family, SlackBands
@@ -63,7 +62,7 @@ class Judge:
     ) -> None:
         self._seen, self._y, self._alpha, self._side = seen, y.double(), exact_alpha(alpha), side
         self.rows, self._left = len(y), max(left, 1)
-        self._weights = weights
+        self.weights = weights
         self._shares = torch.ones(self.rows).double() if weights is None else weights
 
     @property
@@ -94,8 +93,8 @@ class Judge:
     def _threshold(self, family: Family, scores: Tensor, rows: Tensor | None = None) -> Tensor:
         """Give the threshold of these scores, or of each row where they weigh unequally."""
         alpha = shared_out(self._alpha, family.side, family.joint, scores.shape[1])
-        if self._weights is not None:
-            weights = self._weights if rows is None else self._weights[rows]
+        if self.weights is not None:
+            weights = self.weights if rows is None else self.weights[rows]
             own = self._as_new(weights, self.rows)
             each = [weighted_quantile(column, weights, own, alpha) for column in scores.T]
             return torch.stack(each, dim=1)[None]
@@ -114,10 +113,8 @@ class Judge:
         """Judge LCP by halves, each with the thresholds of the other."""
         scores, left = self._scores(family), self._left
         alpha = shared_out(self._alpha, family.side, family.joint, scores.shape[1])
-        open_one = self._near()
-        notes = open_one.note(self._seen._replace(weights=self._weights))
-        as_new = None if self._weights is None else self._as_new(self._weights, self.rows // 2)
-        new = open_one.note(self._seen._replace(weights=as_new))
+        open_one = Local(Localizer("nearest"))
+        notes = open_one.note(self._seen)
         chosen, _ = open_one.choose(scores.nan_to_num(0), notes, left, alpha)
         halves = torch.arange(self.rows) % 2 == 0
         thresholds = torch.empty_like(scores)
@@ -125,19 +122,11 @@ class Judge:
             there = int((~half).sum())
             share = float(chosen.bandwidth or 1) * there / left
             near = max(points_needed(alpha) + 1, min(there, round(share)))
-            part = self._near(min(near, there))
+            part = Local(Localizer("nearest", bandwidth=min(near, there)))
             part.add(scores[~half], take(notes, ~half))
-            thresholds[half] = part.threshold(alpha, take(new, half))
+            thresholds[half] = part.threshold(alpha, take(notes, half))
         lower, upper = self._bands(family, thresholds[None])
         return Candidate(lower, upper, lambda: (family, chosen.bandwidth))
-
-    def _near(self, bandwidth: float | str = "auto") -> Local:
-        localizer = Localizer("nearest", bandwidth=bandwidth)
-        return (
-            Local(localizer)
-            if self._weights is None
-            else WeightedLocal(Weighted("given"), localizer)
-        )
 
     def folds(self, teach: Callable[[Tensor], LearnedBands]) -> list[tuple[Tensor, LearnedBands]]:
         """Let every fold be seen by what the others taught."""
@@ -199,7 +188,7 @@ class Judge:
     def _relative(self, one: Candidate, plain: Candidate) -> tuple[Tensor, Tensor]:
         """Give interval score and length of every row."""
         mine, theirs = self._measured(one), self._measured(plain)
-        if self._weights is not None:
+        if self.weights is not None:
             # So heavy that bands are infinite, whatever is chosen: it tells no difference.
             heavy = theirs[1].isinf()
             mine, theirs = (

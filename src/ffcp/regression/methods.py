@@ -12,8 +12,6 @@ from torch import Tensor, nn
 from ffcp.conformal.bandwidths import BandwidthChoice
 from ffcp.conformal.calibration import Calibration
 from ffcp.conformal.local import FEATURE, Local, Localizer
-from ffcp.conformal.shifted import WeightedLocal
-from ffcp.conformal.weighted import Weighted
 from ffcp.network import jacobian
 from ffcp.network.jacobian import Method
 from ffcp.recipes import public
@@ -289,9 +287,6 @@ class LCP(Localized):
         ``"level"``, the recalibrated level (see :mod:`ffcp.conformal.local`). ``"random"`` has
         the same guarantee by randomisation (Hore and Barber, 2023). ``"none"`` is the plain
         localized quantile, which has no guarantee.
-    calibration
-        :class:`ffcp.Weighted`, where inputs have shifted: near points then count by their density
-        ratio (see :mod:`ffcp.conformal.shifted`).
     **common
         As in :class:`ffcp.Bands`, where ``missing`` cannot be. An automatic bandwidth that
         :meth:`fit_localizer` has not chosen before is chosen by ``choose_fraction`` of the rows,
@@ -326,11 +321,9 @@ class LCP(Localized):
         localizer: Localizer | str = "nearest",
         *,
         guarantee: str = "marginal",
-        calibration: Weighted | None = None,
         **common: Unpack[Common],
     ) -> None:
-        local = _localized(localizer, guarantee, calibration)
-        super().__init__(model, self._base(), Constant(), local, **common)
+        super().__init__(model, self._base(), Constant(), Local(localizer, guarantee), **common)
 
 
 @public
@@ -341,7 +334,7 @@ class LCQR(LCP):
     ----------
     model
         A network whose forward returns the lower and the upper quantile, (n, 2).
-    localizer, guarantee, calibration, **common
+    localizer, guarantee, **common
         As in :class:`LCP`.
 
     Examples
@@ -368,7 +361,7 @@ class FFLCP(Localized, AtLayer):
     ----------
     model, feature, norm, floor, method
         As in :class:`FFCP`.
-    localizer, guarantee, calibration
+    localizer, guarantee
         As in :class:`LCP`; a localizer on ``"feature"`` measures distances at the layer whose
         gradient is taken.
     **common
@@ -397,11 +390,10 @@ class FFLCP(Localized, AtLayer):
         *,
         method: Method = jacobian.AUTO,
         guarantee: str = "marginal",
-        calibration: Weighted | None = None,
         **common: Unpack[Common],
     ) -> None:
         slack = gradient_norm(model, feature, norm, floor, method)
-        local = _localized(_on_feature(localizer, slack), guarantee, calibration)
+        local = Local(_on_feature(localizer, slack), guarantee)
         super().__init__(model, self._base(), slack, local, **common)
 
 
@@ -415,7 +407,7 @@ class FFLCQR(FFLCP):
         A network whose forward returns the lower and the upper quantile, (n, 2).
     feature, norm, floor, method
         As in :class:`FFCP`.
-    localizer, guarantee, calibration, **common
+    localizer, guarantee, **common
         As in :class:`FFLCP`.
 
     Examples
@@ -428,14 +420,6 @@ class FFLCQR(FFLCP):
     """
 
     _base = Quantiles
-
-
-def _localized(
-    localizer: Localizer | str, guarantee: str, weighted: Weighted | None
-) -> Local | WeightedLocal:
-    if weighted is None:
-        return Local(localizer, guarantee)
-    return WeightedLocal(weighted, localizer, guarantee)
 
 
 def _on_feature(localizer: Localizer | str, slack: GradientNorm) -> Localizer | str:
