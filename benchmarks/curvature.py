@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import argparse
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -16,13 +17,14 @@ from torch import Tensor, nn
 import ffcp
 from benchmarks.timing import show, table
 from benchmarks.trained import networks
+from ffcp_paper.curvature import Curvature
 from ffcp_paper.datasets import Split
 
 DATA = ("com", "bike", "star", "synthetic", "bio", "fb1")
 LAYERS, STEPS, ALPHA = ("input", "0", "3"), (0.3, 1.0, 3.0), 0.1
 
 
-def bent(seed: int) -> tuple[nn.Module, Split]:
+def bent(seed: int) -> tuple[nn.Sequential, Split]:
     """Train a smooth network on y = sin(3 x) of an input that is known up to noise."""
     torch.manual_seed(seed)
     x = 4 * torch.rand(6000, 1) - 2
@@ -38,7 +40,7 @@ def bent(seed: int) -> tuple[nn.Module, Split]:
     return model.eval(), Split(x[:2000], y[:2000], x[2000:4000], y[2000:4000], x[4000:], y[4000:])
 
 
-def measure(model: nn.Module, parts: Split, slack: object) -> tuple[float, float, float]:
+def measure(model: nn.Sequential, parts: Split, slack: object) -> tuple[float, float, float]:
     """Mean length, interval score and coverage on the test rows."""
     predictor = ffcp.Bands(model, slack=slack).calibrate(parts.x_cal, parts.y_cal)
     band = predictor.predict_interval(parts.x_test, alpha=ALPHA)
@@ -50,12 +52,14 @@ def measure(model: nn.Module, parts: Split, slack: object) -> tuple[float, float
     )
 
 
-def slacks(layers: Iterable[str]) -> dict[str, object]:
-    result: dict[str, object] = {"CP": ffcp.Constant()}
+def scales(layers: Iterable[str]) -> dict[str, Callable[[nn.Sequential], object]]:
+    result: dict[str, Callable[[nn.Sequential], object]] = {"CP": lambda _: ffcp.Constant()}
     for layer in layers:
-        result[f"FFCP at {layer}"] = ffcp.GradientNorm(layer)
+        result[f"FFCP at {layer}"] = lambda _, layer=layer: ffcp.GradientNorm(layer)
         for step in STEPS:
-            result[f"curvature at {layer}, step {step:g}"] = ffcp.Curvature(layer, step)
+            result[f"curvature at {layer}, step {step:g}"] = partial(
+                Curvature, feature=layer, step=step
+            )
     return result
 
 
@@ -65,8 +69,9 @@ def compare(data: str) -> None:
     made = table(f"{data}, seeds 100 to 104", "slack", "mean length", "interval score", "coverage")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ffcp.FFCPWarning)
-        for name, slack in slacks(layers).items():
-            result = Tensor([measure(model, parts, slack) for model, parts in some]).mean(dim=0)
+        for name, scale in scales(layers).items():
+            rows = [measure(model, parts, scale(model)) for model, parts in some]
+            result = Tensor(rows).mean(dim=0)
             length, score, covered = result.tolist()
             made.add_row(name, f"{length:.4g}", f"{score:.4g}", f"{covered:.1%}")
     show(made)

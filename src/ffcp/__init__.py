@@ -44,7 +44,6 @@ from ffcp.regression.bands import Ends, Interval
 from ffcp.regression.bases import Point, Quantiles
 from ffcp.regression.composed import Bands
 from ffcp.regression.cross import CrossBands
-from ffcp.regression.curvature import Curvature
 from ffcp.regression.distribution import Distribution
 from ffcp.regression.fcp.methods import FCP, FCQR
 from ffcp.regression.layers import Candidate, Choice
@@ -85,7 +84,6 @@ __all__ = [
     "Constant",
     "Controlled",
     "CrossBands",
-    "Curvature",
     "Distribution",
     "Ends",
     "FFCPWarning",

@@ -61,11 +61,6 @@ class Needs(NamedTuple):
     of
         A function from the output (n, ...) to one number per row, (n,), whose gradient is taken
         in place of that of every output. ``None``: of every output.
-    curvature
-        Names of the features at which the curvature of the head along its gradient is wanted, of
-        a model with one output.
-    step
-        How far along the unit gradient the curvature is measured, in units of the feature.
 
     Examples
     --------
@@ -79,8 +74,6 @@ class Needs(NamedTuple):
     norm: float = 2
     method: Any = "auto"
     of: Callable[[Tensor], Tensor] | None = None
-    curvature: tuple[str, ...] = ()
-    step: float = 1.0
 
     def joined(self, other: Needs) -> Needs:
         """Ask for what either asks for.
@@ -96,17 +89,10 @@ class Needs(NamedTuple):
                     f"one pass takes one kind of gradient norm, but one piece asks for "
                     f"{setting}={mine!r} and another for {setting}={theirs!r}: give both the same"
                 )
-        if self.curvature and other.curvature and self.step != other.step:
-            raise ValueError(
-                f"one pass measures curvature by one step, but one piece asks for step={self.step} "
-                f"and another for step={other.step}: give both the same"
-            )
         kind = self if self.norms or not other.norms else other
         return kind._replace(
             norms=tuple(dict.fromkeys(self.norms + other.norms)),
             values=tuple(dict.fromkeys(self.values + other.values)),
-            curvature=tuple(dict.fromkeys(self.curvature + other.curvature)),
-            step=self.step if self.curvature else other.step,
         )
 
 
@@ -127,9 +113,6 @@ class Seen(NamedTuple):
         The numbers of these rows in the data, by which errors name them.
     groups
         The groups of these rows, if the user gave any.
-    curvature : mapping of str to Tensor
-        By feature, in the shape of the output: the second difference of the output along the
-        unit gradient, divided by the step squared.
     weights : Tensor or None
         The weights of these rows, (n,), if the user gave any.
 
@@ -151,5 +134,4 @@ class Seen(NamedTuple):
     values: Mapping[str, Tensor]
     rows: range
     groups: Any = None
-    curvature: Mapping[str, Tensor] = {}
     weights: Tensor | None = None

@@ -22,7 +22,7 @@ from ffcp.conformal.rank import conformal_rank
 from ffcp.distributed.sampling import Share
 from tests.conftest import small_mlp
 from tests.distributed import scenes
-from tests.distributed.scenes import GROUPS, METHODS, WEIGHTS, X, Y
+from tests.distributed.scenes import GROUPS, METHODS, X, Y
 
 ROOT = Path(__file__).parents[2]
 FAILS = {
@@ -236,12 +236,6 @@ def test_compressed_points_are_those_of_calibrate() -> None:
     predictor = ffcp.distributed.calibrate(ffcp.CP(small_mlp()), X, Y, rank_error=0.1)
     assert len(predictor.calibration) == 1001
     assert predictor.calibration.rank_error <= 0.1
-    again = ffcp.distributed.calibrate(
-        ffcp.CP(small_mlp(), calibration=ffcp.Weighted("given")), X, Y,
-        weights=WEIGHTS, rank_error=0.1,
-    )  # fmt: skip
-    assert len(again.calibration) == 1001
-    assert again.calibration.rank_error <= 0.1
 
 
 @pytest.mark.usefixtures("alone")

@@ -37,7 +37,6 @@ def own_column(seen: ffcp.Seen) -> torch.Tensor:
         (lambda m: ffcp.Bands(m, calibration=Careful()), "Careful"),
         (lambda m: ffcp.Bands(m, calibration=ffcp.Mondrian(by=lambda x: x[:, 0] > 0)), "groups="),
         (lambda m: ffcp.FCP(m, "0"), "Ball"),
-        (lambda m: ffcp.Bands(m, slack=ffcp.Curvature("0")), "has no graph"),
         (lambda m: ffcp.CP(m, calibration=ffcp.Weighted(lambda x: 2 + x[:, 0])), "Weighted"),
         (lambda m: ffcp.Learned(m, on=own_column, choose_fraction=0.5), "learned from"),
         (lambda m: ffcp.Learned(m, learner="boosting", choose_fraction=0.5), "trees jump"),

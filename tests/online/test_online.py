@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import ffcp
-from ffcp.online.forecasts import theta
 from ffcp.online.levels import Aci, DtAci, Pid, pinball
 from ffcp.online.windows import Window
 from tests.conftest import normal, small_mlp
@@ -100,32 +99,6 @@ def test_pid_covers_any_sequence_at_its_constant(
     moves: list[tuple[str, int, bool]], alpha: Fraction, saturation: float, stands: bool
 ) -> None:
     played(Pid(alpha, 0.1, saturation, 1.0), moves, 3, stands)
-
-
-@given(MOVES, st.sampled_from(["theta", "wild"]))
-def test_pid_covers_any_sequence_whatever_is_forecast(
-    moves: list[tuple[str, int, bool]], kind: str
-) -> None:
-    wild = lambda scores: 1e9 * math.sin(1e6 * float(scores[-1]))  # noqa: E731
-    forecast = theta if kind == "theta" else wild
-    played(Pid(Fraction(1, 10), 0.1, 0.5, 1.0, forecast), moves, repeat=3)
-
-
-def test_a_forecast_follows_scores_that_go_up_and_down() -> None:
-    """With it thresholds of scores that swing are lower, at the same share of misses."""
-    mean = {}
-    for forecast in (None, theta):
-        control, past = Pid(Fraction(1, 10), 0.05, 0.5, 1.0, forecast), Window(200, 1.0, [1.0] * 9)
-        random, thresholds = np.random.default_rng(0), []
-        for row in range(3000):
-            asked = control.ask(past)
-            score = 5 + 4 * math.sin(row / 30) + 0.3 * float(random.normal())
-            control.learn(score, asked, past)
-            past.add(score)
-            thresholds.append(asked.threshold)
-        assert abs(control.misses / control.truths - 0.1) < 0.02
-        mean[forecast] = float(np.mean(thresholds[500:]))
-    assert mean[theta] < 0.85 * mean[None]
 
 
 def test_the_constants_are_not_idle() -> None:
@@ -387,7 +360,6 @@ def test_what_has_no_stream_is_refused() -> None:
     for method, more, why in (
         ("plain", {}, "method 'plain' moves the window of scores and nothing else"),
         ("aci", {"forget": 0.9}, "forget=0.9 is about the window of scores"),
-        ("pid", {"forecast": "theta"}, "a forecast is of the scores so far"),
     ):
         with pytest.raises(ValueError, match=f"{why}.*stays as it is: use method 'aci', 'dtaci'"):
             ffcp.Online(local, method, **more)  # type: ignore[arg-type]
@@ -399,10 +371,6 @@ def test_what_has_no_stream_is_refused() -> None:
     with pytest.raises(ValueError, match="unknown method"):
         ffcp.Online(ffcp.CP(model).calibrate(x, y), "magic")
     ready = ffcp.CP(model).calibrate(x, y)
-    with pytest.raises(ValueError, match="a part of the method 'pid'"):
-        ffcp.Online(ready, "aci", forecast="theta")
-    with pytest.raises(ValueError, match="unknown forecast"):
-        ffcp.Online(ready, "pid", forecast="oracle")
     for name, value in (
         ("window", 2.5),
         ("gamma", "x"),

@@ -40,7 +40,6 @@ KINDS: dict[str, Callable[[], Any]] = {
     "localized": lambda: ffcp.LCP(small_mlp(), NEAR).calibrate(X, Y),
     "random": lambda: ffcp.LCP(small_mlp(), NEAR, guarantee="random", seed=0).calibrate(X, Y),
     "weighted": lambda: ffcp.CP(small_mlp(), calibration=ffcp.Weighted(ratio)).calibrate(X, Y),
-    "both": lambda: ffcp.LCP(small_mlp(), NEAR, calibration=ffcp.Weighted(ratio)).calibrate(X, Y),
     "localized in groups": lambda: grouped(ffcp.LCP(small_mlp(), NEAR)),
     "weighted in groups": lambda: grouped(ffcp.CP(small_mlp(), calibration=ffcp.Weighted(ratio))),
     "quantiles": lambda: ffcp.CQR(small_mlp(outputs=2)).calibrate(X, Y),
@@ -53,7 +52,7 @@ def missed(band: ffcp.Interval, truth: Tensor) -> int:
     return int(((truth < band.lower) | (truth > band.upper)).sum())
 
 
-STAY = ["localized", "random", "weighted", "both", "localized in groups", "weighted in groups"]
+STAY = ["localized", "random", "weighted", "localized in groups", "weighted in groups"]
 
 
 @pytest.mark.long
@@ -104,7 +103,7 @@ def test_each_group_has_a_level_of_its_own() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "method"),
-    [("groups", "aci"), ("each", "aci"), ("localized in groups", "dtaci"), ("both", "pid")],
+    [("groups", "aci"), ("each", "aci"), ("localized in groups", "dtaci"), ("weighted", "pid")],
 )
 def test_a_stream_of_any_kind_goes_on_where_it_was_saved(
     kind: str, method: str, tmp_path: Path

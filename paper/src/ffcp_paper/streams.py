@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 NAMES = ("bike", "break")
 FEATURE = "3"
-FORECAST = "pid, theta"  # in the table, not in the picture: its curve lies on that of pid
 LOCAL = 200  # rows of a moving average
 _COLOURS = {"CP": "#6e7781", "FFCP": "#0969da", "aci": "#cf222e", "dtaci": "#8250df"}
 _COLOURS["pid"] = "#1a7f37"
@@ -116,9 +115,6 @@ def run(
     for method in ("aci", "dtaci", "pid"):
         progress(f"Online(FFCP, {method!r})")
         followed[method] = _streamed(ffcp.Online(fast, method, alpha), *new, series.batch)
-    progress("Online(FFCP, 'pid'), with a forecast")
-    forecast = ffcp.Online(fast, "pid", alpha, forecast="theta")
-    followed[FORECAST] = _streamed(forecast, *new, series.batch)
     progress("Monitor")
     monitor = ffcp.Monitor(fast, alpha, seed=seed).start(cal[0])
     for part in torch.arange(len(new[0])).split(500):
@@ -188,8 +184,7 @@ def picture(results: list[Result]) -> Figure:
     FigureCanvasAgg(figure)
     axes: Any = figure.subplots(len(results), 1, squeeze=False)[:, 0]
     for axis, result in zip(axes, results, strict=True):
-        drawn = {name: one for name, one in result.followed.items() if name != FORECAST}
-        for name, followed in drawn.items():
+        for name, followed in result.followed.items():
             thick = 1.2 if name in ("dtaci", "pid") else 1.9
             label = name if name in ("CP", "FFCP") else f"Online {name}"
             at = np.arange(LOCAL, LOCAL + len(followed.local))

@@ -13,7 +13,6 @@ from ffcp.export.thresholds import PLAIN
 from ffcp.network.jacobian import Sketch, Smooth
 from ffcp.predictor import Predictor
 from ffcp.regression.bases import Point, Quantiles
-from ffcp.regression.curvature import Curvature
 from ffcp.regression.family import SlackBands
 from ffcp.regression.learned.family import LearnedBands
 from ffcp.regression.learned.learners import BOOSTING
@@ -52,8 +51,7 @@ def _reasons(predictor: Predictor) -> Any:
     else:
         for part in (getattr(scorer, name, None) for name in ("base", "slack")):
             if part is not None and type(part) not in PARTS:
-                known = isinstance(part, Curvature)
-                yield f"{_called(part)} {'has no graph' if known else f'is {_FOREIGN}'}"
+                yield f"{_called(part)} is {_FOREIGN}"
     if isinstance(scorer, LearnedBands) and scorer.sight.functions:
         yield f"it learned from {_FOREIGN}"
     if isinstance(scorer, LearnedBands) and scorer.kind == BOOSTING:

@@ -111,8 +111,6 @@ class Pass:
                 seen = self._cut(twin, x, numbers, groups)
         for name, values in seen.norms.items():
             checks.finite(values, f"the gradient at feature {name!r}", first_row)
-        for name, values in seen.curvature.items():
-            checks.finite(values, f"the curvature at feature {name!r}", first_row)
         return seen if self._plan.only_inner else self._with_output(seen)
 
     def _cut(self, twin: nn.Module, x: Any, rows: range, groups: Any) -> Seen:
@@ -124,32 +122,18 @@ class Pass:
             checks.finite(output, "the prediction", rows.start)
             if plan.only_output:
                 return Seen(x, output, {}, {}, rows, groups)
-            curvature: dict[str, Tensor] = {}
-            norms = None
-            if plan.bent:
-                curvature, gradients = jacobian.take_curvature(
-                    twin, x, tap, plan.bent, self._needs.step
-                )
-                norms = jacobian.norms_of(gradients, plan.inner, self._needs, output)
-            if norms is None:
-                norms = jacobian.take_norms(twin, x, tap, plan.inner, self._needs)
-        return Seen(x, output, norms, tap.values, rows, groups, curvature)
+            norms = jacobian.take_norms(twin, x, tap, plan.inner, self._needs)
+        return Seen(x, output, norms, tap.values, rows, groups)
 
     def _with_output(self, seen: Seen) -> Seen:
         """Add what is known of the output itself without any pass."""
-        norms, curvature = dict(seen.norms), dict(seen.curvature)
-        if OUTPUT in self._needs.norms:
-            norms[OUTPUT] = _ones(seen.output, self._needs)
-        if OUTPUT in self._needs.curvature:
-            curvature[OUTPUT] = torch.zeros_like(seen.output)
-        return seen._replace(norms=norms, curvature=curvature)
+        return seen._replace(norms={**seen.norms, OUTPUT: _ones(seen.output, self._needs)})
 
 
 class _Plan(NamedTuple):
     """Which features a pass cuts at, and for what; ``only_output`` if at none."""
 
     inner: list[str]  # of gradient norms
-    bent: list[str]  # of curvature
     tapped: list[str]  # a graph must reach these
     recorded: list[str]  # the values of these are kept
     is_inside: bool  # whether any lies inside the model
@@ -163,18 +147,16 @@ def _planned(needs: Needs) -> _Plan:
     if needs.norms:
         jacobian.checked_norm(needs.norm)
         jacobian.checked_method(needs.method)
-    inside = any(map(is_inside, (*needs.norms, *needs.values, *needs.curvature)))
+    inside = any(map(is_inside, (*needs.norms, *needs.values)))
     inner = [name for name in dict.fromkeys(needs.norms) if name != OUTPUT]
     # Smoothing runs the model on perturbed features; the plain pass needs no graph then.
     tapped = [] if isinstance(needs.method, Smooth) else inner
-    bent = [name for name in needs.curvature if name != OUTPUT]
-    tapped = list(dict.fromkeys([*tapped, *bent]))
-    recorded = list(dict.fromkeys([*needs.values, *bent]))
-    only_output = not (needs.norms or needs.values or needs.curvature)
-    only_inner = OUTPUT not in (*needs.norms, *needs.curvature)
+    recorded = list(dict.fromkeys(needs.values))
+    only_output = not (needs.norms or needs.values)
+    only_inner = OUTPUT not in needs.norms
     is_exact = needs.of is None and needs.method in (AUTO, EXACT)
-    is_plain = not (bent or recorded) and (is_exact or not inner)
-    return _Plan(inner, bent, tapped, recorded, inside, only_output, only_inner, is_plain)
+    is_plain = not recorded and (is_exact or not inner)
+    return _Plan(inner, tapped, recorded, inside, only_output, only_inner, is_plain)
 
 
 def part_of(seen: Seen, rows: slice) -> Seen:
@@ -190,8 +172,6 @@ def part_of(seen: Seen, rows: slice) -> Seen:
         {name: norms[rows] for name, norms in seen.norms.items()},
         {name: values[rows] for name, values in seen.values.items()},
         seen.rows[rows],
-        None,
-        {name: values[rows] for name, values in seen.curvature.items()},
     )
 
 

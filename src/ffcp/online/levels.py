@@ -19,10 +19,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
-
 from ffcp import files
-from ffcp.online.forecasts import Forecast
 from ffcp.online.windows import Window
 
 State = dict[str, Any]
@@ -232,11 +229,10 @@ def pinball(beta: float, level: float, alpha: float) -> float:
 class Pid:
     """Conformal PID control of the threshold itself (Angelopoulos, Candes and Tibshirani, 2023).
 
-    The threshold is a forecast of the score (D), if one is given, plus a quantile tracker (P: it
-    goes up by a step times 1 - alpha with every miss, and down by a step times alpha otherwise)
-    plus an integrator (I): with x = E - alpha N and u = N + e, scale * tan(x log(u) / (u
-    saturation)), which is infinite from |x| = (pi / 2) saturation u / log(u) on. So, on any
-    sequence, of scores of any size, and whatever is forecast, |E - alpha N| <= (pi / 2) saturation
+    The threshold is a quantile tracker (P: it goes up by a step times 1 - alpha with every miss,
+    and down by a step times alpha otherwise) plus an integrator (I): with x = E - alpha N and u =
+    N + e, scale * tan(x log(u) / (u saturation)), which is infinite from |x| = (pi / 2) saturation
+    u / log(u) on. So, on any sequence, of scores of any size, |E - alpha N| <= (pi / 2) saturation
     u / log(u) + 1 + D: the share of misses comes to alpha, slowly, as 1 / log(N).
 
     Parameters
@@ -247,23 +243,11 @@ class Pid:
         Of the tracker, as a share of the spread of the scores.
     saturation, scale
         Of the integrator.
-    forecast
-        A function from the scores so far, the oldest first, to the next one; ``None``: the
-        tracker alone knows where scores are. The threshold that a calibration has for the input
-        alone takes the place of a forecast.
     """
 
-    def __init__(
-        self,
-        alpha: Fraction,
-        step: float,
-        saturation: float,
-        scale: float,
-        forecast: Forecast | None = None,
-    ) -> None:
+    def __init__(self, alpha: Fraction, step: float, saturation: float, scale: float) -> None:
         self.alpha, self.step = alpha, step
         self.saturation, self.scale = saturation, scale
-        self.forecast = forecast
         self.truths = self.misses = 0
         self.tracked: float | None = None
 
@@ -279,13 +263,11 @@ class Pid:
         return math.pi / 2 * self.saturation * u / math.log(u)
 
     def ask(self, past: Window) -> Asked:
-        """Give what forecast, tracker and integrator say together."""
-        expected = self._expected(past)
+        """Return the sum of tracker and integrator."""
         if self.tracked is None:
             start = past.quantile(self.alpha)
-            # Of what is left of scores when the forecast is taken off, as far as that is known.
-            self.tracked = (start if math.isfinite(start) else past.largest()) - expected
-        return self._controlled(expected, self.tracked)
+            self.tracked = start if math.isfinite(start) else past.largest()
+        return self._controlled(0.0, self.tracked)
 
     def wanted(self) -> list[Fraction]:
         """Want the level asked for: the threshold there is what is expected."""
@@ -302,14 +284,6 @@ class Pid:
         if abs(excess) >= limit:
             return Asked(math.copysign(math.inf, excess))
         return Asked(expected + tracked + self.scale * math.tan(math.pi / 2 * excess / limit))
-
-    def _expected(self, past: Window) -> float:
-        if self.forecast is None:
-            return 0.0
-        expected = float(self.forecast(np.array(past.scores())))
-        if not math.isfinite(expected):
-            raise ValueError(f"the forecast of the next score is {expected}: give a finite number")
-        return expected
 
     def learn(self, score: float, asked: Asked, past: Window) -> None:
         """Count the truth and the miss, and move the tracker."""

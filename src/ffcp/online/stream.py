@@ -21,12 +21,11 @@ from ffcp.conformal.mondrian import Label, rows_of_groups
 from ffcp.conformal.rank import exact_alpha
 from ffcp.network import checks, inputs
 from ffcp.network.arrays import target_tensor
-from ffcp.online.forecasts import Forecast, forecast_of
 from ffcp.online.kept import Kept, Waiting
 from ffcp.online.lanes import Lane, Progress, is_number
 from ffcp.online.levels import Aci, Asked, Control, DtAci, Pid, Plain
 from ffcp.online.windows import Window
-from ffcp.pieces import Seen, name_of
+from ffcp.pieces import Seen
 from ffcp.regression.bands import Interval
 from ffcp.regression.predictor import BandPredictor
 from ffcp.regression.sides import kept_scores, two_sided
@@ -63,10 +62,6 @@ class Online(Kept):
     step, saturation
         Of ``"pid"``: the step of its tracker, as a share of the spread of the scores in the
         window; and how late its integrator takes over, see :class:`ffcp.online.levels.Pid`.
-    forecast
-        Of ``"pid"``: a forecast of the next score, ``"theta"`` (exponential smoothing and half of
-        the trend) or a function from the scores so far, the oldest first, to a number. Whatever
-        it says, the promise is the same.
     waiting
         How many predictions wait for their truth at most; beyond, the oldest are given up.
     path
@@ -121,7 +116,6 @@ class Online(Kept):
         horizon: int = 500,
         step: float = 0.05,
         saturation: float = 0.5,
-        forecast: Forecast | str | None = None,
         waiting: int = 10_000,
         path: str | Path | None = None,
     ) -> None:
@@ -135,10 +129,7 @@ class Online(Kept):
                 raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
         if not is_number(forget) or not 0 < forget <= 1:
             raise ValueError(f"forget must lie above 0 and be at most 1, got {forget!r}")
-        if forecast is not None and method != "pid":
-            raise ValueError("a forecast is a part of the method 'pid': leave it out")
-        _check_predictor(predictor, method, forget, forecast)
-        self._forecast = forecast_of(forecast)
+        _check_predictor(predictor, method, forget)
         self.method, self.alpha = method, alpha
         # As it is now: the stream's past are the scores of this calibration and no other.
         self.predictor = predictor._snapshot()
@@ -151,7 +142,6 @@ class Online(Kept):
             "horizon": horizon,
             "step": step,
             "saturation": saturation,
-            "forecast": name_of(forecast) if callable(forecast) else forecast,
             "waiting": waiting,
             **predictor.settings(),
         }
@@ -189,7 +179,7 @@ class Online(Kept):
         if self.method == "dtaci":
             return DtAci(alpha, said["horizon"])
         if self.method == "pid":
-            return Pid(alpha, said["step"], said["saturation"], past.spread(), self._forecast)
+            return Pid(alpha, said["step"], said["saturation"], past.spread())
         return Plain(alpha)
 
     # -- predicting -------------------------------------------------------------------------
@@ -417,25 +407,23 @@ def _keys(x: Any, rows: int) -> list[str]:
     ]
 
 
-def _of_windows(method: str, forget: float, forecast: Any) -> str | None:
+def _of_windows(method: str, forget: float) -> str | None:
     """Say what of these speaks of a window of scores, if anything does."""
     if method == "plain":
         return "method 'plain' moves the window of scores and nothing else"
     if forget != 1:
         return f"forget={forget:g} is about the window of scores"
-    if forecast is not None:
-        return "a forecast is of the scores so far, without the input"
     return None
 
 
-def _check_predictor(predictor: Any, method: str, forget: float, forecast: Any) -> None:
+def _check_predictor(predictor: Any, method: str, forget: float) -> None:
     if not isinstance(predictor, BandPredictor):
         raise TypeError(
             f"a stream needs a predictor of bands, as CP, FFCP or CQR, got "
             f"{type(predictor).__name__}: label sets have no stream"
         )
     predictor._must_be_calibrated()
-    if predictor.calibration.is_local and (what := _of_windows(method, forget, forecast)):
+    if predictor.calibration.is_local and (what := _of_windows(method, forget)):
         raise ValueError(
             f"{what}, and this predictor's calibration, which has a threshold for every input, "
             "stays as it is: use method 'aci', 'dtaci' or 'pid' without it, or a predictor whose "

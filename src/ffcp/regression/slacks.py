@@ -294,7 +294,7 @@ def as_slack(slack: Any) -> Any:
     """Take a slack as it is; make one of a function.
 
     >>> as_slack(lambda seen: seen.output.abs()).needs()
-    Needs(norms=(), values=(), norm=2, method='auto', of=None, curvature=(), step=1.0)
+    Needs(norms=(), values=(), norm=2, method='auto', of=None)
     """
     if slack is None:
         return Constant()

@@ -7,7 +7,6 @@ features. ``"auto"`` looks at the head and picks.
 """
 
 from ffcp.network.jacobian.choice import take_norms
-from ffcp.network.jacobian.curvature import norms_of, take_curvature
 from ffcp.network.jacobian.methods import (
     AUTO,
     COLOURED,
@@ -28,7 +27,5 @@ __all__ = [
     "Smooth",
     "checked_method",
     "checked_norm",
-    "norms_of",
-    "take_curvature",
     "take_norms",
 ]
