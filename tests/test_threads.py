@@ -90,7 +90,7 @@ CASES: dict[str, Callable[[], Case]] = {
     ),
     "Auto": lambda: bands(ffcp.Auto(small_mlp(), seed=0)).calibrated(),
     "Learned": lambda: bands(ffcp.Learned(small_mlp(), seed=0)).calibrated(),
-    "Weighted": lambda: bands(ffcp.LCP(small_mlp(), near, calibration=weighted)).calibrated(),
+    "Weighted": lambda: bands(ffcp.CP(small_mlp(), calibration=weighted)).calibrated(),
 }
 
 

@@ -242,13 +242,12 @@ def test_the_model_is_no_part_of_a_file(tmp_path: Path) -> None:
         lambda model: ffcp.FFCP(model, seed=0),
         lambda model: ffcp.LCP(model, seed=0),
         lambda model: ffcp.CP(model, calibration=ffcp.Weighted("learn"), seed=0),
-        lambda model: ffcp.LCP(model, calibration=ffcp.Weighted("learn"), seed=0),
         lambda model: ffcp.Learned(model, seed=0),
         lambda model: ffcp.Auto(model, seed=0),
         lambda model: ffcp.Auto(model, calibration=ffcp.Weighted("learn"), seed=0),
         lambda model: ffcp.FCP(model, "0", seed=0),
     ],
-    ids=["layer", "bandwidth", "ratio", "both", "learned", "method", "method and ratio", "steps"],
+    ids=["layer", "bandwidth", "ratio", "learned", "method", "method and ratio", "steps"],
 )
 def test_workers_that_take_over_what_one_chose_can_be_merged(make: Any, tmp_path: Any) -> None:
     x, model = normal(300, 4, seed=0), small_mlp()
