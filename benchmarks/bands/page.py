@@ -157,7 +157,7 @@ set aside.
   Learned is taught by them (`fit`).
 - **Auto** compares all of these, with every layer and both nested families, on calibration rows set
   aside, by interval score, or by length (`criterion="length"`).
-- **Learned, learner="boosting"**: the same from scikit-learn's boosted trees in place of small
+- **Learned, learner="boosting"**: the same from LightGBM's boosted trees in place of small
   networks.
 - **CHR** and **CIR** (`benchmarks/bands/research.py`): conformal histogram regression (Sesia and
   Romano, 2021) and conditional interquantile regression (Guo, Luo and Zhou, 2026, as we read it),

@@ -1,4 +1,4 @@
-"""Boosted quantiles: trees as tensors say what scikit-learn says, and can be had without it."""
+"""Boosted quantiles: trees as tensors give what LightGBM gives, and can be had without it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 import ffcp
 from ffcp.regression.learned import boosting
 from ffcp.regression.learned.boosting import BoostedQuantiles
+from ffcp.regression.learned.knots import at_levels
 from tests.conftest import normal, small_mlp
 
 
@@ -63,15 +64,23 @@ def test_trees_that_lead_in_a_circle_are_refused() -> None:
 
 
 @pytest.mark.long
-def test_trees_that_cannot_be_read_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(boosting, "_start", lambda model: 0.5)
-    with pytest.raises(RuntimeError, match="cannot be read"):
-        made()
+def test_quantiles_are_those_of_lightgbm(monkeypatch: pytest.MonkeyPatch) -> None:
+    lightgbm = pytest.importorskip("lightgbm")
+    boosters, train = [], lightgbm.train
+    monkeypatch.setattr(
+        lightgbm, "train", lambda *given: boosters.append(train(*given)) or boosters[-1]
+    )
+    trees, x = made(outputs=1), normal(200, 3, seed=3)
+    expected = torch.stack([torch.from_numpy(b.predict(x.numpy())) for b in boosters], dim=1)
+    own = trees(x)[:, 0] / trees.state()["unit"].double()
+    torch.testing.assert_close(
+        own, at_levels(expected[:, None], boosting._SMALLEST)[:, 0], rtol=1e-12, atol=1e-12
+    )
 
 
 _WITHOUT = """
 import sys
-sys.modules["sklearn"] = None
+sys.modules["lightgbm"] = None
 import torch, ffcp
 from torch import nn
 torch.manual_seed(0)
@@ -82,14 +91,14 @@ assert band.lower.isfinite().all()
 try:
     ffcp.Learned(model, learner="boosting").fit(torch.randn(90, 4), torch.randn(90))
 except ImportError as error:
-    assert "pip install 'ffcp[sklearn]'" in str(error)
+    assert "pip install 'ffcp[trees]'" in str(error)
 else:
     raise AssertionError
 """
 
 
 @pytest.mark.heavy
-def test_saved_trees_need_no_scikit_learn(tmp_path: Path) -> None:
+def test_saved_trees_need_no_lightgbm(tmp_path: Path) -> None:
     from torch import nn
 
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))

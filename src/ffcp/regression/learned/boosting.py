@@ -1,9 +1,9 @@
-"""Another learner: quantiles by scikit-learn's gradient boosting, kept as tensors of trees."""
+"""Another learner: quantiles by LightGBM, kept as tensors of trees."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,8 +17,18 @@ _ROUNDS, _RATE, _LEAVES, _FEWEST = 120, 0.06, 8, 40
 _SMALLEST = 1e-6  # step between two quantiles, in units of a typical residual
 _ROWS = 512  # that go down all trees at once
 
-_NODES = ("feature", "threshold", "left", "right", "value")
-_TENSORS = (*_NODES, "start", "unit", "columns")
+
+class Node(NamedTuple):
+    """Which column is asked, below which value a row goes left, and what a leaf is worth."""
+
+    feature: int
+    threshold: float
+    left: int
+    right: int
+    value: float
+
+
+_TENSORS = (*Node._fields, "unit", "columns")
 
 
 class BoostedQuantiles:
@@ -55,7 +65,7 @@ class BoostedQuantiles:
         for name, most in (("feature", columns), ("left", nodes), ("right", nodes)):
             if not bool(((tensors[name] >= 0) & (tensors[name] < most)).all()):
                 raise ValueError(f"what was learned has a {name} that is not there")
-        for name in ("value", "start", "unit"):
+        for name in ("value", "unit"):
             if not bool(tensors[name].isfinite().all()):
                 raise ValueError(f"what was learned has a {name} that is not finite")
         if bool(tensors["threshold"].isnan().any()) or not bool((tensors["unit"] > 0).all()):
@@ -86,13 +96,13 @@ class BoostedQuantiles:
         shape = t["feature"].shape
         trees = shape[:-1].numel()
         offset = torch.arange(trees) * shape[-1]
-        flat = {name: t[name].reshape(-1) for name in _NODES}
+        flat = {name: t[name].reshape(-1) for name in Node._fields}
         node = offset.expand(columns.shape[0], -1)
         for _ in range(self._depth):
             asked = columns.gather(1, flat["feature"][node])
             goes_left = asked.double() <= flat["threshold"][node]
             node = offset + torch.where(goes_left, flat["left"][node], flat["right"][node])
-        sums = flat["value"][node].unflatten(1, shape[:-1]).sum(dim=-1) + t["start"]
+        sums = flat["value"][node].unflatten(1, shape[:-1]).sum(dim=-1)
         # Trees of different levels know nothing of each other: in order, they cannot cross.
         return at_levels(sums, _SMALLEST) * t["unit"].double()[:, None]
 
@@ -104,7 +114,6 @@ def _expected(trees: Tensor) -> dict[str, tuple[torch.dtype, torch.Size]]:
     return {
         **whole,
         **numbers,
-        "start": (torch.float64, torch.Size((outputs, len(KNOTS)))),
         "unit": (torch.float32, torch.Size((outputs,))),
         "columns": (torch.int64, torch.Size((1,))),
     }
@@ -144,84 +153,70 @@ def learn(columns: Tensor, residuals: Tensor, seed: int = 0) -> BoostedQuantiles
     >>> bool(wide > 3 * narrow)
     True
     """
-    ensemble = needed("sklearn.ensemble", "sklearn", 'learner="boosting"')
+    lightgbm = needed("lightgbm", "trees", 'learner="boosting"')
     unit = residuals.double().abs().nanmedian(dim=0).values
     unit = torch.where(unit > 0, unit, torch.ones_like(unit))
     unit = unit.clamp(torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max).float()
     x, y = columns.float().numpy(), (residuals.double() / unit.double()).numpy()
-    models = [
-        [_boosted(ensemble, x, column, float(level), seed) for level in KNOTS] for column in y.T
+    trees = [
+        [_boosted(lightgbm, x, column, float(level), seed) for level in KNOTS] for column in y.T
     ]
-    starts = [[_start(model) for model in row] for row in models]
-    made = BoostedQuantiles(
+    return BoostedQuantiles(
         {
-            **_stacked([[_trees(model) for model in row] for row in models]),
-            "start": torch.tensor(starts, dtype=torch.float64),
+            **_stacked(trees),
             "unit": unit,
             "columns": torch.tensor([columns.shape[1]]),
         }
     )
-    _check(made, models, columns[:32])
-    return made
 
 
-def _boosted(ensemble: Any, x: Any, y: Any, level: float, seed: int) -> Any:
+def _boosted(lightgbm: Any, x: Any, y: Any, level: float, seed: int) -> list[list[Node]]:
+    """Return the trees of one quantile."""
     known = ~np.isnan(y)
-    model = ensemble.HistGradientBoostingRegressor(
-        loss="quantile",
-        quantile=level,
-        max_iter=_ROUNDS,
-        learning_rate=_RATE,
-        max_leaf_nodes=_LEAVES,
-        min_samples_leaf=_FEWEST,
-        early_stopping=False,
-        random_state=seed % 2**32,
-    )
-    return model.fit(x[known], y[known])
-
-
-def _trees(model: Any) -> list[Any]:
-    """Give the nodes of every tree; scikit-learn has no public name for them."""
-    return [tree.nodes for (tree,) in model._predictors]
-
-
-def _start(model: Any) -> float:
-    return float(np.asarray(model._baseline_prediction).reshape(-1)[0])
-
-
-def _stacked(trees: Sequence[Sequence[Sequence[Any]]]) -> dict[str, Tensor]:
-    """Put all trees into tensors, the smaller ones filled up with leaves that nobody reaches."""
-    shape = (len(trees), len(trees[0]), len(trees[0][0]))
-    nodes = max(len(tree) for row in trees for level in row for tree in level)
-    own = np.broadcast_to(np.arange(nodes), (*shape, nodes))
-    arrays: dict[str, Any] = {
-        "feature": np.zeros((*shape, nodes), np.int64),
-        "threshold": np.zeros((*shape, nodes)),
-        "left": own.copy(),
-        "right": own.copy(),
-        "value": np.zeros((*shape, nodes)),
+    settings = {
+        "objective": "quantile",
+        "alpha": level,
+        "learning_rate": _RATE,
+        "num_leaves": _LEAVES,
+        "min_data_in_leaf": _FEWEST,
+        "seed": seed % 2**31,
+        "deterministic": True,
+        "force_row_wise": True,  # which "deterministic" asks for
+        "verbosity": -1,
     }
-    for place in np.ndindex(*shape):
-        tree = trees[place[0]][place[1]][place[2]]
-        inner, size = tree["is_leaf"] == 0, len(tree)
-        arrays["value"][place][:size] = tree["value"]
-        for name, column in (
-            ("feature", "feature_idx"),
-            ("threshold", "num_threshold"),
-            ("left", "left"),
-            ("right", "right"),
-        ):
-            arrays[name][place][:size][inner] = tree[column][inner]
-    return {name: torch.from_numpy(array) for name, array in arrays.items()}
+    booster = lightgbm.train(settings, lightgbm.Dataset(x[known], y[known]), _ROUNDS)
+    return [list(_nodes(tree["tree_structure"])) for tree in booster.dump_model()["tree_info"]]
 
 
-def _check(made: BoostedQuantiles, models: Sequence[Sequence[Any]], columns: Tensor) -> None:
-    """Compare with scikit-learn's own predictions: nodes of another version may mean another."""
-    own = made._quantiles(columns) / made._t["unit"].double()[:, None]
-    x = columns.float().numpy()
-    theirs = np.stack([[m.predict(x) for m in row] for row in models])  # outputs, knots, rows
-    expected = at_levels(torch.from_numpy(theirs).permute(2, 0, 1), _SMALLEST)
-    if not torch.allclose(own, expected, rtol=1e-9, atol=1e-9):
-        raise RuntimeError(
-            "trees of this version of scikit-learn cannot be read: use learner='network'"
-        )
+def _nodes(root: Mapping[str, Any]) -> Iterator[Node]:
+    """Yield the nodes of a dumped tree, every one before its children."""
+    waiting, count = [root], 1
+    for number, node in enumerate(waiting):  # which grows on the way
+        if "leaf_value" in node:
+            yield Node(0, 0.0, number, number, node["leaf_value"])
+            continue
+        waiting += [node["left_child"], node["right_child"]]
+        yield Node(node["split_feature"], node["threshold"], count, count + 1, 0.0)
+        count += 2
+
+
+def _stacked(trees: Sequence[Sequence[Sequence[Node]]]) -> dict[str, Tensor]:
+    """Put all trees into tensors, the smaller ones filled up with leaves that nobody reaches."""
+    most = max(len(level) for row in trees for level in row)
+    nodes = max(len(tree) for row in trees for level in row for tree in level)
+    padded = [
+        [
+            [
+                [*tree, *(Node(0, 0.0, i, i, 0.0) for i in range(len(tree), nodes))]
+                for tree in [*level, *[[]] * (most - len(level))]
+            ]
+            for level in row
+        ]
+        for row in trees
+    ]
+    array = np.array(padded, dtype=np.float64)  # outputs, knots, trees, nodes, fields
+    whole = {"feature", "left", "right"}
+    return {
+        name: torch.from_numpy(array[..., i].astype(np.int64 if name in whole else np.float64))
+        for i, name in enumerate(Node._fields)
+    }

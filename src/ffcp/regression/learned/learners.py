@@ -1,4 +1,4 @@
-"""Which learner: small networks, scikit-learn's boosted trees, or the model itself."""
+"""Which learner: small networks, boosted trees by LightGBM, or the model itself."""
 
 from __future__ import annotations
 

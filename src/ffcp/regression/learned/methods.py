@@ -51,9 +51,9 @@ class Learned(Teachable):
         ``"central"``: sets between two quantiles as far below as above the median. ``"grown"``:
         grown from the densest part outward, shorter where noise is skewed.
     learner
-        ``"network"``: small networks, which need nothing more. ``"boosting"``: scikit-learn's
-        boosted trees (``pip install 'ffcp[sklearn]'``), about as good, slower, and not for
-        :meth:`export`. They are saved as tensors, and loaded without scikit-learn.
+        ``"network"``: small networks, which need nothing more. ``"boosting"``: boosted
+        trees by LightGBM (``pip install 'ffcp[trees]'``), not for :meth:`export`. They are saved
+        as tensors, and loaded without LightGBM.
     calibration
         As in :class:`ffcp.Bands`.
     **common
