@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import copy
 import math
-from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ffcp import conformal_quantile, conformal_rank
-from ffcp.conformal.marginal import Marginal, _ranked, sorted_quantile
+from ffcp.conformal.marginal import Marginal
 
 decimals = st.integers(1, 6).flatmap(
     lambda places: st.integers(1, 10**places - 1).map(lambda i: Fraction(i, 10**places))
@@ -81,58 +78,10 @@ def test_columns_count_the_scores_they_know() -> None:
     assert scores.threshold(0.3).tolist() == [3.0, math.inf]
 
 
-def test_scores_are_sorted_for_whoever_looks_and_the_first_level_is_the_same_without() -> None:
+def test_signs_stay_with_their_scores() -> None:
     signed = torch.randn(500, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    added, signs = signed.abs(), signed < 0
-    for look in (
-        lambda kept: kept.scores,
-        lambda kept: kept.points()["scores"],
-        lambda kept: kept.state_dict()["scores"],
-        lambda kept: copy.deepcopy(kept).scores,
-    ):
-        kept = Marginal()
-        kept.add(added, {"signs": signs})
-        first = kept.thresholds([0.1])
-        assert torch.equal(look(kept), added.sort(dim=0).values)
-        assert torch.equal(kept.signed(), signed.sort(dim=0).values)
-        assert torch.equal(kept.thresholds([0.1, 0.2])[0], first[0])
-        assert torch.equal(kept.threshold(0.1), first[0, 0])
-
-
-def test_threads_that_look_first_at_once_see_scores_and_signs_together() -> None:
-    signed = torch.randn(20_000, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    expected = signed.sort(dim=0).values
-    for _ in range(5):
-        kept = Marginal()
-        kept.add(signed.abs(), {"signs": signed < 0})
-        with ThreadPoolExecutor(4) as pool:
-            for seen in pool.map(lambda _, kept=kept: kept.signed(), range(8)):
-                assert torch.equal(seen, expected)
-
-
-def _orders() -> dict[str, np.ndarray]:
-    random = np.random.default_rng(0)
-    values = random.standard_normal(10_000)
-    return {
-        "random": values,
-        "sorted": np.sort(values),
-        "ties": random.integers(0, 5, 10_000).astype(float),
-        "infinite": np.where(random.random(10_000) < 0.05, np.inf, values),
-        # Every 64th number, which says where to look, is unlike all others.
-        "misled": np.where(np.arange(10_000) % 64, values, 100 + values),
-    }
-
-
-@pytest.mark.parametrize("order", _orders())
-@pytest.mark.parametrize("rank", [1, 2, 5000, 9001, 9999, 10_000])
-def test_a_rank_among_many_is_that_of_sorting(order: str, rank: int) -> None:
-    values = _orders()[order]
-    assert _ranked(values, rank) == np.sort(values)[rank - 1]
-
-
-def test_the_first_level_is_that_of_sorted_scores_in_every_column() -> None:
-    scores = torch.rand(9000, 3, dtype=torch.float64)
     kept = Marginal()
-    kept.add(scores)
-    first = kept.thresholds([0.1])
-    assert torch.equal(first[0, 0], sorted_quantile(scores.sort(dim=0).values, 0.1))
+    kept.add(signed.abs(), {"signs": signed < 0})
+    assert torch.equal(kept.scores, signed.abs().sort(dim=0).values)
+    assert torch.equal(kept.signed(), signed.sort(dim=0).values)
+    assert torch.equal(kept.thresholds([0.1, 0.2])[0, 0], kept.threshold(0.1))

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ffcp.conformal.marginal import partitioned
-from ffcp.conformal.rank import exact_alphas
+from ffcp.conformal.rank import conformal_quantile, exact_alphas
 from ffcp.network.stored import Stored
 from ffcp.regression import bands
 from ffcp.regression.bands import Interval
@@ -82,7 +81,7 @@ def _at_once(
     scores = _scores(prediction, y)
     if scores is None or not math.isfinite(scores.sum()):  # a sum keeps NaN and infinity
         return None
-    (quantile,) = partitioned(scores[:, None], alpha)
+    quantile = float(conformal_quantile(torch.from_numpy(scores), alpha))
     if not 0 <= quantile < math.inf or not _is_usual(new):
         return None
     lo, hi = (new, new) if new.ndim == 1 else (new[:, 0], new[:, 1])
