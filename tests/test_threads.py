@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -305,3 +307,76 @@ def test_points_that_threads_add_at_once_are_all_kept() -> None:
         one_by_one.calibrate(x, x[:, 0], update=True)
     for predictor in (updated, merged):
         assert torch.equal(predictor.calibration.scores, one_by_one.calibration.scores)
+
+
+def meanwhile(predictor: Any, change: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make something change a predictor when half of its state has been read."""
+    kind, half, done = type(predictor), type(predictor).get_extra_state, []
+
+    def read(self: Any) -> Tensor:
+        state: Tensor = half(self)
+        if not done:
+            done.append(True)
+            assert together(change) == []
+        return state
+
+    monkeypatch.setattr(kind, "get_extra_state", read)
+
+
+CHANGES: dict[str, Callable[[Any, Any], Any]] = {
+    "calibrate": lambda p, make: p.calibrate(X[:150], Y[:150]),
+    "update": lambda p, make: p.calibrate(X[150:], Y[150:], update=True),
+    "merge": lambda p, make: p.merge(make().calibrate(X[150:], Y[150:])),
+    "compress": lambda p, make: p.compress(0.05),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("name", ["CP", "FFCP"])
+def test_what_is_saved_is_one_calibration(
+    name: str, change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = small_mlp()
+
+    def make() -> Any:
+        return ffcp.CP(model) if name == "CP" else ffcp.FFCP(model, "0")
+
+    predictor = make().calibrate(X[:100], Y[:100])
+    expected = predictor.predict_interval(X[:5])
+    meanwhile(predictor, lambda: CHANGES[change](predictor, make), monkeypatch)
+    predictor.save(tmp_path / "saved")
+    assert len(predictor.calibration) != 100 or predictor.calibration.is_summary  # it was changed
+    found = ffcp.load(tmp_path / "saved", model).predict_interval(X[:5])
+    assert torch.equal(found.upper, expected.upper)
+
+
+def test_a_state_dict_is_of_one_calibration(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small_mlp()
+    predictor = ffcp.CP(model).calibrate(X[:100], Y[:100])
+    meanwhile(predictor, lambda: predictor.calibrate(X, Y), monkeypatch)
+    state = nn.ModuleDict({"part": predictor}).state_dict()
+    other = nn.ModuleDict({"part": ffcp.CP(small_mlp())})
+    other.load_state_dict(state)
+    assert len(other["part"].calibration) == 100
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("change", CHANGES)
+def test_saving_beside_threads_that_change_a_calibration(change: str, tmp_path: Path) -> None:
+    model = small_mlp()
+    predictor = ffcp.CP(model).calibrate(X[:100], Y[:100])
+
+    def work() -> None:
+        for _ in range(40):
+            CHANGES[change](predictor, lambda: ffcp.CP(model))
+            if change == "compress":
+                predictor.calibrate(X[:150], Y[:150])
+
+    def save() -> None:
+        for _ in range(40):
+            predictor.save(tmp_path / "saved")
+            ffcp.load(tmp_path / "saved", model)
+            copied = copy.deepcopy(predictor)
+            assert copied.predict_interval(X[:2]).upper.isfinite().all()
+
+    assert together(work, save) == []

@@ -193,6 +193,12 @@ class Sharing(Plain):
             raise TypeError(f"cannot merge a {type(other).__name__}")
         if other is self:
             raise ValueError("a predictor cannot be merged with itself: points would count twice")
+        with self._lock.turn:
+            self._merge(other._snapshot())
+        return self
+
+    def _merge(self, other: Sharing) -> None:
+        """Merge a predictor that nothing changes meanwhile, while nothing else changes this one."""
         if not len(other.calibration):
             raise ValueError(
                 "the predictor to merge has no calibration: call calibrate(x, y) on it first"
@@ -207,21 +213,18 @@ class Sharing(Plain):
         self._must_have_columns(other)
         assert other._identity is not None
         self._must_have(other._identity.fingerprint, "the scores to merge")
-        with self._lock.turn:
-            if not set(self._runs).isdisjoint(other._runs):
-                raise ValueError(
-                    "points of the predictor to merge are here already: it is a copy of this one, "
-                    "was loaded from the same file, or was merged before, and points would count "
-                    "twice"
-                )
-            merged = joined(self.calibration, other.calibration)
-            with self._lock:
-                self.calibration = merged
-                self._identity = self._identity or Identity(other._identity.fingerprint)
-                self._layout = {**other._layout, **self._layout}
-                self._runs += other._runs
-                self._merged(other)
-        return self
+        if not set(self._runs).isdisjoint(other._runs):
+            raise ValueError(
+                "points of the predictor to merge are here already: it is a copy of this one, was "
+                "loaded from the same file, or was merged before, and points would count twice"
+            )
+        merged = joined(self.calibration, other.calibration)
+        with self._lock:
+            self.calibration = merged
+            self._identity = self._identity or Identity(other._identity.fingerprint)
+            self._layout = {**other._layout, **self._layout}
+            self._runs += other._runs
+            self._merged(other)
 
     def compress(self: Self, rank_error: Any = 1e-4) -> Self:
         """Keep a summary of the scores in place of all of them.
@@ -244,9 +247,11 @@ class Sharing(Plain):
         >>> len(predictor.calibration), len(predictor.calibration.scores)
         (5000, 99)
         """
-        self._must_be_calibrated()
-        with self._lock.turn, self._lock:
-            self.calibration = compressed(self.calibration, rank_error)
+        with self._lock.turn:
+            self._must_be_calibrated()
+            smaller = compressed(self.calibration, rank_error)
+            with self._lock:
+                self.calibration = smaller
         return self
 
     def _must_have_columns(self, other: Sharing) -> None:
@@ -322,6 +327,13 @@ class Sharing(Plain):
 
     def set_extra_state(self, state: Tensor) -> None:
         """Do nothing: loading has taken over all of it at once, points and settings together."""
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Return model and calibration, as they are at one moment: others may calibrate meanwhile.
+
+        See :meth:`torch.nn.Module.state_dict`.
+        """
+        return nn.Module.state_dict(self._snapshot(), *args, **kwargs)
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -411,13 +423,14 @@ class Sharing(Plain):
 
         The file is written whole or not at all.
         """
-        fingerprint = files.fingerprint(self.model)
-        if self._identity is not None and self._identity.fingerprint != fingerprint:
+        now = self._snapshot()
+        fingerprint = files.fingerprint(now.model)
+        if now._identity is not None and now._identity.fingerprint != fingerprint:
             raise RuntimeError(
                 "the model's weights are no longer those of the calibration: calibrate again "
                 "before saving"
             )
-        files.write(path, _own(self.state_dict()))
+        files.write(path, _own(nn.Module.state_dict(now)))
 
     def load(self: Self, path: str | Path) -> Self:
         """Read a calibration written by :meth:`save`; nothing is unpickled.
@@ -436,7 +449,10 @@ class Sharing(Plain):
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
+        with self._lock:
+            state = {**self.__dict__, "_modules": dict(self._modules)}
+        del state["_lock"]
+        return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
