@@ -7,11 +7,9 @@ import functools
 import hashlib
 import json
 import os
-import platform
 import types
 import typing
 import uuid
-import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import MISSING, fields, is_dataclass
@@ -234,8 +232,8 @@ def write(path: str | Path, tensors: Mapping[str, Tensor]) -> None:
 def put(path: str | Path, data: bytes) -> None:
     """Write bytes to ``path``, making its folder: the file appears complete, or the old one stays.
 
-    A process that is killed on the way, or another that writes the same file, does no harm. What
-    the killed one leaves behind is removed by the next that writes the file.
+    A process that is killed on the way, or another that writes the same file, does no harm. The
+    killed one leaves a file behind whose name begins with a dot and that of ``path``.
     """
     place = temporary(path)
     try:
@@ -291,43 +289,17 @@ def alone(folder: Path) -> Iterator[None]:
 
 
 def temporary(path: str | Path) -> Path:
-    """Name a file beside ``path`` to write to before it takes its place, making the folder.
+    """Return a name beside ``path`` to write to before it takes its place, making the folder.
 
-    Those that processes which live no more were writing are removed.
+    No other call returns it, in whatever process, container or machine.
     """
     path = Path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except FileExistsError as error:  # says too little: what is there is no folder
         raise NotADirectoryError(errno.ENOTDIR, "Not a directory", str(path.parent)) from error
-    own = f".{path.name}.{_machine()}-"
-    _remove_left_behind(path.parent, own)
     # A plain name and not one of tempfile's, whose files only their owner may read.
-    return path.with_name(f"{own}{os.getpid()}-{uuid.uuid4().hex}")
-
-
-@functools.cache
-def _machine() -> str:
-    """Tell machines, and containers, apart: of others nobody knows which processes live."""
-    return f"{zlib.crc32(f'{platform.node()} {uuid.getnode()}'.encode()):08x}"
-
-
-def _remove_left_behind(folder: Path, start: str) -> None:
-    """Remove what processes that live no more were writing."""
-    for name in os.listdir(folder) if os.name == "posix" else ():
-        number = name.removeprefix(start).partition("-")[0] if name.startswith(start) else ""
-        if number.isdecimal() and not _lives(int(number)):
-            (folder / name).unlink(missing_ok=True)
-
-
-def _lives(process: int) -> bool:
-    try:
-        os.kill(process, 0)  # which only asks
-    except ProcessLookupError:
-        return False
-    except (PermissionError, OverflowError):  # somebody else's; no process at all
-        return True
-    return True
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex}")
 
 
 def read(path: str | Path) -> dict[str, Tensor]:
