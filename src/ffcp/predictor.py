@@ -35,7 +35,7 @@ from ffcp.conformal.rank import exact_alpha
 from ffcp.conformal.selection import Scorer
 from ffcp.network import arrays, inputs, passes
 from ffcp.network.identity import Identity
-from ffcp.network.modes import lasting
+from ffcp.network.modes import autocast, lasting
 from ffcp.network.picking import Output, picking
 from ffcp.network.twin import Stamp, refuse_unusable
 from ffcp.pieces import Seen
@@ -214,6 +214,7 @@ class Predictor(Sharing):
         run.must_take(weights, new)
         if run.is_update and self._identity is not None:
             self._must_have(files.fingerprint(self.model), "the scores there are")
+            self._identity.must_be_run_alike(autocast(self.model))
         read = inputs.Reader(self.model, self._layout if run.is_update else None)
         run.facing(lambda: self._noted_new(new, run.calibration, read))
         return run, read

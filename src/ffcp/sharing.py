@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 from collections.abc import Callable, Mapping
@@ -147,12 +148,9 @@ class Sharing(Plain):
             )
 
     def _check_weights(self, now: Stamp | None = None) -> None:
-        """Refuse a model that has other weights than those it was calibrated with."""
-        if self._identity is not None and not self._identity.is_that_of(self.model, now):
-            raise RuntimeError(
-                "the model's weights are no longer those of the calibration, so bands would not "
-                "cover: calibrate again, or load those weights"
-            )
+        """Refuse a model that is not run as it was when it was calibrated, or has other weights."""
+        if self._identity is not None:
+            self._identity.check(self.model, now)
 
     def _snapshot(self: Self) -> Self:
         """Give a predictor that nothing changes any more, with the pieces in use now."""
@@ -213,6 +211,8 @@ class Sharing(Plain):
         self._must_have_columns(other)
         assert other._identity is not None
         self._must_have(other._identity.fingerprint, "the scores to merge")
+        if self._identity is not None:
+            self._identity.must_be_run_alike(other._identity.autocast)
         if not set(self._runs).isdisjoint(other._runs):
             raise ValueError(
                 "points of the predictor to merge are here already: it is a copy of this one, was "
@@ -221,7 +221,7 @@ class Sharing(Plain):
         merged = joined(self.calibration, other.calibration)
         with self._lock:
             self.calibration = merged
-            self._identity = self._identity or Identity(other._identity.fingerprint)
+            self._identity = self._identity or copy.copy(other._identity)  # with no stamp
             self._layout = {**other._layout, **self._layout}
             self._runs += other._runs
             self._merged(other)
@@ -313,6 +313,7 @@ class Sharing(Plain):
             "choices": choices,
             "set_aside": self._set_aside,
             "fingerprint": None if self._identity is None else self._identity.fingerprint,
+            "autocast": "" if self._identity is None else self._identity.autocast,
             "shapes": {name: list(tensor.shape) for name, tensor in points.items()},
             "runs": list(self._runs),
             **self._remembered(),
@@ -405,7 +406,8 @@ class Sharing(Plain):
         self._set_aside = files.count(kept["set_aside"])
         self._runs = files.rebuilt(tuple[str, ...], kept["runs"])
         fingerprint = files.rebuilt(str | None, kept["fingerprint"])
-        self._identity = None if fingerprint is None else Identity(fingerprint)
+        autocast = files.rebuilt(str, kept.get("autocast", ""))
+        self._identity = None if fingerprint is None else Identity(fingerprint, autocast)
 
     def _kept_by(self, calibration: Calibration, settings: Mapping[str, Any]) -> Calibration:
         """Give the calibration that kept what was saved, where it may be another than was given."""

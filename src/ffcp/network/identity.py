@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ffcp import files
+from ffcp.network.modes import autocast
 from ffcp.network.twin import Hook, Stamp, changing_hooks, hooks_of, stamp
 
 
@@ -19,6 +20,8 @@ class Identity:
     means hashing again. Weights that fused optimisers, ``.data`` or numpy wrote to move no counter:
     only the hash, taken when saving, merging and updating, sees them.
 
+    Autocast, which lets the same weights compute in another type, is part of the identity.
+
     >>> model = nn.Linear(2, 1)
     >>> identity = Identity.of(model)
     >>> identity.is_that_of(model)
@@ -28,8 +31,9 @@ class Identity:
     False
     """
 
-    def __init__(self, fingerprint: str, known: Stamp | None = None) -> None:
+    def __init__(self, fingerprint: str, autocast: str = "", known: Stamp | None = None) -> None:
         self.fingerprint = fingerprint
+        self.autocast = autocast  # see modes.autocast
         self._known = known  # the stamp of a model that was seen to have this fingerprint
         self._hooks: frozenset[Hook] | None = None  # a part of its function; None: not known
 
@@ -37,7 +41,25 @@ class Identity:
     def of(cls, model: nn.Module) -> Identity:
         """Take the identity of a model as it is now."""
         now = stamp(model)
-        return cls(files.fingerprint(model), now)
+        return cls(files.fingerprint(model), autocast(model), now)
+
+    def check(self, model: nn.Module, now: Stamp | None = None) -> None:
+        """Refuse a model that computes otherwise: under another autocast, or with other weights."""
+        self.must_be_run_alike(autocast(model))
+        if not self.is_that_of(model, now):
+            raise RuntimeError(
+                "the model's weights are no longer those of the calibration, so bands would not "
+                "cover: calibrate again, or load those weights"
+            )
+
+    def must_be_run_alike(self, now: str) -> None:
+        """Refuse another autocast than that of the calibration."""
+        if now != self.autocast:
+            raise RuntimeError(
+                f"the calibration was made {_under(self.autocast)}, and the model would now run "
+                f"{_under(now)}, which gives other predictions: do both inside or both outside "
+                "torch.autocast (each thread has its own)"
+            )
 
     def is_that_of(self, model: nn.Module, now: Stamp | None = None) -> bool:
         """Say whether a model has these weights, by its stamp ``now`` if that is known."""
@@ -81,4 +103,8 @@ class Identity:
 
     def __getstate__(self) -> dict[str, Any]:
         # In another process, or of another copy, pointers and the numbers of hooks are others.
-        return {"fingerprint": self.fingerprint, "_known": None, "_hooks": None}
+        return {**self.__dict__, "_known": None, "_hooks": None}
+
+
+def _under(kind: str) -> str:
+    return f"under autocast ({kind})" if kind else "without autocast"
