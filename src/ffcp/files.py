@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import functools
 import hashlib
 import json
 import os
@@ -18,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 FORMAT = "ffcp-calibration-4"  # another one where scores come to mean another thing
 _DIGITS = 64  # of a SHA-256, before the settings that it seals
@@ -87,11 +86,12 @@ def unseal(state: Tensor, points: Mapping[str, Tensor]) -> dict[str, Any]:
 def _checksum(text: bytes, points: Mapping[str, Tensor]) -> str:
     digest = hashlib.sha256(text)
     for name, tensor in sorted(points.items()):
-        _hash(digest, name, tensor)
+        hash_tensor(digest, name, tensor)
     return digest.hexdigest()
 
 
-def _hash(digest: Any, name: str, tensor: Tensor) -> None:
+def hash_tensor(digest: Any, name: str, tensor: Tensor) -> None:
+    """Add a tensor to a hash: its name, type, shape and numbers."""
     digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     digest.update(flat.view(torch.uint8).numpy().data)
@@ -160,52 +160,6 @@ def checked_layout(layout: Any) -> dict[str, Any]:
         if not isinstance(columns, list) or not all(type(c) in (str, int) for c in columns):
             raise ValueError("the columns it names are damaged")
     return layout
-
-
-def fingerprint(model: nn.Module) -> str:
-    """Hash the layers of a model, their settings, and all parameters and buffers.
-
-    Wrappers (``torch.compile``, ``DataParallel``, ``DistributedDataParallel``) change nothing.
-
-    >>> one = nn.Sequential(nn.LeakyReLU(0.1))
-    >>> fingerprint(one) == fingerprint(nn.DataParallel(one))
-    True
-    >>> fingerprint(one) == fingerprint(nn.Sequential(nn.LeakyReLU(0.2)))
-    False
-    """
-    if not (model._modules or model._parameters or model._buffers):
-        return _hash_of_one(type(model).__name__, model.extra_repr())
-    digest = hashlib.sha256()
-    while isinstance(model, _WRAPPERS) or "_orig_mod" in model._modules:
-        model = next(iter(model._modules.values()))  # type: ignore[assignment]
-    tensors: dict[str, Tensor] = {}
-    for name, module in model.named_modules(remove_duplicate=False):
-        if "_orig_mod" not in module._modules:
-            digest.update(_said(_plain(name), type(module).__name__, module.extra_repr()))
-        for own, tensor in (*module._parameters.items(), *module._buffers.items()):
-            if tensor is not None:
-                tensors[_plain(f"{name}.{own}" if name else own)] = tensor
-    for name, tensor in sorted(tensors.items()):
-        _hash(digest, name, tensor)
-    return digest.hexdigest()
-
-
-@functools.lru_cache(maxsize=16)  # predictions that are there already come in one such module
-def _hash_of_one(kind: str, settings: str) -> str:
-    """Hash a module without layers and weights."""
-    return hashlib.sha256(_said("", kind, settings)).hexdigest()
-
-
-def _said(name: str, kind: str, settings: str) -> bytes:
-    return f"{name} {kind} {settings};".encode()
-
-
-_WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
-
-
-def _plain(name: str) -> str:
-    """Give the name of a part as it is without compilation."""
-    return ".".join(part for part in name.split(".") if part != "_orig_mod")
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from ffcp.conformal.draws import Stream
 from ffcp.conformal.mondrian import by_groups
 from ffcp.conformal.selection import Scorer
 from ffcp.network.features import resolve
-from ffcp.network.identity import Identity
+from ffcp.network.identity import Identity, fingerprint
 from ffcp.network.picking import Output, output_name
 from ffcp.network.twin import Stamp, runs_itself, stamped, were_written
 from ffcp.pieces import Needs
@@ -74,6 +74,7 @@ class Sharing(Plain):
     model: nn.Module
     calibration: Calibration
     output: Output
+    is_predictor = True  # see ffcp.network.unlisted.function_of
     #: What is predicted; only predictors of the same kind can be merged.
     task = ""
     _scorer: Scorer
@@ -168,10 +169,10 @@ class Sharing(Plain):
                 "points that did not train the model"
             )
 
-    def _must_have(self, fingerprint: str, whose: str) -> None:
-        """Refuse scores of another network."""
+    def _must_have(self, theirs: str, whose: str) -> None:
+        """Refuse scores of a network with another fingerprint."""
         mine = None if self._identity is None else self._identity.fingerprint
-        if fingerprint != (mine or files.fingerprint(self.model)):
+        if theirs != (mine or fingerprint(self.model)):
             raise ValueError(
                 f"{whose} are those of other weights, and would not cover here: calibrate the "
                 "same model"
@@ -405,9 +406,9 @@ class Sharing(Plain):
         }
         self._set_aside = files.count(kept["set_aside"])
         self._runs = files.rebuilt(tuple[str, ...], kept["runs"])
-        fingerprint = files.rebuilt(str | None, kept["fingerprint"])
+        saved = files.rebuilt(str | None, kept["fingerprint"])
         autocast = files.rebuilt(str, kept.get("autocast", ""))
-        self._identity = None if fingerprint is None else Identity(fingerprint, autocast)
+        self._identity = None if saved is None else Identity(saved, autocast)
 
     def _kept_by(self, calibration: Calibration, settings: Mapping[str, Any]) -> Calibration:
         """Give the calibration that kept what was saved, where it may be another than was given."""
@@ -426,8 +427,7 @@ class Sharing(Plain):
         The file is written whole or not at all.
         """
         now = self._snapshot()
-        fingerprint = files.fingerprint(now.model)
-        if now._identity is not None and now._identity.fingerprint != fingerprint:
+        if now._identity is not None and now._identity.fingerprint != fingerprint(now.model):
             raise RuntimeError(
                 "the model's weights are no longer those of the calibration: calibrate again "
                 "before saving"

@@ -115,3 +115,153 @@ def test_autocast_does_not_matter_where_nothing_is_computed() -> None:
     with reduced():
         stored = ffcp.CP(ffcp.Stored()).calibrate(X[:, :1], X[:, 0] + NOISE)
     stored.predict_interval(X[:5, :1])
+
+
+class Adapter:
+    """A hook that is an object, with weights in a module, a list and by itself."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(1)
+        self.parts = [nn.Linear(3, 8, bias=False)]
+
+    def __call__(self, module: nn.Module, x: Any, out: Tensor) -> Tensor:
+        return out + self.parts[0](x[0])
+
+    def method(self, module: nn.Module, x: Any, out: Tensor) -> Tensor:
+        return self(module, x, out)
+
+
+def adapted(lora: nn.Module, module: nn.Module, x: Any, out: Tensor) -> Tensor:
+    added: Tensor = lora(x[0])
+    return out + added
+
+
+LORA = nn.Linear(3, 8, bias=False)
+
+
+def with_global(module: nn.Module, x: Any, out: Tensor) -> Tensor:
+    added: Tensor = LORA(x[0])
+    return out + added
+
+
+def hooked(kind: str) -> tuple[nn.Module, Callable[[], Any]]:
+    """Make a model with a hook that has weights of its own, and what trains them."""
+    model, lora, adapter = net(), nn.Linear(3, 8, bias=False), Adapter()
+    raw = normal(8, 3, seed=2)
+    hooks: dict[str, Any] = {
+        "closure": lambda module, x, out: out + lora(x[0]),
+        "tensor": lambda module, x, out: out + x[0] @ raw.T,
+        "partial": functools.partial(adapted, lora),
+        "object": adapter,
+        "method": adapter.method,
+        "global": with_global,
+    }
+    model[0].register_forward_hook(hooks[kind])
+    others = {"closure": lora.weight, "tensor": raw, "partial": lora.weight, "global": LORA.weight}
+    weight = others.get(kind, adapter.parts[0].weight)
+    return model, lambda: written(weight)
+
+
+def written(weight: Tensor) -> None:
+    with torch.no_grad():
+        weight.add_(normal(*weight.shape, seed=3))
+
+
+class Around(nn.Module):
+    """Holds its layers where torch does not look."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        held: dict[str, Any] = {
+            "attribute": net(),
+            "list": [net()],
+            "dict": {"one": net()},
+            "parameters": [nn.Parameter(normal(1, 3, seed=4))],
+            "function": functools.partial(nn.Sequential.forward, net()),
+        }
+        self.__dict__["inner"] = held[kind]
+
+    @property
+    def layers(self) -> Any:
+        inner: Any = self.__dict__["inner"]
+        kinds = {"list": lambda: inner[0], "dict": lambda: inner["one"]}
+        return kinds.get(self.kind, lambda: inner)()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.kind == "parameters":
+            return x @ self.layers[0].T
+        out: Tensor = self.layers(x)
+        return out
+
+
+def around(kind: str) -> tuple[nn.Module, Callable[[], Any]]:
+    model = Around(kind)
+    held = {
+        "parameters": lambda: model.layers[0],
+        "function": lambda: model.layers.args[0][2].weight,
+    }
+    return model, lambda: written(held.get(kind, lambda: model.layers[2].weight)())
+
+
+def born_in_inference_mode() -> tuple[nn.Module, Callable[[], Any]]:
+    with torch.inference_mode():
+        model = net()
+
+    def change() -> None:
+        with torch.inference_mode():
+            model[2].weight.mul_(2)
+
+    return model, change
+
+
+HIDDEN: dict[str, Callable[[], tuple[nn.Module, Callable[[], Any]]]] = {
+    **{f"hook: {k}": functools.partial(hooked, k) for k in ("closure", "tensor", "partial")},
+    **{f"hook: {k}": functools.partial(hooked, k) for k in ("object", "method", "global")},
+    **{k: functools.partial(around, k) for k in ("attribute", "list", "dict", "parameters")},
+    "function": functools.partial(around, "function"),
+    "inference mode": born_in_inference_mode,
+}
+
+
+@pytest.mark.parametrize("kind", HIDDEN)
+def test_weights_that_torch_does_not_list_are_seen_to_change(kind: str, tmp_path: Path) -> None:
+    model, change = HIDDEN[kind]()
+    y = targets(model)
+    predictor = ffcp.CP(model).calibrate(X[:200], y[:200])
+    band = predictor.predict_interval(X[200:])
+    assert ((band.lower[:, 0] <= y[200:]) & (y[200:] <= band.upper[:, 0])).double().mean() > 0.8
+    predictor.save(tmp_path / "saved")
+    torch.testing.assert_close(ffcp.load(tmp_path / "saved", model)(X[200:]).upper, band.upper)
+    with torch.no_grad():
+        model(X)  # a pass of the user's own changes nothing
+    torch.testing.assert_close(predictor.predict_interval(X[200:]).upper, band.upper)
+    change()
+    with pytest.raises(RuntimeError, match="weights"):
+        predictor.predict_interval(X[200:])
+    with pytest.raises(RuntimeError, match="weights"):
+        predictor.save(tmp_path / "other")
+    with pytest.raises(ffcp.CalibrationFileError, match="weights"):
+        ffcp.load(tmp_path / "saved", model)
+    again = ffcp.CP(model).calibrate(X[:200], targets(model)[:200])
+    with torch.no_grad():
+        torch.testing.assert_close(again(X[200:]).prediction, model(X[200:]))
+
+
+def test_what_passes_record_is_no_weight() -> None:
+    class Recorded(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.last, self.all = net(), None, []
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.last = out = self.body(x)
+            self.all.append(out.detach())
+            return out
+
+    model, seen = Recorded(), {}
+    model.body[0].register_forward_hook(lambda module, x, out: seen.update(last=out))
+    predictor = ffcp.CP(model).calibrate(X, targets(model))
+    expected = predictor.predict_interval(X)
+    model(2 * X)
+    assert torch.equal(predictor.predict_interval(X).upper, expected.upper)

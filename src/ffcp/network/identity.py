@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import functools
+import hashlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +12,57 @@ from torch import Tensor, nn
 
 from ffcp import files
 from ffcp.network.modes import autocast
-from ffcp.network.twin import Hook, Stamp, changing_hooks, hooks_of, stamp
+from ffcp.network.twin import Hook, Stamp, changing_hooks, gives_back, hooks_of, stamp
+from ffcp.network.unlisted import named_parts, weights
+
+
+def fingerprint(model: nn.Module) -> str:
+    """Hash the layers of a model, their settings, and all parameters and buffers.
+
+    Modules and weights that torch does not list count, see :mod:`ffcp.network.unlisted`. Wrappers
+    (``torch.compile``, ``DataParallel``, ``DistributedDataParallel``) change nothing.
+
+    >>> one = nn.Sequential(nn.LeakyReLU(0.1))
+    >>> fingerprint(one) == fingerprint(nn.DataParallel(one))
+    True
+    >>> fingerprint(one) == fingerprint(nn.Sequential(nn.LeakyReLU(0.2)))
+    False
+    """
+    if gives_back(model):
+        return _hash_of_one(type(model).__name__, model.extra_repr())
+    digest = hashlib.sha256()
+    while isinstance(model, _WRAPPERS) or "_orig_mod" in model._modules:
+        model = next(iter(model._modules.values()))  # type: ignore[assignment]
+    tensors: dict[str, Tensor] = {}
+    for name, part in named_parts(model):
+        if isinstance(part, Tensor):
+            tensors[_plain(name)] = part
+            continue
+        if "_orig_mod" not in part._modules:
+            digest.update(_said(_plain(name), type(part).__name__, part.extra_repr()))
+        for own, tensor in weights(part):
+            tensors[_plain(f"{name}.{own}" if name else own)] = tensor
+    for name, tensor in sorted(tensors.items()):
+        files.hash_tensor(digest, name, tensor)
+    return digest.hexdigest()
+
+
+@functools.lru_cache(maxsize=16)  # predictions that are there already come in one such module
+def _hash_of_one(kind: str, settings: str) -> str:
+    """Hash a module without layers and weights."""
+    return hashlib.sha256(_said("", kind, settings)).hexdigest()
+
+
+def _said(name: str, kind: str, settings: str) -> bytes:
+    return f"{name} {kind} {settings};".encode()
+
+
+_WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+
+
+def _plain(name: str) -> str:
+    """Give the name of a part as it is without compilation."""
+    return ".".join(part for part in name.split(".") if part != "_orig_mod")
 
 
 class Identity:
@@ -41,7 +93,7 @@ class Identity:
     def of(cls, model: nn.Module) -> Identity:
         """Take the identity of a model as it is now."""
         now = stamp(model)
-        return cls(files.fingerprint(model), autocast(model), now)
+        return cls(fingerprint(model), autocast(model), now)
 
     def check(self, model: nn.Module, now: Stamp | None = None) -> None:
         """Refuse a model that computes otherwise: under another autocast, or with other weights."""
@@ -67,7 +119,7 @@ class Identity:
             return False
         now = stamp(model) if now is None else now
         if now != self._known:
-            if files.fingerprint(model) != self.fingerprint:
+            if fingerprint(model) != self.fingerprint:
                 return False
             if self._hooks and not self._hooks <= hooks_of(model):
                 return False
@@ -90,7 +142,7 @@ class Identity:
             except Exception:
                 return
             tried.load_state_dict(loaded, strict=False, assign=assign)
-            same = files.fingerprint(tried) == self.fingerprint  # no stamp of what is gone at once
+            same = fingerprint(tried) == self.fingerprint  # no stamp of what is gone at once
         if not same:
             raise ValueError(
                 "it was calibrated with other weights than this model has, and would not cover: "

@@ -26,6 +26,7 @@ from torch.nn.modules import module as hooks_of_all
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from ffcp.network.picking import Picking, whole
+from ffcp.network.unlisted import function_of, unlisted
 
 Stamp = tuple[Any, ...]
 Hook = tuple[str, str, int]  # the name of a module, which of its hooks, and the hook's number
@@ -57,11 +58,17 @@ def stamped(model: nn.Module) -> tuple[Stamp, list[Tensor]]:
             tensors += module._parameters.values()
         if module._buffers:
             tensors += module._buffers.values()
-        if module._modules:
-            for child in module._modules.values():
-                if child is not None and id(child) not in known:
-                    known.add(id(child))
-                    modules.append(child)
+        children = module._modules.values()
+        if found := unlisted(module):
+            tensors += [thing for _, thing in found if isinstance(thing, Tensor)]
+            children = [*children, *(one for _, one in found if isinstance(one, nn.Module))]
+        for child in children:
+            if child is not None and id(child) not in known:
+                known.add(id(child))
+                inner = function_of(child)
+                if inner is child or id(inner) not in known:
+                    known.add(id(inner))
+                    modules.append(inner)
         marks.append(-len(tensors))  # which are this module's, and which the next one's
     tensors = [tensor for tensor in tensors if tensor is not None]
     places = [tensor.data_ptr() for tensor in tensors]
@@ -83,11 +90,18 @@ def were_written(tensors: list[Tensor], since: Stamp) -> bool:
 
 
 def _versions(tensors: list[Tensor]) -> list[int]:
-    """Say how often tensors were written to; of those born in inference mode nobody counts it."""
+    """Return how often tensors were written to; the hash of those for which torch does not count.
+
+    It does not for tensors made in inference mode.
+    """
     try:
         return [tensor._version for tensor in tensors]
     except RuntimeError:
-        return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
+        return [_hash(tensor) if tensor.is_inference() else tensor._version for tensor in tensors]
+
+
+def _hash(tensor: Tensor) -> int:
+    return hash(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
 
 
 def twin_of(model: nn.Module, without: frozenset[Hook] | None = None) -> nn.Module | None:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ffcp import files
 from ffcp.conformal.rank import conformal_rank, exact_alpha
 from ffcp.network import arrays, checks, inputs, passes
-from ffcp.network.identity import Identity
+from ffcp.network.identity import Identity, fingerprint
 from ffcp.regression.bands import Interval
 from ffcp.warnings import FFCPWarning, lines_up
 
@@ -208,7 +208,7 @@ class CrossBands(nn.Module):
         settings = {
             "make": "CrossBands",
             "side": self.side,
-            "models": [files.fingerprint(model) for model in self._each()],
+            "models": [fingerprint(model) for model in self._each()],
             "autocast": [identity.autocast for identity in self._identities],
         }
         files.write(path, {**points, "settings": files.seal(settings, points)})
