@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import os
+import signal
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -380,3 +383,83 @@ def test_saving_beside_threads_that_change_a_calibration(change: str, tmp_path: 
             assert copied.predict_interval(X[:2]).upper.isfinite().all()
 
     assert together(work, save) == []
+
+
+class Uncopied(nn.Module):
+    """Cannot be copied, so that calls take turns; a pass lasts until it is let go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.goes_on, self.is_on = small_mlp(), threading.Event(), threading.Event()
+        self.goes_on.set()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.is_on.set()
+        self.goes_on.wait()
+        found: Tensor = self.layer(x)
+        return found
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        raise TypeError("not to be copied")
+
+
+def ends_well(child: int, seconds: float = 20.0) -> bool:
+    """Wait for a process; end it if it hangs."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return status == 0
+        time.sleep(0.01)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return False
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks a process")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # fork beside threads
+def test_a_process_forked_while_a_thread_predicts_can_predict() -> None:
+    model = Uncopied()
+    predictor = ffcp.CP(model).calibrate(X, Y)
+    expected = predictor.predict_interval(X[:5]).upper
+    for _ in range(2):
+        model.goes_on.clear()
+        model.is_on.clear()
+        asking = threading.Thread(target=lambda: predictor.predict_interval(X[:5]))
+        asking.start()
+        model.is_on.wait()
+        later = threading.Timer(0.1, model.goes_on.set)  # the pass ends while others wait for it
+        later.start()
+        child = os.fork()
+        if not child:
+            model.goes_on.set()
+            same = torch.equal(predictor.predict_interval(X[:5]).upper, expected)
+            predictor.calibrate(X, Y)
+            os._exit(0 if same and model.training else 1)
+        later.join()
+        asking.join()
+        assert ends_well(child, 5.0)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks a process")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_process_forked_while_a_thread_calibrates_can_calibrate() -> None:
+    predictor, began, goes_on = ffcp.CP(small_mlp()), threading.Event(), threading.Event()
+
+    def batches() -> Any:
+        began.set()
+        goes_on.wait()
+        yield X, Y
+
+    calibrating = threading.Thread(target=lambda: predictor.calibrate(batches()))
+    calibrating.start()
+    began.wait()
+    child = os.fork()
+    if not child:
+        predictor.calibrate(X[:50], Y[:50])
+        os._exit(0 if len(predictor.calibration) == 50 else 1)
+    goes_on.set()
+    calibrating.join()
+    assert ends_well(child, 5.0)

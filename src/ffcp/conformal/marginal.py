@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -17,10 +16,11 @@ from ffcp.conformal.columns import Columns
 from ffcp.conformal.draws import Draws
 from ffcp.conformal.rank import confident_rank, conformal_rank, exact_alpha
 from ffcp.recipes import public
+from ffcp.turns import lock
 
 _MOST_LEVELS = 256  # whose thresholds are remembered
 _MANY, _EVERY = 2**13, 64  # scores of which one in so many says where to look for a quantile
-_SORTING = threading.Lock()
+_SORTING = lock()
 
 
 @public

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -27,6 +26,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from ffcp.network.picking import Picking, whole
 from ffcp.network.unlisted import function_of, unlisted
+from ffcp.turns import lock
 
 Stamp = tuple[Any, ...]
 Hook = tuple[str, str, int]  # the name of a module, which of its hooks, and the hook's number
@@ -238,8 +238,8 @@ class _Pool:
     """The twins of one model that nobody uses at the moment; what was found out about it."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._alone = threading.RLock()  # held by the one call that uses the model itself
+        self._lock = lock()
+        self._alone = lock(again=True)  # held by the one call that uses the model itself
         self._stamp: Stamp | None = None
         self._waiting: list[nn.Module] = []
         self._watched: dict[int, tuple[set[Hook], frozenset[Hook]]] = {}  # twins that find out
@@ -290,7 +290,7 @@ class _Pool:
 
 
 _POOLS: WeakKeyDictionary[nn.Module, _Pool] = WeakKeyDictionary()
-_POOLS_LOCK = threading.Lock()
+_POOLS_LOCK = lock()
 
 
 def _pool(model: nn.Module) -> _Pool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from ffcp.online.lanes import Lane, listed, number
 from ffcp.online.levels import Asked, DtAci
 from ffcp.online.windows import Window
 from ffcp.regression.predictor import BandPredictor
+from ffcp.turns import lock
 
 Self = TypeVar("Self", bound="Kept")
 
@@ -43,7 +43,7 @@ class Kept:
     _lanes: dict[Any, Lane]
     _waiting: OrderedDict[int, tuple[str, Waiting]]
     _by_input: dict[str, deque[Waiting]]
-    _lock: threading.RLock
+    _lock: Any
 
     def _new_lanes(self) -> dict[Any, Lane]:
         raise NotImplementedError
@@ -168,7 +168,7 @@ class Kept:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._lock = threading.RLock()
+        self._lock = lock(again=True)
 
 
 @contextmanager

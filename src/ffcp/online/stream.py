@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
@@ -29,6 +28,7 @@ from ffcp.pieces import Seen, name_of
 from ffcp.regression.bands import Interval
 from ffcp.regression.predictor import BandPredictor
 from ffcp.regression.sides import kept_scores, two_sided
+from ffcp.turns import lock
 
 METHODS = ("aci", "dtaci", "pid", "plain")
 # From groups, notes and random numbers of rows to what each score of each row is asked with.
@@ -154,7 +154,7 @@ class Online(Kept):
         self._waiting: OrderedDict[int, tuple[str, Waiting]] = OrderedDict()
         self._by_input: dict[str, deque[Waiting]] = {}
         self.rows = self.delay = 0
-        self._lock = threading.RLock()
+        self._lock = lock(again=True)
 
     def _parts(self) -> Mapping[Any, Calibration]:
         """Give the calibration of each group; that of all rows as the group ``None``."""
