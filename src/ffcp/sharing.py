@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -335,6 +335,7 @@ class Sharing(Plain):
 
         See :meth:`torch.nn.Module.state_dict`.
         """
+        self._hold_owner_apart()
         return nn.Module.state_dict(self._snapshot(), *args, **kwargs)
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
@@ -344,11 +345,13 @@ class Sharing(Plain):
     def _load_from_state_dict(
         self, state_dict: Any, prefix: str, metadata: Any, strict: bool, *others: Any
     ) -> None:
+        self._hold_owner_apart()
         own = _own(with_prefix(prefix, state_dict))
         if own:  # otherwise it holds a model alone, and the calibration stays
             with files.refused("the calibration in this state_dict"):
                 fresh = self._restored(own, strict)
-                if fresh._identity is not None:
+                # Weights of an owner may be loaded after this; they are looked at when predicting.
+                if fresh._identity is not None and "model" in self._modules:
                     weights = with_prefix(f"{prefix}model.", state_dict)
                     assign = metadata.get("assign_to_params_buffers", False)
                     fresh._identity.must_be_that_of(self.model, weights, assign)
@@ -432,7 +435,8 @@ class Sharing(Plain):
                 "the model's weights are no longer those of the calibration: calibrate again "
                 "before saving"
             )
-        files.write(path, _own(nn.Module.state_dict(now)))
+        now._modules.pop("model", None)
+        files.write(path, nn.Module.state_dict(now))
 
     def load(self: Self, path: str | Path) -> Self:
         """Read a calibration written by :meth:`save`; nothing is unpickled.
@@ -460,8 +464,28 @@ class Sharing(Plain):
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._lock = Turns()
 
+    # -- as an attribute of the model --------------------------------------------------------
+
+    def _hold_owner_apart(self) -> None:
+        """Take the model out of torch's tree of modules, if this predictor is a part of the model.
+
+        ``self.predictor = ffcp.CP(self)`` makes that tree a circle, which torch goes round until
+        Python stops it. The model then moves, saves and loads what the predictor holds.
+        """
+        model = self._modules.get("model")
+        if model is not None and any(part is self for part in model.modules()):
+            with self._lock:
+                self.__dict__["model"] = model
+                self._modules.pop("model", None)
+
+    def named_children(self) -> Iterator[tuple[str, nn.Module]]:
+        """Yield the model, unless this predictor is a part of it, and the calibration."""
+        self._hold_owner_apart()  # before .to(), train() and others go through them
+        yield from super().named_children()
+
     def extra_repr(self) -> str:
         """Show the settings, and how many points calibrate."""
+        self._hold_owner_apart()
         listed = ", ".join(f"{key}={value!r}" for key, value in self.settings().items())
         return f"{listed}, calibrated on {len(self.calibration)} points"
 

@@ -124,6 +124,8 @@ def twin_of(model: nn.Module, without: frozenset[Hook] | None = None) -> nn.Modu
         memo: dict[int, Any] = {
             id(p): nn.Parameter(p.data, requires_grad=False) for p in model.parameters()
         }
+        # A predictor that is a part of its model has no part in the function.
+        memo.update({id(p): nn.Module() for p in model.modules() if function_of(p) is not p})
         twin = copy.deepcopy(model, memo)
     except Exception:  # whatever a user's module does when it is copied
         return None
