@@ -58,7 +58,7 @@ def stamped(model: nn.Module) -> tuple[Stamp, list[Tensor]]:
             tensors += module._parameters.values()
         if module._buffers:
             tensors += module._buffers.values()
-        children = module._modules.values()
+        children: Any = module._modules.values()
         if found := unlisted(module):
             tensors += [thing for _, thing in found if isinstance(thing, Tensor)]
             children = [*children, *(one for _, one in found if isinstance(one, nn.Module))]
