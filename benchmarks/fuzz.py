@@ -29,6 +29,7 @@ from torch import Tensor, nn
 import ffcp
 from ffcp import files
 from ffcp.conformal.columns import with_prefix
+from ffcp.network.identity import fingerprint
 from ffcp.regression.learned.family import hash_of
 from ffcp.regression.learned.sight import Sight
 
@@ -332,7 +333,7 @@ def _is_number(value: Any) -> bool:
 
 def state_of(model: nn.Module) -> tuple[Any, ...]:
     return (
-        files.fingerprint(model),
+        fingerprint(model),
         [m.training for m in model.modules()],
         [p.requires_grad for p in model.parameters()],
     )

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+import os
+import signal
 import threading
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -305,3 +310,156 @@ def test_points_that_threads_add_at_once_are_all_kept() -> None:
         one_by_one.calibrate(x, x[:, 0], update=True)
     for predictor in (updated, merged):
         assert torch.equal(predictor.calibration.scores, one_by_one.calibration.scores)
+
+
+def meanwhile(predictor: Any, change: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make something change a predictor when half of its state has been read."""
+    kind, half, done = type(predictor), type(predictor).get_extra_state, []
+
+    def read(self: Any) -> Tensor:
+        state: Tensor = half(self)
+        if not done:
+            done.append(True)
+            assert together(change) == []
+        return state
+
+    monkeypatch.setattr(kind, "get_extra_state", read)
+
+
+CHANGES: dict[str, Callable[[Any, Any], Any]] = {
+    "calibrate": lambda p, make: p.calibrate(X[:150], Y[:150]),
+    "update": lambda p, make: p.calibrate(X[150:], Y[150:], update=True),
+    "merge": lambda p, make: p.merge(make().calibrate(X[150:], Y[150:])),
+    "compress": lambda p, make: p.compress(0.05),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("name", ["CP", "FFCP"])
+def test_what_is_saved_is_one_calibration(
+    name: str, change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = small_mlp()
+
+    def make() -> Any:
+        return ffcp.CP(model) if name == "CP" else ffcp.FFCP(model, "0")
+
+    predictor = make().calibrate(X[:100], Y[:100])
+    expected = predictor.predict_interval(X[:5])
+    meanwhile(predictor, lambda: CHANGES[change](predictor, make), monkeypatch)
+    predictor.save(tmp_path / "saved")
+    assert len(predictor.calibration) != 100 or predictor.calibration.is_summary  # it was changed
+    found = ffcp.load(tmp_path / "saved", model).predict_interval(X[:5])
+    assert torch.equal(found.upper, expected.upper)
+
+
+def test_a_state_dict_is_of_one_calibration(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small_mlp()
+    predictor = ffcp.CP(model).calibrate(X[:100], Y[:100])
+    meanwhile(predictor, lambda: predictor.calibrate(X, Y), monkeypatch)
+    state = nn.ModuleDict({"part": predictor}).state_dict()
+    other = nn.ModuleDict({"part": ffcp.CP(small_mlp())})
+    other.load_state_dict(state)
+    assert len(other["part"].calibration) == 100
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("change", CHANGES)
+def test_saving_beside_threads_that_change_a_calibration(change: str, tmp_path: Path) -> None:
+    model = small_mlp()
+    predictor = ffcp.CP(model).calibrate(X[:100], Y[:100])
+
+    def work() -> None:
+        for _ in range(40):
+            CHANGES[change](predictor, lambda: ffcp.CP(model))
+            if change == "compress":
+                predictor.calibrate(X[:150], Y[:150])
+
+    def save() -> None:
+        for _ in range(40):
+            predictor.save(tmp_path / "saved")
+            ffcp.load(tmp_path / "saved", model)
+            copied = copy.deepcopy(predictor)
+            assert copied.predict_interval(X[:2]).upper.isfinite().all()
+
+    assert together(work, save) == []
+
+
+class Uncopied(nn.Module):
+    """Cannot be copied, so that calls take turns; a pass lasts until it is let go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.goes_on, self.is_on = small_mlp(), threading.Event(), threading.Event()
+        self.goes_on.set()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.is_on.set()
+        self.goes_on.wait()
+        found: Tensor = self.layer(x)
+        return found
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        raise TypeError("not to be copied")
+
+
+def ends_well(child: int, seconds: float = 20.0) -> bool:
+    """Wait for a process; end it if it hangs."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return status == 0
+        time.sleep(0.01)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return False
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks a process")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # fork beside threads
+def test_a_process_forked_while_a_thread_predicts_can_predict() -> None:
+    model = Uncopied()
+    predictor = ffcp.CP(model).calibrate(X, Y)
+    expected = predictor.predict_interval(X[:5]).upper
+    for _ in range(2):
+        model.goes_on.clear()
+        model.is_on.clear()
+        asking = threading.Thread(target=lambda: predictor.predict_interval(X[:5]))
+        asking.start()
+        model.is_on.wait()
+        later = threading.Timer(0.1, model.goes_on.set)  # the pass ends while others wait for it
+        later.start()
+        child = os.fork()
+        if not child:
+            model.goes_on.set()
+            same = torch.equal(predictor.predict_interval(X[:5]).upper, expected)
+            predictor.calibrate(X, Y)
+            os._exit(0 if same and model.training else 1)
+        later.join()
+        asking.join()
+        assert ends_well(child, 5.0)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks a process")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_process_forked_while_a_thread_calibrates_can_calibrate() -> None:
+    predictor, began, goes_on = ffcp.CP(small_mlp()), threading.Event(), threading.Event()
+
+    def batches() -> Any:
+        began.set()
+        goes_on.wait()
+        yield X, Y
+
+    calibrating = threading.Thread(target=lambda: predictor.calibrate(batches()))
+    calibrating.start()
+    began.wait()
+    child = os.fork()
+    if not child:
+        predictor.calibrate(X[:50], Y[:50])
+        os._exit(0 if len(predictor.calibration) == 50 else 1)
+    goes_on.set()
+    calibrating.join()
+    assert ends_well(child, 5.0)

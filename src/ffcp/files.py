@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import errno
-import functools
 import hashlib
 import json
 import os
-import platform
 import types
 import typing
 import uuid
-import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import MISSING, fields, is_dataclass
@@ -20,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 FORMAT = "ffcp-calibration-4"  # another one where scores come to mean another thing
 _DIGITS = 64  # of a SHA-256, before the settings that it seals
@@ -89,11 +86,12 @@ def unseal(state: Tensor, points: Mapping[str, Tensor]) -> dict[str, Any]:
 def _checksum(text: bytes, points: Mapping[str, Tensor]) -> str:
     digest = hashlib.sha256(text)
     for name, tensor in sorted(points.items()):
-        _hash(digest, name, tensor)
+        hash_tensor(digest, name, tensor)
     return digest.hexdigest()
 
 
-def _hash(digest: Any, name: str, tensor: Tensor) -> None:
+def hash_tensor(digest: Any, name: str, tensor: Tensor) -> None:
+    """Add a tensor to a hash: its name, type, shape and numbers."""
     digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     digest.update(flat.view(torch.uint8).numpy().data)
@@ -164,52 +162,6 @@ def checked_layout(layout: Any) -> dict[str, Any]:
     return layout
 
 
-def fingerprint(model: nn.Module) -> str:
-    """Hash the layers of a model, their settings, and all parameters and buffers.
-
-    Wrappers (``torch.compile``, ``DataParallel``, ``DistributedDataParallel``) change nothing.
-
-    >>> one = nn.Sequential(nn.LeakyReLU(0.1))
-    >>> fingerprint(one) == fingerprint(nn.DataParallel(one))
-    True
-    >>> fingerprint(one) == fingerprint(nn.Sequential(nn.LeakyReLU(0.2)))
-    False
-    """
-    if not (model._modules or model._parameters or model._buffers):
-        return _hash_of_one(type(model).__name__, model.extra_repr())
-    digest = hashlib.sha256()
-    while isinstance(model, _WRAPPERS) or "_orig_mod" in model._modules:
-        model = next(iter(model._modules.values()))  # type: ignore[assignment]
-    tensors: dict[str, Tensor] = {}
-    for name, module in model.named_modules(remove_duplicate=False):
-        if "_orig_mod" not in module._modules:
-            digest.update(_said(_plain(name), type(module).__name__, module.extra_repr()))
-        for own, tensor in (*module._parameters.items(), *module._buffers.items()):
-            if tensor is not None:
-                tensors[_plain(f"{name}.{own}" if name else own)] = tensor
-    for name, tensor in sorted(tensors.items()):
-        _hash(digest, name, tensor)
-    return digest.hexdigest()
-
-
-@functools.lru_cache(maxsize=16)  # predictions that are there already come in one such module
-def _hash_of_one(kind: str, settings: str) -> str:
-    """Hash a module without layers and weights."""
-    return hashlib.sha256(_said("", kind, settings)).hexdigest()
-
-
-def _said(name: str, kind: str, settings: str) -> bytes:
-    return f"{name} {kind} {settings};".encode()
-
-
-_WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
-
-
-def _plain(name: str) -> str:
-    """Give the name of a part as it is without compilation."""
-    return ".".join(part for part in name.split(".") if part != "_orig_mod")
-
-
 @contextmanager
 def refused(what: Any) -> Iterator[None]:
     """Let whatever is wrong with something that was saved be one error that names it."""
@@ -234,8 +186,8 @@ def write(path: str | Path, tensors: Mapping[str, Tensor]) -> None:
 def put(path: str | Path, data: bytes) -> None:
     """Write bytes to ``path``, making its folder: the file appears complete, or the old one stays.
 
-    A process that is killed on the way, or another that writes the same file, does no harm. What
-    the killed one leaves behind is removed by the next that writes the file.
+    A process that is killed on the way, or another that writes the same file, does no harm. The
+    killed one leaves a file behind whose name begins with a dot and that of ``path``.
     """
     place = temporary(path)
     try:
@@ -291,43 +243,17 @@ def alone(folder: Path) -> Iterator[None]:
 
 
 def temporary(path: str | Path) -> Path:
-    """Name a file beside ``path`` to write to before it takes its place, making the folder.
+    """Return a name beside ``path`` to write to before it takes its place, making the folder.
 
-    Those that processes which live no more were writing are removed.
+    No other call returns it, in whatever process, container or machine.
     """
     path = Path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except FileExistsError as error:  # says too little: what is there is no folder
         raise NotADirectoryError(errno.ENOTDIR, "Not a directory", str(path.parent)) from error
-    own = f".{path.name}.{_machine()}-"
-    _remove_left_behind(path.parent, own)
     # A plain name and not one of tempfile's, whose files only their owner may read.
-    return path.with_name(f"{own}{os.getpid()}-{uuid.uuid4().hex}")
-
-
-@functools.cache
-def _machine() -> str:
-    """Tell machines, and containers, apart: of others nobody knows which processes live."""
-    return f"{zlib.crc32(f'{platform.node()} {uuid.getnode()}'.encode()):08x}"
-
-
-def _remove_left_behind(folder: Path, start: str) -> None:
-    """Remove what processes that live no more were writing."""
-    for name in os.listdir(folder) if os.name == "posix" else ():
-        number = name.removeprefix(start).partition("-")[0] if name.startswith(start) else ""
-        if number.isdecimal() and not _lives(int(number)):
-            (folder / name).unlink(missing_ok=True)
-
-
-def _lives(process: int) -> bool:
-    try:
-        os.kill(process, 0)  # which only asks
-    except ProcessLookupError:
-        return False
-    except (PermissionError, OverflowError):  # somebody else's; no process at all
-        return True
-    return True
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex}")
 
 
 def read(path: str | Path) -> dict[str, Tensor]:

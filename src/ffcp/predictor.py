@@ -13,7 +13,6 @@ from typing import Any, TypedDict, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ffcp import files
 from ffcp.calibrating import (
     NO_WEIGHTS,
     Batch,
@@ -34,8 +33,8 @@ from ffcp.conformal.mondrian import by_groups
 from ffcp.conformal.rank import exact_alpha
 from ffcp.conformal.selection import Scorer
 from ffcp.network import arrays, inputs, passes
-from ffcp.network.identity import Identity
-from ffcp.network.modes import lasting
+from ffcp.network.identity import Identity, fingerprint
+from ffcp.network.modes import autocast, lasting
 from ffcp.network.picking import Output, picking
 from ffcp.network.twin import Stamp, refuse_unusable
 from ffcp.pieces import Seen
@@ -213,7 +212,8 @@ class Predictor(Sharing):
         run = self._run_of(groups, update and len(self.calibration) > 0)
         run.must_take(weights, new)
         if run.is_update and self._identity is not None:
-            self._must_have(files.fingerprint(self.model), "the scores there are")
+            self._must_have(fingerprint(self.model), "the scores there are")
+            self._identity.must_be_run_alike(autocast(self.model))
         read = inputs.Reader(self.model, self._layout if run.is_update else None)
         run.facing(lambda: self._noted_new(new, run.calibration, read))
         return run, read

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -23,7 +24,7 @@ from ffcp.conformal.draws import Stream
 from ffcp.conformal.mondrian import by_groups
 from ffcp.conformal.selection import Scorer
 from ffcp.network.features import resolve
-from ffcp.network.identity import Identity
+from ffcp.network.identity import Identity, fingerprint
 from ffcp.network.picking import Output, output_name
 from ffcp.network.twin import Stamp, runs_itself, stamped, were_written
 from ffcp.pieces import Needs
@@ -73,6 +74,7 @@ class Sharing(Plain):
     model: nn.Module
     calibration: Calibration
     output: Output
+    is_predictor = True  # see ffcp.network.unlisted.function_of
     #: What is predicted; only predictors of the same kind can be merged.
     task = ""
     _scorer: Scorer
@@ -147,12 +149,9 @@ class Sharing(Plain):
             )
 
     def _check_weights(self, now: Stamp | None = None) -> None:
-        """Refuse a model that has other weights than those it was calibrated with."""
-        if self._identity is not None and not self._identity.is_that_of(self.model, now):
-            raise RuntimeError(
-                "the model's weights are no longer those of the calibration, so bands would not "
-                "cover: calibrate again, or load those weights"
-            )
+        """Refuse a model that is not run as it was when it was calibrated, or has other weights."""
+        if self._identity is not None:
+            self._identity.check(self.model, now)
 
     def _snapshot(self: Self) -> Self:
         """Give a predictor that nothing changes any more, with the pieces in use now."""
@@ -170,10 +169,10 @@ class Sharing(Plain):
                 "points that did not train the model"
             )
 
-    def _must_have(self, fingerprint: str, whose: str) -> None:
-        """Refuse scores of another network."""
+    def _must_have(self, theirs: str, whose: str) -> None:
+        """Refuse scores of a network with another fingerprint."""
         mine = None if self._identity is None else self._identity.fingerprint
-        if fingerprint != (mine or files.fingerprint(self.model)):
+        if theirs != (mine or fingerprint(self.model)):
             raise ValueError(
                 f"{whose} are those of other weights, and would not cover here: calibrate the "
                 "same model"
@@ -193,6 +192,12 @@ class Sharing(Plain):
             raise TypeError(f"cannot merge a {type(other).__name__}")
         if other is self:
             raise ValueError("a predictor cannot be merged with itself: points would count twice")
+        with self._lock.turn:
+            self._merge(other._snapshot())
+        return self
+
+    def _merge(self, other: Sharing) -> None:
+        """Merge a predictor that nothing changes meanwhile, while nothing else changes this one."""
         if not len(other.calibration):
             raise ValueError(
                 "the predictor to merge has no calibration: call calibrate(x, y) on it first"
@@ -207,21 +212,20 @@ class Sharing(Plain):
         self._must_have_columns(other)
         assert other._identity is not None
         self._must_have(other._identity.fingerprint, "the scores to merge")
-        with self._lock.turn:
-            if not set(self._runs).isdisjoint(other._runs):
-                raise ValueError(
-                    "points of the predictor to merge are here already: it is a copy of this one, "
-                    "was loaded from the same file, or was merged before, and points would count "
-                    "twice"
-                )
-            merged = joined(self.calibration, other.calibration)
-            with self._lock:
-                self.calibration = merged
-                self._identity = self._identity or Identity(other._identity.fingerprint)
-                self._layout = {**other._layout, **self._layout}
-                self._runs += other._runs
-                self._merged(other)
-        return self
+        if self._identity is not None:
+            self._identity.must_be_run_alike(other._identity.autocast)
+        if not set(self._runs).isdisjoint(other._runs):
+            raise ValueError(
+                "points of the predictor to merge are here already: it is a copy of this one, was "
+                "loaded from the same file, or was merged before, and points would count twice"
+            )
+        merged = joined(self.calibration, other.calibration)
+        with self._lock:
+            self.calibration = merged
+            self._identity = self._identity or copy.copy(other._identity)  # with no stamp
+            self._layout = {**other._layout, **self._layout}
+            self._runs += other._runs
+            self._merged(other)
 
     def compress(self: Self, rank_error: Any = 1e-4) -> Self:
         """Keep a summary of the scores in place of all of them.
@@ -244,9 +248,11 @@ class Sharing(Plain):
         >>> len(predictor.calibration), len(predictor.calibration.scores)
         (5000, 99)
         """
-        self._must_be_calibrated()
-        with self._lock.turn, self._lock:
-            self.calibration = compressed(self.calibration, rank_error)
+        with self._lock.turn:
+            self._must_be_calibrated()
+            smaller = compressed(self.calibration, rank_error)
+            with self._lock:
+                self.calibration = smaller
         return self
 
     def _must_have_columns(self, other: Sharing) -> None:
@@ -308,6 +314,7 @@ class Sharing(Plain):
             "choices": choices,
             "set_aside": self._set_aside,
             "fingerprint": None if self._identity is None else self._identity.fingerprint,
+            "autocast": "" if self._identity is None else self._identity.autocast,
             "shapes": {name: list(tensor.shape) for name, tensor in points.items()},
             "runs": list(self._runs),
             **self._remembered(),
@@ -323,6 +330,14 @@ class Sharing(Plain):
     def set_extra_state(self, state: Tensor) -> None:
         """Do nothing: loading has taken over all of it at once, points and settings together."""
 
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Return model and calibration, as they are at one moment: others may calibrate meanwhile.
+
+        See :meth:`torch.nn.Module.state_dict`.
+        """
+        self._hold_owner_apart()
+        return nn.Module.state_dict(self._snapshot(), *args, **kwargs)
+
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         destination.update(prefixed(f"{prefix}scorer.", self._scorer.state()))
@@ -330,11 +345,13 @@ class Sharing(Plain):
     def _load_from_state_dict(
         self, state_dict: Any, prefix: str, metadata: Any, strict: bool, *others: Any
     ) -> None:
+        self._hold_owner_apart()
         own = _own(with_prefix(prefix, state_dict))
         if own:  # otherwise it holds a model alone, and the calibration stays
             with files.refused("the calibration in this state_dict"):
                 fresh = self._restored(own, strict)
-                if fresh._identity is not None:
+                # Weights of an owner may be loaded after this; they are looked at when predicting.
+                if fresh._identity is not None and "model" in self._modules:
                     weights = with_prefix(f"{prefix}model.", state_dict)
                     assign = metadata.get("assign_to_params_buffers", False)
                     fresh._identity.must_be_that_of(self.model, weights, assign)
@@ -392,8 +409,9 @@ class Sharing(Plain):
         }
         self._set_aside = files.count(kept["set_aside"])
         self._runs = files.rebuilt(tuple[str, ...], kept["runs"])
-        fingerprint = files.rebuilt(str | None, kept["fingerprint"])
-        self._identity = None if fingerprint is None else Identity(fingerprint)
+        saved = files.rebuilt(str | None, kept["fingerprint"])
+        autocast = files.rebuilt(str, kept.get("autocast", ""))
+        self._identity = None if saved is None else Identity(saved, autocast)
 
     def _kept_by(self, calibration: Calibration, settings: Mapping[str, Any]) -> Calibration:
         """Give the calibration that kept what was saved, where it may be another than was given."""
@@ -411,13 +429,14 @@ class Sharing(Plain):
 
         The file is written whole or not at all.
         """
-        fingerprint = files.fingerprint(self.model)
-        if self._identity is not None and self._identity.fingerprint != fingerprint:
+        now = self._snapshot()
+        if now._identity is not None and now._identity.fingerprint != fingerprint(now.model):
             raise RuntimeError(
                 "the model's weights are no longer those of the calibration: calibrate again "
                 "before saving"
             )
-        files.write(path, _own(self.state_dict()))
+        now._modules.pop("model", None)
+        files.write(path, nn.Module.state_dict(now))
 
     def load(self: Self, path: str | Path) -> Self:
         """Read a calibration written by :meth:`save`; nothing is unpickled.
@@ -436,14 +455,37 @@ class Sharing(Plain):
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
+        with self._lock:
+            state = {**self.__dict__, "_modules": dict(self._modules)}
+        del state["_lock"]
+        return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._lock = Turns()
 
+    # -- as an attribute of the model --------------------------------------------------------
+
+    def _hold_owner_apart(self) -> None:
+        """Take the model out of torch's tree of modules, if this predictor is a part of the model.
+
+        ``self.predictor = ffcp.CP(self)`` makes that tree a circle, which torch goes round until
+        Python stops it. The model then moves, saves and loads what the predictor holds.
+        """
+        model = self._modules.get("model")
+        if model is not None and any(part is self for part in model.modules()):
+            with self._lock:
+                self.__dict__["model"] = model
+                self._modules.pop("model", None)
+
+    def named_children(self) -> Iterator[tuple[str, nn.Module]]:
+        """Yield the model, unless this predictor is a part of it, and the calibration."""
+        self._hold_owner_apart()  # before .to(), train() and others go through them
+        yield from super().named_children()
+
     def extra_repr(self) -> str:
         """Show the settings, and how many points calibrate."""
+        self._hold_owner_apart()
         listed = ", ".join(f"{key}={value!r}" for key, value in self.settings().items())
         return f"{listed}, calibrated on {len(self.calibration)} points"
 

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import signal
-import subprocess
-import sys
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -278,65 +274,20 @@ def test_every_horizon_has_a_level_of_its_own_and_truths_of_its_own() -> None:
 def test_a_stream_goes_on_where_it_was_saved(method: str, tmp_path: Path) -> None:
     predictor, x, y = calibrated()
     whole, path = ffcp.Online(predictor, method, forget=0.99), tmp_path / "stream.safetensors"
-    cut = ffcp.Online(predictor, method, forget=0.99, path=path)
+    cut = ffcp.Online(predictor, method, forget=0.99)
     for i in range(40):
         for online in (whole, cut):
             online.predict_interval(x[i : i + 1])
             if i >= 3:
                 online.update(x[i - 3 : i - 2], y[i - 3 : i - 2])
         if i % 7 == 0:
-            cut = ffcp.Online(predictor, method, forget=0.99, path=path)
+            cut.save(path)
+            cut = ffcp.Online(predictor, method, forget=0.99).load(path)
     assert whole._lanes[None].state() == cut._lanes[None].state()
     one, other = (online.predict_interval(x[50:60]) for online in (whole, cut))
     assert torch.equal(one.upper, other.upper)
     with pytest.raises(ffcp.CalibrationFileError, match="other settings"):
-        ffcp.Online(predictor, method, alpha=0.2, path=path)
-
-
-def test_a_write_that_fails_leaves_the_row_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    predictor, x, y = calibrated()
-    path = tmp_path / "stream.safetensors"
-    online = ffcp.Online(predictor, "aci", path=path)
-    online.predict_interval(x[:1])
-    online.update(x[:1], y[:1])
-    monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError("disk is full")))
-    with pytest.raises(OSError, match="disk is full"):
-        online.predict_interval(x[1:2])
-    monkeypatch.undo()
-    again = ffcp.Online(predictor, "aci", path=path)
-    assert (again.rows, again.truths) == (1, [1])
-
-
-KILLED = """
-import sys, torch, ffcp
-torch.manual_seed(0)
-model = torch.nn.Linear(2, 1)
-x, y = torch.randn(2000, 2), torch.randn(2000, 1)
-online = ffcp.Online(ffcp.CP(model).calibrate(x[:100], y[:100]), "aci", path=sys.argv[1])
-for i in range(100 + online.truths[0], 2000):
-    if online.rows == online.truths[0]:
-        online.predict_interval(x[i : i + 1])
-    online.update(x[i : i + 1], y[i : i + 1])
-    print(online.truths[0], flush=True)
-"""
-
-
-@pytest.mark.slow
-def test_a_killed_stream_loses_at_most_one_row(tmp_path: Path) -> None:
-    path, done = tmp_path / "stream.safetensors", 0
-    for _ in range(3):
-        process = subprocess.Popen(
-            [sys.executable, "-c", KILLED, str(path)], stdout=subprocess.PIPE, text=True
-        )
-        assert process.stdout is not None
-        lines = [int(process.stdout.readline()) for _ in range(20)]
-        process.send_signal(signal.SIGKILL)
-        lines += [int(line) for line in process.stdout.read().split()]
-        process.wait()
-        assert lines[0] in (done + 1, done + 2)  # written, and killed before it was said
-        done = lines[-1]
+        ffcp.Online(predictor, method, alpha=0.2).load(path)
 
 
 @pytest.mark.heavy

@@ -1,12 +1,10 @@
-"""Files of streams and monitors: damaged ones are refused, and kills lose one row at most."""
+"""Files of streams and monitors: damaged ones are refused, and saved ones lose nothing."""
 
 from __future__ import annotations
 
 import copy
 import json
-import signal
-import subprocess
-import sys
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,6 @@ from safetensors.torch import load, save
 
 import ffcp
 from ffcp import files
-from ffcp.online.journal import Journal
 from tests.conftest import normal, small_mlp
 
 X, Y = normal(120, 4, seed=1), normal(120, 1, seed=2)
@@ -112,77 +109,33 @@ def test_a_damaged_monitor_is_refused_and_nothing_is_lost(tmp_path: Path) -> Non
     assert refused > 0.8 * MUTATIONS
 
 
-def test_damaged_lines_behind_a_state_are_left_out(tmp_path: Path) -> None:
-    path = tmp_path / "stream"
-    journal = Journal(path)
-    journal.begin("state")
-    for row in range(5):
-        journal.add([row, [0.5]])
-    journal.close()
-    assert len(journal.records("state")) == 5
-    assert journal.records("another") == []
-    data = journal.path.read_bytes()
-    for cut in range(len(data)):
-        journal.path.write_bytes(data[:cut])
-        assert journal.records("state") == [
-            [row, [0.5]] for row in range(data[:cut].count(b"\n") - 1)
-        ]
-    flipped = bytearray(data)
-    flipped[-4] ^= 1
-    journal.path.write_bytes(flipped)
-    assert len(journal.records("state")) == 4
+def test_saving_onto_the_file_it_came_from_loses_nothing(tmp_path: Path) -> None:
+    path, online = tmp_path / "stream", stream("aci", False, seed=0)
+    online.save(path)
+    again = ffcp.Online(predictor(), "aci", window=40).load(path)
+    again.update(X[70:80], Y[70:80])
+    again.save(path)
+    last = ffcp.Online(predictor(), "aci", window=40).load(path)
+    assert (last.rows, last.truths) == (20, [20])
+    assert last._lanes[None].state() == again._lanes[None].state()
+    assert [one.name for one in tmp_path.iterdir()] == ["stream"]
 
 
-KILLED = """
-import sys, torch, ffcp
-from ffcp.online.kept import Kept
-torch.manual_seed(0)
-model = torch.nn.Linear(2, 1)
-x, y = torch.randn(200, 2), torch.randn(200, 1)
-ready = ffcp.CP(model).calibrate(x[:100], y[:100])
-path, stop = sys.argv[1], int(sys.argv[2])
-online = ffcp.Online(ready, "aci", path=path or None)
-learn, done = Kept._learn, 0
-def watched(self, point, scores):
-    global done
-    if done == stop:  # inside the batch, this row under way
-        print("ready", flush=True)
-        sys.stdin.read()
-    done += 1
-    learn(self, point, scores)
-if stop >= 0:
-    Kept._learn = watched
-if not online.rows:
-    online.predict_interval(x[100:])
-left = torch.tensor(online.is_waiting(x[100:]))
-came = online.truths[0]
-online.update(x[100:][left], y[100:][left])
-band = online.predict_interval(x[:5])
-print(came, online.truths[0], online.misses[0], band.upper.tolist(), flush=True)
-"""
+def test_on_a_full_disk_every_row_counts_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    online = stream("aci", False, seed=0)
+    online.save(tmp_path / "stream")
 
+    def full(handle: int) -> None:
+        raise OSError(28, "No space left on device")
 
-def run(path: str, stop: int) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", KILLED, path, str(stop)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-
-
-@pytest.mark.slow
-def test_killed_inside_a_batch_the_rows_before_are_kept(tmp_path: Path) -> None:
-    path = str(tmp_path / "stream")
-    for stop in (0, 17, 40):  # the second and third run go on where the one before was killed
-        process = run(path, stop)
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    said, _ = run(path, -1).communicate(timeout=120)
-    came, rest = said.split(" ", 1)
-    # Its row was written before it was learned, so that even the row under way is there.
-    assert int(came) == (0 + 1) + (17 + 1) + (40 + 1)
-    uninterrupted, _ = run("", -1).communicate(timeout=120)
-    assert rest == uninterrupted.split(" ", 1)[1]
+    monkeypatch.setattr(os, "fsync", full)
+    online.predict_interval(X[80:90])  # asks no disk
+    online.update(X[80:90], Y[80:90])
+    with pytest.raises(OSError, match="space"):
+        online.save(tmp_path / "stream")
+    monkeypatch.undo()
+    online.save(tmp_path / "stream")
+    last = ffcp.Online(predictor(), "aci", window=40).load(tmp_path / "stream")
+    assert (last.rows, last.truths) == (online.rows, online.truths) == (30, [20])

@@ -109,13 +109,14 @@ def test_a_stream_of_any_kind_goes_on_where_it_was_saved(
     kind: str, method: str, tmp_path: Path
 ) -> None:
     predictor, path = KINDS[kind](), tmp_path / "stream"
-    whole, cut = ffcp.Online(predictor, method), ffcp.Online(predictor, method, path=path)
+    whole, cut = ffcp.Online(predictor, method), ffcp.Online(predictor, method)
     for i in range(0, 60, 3):
         rows = slice(i, i + 3)
         given = {"groups": GROUPS[rows]} if "groups" in kind else {}
         for online in (whole, cut):
             online.predict_interval(NEW[rows], **given)
-        cut = ffcp.Online(predictor, method, path=path)  # while these wait
+        cut.save(path)  # while these wait
+        cut = ffcp.Online(predictor, method).load(path)
         for online in (whole, cut):
             online.update(NEW[rows], TRUTH[rows])
     states = [[lane.state() for lane in online._lanes.values()] for online in (whole, cut)]
@@ -149,8 +150,8 @@ def test_what_fcp_misses_is_told_by_its_feature_band() -> None:
 
 
 @pytest.mark.heavy
-def test_many_threads_share_a_stream_and_copies_go_their_own_way(tmp_path: Path) -> None:
-    online = ffcp.Online(KINDS["groups"](), path=tmp_path / "stream")
+def test_many_threads_share_a_stream_and_copies_go_their_own_way() -> None:
+    online = ffcp.Online(KINDS["groups"]())
 
     def some(start: int) -> Callable[[], None]:
         def job() -> None:
@@ -163,7 +164,6 @@ def test_many_threads_share_a_stream_and_copies_go_their_own_way(tmp_path: Path)
     assert not together(*(some(start) for start in range(8)))
     assert online.truths == [240]
     for other in (copy.deepcopy(online), pickle.loads(pickle.dumps(online))):
-        other.path = None
         other.predict_interval(NEW[:1], groups=["a"])
         assert other.rows == online.rows + 1
     assert online.rows == 240

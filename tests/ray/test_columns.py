@@ -232,3 +232,9 @@ def test_a_dataset_that_may_leave_out_rows_is_refused(monkeypatch: pytest.Monkey
     monkeypatch.setattr(Rows.context, "max_errored_blocks", 3)
     with pytest.raises(ValueError, match="no row may be lost"):
         calibrate(ffcp.CP(linear()), Rows.of(data()), x=["a", "b"], y="y")
+
+
+def test_calibrating_under_autocast_is_refused_as_workers_have_none() -> None:
+    predictor = ffcp.CP(nn.Linear(1, 1))
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(RuntimeError, match="autocast"):
+        calibrate(predictor, Rows.of(data()), x="a", y="y")

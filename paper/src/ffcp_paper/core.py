@@ -17,8 +17,9 @@ from ffcp.classification.rules import FEATURE, Cumulative, Rows
 from ffcp.classification.scores import RuleScore, top_probability
 from ffcp.conformal.kernels import KERNELS
 from ffcp.conformal.selection import Division
-from ffcp.files import fingerprint, put
+from ffcp.files import put
 from ffcp.network.features import Cut, resolve
+from ffcp.network.identity import fingerprint
 from ffcp.network.jacobian import Method
 from ffcp.network.passes import see
 from ffcp.pieces import Needs, Seen

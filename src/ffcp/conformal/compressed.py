@@ -8,7 +8,6 @@ at most the (k + E)-th, with E known. :mod:`ffcp.conformal.summaries` says how, 
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
 from functools import partial
@@ -33,8 +32,9 @@ from ffcp.conformal.summaries import (
     room,
     settled,
 )
+from ffcp.turns import lock
 
-_PACKING = threading.Lock()
+_PACKING = lock()
 _MOST_LEVELS = 256  # whose thresholds are remembered
 ERROR = "rank_error"  # among the settings of a summary
 

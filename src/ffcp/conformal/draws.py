@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import os
 import secrets
-import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from ffcp.turns import lock
 
 #: Draws some rows of numbers: from a generator, how many rows, how many numbers in each.
 Draw = Callable[[np.random.Generator, int, int], Tensor]
@@ -87,7 +88,7 @@ class Series:
     def __init__(self, entropy: int, stream: int, draw: Draw, width: int) -> None:
         self._entropy, self._stream, self._draw, self._width = entropy, stream, draw, width
         self._states = [np.random.PCG64(entropy).state]  # before each draw, as far as is known
-        self._lock = threading.Lock()
+        self._lock = lock()
         most = max(2, 2**17 // (_TOGETHER * width))  # 1 MB
         self._drawn = functools.lru_cache(maxsize=most)(self._draw_block)
 
@@ -128,7 +129,7 @@ class Stream:
         self._forget()
 
     def _forget(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = lock()
         self._next = 0
         self._drawn_by: tuple[int, int] | None = None  # process, and what the system gave it
 

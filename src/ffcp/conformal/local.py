@@ -151,7 +151,7 @@ class Local(Calibration):
             )
         given = localizer.bandwidth
         self.bandwidth = None if given == AUTO else float(given)
-        self.register_buffer("embedding", torch.empty(0, 0))
+        self.register_buffer("embedding", torch.empty(0, 0, dtype=torch.float32))
 
     # -- what it is -------------------------------------------------------------------------
 

@@ -164,6 +164,7 @@ class _Part:
                 "choose_alpha": str(predictor.choose_alpha),
                 "update": self.run.is_update,
                 "compressed": str(self._error),
+                "autocast": self._identity.autocast,
             }
             points = _digest({}, self.run.calibration.points())
             numbers = self.run.entropy, self.run.drawn

@@ -1,12 +1,39 @@
-"""Torch's modes of one thread: gradients on or off, and never inference mode."""
+"""Torch's modes of one thread: gradients on or off, never inference mode, and autocast."""
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
+from torch import nn
 
 _AS_IT_IS: AbstractContextManager[None] = nullcontext()
+
+
+_DEVICES = tuple(
+    device
+    for device in ("cpu", "cuda", "hpu", "mps", "mtia", "xpu")
+    if torch.amp.is_autocast_available(device)
+)
+
+
+def autocast(model: nn.Module) -> str:
+    """Return in which types autocast lets a model compute in this thread; empty where it is off.
+
+    Autocast of devices that the model is not on changes nothing.
+
+    >>> with torch.autocast("cpu", torch.bfloat16):
+    ...     autocast(nn.Linear(1, 1))
+    'cpu bfloat16'
+    >>> autocast(nn.Linear(1, 1))
+    ''
+    """
+    on = [device for device in _DEVICES if torch.is_autocast_enabled(device)]
+    if not on or not getattr(type(model), "computes", True):  # see ffcp.Stored
+        return ""
+    used = {tensor.device.type for tensor in (*model.parameters(), *model.buffers())} or {*on}
+    kinds = {device: str(torch.get_autocast_dtype(device)).removeprefix("torch.") for device in on}
+    return ", ".join(f"{device} {kinds[device]}" for device in on if device in used)
 
 
 def lasting() -> AbstractContextManager[None]:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -26,6 +25,8 @@ from torch.nn.modules import module as hooks_of_all
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from ffcp.network.picking import Picking, whole
+from ffcp.network.unlisted import function_of, unlisted
+from ffcp.turns import lock
 
 Stamp = tuple[Any, ...]
 Hook = tuple[str, str, int]  # the name of a module, which of its hooks, and the hook's number
@@ -57,11 +58,17 @@ def stamped(model: nn.Module) -> tuple[Stamp, list[Tensor]]:
             tensors += module._parameters.values()
         if module._buffers:
             tensors += module._buffers.values()
-        if module._modules:
-            for child in module._modules.values():
-                if child is not None and id(child) not in known:
-                    known.add(id(child))
-                    modules.append(child)
+        children: Any = module._modules.values()
+        if found := unlisted(module):
+            tensors += [thing for _, thing in found if isinstance(thing, Tensor)]
+            children = [*children, *(one for _, one in found if isinstance(one, nn.Module))]
+        for child in children:
+            if child is not None and id(child) not in known:
+                known.add(id(child))
+                inner = function_of(child)
+                if inner is child or id(inner) not in known:
+                    known.add(id(inner))
+                    modules.append(inner)
         marks.append(-len(tensors))  # which are this module's, and which the next one's
     tensors = [tensor for tensor in tensors if tensor is not None]
     places = [tensor.data_ptr() for tensor in tensors]
@@ -83,11 +90,18 @@ def were_written(tensors: list[Tensor], since: Stamp) -> bool:
 
 
 def _versions(tensors: list[Tensor]) -> list[int]:
-    """Say how often tensors were written to; of those born in inference mode nobody counts it."""
+    """Return how often tensors were written to; the hash of those for which torch does not count.
+
+    It does not for tensors made in inference mode.
+    """
     try:
         return [tensor._version for tensor in tensors]
     except RuntimeError:
-        return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
+        return [_hash(tensor) if tensor.is_inference() else tensor._version for tensor in tensors]
+
+
+def _hash(tensor: Tensor) -> int:
+    return hash(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
 
 
 def twin_of(model: nn.Module, without: frozenset[Hook] | None = None) -> nn.Module | None:
@@ -110,6 +124,8 @@ def twin_of(model: nn.Module, without: frozenset[Hook] | None = None) -> nn.Modu
         memo: dict[int, Any] = {
             id(p): nn.Parameter(p.data, requires_grad=False) for p in model.parameters()
         }
+        # A predictor that is a part of its model has no part in the function.
+        memo.update({id(p): nn.Module() for p in model.modules() if function_of(p) is not p})
         twin = copy.deepcopy(model, memo)
     except Exception:  # whatever a user's module does when it is copied
         return None
@@ -224,8 +240,8 @@ class _Pool:
     """The twins of one model that nobody uses at the moment; what was found out about it."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._alone = threading.RLock()  # held by the one call that uses the model itself
+        self._lock = lock()
+        self._alone = lock(again=True)  # held by the one call that uses the model itself
         self._stamp: Stamp | None = None
         self._waiting: list[nn.Module] = []
         self._watched: dict[int, tuple[set[Hook], frozenset[Hook]]] = {}  # twins that find out
@@ -276,7 +292,7 @@ class _Pool:
 
 
 _POOLS: WeakKeyDictionary[nn.Module, _Pool] = WeakKeyDictionary()
-_POOLS_LOCK = threading.Lock()
+_POOLS_LOCK = lock()
 
 
 def _pool(model: nn.Module) -> _Pool:

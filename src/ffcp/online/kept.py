@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import threading
-import uuid
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from ffcp import files
 from ffcp.conformal.mondrian import Label
-from ffcp.online.journal import Journal
 from ffcp.online.lanes import Lane, listed, number
 from ffcp.online.levels import Asked, DtAci
 from ffcp.online.windows import Window
 from ffcp.regression.predictor import BandPredictor
+from ffcp.turns import lock
+
+Self = TypeVar("Self", bound="Kept")
 
 
 @dataclass
@@ -38,14 +38,12 @@ class Kept:
     predictor: BandPredictor
     method: str
     settings: dict[str, Any]
-    path: Path | None
     rows: int  # that were predicted
     delay: int  # the most predictions that were waiting when another one was made
     _lanes: dict[Any, Lane]
     _waiting: OrderedDict[int, tuple[str, Waiting]]
     _by_input: dict[str, deque[Waiting]]
-    _lock: threading.RLock
-    _saved_as: str | None  # the name of the state that the file holds
+    _lock: Any
 
     def _new_lanes(self) -> dict[Any, Lane]:
         raise NotImplementedError
@@ -63,61 +61,29 @@ class Kept:
         if not same:
             del self._by_input[key]
 
-    def _saved(self) -> None:
-        if self.path is not None:
-            self._saved_as = self._write(self.path)
-            Journal(self.path).end()
-
-    def _begun(self) -> Journal | None:
-        """Begin to note rows behind the state that the file holds."""
-        if self.path is None:
-            return None
-        if self._saved_as is None:
-            self._saved()
-        journal = Journal(self.path)
-        assert self._saved_as is not None
-        journal.begin(self._saved_as)
-        return journal
-
     def save(self, path: str | Path) -> None:
         """Write the state to a file, whole or not at all."""
         with self._lock:
-            self._write(path)
+            scores = {
+                f"window.{number}.{i}": torch.tensor(past.scores(), dtype=torch.float64)
+                for number, lane in enumerate(self._lanes.values())
+                for i, past in enumerate(lane.windows)
+            }
+            state = {
+                "settings": self.settings,
+                "fingerprint": self._fingerprint(),
+                "lanes": [[label, lane.state()] for label, lane in self._lanes.items()],
+                "waiting": [[key, p.row, p.group, p.asked] for key, p in self._waiting.values()],
+                "rows": self.rows,
+                "delay": self.delay,
+            }
+            files.write(path, {**scores, "online": files.seal(state, scores)})
 
-    def _write(self, path: str | Path) -> str:
-        scores = {
-            f"window.{number}.{i}": torch.tensor(past.scores(), dtype=torch.float64)
-            for number, lane in enumerate(self._lanes.values())
-            for i, past in enumerate(lane.windows)
-        }
-        name = uuid.uuid4().hex
-        state = {
-            "name": name,
-            "settings": self.settings,
-            "fingerprint": self._fingerprint(),
-            "lanes": [[label, lane.state()] for label, lane in self._lanes.items()],
-            "waiting": [[key, p.row, p.group, p.asked] for key, p in self._waiting.values()],
-            "rows": self.rows,
-            "delay": self.delay,
-        }
-        files.write(path, {**scores, "online": files.seal(state, scores)})
-        return name
-
-    def load(self, path: str | Path) -> None:
+    def load(self: Self, path: str | Path) -> Self:
         """Go on where a stream was saved; of other settings or weights it is refused."""
         with self._lock, told(path):
-            self._take(files.read(path), [])
-            self._saved_as = None
-
-    def _resume(self, path: Path) -> None:
-        """Go on from the file, and from the lines of a batch that was not learned to its end."""
-        with told(path):
-            tensors = files.read(path)
-            self._saved_as = name = self._state_of(tensors)["name"]
-            records = Journal(path).records(str(name))
-            self._take(tensors, records)
-        if records:
-            self._saved()
+            self._take(files.read(path))
+        return self
 
     def _state_of(self, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
         others = {name: tensor for name, tensor in tensors.items() if name != "online"}
@@ -125,8 +91,8 @@ class Kept:
             raise ValueError("it holds no state of a stream")
         return files.unseal(tensors["online"], others)
 
-    def _take(self, tensors: Mapping[str, Tensor], records: list[Any]) -> None:
-        """Read a state, and rows learned since; take over all of it or nothing."""
+    def _take(self, tensors: Mapping[str, Tensor]) -> None:
+        """Read a state; take over all of it or nothing."""
         state = self._state_of(tensors)
         if state["settings"] != files.unpack(files.pack(self.settings)):
             raise ValueError("it was saved with other settings")
@@ -143,9 +109,6 @@ class Kept:
             point = fresh._waiting_of(row, group, asked)
             fresh._waiting[point.row] = (files.rebuilt(str, key), point)
             fresh._by_input.setdefault(key, deque()).append(point)
-        for row, scores in records:
-            _, point = fresh._waiting[files.count(row)]
-            fresh._learn(point, [float(one) for one in listed(scores, len(point.asked))])
         self.__dict__.update(fresh.__dict__)
 
     def _lanes_of(self, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[Any, Lane]:
@@ -205,7 +168,7 @@ class Kept:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._lock = threading.RLock()
+        self._lock = lock(again=True)
 
 
 @contextmanager
@@ -218,5 +181,5 @@ def told(path: str | Path) -> Iterator[None]:
     except (KeyError, ValueError, TypeError, OverflowError) as error:
         raise files.CalibrationFileError(
             f"{path} cannot be used: {error}. Nothing was changed; make it as it was made "
-            "then, or give another path"
+            "then, or give another file"
         ) from error

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import math
-import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,6 +27,7 @@ from ffcp.pieces import Seen
 from ffcp.regression.bands import Interval
 from ffcp.regression.predictor import BandPredictor
 from ffcp.regression.sides import kept_scores, two_sided
+from ffcp.turns import lock
 
 METHODS = ("aci", "dtaci", "pid", "plain")
 # From groups, notes and random numbers of rows to what each score of each row is asked with.
@@ -64,10 +63,6 @@ class Online(Kept):
         window; and how late its integrator takes over, see :class:`ffcp.online.levels.Pid`.
     waiting
         How many predictions wait for their truth at most; beyond, the oldest are given up.
-    path
-        A file that holds the state after every call, whole or as it was before, never a part;
-        beside it, while truths of a batch are learned, one of its name and ``.rows``. If it
-        exists, the stream goes on from there, also inside a batch. Keep it to one process.
 
     Notes
     -----
@@ -88,7 +83,8 @@ class Online(Kept):
     each has a level of its own; NaN in ``y`` stands for a truth that has not come yet. So has each
     end of a band with ``side="each"``, where a row is missed by one end or the other.
 
-    It may be called from several threads, one of which works at a time.
+    It may be called from several threads, one of which works at a time. :meth:`save` writes the
+    state whenever it is called, and :meth:`load` of a stream made alike goes on from there.
 
     Examples
     --------
@@ -117,7 +113,6 @@ class Online(Kept):
         step: float = 0.05,
         saturation: float = 0.5,
         waiting: int = 10_000,
-        path: str | Path | None = None,
     ) -> None:
         if method not in METHODS:
             raise ValueError(f"unknown method {method!r}: choose one of {', '.join(METHODS)}")
@@ -149,11 +144,7 @@ class Online(Kept):
         self._waiting: OrderedDict[int, tuple[str, Waiting]] = OrderedDict()
         self._by_input: dict[str, deque[Waiting]] = {}
         self.rows = self.delay = 0
-        self._lock = threading.RLock()
-        self.path = None if path is None else Path(path)
-        self._saved_as: str | None = None  # the name of the state that the file holds
-        if self.path is not None and self.path.exists():
-            self._resume(self.path)
+        self._lock = lock(again=True)
 
     def _parts(self) -> Mapping[Any, Calibration]:
         """Give the calibration of each group; that of all rows as the group ``None``."""
@@ -209,7 +200,6 @@ class Online(Kept):
             for key, row, label in points:
                 self._remember(key, Waiting(self.rows, [*row], label))
                 self.rows += 1
-            self._saved()
         lower, upper, prediction = (torch.cat([part[i] for part in parts]) for i in range(3))
         return Interval(lower, upper, prediction, float(exact_alpha(self.alpha)))
 
@@ -276,12 +266,8 @@ class Online(Kept):
         with self._lock:
             keys, scores = self._scored(x, target_tensor(y))
             points = self._found(keys, scores)
-            journal = self._begun() if len(points) > 1 else None
             for point, row in zip(points, scores.tolist(), strict=True):
-                if journal is not None:
-                    journal.add([point.row, row])
                 self._learn(point, row)
-            self._saved()
 
     def _scored(self, x: Any, target: Tensor) -> tuple[list[str], Tensor]:
         """Give the names and scores of rows."""

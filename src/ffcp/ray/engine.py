@@ -18,6 +18,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from ffcp.calibrating import Batch, Calibrating, Noted
 from ffcp.conformal.rank import exact_alpha
 from ffcp.network import inputs
+from ffcp.network.modes import autocast
 from ffcp.predictor import Predictor
 from ffcp.ray.columns import PATH, Names
 from ffcp.ray.files import WRONG, counted_from, located
@@ -89,6 +90,11 @@ def calibrate(
         Unchanged if anything goes wrong on the way.
     """
     _must_be_divisible(predictor)
+    if autocast(predictor.model):
+        raise RuntimeError(
+            "Ray's workers run the model without autocast: calibrate outside torch.autocast, or "
+            "without Ray"
+        )
     names = Names(x, y, groups, weights, id)
     columns = _must_be_whole(dataset, names)
     dataset = dataset.select_columns([*names.all(), *_paths(columns)])

@@ -195,7 +195,9 @@ class Undecided(Family):
     def _of_model(self, layer: str) -> LearnedBands:
         """Give bands between the quantiles that the model gives itself."""
         ways = (CENTRAL, self.joint, self.side, "the model")
-        return LearnedBands(Sight(values=layer), OwnQuantiles(), torch.ones(1), *ways)
+        return LearnedBands(
+            Sight(values=layer), OwnQuantiles(), torch.ones(1, dtype=torch.float32), *ways
+        )
 
     def choose(
         self, aside: Columns, alpha: Any, left: int = 0, weights: Tensor | None = None

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ffcp import files
 from ffcp.conformal.rank import conformal_rank, exact_alpha
 from ffcp.network import arrays, checks, inputs, passes
-from ffcp.network.identity import Identity
+from ffcp.network.identity import Identity, fingerprint
 from ffcp.regression.bands import Interval
 from ffcp.warnings import FFCPWarning, lines_up
 
@@ -194,11 +194,7 @@ class CrossBands(nn.Module):
         if not len(self.scores):
             raise RuntimeError("call calibrate(x, y) first, with the rows of all folds")
         for model, identity in zip(self._each(), self._identities, strict=True):
-            if not identity.is_that_of(model):
-                raise RuntimeError(
-                    "a model's weights are no longer those of the calibration, so bands would "
-                    "not cover: calibrate again, or load those weights"
-                )
+            identity.check(model)
 
     def _each(self) -> Iterator[nn.Module]:
         return iter(self.models)
@@ -212,7 +208,8 @@ class CrossBands(nn.Module):
         settings = {
             "make": "CrossBands",
             "side": self.side,
-            "models": [files.fingerprint(model) for model in self._each()],
+            "models": [fingerprint(model) for model in self._each()],
+            "autocast": [identity.autocast for identity in self._identities],
         }
         files.write(path, {**points, "settings": files.seal(settings, points)})
 
@@ -250,6 +247,9 @@ class CrossBands(nn.Module):
             identities = [Identity.of(model) for model in predictor._each()]
             if list(prints) != [identity.fingerprint for identity in identities]:
                 raise ValueError("it belongs to other networks, or to other weights of them")
+            made_under = files.rebuilt(tuple[str, ...], saved.get("autocast", [""] * len(prints)))
+            for identity, autocast in zip(identities, made_under, strict=True):
+                identity.autocast = autocast
         except (ValueError, TypeError) as error:
             raise files.CalibrationFileError(
                 f"{path} cannot be used: {error}. Calibrate again, or give the file and the "

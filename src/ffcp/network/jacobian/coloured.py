@@ -240,7 +240,7 @@ class _Proof:
 
 def _random_weights(like: Tensor, generator: torch.Generator) -> Tensor:
     """Draw weights of either sign between 0.5 and 1.5, for each output of each row."""
-    drawn = torch.rand(like.shape, generator=generator).mul_(2).sub_(1)
+    drawn = torch.rand(like.shape, generator=generator, dtype=torch.float32).mul_(2).sub_(1)
     return (drawn + 0.5 * drawn.sign()).to(like)
 
 

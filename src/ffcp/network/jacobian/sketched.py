@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,9 +15,10 @@ from ffcp.network.features import Tapped
 from ffcp.network.jacobian.methods import Sketch
 from ffcp.network.jacobian.norms import wide
 from ffcp.pieces import is_traced
+from ffcp.turns import lock
 
 # The levels of torch's forward mode are one count for all threads: two at once lose theirs.
-_FORWARD_MODE = threading.Lock()
+_FORWARD_MODE = lock()
 _PROBE_BYTES = 36 * 2**20  # memory for probes; half or twice as much is slower
 
 

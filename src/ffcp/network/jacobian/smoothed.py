@@ -36,7 +36,11 @@ class Noise:
 
     def __call__(self, value: Tensor) -> Tensor:
         """Move a feature (n, ...)."""
-        noise = torch.randn(value.shape[1:], generator=self._generator)
+        noise = torch.randn(
+            value.shape[1:],
+            generator=self._generator,
+            dtype=torch.float32,  # whatever is default
+        )
         return value + self._sigma * noise.to(value)
 
 

@@ -159,7 +159,7 @@ def _dropped(values: Tensor, generator: torch.Generator | None) -> Tensor:
     if generator is None:
         return values
     # One mask for all networks: drawing it takes its time.
-    kept = torch.rand(values.shape[1:], generator=generator) >= _DROPOUT
+    kept = _random(values.shape[1:], generator) >= _DROPOUT
     return values * kept / (1 - _DROPOUT)
 
 
@@ -214,7 +214,7 @@ def _train(z: Tensor, y: Tensor, known: Tensor, generator: torch.Generator) -> d
     with torch.no_grad():
         best = loss(held)
     state = {name: tensor.detach().clone() for name, tensor in weights.items()}
-    waited, steps = torch.zeros(MEMBERS), 0
+    waited, steps = torch.zeros(MEMBERS, dtype=torch.float32), 0
     for _ in range(_EPOCHS):
         order = torch.stack([_shuffled(rest, generator) for _, rest in parts])
         for rows in order.split(_BATCH, dim=1):
@@ -242,7 +242,12 @@ def _share_of_rate(step: int) -> float:
 def _uniform(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     # As torch starts its linear layers; w3 and b3 count the same inputs.
     bound = 1 / math.sqrt(shape[1] if shape[1] > 1 else WIDTH)
-    return (2 * torch.rand(shape, generator=generator) - 1) * bound
+    return (2 * _random(shape, generator) - 1) * bound
+
+
+def _random(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    # Whatever type is torch's default.
+    return torch.rand(shape, generator=generator, dtype=torch.float32)
 
 
 def _divided(rows: int, generator: torch.Generator) -> list[tuple[Tensor, Tensor]]:

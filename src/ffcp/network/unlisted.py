@@ -1,0 +1,155 @@
+"""Weights that torch does not list: those of hooks, and of modules kept in plain attributes."""
+
+from __future__ import annotations
+
+import functools
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from types import FunctionType, MethodType, ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+_TORCHS = [*nn.Module().__dict__]  # what every module has, in this order
+_PLAIN = frozenset(
+    (type(None), bool, int, float, complex, str, bytes, type, torch.dtype, torch.device, torch.Size)
+)
+_MANY = 1000  # things in a list or dict that holds data, and is not looked through
+
+
+def function_of(module: nn.Module) -> nn.Module:
+    """Return the module, or the model that it wraps if it is one of this library's predictors.
+
+    A model may have its own predictor as an attribute: scores are no part of what it computes.
+    """
+    return module.model if getattr(type(module), "is_predictor", False) else module  # type: ignore[return-value]
+
+
+def unlisted(module: nn.Module) -> list[tuple[str, Tensor | nn.Module]]:
+    """Return weights and modules that a module reaches beside those that torch lists, by name.
+
+    Those are reached by plain attributes (a module in a list or a dict, or set around torch) and
+    by forward hooks: what their functions enclose, name, are bound to, or are called with. Of
+    tensors parameters count and others that are trained, and all that a function holds by itself;
+    what stands in lists and attributes may as well be a recording of some pass.
+
+    >>> adapter, model = nn.Linear(1, 1), nn.Linear(1, 1)
+    >>> _ = model.register_forward_hook(lambda module, x, out: out + adapter(x[0]))
+    >>> unlisted(model)
+    [('_forward_hooks.0.adapter', Linear(in_features=1, out_features=1, bias=True))]
+    """
+    own = module.__dict__  # in every call of every predictor: most modules have nothing here
+    names = [*own]
+    # Compared by the last one alone, as it stands behind all others.
+    is_usual = len(names) >= len(_TORCHS) and names[len(_TORCHS) - 1] == _TORCHS[-1]
+    names = names[len(_TORCHS) :] if is_usual else [n for n in names if n not in _TORCHS]
+    names = [name for name in names if type(own[name]) not in _PLAIN]
+    found: list[tuple[str, Tensor | nn.Module]] = []
+    if not (names or module._forward_hooks or module._forward_pre_hooks):
+        return found
+    for name in sorted(names):
+        _look(own[name], name, found, set())
+    for kind in _HOOKS:
+        for place, hook in enumerate(getattr(module, kind).values()):
+            _look(hook, f"{kind}.{place}", found, set(), held=True)
+    return found
+
+
+def _look(
+    value: Any,
+    name: str,
+    found: list[tuple[str, Tensor | nn.Module]],
+    seen: set[int],
+    *,
+    held: bool = False,
+    calls: bool = True,
+) -> None:
+    """Look through one thing, which a function holds or not; and through functions or not."""
+    if isinstance(value, nn.Module):
+        found.append((name, function_of(value)))
+    elif isinstance(value, Tensor):
+        if held or isinstance(value, nn.Parameter) or (value.is_leaf and value.requires_grad):
+            found.append((name, value))
+    elif type(value) not in _PLAIN and id(value) not in seen:
+        seen.add(id(value))
+        if isinstance(value, FunctionType | MethodType | functools.partial):
+            for part, inner in _of_function(value) if calls else ():
+                _look(inner, f"{name}.{part}", found, seen, held=True)
+            for part, inner in _globals(value) if calls else ():  # but not their functions
+                _look(inner, f"{name}.{part}", found, seen, held=True, calls=False)
+        elif isinstance(value, dict | list | tuple | set | frozenset | deque):
+            items: Iterable[Any] = value.items() if isinstance(value, dict) else enumerate(value)
+            for part, inner in items if len(value) <= _MANY else ():
+                _look(inner, f"{name}.{part}", found, seen, calls=calls)
+        elif held and not isinstance(
+            value, type | ModuleType
+        ):  # but not what objects of objects hold
+            for part, inner in sorted(getattr(value, "__dict__", {}).items()):
+                _look(inner, f"{name}.{part}", found, seen, calls=False)
+
+
+def _of_function(function: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what a function, a method or a partial holds, by name."""
+    if isinstance(function, MethodType):
+        yield from (("self", function.__self__), ("function", function.__func__))
+    elif isinstance(function, functools.partial):
+        yield "function", function.func
+        yield from ((str(place), one) for place, one in enumerate(function.args))
+        yield from sorted(function.keywords.items())
+    else:
+        cells = function.__closure__ or ()
+        for name, cell in zip(function.__code__.co_freevars, cells, strict=True):
+            with suppress(ValueError):  # not set yet
+                yield name, cell.cell_contents
+        yield from ((str(place), one) for place, one in enumerate(function.__defaults__ or ()))
+        yield from sorted((function.__kwdefaults__ or {}).items())
+
+
+def _globals(function: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the global variables that a function names, as hooks in scripts and notebooks do."""
+    if isinstance(function, FunctionType):
+        known = function.__globals__
+        yield from ((name, known[name]) for name in function.__code__.co_names if name in known)
+
+
+def named_parts(model: nn.Module) -> Iterator[tuple[str, nn.Module | Tensor]]:
+    """Yield all modules of a model by name, then what torch does not list: modules and weights.
+
+    A module with several names is yielded under each of those that torch lists.
+    """
+    modules = [*_listed(model, "", ())]
+    yield from modules
+    known = {id(module) for _, module in modules}
+    known.update(id(tensor) for _, module in modules for _, tensor in weights(module))
+    for name, module in modules:  # which grows
+        for path, thing in unlisted(module):
+            full = f"{name}.{path}" if name else path
+            inner = _listed(thing, full, ()) if isinstance(thing, nn.Module) else [(full, thing)]
+            for part, one in inner:
+                if id(one) in known:
+                    continue
+                known.add(id(one))
+                yield part, one
+                if isinstance(one, nn.Module):
+                    modules.append((part, one))
+                    known.update(id(tensor) for _, tensor in weights(one))
+
+
+def weights(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield the parameters and buffers of one module, without those of its children."""
+    for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+        if tensor is not None:
+            yield name, tensor
+
+
+def _listed(
+    module: nn.Module, name: str, above: tuple[nn.Module, ...]
+) -> Iterator[tuple[str, nn.Module]]:
+    yield name, module
+    for own, child in module._modules.items():
+        inner = None if child is None else function_of(child)
+        if inner is not None and not any(inner is one for one in (*above, module)):
+            yield from _listed(inner, f"{name}.{own}" if name else own, (*above, module))
