@@ -29,6 +29,7 @@ from ffcp.online.pvalues import OnlineRanks
 from ffcp.online.report import Trace, page, text
 from ffcp.pieces import Needs, Seen
 from ffcp.predictor import Predictor
+from ffcp.regression.joint import BONFERRONI
 
 TRUTH = "truth"  # the test of scores, which needs targets
 PREDICTION, NORM, VALUES = "prediction", "gradient norm", "layer values"
@@ -288,9 +289,11 @@ class Monitor:
         asked = {"groups": groups} if predictor.calibration.takes_groups else {}
         asked.update({"weights": weights} if predictor.calibration.takes_weights else {})
         if predictor.task == "bands":
-            joint = predictor.joint if isinstance(predictor.joint, float) else bool(predictor.joint)
+            joint = True if predictor.joint == BONFERRONI else predictor.joint
             band = predictor.predict_interval(x, self.alpha, **asked)
             target = target_tensor(y).reshape(band.lower.shape)
+            if bool(target.isnan().all()):
+                return  # nothing is known of these rows
             hits = hits_of(band, target, joint, predictor.missing)
         else:
             mask = predictor.predict_set(x, self.alpha, **asked).mask

@@ -390,7 +390,8 @@ class Auto(Teachable):
         joint, side = common.pop("joint", False), common.pop("side", BOTH)
         self._on = checked_on(on)
         seed = common.get("seed") or 0
-        sides = (checked_joint(joint), checked_side(side))
+        joint = checked_joint(joint)
+        sides = (joint, checked_side(side, joint))
         self._learners = LEARNERS if learner == BOTH_LEARNERS else (checked_learner(learner),)
         missing = bool(common.get("missing"))
         early = 0 if "choose_fraction" in common else _EARLY
