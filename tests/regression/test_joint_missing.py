@@ -142,10 +142,10 @@ def test_coverage_is_measured_on_the_rows_that_are_promised(joint: Any) -> None:
     assert float(found) == pytest.approx(float(expected.nanmean()))
     monitor = ffcp.Monitor(predictor, seed=0)
     monitor.update(x, holes)
-    share, _, _, rows_seen = monitor.coverage()["all"]
+    share, _, _, rows_seen = monitor.coverage()[None]
     assert (share, rows_seen) == (pytest.approx(float(found)), int((~expected.isnan()).sum()))
     monitor.update(x[:1], holes[:1] * math.nan)  # nothing of this row is known
-    assert monitor.coverage()["all"][3] == rows_seen
+    assert monitor.coverage()[None][3] == rows_seen
 
 
 # -- laws ----------------------------------------------------------------------------------------
