@@ -39,13 +39,14 @@ from ffcp.network.stored import Stored
 from ffcp.online.monitor import Monitor
 from ffcp.online.stream import Online
 from ffcp.pieces import Needs, Seen
-from ffcp.regression.auto import Auto, AutoChoice
+from ffcp.regression.auto import Auto
 from ffcp.regression.bands import Ends, Interval
 from ffcp.regression.bases import Point, Quantiles
 from ffcp.regression.composed import Bands
 from ffcp.regression.cross import CrossBands
 from ffcp.regression.distribution import Distribution
 from ffcp.regression.fcp.methods import FCP, FCQR
+from ffcp.regression.judging import AutoChoice
 from ffcp.regression.layers import Candidate, Choice
 from ffcp.regression.learned.methods import Learned
 from ffcp.regression.losses import pinball_loss

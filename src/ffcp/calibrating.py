@@ -304,6 +304,10 @@ class Calibrating:
         self.choices.update(chosen.choices)
         self.warnings += [chosen.warning] if chosen.warning else []
 
+    def fewest_aside(self) -> int:
+        """Return how many rows set aside the scorer's choice needs."""
+        return self.scorer.fewest_rows(self._choosing.alpha) if self.scorer.is_open else 0
+
     def do_without(self, rows: int) -> bool:
         """Settle the scorer without rows, where it can be and nothing else is open."""
         if self.calibration.is_open:

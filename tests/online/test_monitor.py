@@ -5,6 +5,9 @@ from __future__ import annotations
 import copy
 import html.parser
 import math
+import pickle
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -172,7 +175,7 @@ def test_nothing_is_told_without_change_and_a_change_is(kind: str) -> None:
         assert monitor.alarms["truth"] >= 300
     monitor.update(4 * x[300:] + 2)
     assert monitor.alarms["prediction"] is not None
-    share, low, high, rows = monitor.coverage()["all"]
+    share, low, high, rows = monitor.coverage()[None]
     assert low <= share <= high
     assert rows == min(500, 600 if kind == "bands" else 300)
 
@@ -204,8 +207,53 @@ def test_coverage_is_told_by_group_and_over_the_last_rows() -> None:
     monitor.update(x[200:300], y[200:300] + 100, groups=["a", "b"] * 50)
     monitor.update(x[300:], y[300:], groups=["a"] * 100)
     told = monitor.coverage()
-    assert told["all"][3] == told["a"][3] == told["b"][3] == 50
+    assert told[None][3] == told["a"][3] == told["b"][3] == 50
     assert told["b"][0] == 0 < told["a"][0]
+
+
+def test_a_group_may_have_any_name() -> None:
+    x, y = normal(300, 1, seed=3), normal(300, seed=4)
+    predictor = ffcp.CP(nn.Linear(1, 1)).calibrate(x[:200], y[:200])
+    monitor = ffcp.Monitor(predictor).update(x[200:], y[200:], groups=["all"] * 30 + ["b"] * 70)
+    told = monitor.coverage()
+    assert (told[None][3], told["all"][3], told["b"][3]) == (100, 30, 70)
+    shown = [row["what"] for row in monitor.table() if "coverage" in row["what"]]
+    assert shown == ["coverage", "coverage of group 'all'", "coverage of group 'b'"]
+
+
+@pytest.mark.parametrize(
+    "read", [ffcp.Monitor.coverage, ffcp.Monitor.table, str, ffcp.Monitor.report]
+)
+def test_what_is_told_is_of_one_moment(
+    read: Callable[[ffcp.Monitor], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, y = normal(300, 1, seed=3), normal(300, seed=4)
+    predictor = ffcp.CP(nn.Linear(1, 1)).calibrate(x[:200], y[:200])
+    monitor = ffcp.Monitor(predictor, seed=0).update(x[:50], y[:50], groups=["a"] * 50)
+    later: list[threading.Thread] = []
+
+    def told(*numbers: int) -> tuple[float, float]:
+        """Let another thread bring rows of a new group while coverage is told."""
+        news = {"groups": [f"new {len(later)}"] * 50}
+        later.append(threading.Thread(target=monitor.update, args=(x[:50], y[:50]), kwargs=news))
+        later[-1].start()
+        later[-1].join(0.1)
+        return 0.0, 1.0
+
+    monkeypatch.setattr("ffcp.online.monitor.clopper_pearson", told)
+    read(monitor)
+    for thread in later:
+        thread.join()
+    assert monitor.rows == 50 + 50 * len(later)
+
+
+def test_a_monitor_is_copied_as_it_is_at_one_moment() -> None:
+    monitor, x, y = watched("bands")
+    monitor.update(x[:50], y[:50], groups=["a"] * 50)
+    state = monitor.__getstate__()
+    before = pickle.dumps((state["_hits"], state["rows"], state["tests"]))
+    monitor.update(x[:50], y[:50], groups=["b"] * 50)
+    assert pickle.dumps((state["_hits"], state["rows"], state["tests"])) == before
 
 
 @pytest.mark.parametrize("outputs", [1, 3])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import warnings
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -95,20 +96,23 @@ WEIGHTED = {
 @pytest.mark.long
 @pytest.mark.usefixtures("_short_lessons")
 @pytest.mark.filterwarnings("ignore::ffcp.FFCPWarning")
-@pytest.mark.parametrize("kind", WEIGHTED)
 @pytest.mark.parametrize(
-    "wanted", ["CP", "LCP", "FFCP at '0'", "Learned, rows set aside, all, grown"]
+    ("wanted", "kind"),
+    [
+        *product(("CP", "FFCP at '0'", "Learned, rows set aside, all, grown"), WEIGHTED),
+        ("LCP", "plain"),  # which takes no density ratio
+    ],
 )
 def test_every_kind_of_choice_is_saved_and_loaded(
     wanted: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ffcp.regression import auto
+    from ffcp.regression import auto, judging
 
     class Partial(auto.Judge):
         def trial(self, one, plain):  # type: ignore[no-untyped-def]
             measured = super().trial(one, plain)
             chosen = one is candidates[wanted]
-            return auto.Trial(-1.0, -1.0) if chosen else measured
+            return judging.Trial(-1.0, -1.0) if chosen else measured
 
         def is_clearly_better(self, one, plain, criterion):  # type: ignore[no-untyped-def]
             return True
@@ -178,12 +182,55 @@ def test_groups_have_thresholds_of_their_own_whatever_is_chosen() -> None:
     predictor.predict_interval(x[:5], groups=groups[:5])
 
 
-def test_too_few_rows_to_choose_are_left_to_plain_bands() -> None:
-    model, x, y = steep(10)
-    with pytest.warns(ffcp.FFCPWarning, match="10 rows"):
-        predictor = Auto(model).calibrate(x, y)
+@pytest.mark.parametrize("rows", [10, 20, 60, 85])
+def test_too_few_rows_to_learn_from_all_calibrate(rows: int, tmp_path: Path) -> None:
+    model, x, y = steep(rows)
+    predictor = Auto(model).calibrate(x, y)
     assert predictor.method == "CP"
-    assert len(predictor.calibration) == 10
+    assert len(predictor.calibration) == rows
+    plain = ffcp.CP(model).calibrate(x, y)
+    assert torch.equal(predictor.predict_interval(x).upper, plain.predict_interval(x).upper)
+    predictor.save(tmp_path / "c.safetensors")
+    for choice in (predictor.choice, ffcp.load(tmp_path / "c.safetensors", model).choice):
+        assert (choice.method, choice.rows, dict(choice.trials)) == ("CP", 0, {})
+        assert "too few" in str(choice)
+
+
+@pytest.mark.usefixtures("_short_lessons")
+def test_what_training_rows_taught_is_compared_on_few_rows() -> None:
+    model, x, y = steep(340)
+    taught = Auto(model, seed=0).fit(x[:300], y[:300])
+    assert (
+        "Learned, training rows, all, central" in taught.calibrate(x[300:], y[300:]).choice.trials
+    )
+    few = taught.calibrate(x[320:], y[320:])  # of which no eight can tell a difference
+    assert (few.method, len(few.calibration)) == ("CP", 20)
+
+
+def test_outputs_that_share_a_threshold_are_scaled_by_few_rows() -> None:
+    x, y = normal(60, 4, seed=1), normal(60, 3, seed=2) * torch.tensor([0.1, 1.0, 100.0])
+    predictor = Auto(small_mlp(outputs=3), joint=True, seed=0).calibrate(x, y)
+    width = predictor.predict_interval(x).width.mean(dim=0)
+    assert width[0] < 0.1 * width[2]
+
+
+@pytest.mark.heavy
+def test_few_rows_are_not_worse_off_than_where_some_are_set_aside() -> None:
+    """Interval score of Auto relative to CP, over noise that is flat and noise that grows."""
+    relative = []
+    for seed in range(60):
+        for rows in (20, 40, 60):
+            model, x, y = steep(rows + 500, seed)
+            y = y if seed % 2 else model(x)[:, 0].detach() + normal(rows + 500, seed=seed + 1)
+            new, target = x[rows:], y[rows:]
+            scores = [
+                ffcp.metrics.interval_score(
+                    one.calibrate(x[:rows], y[:rows]).predict_interval(new), target, 0.1
+                )
+                for one in (Auto(model, seed=0), ffcp.CP(model))
+            ]
+            relative.append(scores[0] / scores[1])
+    assert sum(relative) / len(relative) <= 1.0 + 1e-9  # 1.05 with two fifths set aside
 
 
 @pytest.mark.usefixtures("_short_lessons")
@@ -213,21 +260,47 @@ def test_where_rows_tell_no_difference_plain_bands_are_mostly_taken() -> None:
     assert taken.count("CP") >= 3  # the best of fourteen is lucky now and then
 
 
-@pytest.mark.long
-@pytest.mark.usefixtures("_short_lessons")
-def test_a_method_that_needs_all_targets_is_no_candidate_where_some_may_be_missing() -> None:
+def by_prediction() -> tuple[nn.Module, Tensor, Tensor]:
+    """Noise where the prediction is positive: LCP is best here."""
     model = nn.Linear(1, 1)
     nn.init.ones_(model.weight)
     x = normal(2000, 1, seed=0)
     with torch.no_grad():
         mean = model(x)[:, 0]
-    y = mean + (mean > 0) * normal(2000, seed=1)  # LCP is best here
+    return model, x, mean + (mean > 0) * normal(2000, seed=1)
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("_short_lessons")
+def test_a_method_that_needs_all_targets_is_no_candidate_where_some_may_be_missing() -> None:
+    model, x, y = by_prediction()
     assert Auto(model, on="prediction", seed=0).calibrate(x, y).method == "LCP"
     y[::50] = torch.nan
     predictor = Auto(model, on="prediction", missing=True, seed=0).calibrate(x, y)
     assert predictor.choice is not None
     assert "LCP" not in predictor.choice.trials
     assert not predictor.predict_interval(x).width.isnan().any()
+
+
+@pytest.mark.usefixtures("_short_lessons")
+def test_what_cannot_give_pac_coverage_is_left_out_if_that_is_asked_for(tmp_path: Path) -> None:
+    model, x, y = by_prediction()
+    chosen = Auto(model, on="prediction", seed=0).calibrate(x, y)
+    assert chosen.method == "LCP"
+    with pytest.raises(ValueError, match="pac=True"):
+        chosen.predict_interval(x, confidence=0.95)
+    predictor = Auto(model, on="prediction", pac=True, seed=0).calibrate(x, y)
+    assert "LCP" not in predictor.choice.trials
+    predictor.save(tmp_path / "c.safetensors")
+    again = ffcp.load(tmp_path / "c.safetensors", model)
+    ends = [one.predict_interval(x, confidence=0.95).upper for one in (predictor, again)]
+    assert torch.equal(*ends)
+    assert again.calibrate(x, y).choice.trials.keys() == predictor.choice.trials.keys()
+    groups = (x[:, 0] > 0).long()
+    predictor.calibrate(x, y, groups=groups).predict_interval(x, confidence=0.95, groups=groups)
+    for calibration in (ffcp.Weighted("given"), ffcp.Mondrian(ffcp.Weighted("given"))):
+        with pytest.raises(ValueError, match="Weighted"):
+            Auto(model, calibration=calibration, pac=True)
 
 
 @pytest.mark.long

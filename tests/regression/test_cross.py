@@ -90,6 +90,59 @@ def test_the_guarantee_has_the_constants_of_the_theorem(
     assert predictor.guarantee(0.1) == pytest.approx(promised, abs=1e-12)
 
 
+def promised(folds: Tensor, alpha: float = 0.1) -> float:
+    models = [nn.Linear(1, 1) for _ in range(int(folds.max()) + 1)]
+    return ffcp.CrossBands(models, folds).guarantee(alpha)
+
+
+def test_even_folds_promise_as_much_for_every_number_of_rows() -> None:
+    for rows in range(20, 401):
+        folds = ffcp.CrossBands.even_folds(rows)
+        left_out = int((folds < 0).sum())
+        sizes = torch.bincount(folds[folds >= 0])
+        assert len(sizes.unique()) == 1
+        assert left_out <= rows / 10
+        assert len(sizes) <= 15 or rows <= 30
+        even = torch.arange(rows // 10 * 10) % 10  # the nearest number that ten folds divide
+        assert promised(folds) >= promised(even) - 0.02
+
+
+def test_rows_in_no_fold_calibrate_nothing(tmp_path: Path) -> None:
+    x, y = draw(43, 0)
+    folds = ffcp.CrossBands.even_folds(43, seed=3)
+    inside = folds >= 0
+    predictor = crossed(x, y, folds)
+    assert len(predictor.scores) == int(inside.sum()) == 42
+    same = ffcp.CrossBands(list(predictor.models), folds[inside]).calibrate(x[inside], y[inside])
+    new, _ = draw(5, 1)
+    assert torch.equal(same.predict_interval(new).upper, predictor.predict_interval(new).upper)
+    assert same.guarantee() == predictor.guarantee()
+    predictor.save(tmp_path / "c.safetensors")
+    again = ffcp.CrossBands.load(tmp_path / "c.safetensors", list(predictor.models))
+    assert torch.equal(again.predict_interval(new).lower, predictor.predict_interval(new).lower)
+    assert again.guarantee() == predictor.guarantee()
+    assert "42 rows" in repr(again)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("train", [least_squares, nearest_mean])
+@pytest.mark.parametrize("rows", [37, 47])
+def test_coverage_holds_where_rows_are_left_out_of_folds(
+    rows: int, train: Callable[..., nn.Module]
+) -> None:
+    hits, tables = 0, 400
+    for seed in range(tables):
+        x, y = draw(rows + 1, seed)
+        folds = ffcp.CrossBands.even_folds(rows, seed)
+        assert bool((folds < 0).any())
+        band = crossed(x[:rows], y[:rows], folds, train).predict_interval(x[rows:], alpha=0.2)
+        hits += int(band.lower <= y[rows] <= band.upper)
+    least = promised(folds, 0.2)
+    assert hits / tables > least - 3.1 * math.sqrt(least * (1 - least) / tables)
+    if train is least_squares:
+        assert hits / tables > 0.8 - 3.1 * math.sqrt(0.16 / tables)
+
+
 @pytest.mark.heavy
 @pytest.mark.parametrize(
     ("train", "folds", "side"),

@@ -268,7 +268,7 @@ def test_the_box_is_calibrated_on_the_outputs_that_are_known(name: str) -> None:
     slack = MISSING[name](False).slack
 
     def box() -> ffcp.Bands:
-        return ffcp.Bands(leaky(), slack=slack, joint=True, scales=None, missing=True)
+        return ffcp.Bands(leaky(), slack=slack, joint="known", scales=None, missing=True)
 
     joint = box().score(X, y)
     assert bool(joint[7].isnan())
@@ -286,7 +286,7 @@ def test_joint_descent_ignores_targets_that_are_missing() -> None:
     two[4].weight.data = leaky()[4].weight.data[[0, 2]]
     two[4].bias.data = leaky()[4].bias.data[[0, 2]]
     expected = ffcp.FCP(two, "0", steps=4, joint=True).score(X, Y[:, [0, 2]])
-    scores = ffcp.FCP(leaky(), "0", steps=4, joint=True, missing=True).score(X, y)
+    scores = ffcp.FCP(leaky(), "0", steps=4, joint="known", missing=True).score(X, y)
     torch.testing.assert_close(scores, expected)
 
 

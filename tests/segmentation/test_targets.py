@@ -149,7 +149,7 @@ def test_every_pixel_and_class_has_a_band(name: str) -> None:
 @pytest.mark.parametrize("name", METHODS)
 def test_images_of_different_sizes_share_one_threshold(name: str) -> None:
     sizes = [(6, 8), (5, 5), (9, 4)]
-    predictor = METHODS[name](0.9)
+    predictor = METHODS[name]((0.9, "known"))
     predictor.calibrate(scenes(1, sizes[i % 3], i) for i in range(30))
     enough = []
     for size in sizes:
@@ -171,7 +171,7 @@ def test_one_threshold_for_each_pixel_needs_one_size() -> None:
 
 def test_fcp_takes_one_ball_for_a_whole_image() -> None:
     x, y = scenes(30, (6, 8), 1)
-    predictor = ffcp.FCP(network(), "0", joint=True, missing=True, steps=3).calibrate(x, y)
+    predictor = ffcp.FCP(network(), "0", joint="known", missing=True, steps=3).calibrate(x, y)
     assert predictor.calibration.coordinates == 1
     band = predictor.predict_interval(x, alpha=0.2)
     assert (band.lower <= band.prediction).all()

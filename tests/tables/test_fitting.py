@@ -147,6 +147,16 @@ def test_few_rows_promise_what_the_jackknife_promises(few: tables.FittedTable) -
     assert np.isfinite(bands["upper"]).all()
 
 
+@pytest.mark.long
+def test_folds_have_one_size_whatever_the_number_of_rows() -> None:
+    fitted = tables.fit(houses(43), "price", minutes=0.02, seed=0)
+    assert fitted.about.rows == {"train and calibrate, in folds": 42, "train only": 1}
+    assert "CV+ with 14 folds" in fitted.about.guarantee
+    assert float(fitted.predictor.guarantee(0.1)) > 0.73  # ten uneven folds promised 0.460
+    assert any(said.startswith("1 rows calibrate nothing") for said in fitted.about.decisions)
+    assert np.isfinite(fitted.predict(houses(5))["upper"]).all()
+
+
 @pytest.mark.heavy
 def test_a_held_out_fold_changes_nothing_of_its_network() -> None:
     # The network of fold 0, its columns and its units must not change with the rows of fold 0.

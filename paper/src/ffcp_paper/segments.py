@@ -137,7 +137,7 @@ def predictor(experiment: Experiment, method: str, alpha: float) -> BandPredicto
 
 def fcp(model: nn.Module, steps: int) -> FCP:
     """Give FCP with one ball for all pixels and classes of an image."""
-    return FCP(model, FEATURE, joint=True, missing=True, steps=steps)
+    return FCP(model, FEATURE, joint="known", missing=True, steps=steps)
 
 
 def _steps(experiment: Experiment, alpha: float) -> int:

@@ -100,6 +100,10 @@ class Scorer:
         """
         raise NotImplementedError
 
+    def fewest_rows(self, alpha: Any) -> int:
+        """Return how many rows set aside a choice needs; with fewer it is better done without."""
+        return 0
+
     def without_choice(self, rows: int, alpha: Any) -> Chosen | None:
         """Settle what is open without any rows, too few to be divided, if that can be."""
         return None
@@ -193,6 +197,9 @@ class Work(Protocol[Incoming]):
     def choose(self, aside: Columns, left: int) -> None:
         """Choose what is open, on rows set aside; ``left`` rows at least will calibrate."""
 
+    def fewest_aside(self) -> int:
+        """Return how many rows set aside a choice needs; with fewer it is better done without."""
+
     def do_without(self, rows: int) -> bool:
         """Settle what is open without any rows, of which there are few; say if that was done."""
 
@@ -273,7 +280,8 @@ class Selection(Generic[Batch]):
 
         What was noted of them is asked for only if there are enough rows to choose on.
         """
-        if left < points_needed(self.alpha) and self.work.do_without(rows + left):
+        are_few = left < points_needed(self.alpha) or rows < self.work.fewest_aside()
+        if are_few and self.work.do_without(rows + left):
             return False
         if not left or not rows:
             raise ValueError(

@@ -145,12 +145,15 @@ class Reweighted(Calibration):
     def _why_infinite(self, own: Tensor, alpha: Any, what: str) -> str:
         """Say how much the new points weigh against all calibration points."""
         exact, needed = exact_alpha(alpha), points_needed(alpha)
-        if len(self) < needed:
+        has_score = ~self.scores.isnan()
+        fewest = int(has_score.sum(dim=0).min())
+        if fewest < needed:
             return (
                 f": alpha={float(alpha):g} needs at least {needed} calibration points and there "
-                f"are {len(self)}"
+                f"are {fewest}"
             )
-        total, allowed = float(self.weights().sum()), float(exact / (1 - exact))
+        total = float((self.weights()[:, None] * has_score).sum(dim=0).min())
+        allowed = float(exact / (1 - exact))
         if not total:
             return f": every calibration point has weight 0, so nothing there resembles {what}"
         return (

@@ -4,7 +4,8 @@ Functions of bands take any tuple that starts with ``(lower, upper)``, as tensor
 With several outputs a row counts by the share of its outputs that are covered, or, with
 ``joint=True``, as covered only if all of them are, or, with a number as 0.9, if at least that
 share of them is. Of several levels, a first dimension more, every score is a list. With
-``missing=True`` a NaN in ``y`` stands for a target that is not known, and does not count.
+``missing=True`` a NaN in ``y`` stands for a target that is not known, and does not count; with
+``joint=True`` or a share its whole row does not, unless it is ``"known"`` outputs that count.
 """
 
 from ffcp.metrics.bands import coverage, crps, interval_score, mean_length, pinball_loss

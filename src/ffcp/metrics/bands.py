@@ -14,13 +14,15 @@ from torch import Tensor
 from ffcp.conformal.rank import exact_alphas
 from ffcp.metrics.shares import Coverage
 
+KNOWN = "known"
 
-def coverage(
-    band: Sequence[Any], y: Any, *, joint: bool | float = False, missing: bool = False
-) -> Any:
+
+def coverage(band: Sequence[Any], y: Any, *, joint: Any = False, missing: bool = False) -> Any:
     """Measure the share of targets inside their band; of several levels, one after the other.
 
-    With ``missing=True`` a NaN in ``y`` is a target that is not known, and does not count.
+    With ``missing=True`` a NaN in ``y`` is a target that is not known, and does not count. With
+    ``joint=True``, or a share, rows with such a target do not count either; with
+    ``joint="known"``, or ``(0.9, "known")``, they count by their known outputs.
 
     >>> coverage(([0.0, 0.0], [1.0, 1.0]), [0.5, 2.0])
     0.500 [0.095, 0.905]
@@ -32,6 +34,8 @@ def coverage(
     def measured(level: Sequence[Any]) -> Coverage:
         hits = hits_of(level, y, joint, missing)
         hits = hits[~hits.isnan()]
+        if not len(hits):
+            raise ValueError("in every row a target is missing: measure joint='known' outputs")
         return Coverage(float(hits.mean()), len(hits))
 
     return by_level(band, y, measured)
@@ -136,20 +140,39 @@ def _has_levels(band: Sequence[Any], y: Any) -> bool:
     return lower.dim() == target.dim() + 1 and lower.shape[1:] == target.shape
 
 
-def hits_of(band: Sequence[Any], y: Any, joint: bool | float, missing: bool = False) -> Tensor:
-    """Give the covered share of each row, in [0, 1]; NaN where no target is known."""
+def share_of(joint: Any) -> tuple[Any, bool]:
+    """Return which share of a row's outputs ``joint`` asks for, and whether of known ones only.
+
+    >>> share_of(True), share_of((0.9, "known"))
+    ((1, False), (0.9, True))
+    """
+    share, of_known = (1 if joint is True else joint), False
+    if joint == KNOWN:
+        share, of_known = 1, True
+    elif isinstance(joint, (list, tuple)) and len(joint) == 2 and joint[1] == KNOWN:
+        share, of_known = joint[0], True
+    if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share <= 1:
+        raise ValueError(
+            "joint must be False, True, a share of the outputs between 0 and 1, 'known' or a share "
+            f"of those, (0.9, 'known'), got {joint!r}"
+        )
+    return share, of_known
+
+
+def hits_of(band: Sequence[Any], y: Any, joint: Any, missing: bool = False) -> Tensor:
+    """Return the covered share of each row, in [0, 1]; NaN where a row does not count."""
     lower, upper = bounds_of(band)
     target = target_of(y, lower, missing)
     known = (~target.isnan()).reshape(len(target), -1).sum(dim=1)
     inside = ((lower <= target) & (target <= upper)).double().reshape(len(target), -1).sum(dim=1)
     if joint is False:
         return inside / known
-    if not 0 < joint <= 1:
-        raise ValueError(f"joint must be False, True or a share between 0 and 1, got {joint}")
-    share = Fraction(str(float(joint)))
-    counts = {count: math.ceil(share * count) for count in known.unique().tolist()}
+    share, of_known = share_of(joint)
+    exact = Fraction(str(float(share)))
+    counts = {count: math.ceil(exact * count) for count in known.unique().tolist()}
     wanted = torch.tensor([counts[count] for count in known.tolist()])
-    return (inside >= wanted).double().masked_fill(known == 0, math.nan)
+    fewest = 1 if of_known else target[0].numel()
+    return (inside >= wanted).double().masked_fill(known < fewest, math.nan)
 
 
 def bounds_of(band: Sequence[Any]) -> tuple[Tensor, Tensor]:

@@ -19,7 +19,7 @@ def group_coverage(
     *,
     feature: Any = None,
     slices: int = 3,
-    joint: bool | float = False,
+    joint: Any = False,
     missing: bool = False,
 ) -> GroupCoverage:
     """Measure coverage inside groups of rows.
@@ -37,7 +37,7 @@ def group_coverage(
     slices
         How many slices of the feature.
     joint
-        Whether a row counts as covered only if all its outputs are.
+        Whether a row counts as covered only if all its outputs are, as in :func:`coverage`.
     missing
         Whether NaN in ``y`` stands for a target that is not known.
 
@@ -114,7 +114,7 @@ def size_stratified_coverage(
     y: Any,
     bins: int = 5,
     *,
-    joint: bool | float = False,
+    joint: Any = False,
     missing: bool = False,
 ) -> GroupCoverage:
     """Measure coverage among rows of similar band length, from the shortest to the longest.

@@ -22,7 +22,7 @@ def worst_slab_coverage(
     share: float = 0.1,
     directions: int = 1000,
     seed: int = 0,
-    joint: bool | float = False,
+    joint: Any = False,
     missing: bool = False,
 ) -> Coverage:
     """Measure coverage on the worst slab ``a <= v.x <= b`` that holds a share of the rows.
@@ -41,7 +41,7 @@ def worst_slab_coverage(
     seed
         Seed of the directions and of the division into halves.
     joint
-        Whether a row counts as covered only if all its outputs are.
+        Whether a row counts as covered only if all its outputs are, as in :func:`coverage`.
     missing
         Whether NaN in ``y`` stands for a target that is not known.
 

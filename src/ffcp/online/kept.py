@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -164,7 +165,11 @@ class Kept:
         return self.predictor._identity.fingerprint
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
+        # What changes is copied at one moment: pickling takes its time, and the stream goes on.
+        with self._lock:
+            same = {name: value for name, value in self.__dict__.items() if name != "_lock"}
+            changing = {name: same[name] for name in ("_lanes", "_waiting", "_by_input")}
+            return {**same, **copy.deepcopy(changing)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

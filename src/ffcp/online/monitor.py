@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import threading
 from collections import deque
@@ -29,10 +30,10 @@ from ffcp.online.pvalues import OnlineRanks
 from ffcp.online.report import Trace, page, text
 from ffcp.pieces import Needs, Seen
 from ffcp.predictor import Predictor
+from ffcp.regression.joint import BONFERRONI
 
 TRUTH = "truth"  # the test of scores, which needs targets
 PREDICTION, NORM, VALUES = "prediction", "gradient norm", "layer values"
-ALL = "all"
 _TASKS = ("bands", "label sets")
 
 
@@ -191,6 +192,10 @@ class Monitor:
         The first half teaches where the centre of the layer's values is, the other half is where
         ranks begin. Call it before the first :meth:`update`.
         """
+        with self._lock:
+            return self._start(x)
+
+    def _start(self, x: Any) -> Monitor:
         if self.rows:
             raise RuntimeError("rows have come already: start before the first update")
         table = self._features(x)
@@ -288,9 +293,11 @@ class Monitor:
         asked = {"groups": groups} if predictor.calibration.takes_groups else {}
         asked.update({"weights": weights} if predictor.calibration.takes_weights else {})
         if predictor.task == "bands":
-            joint = predictor.joint if isinstance(predictor.joint, float) else bool(predictor.joint)
+            joint = True if predictor.joint == BONFERRONI else predictor.joint
             band = predictor.predict_interval(x, self.alpha, **asked)
             target = target_tensor(y).reshape(band.lower.shape)
+            if bool(target.isnan().all()):
+                return  # nothing is known of these rows
             hits = hits_of(band, target, joint, predictor.missing)
         else:
             mask = predictor.predict_set(x, self.alpha, **asked).mask
@@ -299,7 +306,7 @@ class Monitor:
         names: list[Any] = []
         if groups is not None:
             names = labels_of(groups(x) if callable(groups) else groups, rows)
-        keys: list[list[Any]] = [[ALL, (name,)] for name in names] or [[ALL]] * rows
+        keys: list[list[Any]] = [[None, name] for name in names] or [[None]] * rows
         for own, hit in zip(keys, hits.tolist(), strict=True):
             for key in own if not math.isnan(hit) else ():  # its target is known
                 self._hits.setdefault(key, deque(maxlen=self.window)).append(hit)
@@ -309,7 +316,8 @@ class Monitor:
     @property
     def alarms(self) -> dict[str, int | None]:
         """For each test the row, counted from 0, at which its alarm was raised, or ``None``."""
-        return {name: test.alarm_row for name, test in self.tests.items()}
+        with self._lock:
+            return {name: test.alarm_row for name, test in self.tests.items()}
 
     @property
     def alarm(self) -> bool:
@@ -317,19 +325,24 @@ class Monitor:
         return any(row is not None for row in self.alarms.values())
 
     def coverage(self) -> dict[Any, tuple[float, float, float, int]]:
-        """Give (share, low, high, rows) over the last rows: of all, and of each group.
+        """Return (share, low, high, rows) over the last rows, by group; ``None``: of all rows.
 
         The interval is exact (Clopper and Pearson), at 95 %; where a row counts by the share of
         its outputs that are covered, rows are rounded down to whole ones.
         """
         told = {}
-        for name, hits in self._hits.items():
-            low, high = clopper_pearson(math.floor(sum(hits) + 1e-9), len(hits))
-            told[name if name == ALL else name[0]] = (float(np.mean(hits)), low, high, len(hits))
+        with self._lock:
+            for name, hits in self._hits.items():
+                low, high = clopper_pearson(math.floor(sum(hits) + 1e-9), len(hits))
+                told[name] = (float(np.mean(hits)), low, high, len(hits))
         return told
 
     def table(self) -> list[dict[str, Any]]:
-        """Give all that is told as rows of a table, in plain words and numbers."""
+        """Return all that is told as rows of a table, in plain words and numbers."""
+        with self._lock:
+            return self._table()
+
+    def _table(self) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = []
         inputs_seen = len(self.tests) - 1
         for name, test in self.tests.items():
@@ -352,7 +365,7 @@ class Monitor:
             asked = float(1 - exact_alpha(self.alpha))
             rows.append(
                 {
-                    "what": "coverage" if group == ALL else f"coverage of group {group!r}",
+                    "what": "coverage" if group is None else f"coverage of group {group!r}",
                     "rows": count,
                     "value": share,
                     "most": high,
@@ -364,12 +377,13 @@ class Monitor:
         return rows
 
     def report(self, path: str | Path | None = None) -> str:
-        """Give one HTML page that needs nothing else, and write it to ``path`` if given."""
-        traces = {
-            name: (test.trace, self.threshold * (1 if name == TRUTH else len(self.tests) - 1))
-            for name, test in self.tests.items()
-        }
-        html = page(self.alarm, self.rows, self.table(), traces)
+        """Return one HTML page that needs nothing else, and write it to ``path`` if given."""
+        with self._lock:
+            traces = {
+                name: (test.trace, self.threshold * (1 if name == TRUTH else len(self.tests) - 1))
+                for name, test in self.tests.items()
+            }
+            html = page(self.alarm, self.rows, self.table(), traces)
         if path is not None:
             files.put(path, html.encode())
         return html
@@ -405,7 +419,7 @@ class Monitor:
                 "settings": self._settings(),
                 "fingerprint": self._fingerprint(),
                 "tests": {name: test.state() for name, test in self.tests.items()},
-                "hits": [[None if n == ALL else n[0], list(h)] for n, h in self._hits.items()],
+                "hits": [[name, list(hits)] for name, hits in self._hits.items()],
                 "rows": self.rows,
             }
             files.write(path, {**tensors, "monitor": files.seal(state, tensors)})
@@ -435,9 +449,9 @@ class Monitor:
         return self
 
     def _hits_of(self, saved: Any) -> dict[Any, deque[float]]:
-        hits = {}
+        hits: dict[Any, deque[float]] = {}
         for label, shares in files.rebuilt(list, saved):
-            name = ALL if label is None else (labels_of([label], 1)[0],)
+            name = None if label is None else labels_of([label], 1)[0]
             own = [number(share) for share in files.rebuilt(list, shares)]
             if (
                 name in hits
@@ -449,7 +463,11 @@ class Monitor:
         return hits
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
+        # What changes is copied at one moment: pickling takes its time, and updates go on.
+        with self._lock:
+            changing = copy.deepcopy({"tests": self.tests, "_hits": self._hits})
+            same = {name: value for name, value in self.__dict__.items() if name != "_lock"}
+            return {**same, **changing}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

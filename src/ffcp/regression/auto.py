@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ffcp import files
 from ffcp.conformal.calibration import Calibration
 from ffcp.conformal.columns import Columns, take
+from ffcp.conformal.draws import Draws
 from ffcp.conformal.local import Local, Localizer
 from ffcp.conformal.marginal import Marginal
 from ffcp.conformal.mondrian import Mondrian
@@ -24,12 +25,18 @@ from ffcp.network import checks, inputs, passes
 from ffcp.pieces import Needs, Seen
 from ffcp.predictor import known_only
 from ffcp.recipes import public
-from ffcp.regression import layers, waiting
+from ffcp.regression import waiting
 from ffcp.regression.bases import Point, columns
 from ffcp.regression.common import Common
 from ffcp.regression.family import Family, SlackBands
-from ffcp.regression.joint import Joint, checked_joint, checked_scales
-from ffcp.regression.judging import CRITERIA, SCORE, Candidate, Judge, Trial
+from ffcp.regression.joint import (
+    FEWEST_ROWS,
+    Joint,
+    checked_joint,
+    checked_scales,
+    has_own_thresholds,
+)
+from ffcp.regression.judging import CRITERIA, SCORE, AutoChoice, Candidate, Judge
 from ffcp.regression.learned.family import LearnedBands, taught
 from ffcp.regression.learned.knots import KNOTS
 from ffcp.regression.learned.learners import BOOSTING, NETWORK, checked_learner
@@ -38,7 +45,7 @@ from ffcp.regression.learned.nested import CENTRAL, FAMILIES
 from ffcp.regression.learned.own import OwnQuantiles
 from ffcp.regression.learned.sight import KINDS, On, Sight, checked_on
 from ffcp.regression.learned.teaching import Teachable, no_scales
-from ffcp.regression.sides import BOTH, checked_side, extent, what_reach_is
+from ffcp.regression.sides import BOTH, checked_side, shared_out
 from ffcp.regression.slacks import Constant, GradientNorm
 
 if TYPE_CHECKING:
@@ -47,61 +54,9 @@ if TYPE_CHECKING:
 Self = TypeVar("Self", bound="Auto")
 PLAIN, LOCAL, OWN, BOTH_LEARNERS = "CP", "LCP", "quantiles of the model", "both"
 _FEWEST = 60  # rows set aside below which nothing is learned from them
+_COMPARE = 9  # ... below which they cannot compare what was learned elsewhere, and ...
+_TIMES = 4  # ... times as many where nothing was: fewer are missed more than they help
 _EARLY = 1000  # rows of which twice the usual share is set aside
-
-
-@dataclass(frozen=True)
-class AutoChoice:
-    """Which method was chosen, and how all candidates did.
-
-    Attributes
-    ----------
-    method
-        The one that was taken.
-    trials
-        For each candidate its interval score (length, plus 2 / alpha times the miss) and its
-        length, averaged over the rows set aside. The best is taken if it beats CP, or the central
-        quantiles of the model if it gives any, by more than a standard error.
-    criterion
-        Which of the two decided: ``"score"`` or ``"length"``.
-    rows
-        How many rows chose. They took no part in the calibration.
-    alpha
-        The level at which candidates were compared.
-    side
-        Which side of bands is promised. With ``"lower"`` or ``"upper"`` the place of the length
-        is taken by the reach: how far that limit lies beyond the prediction, negative on its
-        other side; and a miss counts 1 / alpha times.
-
-    Examples
-    --------
-    >>> import ffcp
-    >>> _ = torch.manual_seed(0)
-    >>> x = torch.rand(300, 1)
-    >>> auto = ffcp.Auto(torch.nn.Linear(1, 1), seed=0)  # yours is trained
-    >>> choice = auto.calibrate(x, x[:, 0] * torch.randn(300)).choice
-    >>> print(str(choice).splitlines()[0])  # and a line for every candidate, the best first
-    Learned, ..., chosen by interval score on 115 rows at alpha=0.1
-    >>> choice.trials[choice.method].score <= choice.trials["CP"].score
-    True
-    """
-
-    method: str
-    trials: Mapping[str, Trial]
-    criterion: str
-    rows: int
-    alpha: float
-    side: str = BOTH
-
-    def __str__(self) -> str:
-        what = extent(self.side)
-        by = "interval score" if self.criterion == SCORE else f"mean {what}"
-        first = f"{self.method}, chosen by {by} on {self.rows} rows at alpha={self.alpha:g}"
-        lines = [first + what_reach_is(self.side)]
-        ranked = sorted(self.trials.items(), key=lambda trial: getattr(trial[1], self.criterion))
-        for name, trial in ranked:
-            lines.append(f"  {name:<42} score {trial.score:<10.4g} {what} {trial.length:.4g}")
-        return "\n".join(lines)
 
 
 class Undecided(Family):
@@ -121,8 +76,12 @@ class Undecided(Family):
         learners: Sequence[str] = (NETWORK,),
         early_rows: int = 0,
         quantiles: str | None = None,
+        pac: bool = False,
     ) -> None:
-        self._missing, self._learners, self.early_rows = missing, tuple(learners), early_rows
+        # Localized thresholds need all targets, those of rows that will calibrate too, and cover
+        # on average over calibration sets only.
+        self._may_be_local = not missing and not pac
+        self._learners, self.early_rows = tuple(learners), early_rows
         self._on, self._criterion, self.joint, self.side = tuple(on), criterion, joint, side
         self._seed = seed
         self._learned: Mapping[str, LearnedBands] = {}
@@ -157,10 +116,24 @@ class Undecided(Family):
         target = checks.target(y, seen.output)
         return waiting.noted(self._sight.watched(seen), target, self._sight.takes_input)
 
+    def fewest_rows(self, alpha: Any) -> int:
+        """Return how many rows set aside can teach or compare anything."""
+        if not has_own_thresholds(self.joint):
+            return FEWEST_ROWS  # which teach the scales of outputs
+        rows = max(_COMPARE, points_needed(shared_out(alpha, self.side, False, 1)))
+        return rows if self._learned or self._own is not None else _TIMES * rows
+
     def without_choice(self, rows: int, alpha: Any) -> Chosen:
-        """Take plain CP, and no row to choose it."""
-        why = layers.why_no_choice(rows, alpha, "method")
-        return Chosen(self._plain(), {}, why)
+        """Take the simplest method, and no row to choose it."""
+        method, family = self._simplest
+        level = float(exact_alpha(alpha))
+        choice = AutoChoice(method, {}, self._criterion, 0, level, self.side)
+        return Chosen(family, {"method": choice})
+
+    @property
+    def _simplest(self) -> tuple[str, Family]:
+        """What is taken unless another is clearly better."""
+        return (PLAIN, self._plain()) if self._own is None else (f"{OWN}, {CENTRAL}", self._own)
 
     def recalled(self, settings: Mapping[str, Any], state: Mapping[str, Tensor]) -> Any:
         """Give the family that was chosen and saved."""
@@ -211,7 +184,7 @@ class Undecided(Family):
         trials = {name: judge.trial(one, candidates[PLAIN]) for name, one in candidates.items()}
         best = min(trials, key=lambda name: getattr(trials[name], self._criterion))
         # The best of many is a little lucky: where rows tell no difference, the simplest is taken.
-        simplest = PLAIN if self._own is None else f"{OWN}, {CENTRAL}"
+        simplest, _ = self._simplest
         if not judge.is_clearly_better(candidates[best], candidates[simplest], self._criterion):
             best = simplest
         family, bandwidth = candidates[best].make()
@@ -226,8 +199,8 @@ class Undecided(Family):
         yield PLAIN, judge.fixed(plain)
         for layer in self._sight.norms:
             yield f"FFCP at {layer!r}", judge.fixed(judge.scaled(self._at(layer)))
-        # Localized thresholds need all targets, also of the rows that calibrate, and no ratio.
-        can_localize = not self._missing and judge.weights is None
+        # Localized thresholds have no density ratio.
+        can_localize = self._may_be_local and judge.weights is None
         if judge.rows >= 2 * points_needed(judge.of_each) and can_localize:
             yield LOCAL, judge.local(plain)
         learned = {f"Learned, training rows, {name}": one for name, one in self._learned.items()}
@@ -303,8 +276,8 @@ def localized(calibration: Calibration, bandwidth: float | None = None) -> Calib
     return local
 
 
-def _checked(calibration: Calibration | None) -> Calibration:
-    """Refuse calibrations under which candidates cannot be compared."""
+def _checked(calibration: Calibration | None, pac: bool) -> Calibration:
+    """Refuse calibrations under which candidates cannot be compared, or give no PAC coverage."""
     calibration = Marginal() if calibration is None else calibration
     inner = calibration.inner if isinstance(calibration, Mondrian) else calibration
     if type(inner) not in (Marginal, Weighted):
@@ -313,6 +286,11 @@ def _checked(calibration: Calibration | None) -> Calibration:
             "Auto compares methods under ffcp.Marginal or ffcp.Weighted, also in the groups of "
             f"ffcp.Mondrian, got {type(inner).__name__}.{also} For others make the method itself, "
             "as ffcp.Bands or ffcp.Learned"
+        )
+    if pac and isinstance(inner, Weighted):
+        raise ValueError(
+            "ffcp.Weighted has no PAC coverage, whose law is known for calibration rows that count "
+            "alike only: leave out pac=True, or the calibration"
         )
     return calibration
 
@@ -328,8 +306,12 @@ class Auto(Teachable):
     does not calibrate (what these rows themselves taught is judged by folds), so the guarantee is
     that of every other method. The share is ``choose_fraction`` if that is given; by itself two
     fifths of the first 1,000 rows and a fifth of those after, since few rows calibrate well, but
-    teach and choose badly. With :class:`ffcp.Weighted` rows count by their density ratio in that
-    comparison too: it is about the inputs to come.
+    teach and choose badly. Where fewer than 36 rows would be set aside (of about 90, unless
+    ``choose_fraction`` is given) comparing loses more than it gains: none are, and Auto is CP.
+    After :meth:`fit`, or with ``quantiles``, what is learned is known, and 9 rows are enough;
+    10 to learn the scales of outputs that share a threshold. For alpha below 0.1 it is more rows,
+    in proportion. With :class:`ffcp.Weighted` rows count by their density ratio in that comparison
+    too: it is about the inputs to come.
 
     Parameters
     ----------
@@ -351,6 +333,8 @@ class Auto(Teachable):
         A layer of the model, by name, that gives quantiles of the target itself, as learned by
         the pinball loss: of every row nine, at the levels 0.01, 0.05, 0.15, 0.3, 0.5, 0.7, 0.85,
         0.95 and 0.99. Sets between them are then among the candidates.
+    pac
+        Whether PAC coverage will be asked for: LCP, which has none, is then no candidate.
     **common
         As in :class:`ffcp.Bands`.
 
@@ -379,6 +363,7 @@ class Auto(Teachable):
         learner: str = NETWORK,
         calibration: Calibration | None = None,
         quantiles: str | None = None,
+        pac: bool = False,
         **common: Unpack[Common],
     ) -> None:
         known_only(type(self), common, Common)
@@ -388,14 +373,28 @@ class Auto(Teachable):
         joint, side = common.pop("joint", False), common.pop("side", BOTH)
         self._on = checked_on(on)
         seed = common.get("seed") or 0
-        sides = (checked_joint(joint), checked_side(side))
+        joint = checked_joint(joint)
+        sides = (joint, checked_side(side, joint))
         self._learners = LEARNERS if learner == BOTH_LEARNERS else (checked_learner(learner),)
         missing = bool(common.get("missing"))
         early = 0 if "choose_fraction" in common else _EARLY
         family = Undecided(
-            self._on, criterion, *sides, seed, missing, self._learners, early, quantiles
+            self._on, criterion, *sides, seed, missing, self._learners, early, quantiles, pac
         )
-        super().__init__(model, family, _checked(calibration), **common)  # type: ignore[misc]
+        super().__init__(model, family, _checked(calibration, pac), **common)  # type: ignore[misc]
+
+    def _confident(
+        self, alphas: Sequence[Fraction], sure: Fraction, notes: Columns, random: Draws
+    ) -> Tensor:
+        try:
+            return super()._confident(alphas, sure, notes, random)
+        except ValueError as error:
+            if self.method != LOCAL:
+                raise
+            raise ValueError(
+                "LCP was chosen, which has no PAC coverage: make the predictor with pac=True, and "
+                "calibrate it again without such candidates"
+            ) from error
 
     def _kept_by(self, calibration: Calibration, settings: Mapping[str, Any]) -> Calibration:
         """Give a localized calibration if that was chosen."""

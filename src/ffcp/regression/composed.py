@@ -63,7 +63,8 @@ class Bands(BandPredictor):
         ``True`` covers all of them at once, by the largest of their scores. ``0.9`` (any number
         between 0 and 1) covers at least that share of the outputs of a row at once.
         ``"bonferroni"`` covers all at once too, with a threshold of its own for every output at
-        level alpha / m.
+        level alpha / m. With ``missing``, ``"known"`` covers all known outputs of a row at once,
+        and ``(0.9, "known")`` at least that share of them.
     side
         ``"both"``: the target is between the two ends with probability 1 - alpha. ``"lower"`` or
         ``"upper"``: it is above the lower, or below the upper end with that probability; the
@@ -80,8 +81,11 @@ class Bands(BandPredictor):
         not depend on the units of the outputs; or ``None``, all outputs as they are. With one
         output, more than 4,096, or too few rows, ``"auto"`` is ``None``.
     missing
-        Whether NaN in ``y`` stands for a target that is not known. Such outputs of a row do not
-        calibrate; bands are promised for targets that are known, as if the others did not exist.
+        Whether NaN in ``y`` stands for a target that is not known. Each output is calibrated on
+        the rows that have it; with ``joint=True`` or a share only complete rows calibrate. What
+        is promised then holds for all targets if they are missing completely at random, whatever
+        their values and inputs. With ``joint="known"`` every row with a known target calibrates,
+        and the promise is about the known outputs of rows with the same missingness.
     choose_fraction, choose_alpha, seed
         Where something is left open: the share of the calibration rows that choose it and then
         do not calibrate, the level at which candidates are compared, and the seed of the
@@ -114,7 +118,7 @@ class Bands(BandPredictor):
         joint, side = checked_joint(common.pop("joint", False)), common.pop("side", BOTH)
         scales = checked_scales(common.pop("scales", AUTO), joint)
         pieces = base or Point(), as_slack(slack)
-        family = SlackBands(*pieces, joint, checked_side(side), scales=scales)
+        family = SlackBands(*pieces, joint, checked_side(side, joint), scales=scales)
         super().__init__(model, family, calibration, **common)  # type: ignore[misc]
 
     @property

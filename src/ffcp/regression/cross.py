@@ -25,6 +25,8 @@ from ffcp.warnings import FFCPWarning, lines_up
 
 Self = TypeVar("Self", bound="CrossBands")
 BOTH, LOWER, UPPER = "both", "lower", "upper"
+_FEW = 30  # rows up to which each is a fold
+_COUNTS = range(10, 16)  # numbers of folds to choose from above
 _BLOCK = 2**21  # numbers at a time: rows to predict, times rows that calibrate
 
 
@@ -38,7 +40,9 @@ class CrossBands(nn.Module):
         neither fitted it nor stopped its training, chose its settings or scaled its inputs.
     folds
         For each row the number of its fold, from 0 to K - 1, in the order in which
-        :meth:`calibrate` gets them. With a fold for every row this is the jackknife+.
+        :meth:`calibrate` gets them. With a fold for every row this is the jackknife+. A row of
+        fold -1 is in none: every network may have been trained with it, and it does not
+        calibrate. Folds of one size promise most: :meth:`even_folds`.
     side
         ``"both"``, or ``"lower"`` or ``"upper"`` for a band that is infinite on the other side.
     batch_size
@@ -57,16 +61,16 @@ class CrossBands(nn.Module):
     >>> _ = torch.manual_seed(0)
     >>> x = torch.randn(60, 2)
     >>> y = x.sum(dim=1) + 0.1 * torch.randn(60)
-    >>> folds = torch.arange(60) % 5
+    >>> folds = CrossBands.even_folds(60)
     >>> def least_squares(x, y):  # your training
     ...     model = nn.Linear(2, 1, bias=False)
     ...     model.weight.data = torch.linalg.lstsq(x, y[:, None]).solution.T
     ...     return model
-    >>> models = [least_squares(x[folds != k], y[folds != k]) for k in range(5)]
+    >>> models = [least_squares(x[folds != k], y[folds != k]) for k in range(10)]
     >>> predictor = CrossBands(models, folds).calibrate(x, y)
     >>> band = predictor.predict_interval(torch.randn(3, 2), alpha=0.1)
     >>> bool((band.upper > band.lower).all()), round(predictor.guarantee(0.1), 3)
-    (True, 0.677)
+    (True, 0.724)
     """
 
     scores: Tensor
@@ -96,6 +100,23 @@ class CrossBands(nn.Module):
 
     # -- what is promised -------------------------------------------------------------------
 
+    @staticmethod
+    def even_folds(rows: int, seed: int = 0) -> Tensor:
+        """Return the number of a fold for each row, in 10 to 15 folds of one size.
+
+        Up to 30 rows each is a fold of its own. The number of folds is the one that leaves out
+        fewest rows: these have the number -1.
+
+        >>> folds = CrossBands.even_folds(43)
+        >>> int(folds.max()) + 1, int((folds < 0).sum())
+        (14, 1)
+        """
+        count = rows if rows <= _FEW else min(_COUNTS, key=lambda number: (rows % number, number))
+        folds = torch.full((rows,), -1)
+        inside = np.random.default_rng(seed).permutation(rows)[: rows - rows % count]
+        folds[torch.from_numpy(inside)] = torch.arange(len(inside)) % count
+        return folds
+
     def guarantee(self, alpha: Any = 0.1) -> float:
         """Give the probability with which bands hold the truth at least, by the theorems.
 
@@ -104,8 +125,8 @@ class CrossBands(nn.Module):
         1 - 2 alpha (their Theorem 1). For folds of several sizes only the first of the two is
         known; it follows from the weighted mean of the folds' p-values (Vovk and Wang, 2020).
         """
-        n, sizes = len(self.folds), torch.bincount(self.folds)
-        k = len(self.models)
+        sizes = torch.bincount(self._in_folds)
+        n, k = len(self._in_folds), len(self.models)
         lost = Fraction(2 * (k - 1), n + k)
         if len(sizes.unique()) == 1:
             lost = min(lost, (1 - Fraction(k, n)) / (k + 1))
@@ -139,8 +160,14 @@ class CrossBands(nn.Module):
             _must_keep_rows_apart(model, some)
             error = target[rows].double().reshape(-1) - _output(model, some, self.batch_size)
             scores[rows] = self._score(error)
+        scores = scores[self.folds.cpu() >= 0]
         self.scores, self._identities = scores.to(self.folds.device), identities
         return self
+
+    @property
+    def _in_folds(self) -> Tensor:
+        """The folds of those rows that are in one."""
+        return self.folds[self.folds >= 0]
 
     def _score(self, error: Tensor) -> Tensor:
         """Say how far a target lies beyond a prediction, on the sides that are bounded."""
@@ -159,7 +186,7 @@ class CrossBands(nn.Module):
             [_output(model, inputs.Reader(model)(x), self.batch_size) for model in self._each()],
             dim=1,
         )
-        folds, scores = self.folds.cpu(), self.scores.cpu()
+        folds, scores = self._in_folds.cpu(), self.scores.cpu()
         parts = []
         for some in outputs.split(max(1, _BLOCK // n)):
             each = some[:, folds]
@@ -237,7 +264,7 @@ class CrossBands(nn.Module):
                 side=files.rebuilt(str, saved.get("side")),
                 batch_size=batch_size,
             )
-            if scores.dtype != torch.float64 or scores.shape != predictor.folds.shape:
+            if scores.dtype != torch.float64 or scores.shape != predictor._in_folds.shape:
                 raise ValueError("it has not one residual for each row")
             if not bool(scores.isfinite().all()):
                 raise ValueError("it has residuals that are not finite")
@@ -260,18 +287,18 @@ class CrossBands(nn.Module):
 
     def extra_repr(self) -> str:
         """Show how many rows and folds there are."""
-        return f"side={self.side!r}, {len(self.models)} folds, {len(self.folds)} rows"
+        return f"side={self.side!r}, {len(self.models)} folds, {len(self._in_folds)} rows"
 
 
 def _checked_folds(folds: Any, models: int) -> Tensor:
     array = np.asarray(folds.detach().cpu() if isinstance(folds, Tensor) else folds)
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise ValueError(f"folds must be one whole number per row, got shape {array.shape}")
-    predictions = set(array.tolist())
-    if predictions != set(range(models)):
+    numbers = set(array.tolist())
+    if numbers - {-1} != set(range(models)):
         raise ValueError(
             f"folds must hold every number from 0 to {models - 1}, one for each of the {models} "
-            f"models, and no other; it holds {sorted(predictions)[:10]}"
+            f"models, and no other but -1 for rows in no fold; it holds {sorted(numbers)[:10]}"
         )
     return torch.from_numpy(array.astype(np.int64))
 

@@ -9,45 +9,70 @@ import torch
 from torch import Tensor
 
 from ffcp.conformal.rank import exact_alpha
+from ffcp.metrics.bands import KNOWN, share_of
 
 BONFERRONI = "bonferroni"
-# Each on its own (False), all at once (True), at least a share of them at once (a number), or all
-# at once by a union bound ("bonferroni").
-Joint = bool | float | str
+# Each on its own (False), all at once (True), at least a share of them at once (a number), all at
+# once by a union bound ("bonferroni"); all that are known ("known"), or a share of those.
+Joint = bool | float | str | tuple[float, str]
 
 
 def checked_joint(joint: Any) -> Joint:
     """Refuse what is no way to cover several outputs; the share 1 is all.
 
-    >>> checked_joint(1.0)
-    True
+    >>> checked_joint(1.0), checked_joint((1.0, "known"))
+    (True, 'known')
     """
-    if isinstance(joint, bool) or (isinstance(joint, str) and joint == BONFERRONI):
-        return joint
-    if isinstance(joint, float) and 0 < joint <= 1:
-        return joint == 1 or joint
-    raise ValueError(
-        "joint must be False, True, a share of the outputs between 0 and 1, or 'bonferroni', "
-        f"got {joint!r}"
-    )
+    if has_own_thresholds(joint) or joint is True:
+        return joint  # type: ignore[no-any-return]
+    try:
+        if isinstance(joint, int):
+            raise ValueError
+        share, of_known = share_of(joint)
+    except ValueError:
+        raise ValueError(
+            "joint must be False, True, a share of the outputs between 0 and 1, 'bonferroni', "
+            f"'known' or a share of those, (0.9, 'known'), got {joint!r}"
+        ) from None
+    if of_known:
+        return KNOWN if share == 1 else (share, KNOWN)
+    return share == 1 or share
 
 
 def has_own_thresholds(joint: Joint) -> bool:
-    """Say whether every output has a threshold of its own."""
+    """Whether every output has a threshold of its own."""
     return joint is False or joint == BONFERRONI
+
+
+def is_share(joint: Joint) -> bool:
+    """Whether fewer than all outputs of a row, or of the known ones, are covered at once."""
+    return isinstance(joint, (float, tuple))
+
+
+def is_of_known(joint: Joint) -> bool:
+    """Whether outputs whose target is missing are left out of what is covered at once."""
+    return not has_own_thresholds(joint) and share_of(joint)[1]
+
+
+def needs_whole_rows(joint: Joint) -> bool:
+    """Whether a row in which any target is missing has no score."""
+    return not has_own_thresholds(joint) and not share_of(joint)[1]
 
 
 def reduced(scores: Tensor, joint: Joint) -> Tensor:
     """Turn the scores (n, m) of all outputs into those that are kept: (n, 1) if joint."""
-    return scores if has_own_thresholds(joint) else covering(scores, joint)
+    return scores if has_own_thresholds(joint) else covering(scores, *share_of(joint))
 
 
-def covering(scores: Tensor, share: Any) -> Tensor:
-    """Give for each row the smallest threshold that covers this share of its known outputs.
+def covering(scores: Tensor, share: Any, of_known: bool = False) -> Tensor:
+    """Return for each row the smallest threshold that covers this share of its outputs.
+
+    A row in which a score is not known has none: the largest of the others says too little of
+    all outputs. With ``of_known`` these alone are to be covered.
 
     >>> scores = torch.tensor([[1.0, 4.0, 2.0, 3.0], [5.0, torch.nan, 6.0, torch.nan]])
-    >>> covering(scores, 0.75)[:, 0], covering(scores, 1)[:, 0]
-    (tensor([3., 6.]), tensor([4., 6.]))
+    >>> covering(scores, 0.75)[:, 0], covering(scores, 1, of_known=True)[:, 0]
+    (tensor([3., nan]), tensor([4., 6.]))
     """
     known = (~scores.isnan()).sum(dim=1)
     if share == 1:
@@ -58,7 +83,8 @@ def covering(scores: Tensor, share: Any) -> Tensor:
         place = torch.tensor([ranks[count] for count in known.tolist()], device=scores.device)
         in_order = scores.sort(dim=1).values  # NaN comes last
         largest = in_order.gather(1, (place - 1).clamp_min(0)[:, None])[:, 0]
-    return largest.masked_fill(known == 0, math.nan)[:, None]
+    fewest = 1 if of_known else scores.shape[1]
+    return largest.masked_fill(known < fewest, math.nan)[:, None]
 
 
 # -- scales: what makes outputs of different units comparable ----------------------------------

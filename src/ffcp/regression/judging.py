@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -19,7 +19,16 @@ from ffcp.regression.bases import columns
 from ffcp.regression.family import Family, SlackBands
 from ffcp.regression.joint import has_own_thresholds, learned_scales
 from ffcp.regression.learned.family import LearnedBands
-from ffcp.regression.sides import LOWER, UPPER, ends_at, shared_out, two_sided
+from ffcp.regression.sides import (
+    BOTH,
+    LOWER,
+    UPPER,
+    ends_at,
+    extent,
+    shared_out,
+    two_sided,
+    what_reach_is,
+)
 
 SCORE, LENGTH = CRITERIA = ("score", "length")
 _FOLDS = 3  # rows that teach are judged by what the other folds taught
@@ -35,6 +44,63 @@ class Trial:
 
     score: float
     length: float
+
+
+@dataclass(frozen=True)
+class AutoChoice:
+    """Which method was chosen, and how all candidates did.
+
+    Attributes
+    ----------
+    method
+        The one that was taken.
+    trials
+        For each candidate its interval score (length, plus 2 / alpha times the miss) and its
+        length, averaged over the rows set aside. The best is taken if it beats CP, or the central
+        quantiles of the model if it gives any, by more than a standard error.
+    criterion
+        Which of the two decided: ``"score"`` or ``"length"``.
+    rows
+        How many rows chose. They took no part in the calibration. 0: there were too few to choose
+        on, all of them calibrate, and nothing was compared.
+    alpha
+        The level at which candidates were compared.
+    side
+        Which side of bands is promised. With ``"lower"`` or ``"upper"`` the place of the length
+        is taken by the reach: how far that limit lies beyond the prediction, negative on its
+        other side; and a miss counts 1 / alpha times.
+
+    Examples
+    --------
+    >>> import ffcp
+    >>> _ = torch.manual_seed(0)
+    >>> x = torch.rand(300, 1)
+    >>> auto = ffcp.Auto(torch.nn.Linear(1, 1), seed=0)  # yours is trained
+    >>> choice = auto.calibrate(x, x[:, 0] * torch.randn(300)).choice
+    >>> print(str(choice).splitlines()[0])  # and a line for every candidate, the best first
+    Learned, ..., chosen by interval score on 115 rows at alpha=0.1
+    >>> choice.trials[choice.method].score <= choice.trials["CP"].score
+    True
+    """
+
+    method: str
+    trials: Mapping[str, Trial]
+    criterion: str
+    rows: int
+    alpha: float
+    side: str = BOTH
+
+    def __str__(self) -> str:
+        if not self.rows:
+            return f"{self.method}, compared with nothing: there are too few calibration rows"
+        what = extent(self.side)
+        by = "interval score" if self.criterion == SCORE else f"mean {what}"
+        first = f"{self.method}, chosen by {by} on {self.rows} rows at alpha={self.alpha:g}"
+        lines = [first + what_reach_is(self.side)]
+        ranked = sorted(self.trials.items(), key=lambda trial: getattr(trial[1], self.criterion))
+        for name, trial in ranked:
+            lines.append(f"  {name:<42} score {trial.score:<10.4g} {what} {trial.length:.4g}")
+        return "\n".join(lines)
 
 
 class Candidate(NamedTuple):

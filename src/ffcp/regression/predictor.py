@@ -26,9 +26,7 @@ from ffcp.predictor import Predictor, Running, steady
 from ffcp.regression.bands import Interval
 from ffcp.regression.distribution import Distribution, Summarised
 from ffcp.regression.family import Family
-from ffcp.regression.joint import (
-    has_own_thresholds,
-)
+from ffcp.regression.joint import has_own_thresholds, is_of_known, needs_whole_rows
 from ffcp.regression.sides import BOTH, EACH, LOWER, columns_of, ends_at, shared_out
 from ffcp.regression.support import checked_support
 
@@ -66,6 +64,11 @@ class BandPredictor(Predictor):
                 f"{type(calibration).__name__} needs all targets: leave out missing=True, and "
                 "rows whose target is not known"
             )
+        if is_of_known(family.joint) and not missing:
+            raise ValueError(
+                f"joint={family.joint!r} is for missing targets: add missing=True, or take "
+                "joint=True or a share where all targets are known"
+            )
         self.joint, self.side, self.missing = family.joint, family.side, missing
         self.support = checked_support(support)
         super().__init__(model, family, calibration, **running)
@@ -77,7 +80,8 @@ class BandPredictor(Predictor):
         return choice
 
     def _own_settings(self) -> dict[str, Any]:
-        own: dict[str, Any] = {"joint": self.joint, "missing": self.missing}
+        joint = list(self.joint) if isinstance(self.joint, tuple) else self.joint  # as in files
+        own: dict[str, Any] = {"joint": joint, "missing": self.missing}
         own.update({} if self.side == BOTH else {"side": self.side})
         own.update({} if self.support is None else {"support": self.support.settings()})
         return own
@@ -358,6 +362,11 @@ class BandPredictor(Predictor):
             why = (
                 f": alpha={float(alpha):g} with confidence={float(confidence):g} needs at least "
                 f"{points_needed(alpha, confidence)} calibration points{each}"
+            )
+        if self.missing and needs_whole_rows(self.joint):
+            why += (
+                f". With joint={self.joint!r} only rows without a missing target calibrate: "
+                "joint='known' covers known outputs, and takes all rows"
             )
         self._warn(f"{what} infinite{why}")
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from ffcp.conformal.rank import exact_alpha
 from ffcp.pieces import Seen
 from ffcp.regression.bands import Ends
-from ffcp.regression.joint import BONFERRONI, Joint, has_own_thresholds, reduced
+from ffcp.regression.joint import BONFERRONI, Joint, has_own_thresholds, is_share, reduced
 
 BOTH, LOWER, UPPER, EACH = "both", "lower", "upper", "each"
 SIDES = (BOTH, LOWER, UPPER, EACH)
@@ -42,14 +42,19 @@ class Sided(Protocol):
         """Give the ends whose targets have these one-sided scores at most."""
 
 
-def checked_side(side: Any) -> str:
-    """Refuse what is no side.
+def checked_side(side: Any, joint: Joint = False) -> str:
+    """Refuse what is no side, and a threshold for each side of a share of the outputs.
 
     >>> checked_side("lower")
     'lower'
     """
     if side not in SIDES:
         raise ValueError(f"side must be one of {', '.join(map(repr, SIDES))}, got {side!r}")
+    if side == EACH and is_share(joint):
+        raise ValueError(
+            f"side='each' does not go with a share of the outputs, joint={joint!r}: outputs may "
+            "then be missed on either side. Take side='both', or joint=True"
+        )
     return str(side)
 
 
@@ -87,8 +92,7 @@ def reduced_sides(scores: Tensor, side: str, joint: Joint) -> Tensor:
     """Turn the scores of all outputs, those below before those above, into those to keep."""
     if side != EACH:
         return reduced(scores, joint)
-    of_each = _joint_of_each(joint)
-    return torch.cat([reduced(part, of_each) for part in scores.chunk(2, dim=1)], dim=1)
+    return torch.cat([reduced(part, joint) for part in scores.chunk(2, dim=1)], dim=1)
 
 
 def two_sided(scores: Tensor, side: str) -> Tensor:
@@ -143,14 +147,3 @@ def growth(ends: Ends, side: str) -> tuple[Tensor, Tensor]:
     if side == EACH:
         return torch.cat([width, width], dim=1) / 2, torch.cat([low, high], dim=1)
     return torch.zeros_like(width), low if side == LOWER else high
-
-
-def _joint_of_each(joint: Joint) -> Joint:
-    """Share out the outputs of a row that may be missed: half below and half above.
-
-    >>> _joint_of_each(0.9)
-    Fraction(19, 20)
-    """
-    if not isinstance(joint, float):
-        return joint
-    return (1 + exact_alpha(joint)) / 2  # type: ignore[return-value]

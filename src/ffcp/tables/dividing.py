@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ffcp.conformal.rank import exact_alpha
+from ffcp.regression.cross import CrossBands
 from ffcp.tables.errors import TableError
 
 Rows = np.ndarray[Any, Any]
@@ -19,7 +20,10 @@ _TIMES = 10  # ... times 1 / alpha
 
 @dataclass(frozen=True)
 class Division:
-    """Numbers of rows. With ``folds`` (one for each training row) there are no others."""
+    """Numbers of rows. With ``folds`` (one for each training row) there are no others.
+
+    Rows of fold -1 train every network and calibrate none, so that folds have one size.
+    """
 
     train: Rows
     stop: Rows
@@ -30,7 +34,9 @@ class Division:
     def counts(self) -> dict[str, int]:
         """Say how many rows do what."""
         if self.folds is not None:
-            return {"train and calibrate, in folds": len(self.train)}
+            left_out = int((self.folds < 0).sum())
+            counts = {"train and calibrate, in folds": len(self.train) - left_out}
+            return {**counts, "train only": left_out} if left_out else counts
         parts = {
             "train": self.train,
             "stop the training": self.stop,
@@ -69,18 +75,11 @@ def divide(
     test = min(_MOST, rows // 5)
     enough = max(_LEAST, int(_TIMES / exact_alpha(alpha)))
     if crossing and order is None and (rows < _FEW or calibrate < enough):
-        return _in_folds(rows, shuffled)
+        none = np.empty(0, dtype=np.int64)
+        folds = CrossBands.even_folds(rows, seed).numpy()
+        return Division(np.arange(rows), none, none, none, folds)
     train = rows - calibrate - test
     stop = min(_MOST // 2, max(1, train // 7))
     ends = np.cumsum([train - stop, stop, calibrate])
     parts = np.split(shuffled, ends)
     return Division(*(np.sort(part) for part in parts))
-
-
-def _in_folds(rows: int, shuffled: Rows) -> Division:
-    """Divide few rows into folds: the fewer rows, the more folds."""
-    count = 10 if rows > 30 else rows
-    folds = np.empty(rows, dtype=np.int64)
-    folds[shuffled] = np.arange(rows) % count
-    none = np.empty(0, dtype=np.int64)
-    return Division(np.arange(rows), none, none, none, folds)

@@ -364,7 +364,10 @@ def _tested(
             fitted.curve(some, y),
         )
     else:
-        decisions.append("no rows are kept for a test: all of them train and calibrate")
+        decisions.append("no rows are kept for a test: all of them train")
+        left_out = about.rows.get("train only", 0)
+        if left_out:
+            decisions.append(f"{left_out} rows calibrate nothing, so that folds have one size")
     fitted.about = replace(about, decisions=tuple(decisions), tested=tested)
     fitted.report = report.page(fitted, bands, goal.values[rows])
     return fitted

@@ -20,10 +20,18 @@ from ffcp.network import heads
 from ffcp.network.features import undisturbed
 from ffcp.network.twin import Stamp, stamp, twin_of
 from ffcp.pieces import Needs, Seen
+from ffcp.regression import layers
 from ffcp.regression.bands import as_float64
 from ffcp.regression.family import Family
 from ffcp.regression.fcp import inversion
-from ffcp.regression.joint import Joint, has_own_thresholds, reduced
+from ffcp.regression.joint import (
+    Joint,
+    has_own_thresholds,
+    is_of_known,
+    is_share,
+    needs_whole_rows,
+    reduced,
+)
 
 #: The numbers of descent steps that ``steps=None`` chooses from.
 STEP_COUNTS = (1, 2, 3, 5, 8, 12, 20, 30, 50, 80, 120, 200)
@@ -67,7 +75,7 @@ class Ball(Family):
         optimizer: str,
         joint: Joint,
     ) -> None:
-        if isinstance(joint, float) and invert == "descent":
+        if is_share(joint) and invert == "descent":
             raise ValueError("a share of the outputs needs invert='exact'; or take joint=True")
         if norm not in (2, math.inf):
             raise ValueError(f"norm must be 2 or float('inf'), got {norm!r}")
@@ -183,7 +191,10 @@ class Ball(Family):
     def _scores_after(self, output: Tensor, v: Tensor, y: Tensor, steps: Sequence[int]) -> Tensor:
         """Scores (len(steps), n, outputs or 1) after each number of steps."""
         if not has_own_thresholds(self.joint) and self.invert == "descent":
-            return self._distance(v, y, None, steps)[..., None]
+            unknown = y.isnan()
+            lost = unknown.any(dim=1) if needs_whole_rows(self.joint) else unknown.all(dim=1)
+            distances = self._distance(v, y, None, steps)
+            return distances.masked_fill(lost.to(distances.device), math.nan)[..., None]
         each = self._each_distance(v, y, steps)
         return torch.stack([reduced(scores, self.joint) for scores in each])
 
@@ -258,8 +269,8 @@ class Ball(Family):
             [self._scores_after(*some, STEP_COUNTS) for some in _noted_parts(aside)], dim=1
         )
         level = 1 - exact_alpha(alpha)
-        rank = max(1, math.ceil(scores.shape[1] * level))
-        thresholds = scores.nan_to_num(-math.inf, math.inf).kthvalue(rank, dim=1).values
+        thresholds = torch.stack([layers.plain_quantile(one.cpu(), alpha) for one in scores])
+        thresholds = thresholds.to(scores.device)
         coverage = {
             count: self._coverage(aside, threshold)
             for count, threshold in zip(STEP_COUNTS, thresholds, strict=True)
@@ -279,7 +290,8 @@ class Ball(Family):
             counted = ~target.isnan().cpu()
             if self.joint is not False:
                 inside = (inside | ~counted).all(dim=1, keepdim=True)
-                counted = counted.any(dim=1, keepdim=True)
+                of_known = is_of_known(self.joint)
+                counted = (counted.any(dim=1) if of_known else counted.all(dim=1))[:, None]
             hits += float((inside & counted).sum())
             known += float(counted.sum())
         return hits / max(1.0, known)

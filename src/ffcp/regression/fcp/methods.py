@@ -179,8 +179,10 @@ class FCP(BandPredictor):
         scores = self.score(x, y)
         scores = scores.reshape(len(scores), -1)
         inside = (scores <= self.calibration.threshold(exact)).double()
+        inside = inside.masked_fill(scores.isnan(), math.nan)  # of targets that are not known
         inside = inside.amin(dim=1) if self.joint == BONFERRONI else inside
-        return Coverage(float(inside.mean()), len(inside))
+        counted = ~inside.reshape(len(inside), -1).isnan().all(dim=1)
+        return Coverage(float(inside.nanmean()), int(counted.sum()))
 
 
 @public

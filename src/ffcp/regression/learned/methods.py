@@ -94,7 +94,8 @@ class Learned(Teachable):
         joint, side = common.pop("joint", False), common.pop("side", BOTH)
         seed = common.get("seed") or 0
         self._on = checked_on(on)
-        ways = (checked_joint(joint), checked_side(side), seed, checked_learner(learner))
+        joint = checked_joint(joint)
+        ways = (joint, checked_side(side, joint), seed, checked_learner(learner))
         family = Untaught(self._on, nested, *ways)
         super().__init__(model, family, calibration, **common)  # type: ignore[misc]
 
