@@ -116,11 +116,16 @@ def test_no_row_is_dropped(fitted: tables.FittedTable) -> None:
     assert bands["reason"].tolist()[2] == "rooms: 'many' is not a number"
 
 
-def test_rows_do_not_depend_on_their_neighbours(fitted: tables.FittedTable) -> None:
-    rows = new(60)
-    whole = fitted.predict(rows)
-    parts = pd.concat([fitted.predict(rows[:1]), fitted.predict(rows[1:])])
-    assert np.allclose(whole["upper"], parts["upper"], rtol=1e-5)
+@pytest.mark.parametrize("kind", ["fitted", "few"])
+def test_rows_do_not_depend_on_their_neighbours(kind: str, request: pytest.FixtureRequest) -> None:
+    made: tables.FittedTable = request.getfixturevalue(kind)
+    rows = new(30)
+    rows["size"] = rows["size"].fillna(50.0)
+    whole = made.predict(rows)
+    parts = pd.concat([made.predict(rows[i : i + 1]) for i in range(len(rows))])
+    for name in ("prediction", "lower", "upper"):
+        assert np.allclose(whole[name], parts[name], rtol=1e-5)
+        assert whole[name].nunique() > 20  # every row has bands of its own
 
 
 def test_label_sets_have_names_and_groups(labelled: tables.FittedTable) -> None:

@@ -201,7 +201,7 @@ class FittedTable:
         given = {} if groups is None else {"groups": groups}
         band = self.predictor.predict_interval(x, alpha, **given)
         ends = {
-            name: getattr(band, name).double()[..., 0].numpy() * about.scale + about.centre
+            name: _by_level(getattr(band, name), len(x)) * about.scale + about.centre
             for name in ("prediction", "lower", "upper")
         }
         low, high = (np.nan if end is None else end for end in about.support)
@@ -383,6 +383,16 @@ class FittedTable:
     def save(self, folder: str | Path, *, force: bool = False) -> Path:
         """Write the folder, see :mod:`ffcp.tables.folder`."""
         return folders.save(self, folder, force=force)
+
+
+def _by_level(values: Tensor, rows: int) -> np.ndarray[Any, Any]:
+    """Return one number for each row, shape (rows,), or (levels, rows) of several levels.
+
+    >>> _by_level(torch.zeros(3), 3).shape, _by_level(torch.zeros(2, 3, 1), 3).shape
+    ((3,), (2, 3))
+    """
+    levels: np.ndarray[Any, Any] = values.double().reshape(-1, rows).numpy()
+    return levels[0] if len(levels) == 1 else levels
 
 
 def _frame(table: Any) -> pd.DataFrame:
