@@ -141,6 +141,16 @@ def test_label_sets_have_names_and_groups(labelled: tables.FittedTable) -> None:
     assert [part.value for part in tested.groups] == ["Basel", "Bern", "Chur"]
 
 
+@pytest.mark.long
+def test_a_table_may_repeat_rows() -> None:
+    frame = houses(400)
+    frame.loc[220:239] = frame.loc[:19].to_numpy()  # rows that train come again to calibrate
+    frame = frame.infer_objects().assign(number=range(400))
+    made = quick_fit(frame, "price", time="number")
+    fresh = pd.concat([houses(100, 5).assign(number=400), frame[:10]], ignore_index=True)
+    assert made.check(fresh).rows == 110  # without a word about the rows of the fit
+
+
 @pytest.mark.heavy
 def test_few_rows_promise_what_the_jackknife_promises(few: tables.FittedTable) -> None:
     assert few.about.folds == 18

@@ -226,7 +226,7 @@ class _Work:
         self.progress("calibrating", 1.0)
         predictor = self._predictor(network, side, centre, scale)
         if hasattr(predictor, "fit"):  # what the training rows can teach
-            predictor.fit(x[parts.train], y[parts.train])
+            predictor.fit(x[parts.train], y[parts.train], disjoint=True)
         predictor.calibrate(x[parts.calibrate], y[parts.calibrate], groups=groups)
         return _Found([columns], [network], [trained], predictor, centre, scale)
 
