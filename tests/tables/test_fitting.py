@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bisect
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,7 @@ import pandas as pd
 import torch
 
 from ffcp import tables
+from ffcp.conformal.rank import conformal_rank
 from ffcp.tables import dividing, measuring
 from ffcp.tables.columns import learn
 from ffcp.tables.errors import TableError
@@ -57,6 +60,45 @@ def test_rows_that_moved_are_noticed(fitted: tables.FittedTable) -> None:
     moved = houses(200, 7)
     moved["price"] *= 3
     assert fitted.still_covers(fitted.check(moved)) < 1e-6
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("rows", [200, 1000, 5000])
+@pytest.mark.parametrize("kind", ["fitted", "labelled"])
+def test_unchanged_rows_alarm_in_less_than_one_case_of_a_hundred(
+    kind: str, rows: int, request: pytest.FixtureRequest
+) -> None:
+    # The law of split conformal prediction, with the scores that are really there.
+    made: tables.FittedTable = request.getfixturevalue(kind)
+    n = len(made.predictor.calibration)
+    assert made.about.rows["calibrate"] == made.calibrated == n
+    assert sum(made.about.rows.values()) == 600
+    counts = getattr(made.predictor.calibration, "groups", {"": n})
+    share = (rows * 3 // 4, *(rows // 4 // max(1, len(counts) - 1),) * (len(counts) - 1))
+    tested = replace(made.about.tested, rows=sum(share), of_groups=share)
+    hits = np.arange(sum(share))
+    chance = lambda c: made.still_covers(replace(tested, coverage=c / sum(share)))  # noqa: E731
+    lowest = bisect.bisect_left(hits, 0.01, key=chance)  # the fewest without alarm
+    draw = np.random.default_rng(0)
+    counts = {name: counts[name] for name in made.about.groups} or counts
+    ranks = [(conformal_rank(count, 0.1), count) for count in counts.values()]
+    seen = sum(
+        draw.binomial(of_it, draw.beta(k, count + 1 - k, 40_000))
+        for of_it, (k, count) in zip(share, ranks, strict=True)
+    )
+    assert (seen < lowest).mean() < 0.0115  # of 40,000 draws: 3 standard errors
+
+
+@pytest.mark.long
+def test_rows_that_calibrate_are_counted_in_every_group() -> None:
+    frame = houses(500).assign(town=np.arange(500) % 60)  # some groups lose their rows to a choice
+    made = quick_fit(frame, "price", group="town")
+    counts = made.predictor.calibration.groups
+    assert list(made.about.groups) == sorted(counts)
+    assert len(counts) < len(set(frame["town"]))
+    bands = made.predicted(frame).bands
+    assert (bands["reason"] != "").all()
+    assert bands["lower"].notna().sum() == frame["town"].astype(str).isin(counts).sum()
 
 
 def test_a_sorted_file_is_no_change(fitted: tables.FittedTable) -> None:

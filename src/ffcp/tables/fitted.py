@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -275,7 +275,10 @@ class FittedTable:
         made = measuring.measure(bands, y, float(alpha), known, self.columns[0], groups, name)
         if not made.rows:
             raise TableError(f"no row could be predicted: {bands['reason'].iloc[0]}")
-        return made
+        if self.about.group is None:
+            return made
+        own = targets.groups(known, self.about.group)[bands["prediction"].notna()]
+        return replace(made, of_groups=tuple(int((own == one).sum()) for one in self.about.groups))
 
     def seen_share(self, table: Any) -> float:
         """Give the share of rows with a target that trained or calibrated this fit.
@@ -357,9 +360,18 @@ class FittedTable:
         hits = round(made.coverage * made.rows)
         if self.about.folds:  # the theorem of the folds has no law: the promise is taken as exact
             alpha = min(0.999, 1 - self.predictor.guarantee(alpha))
-            return measuring.chance_of_fewer(hits, made.rows, 10**9, alpha)
-        calibrated = self.about.rows["calibrate"]
-        return measuring.chance_of_fewer(hits, made.rows, calibrated, alpha)
+            return measuring.chance_of_fewer(hits, [(made.rows, 10**9)], alpha)
+        if self.about.group is None:
+            return measuring.chance_of_fewer(hits, [(made.rows, self.calibrated)], alpha)
+        counts = self.predictor.calibration.groups
+        calibrated = [counts[name] for name in self.about.groups]
+        groups = list(zip(made.of_groups, calibrated, strict=True))
+        return measuring.chance_of_fewer(hits, groups, alpha)
+
+    @property
+    def calibrated(self) -> int:
+        """How many rows calibrated; those that chose the method are not among them."""
+        return len(self.predictor.scores if self.about.folds else self.predictor.calibration)
 
     def curve(self, frame: pd.DataFrame, y: np.ndarray[Any, Any]) -> tuple[float, ...]:
         """Give promised and found coverage at many levels, one pair after the other."""

@@ -116,12 +116,12 @@ def fit(
         side=side,
         support=tuple(None if end is None else float(end) for end in support),
         group=group,
-        groups=() if groups is None else tuple(sorted(set(groups[division.calibrate]))),
+        groups=() if groups is None else tuple(sorted(predictor.calibration.groups)),
         time=time,
         seed=seed,
         centre=made.centre,
         scale=made.scale,
-        rows=division.counts(),
+        rows=_counts(division, predictor),
         folds=0 if division.folds is None else len(made.networks),
         method=_method(predictor),
         guarantee=_guarantee(predictor, alpha, group, time, division),
@@ -343,7 +343,7 @@ def _tested(
         for column in fitted.columns[0]
         if column.kind == table_columns.LEFT_OUT
     ]
-    decisions += _thin_groups(fitted, groups, division)
+    decisions += _thin_groups(fitted, groups)
     decisions += _rare_classes(goal, division)
     bands = tested = None
     if len(rows):
@@ -370,19 +370,19 @@ def _tested(
     return fitted
 
 
-def _thin_groups(fitted: FittedTable, groups: Array | None, division: Division) -> list[str]:
+def _thin_groups(fitted: FittedTable, groups: Array | None) -> list[str]:
     """Say where too few rows calibrate for a finite band, or for a set that leaves labels out."""
     about = fitted.about
     least = -(-1 // exact_alpha(about.alpha)) - 1
     all_is = "every set holds all labels" if about.classes else "every band is infinite"
     if groups is None:
-        count = len(division.calibrate)
+        count = fitted.calibrated
         needed = f"alpha = {about.alpha:g} needs {least}: {all_is}"
-        thin_table = division.folds is None and count < least
+        thin_table = not about.folds and count < least
         return [f"{count} rows calibrate, and {needed}"] if thin_table else []
-    names, counts = np.unique(groups[division.calibrate].astype(str), return_counts=True)
-    thin = [str(name) for name, count in zip(names, counts, strict=True) if count < least]
-    none = sorted(set(groups.tolist()) - set(names.tolist()))
+    counts = fitted.predictor.calibration.groups
+    thin = [name for name in about.groups if counts[name] < least]
+    none = sorted(set(groups.tolist()) - set(about.groups))
     said = []
     if thin:
         few = f"fewer than {least} rows calibrate, so that everything is possible there"
@@ -420,6 +420,17 @@ def _listed(names: list[str]) -> str:
 
 def _first(words: list[str]) -> str:
     return ", ".join(words[:10]) + (" and others" if len(words) > 10 else "")
+
+
+def _counts(division: Division, predictor: Any) -> dict[str, int]:
+    """Count what rows do; of those to calibrate, the predictor has set some aside to choose."""
+    counts = division.counts()
+    if division.folds is not None:
+        return counts
+    given, calibrated = counts.pop("calibrate"), len(predictor.calibration)
+    last = {"calibrate": calibrated, "test": counts.pop("test")}
+    aside = {"choose the method": given - calibrated} if given > calibrated else {}
+    return {**counts, **aside, **last}
 
 
 def _method(predictor: Any) -> str:
