@@ -38,6 +38,22 @@ def test_what_is_written_is_read_again(tmp_path: Path, ending: str) -> None:
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
 
 
+@pytest.mark.parametrize("place", ["cell", "name"])
+@pytest.mark.parametrize("signs", [{}, {"delimiter": ";", "decimal": ","}])
+def test_a_lone_carriage_return_ends_no_row(
+    tmp_path: Path, place: str, signs: dict[str, str]
+) -> None:
+    cell, name = ("one\rtwo", "text") if place == "cell" else ("one", "te\rxt")
+    frame = pd.DataFrame({name: [cell, "b", ""], "kind": pd.Categorical(["x", "y", "z\r"])})
+    frame.attrs.update(signs)
+    with reading.Writer(tmp_path / "out.csv") as writer:
+        writer.add(frame, pd.DataFrame({"upper": [1.5, 2.0, float("nan")]}))
+    again = reading.read(tmp_path / "out.csv")
+    assert again[name].tolist() == [cell, "b", ""]
+    assert again["kind"].tolist() == ["x", "y", "z\r"]
+    assert again["upper"].str.replace(",", ".").tolist() == ["1.5", "2.0", ""]
+
+
 def test_decimal_commas_are_told_and_said(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("a;b\n1,5;x\n2,25;y\n")
     assert reading.sniff(tmp_path / "a.csv").decimal == ","
