@@ -70,9 +70,11 @@ def _word(cell: Any) -> str:
 
 
 def _spelled(value: Any) -> str:
-    """Spell a number as a table would: 3 for 3.0."""
+    """Spell a number as a table would: 3 for 3.0, and large whole numbers with all digits."""
     if value is None or value is pd.NA or value != value:
         return ""
+    if isinstance(value, (int, np.integer)):
+        return str(int(value))
     return str(int(value)) if abs(value) < 2**53 and value == int(value) else repr(float(value))
 
 

@@ -124,7 +124,8 @@ def _as_frame(table: Any, where: Path) -> tuple[pd.DataFrame, Any]:
     _check_names(table.column_names, where)
     unnamed = [name for name in table.column_names if _INDEX.fullmatch(name)]
     table = table.drop_columns(unnamed) if unnamed else table
-    return table.to_pandas(ignore_metadata=True), table
+    # Whole numbers beside missing ones stay whole: as floats, large ones would become equal.
+    return table.to_pandas(ignore_metadata=True, integer_object_nulls=True), table
 
 
 def _csv(path: Path, rows: int) -> Iterator[pd.DataFrame]:
