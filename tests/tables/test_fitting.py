@@ -13,9 +13,9 @@ pytest.importorskip("pandas")
 import pandas as pd
 import torch
 
-from ffcp import tables
+from ffcp import metrics, tables
 from ffcp.conformal.rank import conformal_rank
-from ffcp.tables import dividing, measuring
+from ffcp.tables import cells, columns, dividing, measuring, reading
 from ffcp.tables.columns import learn
 from ffcp.tables.errors import TableError
 from ffcp.tables.network import TableNetwork
@@ -435,3 +435,41 @@ def test_a_support_without_end_is_saved(tmp_path: Path) -> None:
     for wrong in ((float("nan"), None), (float("inf"), None)):
         with pytest.raises(TableError, match="ends that are numbers"):
             tables.fit(houses(450), "price", support=wrong)
+
+
+def test_too_many_columns_are_refused_before_they_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(columns, "MOST", 20)
+    frame = pd.DataFrame(np.zeros((3, 21))).rename(columns=str)
+    frame.to_csv(tmp_path / "wide.csv", index=False)
+    frame.to_parquet(tmp_path / "wide.parquet")
+    monkeypatch.setattr(reading, "read", None)
+    for table in (frame, tmp_path / "wide.csv", tmp_path / "wide.parquet"):
+        with pytest.raises(TableError, match="21 columns"):
+            tables.fit(table, "0")
+
+
+@pytest.mark.long
+def test_a_wide_table_takes_no_longer_than_its_cells(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[int] = []
+    exact = metrics.clopper_pearson
+    monkeypatch.setattr(
+        metrics, "clopper_pearson", lambda *given: counted.append(1) or exact(*given)
+    )
+    monkeypatch.setattr(cells, "_spelled", None)  # numbers need not be spelled
+    draw = np.random.default_rng(0)
+    frame = pd.DataFrame(draw.normal(size=(90, 1000))).rename(columns=str)
+    learned_columns = learn(frame, "0")
+    assert max(len(column.knots) for column in learned_columns) <= 50
+    bands = pd.DataFrame({"prediction": 0.0, "lower": -1.0, "upper": 1.0}, index=frame.index)
+    found = measuring.measure(bands, frame["0"].to_numpy(), 0.1, frame, learned_columns)
+    assert len(found.columns) == 3 * 999
+    assert len(counted) < 30  # slices of as many rows and hits have one interval
+    assert (
+        dividing.divide(50_000, 0.1, 0, crossing=True, most=dividing.most_rows(3000)).counts()[
+            "calibrate"
+        ]
+        == dividing.most_rows(3000)
+        < 2000
+    )

@@ -88,7 +88,7 @@ def numbers(series: pd.Series, decimal: str = ".") -> tuple[np.ndarray[Any, Any]
     ([False, True, False, False], [False, False, True, True])
     """
     if is_number(series):
-        values = pd.to_numeric(series).to_numpy(dtype=np.float64, na_value=np.nan)
+        values = series.to_numpy(dtype=np.float64, na_value=np.nan)
         missing = np.isnan(values)
     elif is_date(series) or _is_boolean(series) or pd.api.types.is_complex_dtype(series):
         return np.full(len(series), np.nan), series.isna().to_numpy(), series.notna().to_numpy()

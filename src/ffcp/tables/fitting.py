@@ -101,7 +101,8 @@ def fit(
     _check_support(goal, support, target)
     order = None if time is None else np.argsort(targets.times(known, time), kind="stable")
     crossing = not goal.classes and group is None and time is None and side != "each"
-    division = dividing.divide(len(known), alpha, seed, crossing=crossing, order=order)
+    most = dividing.most_rows(known.shape[1])
+    division = dividing.divide(len(known), alpha, seed, crossing=crossing, order=order, most=most)
     work = _Work(known, goal, division, target, support, alpha, seed, minutes * 60, progress)
     with _own_random_numbers(seed):
         made = work.cross(side) if division.folds is not None else work.split(group, side)
@@ -137,9 +138,18 @@ def fit(
 
 def _read(table: Any) -> tuple[pd.DataFrame, str]:
     if isinstance(table, pd.DataFrame):
+        _must_not_be_too_wide(table)
         return reading.named(table).reset_index(drop=True), "a frame"
-    frame = reading.read(table)
-    return frame, Path(table).name
+    _must_not_be_too_wide(next(reading.chunks(table, rows=1)))  # reading all would take long
+    return reading.read(table), Path(table).name
+
+
+def _must_not_be_too_wide(frame: pd.DataFrame) -> None:
+    if frame.shape[1] > table_columns.MOST:
+        raise TableError(
+            f"the table has {frame.shape[1]:,} columns, and at most {table_columns.MOST:,} can be "
+            "fitted: leave out those that tell least of the target"
+        )
 
 
 def _check_options(alpha: Any, side: str, support: Any, minutes: float, seed: int) -> None:
@@ -226,7 +236,9 @@ class _Work:
         self.progress("calibrating", 1.0)
         predictor = self._predictor(network, side, centre, scale)
         if hasattr(predictor, "fit"):  # what the training rows can teach
-            predictor.fit(x[parts.train], y[parts.train], disjoint=True)
+            some = np.random.default_rng(self.seed).permutation(parts.train)
+            some = some[: dividing.most_rows(self.frame.shape[1])]
+            predictor.fit(x[some], y[some], disjoint=True)
         predictor.calibrate(x[parts.calibrate], y[parts.calibrate], groups=groups)
         return _Found([columns], [network], [trained], predictor, centre, scale)
 

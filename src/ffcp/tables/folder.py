@@ -99,9 +99,8 @@ def _write(fitted: Any, folder: Path) -> None:
         "columns": [columns.to_json() for columns in fitted.columns],
         "shapes": [asdict(_network(one).shape) for one in fitted.networks],
     }
-    sealed = json.dumps(content, indent=1, allow_nan=False)
-    manifest = {"format": FORMAT, "files": names, "checksum": digest(sealed.encode()), **content}
-    files.put(folder / MANIFEST, json.dumps(manifest, indent=1, allow_nan=False).encode())
+    manifest = {"format": FORMAT, "files": names, "checksum": checksum(content), **content}
+    files.put(folder / MANIFEST, json.dumps(manifest, allow_nan=False).encode())
     for file in folder.iterdir():  # those of the fit that was replaced
         if file.name.startswith(_OURS) and file.name not in names.values():
             file.unlink(missing_ok=True)
@@ -119,9 +118,26 @@ def _put(folder: Path, kind: str, data: bytes) -> str:
     return name
 
 
+def checksum(content: Any, indent: int | None = None) -> str:
+    """Return the checksum of what the manifest says.
+
+    Folders of 0.2.0 and before have that of indented text, which is slow to write.
+    """
+    return digest(json.dumps(content, indent=indent, allow_nan=False).encode())
+
+
 def digest(data: bytes) -> str:
     """Give the checksum of a file."""
     return hashlib.sha256(data).hexdigest()
 
 
-__all__ = ["FORMAT", "MANIFEST", "REPORT", "digest", "must_be_free", "must_be_writable", "save"]
+__all__ = [
+    "FORMAT",
+    "MANIFEST",
+    "REPORT",
+    "checksum",
+    "digest",
+    "must_be_free",
+    "must_be_writable",
+    "save",
+]
