@@ -232,6 +232,7 @@ class FittedTable:
 
         Yields every part when it is written; the file is there when all of them are.
         """
+        folders.must_be_outside(out)
         with reading.Writer(out) as writer:
             row = 0
             for frame, original in reading.parts(table, rows):

@@ -69,7 +69,10 @@ def _load(folder: Path) -> FittedTable:
     if not len(columns) == len(shapes) == max(1, about.folds):
         raise ValueError("it has not one network for each list of columns")
     data = {kind: _checked(folder, manifest["files"], kind) for kind in ("weights", "calibration")}
-    tensors: dict[str, Tensor] = from_bytes(data["weights"])
+    try:
+        tensors: dict[str, Tensor] = from_bytes(data["weights"])
+    except Exception as error:  # whatever a reader of foreign bytes may stumble over
+        raise ValueError(f"its weights cannot be read ({error})") from error
     rows = seen.checked(tensors.pop("seen", None))
     networks = _networks(about, columns, shapes, tensors)
     predictor = _predictor(about, networks, folder, manifest)
