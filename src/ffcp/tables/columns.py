@@ -215,11 +215,11 @@ def _say_bad(
     if is_first and len(where) == len(series) and len(series) > 1:
         raise TableError(
             f"column {column.name!r} was {column.kind}s in training and is not in a single row "
-            f"now (the first cell is {str(series.iloc[0])!r}): is it the right column?"
+            f"now (the first cell is {cells.quoted(series.iloc[0])}): is it the right column?"
         )
     for row in where:
         if not reasons[row]:
-            reasons[row] = f"{column.name}: {str(series.iloc[row])!r} is not {what}"
+            reasons[row] = f"{column.name}: {cells.quoted(series.iloc[row])} is not {what}"
 
 
 def _numbers(column: Column, values: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:
@@ -245,7 +245,7 @@ def _flags(
         given.append(unseen)
     elif unseen.any():
         new = sorted(set(cell_words[unseen].tolist()))
-        listed = ", ".join(map(repr, new[:5])) + (" and others" if len(new) > 5 else "")
+        listed = ", ".join(map(cells.quoted, new[:5])) + (" and others" if len(new) > 5 else "")
         remarks.append(
             f"{column.name!r} has levels that no training row had, in {int(unseen.sum())} rows: "
             f"{listed}; the network knows nothing of them"
@@ -313,7 +313,7 @@ def _learn_number(
     if not some and _counts_rows(known):
         return Column(name, LEFT_OUT, "counts the rows")
     unknown = sorted(set(cells.words(series[bad]).tolist()))[:20]
-    why = "numbers" + (f"; {', '.join(map(repr, unknown))} read as missing" if unknown else "")
+    why = "numbers" + (f"; {', '.join(map(cells.quoted, unknown))} read as missing" if unknown else "")
     return Column(name, NUMBER, why, some, *_curve(known, detail), words=tuple(unknown))
 
 
@@ -360,7 +360,7 @@ def _learn_category(
     known = cell_words[~missing]
     counts = pd.Series(known, dtype=object).value_counts()
     if len(counts) == 1 and not missing.any():
-        return Column(name, LEFT_OUT, f"always {counts.index[0]!r}")
+        return Column(name, LEFT_OUT, f"always {cells.quoted(counts.index[0])}")
     if len(counts) == len(known) and len(known) >= 10:
         return Column(name, LEFT_OUT, "a different word in every row")
     if len(known) >= 20 and len(counts) > max(_REPEATS * len(known), 10):

@@ -19,7 +19,7 @@ import ffcp
 from ffcp.conformal.rank import exact_alpha
 from ffcp.regression.cross import CrossBands
 from ffcp.tables import columns as table_columns
-from ffcp.tables import dividing, measuring, reading, report, seen, targets
+from ffcp.tables import cells, dividing, measuring, reading, report, seen, targets
 from ffcp.tables.columns import Columns
 from ffcp.tables.dividing import Division
 from ffcp.tables.errors import TableError
@@ -415,7 +415,7 @@ def _rare_classes(goal: Target, division: Division) -> list[str]:
         absent = [f"none {does}" for does, names in there.items() if name not in names]
         if absent:
             rows = "1 row" if counts[name] == 1 else f"{counts[name]} rows"
-            rare.append(f"{name!r} ({rows}: {', '.join(absent)})")
+            rare.append(f"{cells.quoted(name)} ({rows}: {', '.join(absent)})")
     if not rare:
         return []
     are = "1 class is" if len(rare) == 1 else f"{len(rare)} classes are"
@@ -427,7 +427,7 @@ def _rare_classes(goal: Target, division: Division) -> list[str]:
 
 
 def _listed(names: list[str]) -> str:
-    return _first([repr(name) for name in names])
+    return _first([cells.quoted(name) for name in names])
 
 
 def _first(words: list[str]) -> str:
