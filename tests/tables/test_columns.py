@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("pandas")
 import pandas as pd
 
+from ffcp import tables
 from ffcp.tables import cells, columns
 from ffcp.tables.columns import Column, Columns
 from ffcp.tables.errors import TableError
@@ -166,3 +167,26 @@ def test_truth_values_may_be_spelled_otherwise_in_new_tables() -> None:
     assert (other.x[0] == other.x[1]).all()
     assert not (other.x[0] == encoded.x[0]).all()
     assert "maybe" in found.encode(pd.DataFrame({"a": ["maybe"], "b": 1})).remarks[0]
+
+
+def test_long_cells_are_quoted_by_their_beginning() -> None:
+    long = "word " * 200_000
+    frame = houses(60).astype({"rooms": object})
+    known = columns.learn(frame, "price")
+    rows = new(3).astype({"rooms": object})
+    rows.loc[1, "rooms"] = long
+    rows.loc[2, "town"] = long
+    made = known.encode(rows)
+    assert 20 < len(made.reasons[1]) < 150
+    assert "1,000,000 characters" in made.reasons[1]
+    assert all(len(remark) < 300 for remark in made.remarks)
+    with pytest.raises(TableError, match="right column") as error:
+        known.encode(rows.assign(rooms=long))
+    assert len(str(error.value)) < 300
+    assert len(learned(a=[long] * 30).why) < 150
+    assert len(learned(a=[*range(60), long]).why) < 150
+
+
+def test_a_long_group_is_quoted_by_its_beginning(labelled: tables.FittedTable) -> None:
+    reasons = labelled.predicted(new(2).assign(town="word " * 200_000)).bands["reason"]
+    assert reasons.str.len().between(20, 150).all()

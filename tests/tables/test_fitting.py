@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bisect
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +13,9 @@ pytest.importorskip("pandas")
 import pandas as pd
 import torch
 
-from ffcp import tables
-from ffcp.tables import dividing, measuring
+from ffcp import metrics, tables
+from ffcp.conformal.rank import conformal_rank
+from ffcp.tables import cells, columns, dividing, measuring, reading
 from ffcp.tables.columns import learn
 from ffcp.tables.errors import TableError
 from ffcp.tables.network import TableNetwork
@@ -57,6 +60,45 @@ def test_rows_that_moved_are_noticed(fitted: tables.FittedTable) -> None:
     moved = houses(200, 7)
     moved["price"] *= 3
     assert fitted.still_covers(fitted.check(moved)) < 1e-6
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("rows", [200, 1000, 5000])
+@pytest.mark.parametrize("kind", ["fitted", "labelled"])
+def test_unchanged_rows_alarm_in_less_than_one_case_of_a_hundred(
+    kind: str, rows: int, request: pytest.FixtureRequest
+) -> None:
+    # The law of split conformal prediction, with the scores that are really there.
+    made: tables.FittedTable = request.getfixturevalue(kind)
+    n = len(made.predictor.calibration)
+    assert made.about.rows["calibrate"] == made.calibrated == n
+    assert sum(made.about.rows.values()) == 600
+    counts = getattr(made.predictor.calibration, "groups", {"": n})
+    share = (rows * 3 // 4, *(rows // 4 // max(1, len(counts) - 1),) * (len(counts) - 1))
+    tested = replace(made.about.tested, rows=sum(share), of_groups=share)
+    hits = np.arange(sum(share))
+    chance = lambda c: made.still_covers(replace(tested, coverage=c / sum(share)))  # noqa: E731
+    lowest = bisect.bisect_left(hits, 0.01, key=chance)  # the fewest without alarm
+    draw = np.random.default_rng(0)
+    counts = {name: counts[name] for name in made.about.groups} or counts
+    ranks = [(conformal_rank(count, 0.1), count) for count in counts.values()]
+    seen = sum(
+        draw.binomial(of_it, draw.beta(k, count + 1 - k, 40_000))
+        for of_it, (k, count) in zip(share, ranks, strict=True)
+    )
+    assert (seen < lowest).mean() < 0.0115  # of 40,000 draws: 3 standard errors
+
+
+@pytest.mark.long
+def test_rows_that_calibrate_are_counted_in_every_group() -> None:
+    frame = houses(500).assign(town=np.arange(500) % 60)  # some groups lose their rows to a choice
+    made = quick_fit(frame, "price", group="town")
+    counts = made.predictor.calibration.groups
+    assert list(made.about.groups) == sorted(counts)
+    assert len(counts) < len(set(frame["town"]))
+    bands = made.predicted(frame).bands
+    assert (bands["reason"] != "").all()
+    assert bands["lower"].notna().sum() == frame["town"].astype(str).isin(counts).sum()
 
 
 def test_a_sorted_file_is_no_change(fitted: tables.FittedTable) -> None:
@@ -116,11 +158,16 @@ def test_no_row_is_dropped(fitted: tables.FittedTable) -> None:
     assert bands["reason"].tolist()[2] == "rooms: 'many' is not a number"
 
 
-def test_rows_do_not_depend_on_their_neighbours(fitted: tables.FittedTable) -> None:
-    rows = new(60)
-    whole = fitted.predict(rows)
-    parts = pd.concat([fitted.predict(rows[:1]), fitted.predict(rows[1:])])
-    assert np.allclose(whole["upper"], parts["upper"], rtol=1e-5)
+@pytest.mark.parametrize("kind", ["fitted", "few"])
+def test_rows_do_not_depend_on_their_neighbours(kind: str, request: pytest.FixtureRequest) -> None:
+    made: tables.FittedTable = request.getfixturevalue(kind)
+    rows = new(30)
+    rows["size"] = rows["size"].fillna(50.0)
+    whole = made.predict(rows)
+    parts = pd.concat([made.predict(rows[i : i + 1]) for i in range(len(rows))])
+    for name in ("prediction", "lower", "upper"):
+        assert np.allclose(whole[name], parts[name], rtol=1e-5)
+        assert whole[name].nunique() > 20  # every row has bands of its own
 
 
 def test_label_sets_have_names_and_groups(labelled: tables.FittedTable) -> None:
@@ -134,6 +181,16 @@ def test_label_sets_have_names_and_groups(labelled: tables.FittedTable) -> None:
     tested = labelled.about.tested
     assert tested is not None
     assert [part.value for part in tested.groups] == ["Basel", "Bern", "Chur"]
+
+
+@pytest.mark.long
+def test_a_table_may_repeat_rows() -> None:
+    frame = houses(400)
+    frame.loc[220:239] = frame.loc[:19].to_numpy()  # rows that train come again to calibrate
+    frame = frame.infer_objects().assign(number=range(400))
+    made = quick_fit(frame, "price", time="number")
+    fresh = pd.concat([houses(100, 5).assign(number=400), frame[:10]], ignore_index=True)
+    assert made.check(fresh).rows == 110  # without a word about the rows of the fit
 
 
 @pytest.mark.heavy
@@ -388,3 +445,41 @@ def test_a_support_without_end_is_saved(tmp_path: Path) -> None:
     for wrong in ((float("nan"), None), (float("inf"), None)):
         with pytest.raises(TableError, match="ends that are numbers"):
             tables.fit(houses(450), "price", support=wrong)
+
+
+def test_too_many_columns_are_refused_before_they_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(columns, "MOST", 20)
+    frame = pd.DataFrame(np.zeros((3, 21))).rename(columns=str)
+    frame.to_csv(tmp_path / "wide.csv", index=False)
+    frame.to_parquet(tmp_path / "wide.parquet")
+    monkeypatch.setattr(reading, "read", None)
+    for table in (frame, tmp_path / "wide.csv", tmp_path / "wide.parquet"):
+        with pytest.raises(TableError, match="21 columns"):
+            tables.fit(table, "0")
+
+
+@pytest.mark.long
+def test_a_wide_table_takes_no_longer_than_its_cells(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[int] = []
+    exact = metrics.clopper_pearson
+    monkeypatch.setattr(
+        metrics, "clopper_pearson", lambda *given: counted.append(1) or exact(*given)
+    )
+    monkeypatch.setattr(cells, "_spelled", None)  # numbers need not be spelled
+    draw = np.random.default_rng(0)
+    frame = pd.DataFrame(draw.normal(size=(90, 1000))).rename(columns=str)
+    learned_columns = learn(frame, "0")
+    assert max(len(column.knots) for column in learned_columns) <= 50
+    bands = pd.DataFrame({"prediction": 0.0, "lower": -1.0, "upper": 1.0}, index=frame.index)
+    found = measuring.measure(bands, frame["0"].to_numpy(), 0.1, frame, learned_columns)
+    assert len(found.columns) == 3 * 999
+    assert len(counted) < 30  # slices of as many rows and hits have one interval
+    assert (
+        dividing.divide(50_000, 0.1, 0, crossing=True, most=dividing.most_rows(3000)).counts()[
+            "calibrate"
+        ]
+        == dividing.most_rows(3000)
+        < 2000
+    )

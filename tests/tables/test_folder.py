@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -20,8 +21,10 @@ pytest.importorskip("pandas")
 import numpy as np
 import pandas as pd
 import torch
+from typer.testing import CliRunner
 
 from ffcp import files, tables
+from ffcp.cli.app import app
 from tests.tables.material import houses, new
 
 
@@ -231,3 +234,84 @@ def test_killed_at_any_moment_nothing_is_half_written(
         one = labelled if found.about.classes else fitted
         assert found.predict(new(5)).equals(one.predict(new(5)))
     assert seen == {"price", "kind"}  # the kills came before and after
+
+
+def test_a_fit_that_is_replaced_leaves_no_report(
+    fitted: tables.FittedTable, labelled: tables.FittedTable, tmp_path: Path
+) -> None:
+    copy = labelled.save(tmp_path / "copy.ffcp")
+    where = fitted.save(tmp_path / "a.ffcp")
+    assert "price" in (where / "report.html").read_text()
+    tables.load(copy).save(where, force=True)
+    assert not (where / "report.html").exists()  # it would be that of another fit
+
+
+@pytest.mark.parametrize("kind", ["weights-", "calibration-", "ffcp.json", "report.html"])
+@pytest.mark.parametrize("old", [False, True])
+def test_a_fit_that_cannot_be_written_leaves_what_was_there(
+    fitted: tables.FittedTable,
+    labelled: tables.FittedTable,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    old: bool,
+) -> None:
+    where = tmp_path / "new" / "a.ffcp"
+    before = set(labelled.save(where).iterdir()) if old else set()
+    put = files.put
+
+    def full(path: Path, data: bytes) -> None:
+        if path.name.startswith(kind):
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        put(path, data)
+
+    monkeypatch.setattr(files, "put", full)
+    with pytest.raises(OSError, match="No space"):
+        fitted.save(where, force=True)
+    if kind == "report.html":  # all else is written: the fit is there, and no page of another
+        assert tables.load(where).about.target == "price"
+        assert not (where / "report.html").exists()
+    elif old:
+        assert set(where.iterdir()) == before
+        assert tables.load(where).about.target == "kind"
+    else:
+        assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "header",
+    [b"", b"\xff" * 40, b"\x10" + b"\0" * 7 + b"{" * 16],
+    ids=["none", "long", "no JSON"],
+)
+def test_weights_with_a_bad_header_are_found(folder: Path, tmp_path: Path, header: bytes) -> None:
+    from ffcp.tables.folder import MANIFEST, digest
+
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    manifest = json.loads((copy / MANIFEST).read_text())
+    manifest["files"]["weights"] = f"weights-{digest(header)[:32]}.safetensors"
+    (copy / manifest["files"]["weights"]).write_bytes(header)
+    (copy / MANIFEST).write_text(json.dumps(manifest))
+    result = CliRunner().invoke(app, ["show", str(copy)])
+    assert (result.exit_code, "damaged" in result.output) == (2, True), result.output
+
+
+def test_nothing_is_written_into_a_fit(
+    fitted: tables.FittedTable, folder: Path, tmp_path: Path
+) -> None:
+    copy = shutil.copytree(folder, tmp_path / "copy.ffcp")
+    new(5).to_csv(tmp_path / "new.csv", index=False)
+    new(5).to_csv(copy / "new.csv", index=False)
+    commands = [
+        ["predict", str(copy), str(tmp_path / "new.csv"), "--out", str(copy / "ffcp.json")],
+        ["predict", str(copy), str(tmp_path / "new.csv"), "--out", str(copy / "deep" / "out.csv")],
+        ["predict", str(copy), str(copy / "new.csv")],
+        ["fit", str(tmp_path / "new.csv"), "--target", "size", "--out", str(copy / "inner.ffcp")],
+    ]
+    (copy / "link").symlink_to(copy)
+    commands.append([*commands[0][:-1], str(copy / "link" / "out.csv")])
+    names = sorted(copy.iterdir())
+    for command in commands:
+        result = CliRunner().invoke(app, command)
+        assert (result.exit_code, "copy.ffcp holds a fit" in result.output) == (2, True), command
+    assert sorted(copy.iterdir()) == names
+    tables.load(copy)

@@ -11,8 +11,11 @@ import pytest
 
 pytest.importorskip("pandas")
 import pandas as pd
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pq
 
-from ffcp.tables import reading
+from ffcp.tables import cells, reading
 from ffcp.tables.errors import TableError
 
 
@@ -36,6 +39,22 @@ def test_what_is_written_is_read_again(tmp_path: Path, ending: str) -> None:
     assert frame["b"].tolist() == ["x", "y, z", "é"]
     assert pd.to_numeric(frame["a"]).tolist() == [1.5, 2.0, 3.0]
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize("place", ["cell", "name"])
+@pytest.mark.parametrize("signs", [{}, {"delimiter": ";", "decimal": ","}])
+def test_a_lone_carriage_return_ends_no_row(
+    tmp_path: Path, place: str, signs: dict[str, str]
+) -> None:
+    cell, name = ("one\rtwo", "text") if place == "cell" else ("one", "te\rxt")
+    frame = pd.DataFrame({name: [cell, "b", ""], "kind": pd.Categorical(["x", "y", "z\r"])})
+    frame.attrs.update(signs)
+    with reading.Writer(tmp_path / "out.csv") as writer:
+        writer.add(frame, pd.DataFrame({"upper": [1.5, 2.0, float("nan")]}))
+    again = reading.read(tmp_path / "out.csv")
+    assert again[name].tolist() == [cell, "b", ""]
+    assert again["kind"].tolist() == ["x", "y", "z\r"]
+    assert again["upper"].str.replace(",", ".").tolist() == ["1.5", "2.0", ""]
 
 
 def test_decimal_commas_are_told_and_said(tmp_path: Path) -> None:
@@ -150,3 +169,25 @@ def test_a_named_index_of_parquet_is_a_column(tmp_path: Path) -> None:
     assert sorted(reading.read(tmp_path / "a.parquet").columns) == ["size", "town"]
     frame.set_axis([5, 3]).to_parquet(tmp_path / "a.parquet")
     assert reading.read(tmp_path / "a.parquet").columns.tolist() == ["town", "size"]
+
+
+_LARGE = [2**53, 2**53 + 1, 2**63 - 1, 2**63 - 2]
+
+
+@pytest.mark.parametrize("nulls", [False, True])
+@pytest.mark.parametrize("way", ["int64", "uint64", "Int64", "object", "parquet", "csv"])
+def test_large_whole_numbers_stay_apart_as_words(tmp_path: Path, way: str, nulls: bool) -> None:
+    numbers = [*_LARGE, None] if nulls else _LARGE
+    if way in ("parquet", "csv"):
+        table = pa.table({"a": pa.array(numbers, pa.int64()), "b": pa.array(range(len(numbers)))})
+        write = pq.write_table if way == "parquet" else pa_csv.write_csv
+        write(table, tmp_path / f"large.{way}")
+        series = reading.read(tmp_path / f"large.{way}")["a"]
+    else:
+        kind = {"int64": "Int64", "uint64": "UInt64"}.get(way, way) if nulls else way
+        series = pd.Series(numbers, dtype=kind)
+    assert cells.words(series).tolist() == [str(n) for n in _LARGE] + [""] * nulls
+    values, missing, bad = cells.numbers(series)
+    assert values[:4].tolist() == [float(n) for n in _LARGE]
+    assert missing.tolist() == [False] * 4 + [True] * nulls
+    assert not bad.any()

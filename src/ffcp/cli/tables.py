@@ -219,6 +219,7 @@ def check(
         monitor = fitted.watch(frame, alpha, time)
     for remark in dict.fromkeys(str(remark.message) for remark in remarks):
         console.print(f"Note: {remark}", **_PLAIN)
+    console.print(f"Calibrated with {fitted.calibrated:,} rows", **_PLAIN)
     _print_measured(console, measured, bool(fitted.about.classes), columns=True)
     _print_watched(console, monitor, fitted, time)
     if chance < _SURE:

@@ -18,6 +18,7 @@ import torch
 
 from ffcp.ray.engine import pool_of
 from ffcp.tables import FittedTable, TableError
+from ffcp.tables.folder import must_be_outside
 from ffcp.tables.reading import base_name, is_parquet
 
 
@@ -75,6 +76,7 @@ def predict_files(
         What was done with each table, as soon as it is.
     """
     out = Path(out).absolute()
+    must_be_outside(out)
     if out.exists():
         raise TableError(f"{out} is there already: --out names a folder that is not")
     unfinished = out.with_name(f".{out.name}.{uuid.uuid4().hex}")

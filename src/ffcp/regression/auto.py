@@ -401,7 +401,7 @@ class Auto(Teachable):
         is_local = settings.get("calibration") == Local.__name__
         return localized(calibration) if is_local else calibration
 
-    def fit(self: Self, x: Any, y: Any = None) -> Self:
+    def fit(self: Self, x: Any, y: Any = None, *, disjoint: bool = False) -> Self:
         """Let rows teach that will not calibrate: those that trained the model will do.
 
         Parameters
@@ -409,10 +409,14 @@ class Auto(Teachable):
         x, y
             As in :meth:`calibrate`. At most 20,000 rows teach: of arrays a random part, of a
             loader the first, so let it shuffle.
+        disjoint
+            Whether calibration rows are known to be others, because the caller divided the data.
+            Otherwise they are compared with these, and a calibration is refused if far more of
+            them are equal than the data's own repeated rows explain.
         """
         family, calibration = self._given
         assert isinstance(family, Undecided)
-        lesson = self._lesson(x, y)
+        lesson = self._lesson(x, y, disjoint)
         learned = {
             name: taught(
                 sight,

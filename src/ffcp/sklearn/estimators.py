@@ -274,7 +274,7 @@ def _bands(given: Source, method: Any, seed: int) -> Any:
 def _teach(predictor: Any, x: Any, y: Any) -> None:
     """Let training rows teach a predictor that can learn."""
     if isinstance(predictor, (ffcp.Auto, ffcp.Learned)):
-        predictor.fit(x, y)
+        predictor.fit(x, y, disjoint=True)
 
 
 def _sets(given: Source, method: Any, seed: int) -> Any:

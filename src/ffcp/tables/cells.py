@@ -12,6 +12,7 @@ MISSING = frozenset(
     ["", "na", "n/a", "#n/a", "#na", "<na>", "nan", "-nan", "null", "none", "nat", "?", "#null!"]
 )
 ISO = "ISO8601"
+_QUOTED = 40  # characters of a cell in a message
 # Where commas are decimal signs: whole groups of three between points, 1.234.567,8, and no other.
 _GROUPED = r"\s*[+-]?\d{1,3}(?:\.\d{3})+(?:,\d*)?\s*"
 _TIMES = ("", " %H:%M", " %H:%M:%S", " %I:%M %p")
@@ -70,10 +71,24 @@ def _word(cell: Any) -> str:
 
 
 def _spelled(value: Any) -> str:
-    """Spell a number as a table would: 3 for 3.0."""
+    """Spell a number as a table would: 3 for 3.0, and large whole numbers with all digits."""
     if value is None or value is pd.NA or value != value:
         return ""
+    if isinstance(value, (int, np.integer)):
+        return str(int(value))
     return str(int(value)) if abs(value) < 2**53 and value == int(value) else repr(float(value))
+
+
+def quoted(cell: Any) -> str:
+    """Quote a cell in a message, a long one by its beginning.
+
+    >>> quoted("red"), quoted("x" * 5000)
+    ("'red'", "'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx'... (5,000 characters)")
+    """
+    text = str(cell)
+    if len(text) <= _QUOTED:
+        return repr(text)
+    return f"{text[:_QUOTED]!r}... ({len(text):,} characters)"
 
 
 def numbers(series: pd.Series, decimal: str = ".") -> tuple[np.ndarray[Any, Any], ...]:
@@ -86,7 +101,7 @@ def numbers(series: pd.Series, decimal: str = ".") -> tuple[np.ndarray[Any, Any]
     ([False, True, False, False], [False, False, True, True])
     """
     if is_number(series):
-        values = pd.to_numeric(series).to_numpy(dtype=np.float64, na_value=np.nan)
+        values = series.to_numpy(dtype=np.float64, na_value=np.nan)
         missing = np.isnan(values)
     elif is_date(series) or _is_boolean(series) or pd.api.types.is_complex_dtype(series):
         return np.full(len(series), np.nan), series.isna().to_numpy(), series.notna().to_numpy()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,8 +22,10 @@ from ffcp.tables.errors import TableError
 
 NUMBER, CATEGORY, DATE, LEFT_OUT = "number", "category", "date", "left out"
 _KINDS = (NUMBER, CATEGORY, DATE, LEFT_OUT)
-_KNOTS = 100  # of the curve that spreads numbers like a normal distribution
-_LEVELS = 100  # of a category; rarer ones are one level together
+MOST = 5_000  # columns
+# Of a column: knots of the curve that spreads numbers like a normal distribution, or levels of a
+# category, whose rarer ones are one level together. Fewer where columns are many.
+_DETAIL, _IN_ALL, _LEAST = 100, 50_000, 10
 _RARE = 5  # rows; a level with fewer is rare
 _WORDS = 0.05  # the share of words among numbers that may stand for missing ones
 _REPEATS = 0.5  # words of which more than this share are different hardly repeat
@@ -130,7 +132,7 @@ class Columns:
 
     def to_json(self) -> list[dict[str, Any]]:
         """Give all of it in plain values."""
-        return [asdict(column) for column in self.all]
+        return [dict(vars(column)) for column in self.all]  # asdict copies every number
 
     @classmethod
     def from_json(cls, saved: Any) -> Columns:
@@ -191,7 +193,10 @@ def _values(column: Column, series: pd.Series, decimal: str) -> tuple[np.ndarray
     else:
         values, missing, bad = cells.numbers(series, decimal)
     if column.words and bad.any():
-        known = bad & np.isin(cells.words(series).astype(str), np.array(column.words, dtype=str))
+        known = bad.copy()
+        known[bad] = np.isin(
+            cells.words(series[bad]).astype(str), np.array(column.words, dtype=str)
+        )
         missing, bad = missing | known, bad & ~known
     return values, missing, bad
 
@@ -210,11 +215,11 @@ def _say_bad(
     if is_first and len(where) == len(series) and len(series) > 1:
         raise TableError(
             f"column {column.name!r} was {column.kind}s in training and is not in a single row "
-            f"now (the first cell is {str(series.iloc[0])!r}): is it the right column?"
+            f"now (the first cell is {cells.quoted(series.iloc[0])}): is it the right column?"
         )
     for row in where:
         if not reasons[row]:
-            reasons[row] = f"{column.name}: {str(series.iloc[row])!r} is not {what}"
+            reasons[row] = f"{column.name}: {cells.quoted(series.iloc[row])} is not {what}"
 
 
 def _numbers(column: Column, values: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:
@@ -240,7 +245,7 @@ def _flags(
         given.append(unseen)
     elif unseen.any():
         new = sorted(set(cell_words[unseen].tolist()))
-        listed = ", ".join(map(repr, new[:5])) + (" and others" if len(new) > 5 else "")
+        listed = ", ".join(map(cells.quoted, new[:5])) + (" and others" if len(new) > 5 else "")
         remarks.append(
             f"{column.name!r} has levels that no training row had, in {int(unseen.sum())} rows: "
             f"{listed}; the network knows nothing of them"
@@ -264,8 +269,9 @@ def _as_spelled(cell_words: np.ndarray[Any, Any], levels: tuple[str, ...]) -> np
 
 def learn(frame: pd.DataFrame, target: str) -> Columns:
     """Decide on training rows, in the order of the file, what every column is."""
+    detail = max(_LEAST, min(_DETAIL, _IN_ALL // max(1, frame.shape[1])))
     decided = [
-        _learn(str(name), frame[name], frame.attrs.get("decimal", "."))
+        _learn(str(name), frame[name], frame.attrs.get("decimal", "."), detail)
         for name in frame.columns
         if name != target
     ]
@@ -275,17 +281,17 @@ def learn(frame: pd.DataFrame, target: str) -> Columns:
     return Columns(tuple(decided))
 
 
-def _learn(name: str, series: pd.Series, decimal: str) -> Column:
+def _learn(name: str, series: pd.Series, decimal: str, detail: int) -> Column:
     values, missing, bad = cells.numbers(series, decimal)
     present = int((~missing).sum())
     if not present:
         return Column(name, LEFT_OUT, "empty")
     if not bad.any() or bad.sum() <= _WORDS * present:
-        return _learn_number(name, series, values, missing, bad)
+        return _learn_number(name, series, values, missing, bad, detail)
     form = cells.date_format(series)
     if form is not None:
-        return _learn_date(name, series, form)
-    return _learn_category(name, cells.words(series), missing)
+        return _learn_date(name, series, form, detail)
+    return _learn_category(name, cells.words(series), missing, detail)
 
 
 def _learn_number(
@@ -294,6 +300,7 @@ def _learn_number(
     values: np.ndarray[Any, Any],
     missing: np.ndarray[Any, Any],
     bad: np.ndarray[Any, Any],
+    detail: int,
 ) -> Column:
     known = values[~(missing | bad)]
     some = bool((missing | bad).any())
@@ -305,9 +312,9 @@ def _learn_number(
         )
     if not some and _counts_rows(known):
         return Column(name, LEFT_OUT, "counts the rows")
-    unknown = sorted(set(cells.words(series)[bad].tolist()))[:20]
-    why = "numbers" + (f"; {', '.join(map(repr, unknown))} read as missing" if unknown else "")
-    return Column(name, NUMBER, why, some, *_curve(known), words=tuple(unknown))
+    unknown = sorted(set(cells.words(series[bad]).tolist()))[:20]
+    why = "numbers" + (f"; {', '.join(map(cells.quoted, unknown))} read as missing" if unknown else "")
+    return Column(name, NUMBER, why, some, *_curve(known, detail), words=tuple(unknown))
 
 
 def _counts_rows(known: np.ndarray[Any, Any]) -> bool:
@@ -321,7 +328,7 @@ def _counts_rows(known: np.ndarray[Any, Any]) -> bool:
     return whole and len(known) >= 20 and bool((steps > 0).all()) and float(steps.mean()) < 5
 
 
-def _learn_date(name: str, series: pd.Series, form: str) -> Column:
+def _learn_date(name: str, series: pd.Series, form: str, detail: int) -> Column:
     seconds, missing, _ = cells.dates(series, form)
     known = seconds[~missing]
     if len(np.unique(known)) == 1:
@@ -337,32 +344,38 @@ def _learn_date(name: str, series: pd.Series, form: str) -> Column:
     if form.startswith("%m/%d") and not cells.dates(series, "%d/%m" + form[5:])[2].any():
         why += ": taken with the month first, though every one could have the day first"
     return Column(
-        name, DATE, why, bool(missing.any()), *_curve(known), form=form, cycles=tuple(cycles)
+        name,
+        DATE,
+        why,
+        bool(missing.any()),
+        *_curve(known, detail),
+        form=form,
+        cycles=tuple(cycles),
     )
 
 
 def _learn_category(
-    name: str, cell_words: np.ndarray[Any, Any], missing: np.ndarray[Any, Any]
+    name: str, cell_words: np.ndarray[Any, Any], missing: np.ndarray[Any, Any], detail: int
 ) -> Column:
     known = cell_words[~missing]
     counts = pd.Series(known, dtype=object).value_counts()
     if len(counts) == 1 and not missing.any():
-        return Column(name, LEFT_OUT, f"always {counts.index[0]!r}")
+        return Column(name, LEFT_OUT, f"always {cells.quoted(counts.index[0])}")
     if len(counts) == len(known) and len(known) >= 10:
         return Column(name, LEFT_OUT, "a different word in every row")
     if len(known) >= 20 and len(counts) > max(_REPEATS * len(known), 10):
         return Column(name, LEFT_OUT, f"words that hardly repeat ({len(counts)} different ones)")
     rare = min(_RARE, max(1, len(known) // 50))
-    kept = [str(level) for level, count in counts.items() if count >= rare][:_LEVELS]
+    kept = [str(level) for level, count in counts.items() if count >= rare][:detail]
     left = len(counts) - len(kept)
     why = f"{len(counts)} levels" + (f", the {left} rarest taken together" if left else "")
     return Column(name, CATEGORY, why, bool(missing.any()), levels=tuple(kept), other=left > 0)
 
 
-def _curve(known: np.ndarray[Any, Any]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def _curve(known: np.ndarray[Any, Any], knots: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Find the curve that spreads values like a normal distribution: its knots and places."""
     ordered = np.sort(known)
-    steps = np.linspace(0, 1, _KNOTS)
+    steps = np.linspace(0, 1, knots)
     knots = np.unique(np.quantile(ordered, steps, method="nearest"))
     if len(knots) < 2:  # nearly constant
         knots = np.array([ordered[0], ordered[-1]])

@@ -13,6 +13,9 @@ from ffcp.tables.errors import TableError
 
 Rows = np.ndarray[Any, Any]
 _MOST = 20_000  # rows that calibrate, and rows that test: more tell little more
+_CELLS = (
+    5_000_000  # of these rows: of wide tables fewer, since no time limit holds for their passes
+)
 _FEW = 400  # rows; with fewer a division in four would leave too little of each
 _LEAST = 100  # calibration rows that a division must leave, and ...
 _TIMES = 10  # ... times 1 / alpha
@@ -55,12 +58,28 @@ def least_rows(alpha: Any) -> int:
     return max(10, -(-1 // exact_alpha(alpha)) - 1)
 
 
+def most_rows(columns: int) -> int:
+    """Return how many rows of a table so wide calibrate or test at most.
+
+    >>> most_rows(10), most_rows(3000)
+    (20000, 1666)
+    """
+    return max(1000, min(_MOST, _CELLS // max(1, columns)))
+
+
 def divide(
-    rows: int, alpha: Any, seed: int, *, crossing: bool, order: Rows | None = None
+    rows: int,
+    alpha: Any,
+    seed: int,
+    *,
+    crossing: bool,
+    order: Rows | None = None,
+    most: int = _MOST,
 ) -> Division:
     """Divide rows by chance, or by their order: the past trains, the last rows test.
 
-    With few rows, and if ``crossing`` is allowed, all of them train and calibrate in folds.
+    At most ``most`` rows calibrate, and as many test. With few rows, and if ``crossing`` is
+    allowed, all of them train and calibrate in folds.
 
     >>> divide(1000, 0.1, 0, crossing=True).counts()
     {'train': 472, 'stop the training': 78, 'calibrate': 250, 'test': 200}
@@ -71,15 +90,15 @@ def divide(
             f"{alpha} from fewer than {least_rows(alpha)}"
         )
     shuffled = np.random.default_rng(seed).permutation(rows) if order is None else order
-    calibrate = min(_MOST, rows // 4)
-    test = min(_MOST, rows // 5)
+    calibrate = min(most, rows // 4)
+    test = min(most, rows // 5)
     enough = max(_LEAST, int(_TIMES / exact_alpha(alpha)))
     if crossing and order is None and (rows < _FEW or calibrate < enough):
         none = np.empty(0, dtype=np.int64)
         folds = CrossBands.even_folds(rows, seed).numpy()
         return Division(np.arange(rows), none, none, none, folds)
     train = rows - calibrate - test
-    stop = min(_MOST // 2, max(1, train // 7))
+    stop = min(most // 2, max(1, train // 7))
     ends = np.cumsum([train - stop, stop, calibrate])
     parts = np.split(shuffled, ends)
     return Division(*(np.sort(part) for part in parts))

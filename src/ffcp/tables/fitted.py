@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -193,7 +193,7 @@ class FittedTable:
         made = targets.groups(frame, self.about.group)
         unknown = ~np.isin(made.astype(str), np.array(self.about.groups))
         for row in np.flatnonzero(unknown & (reasons == "")):
-            reasons[row] = f"{self.about.group}: no row of group {made[row]!r} calibrated"
+            reasons[row] = f"{self.about.group}: no row of group {cells.quoted(made[row])} calibrated"
         return made
 
     def _bands(self, x: Tensor, alpha: Any, groups: Any) -> dict[str, Any]:
@@ -201,7 +201,7 @@ class FittedTable:
         given = {} if groups is None else {"groups": groups}
         band = self.predictor.predict_interval(x, alpha, **given)
         ends = {
-            name: getattr(band, name).double()[..., 0].numpy() * about.scale + about.centre
+            name: _by_level(getattr(band, name), len(x)) * about.scale + about.centre
             for name in ("prediction", "lower", "upper")
         }
         low, high = (np.nan if end is None else end for end in about.support)
@@ -232,6 +232,7 @@ class FittedTable:
 
         Yields every part when it is written; the file is there when all of them are.
         """
+        folders.must_be_outside(out)
         with reading.Writer(out) as writer:
             row = 0
             for frame, original in reading.parts(table, rows):
@@ -275,7 +276,10 @@ class FittedTable:
         made = measuring.measure(bands, y, float(alpha), known, self.columns[0], groups, name)
         if not made.rows:
             raise TableError(f"no row could be predicted: {bands['reason'].iloc[0]}")
-        return made
+        if self.about.group is None:
+            return made
+        own = targets.groups(known, self.about.group)[bands["prediction"].notna()]
+        return replace(made, of_groups=tuple(int((own == one).sum()) for one in self.about.groups))
 
     def seen_share(self, table: Any) -> float:
         """Give the share of rows with a target that trained or calibrated this fit.
@@ -357,9 +361,18 @@ class FittedTable:
         hits = round(made.coverage * made.rows)
         if self.about.folds:  # the theorem of the folds has no law: the promise is taken as exact
             alpha = min(0.999, 1 - self.predictor.guarantee(alpha))
-            return measuring.chance_of_fewer(hits, made.rows, 10**9, alpha)
-        calibrated = self.about.rows["calibrate"]
-        return measuring.chance_of_fewer(hits, made.rows, calibrated, alpha)
+            return measuring.chance_of_fewer(hits, [(made.rows, 10**9)], alpha)
+        if self.about.group is None:
+            return measuring.chance_of_fewer(hits, [(made.rows, self.calibrated)], alpha)
+        counts = self.predictor.calibration.groups
+        calibrated = [counts[name] for name in self.about.groups]
+        groups = list(zip(made.of_groups, calibrated, strict=True))
+        return measuring.chance_of_fewer(hits, groups, alpha)
+
+    @property
+    def calibrated(self) -> int:
+        """How many rows calibrated; those that chose the method are not among them."""
+        return len(self.predictor.scores if self.about.folds else self.predictor.calibration)
 
     def curve(self, frame: pd.DataFrame, y: np.ndarray[Any, Any]) -> tuple[float, ...]:
         """Give promised and found coverage at many levels, one pair after the other."""
@@ -385,6 +398,16 @@ class FittedTable:
         return folders.save(self, folder, force=force)
 
 
+def _by_level(values: Tensor, rows: int) -> np.ndarray[Any, Any]:
+    """Return one number for each row, shape (rows,), or (levels, rows) of several levels.
+
+    >>> _by_level(torch.zeros(3), 3).shape, _by_level(torch.zeros(2, 3, 1), 3).shape
+    ((3,), (2, 3))
+    """
+    levels: np.ndarray[Any, Any] = values.double().reshape(-1, rows).numpy()
+    return levels[0] if len(levels) == 1 else levels
+
+
 def _frame(table: Any) -> pd.DataFrame:
     return reading.named(table) if isinstance(table, pd.DataFrame) else reading.read(table)
 
@@ -395,7 +418,7 @@ def _why_none(column: pd.Series, name: str) -> str:
     if not given:
         return f"no row has a target {name!r} to check against"
     return (
-        f"the target {name!r} is a number in no row, the first is {given[0]!r}: write numbers "
+        f"the target {name!r} is a number in no row, the first is {cells.quoted(given[0])}: write numbers "
         "without units, with one decimal sign in the whole table"
     )
 

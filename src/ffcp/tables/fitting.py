@@ -19,7 +19,7 @@ import ffcp
 from ffcp.conformal.rank import exact_alpha
 from ffcp.regression.cross import CrossBands
 from ffcp.tables import columns as table_columns
-from ffcp.tables import dividing, measuring, reading, report, seen, targets
+from ffcp.tables import cells, dividing, measuring, reading, report, seen, targets
 from ffcp.tables.columns import Columns
 from ffcp.tables.dividing import Division
 from ffcp.tables.errors import TableError
@@ -101,7 +101,8 @@ def fit(
     _check_support(goal, support, target)
     order = None if time is None else np.argsort(targets.times(known, time), kind="stable")
     crossing = not goal.classes and group is None and time is None and side != "each"
-    division = dividing.divide(len(known), alpha, seed, crossing=crossing, order=order)
+    most = dividing.most_rows(known.shape[1])
+    division = dividing.divide(len(known), alpha, seed, crossing=crossing, order=order, most=most)
     work = _Work(known, goal, division, target, support, alpha, seed, minutes * 60, progress)
     with _own_random_numbers(seed):
         made = work.cross(side) if division.folds is not None else work.split(group, side)
@@ -116,12 +117,12 @@ def fit(
         side=side,
         support=tuple(None if end is None else float(end) for end in support),
         group=group,
-        groups=() if groups is None else tuple(sorted(set(groups[division.calibrate]))),
+        groups=() if groups is None else tuple(sorted(predictor.calibration.groups)),
         time=time,
         seed=seed,
         centre=made.centre,
         scale=made.scale,
-        rows=division.counts(),
+        rows=_counts(division, predictor),
         folds=0 if division.folds is None else len(made.networks),
         method=_method(predictor),
         guarantee=_guarantee(predictor, alpha, group, time, division),
@@ -137,9 +138,18 @@ def fit(
 
 def _read(table: Any) -> tuple[pd.DataFrame, str]:
     if isinstance(table, pd.DataFrame):
+        _must_not_be_too_wide(table)
         return reading.named(table).reset_index(drop=True), "a frame"
-    frame = reading.read(table)
-    return frame, Path(table).name
+    _must_not_be_too_wide(next(reading.chunks(table, rows=1)))  # reading all would take long
+    return reading.read(table), Path(table).name
+
+
+def _must_not_be_too_wide(frame: pd.DataFrame) -> None:
+    if frame.shape[1] > table_columns.MOST:
+        raise TableError(
+            f"the table has {frame.shape[1]:,} columns, and at most {table_columns.MOST:,} can be "
+            "fitted: leave out those that tell least of the target"
+        )
 
 
 def _check_options(alpha: Any, side: str, support: Any, minutes: float, seed: int) -> None:
@@ -226,7 +236,9 @@ class _Work:
         self.progress("calibrating", 1.0)
         predictor = self._predictor(network, side, centre, scale)
         if hasattr(predictor, "fit"):  # what the training rows can teach
-            predictor.fit(x[parts.train], y[parts.train])
+            some = np.random.default_rng(self.seed).permutation(parts.train)
+            some = some[: dividing.most_rows(self.frame.shape[1])]
+            predictor.fit(x[some], y[some], disjoint=True)
         predictor.calibrate(x[parts.calibrate], y[parts.calibrate], groups=groups)
         return _Found([columns], [network], [trained], predictor, centre, scale)
 
@@ -343,7 +355,7 @@ def _tested(
         for column in fitted.columns[0]
         if column.kind == table_columns.LEFT_OUT
     ]
-    decisions += _thin_groups(fitted, groups, division)
+    decisions += _thin_groups(fitted, groups)
     decisions += _rare_classes(goal, division)
     bands = tested = None
     if len(rows):
@@ -373,19 +385,19 @@ def _tested(
     return fitted
 
 
-def _thin_groups(fitted: FittedTable, groups: Array | None, division: Division) -> list[str]:
+def _thin_groups(fitted: FittedTable, groups: Array | None) -> list[str]:
     """Say where too few rows calibrate for a finite band, or for a set that leaves labels out."""
     about = fitted.about
     least = -(-1 // exact_alpha(about.alpha)) - 1
     all_is = "every set holds all labels" if about.classes else "every band is infinite"
     if groups is None:
-        count = len(division.calibrate)
+        count = fitted.calibrated
         needed = f"alpha = {about.alpha:g} needs {least}: {all_is}"
-        thin_table = division.folds is None and count < least
+        thin_table = not about.folds and count < least
         return [f"{count} rows calibrate, and {needed}"] if thin_table else []
-    names, counts = np.unique(groups[division.calibrate].astype(str), return_counts=True)
-    thin = [str(name) for name, count in zip(names, counts, strict=True) if count < least]
-    none = sorted(set(groups.tolist()) - set(names.tolist()))
+    counts = fitted.predictor.calibration.groups
+    thin = [name for name in about.groups if counts[name] < least]
+    none = sorted(set(groups.tolist()) - set(about.groups))
     said = []
     if thin:
         few = f"fewer than {least} rows calibrate, so that everything is possible there"
@@ -406,7 +418,7 @@ def _rare_classes(goal: Target, division: Division) -> list[str]:
         absent = [f"none {does}" for does, names in there.items() if name not in names]
         if absent:
             rows = "1 row" if counts[name] == 1 else f"{counts[name]} rows"
-            rare.append(f"{name!r} ({rows}: {', '.join(absent)})")
+            rare.append(f"{cells.quoted(name)} ({rows}: {', '.join(absent)})")
     if not rare:
         return []
     are = "1 class is" if len(rare) == 1 else f"{len(rare)} classes are"
@@ -418,11 +430,22 @@ def _rare_classes(goal: Target, division: Division) -> list[str]:
 
 
 def _listed(names: list[str]) -> str:
-    return _first([repr(name) for name in names])
+    return _first([cells.quoted(name) for name in names])
 
 
 def _first(words: list[str]) -> str:
     return ", ".join(words[:10]) + (" and others" if len(words) > 10 else "")
+
+
+def _counts(division: Division, predictor: Any) -> dict[str, int]:
+    """Count what rows do; of those to calibrate, the predictor has set some aside to choose."""
+    counts = division.counts()
+    if division.folds is not None:
+        return counts
+    given, calibrated = counts.pop("calibrate"), len(predictor.calibration)
+    last = {"calibrate": calibrated, "test": counts.pop("test")}
+    aside = {"choose the method": given - calibrated} if given > calibrated else {}
+    return {**counts, **aside, **last}
 
 
 def _method(predictor: Any) -> str:

@@ -8,6 +8,7 @@ checks everything.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from dataclasses import asdict
@@ -28,6 +29,7 @@ _OURS = ("weights-", "calibration-")
 def must_be_free(folder: str | Path, *, force: bool) -> None:
     """Refuse a folder that holds a fit, unless ``force``, and one that is not ours, always."""
     folder = Path(folder)
+    must_be_outside(folder)
     if not folder.exists():
         return
     if not folder.is_dir():
@@ -38,6 +40,15 @@ def must_be_free(folder: str | Path, *, force: bool) -> None:
         raise TableError(f"{folder} holds other things ({foreign[0]}): give another folder")
     if MANIFEST in names and not force:
         raise TableError(f"{folder} holds a fit already: --force replaces it, --out names another")
+
+
+def must_be_outside(path: str | Path) -> None:
+    """Refuse a place inside the folder of a fit, which holds its own files and no others."""
+    for folder in Path(path).resolve().parents:
+        if (folder / MANIFEST).is_file():
+            raise TableError(
+                f"{folder} holds a fit, so {path} cannot be written: give another place"
+            )
 
 
 def must_be_writable(folder: str | Path) -> None:
@@ -67,10 +78,18 @@ def save(fitted: Any, folder: str | Path, *, force: bool = False) -> Path:
     """Write a :class:`ffcp.tables.FittedTable` to a folder."""
     folder = Path(folder)
     must_be_free(folder, force=force)
+    made = [one for one in (folder, *folder.parents) if not one.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     with files.alone(folder):
-        must_be_free(folder, force=force)  # another may have written while this one waited
-        _write(fitted, folder)
+        try:
+            must_be_free(folder, force=force)  # another may have written while this one waited
+            _write(fitted, folder)
+        except BaseException:
+            with contextlib.suppress(Exception):  # the first error is the one to tell
+                _remove_others(folder)
+                for one in made:
+                    one.rmdir()  # unless it holds something
+            raise
     return folder
 
 
@@ -92,18 +111,25 @@ def _write(fitted: Any, folder: Path) -> None:
         names["calibration"] = _put(folder, "calibration", scratch.read_bytes())
     finally:
         scratch.unlink(missing_ok=True)
-    if fitted.report is not None:
-        files.put(folder / REPORT, fitted.report.encode())
     content = {
         "about": asdict(fitted.about),
         "columns": [columns.to_json() for columns in fitted.columns],
         "shapes": [asdict(_network(one).shape) for one in fitted.networks],
     }
-    sealed = json.dumps(content, indent=1, allow_nan=False)
-    manifest = {"format": FORMAT, "files": names, "checksum": digest(sealed.encode()), **content}
-    files.put(folder / MANIFEST, json.dumps(manifest, indent=1, allow_nan=False).encode())
-    for file in folder.iterdir():  # those of the fit that was replaced
-        if file.name.startswith(_OURS) and file.name not in names.values():
+    manifest = {"format": FORMAT, "files": names, "checksum": checksum(content), **content}
+    files.put(folder / MANIFEST, json.dumps(manifest, allow_nan=False).encode())
+    (folder / REPORT).unlink(missing_ok=True)  # the page of another fit
+    _remove_others(folder)
+    if fitted.report is not None:
+        files.put(folder / REPORT, fitted.report.encode())
+
+
+def _remove_others(folder: Path) -> None:
+    """Remove files of fits that were replaced, or not written to their end."""
+    manifest = folder / MANIFEST
+    names = json.loads(manifest.read_bytes())["files"].values() if manifest.is_file() else ()
+    for file in folder.iterdir():
+        if file.name.startswith(_OURS) and file.name not in names:
             file.unlink(missing_ok=True)
 
 
@@ -119,9 +145,27 @@ def _put(folder: Path, kind: str, data: bytes) -> str:
     return name
 
 
+def checksum(content: Any, indent: int | None = None) -> str:
+    """Return the checksum of what the manifest says.
+
+    Folders of 0.2.0 and before have that of indented text, which is slow to write.
+    """
+    return digest(json.dumps(content, indent=indent, allow_nan=False).encode())
+
+
 def digest(data: bytes) -> str:
     """Give the checksum of a file."""
     return hashlib.sha256(data).hexdigest()
 
 
-__all__ = ["FORMAT", "MANIFEST", "REPORT", "digest", "must_be_free", "must_be_writable", "save"]
+__all__ = [
+    "FORMAT",
+    "MANIFEST",
+    "REPORT",
+    "checksum",
+    "digest",
+    "must_be_free",
+    "must_be_outside",
+    "must_be_writable",
+    "save",
+]

@@ -17,7 +17,7 @@ from ffcp.tables import seen
 from ffcp.tables.columns import Columns
 from ffcp.tables.errors import TableError
 from ffcp.tables.fitted import BATCH, About, FittedTable
-from ffcp.tables.folder import FORMAT, MANIFEST, digest
+from ffcp.tables.folder import FORMAT, MANIFEST, checksum, digest
 from ffcp.tables.network import Placed, Shape, TableNetwork
 
 _FAMILY = FORMAT.rstrip("0123456789")
@@ -61,7 +61,7 @@ def _load(folder: Path) -> FittedTable:
         _say_another_version(folder, manifest)
         raise ValueError(f"{MANIFEST} is not of the format {FORMAT}")
     content = {name: manifest[name] for name in ("about", "columns", "shapes")}
-    if digest(json.dumps(content, indent=1).encode()) != manifest["checksum"]:
+    if not any(checksum(content, indent) == manifest["checksum"] for indent in (None, 1)):
         raise ValueError(f"{MANIFEST} was changed: its checksum is another")
     about = fits.rebuilt(content["about"])
     columns = [Columns.from_json(one) for one in content["columns"]]
@@ -69,7 +69,10 @@ def _load(folder: Path) -> FittedTable:
     if not len(columns) == len(shapes) == max(1, about.folds):
         raise ValueError("it has not one network for each list of columns")
     data = {kind: _checked(folder, manifest["files"], kind) for kind in ("weights", "calibration")}
-    tensors: dict[str, Tensor] = from_bytes(data["weights"])
+    try:
+        tensors: dict[str, Tensor] = from_bytes(data["weights"])
+    except Exception as error:  # whatever a reader of foreign bytes may stumble over
+        raise ValueError(f"its weights cannot be read ({error})") from error
     rows = seen.checked(tensors.pop("seen", None))
     networks = _networks(about, columns, shapes, tensors)
     predictor = _predictor(about, networks, folder, manifest)

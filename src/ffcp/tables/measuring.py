@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Sequence
@@ -10,8 +11,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
+from torch import Tensor
 
 from ffcp import metrics
+from ffcp.conformal.rank import conformal_rank
 from ffcp.tables import cells
 from ffcp.tables.columns import CATEGORY, NUMBER, Columns
 
@@ -39,7 +43,8 @@ class Measured:
 
     ``size`` is the mean length of finite bands, or the mean number of labels; ``score`` the mean
     interval score (NaN is never kept: ``None`` where there is none). ``curve`` are pairs of
-    promised and found coverage, one after the other.
+    promised and found coverage, one after the other. ``of_groups`` counts the rows of each group
+    that the fit has thresholds for, in their order; empty where it has no groups.
     """
 
     rows: int
@@ -53,6 +58,7 @@ class Measured:
     groups: tuple[Part, ...]
     columns: tuple[Part, ...]
     curve: tuple[float, ...] = ()
+    of_groups: tuple[int, ...] = ()
 
 
 def joined(labels: Sequence[str]) -> str:
@@ -147,9 +153,10 @@ def _parts(slices: list[tuple[str, str, Array]], hits: Array, size: Array) -> tu
     such small errors approximate ones miss several times as often as they say.
     """
     made = []
+    interval = functools.cache(metrics.clopper_pearson)  # many slices are alike
     for column, value, rows in slices:
         covered, count = int(hits[rows].sum()), int(rows.sum())
-        low, high = metrics.clopper_pearson(covered, count, 1 - 0.05 / len(slices))
+        low, high = interval(covered, count, 1 - 0.05 / len(slices))
         finite = size[rows][np.isfinite(size[rows])]
         mean = float(finite.mean()) if len(finite) else math.inf
         made.append(Part(column, value, count, covered / count, low, high, mean))
@@ -192,27 +199,56 @@ def _days(seconds: Array) -> str:
     return f"{ends[0]} to {ends[1]}"
 
 
-def chance_of_fewer(covered_rows: int, rows: int, calibrated: int, alpha: Any) -> float:
-    """Give the chance of at most so many covered rows, had nothing changed.
+def chance_of_fewer(covered_rows: int, groups: Sequence[tuple[int, int]], alpha: Any) -> float:
+    """Return the chance of at most so many covered rows, had nothing changed.
 
     With n calibration scores, the coverage of split conformal prediction follows
-    Beta(k, n + 1 - k), so that the number of covered rows is beta-binomial.
+    Beta(k, n + 1 - k), so that the number of covered rows is beta-binomial; with groups that
+    have thresholds of their own, it is a sum of such numbers.
 
-    >>> round(chance_of_fewer(80, 100, 1000, 0.1), 4), chance_of_fewer(100, 100, 1000, 0.1)
-    (0.0032, 1.0)
+    Parameters
+    ----------
+    covered_rows
+        How many rows were covered, of all groups together.
+    groups
+        For each group how many of its rows were measured, and how many calibrated it.
+    alpha
+        Share of misses allowed.
+
+    Examples
+    --------
+    >>> round(chance_of_fewer(80, [(100, 1000)], 0.1), 4)
+    0.0032
+    >>> chance_of_fewer(100, [(100, 1000)], 0.1)
+    1.0
     """
-    from ffcp.conformal.rank import conformal_rank
-
-    k = conformal_rank(calibrated, alpha)
-    a, b = k, calibrated + 1 - k
-    if b <= 0 or covered_rows >= rows:
+    if covered_rows >= sum(rows for rows, _ in groups):
         return 1.0
+    laws = [_law(rows, calibrated, alpha) for rows, calibrated in groups if rows]
+    while len(laws) > 1:  # in pairs, so that long ones are added up rarely
+        pairs = [laws[i : i + 2] for i in range(0, len(laws), 2)]
+        laws = [_of_sum(*pair) if len(pair) == 2 else pair[0] for pair in pairs]
+    return min(1.0, float(laws[0][: covered_rows + 1].sum()))
 
-    def log_beta(one: float, other: float) -> float:
-        return math.lgamma(one) + math.lgamma(other) - math.lgamma(one + other)
 
-    def log_mass(count: int) -> float:
-        choose = -math.log(rows + 1) - log_beta(count + 1, rows - count + 1)
-        return choose + log_beta(count + a, rows - count + b) - log_beta(a, b)
+def _law(rows: int, calibrated: int, alpha: Any) -> Tensor:
+    """Return the probabilities of 0 to ``rows`` covered rows."""
+    k = conformal_rank(calibrated, alpha)
+    covered = torch.arange(rows + 1, dtype=torch.float64)
+    if k > calibrated:  # an infinite interval covers every row
+        return (covered == rows).double()
+    missed, a, b = rows - covered, k, calibrated + 1 - k
 
-    return min(1.0, math.fsum(math.exp(log_mass(count)) for count in range(covered_rows + 1)))
+    def log_beta(one: Any, other: Any) -> Tensor:
+        one, other = torch.as_tensor(one).double(), torch.as_tensor(other).double()
+        return torch.lgamma(one) + torch.lgamma(other) - torch.lgamma(one + other)
+
+    choose = -math.log(rows + 1) - log_beta(covered + 1, missed + 1)
+    return (choose + log_beta(covered + a, missed + b) - log_beta(a, b)).exp()
+
+
+def _of_sum(one: Tensor, other: Tensor) -> Tensor:
+    """Return the probabilities of a sum of two independent numbers."""
+    size = len(one) + len(other) - 1
+    made = torch.fft.irfft(torch.fft.rfft(one, size) * torch.fft.rfft(other, size), size)
+    return made.clamp(min=1e-18)  # the transform rounds at about 1e-17

@@ -124,7 +124,8 @@ def _as_frame(table: Any, where: Path) -> tuple[pd.DataFrame, Any]:
     _check_names(table.column_names, where)
     unnamed = [name for name in table.column_names if _INDEX.fullmatch(name)]
     table = table.drop_columns(unnamed) if unnamed else table
-    return table.to_pandas(ignore_metadata=True), table
+    # Whole numbers beside missing ones stay whole: as floats, large ones would become equal.
+    return table.to_pandas(ignore_metadata=True, integer_object_nulls=True), table
 
 
 def _csv(path: Path, rows: int) -> Iterator[pd.DataFrame]:
@@ -330,6 +331,15 @@ def _signs(attrs: Mapping[Any, Any]) -> dict[str, str]:
     return {"sep": delimiter, "decimal": decimal}
 
 
+def _has_return(frame: pd.DataFrame) -> bool:
+    """Whether a cell or a name holds a carriage return, which the csv module does not quote."""
+    numeric = frame.select_dtypes("number").columns
+    words = (frame[name].astype(str) for name in frame.columns.difference(numeric))
+    return "\r" in "".join(frame.columns) or any(
+        column.str.contains("\r", regex=False).any() for column in words
+    )
+
+
 class Writer:
     """Writes a table part by part; the file appears when all of it is written, or not at all."""
 
@@ -361,10 +371,9 @@ class Writer:
         """
         if not is_parquet(self.path):
             both = pd.concat([frame, made], axis=1)
-            signs = _signs(frame.attrs)
-            both.to_csv(
-                self._file, index=False, header=not self._rows, lineterminator="\n", **signs
-            )
+            quoting = csv.QUOTE_ALL if _has_return(both) else csv.QUOTE_MINIMAL
+            options = {"lineterminator": "\n", "quoting": quoting, **_signs(frame.attrs)}
+            both.to_csv(self._file, index=False, header=not self._rows, **options)
         else:
             self._add_parquet(frame, made, original)
         self._rows += len(frame) or 1  # the header is there now, even if no row is

@@ -81,6 +81,49 @@ def test_a_data_set_that_repeats_rows_by_itself_is_not_taken_for_a_mistake() -> 
     ffcp.Learned(small_mlp()).fit(x[:100], y[:100]).calibrate(x[100:], y[100:])
 
 
+def drawn(kind: str, rows: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return rows of which none, few (as in diamonds), half or all are equal to another."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, 4, generator=generator)
+    kinds = {"none": 0, "few": rows // 300, "half": rows // 2, "all": rows}[kind]
+    values = max(1, 20 if kind == "all" else kinds // 2)  # each of them comes twice, or often
+    x[:kinds] = torch.randn(values, 4, generator=generator).repeat(-(-kinds // values), 1)[:kinds]
+    x = x[torch.randperm(rows, generator=generator)]
+    return x, x[:, 0].clone()
+
+
+@pytest.mark.parametrize("kind", ["none", "few", "half", "all"])
+@pytest.mark.parametrize(("taught_rows", "rows"), [(4000, 2500), (2500, 4000), (300, 100)])
+def test_rows_that_are_equal_by_chance_are_no_overlap(
+    kind: str, taught_rows: int, rows: int
+) -> None:
+    predictor = ffcp.Learned(small_mlp())
+    for seed in range(20):
+        x, y = drawn(kind, taught_rows + rows, seed)
+        predictor._taught = row_hashes(x[:taught_rows], y[:taught_rows]).sort().values
+        met = int(torch.isin(row_hashes(x, y)[taught_rows:], predictor._taught).sum())
+        predictor._must_be_new(met, rows)
+        for share in (1.0, 0.5, 0.1) if kind in ("none", "few") else (1.0,) * (kind == "half"):
+            if share * rows > 20:  # fewer could be chance
+                over = met + int(share * (rows - met))
+                with pytest.raises(ValueError, match="given to fit"):
+                    predictor._must_be_new(over, rows)
+
+
+def test_one_row_that_is_equal_by_chance_may_calibrate() -> None:
+    x, y = data()
+    predictor = ffcp.Learned(small_mlp(), seed=0).fit(x[:200], y[:200])
+    predictor.calibrate(x[200:], y[200:])
+    predictor.calibrate(x[:1], y[:1], update=True)
+    assert len(predictor.calibration) == 401
+
+
+def test_rows_that_the_caller_divided_are_not_compared() -> None:
+    x, y = data()
+    predictor = ffcp.Learned(small_mlp(), seed=0).fit(x[:200], y[:200], disjoint=True)
+    assert len(predictor.calibrate(x, y).calibration) == 600
+
+
 def test_hashes_of_rows_see_every_number() -> None:
     x, y = data(50)
     known = row_hashes(x, y)
@@ -337,7 +380,7 @@ def test_of_many_rows_some_teach_and_all_are_known_again(monkeypatch: pytest.Mon
     loader = DataLoader(TensorDataset(x, y), batch_size=64)
     for rows in ((x, y), (loader, None)):
         predictor = ffcp.Learned(small_mlp(), seed=0, batch_size=64).fit(*rows)
-        assert len(predictor._lesson(*rows).rows["y"]) == 128
+        assert len(predictor._lesson(*rows, disjoint=False).rows["y"]) == 128
         with pytest.raises(ValueError, match="fit"):
             predictor.calibrate(x, y)  # rows that were left out too
 

@@ -99,7 +99,7 @@ class Learned(Teachable):
         family = Untaught(self._on, nested, *ways)
         super().__init__(model, family, calibration, **common)  # type: ignore[misc]
 
-    def fit(self: Self, x: Any, y: Any = None) -> Self:
+    def fit(self: Self, x: Any, y: Any = None, *, disjoint: bool = False) -> Self:
         """Learn from rows that will not calibrate: those that trained the model will do.
 
         Parameters
@@ -107,9 +107,13 @@ class Learned(Teachable):
         x, y
             As in :meth:`calibrate`. At most 20,000 rows teach: of arrays a random part, of a
             loader the first, so let it shuffle.
+        disjoint
+            Whether calibration rows are known to be others, because the caller divided the data.
+            Otherwise they are compared with these, and a calibration is refused if far more of
+            them are equal than the data's own repeated rows explain.
         """
         untaught = self._untaught
-        lesson = self._lesson(x, y)
+        lesson = self._lesson(x, y, disjoint)
         family = taught(
             lesson.sight,
             lesson.rows,

@@ -19,9 +19,9 @@ from ffcp.regression.learned.sight import On, Sight
 from ffcp.regression.predictor import BandPredictor
 
 MOST_ROWS = 20_000  # that teach; more take their time and add little
-# Data can hold equal rows by chance; so few of them, or twice as many as the rows that teach
-# hold themselves, are no sign of a mistake, and change no band to speak of.
-_CHANCE = 0.001
+# Data can hold equal rows by chance. What the share of known rows exceeds the share of repeated
+# ones by, before it counts as a mistake: so much, and so many standard errors.
+_EXCESS, _ERRORS = 0.05, 4.0
 Self = TypeVar("Self", bound="Teachable")
 
 
@@ -38,12 +38,12 @@ class Teachable(BandPredictor):
     _on: tuple[On, ...]
     _taught: Tensor | None = None  # sorted hashes of the rows that taught
 
-    def _lesson(self, x: Any, y: Any) -> Lesson:
-        """Run the model on rows that teach, at most so many; hash all of them."""
+    def _lesson(self, x: Any, y: Any, disjoint: bool) -> Lesson:
+        """Run the model on rows that teach, at most so many; hash all, unless ``disjoint``."""
         table, hashes, sight = Table(), [], None
         with torch.inference_mode(False):
             for batch in self._teaching_batches(x, y):
-                hashes.append(row_hashes(batch.x, batch.y))
+                hashes.append(row_hashes(batch.x, batch.y)[: 0 if disjoint else None])
                 if len(table) >= MOST_ROWS:
                     continue
                 if sight is None:
@@ -79,9 +79,17 @@ class Teachable(BandPredictor):
         return 0 if known is None else int(torch.isin(row_hashes(batch.x, batch.y), known).sum())
 
     def _must_be_new(self, met: int, rows: int) -> None:
-        """Refuse rows that taught, unless so few that chance may have made them equal."""
+        """Refuse rows that taught, unless so few that chance may have made them equal.
+
+        New rows drawn as those of ``fit`` equal one of them about as often as these equal one
+        another. Refused is a share more than 5 percentage points and 4 standard errors above.
+        """
         known = self._taught
-        if known is not None and met > (_CHANCE + 2 * _repeated(known)) * rows:
+        if known is None or not met:
+            return
+        share = met / rows
+        error = (share / min(rows, len(known))) ** 0.5
+        if share - _repeated(known) > max(_EXCESS, _ERRORS * error):
             raise ValueError(
                 f"{met} of {rows} calibration rows were given to fit as well: what was learned "
                 "from a row knows its error, and bands would cover too little. Calibrate with "
