@@ -12,7 +12,14 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 import ffcp
-from ffcp.sklearn.sources import Array, NetworkSource, Source, is_fitted_already, source
+from ffcp.sklearn.sources import (
+    Array,
+    NetworkSource,
+    Source,
+    is_fitted_already,
+    known_classes,
+    source,
+)
 
 Self = TypeVar("Self", bound="_Conformal")
 
@@ -175,11 +182,17 @@ class BandRegressor(RegressorMixin, _Conformal):  # type: ignore[misc]
 class SetClassifier(ClassifierMixin, _Conformal):  # type: ignore[misc]
     """A classifier that gives sets of labels which hold the true one with a guarantee.
 
+    The classes are those of the rows that train, or those of an estimator that is fitted already.
+    Any other label of a calibration row counts as one that no set can hold but a set of everything,
+    so the guarantee holds for all new rows, of labels that no row has shown yet as well: see
+    ``other_labels`` of :class:`ffcp.LabelSets`.
+
     Parameters
     ----------
     estimator
         As in :class:`BandRegressor`; a classifier with ``predict_proba``, or a network of logits
-        in the order of the sorted classes.
+        in the order of the sorted classes. A trained network may name its classes, in the order of
+        its outputs, by an attribute ``classes_``.
     alpha, calibration_size, random_state
         As in :class:`BandRegressor`.
     method
@@ -191,8 +204,8 @@ class SetClassifier(ClassifierMixin, _Conformal):  # type: ignore[misc]
     >>> from sklearn.datasets import load_iris
     >>> x, y = load_iris(return_X_y=True)
     >>> sets = SetClassifier(random_state=0).fit(x[::2], y[::2])
-    >>> sets.predict_set(x[1::2]).shape
-    (75, 3)
+    >>> sets.predict_set(x[1::2]).shape  # three classes, and another label
+    (75, 4)
     """
 
     def __init__(
@@ -215,12 +228,14 @@ class SetClassifier(ClassifierMixin, _Conformal):  # type: ignore[misc]
         self._must_have_no_weights(unknown)
         x, labels = validate_data(self, X, y)
         check_classification_targets(labels)
-        self.classes_ = np.unique(labels)
-        if is_fitted_already(self.estimator) and hasattr(self.estimator, "classes_"):
-            # It may know classes that no row here has, and they can be the truth of new rows.
-            self.classes_ = np.unique(np.concatenate([self.estimator.classes_, self.classes_]))
-        codes = np.searchsorted(self.classes_, labels)
         train, held = self._parts(len(x))
+        # Of rows that train: a list that calibration rows had a part in would not fit new rows.
+        self.classes_ = (
+            known_classes(self.estimator, x, labels)
+            if is_fitted_already(self.estimator)
+            else np.unique(labels[train])
+        )
+        codes = _codes(labels, self.classes_)
         estimator = (
             RandomForestClassifier(random_state=0) if self.estimator is None else self.estimator
         )
@@ -228,6 +243,7 @@ class SetClassifier(ClassifierMixin, _Conformal):  # type: ignore[misc]
             estimator, x[train], codes[train], self.classes_, self._seed()
         )
         self.predictor_ = _sets(self.source_, self.method, self._seed())
+        _must_take(self.predictor_, codes[held], len(self.classes_))
         self.predictor_.calibrate(self.source_.inputs(x[held]), codes[held])
         return self
 
@@ -246,11 +262,15 @@ class SetClassifier(ClassifierMixin, _Conformal):  # type: ignore[misc]
         return probabilities
 
     def predict_set(self, X: Any, alpha: Any = None) -> Any:
-        """Say which classes are in the set of each row, shape (n, K), booleans."""
+        """Return which classes are in the set of each row, shape (n, K + 1), booleans.
+
+        The last column is "another label", one that is not in ``classes_``.
+        """
         x = self._x(X)
         level = self.alpha if alpha is None else alpha
         sets = self.predictor_.predict_set(self.source_.inputs(x), level)
-        return self._contained(sets.mask.numpy(), [str(name) for name in self.classes_], X)
+        other = [ffcp.LabelSet.OTHER] if sets.other_labels else []
+        return self._contained(sets.mask.numpy(), [*map(str, self.classes_), *other], X)
 
 
 def _bands(given: Source, method: Any, seed: int) -> Any:
@@ -284,7 +304,29 @@ def _sets(given: Source, method: Any, seed: int) -> Any:
     named = {"raps": ffcp.RAPS, "aps": ffcp.APS, "lac": ffcp.LAC, "ffraps": ffcp.FFRAPS}
     if method not in named:
         raise ValueError(f"method must be one of {', '.join(named)} or a function, got {method!r}")
-    return named[method](given.model, seed=seed)
+    return named[method](given.model, other_labels=True, seed=seed)
+
+
+def _codes(labels: Array, classes: Array) -> Array:
+    """Return the number of each label among the classes, and behind the last if it is none."""
+    place = {name: number for number, name in enumerate(classes.tolist())}
+    return np.array([place.get(label, len(place)) for label in labels.tolist()], dtype=np.int64)
+
+
+def _must_take(predictor: Any, codes: Array, classes: int) -> None:
+    """Refuse calibration labels that say nothing, or that the predictor cannot count."""
+    unknown = int((codes == classes).sum())
+    if unknown == len(codes):
+        raise ValueError(
+            f"none of the {unknown} calibration rows has a label that is in classes_: the "
+            "estimator was trained on other labels"
+        )
+    if unknown and not getattr(predictor, "other_labels", False):
+        raise ValueError(
+            f"{unknown} calibration rows have a label that no training row has, and the predictor "
+            "that method made takes no such labels: make it with other_labels=True, or leave such "
+            "rows out; the promise is then about rows of known labels alone"
+        )
 
 
 def _must_have_layers(given: Source, method: str) -> None:
