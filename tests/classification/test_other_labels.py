@@ -23,7 +23,9 @@ def some_unknown(share: float) -> torch.Tensor:
 
 
 def sets_of(name: str, share: float, alpha: float) -> ffcp.LabelSet:
-    predictor = ALL[name](network(), other_labels=True).calibrate(X[:250], some_unknown(share)[:250])
+    predictor = ALL[name](network(), other_labels=True).calibrate(
+        X[:250], some_unknown(share)[:250]
+    )
     return predictor.predict_set(X[250:], alpha)
 
 
@@ -142,7 +144,9 @@ def test_they_are_saved_loaded_merged_and_compressed(name: str, tmp_path: Path) 
     with pytest.raises(ValueError, match="other_labels"):
         ffcp.LAC(model).calibrate(X, Y).merge(ffcp.LAC(model, other_labels=True).calibrate(X, y))
     summed = ALL[name](model, other_labels=True).calibrate(X, y, rank_error=0.01)
-    assert (summed.predict_set(X, **same).mask | ~one.predict_set(X, **same).mask).float().mean() > 0.9
+    assert (
+        summed.predict_set(X, **same).mask | ~one.predict_set(X, **same).mask
+    ).float().mean() > 0.9
 
 
 def test_a_monitor_counts_them() -> None:

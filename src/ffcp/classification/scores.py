@@ -402,9 +402,7 @@ def _noted_rows(noted: Columns) -> Rows:
     return Rows(noted["logits"], noted["share"], noted.get("norms"))
 
 
-def _infinite_beyond(
-    labels: Tensor, classes: int, score: Callable[[Tensor], Tensor]
-) -> Tensor:
+def _infinite_beyond(labels: Tensor, classes: int, score: Callable[[Tensor], Tensor]) -> Tensor:
     """Score labels; those beyond the classes, which no rule can score, with infinity."""
     beyond = labels >= classes
     if not bool(beyond.any()):
