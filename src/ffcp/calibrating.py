@@ -91,7 +91,9 @@ class Calibrating:
         self.inputs_stay = False
         # Held weakly: in a circle all scores would stay until Python looks for circles.
         work: Any = weakref.proxy(self)
-        self.selection: Selection[Batch | Noted] = Selection(work, self._division(), choosing.alpha)
+        self.selection: Selection[Batch | Noted] = Selection(
+            work, self._division(), choosing.alpha, scorer.fewest_rows
+        )
 
     def must_take(self, weights: Any, new: Any) -> None:
         """Refuse weights and new inputs that nothing here looks at, and missing ones."""

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import ffcp
-from tests.classification.material import METHODS, TUNED, X, Y, K, network
+from tests.classification.material import METHODS, TUNED, K, X, Y, network
 
 ALL = {**METHODS, **TUNED}
 

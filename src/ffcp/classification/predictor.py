@@ -13,8 +13,9 @@ from torch.nn.functional import pad
 
 from ffcp import files
 from ffcp.calibrating import Batch, Calibrating
+from ffcp.classification.choosing import ScoreChoice, score_of
 from ffcp.classification.names import checked_names, label_tensor
-from ffcp.classification.scores import LabelScore, Shares, as_score, check_logits
+from ffcp.classification.scores import LabelScore, Shares, check_logits
 from ffcp.classification.sets import LabelSet
 from ffcp.classification.tuning import SetChoice
 from ffcp.conformal.calibration import Calibration
@@ -48,7 +49,9 @@ class LabelSets(Predictor):
     score
         How surprising each label is: ``ffcp.Lac()``, ``ffcp.Aps()``, ``ffcp.Raps()``,
         ``ffcp.FFRaps()``, or any function of what one pass saw (:class:`ffcp.Seen`) to scores
-        (n, K), the smaller the better a label fits.
+        (n, K), the smaller the better a label fits. ``"auto"`` takes that of ``Lac``, ``Aps`` and
+        ``Raps`` whose sets are smallest, at the temperature 1 or the fitted one, compared on
+        rows that then do not calibrate; with fewer than 20 of them it is ``Lac``, and says so.
     calibration
         How scores are kept and thresholds looked up: :class:`ffcp.Marginal` (the default),
         :class:`ffcp.Mondrian`, :class:`ffcp.Local`, or :class:`ffcp.ByLabel` for a threshold of
@@ -109,7 +112,7 @@ class LabelSets(Predictor):
         self.classes: int | None = None
         self._drawn: dict[int, int] = {}  # by seed, how many random numbers are used up
         calibration = Marginal() if calibration is None else calibration
-        score = as_score(score)
+        score = score_of(score, allow_zero_sets)
         if other_labels:
             _must_not_ask_for_labels(calibration)
             checked_names([*(self.names or ()), LabelSet.OTHER])  # which no class may be called
@@ -117,10 +120,10 @@ class LabelSets(Predictor):
         super().__init__(model, score, calibration, **running)
 
     @property
-    def choice(self) -> SetChoice | None:
-        """What the automatic choice of the settings saw and took."""
-        choice: SetChoice | None = self._choices.get("sets")
-        return choice
+    def choice(self) -> SetChoice | ScoreChoice | None:
+        """What the automatic choice of the settings, or of the score, saw and took."""
+        choice: SetChoice | ScoreChoice | None = self._choices.get("sets")
+        return choice or self._choices.get("score")
 
     @property
     def shift_choice(self) -> ShiftChoice | None:

@@ -81,6 +81,8 @@ class Scorer:
     is_costly = False
     #: How many rows are enough to choose; more would only cost time and memory.
     most_rows = 10_000
+    #: How many rows must be set aside for a choice: with fewer it is done without, if that can be.
+    fewest_rows = 0
     #: Of how many rows that come first twice the share is set aside: few rows choose badly.
     early_rows = 0
     #: Of how many rows it is checked that the model treats them separately.
@@ -212,6 +214,8 @@ class Selection(Generic[Batch]):
         Which rows are set aside; ``None`` if nothing is open.
     alpha
         The level at which candidates are compared: the rows that are left must allow for it.
+    fewest
+        How many rows must be set aside, unless nothing can be done without a choice.
 
     Examples
     --------
@@ -228,6 +232,7 @@ class Selection(Generic[Batch]):
     work: Work[Batch]
     division: Division | None
     alpha: Any
+    fewest: int = 0
     set_aside: int = 0
     _waiting: Table = field(default_factory=Table)
 
@@ -273,7 +278,8 @@ class Selection(Generic[Batch]):
 
         What was noted of them is asked for only if there are enough rows to choose on.
         """
-        if left < points_needed(self.alpha) and self.work.do_without(rows + left):
+        few = left < points_needed(self.alpha) or rows < self.fewest
+        if few and self.work.do_without(rows + left):
             return False
         if not left or not rows:
             raise ValueError(

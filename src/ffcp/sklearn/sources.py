@@ -29,7 +29,7 @@ def known_classes(estimator: Any, x: Array, labels: Array) -> Array:
         return np.asarray(estimator.classes_)
     outputs = NetworkSource(estimator).outputs(x[:1]).shape[-1]
     present = np.unique(labels)
-    if present.dtype.kind in "iu" and 0 <= present[0] and present[-1] < outputs:
+    if present.dtype.kind in "iu" and present[0] >= 0 and present[-1] < outputs:
         return np.arange(outputs)
     if len(present) != outputs:
         raise ValueError(
