@@ -12,7 +12,7 @@ from torch import nn
 
 pytest.importorskip("sklearn")
 from sklearn.base import clone
-from sklearn.datasets import load_iris, make_classification, make_regression
+from sklearn.datasets import load_digits, load_iris, make_classification, make_regression
 from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
 from sklearn.frozen import FrozenEstimator
 from sklearn.linear_model import LinearRegression, LogisticRegression, RidgeClassifier
@@ -21,6 +21,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import check_estimator
 
+import ffcp
 from ffcp.regression.learned import network
 from ffcp.sklearn import BandRegressor, SetClassifier
 
@@ -179,7 +180,7 @@ def test_a_fitted_classifier_keeps_classes_that_no_calibration_row_has(absent: s
     y = np.array(["setosa", "versicolor", "virginica"])[codes]
     inner = LogisticRegression(max_iter=1000).fit(x[::2], y[::2])
     some = y[1::2] != absent
-    sets = SetClassifier(FrozenEstimator(inner)).fit(x[1::2][some], y[1::2][some])
+    sets = SetClassifier(FrozenEstimator(inner), method="lac").fit(x[1::2][some], y[1::2][some])
     assert sets.classes_.tolist() == ["setosa", "versicolor", "virginica"]
     assert sets.predict(x).tolist() == inner.predict(x).tolist()
 
@@ -260,3 +261,29 @@ def test_a_network_for_more_classes_than_training_rows_show_gives_those_that_the
     assert sets.predict_proba(x[:3]).shape == (3, len(sets.classes_))
     with pytest.raises(ValueError, match="2 outputs"):
         SetClassifier(lambda inputs: nn.Linear(inputs, 2), method="lac", random_state=0).fit(x, y)
+
+
+# -- the label score is chosen -----------------------------------------------------------------
+
+
+@pytest.mark.long
+def test_sure_forests_have_sets_of_one_label() -> None:
+    # RAPS alone has sets of 1.67 labels here, of which all rows are covered.
+    x, y = load_digits(return_X_y=True)
+    order = np.random.default_rng(0).permutation(len(y))
+    x, y = x[order], y[order]
+    forest = RandomForestClassifier(50, random_state=0)
+    sets = SetClassifier(forest, random_state=0).fit(x[:1200], y[:1200])
+    mask = sets.predict_set(x[1200:])
+    assert mask.sum(axis=1).mean() < 1.05
+    assert mask[np.arange(597), y[1200:]].mean() > 0.9
+    assert sets.choice_.rows == 60
+    assert "LAC, temperature 1" in sets.choice_.trials
+
+
+def test_too_few_rows_to_choose_are_said() -> None:
+    sets = SetClassifier(LogisticRegression(), random_state=0)
+    with pytest.warns(ffcp.FFCPWarning, match="LAC"):
+        sets.fit(XC[:200], YC[:200])
+    assert sets.choice_.rows == 0
+    assert len(sets.predictor_.calibration) == 50

@@ -92,3 +92,18 @@ def test_a_class_named_as_the_word_for_others_is_refused() -> None:
     frame["kind"] = frame["kind"].replace("dear", "another label")
     with pytest.raises(TableError, match="another label"):
         quick_fit(frame, "kind")
+
+
+def test_the_score_is_chosen_at_the_level_of_the_fit_and_said() -> None:
+    fitted = quick_fit(kinds([]), "kind", alpha=0.2)
+    assert fitted.predictor.choice.alpha == 0.2
+    assert fitted.predictor.choice.rows == 30
+    assert "chosen by mean size of sets on 30 rows" in fitted.about.method
+
+
+def test_too_few_rows_to_choose_the_score_are_said() -> None:
+    frame = houses(100)
+    frame["kind"] = np.where(frame.pop("price") > 350, "dear", "cheap")
+    fitted = quick_fit(frame, "kind")
+    assert len(fitted.predictor.calibration) == 25
+    assert "without a choice" in fitted.about.method

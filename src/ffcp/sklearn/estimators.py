@@ -196,16 +196,24 @@ class SetClassifier(ClassifierMixin, _Conformal):  # type: ignore[misc]
     alpha, calibration_size, random_state
         As in :class:`BandRegressor`.
     method
-        ``"raps"``, ``"aps"``, ``"lac"``, ``"ffraps"``, or a function from a network to a
-        predictor.
+        ``"auto"``, where that of LAC, APS and RAPS is taken whose sets are smallest, on rows that
+        then do not calibrate (LAC, with a warning, if there are fewer than 20 of them); ``"raps"``,
+        ``"aps"``, ``"lac"``, ``"ffraps"``, or a function from a network to a predictor.
+
+    Attributes
+    ----------
+    classes_ : array
+        The classes, in the order of the columns.
+    choice_ : ScoreChoice or None
+        What was compared, and what was taken.
 
     Examples
     --------
-    >>> from sklearn.datasets import load_iris
-    >>> x, y = load_iris(return_X_y=True)
-    >>> sets = SetClassifier(random_state=0).fit(x[::2], y[::2])
+    >>> from sklearn.datasets import load_wine
+    >>> x, y = load_wine(return_X_y=True)
+    >>> sets = SetClassifier(method="lac", random_state=0).fit(x[::2], y[::2])
     >>> sets.predict_set(x[1::2]).shape  # three classes, and another label
-    (75, 4)
+    (89, 4)
     """
 
     def __init__(
@@ -213,7 +221,7 @@ class SetClassifier(ClassifierMixin, _Conformal):  # type: ignore[misc]
         estimator: Any = None,
         *,
         alpha: float = 0.1,
-        method: Any = "raps",
+        method: Any = "auto",
         calibration_size: float = 0.25,
         random_state: Any = None,
     ) -> None:
@@ -245,6 +253,7 @@ class SetClassifier(ClassifierMixin, _Conformal):  # type: ignore[misc]
         self.predictor_ = _sets(self.source_, self.method, self._seed())
         _must_take(self.predictor_, codes[held], len(self.classes_))
         self.predictor_.calibrate(self.source_.inputs(x[held]), codes[held])
+        self.choice_ = getattr(self.predictor_, "choice", None)
         return self
 
     def predict(self, X: Any) -> Array:
@@ -301,7 +310,13 @@ def _sets(given: Source, method: Any, seed: int) -> Any:
     """Make the predictor of label sets."""
     if callable(method):
         return method(given.model)
-    named = {"raps": ffcp.RAPS, "aps": ffcp.APS, "lac": ffcp.LAC, "ffraps": ffcp.FFRAPS}
+    named = {
+        "auto": lambda model, **given: ffcp.LabelSets(model, "auto", **given),
+        "raps": ffcp.RAPS,
+        "aps": ffcp.APS,
+        "lac": ffcp.LAC,
+        "ffraps": ffcp.FFRAPS,
+    }
     if method not in named:
         raise ValueError(f"method must be one of {', '.join(named)} or a function, got {method!r}")
     return named[method](given.model, other_labels=True, seed=seed)

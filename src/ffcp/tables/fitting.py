@@ -309,7 +309,7 @@ class _Work:
 
     def _predictor(self, network: nn.Module, side: str, centre: float, scale: float) -> Any:
         if self.goal.classes:
-            return labels.sets(network, self.goal.classes, len(self.division.calibrate), self.seed)
+            return labels.sets(network, self.goal.classes, self.alpha, self.seed)
         # Rounded as targets are, so that one at the end of the support does not lie outside.
         units = [None if end is None else (end - centre) / scale for end in self.support]
         ends = tuple(None if end is None else float(np.float32(end)) for end in units)

@@ -37,11 +37,10 @@ def of_training(goal: Target, division: Division, name: str) -> Target:
     return replace(goal, classes=classes)
 
 
-def sets(network: nn.Module, classes: tuple[str, ...], rows: int, seed: int) -> Any:
-    """Choose the predictor of label sets; with many rows, some of them tune it."""
-    tuned: dict[str, Any] = {"tune": "size", "temperature": "fit"} if rows >= 500 else {}
+def sets(network: nn.Module, classes: tuple[str, ...], alpha: Any, seed: int) -> Any:
+    """Make the predictor of label sets; calibration rows set aside choose its score."""
     names = {"names": list(classes), "other_labels": True}
-    return ffcp.RAPS(network, seed=seed, batch_size=BATCH, **names, **tuned)
+    return ffcp.LabelSets(network, "auto", choose_alpha=alpha, seed=seed, batch_size=BATCH, **names)
 
 
 def decisions(goal: Target, division: Division, predictor: Any, alpha: Any) -> list[str]:
