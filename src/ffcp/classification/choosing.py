@@ -74,7 +74,7 @@ class Undecided(RuleScore):
             AUTO, given, Cumulative, tune=tuning.SIZE, randomized=True, allow_empty=allow_empty
         )
 
-    def restored(self, settings: Mapping[str, Any]) -> RuleScore:
+    def restored(self, settings: Mapping[str, Any]) -> Any:
         """Give the score that was chosen and saved."""
         name = settings.get("score")
         return self._named(name, settings) if name in _NAMED else self

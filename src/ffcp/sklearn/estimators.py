@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -310,8 +311,8 @@ def _sets(given: Source, method: Any, seed: int) -> Any:
     """Make the predictor of label sets."""
     if callable(method):
         return method(given.model)
-    named = {
-        "auto": lambda model, **given: ffcp.LabelSets(model, "auto", **given),
+    named: dict[str, Any] = {
+        "auto": partial(ffcp.LabelSets, score="auto"),
         "raps": ffcp.RAPS,
         "aps": ffcp.APS,
         "lac": ffcp.LAC,

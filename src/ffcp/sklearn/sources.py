@@ -151,7 +151,8 @@ class FirstOutputs(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the first outputs."""
-        return self.network(x)[:, : self.outputs]
+        first: Tensor = self.network(x)[:, : self.outputs]
+        return first
 
 
 def _for_classes(network: nn.Module, x: Array, classes: int) -> nn.Module:

@@ -39,8 +39,15 @@ def of_training(goal: Target, division: Division, name: str) -> Target:
 
 def sets(network: nn.Module, classes: tuple[str, ...], alpha: Any, seed: int) -> Any:
     """Make the predictor of label sets; calibration rows set aside choose its score."""
-    names = {"names": list(classes), "other_labels": True}
-    return ffcp.LabelSets(network, "auto", choose_alpha=alpha, seed=seed, batch_size=BATCH, **names)
+    return ffcp.LabelSets(
+        network,
+        "auto",
+        names=list(classes),
+        other_labels=True,
+        choose_alpha=alpha,
+        seed=seed,
+        batch_size=BATCH,
+    )
 
 
 def decisions(goal: Target, division: Division, predictor: Any, alpha: Any) -> list[str]:
