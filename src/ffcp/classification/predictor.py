@@ -51,7 +51,8 @@ class LabelSets(Predictor):
         ``ffcp.FFRaps()``, or any function of what one pass saw (:class:`ffcp.Seen`) to scores
         (n, K), the smaller the better a label fits. ``"auto"`` takes that of ``Lac``, ``Aps`` and
         ``Raps`` whose sets are smallest, at the temperature 1 or the fitted one, compared on
-        rows that then do not calibrate; with fewer than 20 of them it is ``Lac``, and says so.
+        rows that then do not calibrate; where they tell no difference it is ``Lac``, and with fewer
+        than 20 of them too, which is said.
     calibration
         How scores are kept and thresholds looked up: :class:`ffcp.Marginal` (the default),
         :class:`ffcp.Mondrian`, :class:`ffcp.Local`, or :class:`ffcp.ByLabel` for a threshold of

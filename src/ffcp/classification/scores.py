@@ -356,14 +356,18 @@ class RuleScore(LabelScore):
         if settings["temperature"] == FIT:
             settings["temperature"] = tuning.fit_temperature(rows.logits, labels)
         if self.tune:
-            choice = replace(self._tuned(settings, rows, labels, level), alpha=float(alpha))
+            choice = replace(
+                self._tuned(settings, rows, labels, level),
+                rows=len(aside["label"]),
+                alpha=float(alpha),
+            )
             settings.update(kreg=choice.kreg, lam=choice.lam)
             if "delta" in settings:
                 settings["delta"] = choice.delta
         else:
             kept = {key: settings.get(key) for key in ("kreg", "lam", "delta")}
             choice = tuning.SetChoice(
-                settings["temperature"], **kept, rows=len(labels), alpha=float(alpha),
+                settings["temperature"], **kept, rows=len(aside["label"]), alpha=float(alpha),
                 criterion=None, candidates=(),
             )  # fmt: skip
         return Chosen(self._settled(settings), {"sets": choice})
