@@ -52,10 +52,14 @@ def measure(model: nn.Sequential, parts: Split, slack: object) -> tuple[float, f
     )
 
 
+def _gradient_norm(layer: str, model: nn.Sequential) -> object:
+    return ffcp.GradientNorm(layer)
+
+
 def scales(layers: Iterable[str]) -> dict[str, Callable[[nn.Sequential], object]]:
     result: dict[str, Callable[[nn.Sequential], object]] = {"CP": lambda _: ffcp.Constant()}
     for layer in layers:
-        result[f"FFCP at {layer}"] = lambda _, layer=layer: ffcp.GradientNorm(layer)
+        result[f"FFCP at {layer}"] = partial(_gradient_norm, layer)
         for step in STEPS:
             result[f"curvature at {layer}, step {step:g}"] = partial(
                 Curvature, feature=layer, step=step
@@ -70,7 +74,9 @@ def compare(data: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ffcp.FFCPWarning)
         for name, scale in scales(layers).items():
-            rows = [measure(model, parts, scale(model)) for model, parts in some]
+            rows = [
+                measure(m, parts, scale(m)) for m, parts in some if isinstance(m, nn.Sequential)
+            ]
             result = Tensor(rows).mean(dim=0)
             length, score, covered = result.tolist()
             made.add_row(name, f"{length:.4g}", f"{score:.4g}", f"{covered:.1%}")

@@ -12,7 +12,7 @@ from torch import nn
 
 pytest.importorskip("sklearn")
 from sklearn.base import clone
-from sklearn.datasets import load_iris, make_classification, make_regression
+from sklearn.datasets import load_digits, load_iris, make_classification, make_regression
 from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
 from sklearn.frozen import FrozenEstimator
 from sklearn.linear_model import LinearRegression, LogisticRegression, RidgeClassifier
@@ -21,6 +21,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import check_estimator
 
+import ffcp
 from ffcp.regression.learned import network
 from ffcp.sklearn import BandRegressor, SetClassifier
 
@@ -57,7 +58,7 @@ def test_bands_cover_rows_that_were_not_seen() -> None:
 def test_sets_cover_and_keep_the_names() -> None:
     sets = SetClassifier(LogisticRegression(), random_state=0).fit(XC[:400], NAMES[:400])
     mask = sets.set_output(transform="pandas").predict_set(XC[400:])
-    assert list(mask.columns) == ["ant", "bee", "cat"]
+    assert list(mask.columns) == ["ant", "bee", "cat", "another label"]
     hits = [mask[name].iloc[row] for row, name in enumerate(NAMES[400:])]
     assert np.mean(hits) > 0.74  # as above, 100 calibrate
     assert set(sets.predict(XC[:9])) <= set(NAMES)
@@ -179,6 +180,110 @@ def test_a_fitted_classifier_keeps_classes_that_no_calibration_row_has(absent: s
     y = np.array(["setosa", "versicolor", "virginica"])[codes]
     inner = LogisticRegression(max_iter=1000).fit(x[::2], y[::2])
     some = y[1::2] != absent
-    sets = SetClassifier(FrozenEstimator(inner)).fit(x[1::2][some], y[1::2][some])
+    sets = SetClassifier(FrozenEstimator(inner), method="lac").fit(x[1::2][some], y[1::2][some])
     assert sets.classes_.tolist() == ["setosa", "versicolor", "virginica"]
     assert sets.predict(x).tolist() == inner.predict(x).tolist()
+
+
+# -- labels that no training row had -----------------------------------------------------------
+
+
+def with_names_of_their_own(share: float, rows: int = 800) -> Any:
+    """Rows of three classes, but for a share of them whose label no other row has."""
+    draw = np.random.default_rng(0)
+    x = draw.standard_normal((rows, 2))
+    y = np.array([f"h{one}" for one in (x[:, 0] > 0).astype(int) + (x[:, 1] > 0)], dtype=object)
+    alone = draw.random(rows) < share
+    y[alone] = [f"t{number}" for number in range(alone.sum())]
+    return x, y.astype(str)
+
+
+def test_labels_come_from_training_rows_alone() -> None:
+    x, y = with_names_of_their_own(0.05)
+    sets = SetClassifier(LogisticRegression(), random_state=0, method="lac").fit(x, y)
+    train, held = sets._parts(len(x))
+    assert set(sets.classes_) == set(y[train])
+    unknown = ~np.isin(y[held], y[train])
+    assert int(sets.predictor_.calibration.scores.isinf().sum()) == unknown.sum() > 3
+    mask = sets.predict_set(x)
+    assert mask.shape == (len(x), len(sets.classes_) + 1)
+    assert not mask[:, -1].any()
+
+
+@pytest.mark.filterwarnings("ignore::ffcp.FFCPWarning")
+def test_where_too_many_labels_are_new_sets_hold_all_and_another() -> None:
+    x, y = with_names_of_their_own(0.3)
+    sets = SetClassifier(LogisticRegression(), random_state=0, method="lac").fit(x, y)
+    frame = sets.set_output(transform="pandas").predict_set(x[:5])
+    assert frame.columns[-1] == "another label"
+    assert frame.all(axis=None)
+
+
+def test_a_fitted_classifier_scores_labels_that_it_does_not_know_with_infinity() -> None:
+    x, y = with_names_of_their_own(0.0)
+    some = y[:400] != "h2"
+    inner = LogisticRegression().fit(x[:400][some], y[:400][some])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that every set holds all labels
+        sets = SetClassifier(FrozenEstimator(inner), method="lac").fit(x[400:], y[400:])
+        assert sets.predict_set(x[:9]).all()
+    assert sets.classes_.tolist() == ["h0", "h1"]
+    assert int(sets.predictor_.calibration.scores.isinf().sum()) == (y[400:] == "h2").sum()
+    with pytest.raises(ValueError, match="none of the"):
+        SetClassifier(FrozenEstimator(inner), method="lac").fit(x[400:], np.arange(400) % 2)
+
+
+def test_outputs_of_a_network_keep_their_places_where_a_class_is_absent() -> None:
+    # Three outputs, and calibration rows of the classes 0 and 2 alone.
+    model = nn.Linear(2, 3)
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([[-9.0, 0.0], [0.0, 0.0], [9.0, 0.0]]))
+        model.bias.copy_(torch.tensor([0.0, -99.0, 0.0]))
+    x, _ = with_names_of_their_own(0.0, 200)
+    y = np.where(x[:, 0] > 0, 2, 0)
+    sets = SetClassifier(model, method="lac").fit(x, y)
+    assert sets.classes_.tolist() == [0, 1, 2]
+    assert sets.predict(x).tolist() == y.tolist()
+    with pytest.raises(ValueError, match="classes_"):
+        SetClassifier(model, method="lac").fit(x, np.array(["a", "b"])[y // 2])
+    model.classes_ = np.array(["a", "b", "c"])
+    named = SetClassifier(model, method="lac").fit(x, np.array(["a", "b", "c"])[y])
+    assert named.predict(x[:9]).tolist() == np.array(["a", "b", "c"])[y[:9]].tolist()
+
+
+def test_a_network_for_more_classes_than_training_rows_show_gives_those_that_they_show() -> None:
+    x, y = with_names_of_their_own(0.05, 400)
+    outputs = len(np.unique(y))
+    make = lambda inputs: nn.Linear(inputs, outputs)  # noqa: E731
+    sets = SetClassifier(make, method="lac", random_state=0).fit(x, y)
+    assert len(sets.classes_) < outputs
+    assert sets.predict_set(x[:3]).shape == (3, len(sets.classes_) + 1)
+    assert sets.predict_proba(x[:3]).shape == (3, len(sets.classes_))
+    with pytest.raises(ValueError, match="2 outputs"):
+        SetClassifier(lambda inputs: nn.Linear(inputs, 2), method="lac", random_state=0).fit(x, y)
+
+
+# -- the label score is chosen -----------------------------------------------------------------
+
+
+@pytest.mark.long
+def test_sure_forests_have_sets_of_one_label() -> None:
+    # RAPS alone has sets of 1.67 labels here, of which all rows are covered.
+    x, y = load_digits(return_X_y=True)
+    order = np.random.default_rng(0).permutation(len(y))
+    x, y = x[order], y[order]
+    forest = RandomForestClassifier(50, random_state=0)
+    sets = SetClassifier(forest, random_state=0).fit(x[:1200], y[:1200])
+    mask = sets.predict_set(x[1200:])
+    assert mask.sum(axis=1).mean() < 1.05
+    assert mask[np.arange(597), y[1200:]].mean() > 0.9
+    assert sets.choice_.rows == 60
+    assert "LAC, temperature 1" in sets.choice_.trials
+
+
+def test_too_few_rows_to_choose_are_said() -> None:
+    sets = SetClassifier(LogisticRegression(), random_state=0)
+    with pytest.warns(ffcp.FFCPWarning, match="LAC"):
+        sets.fit(XC[:200], YC[:200])
+    assert sets.choice_.rows == 0
+    assert len(sets.predictor_.calibration) == 50

@@ -14,6 +14,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from ffcp import bounds, distributed, metrics, plots, segmentation
+from ffcp.classification.choosing import ScoreChoice
 from ffcp.classification.methods import APS, FFRAPS, LAC, RAPS
 from ffcp.classification.named import Aps, FFRaps, Lac, Raps
 from ffcp.classification.predictor import LabelSets
@@ -114,6 +115,7 @@ __all__ = [
     "Quantiles",
     "Raps",
     "RiskControl",
+    "ScoreChoice",
     "Seen",
     "SetCandidate",
     "SetChoice",

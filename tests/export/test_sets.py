@@ -11,7 +11,7 @@ from torch import nn
 
 import ffcp
 from ffcp.classification.rules import Rows, label_mask
-from tests.export.running import run_alone
+from tests.export.running import run_alone, run_here
 
 
 def material(rows: int) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
@@ -95,3 +95,24 @@ def test_every_label_score_gives_the_librarys_sets(make, by_groups, tmp_path):
             predictor.export(tmp_path / "fixed.onnx", x[:100], alphas=(0.15,), random=number)
             (made,) = run_alone(tmp_path / "fixed.onnx", given)
             holds(made["mask"], known_mask(predictor, x[900:], number, 0.15, rows))
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("by_groups", [False, True])
+def test_another_label_is_the_last_column_of_a_file(by_groups, tmp_path):
+    model, x, y = material(400)
+    groups = [row % 2 for row in range(400)]
+    y[1::2][:80] = 6  # in the second group there are more of them than alpha allows for
+    known = {"groups": groups[:300]} if by_groups else {}
+    predictor = ffcp.LAC(model, other_labels=True, names=list("abcdef")).calibrate(
+        x[:300], y[:300], **known
+    )
+    predictor.export(tmp_path / "sets.onnx", x[:100], alphas=(0.1, 0.5))
+    feed = {"x": x[300:], **({"group": np.array(groups[300:])} if by_groups else {})}
+    made = run_here(tmp_path / "sets.onnx", feed)
+    with pytest.warns(ffcp.FFCPWarning, match="infinite"):
+        own = predictor.predict_set(x[300:], 0.1, groups=groups[300:] if by_groups else None)
+    assert torch.equal(made["mask_0.1"], own.mask)
+    assert made["mask_0.1"][1::2].all()
+    assert bool(made["mask_0.1"][::2, 6].any()) != by_groups
+    assert bool(made["mask_0.5"][:, 6].any()) == by_groups

@@ -83,6 +83,7 @@ SETS: dict[str, Any] = {
     "FFRAPS": lambda: ffcp.FFRAPS(network(5), gradient="feature", feature="0", seed=0, **SMALL),
     "by class": lambda: ffcp.LAC(network(5), class_conditional=True, seed=0, **SMALL),
     "names": lambda: ffcp.APS(network(5), seed=0, names=list("abcde"), **SMALL),
+    "auto": lambda: ffcp.LabelSets(network(5), "auto", seed=0, other_labels=True, **SMALL),
 }
 
 

@@ -52,7 +52,8 @@ class Curvature:
         with torch.no_grad():
             forth, here, back = (self._head(v) for v in (value + move, value, value - move))
         curvature = (forth - 2 * here + back).abs() / self.step**2
-        return (norm + self.step / 2 * curvature).double().clamp_min(self.floor)
+        scale: Tensor = norm + self.step / 2 * curvature
+        return scale.double().clamp_min(self.floor)
 
     def settings(self) -> dict[str, Any]:
         """Return what identifies the scale."""

@@ -35,6 +35,7 @@ class Common(TypedDict, total=False):
     batch_size: int | None
     output: Output
     names: Sequence[str] | None
+    other_labels: bool
 
 
 class Named(LabelSets):
@@ -101,6 +102,9 @@ class LAC(Named):
     names
         The names of the classes, in the order of the model's outputs. Labels may then be names,
         and the labels of a set are names; integers are taken as before.
+    other_labels
+        Whether a row's label may be one that the model does not know: see
+        :class:`ffcp.LabelSets`.
 
     Examples
     --------

@@ -11,6 +11,9 @@ from torch import Tensor
 
 from ffcp.network import arrays
 
+#: Stands in a set for every label that the model does not know.
+OTHER = "another label"
+
 
 def checked_names(names: Sequence[str]) -> list[str]:
     """Refuse names that cannot tell classes apart.
@@ -30,11 +33,15 @@ def checked_names(names: Sequence[str]) -> list[str]:
     return [str(name) for name in listed]
 
 
-def label_tensor(y: Any, names: Sequence[str] | None) -> Tensor:
+def label_tensor(y: Any, names: Sequence[str] | None, other_labels: bool = False) -> Tensor:
     """Read labels: numbers as they are, strings by the place of their name.
+
+    With ``other_labels`` a string that is not a name has the number behind the last.
 
     >>> label_tensor(["dog", "cat", "dog"], ["cat", "dog"])
     tensor([1, 0, 1])
+    >>> label_tensor(["dog", "owl"], ["cat", "dog"], other_labels=True)
+    tensor([1, 2])
     """
     if isinstance(y, Tensor):
         return arrays.target_tensor(y)
@@ -48,8 +55,7 @@ def label_tensor(y: Any, names: Sequence[str] | None) -> Tensor:
             "the names of the classes, in the order of the model's outputs, by names=[...]"
         )
     place = {name: number for number, name in enumerate(names)}
-    unknown = [(row, label) for row, label in enumerate(array.tolist()) if label not in place]
-    if unknown:
-        row, label = unknown[0]
-        raise ValueError(f"label {label!r} in row {row} is not one of the names {list(names)}")
-    return torch.tensor([place[label] for label in array.tolist()])
+    for row, label in enumerate(array.tolist()):
+        if label not in place and not (other_labels and isinstance(label, str)):
+            raise ValueError(f"label {label!r} in row {row} is not one of the names {list(names)}")
+    return torch.tensor([place.get(label, len(place)) for label in array.tolist()])

@@ -13,8 +13,9 @@ from torch.nn.functional import pad
 
 from ffcp import files
 from ffcp.calibrating import Batch, Calibrating
+from ffcp.classification.choosing import ScoreChoice, score_of
 from ffcp.classification.names import checked_names, label_tensor
-from ffcp.classification.scores import LabelScore, Shares, as_score, check_logits, checked_labels
+from ffcp.classification.scores import LabelScore, Shares, check_logits
 from ffcp.classification.sets import LabelSet
 from ffcp.classification.tuning import SetChoice
 from ffcp.conformal.calibration import Calibration
@@ -48,7 +49,10 @@ class LabelSets(Predictor):
     score
         How surprising each label is: ``ffcp.Lac()``, ``ffcp.Aps()``, ``ffcp.Raps()``,
         ``ffcp.FFRaps()``, or any function of what one pass saw (:class:`ffcp.Seen`) to scores
-        (n, K), the smaller the better a label fits.
+        (n, K), the smaller the better a label fits. ``"auto"`` takes that of ``Lac``, ``Aps`` and
+        ``Raps`` whose sets are smallest, at the temperature 1 or the fitted one, compared on
+        rows that then do not calibrate; where they tell no difference it is ``Lac``, and with fewer
+        than 20 of them too, which is said.
     calibration
         How scores are kept and thresholds looked up: :class:`ffcp.Marginal` (the default),
         :class:`ffcp.Mondrian`, :class:`ffcp.Local`, or :class:`ffcp.ByLabel` for a threshold of
@@ -69,6 +73,13 @@ class LabelSets(Predictor):
     names
         The names of the classes, in the order of the model's outputs. Labels may then be names,
         and the labels of a set are names; integers are taken as before.
+    other_labels
+        Whether a row's label may be one that the model does not know, as with names of which new
+        ones keep coming. Of K classes it has the number K, or is any string that is not among the
+        ``names``. No score can be given to it but infinity, so calibration rows with such a label
+        raise the threshold, and the guarantee holds for all new rows, whatever their label. Sets
+        have a last column, K, for "another label": they hold it where the threshold is
+        infinite, and then they hold everything.
 
     Examples
     --------
@@ -92,21 +103,28 @@ class LabelSets(Predictor):
         *,
         allow_zero_sets: bool = False,
         names: Sequence[str] | None = None,
+        other_labels: bool = False,
         **running: Unpack[Running],
     ) -> None:
         known_only(type(self), running, Running)
         self.names = None if names is None else checked_names(names)
+        self.other_labels = other_labels
         self.allow_zero_sets = allow_zero_sets
         self.classes: int | None = None
         self._drawn: dict[int, int] = {}  # by seed, how many random numbers are used up
         calibration = Marginal() if calibration is None else calibration
-        super().__init__(model, as_score(score), calibration, **running)
+        score = score_of(score, allow_zero_sets)
+        if other_labels:
+            _must_not_ask_for_labels(calibration)
+            checked_names([*(self.names or ()), LabelSet.OTHER])  # which no class may be called
+            score = score.with_other_labels()
+        super().__init__(model, score, calibration, **running)
 
     @property
-    def choice(self) -> SetChoice | None:
-        """What the automatic choice of the settings saw and took."""
-        choice: SetChoice | None = self._choices.get("sets")
-        return choice
+    def choice(self) -> SetChoice | ScoreChoice | None:
+        """What the automatic choice of the settings, or of the score, saw and took."""
+        choice: SetChoice | ScoreChoice | None = self._choices.get("sets")
+        return choice or self._choices.get("score")
 
     @property
     def shift_choice(self) -> ShiftChoice | None:
@@ -119,12 +137,13 @@ class LabelSets(Predictor):
         return self._scorer.settings().get(name)
 
     def _own_settings(self) -> dict[str, Any]:
-        return {} if self.names is None else {"names": self.names}
+        named = {} if self.names is None else {"names": self.names}
+        return {**named, **({"other_labels": True} if self.other_labels else {})}
 
     # -- calibrating ------------------------------------------------------------------------
 
     def _read_target(self, y: Any) -> Tensor:
-        return label_tensor(y, self.names)
+        return label_tensor(y, self.names, self.other_labels)
 
     def _calibrating(self, scorer: Scorer, calibration: Calibration, update: bool) -> Calibrating:
         assert isinstance(scorer, LabelScore)
@@ -197,6 +216,8 @@ class LabelSets(Predictor):
                 lost.add(take(notes, infinite.any(dim=1).expand(len(seen.rows))))
             levels = thresholds.expand(len(seen.rows), -1)
             mask = score.mask(seen, levels, allow_empty=self.allow_zero_sets)
+            if self.other_labels:
+                mask = torch.cat([mask, levels.isinf().to(mask.device)], dim=1)
             buffer.add({"mask": mask})
             if given.whole is None:  # a loader need not yield the same rows again
                 ordered += LabelSet(mask, partial(score.order, seen)).ordered
@@ -205,9 +226,9 @@ class LabelSets(Predictor):
             what = _what_is_infinite(in_all, len(lost), given.count)
             self._warn(f"{what}{self._why_infinite(exact, lost.columns)}")
         if given.whole is None:
-            return LabelSet(buffer["mask"], ordered=ordered, names=self.names)
+            return LabelSet(buffer["mask"], None, ordered, self.names, self.other_labels)
         weights = partial(self._order, self._scorer, given.whole)
-        return LabelSet(buffer["mask"], weights, names=self.names)
+        return LabelSet(buffer["mask"], weights, None, self.names, self.other_labels)
 
     def forward(
         self, x: Any, alpha: Any = 0.1, *, first_row: int | None = None, groups: Any = None
@@ -239,13 +260,12 @@ class LabelSets(Predictor):
         buffer = RowBuffer(None)
         for seen, y_seen in self._targeted(x, y):
             score = self._drawing(first_row, self._start(seen, first_row))
-            labels = checked_labels(y_seen, seen)
-            buffer.add({"scores": score.of_labels(seen, labels)})
+            buffer.add({"scores": score.of_truth(seen, y_seen)})
         return buffer["scores"]
 
     @steady
     def score_all(self, x: Any, *, first_row: int | None = None) -> Tensor:
-        """Return the scores of every label, shape (n, K), in float64.
+        """Return the scores of every class, shape (n, K), in float64.
 
         Random numbers are those of :meth:`predict_set`, not of the calibration: with
         ``randomized=False`` none.
@@ -358,6 +378,22 @@ class CalibratingLabels(Calibrating):
         """Count rows, each of which draws a random number; refuse other classes."""
         super().count(rows, classes)
         self.drawn += rows
+
+
+def _must_not_ask_for_labels(calibration: Calibration) -> None:
+    """Refuse calibrations by label: of labels that the model does not know they can know nothing.
+
+    Thresholds of each class would put another label into every set, and rows that have one would
+    calibrate nothing; of a shift of labels nobody could say how much more frequent they became.
+    """
+    inner = getattr(calibration, "inner", calibration)
+    if inner.looks_at_labels:
+        raise ValueError(
+            f"other_labels=True does not go with {type(inner).__name__}, which counts rows by "
+            "their class, and labels that the model does not know have none: leave out one of the "
+            "two. With a threshold of each class, rows of other labels calibrate nothing: leave "
+            "them out of calibrate(x, y), and the promise is about rows of the classes alone"
+        )
 
 
 def _what_is_infinite(in_all: Tensor, sets: int, rows: int) -> str:

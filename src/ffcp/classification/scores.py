@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -17,6 +19,7 @@ from ffcp.classification.rules import SOFTMAX, Cumulative, Rows, Rule
 from ffcp.classification.weights import blocks, in_order
 from ffcp.conformal.columns import Columns
 from ffcp.conformal.draws import Draws
+from ffcp.conformal.rank import exact_alpha
 from ffcp.conformal.selection import Chosen, Scorer
 from ffcp.pieces import Needs, Seen, name_of
 
@@ -53,6 +56,9 @@ class LabelScore(Scorer):
         The random numbers; ``None`` where none are drawn.
     open_settings : sequence of str
         The names of settings that are still to be chosen.
+    other_labels : bool
+        Whether a label may be none of the classes; it has the number behind the last, and no
+        threshold but an infinite one lets it in.
 
     Examples
     --------
@@ -73,6 +79,7 @@ class LabelScore(Scorer):
     draws = False
     shares: Shares | None = None
     open_settings: Sequence[str] = ()
+    other_labels = False
 
     def of_all(self, seen: Seen) -> Tensor:
         """Score every label of each row: (n, K), the smaller the better a label fits."""
@@ -100,7 +107,18 @@ class LabelScore(Scorer):
     def note(self, seen: Seen, y: Any) -> dict[str, Any]:
         """Note the scores of the true labels."""
         check_logits(seen.output)
-        return {"score": self.of_labels(seen, checked_labels(y, seen))[:, None].cpu()}
+        return {"score": self.of_truth(seen, y)[:, None].cpu()}
+
+    def of_truth(self, seen: Seen, y: Tensor) -> Tensor:
+        """Score the true label of each row, (n,): infinity if it is none of the classes."""
+        labels = checked_labels(y, seen, self.other_labels)
+        return _infinite_beyond(labels, seen.output.shape[1], partial(self.of_labels, seen))
+
+    def with_other_labels(self: Self) -> Self:
+        """Give the same score for labels that may be none of the classes."""
+        other = copy.copy(self)
+        other.other_labels = other.takes_infinity = True
+        return other
 
     def drawing(self: Self, shares: Shares | None) -> Self:
         """Give the same score with other random numbers, or without any."""
@@ -318,7 +336,8 @@ class RuleScore(LabelScore):
         if not self.is_open:
             return super().note(seen, y)
         rows = self._rows(seen)
-        noted = {"label": checked_labels(y, seen), "logits": rows.logits, "share": rows.share}
+        labels = checked_labels(y, seen, self.other_labels)
+        noted = {"label": labels, "logits": rows.logits, "share": rows.share}
         return noted if rows.norms is None else {**noted, "norms": rows.norms}
 
     def scores(self, noted: Columns) -> Tensor:
@@ -326,24 +345,29 @@ class RuleScore(LabelScore):
         if "score" in noted:
             return torch.as_tensor(noted["score"])
         rows = _noted_rows(noted)
-        return rules.label_scores(self._known_rule(), rows, noted["label"])[:, None].cpu()
+        score = partial(rules.label_scores, self._known_rule(), rows)
+        return _infinite_beyond(noted["label"], rows.logits.shape[1], score)[:, None].cpu()
 
     def choose(
         self, aside: Columns, alpha: Any, left: int = 0, weights: Tensor | None = None
     ) -> Chosen:
         """Fit the temperature and tune what is open."""
-        rows, labels, settings = _noted_rows(aside), aside["label"], dict(self._given)
+        (rows, labels, level), settings = known_rows(aside, alpha), dict(self._given)
         if settings["temperature"] == FIT:
             settings["temperature"] = tuning.fit_temperature(rows.logits, labels)
         if self.tune:
-            choice = self._tuned(settings, rows, labels, alpha)
+            choice = replace(
+                self._tuned(settings, rows, labels, level),
+                rows=len(aside["label"]),
+                alpha=float(alpha),
+            )
             settings.update(kreg=choice.kreg, lam=choice.lam)
             if "delta" in settings:
                 settings["delta"] = choice.delta
         else:
             kept = {key: settings.get(key) for key in ("kreg", "lam", "delta")}
             choice = tuning.SetChoice(
-                settings["temperature"], **kept, rows=len(labels), alpha=float(alpha),
+                settings["temperature"], **kept, rows=len(aside["label"]), alpha=float(alpha),
                 criterion=None, candidates=(),
             )  # fmt: skip
         return Chosen(self._settled(settings), {"sets": choice})
@@ -382,6 +406,34 @@ def _noted_rows(noted: Columns) -> Rows:
     return Rows(noted["logits"], noted["share"], noted.get("norms"))
 
 
+def _infinite_beyond(labels: Tensor, classes: int, score: Callable[[Tensor], Tensor]) -> Tensor:
+    """Score labels; those beyond the classes, which no rule can score, with infinity."""
+    beyond = labels >= classes
+    if not bool(beyond.any()):
+        return score(labels)
+    return score(labels.masked_fill(beyond, 0)).masked_fill(beyond, math.inf)
+
+
+def known_rows(aside: Columns, alpha: Any) -> tuple[Rows, Tensor, Any]:
+    """Give rows set aside whose label is one of the classes, and the level to compare them at.
+
+    A threshold over all rows leaves out the others first: of n rows, of which m are known, it is
+    that of the m at the level that allows for n alpha - (n - m) misses. Where there are more
+    others than that, it is infinite whatever is chosen.
+    """
+    rows, labels = _noted_rows(aside), aside["label"]
+    known = labels < rows.logits.shape[1]
+    count = int(known.sum())
+    if count == len(labels):
+        return rows, labels, alpha
+    if not count:
+        raise ValueError(
+            f"none of the {len(labels)} rows set aside to choose has a label that the model knows"
+        )
+    missed = 1 - (1 - exact_alpha(alpha)) * len(labels) / count
+    return rows.take(known), labels[known], missed if missed > 0 else alpha
+
+
 # -- checks ------------------------------------------------------------------------------------
 
 
@@ -410,7 +462,7 @@ def refuse_probabilities(logits: Tensor) -> None:
         )
 
 
-def checked_labels(y: Tensor, seen: Seen) -> Tensor:
+def checked_labels(y: Tensor, seen: Seen, other_labels: bool = False) -> Tensor:
     """Check the class labels of some rows."""
     rows, classes = seen.output.shape
     if y.dim() != 1:
@@ -424,11 +476,13 @@ def checked_labels(y: Tensor, seen: Seen) -> Tensor:
             "convert them, for example with y.long()"
         )
     y = y.long()
-    outside = (y < 0) | (y >= classes)
+    last = classes if other_labels else classes - 1
+    outside = (y < 0) | (y > last)
     if bool(outside.any()):
         row = int(outside.nonzero()[0, 0])
+        also = f", and {last} is any other label" if other_labels else ""
         raise ValueError(
             f"label {int(y[row])} in row {seen.rows[row]} is out of range: the model has "
-            f"{classes} classes, so labels go from 0 to {classes - 1}"
+            f"{classes} classes, so labels go from 0 to {classes - 1}{also}"
         )
     return y.to(seen.output.device)

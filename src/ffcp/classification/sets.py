@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ffcp import metrics
-from ffcp.classification.names import label_tensor
+from ffcp.classification.names import OTHER, label_tensor
 from ffcp.extras import needed
 
 
@@ -27,6 +28,14 @@ class LabelSet:
         The labels of each set in order, where they are known.
     names
         The names of the classes; :attr:`labels` lists them then.
+    other_labels
+        Whether the last column of the mask is no class: it marks the sets that hold "another
+        label", whatever the model does not know.
+
+    Attributes
+    ----------
+    OTHER : str
+        The name of that last column, ``"another label"``.
 
     Examples
     --------
@@ -41,15 +50,19 @@ class LabelSet:
     0.500 [0.095, 0.905]
     """
 
+    OTHER = OTHER
+
     def __init__(
         self,
         mask: Tensor,
         weights: Callable[[], Iterator[Tensor]] | None = None,
         ordered: list[Tensor] | None = None,
         names: Sequence[str] | None = None,
+        other_labels: bool = False,
     ) -> None:
         self.mask = mask
         self.names = names
+        self.other_labels = other_labels
         self._weights = weights
         self._ordered = ordered
 
@@ -57,7 +70,7 @@ class LabelSet:
         return len(self.mask)
 
     def __repr__(self) -> str:
-        rows, classes = self.mask.shape
+        rows, classes = len(self), self.mask.shape[1] - self.other_labels
         mean = f"{metrics.mean_set_size(self):.4g}" if rows else "nan"
         return f"LabelSet({rows} rows, {classes} classes, mean size {mean})"
 
@@ -75,7 +88,8 @@ class LabelSet:
         """
         if self.names is None:
             return self.ordered
-        return [[self.names[label] for label in row.tolist()] for row in self.ordered]
+        named = [*self.names, OTHER]
+        return [[named[label] for label in row.tolist()] for row in self.ordered]
 
     @property
     def ordered(self) -> list[Tensor]:
@@ -93,6 +107,8 @@ class LabelSet:
         start = 0
         for weights in given:
             mask = self.mask[start : start + len(weights)]
+            if weights.shape[1] < mask.shape[1]:  # another label comes last
+                weights = pad(weights, (0, 1))
             outside = weights.masked_fill(~mask, -1)
             order = outside.sort(dim=1, descending=True, stable=True).indices
             sizes = mask.sum(dim=1)
@@ -103,16 +119,21 @@ class LabelSet:
     def to_frame(self, index: Any = None) -> Any:
         """Put sets into a pandas frame: their size, their labels, best first, and a mask.
 
-        The mask has a column for each class, by its name or number.
+        The mask has a column for each class, by its name or number, and one for another label, if
+        sets can hold it.
         """
         pandas = needed("pandas", "frames", "to_frame()")
         labels = self.labels if self.names is not None else [row.tolist() for row in self.labels]
-        named = list(self.names or range(self.mask.shape[1]))
+        named = [*(self.names or range(self.mask.shape[1] - self.other_labels))]
+        named += [OTHER] if self.other_labels else []
         mask = pandas.DataFrame(self.mask.cpu().numpy(), columns=named)
         frame = pandas.DataFrame({"size": self.sizes.cpu().numpy(), "labels": labels})
         frame = pandas.concat({"set": frame, "holds": mask}, axis=1)
         return frame if index is None else frame.set_axis(index, axis=0)
 
     def coverage(self, y: Any) -> metrics.Coverage:
-        """Measure the share of rows whose true label is in the set."""
-        return metrics.set_coverage(self, label_tensor(y, self.names))
+        """Measure the share of rows whose true label is in the set.
+
+        A label that the model does not know is in the sets that hold another label.
+        """
+        return metrics.set_coverage(self, label_tensor(y, self.names, self.other_labels))

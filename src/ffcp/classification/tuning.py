@@ -216,10 +216,10 @@ def _cost(candidate: SetCandidate, criterion: str | None) -> float:
 
 
 def _usual_rank(rows: Rows, labels: Tensor, score: Cumulative, alpha: Any) -> int:
-    return int(_quantile(_all_places(rows, labels, score).rank, alpha))
+    return int(quantile(_all_places(rows, labels, score).rank, alpha))
 
 
-def _quantile(values: Tensor, alpha: Any) -> Tensor:
+def quantile(values: Tensor, alpha: Any) -> Tensor:
     """Plain empirical quantile: comparing needs no guarantee, and this is always finite."""
     k = max(1, math.ceil(len(values) * (1 - exact_alpha(alpha))))
     return values.kthvalue(k).values
@@ -246,7 +246,7 @@ def _try_lams(
     """Compare values of lam, which share weights and their order."""
     place = _all_places(rows, labels, score)
     rules = [replace(score, lam=lam) for lam in lams]
-    thresholds = [_quantile(rule.at(place, rows), alpha) for rule in rules]
+    thresholds = [quantile(rule.at(place, rows), alpha) for rule in rules]
     if not randomized:  # as prediction does: see RuleScore
         rows = rows._replace(share=torch.zeros_like(rows.share))
     sizes = torch.empty(len(lams), len(labels), dtype=torch.int64, device=labels.device)

@@ -156,6 +156,7 @@ class SetSteps(Steps):
         self._score: Any = predictor._scorer
         self.rule: Any = predictor._scorer.rule  # type: ignore[attr-defined]
         self._allow_empty, self._random = predictor.allow_zero_sets, random
+        self._other_labels = predictor.other_labels
         super().__init__(predictor, alphas, output.shape[1])
 
     def rows(self, seen: Seen, share: Tensor | None) -> Rows:
@@ -183,5 +184,8 @@ class SetSteps(Steps):
             mask = (scores <= threshold + rounding) | unknown
             if not self._allow_empty:
                 mask = mask | (best & ~mask.any(dim=1, keepdim=True))
+            if self._other_labels:
+                everything = threshold.isinf() | unknown.any(dim=1, keepdim=True)
+                mask = torch.cat([mask, everything], dim=1)
             masks.append(mask)
         return [seen.output, *masks, scores]

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ffcp import files
 from ffcp.classification.predictor import LabelSets
+from ffcp.classification.sets import LabelSet
 from ffcp.conformal.rank import exact_alpha, points_needed
 from ffcp.export import accepting, checking
 from ffcp.export.graph import ROWS, onnx_model, rows_uncounted
@@ -182,7 +183,8 @@ class _Writing:
         if self._labels is not None:
             known["groups"] = json.dumps(self._labels)
         if getattr(predictor, "names", None):
-            known["names"] = json.dumps(predictor.names)
+            other = [LabelSet.OTHER] if getattr(predictor, "other_labels", False) else []
+            known["names"] = json.dumps([*predictor.names, *other])  # type: ignore[misc]
         columns = {
             self._names[key.replace("x", "input", 1)]: part["columns"]
             for key, part in predictor._layout.items()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -12,7 +13,14 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 import ffcp
-from ffcp.sklearn.sources import Array, NetworkSource, Source, is_fitted_already, source
+from ffcp.sklearn.sources import (
+    Array,
+    NetworkSource,
+    Source,
+    is_fitted_already,
+    known_classes,
+    source,
+)
 
 Self = TypeVar("Self", bound="_Conformal")
 
@@ -175,24 +183,38 @@ class BandRegressor(RegressorMixin, _Conformal):  # type: ignore[misc]
 class SetClassifier(ClassifierMixin, _Conformal):  # type: ignore[misc]
     """A classifier that gives sets of labels which hold the true one with a guarantee.
 
+    The classes are those of the rows that train, or those of an estimator that is fitted already.
+    Any other label of a calibration row counts as one that no set can hold but a set of everything,
+    so the guarantee holds for all new rows, of labels that no row has shown yet as well: see
+    ``other_labels`` of :class:`ffcp.LabelSets`.
+
     Parameters
     ----------
     estimator
         As in :class:`BandRegressor`; a classifier with ``predict_proba``, or a network of logits
-        in the order of the sorted classes.
+        in the order of the sorted classes. A trained network may name its classes, in the order of
+        its outputs, by an attribute ``classes_``.
     alpha, calibration_size, random_state
         As in :class:`BandRegressor`.
     method
-        ``"raps"``, ``"aps"``, ``"lac"``, ``"ffraps"``, or a function from a network to a
-        predictor.
+        ``"auto"``, where that of LAC, APS and RAPS is taken whose sets are smallest, on rows that
+        then do not calibrate (LAC, with a warning, if there are fewer than 20 of them); ``"raps"``,
+        ``"aps"``, ``"lac"``, ``"ffraps"``, or a function from a network to a predictor.
+
+    Attributes
+    ----------
+    classes_ : array
+        The classes, in the order of the columns.
+    choice_ : ScoreChoice or None
+        What was compared, and what was taken.
 
     Examples
     --------
-    >>> from sklearn.datasets import load_iris
-    >>> x, y = load_iris(return_X_y=True)
-    >>> sets = SetClassifier(random_state=0).fit(x[::2], y[::2])
-    >>> sets.predict_set(x[1::2]).shape
-    (75, 3)
+    >>> from sklearn.datasets import load_wine
+    >>> x, y = load_wine(return_X_y=True)
+    >>> sets = SetClassifier(method="lac", random_state=0).fit(x[::2], y[::2])
+    >>> sets.predict_set(x[1::2]).shape  # three classes, and another label
+    (89, 4)
     """
 
     def __init__(
@@ -200,7 +222,7 @@ class SetClassifier(ClassifierMixin, _Conformal):  # type: ignore[misc]
         estimator: Any = None,
         *,
         alpha: float = 0.1,
-        method: Any = "raps",
+        method: Any = "auto",
         calibration_size: float = 0.25,
         random_state: Any = None,
     ) -> None:
@@ -215,12 +237,14 @@ class SetClassifier(ClassifierMixin, _Conformal):  # type: ignore[misc]
         self._must_have_no_weights(unknown)
         x, labels = validate_data(self, X, y)
         check_classification_targets(labels)
-        self.classes_ = np.unique(labels)
-        if is_fitted_already(self.estimator) and hasattr(self.estimator, "classes_"):
-            # It may know classes that no row here has, and they can be the truth of new rows.
-            self.classes_ = np.unique(np.concatenate([self.estimator.classes_, self.classes_]))
-        codes = np.searchsorted(self.classes_, labels)
         train, held = self._parts(len(x))
+        # Of rows that train: a list that calibration rows had a part in would not fit new rows.
+        self.classes_ = (
+            known_classes(self.estimator, x, labels)
+            if is_fitted_already(self.estimator)
+            else np.unique(labels[train])
+        )
+        codes = _codes(labels, self.classes_)
         estimator = (
             RandomForestClassifier(random_state=0) if self.estimator is None else self.estimator
         )
@@ -228,7 +252,9 @@ class SetClassifier(ClassifierMixin, _Conformal):  # type: ignore[misc]
             estimator, x[train], codes[train], self.classes_, self._seed()
         )
         self.predictor_ = _sets(self.source_, self.method, self._seed())
+        _must_take(self.predictor_, codes[held], len(self.classes_))
         self.predictor_.calibrate(self.source_.inputs(x[held]), codes[held])
+        self.choice_ = getattr(self.predictor_, "choice", None)
         return self
 
     def predict(self, X: Any) -> Array:
@@ -246,11 +272,15 @@ class SetClassifier(ClassifierMixin, _Conformal):  # type: ignore[misc]
         return probabilities
 
     def predict_set(self, X: Any, alpha: Any = None) -> Any:
-        """Say which classes are in the set of each row, shape (n, K), booleans."""
+        """Return which classes are in the set of each row, shape (n, K + 1), booleans.
+
+        The last column is "another label", one that is not in ``classes_``.
+        """
         x = self._x(X)
         level = self.alpha if alpha is None else alpha
         sets = self.predictor_.predict_set(self.source_.inputs(x), level)
-        return self._contained(sets.mask.numpy(), [str(name) for name in self.classes_], X)
+        other = [ffcp.LabelSet.OTHER] if sets.other_labels else []
+        return self._contained(sets.mask.numpy(), [*map(str, self.classes_), *other], X)
 
 
 def _bands(given: Source, method: Any, seed: int) -> Any:
@@ -281,10 +311,38 @@ def _sets(given: Source, method: Any, seed: int) -> Any:
     """Make the predictor of label sets."""
     if callable(method):
         return method(given.model)
-    named = {"raps": ffcp.RAPS, "aps": ffcp.APS, "lac": ffcp.LAC, "ffraps": ffcp.FFRAPS}
+    named: dict[str, Any] = {
+        "auto": partial(ffcp.LabelSets, score="auto"),
+        "raps": ffcp.RAPS,
+        "aps": ffcp.APS,
+        "lac": ffcp.LAC,
+        "ffraps": ffcp.FFRAPS,
+    }
     if method not in named:
         raise ValueError(f"method must be one of {', '.join(named)} or a function, got {method!r}")
-    return named[method](given.model, seed=seed)
+    return named[method](given.model, other_labels=True, seed=seed)
+
+
+def _codes(labels: Array, classes: Array) -> Array:
+    """Return the number of each label among the classes, and behind the last if it is none."""
+    place = {name: number for number, name in enumerate(classes.tolist())}
+    return np.array([place.get(label, len(place)) for label in labels.tolist()], dtype=np.int64)
+
+
+def _must_take(predictor: Any, codes: Array, classes: int) -> None:
+    """Refuse calibration labels that say nothing, or that the predictor cannot count."""
+    unknown = int((codes == classes).sum())
+    if unknown == len(codes):
+        raise ValueError(
+            f"none of the {unknown} calibration rows has a label that is in classes_: the "
+            "estimator was trained on other labels"
+        )
+    if unknown and not getattr(predictor, "other_labels", False):
+        raise ValueError(
+            f"{unknown} calibration rows have a label that no training row has, and the predictor "
+            "that method made takes no such labels: make it with other_labels=True, or leave such "
+            "rows out; the promise is then about rows of known labels alone"
+        )
 
 
 def _must_have_layers(given: Source, method: str) -> None:

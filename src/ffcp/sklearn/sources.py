@@ -23,6 +23,22 @@ def is_fitted_already(estimator: Any) -> bool:
     return isinstance(estimator, (nn.Module, FrozenEstimator))
 
 
+def known_classes(estimator: Any, x: Array, labels: Array) -> Array:
+    """Return the classes of an estimator that is fitted already, in the order of its outputs."""
+    if hasattr(estimator, "classes_"):
+        return np.asarray(estimator.classes_)
+    outputs = NetworkSource(estimator).outputs(x[:1]).shape[-1]
+    present = np.unique(labels)
+    if present.dtype.kind in "iu" and present[0] >= 0 and present[-1] < outputs:
+        return np.arange(outputs)
+    if len(present) != outputs:
+        raise ValueError(
+            f"the network has {outputs} outputs, and calibration rows {len(present)} labels: say "
+            "which class each output is, by network.classes_ = numpy.array([...])"
+        )
+    return present
+
+
 class NetworkSource:
     """A torch network: it has layers and gradients, so every method serves it."""
 
@@ -75,10 +91,7 @@ class StoredSource:
         if self.classes is None:
             return np.asarray(self.estimator.predict(x), dtype=np.float64).reshape(len(x))
         shares = np.asarray(self.estimator.predict_proba(x), dtype=np.float64)
-        # A class that no training row had: next to nothing, so that its labels rank last.
-        whole = np.zeros((len(x), len(self.classes)))
-        whole[:, np.searchsorted(self.classes, self.estimator.classes_)] = shares
-        return np.log(np.clip(whole, 1e-12, None))
+        return np.log(np.clip(shares, 1e-12, None))
 
 
 Source = NetworkSource | StoredSource
@@ -101,7 +114,11 @@ def source(estimator: Any, x: Array, y: Array, classes: Array | None, seed: int)
                 f"estimator={estimator!r} is no estimator, no network and no function that makes "
                 "a network"
             )
-        return NetworkSource(_trained(estimator(x.shape[1]), x, y, classes is not None, seed))
+        network = estimator(x.shape[1])
+        if not isinstance(network, nn.Module):
+            raise TypeError(f"estimator made a {type(network).__name__}, not a torch.nn.Module")
+        network = network if classes is None else _for_classes(network, x, len(classes))
+        return NetworkSource(_trained(network, x, y, classes is not None, seed))
     fitted = clone(estimator)
     own = y if classes is None else classes[y]
     skorch = hasattr(estimator, "module") and hasattr(estimator, "initialize")
@@ -112,7 +129,7 @@ def source(estimator: Any, x: Array, y: Array, classes: Array | None, seed: int)
         fitted.fit(x, own)
     network = getattr(fitted, "module_", None)
     if isinstance(network, nn.Module):
-        return NetworkSource(network)
+        return NetworkSource(network if classes is None else _for_classes(network, x, len(classes)))
     if classes is not None and not hasattr(fitted, "predict_proba"):
         raise TypeError(
             f"{type(estimator).__name__} has no predict_proba, and label sets need probabilities: "
@@ -121,10 +138,33 @@ def source(estimator: Any, x: Array, y: Array, classes: Array | None, seed: int)
     return StoredSource(fitted, classes)
 
 
+class FirstOutputs(nn.Module):
+    """A network of which the first outputs count.
+
+    >>> FirstOutputs(nn.Identity(), 2)(torch.tensor([[7.0, 1.0, 2.0]]))
+    tensor([[7., 1.]])
+    """
+
+    def __init__(self, network: nn.Module, outputs: int) -> None:
+        super().__init__()
+        self.network, self.outputs = network, outputs
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the first outputs."""
+        first: Tensor = self.network(x)[:, : self.outputs]
+        return first
+
+
+def _for_classes(network: nn.Module, x: Array, classes: int) -> nn.Module:
+    """Return a network with an output for each class; it may have had more, for others."""
+    outputs = NetworkSource(network).outputs(x[:1]).shape[-1] if len(x) else classes
+    if outputs < classes:
+        raise ValueError(f"the network has {outputs} outputs, and training rows {classes} classes")
+    return network if outputs == classes else FirstOutputs(network, classes)
+
+
 def _trained(network: nn.Module, x: Array, y: Array, classify: bool, seed: int) -> nn.Module:
     """Train a new network; a tenth of the rows stops the training."""
-    if not isinstance(network, nn.Module):
-        raise TypeError(f"estimator made a {type(network).__name__}, not a torch.nn.Module")
     rows = torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32))
     target = torch.from_numpy(y.astype(np.int64) if classify else y.astype(np.float32))
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))

@@ -13,7 +13,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from ffcp import files
+from ffcp import LabelSet, files
 from ffcp.conformal.rank import exact_alpha
 from ffcp.online.monitor import Monitor
 from ffcp.regression.learned.teaching import row_hashes
@@ -193,7 +193,9 @@ class FittedTable:
         made = targets.groups(frame, self.about.group)
         unknown = ~np.isin(made.astype(str), np.array(self.about.groups))
         for row in np.flatnonzero(unknown & (reasons == "")):
-            reasons[row] = f"{self.about.group}: no row of group {cells.quoted(made[row])} calibrated"
+            reasons[row] = (
+                f"{self.about.group}: no row of group {cells.quoted(made[row])} calibrated"
+            )
         return made
 
     def _bands(self, x: Tensor, alpha: Any, groups: Any) -> dict[str, Any]:
@@ -262,6 +264,7 @@ class FittedTable:
         bands, remarks = made_bands.bands, made_bands.remarks
         if without:
             remarks.insert(0, f"{without} rows have no target {self.about.target!r}: left out")
+        remarks += self._said_of_others(y)
         share = seen.share(self.seen, self.hashes(known, y))
         if share >= seen.MOST_OF_THEM:
             remarks.insert(
@@ -273,13 +276,26 @@ class FittedTable:
             warnings.warn(remark, FFCPWarning, stacklevel=2)
         name = group or self.about.group
         groups = None if name is None else targets.groups(known, name)
-        made = measuring.measure(bands, y, float(alpha), known, self.columns[0], groups, name)
+        classes = self.about.classes
+        made = measuring.measure(
+            bands, y, float(alpha), known, self.columns[0], groups, name, classes=classes
+        )
         if not made.rows:
             raise TableError(f"no row could be predicted: {bands['reason'].iloc[0]}")
         if self.about.group is None:
             return made
         own = targets.groups(known, self.about.group)[bands["prediction"].notna()]
         return replace(made, of_groups=tuple(int((own == one).sum()) for one in self.about.groups))
+
+    def _said_of_others(self, y: np.ndarray[Any, Any]) -> list[str]:
+        """Say how many rows have a label that no training row had."""
+        others = y[~np.isin(y.astype(str), self.about.classes)] if self.about.classes else y[:0]
+        if not len(others):
+            return []
+        return [
+            f"{len(others)} rows have a label that no training row had, the first is "
+            f"{others[0]!r}: they are covered only by sets that hold {LabelSet.OTHER!r}"
+        ]
 
     def seen_share(self, table: Any) -> float:
         """Give the share of rows with a target that trained or calibrated this fit.
@@ -329,7 +345,7 @@ class FittedTable:
         Monitor or None
             ``alarm`` says whether they have moved, ``table()`` by what. ``None`` where calibration
             left no scores to compare with: folds, and unordered rows of a fit of ``each`` side.
-            Rows that cannot be predicted, and labels that no row of the fit had, have no part.
+            Rows that cannot be predicted have no part.
         """
         about = self.about
         compared = not about.folds and (time is not None or about.side != "each")
@@ -340,7 +356,7 @@ class FittedTable:
         groups = self._groups(frame, reasons)
         if about.classes:
             codes = pd.Index(about.classes).get_indexer(y)
-            y, reasons = codes, np.where(codes < 0, "label", reasons)
+            y = np.where(codes < 0, len(about.classes), codes)
         else:  # in the units and the type that calibrated; what no target could be is at an end
             low, high = (np.nan if end is None else end for end in about.support)
             y = ((np.fmin(np.fmax(y, low), high) - about.centre) / about.scale).astype(np.float32)
@@ -388,7 +404,8 @@ class FittedTable:
                 levels = [{name: ends[name][i] for name in names} for i in range(len(_CURVE))]
         pairs: list[float] = []
         for alpha, bands in zip(_CURVE, levels, strict=True):
-            pairs += [1 - alpha, float(measuring.covered(pd.DataFrame(bands), y).mean())]
+            hits = measuring.covered(pd.DataFrame(bands), y, self.about.classes)
+            pairs += [1 - alpha, float(hits.mean())]
         return tuple(pairs)
 
     # -- files ------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,8 +17,8 @@ from torch import Tensor, nn
 import ffcp
 from ffcp.conformal.rank import exact_alpha
 from ffcp.regression.cross import CrossBands
+from ffcp.tables import cells, dividing, labels, measuring, reading, report, seen, targets
 from ffcp.tables import columns as table_columns
-from ffcp.tables import cells, dividing, measuring, reading, report, seen, targets
 from ffcp.tables.columns import Columns
 from ffcp.tables.dividing import Division
 from ffcp.tables.errors import TableError
@@ -103,6 +102,8 @@ def fit(
     crossing = not goal.classes and group is None and time is None and side != "each"
     most = dividing.most_rows(known.shape[1])
     division = dividing.divide(len(known), alpha, seed, crossing=crossing, order=order, most=most)
+    if goal.classes:
+        goal = labels.of_training(goal, division, target)
     work = _Work(known, goal, division, target, support, alpha, seed, minutes * 60, progress)
     with _own_random_numbers(seed):
         made = work.cross(side) if division.folds is not None else work.split(group, side)
@@ -312,15 +313,15 @@ class _Work:
         return centre, scale or 1.0
 
     def _as_tensor(self, centre: float, scale: float) -> Tensor:
-        """Give targets in these units, or the numbers of the classes."""
+        """Give targets in these units, or the numbers of the classes; behind the last of others."""
         if self.goal.classes:
             place = {name: number for number, name in enumerate(self.goal.classes)}
-            return torch.tensor([place[name] for name in self.goal.values])
+            return torch.tensor([place.get(name, len(place)) for name in self.goal.values])
         return torch.from_numpy((self.goal.values - centre) / scale).float()
 
     def _predictor(self, network: nn.Module, side: str, centre: float, scale: float) -> Any:
         if self.goal.classes:
-            return _sets(network, self.goal.classes, len(self.division.calibrate), self.seed)
+            return labels.sets(network, self.goal.classes, self.alpha, self.seed)
         # Rounded as targets are, so that one at the end of the support does not lie outside.
         units = [None if end is None else (end - centre) / scale for end in self.support]
         ends = tuple(None if end is None else float(np.float32(end)) for end in units)
@@ -331,12 +332,6 @@ def _bands(network: nn.Module, side: str, support: Any, alpha: Any, seed: int) -
     """Choose the predictor of bands: the one place that does."""
     given = {"side": side, "support": support, "choose_alpha": alpha, "seed": seed}
     return ffcp.Auto(network, batch_size=BATCH, quantiles=QUANTILES, **given)
-
-
-def _sets(network: nn.Module, classes: tuple[str, ...], rows: int, seed: int) -> Any:
-    """Choose the predictor of label sets; with many rows, some of them tune it."""
-    tuned: dict[str, Any] = {"tune": "size", "temperature": "fit"} if rows >= 500 else {}
-    return ffcp.RAPS(network, names=list(classes), seed=seed, batch_size=BATCH, **tuned)
 
 
 def _tested(
@@ -356,7 +351,7 @@ def _tested(
         if column.kind == table_columns.LEFT_OUT
     ]
     decisions += _thin_groups(fitted, groups)
-    decisions += _rare_classes(goal, division)
+    decisions += labels.decisions(goal, division, fitted.predictor, about.alpha)
     bands = tested = None
     if len(rows):
         progress("testing", 1.0)
@@ -374,6 +369,7 @@ def _tested(
             None if groups is None else groups[rows],
             about.group,
             fitted.curve(some, y),
+            about.classes,
         )
     else:
         decisions.append("no rows are kept for a test: all of them train")
@@ -406,27 +402,6 @@ def _thin_groups(fitted: FittedTable, groups: Array | None) -> list[str]:
         cannot = "none of their rows calibrates, so that they cannot be predicted"
         said.append(f"{len(none)} groups have no bands, for {cannot}: {_listed(none)}")
     return said
-
-
-def _rare_classes(goal: Target, division: Division) -> list[str]:
-    """Name the classes that are not in every part of the rows, and say what that means."""
-    parts = {"trains": division.train, "calibrates": division.calibrate, "tests": division.test}
-    there = {does: set(goal.values[rows].tolist()) for does, rows in parts.items()}
-    counts = Counter(goal.values.tolist()) if goal.classes else Counter()
-    rare = []
-    for name in goal.classes:
-        absent = [f"none {does}" for does, names in there.items() if name not in names]
-        if absent:
-            rows = "1 row" if counts[name] == 1 else f"{counts[name]} rows"
-            rare.append(f"{cells.quoted(name)} ({rows}: {', '.join(absent)})")
-    if not rare:
-        return []
-    are = "1 class is" if len(rare) == 1 else f"{len(rare)} classes are"
-    return [
-        f"{are} not in every part of the rows: {_first(rare)}. Coverage is promised over all rows, "
-        "not for each class: sets may miss such a class far more often. Where none of its rows "
-        "trains, nothing of it is learned; where none tests, the test cannot tell"
-    ]
 
 
 def _listed(names: list[str]) -> str:
@@ -472,6 +447,11 @@ def _guarantee(
         f"Rows drawn like those that calibrated are covered with probability at least {share}"
         f"{where}, on average over calibrations."
     )
+    if getattr(predictor, "other_labels", False):
+        words += (
+            " A label that no training row has counts as covered where the set holds "
+            f"{ffcp.LabelSet.OTHER!r}."
+        )
     if time is not None:
         words += (
             " With rows in order of time this holds as far as the future is like the time that "

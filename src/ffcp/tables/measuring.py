@@ -14,7 +14,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from ffcp import metrics
+from ffcp import LabelSet, metrics
 from ffcp.conformal.rank import conformal_rank
 from ffcp.tables import cells
 from ffcp.tables.columns import CATEGORY, NUMBER, Columns
@@ -78,10 +78,15 @@ def labels_of(text: str) -> list[str]:
     return [re.sub(r"\\(.)", r"\1", label, flags=re.DOTALL) for label in escaped]
 
 
-def covered(bands: pd.DataFrame, y: Array) -> Array:
-    """Say which rows are covered; ``bands`` is what a fitted table predicts."""
+def covered(bands: pd.DataFrame, y: Array, classes: Sequence[str]) -> Array:
+    """Say which rows are covered; ``bands`` is what a fitted table predicts.
+
+    A label that is none of the classes is in the sets that hold another label.
+    """
     if "labels" in bands:
-        pairs = zip(y, bands["labels"], strict=True)
+        known = set(classes)
+        truth = [label if label in known else LabelSet.OTHER for label in y]
+        pairs = zip(truth, bands["labels"], strict=True)
         return np.array([label in labels_of(text) for label, text in pairs], dtype=bool)
     lower, upper = (bands[end].to_numpy(np.float64) for end in ("lower", "upper"))
     inside: Array = (lower <= y) & (y <= upper)
@@ -106,13 +111,14 @@ def measure(
     groups: Array | None = None,
     group: str | None = None,
     curve: tuple[float, ...] = (),
+    classes: Sequence[str] = (),
 ) -> Measured:
     """Measure bands of rows with a target; rows without a band are counted apart."""
     has = bands["prediction"].notna().to_numpy()
     without = int((~has).sum())
     bands, y = bands[has], y[has]
     frame = frame[has]
-    hits, size = covered(bands, y).astype(np.float64), sizes(bands)
+    hits, size = covered(bands, y, classes).astype(np.float64), sizes(bands)
     share = metrics.Coverage(float(hits.mean()) if len(hits) else 0.0, len(hits))
     finite = np.isfinite(size)
     by_group = (

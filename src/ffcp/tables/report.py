@@ -48,7 +48,7 @@ def _measured(fitted: FittedTable, bands: pd.DataFrame, y: np.ndarray[Any, Any])
         "picture": _sizes(bands) if labels else _picture(bands, y),
         "curve": _curve(tested.curve),
         "by_column": sorted(tested.columns, key=lambda part: part.coverage),
-        "widest": _widest(bands, y),
+        "widest": _widest(bands, y, fitted.about.classes),
         "size": ("mean size", "size") if labels else ("mean length", "length"),
     }
 
@@ -121,10 +121,12 @@ def _curve(pairs: tuple[float, ...]) -> dict[str, Any]:
     return {"points": places, "line": " ".join(f"{x},{y}" for x, y in places), "pairs": points}
 
 
-def _widest(bands: pd.DataFrame, y: np.ndarray[Any, Any]) -> list[dict[str, Any]]:
+def _widest(
+    bands: pd.DataFrame, y: np.ndarray[Any, Any], classes: tuple[str, ...]
+) -> list[dict[str, Any]]:
     """List the rows of which least is known."""
     sizes = measuring.sizes(bands)
-    hits = measuring.covered(bands, y)
+    hits = measuring.covered(bands, y, classes)
     rows = np.argsort(-np.nan_to_num(sizes, posinf=np.finfo(float).max), kind="stable")[:_WIDEST]
     return [
         {

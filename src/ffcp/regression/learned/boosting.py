@@ -200,7 +200,7 @@ def _nodes(root: Mapping[str, Any]) -> Iterator[Node]:
         count += 2
 
 
-def _stacked(trees: Sequence[Sequence[Sequence[Node]]]) -> dict[str, Tensor]:
+def _stacked(trees: Sequence[Sequence[Sequence[Sequence[Node]]]]) -> dict[str, Tensor]:
     """Put all trees into tensors, the smaller ones filled up with leaves that nobody reaches."""
     most = max(len(level) for row in trees for level in row)
     nodes = max(len(tree) for row in trees for level in row for tree in level)
