@@ -200,7 +200,7 @@ def test_groups_and_weights_come_from_columns() -> None:
     same(one, two)
     band = one.predict_interval(data["x"], 0.1, groups=data["group"])
     found = predicted(two, rows, groups="group")
-    assert torch.equal(column(found, "upper"), band.upper[:, 0])
+    assert torch.equal(column(found, "upper"), band.upper)
     assert set(found["group"]) == {"high", "low"}
 
     def weighted() -> Any:
@@ -210,7 +210,7 @@ def test_groups_and_weights_come_from_columns() -> None:
     two = calibrate(weighted(), rows, x="x", y="y", weights="weight", id="id")
     same(one, two)
     band = one.predict_interval(data["x"], 0.1, weights=data["weight"])
-    assert torch.equal(column(predicted(two, rows, weights="weight"), "upper"), band.upper[:, 0])
+    assert torch.equal(column(predicted(two, rows, weights="weight"), "upper"), band.upper)
 
 
 @pytest.mark.long

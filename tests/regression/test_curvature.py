@@ -133,8 +133,7 @@ def test_bands_of_second_order_obey_the_law_of_split_conformal_prediction() -> N
 
     def covered(x_cal: Tensor, y_cal: Tensor, x: Tensor, y: Tensor) -> Tensor:
         bands = ffcp.Bands(model, slack=ffcp.Curvature("0")).calibrate(x_cal, y_cal)
-        lower, upper, _ = bands.predict_interval(x, 0.1)
-        return (lower[:, 0] <= y) & (y <= upper[:, 0])
+        return bands.predict_interval(x, 0.1).contains(y)
 
     hits = draw_hits(sample, covered, n=60, t=40, repeats=300)
     assert p_value(hits, 40, 60, conformal_rank(60, 0.1)) > ERROR_RATE

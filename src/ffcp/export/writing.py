@@ -30,6 +30,7 @@ from ffcp.export.steps import (
 )
 from ffcp.export.thresholds import group_labels, is_infinite
 from ffcp.network import inputs
+from ffcp.pieces import Seen
 from ffcp.predictor import Predictor
 from ffcp.regression.predictor import BandPredictor
 
@@ -82,11 +83,11 @@ class _Writing:
         )
         self._names = _input_names(self._x, {*_RESERVED, *self._output_names()})
         like = self._steps.see(inputs.take(self._x, slice(0, 2)))  # and colours, for the graph
-        self._rounding = self._no_rounding(like.output)
+        self._rounding = self._no_rounding(like)
 
-    def _no_rounding(self, output: Tensor) -> Tensor:
+    def _no_rounding(self, seen: Seen) -> Tensor:
         if isinstance(self._predictor, BandPredictor):
-            outcome = self._predictor._scorer.prediction(output)
+            outcome = self._predictor._prediction(seen)
             return outcome.new_zeros(outcome.shape[1:])
         return torch.zeros((), dtype=torch.float64)
 

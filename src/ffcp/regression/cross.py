@@ -93,6 +93,7 @@ class CrossBands(nn.Module):
         self.register_buffer("folds", _checked_folds(folds, len(listed)))
         self.register_buffer("scores", torch.empty(0, dtype=torch.float64))
         self._identities: list[Identity] = []
+        self._layout: dict[str, Any] = {}  # what targets were like, as in inputs.Reader
 
     # -- what is promised -------------------------------------------------------------------
 
@@ -129,6 +130,7 @@ class CrossBands(nn.Module):
                 f"folds has {count} rows, x has {inputs.row_count(given[0])} and y {len(target)}: "
                 "give all rows, in the order of folds"
             )
+        checks.target(target, torch.empty(count))
         checks.finite(target, "y")
         scores = torch.empty(count, dtype=torch.float64)
         identities = []
@@ -140,6 +142,7 @@ class CrossBands(nn.Module):
             error = target[rows].double().reshape(-1) - _output(model, some, self.batch_size)
             scores[rows] = self._score(error)
         self.scores, self._identities = scores.to(self.folds.device), identities
+        self._layout = {"y": {"row": list(target.shape[1:])}}
         return self
 
     def _score(self, error: Tensor) -> Tensor:
@@ -173,7 +176,7 @@ class CrossBands(nn.Module):
         if up > n:
             self._warn_of_infinite(alpha)
         lower, upper, middle = (torch.cat(ends) for ends in zip(*parts, strict=True))
-        return Interval(lower, upper, middle)
+        return Interval(*(checks.like_target(part, self._layout) for part in (lower, upper, middle)))
 
     def forward(self, x: Any, alpha: Any = 0.1) -> Interval:
         """Give bands, as :meth:`predict_interval` does."""
@@ -212,6 +215,7 @@ class CrossBands(nn.Module):
         settings = {
             "make": "CrossBands",
             "side": self.side,
+            "layout": self._layout,
             "models": [files.fingerprint(model) for model in self._each()],
         }
         files.write(path, {**points, "settings": files.seal(settings, points)})
@@ -246,6 +250,7 @@ class CrossBands(nn.Module):
                 raise ValueError("it has residuals that are not finite")
             if predictor.side == BOTH and bool((scores < 0).any()):
                 raise ValueError("it has residuals below 0")
+            layout = files.checked_layout(saved.get("layout", {}))
             prints: tuple[str, ...] = files.rebuilt(tuple[str, ...], saved.get("models"))
             identities = [Identity.of(model) for model in predictor._each()]
             if list(prints) != [identity.fingerprint for identity in identities]:
@@ -256,6 +261,7 @@ class CrossBands(nn.Module):
                 "models that belong together"
             ) from error
         predictor.scores, predictor._identities = scores, identities
+        predictor._layout = layout
         return predictor
 
     def extra_repr(self) -> str:

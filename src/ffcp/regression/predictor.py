@@ -111,8 +111,8 @@ class BandPredictor(Predictor):
     def score(self, x: Any, y: Any = None) -> Tensor:
         """Return the non-conformity scores of points, in float64.
 
-        ``x`` may be a loader of pairs ``(x, y)``, passed alone. Shape (n,) for one output or if
-        they are covered jointly, else the shape of the output. With ``side="each"`` the scores
+        ``x`` may be a loader of pairs ``(x, y)``, passed alone. They have the shape of the targets
+        that calibrated, or (n,) if outputs are covered jointly. With ``side="each"`` the scores
         below and those above come one after the other in a last dimension of two.
         """
         self._must_be_settled()
@@ -120,12 +120,12 @@ class BandPredictor(Predictor):
         for seen, target in self._targeted(x, y):
             for part, rows in _blocks(seen):
                 buffer.add({"score": self._scorer.note(part, target[rows])["score"]})
-            shape = target.shape[1:]
+            if has_own_thresholds(self.joint):
+                shape = checks.like_target(target, self._layout).shape[1:]
         scores = buffer["score"].cpu()
         if self.side == EACH:
-            scores = scores.view(len(scores), 2, -1).movedim(1, -1)
-            return scores[:, 0] if scores.shape[1] == 1 else scores.reshape(-1, *shape, 2)
-        return scores[:, 0] if scores.shape[1] == 1 else scores.view(-1, *shape)
+            return scores.view(len(scores), 2, -1).movedim(1, -1).reshape(-1, *shape, 2)
+        return scores.view(-1, *shape)
 
     def forward(self, x: Any, alpha: Any = 0.1, *, groups: Any = None) -> Interval:
         """Give bands, as :meth:`predict_interval` does: ``predictor(x)``."""
@@ -170,9 +170,9 @@ class BandPredictor(Predictor):
         Returns
         -------
         Interval
-            ``(lower, upper, prediction)`` in the shape and type of the model's output. Where the
-            calibration says too little about a point its band is infinite, and a warning says
-            what to do.
+            ``(lower, upper, prediction)`` in the shape of the targets that calibrated, (n,) or
+            (n, m), and in the type of the model's output. Where the calibration says too little
+            about a point its band is infinite, and a warning says what to do.
         """
         asked, are_many = exact_alphas(alpha)  # what is no level is refused first
         self._must_be_calibrated()
@@ -248,7 +248,7 @@ class BandPredictor(Predictor):
         buffer = RowBuffer(given.count)
         curve: dict[str, Tensor] | None = None
         for seen in self._seen(given, groups):
-            curve, outcome = self._scorer.curve(seen), self._scorer.prediction(seen.output)
+            curve, outcome = self._scorer.curve(seen), self._prediction(seen)
             if curve is None:
                 raise ValueError(self._no_distribution(self._scorer.why_unsigned))
             self._must_be_signed(tables[0], outcome[0].numel())
@@ -325,9 +325,13 @@ class BandPredictor(Predictor):
     ) -> Tensor:
         return self.calibration.confident_thresholds(alphas, sure, notes)
 
+    def _prediction(self, seen: Seen) -> Tensor:
+        """Return the point prediction in the shape of the targets that calibrated."""
+        return checks.like_target(self._scorer.prediction(seen.output), self._layout)
+
     def _band(self, seen: Seen, threshold: Tensor, has_levels: bool = True) -> Interval:
         """Give bands whose ends have a first dimension of levels, unless there is only one."""
-        outcome = self._scorer.prediction(seen.output)
+        outcome = self._prediction(seen)
         columns = columns_of(self.side, self.joint, outcome.numel() // outcome.shape[0])
         if columns != threshold.shape[-1]:
             sides = 2 if self.side == EACH else 1

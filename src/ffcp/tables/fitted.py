@@ -201,7 +201,7 @@ class FittedTable:
         given = {} if groups is None else {"groups": groups}
         band = self.predictor.predict_interval(x, alpha, **given)
         ends = {
-            name: getattr(band, name).double()[..., 0].numpy() * about.scale + about.centre
+            name: getattr(band, name).double().numpy() * about.scale + about.centre
             for name in ("prediction", "lower", "upper")
         }
         low, high = (np.nan if end is None else end for end in about.support)

@@ -93,7 +93,7 @@ class FCP(BandPredictor):
     >>> y = model(x).detach()[:, 0] + 0.02 * torch.randn(100)
     >>> predictor = FCP(model, "0", invert="exact").calibrate(x, y)
     >>> band = predictor.predict_interval(x, alpha=0.1)
-    >>> bool(((band.lower[:, 0] <= y) & (y <= band.upper[:, 0])).double().mean() >= 0.9)
+    >>> bool(band.contains(y).double().mean() >= 0.9)
     True
     """
 
