@@ -172,7 +172,8 @@ class Predictor(Sharing):
             Inputs and targets, as tensors, arrays, frames or lists of numbers (how they are
             converted is said in :func:`ffcp.network.inputs.to_tensors`); or ``x`` alone, a loader
             that yields pairs ``(x, y)``. The points must not have trained the model. Of a frame
-            the columns are remembered: frames that come later are put in this order.
+            the columns are remembered: frames that come later are put in this order. Intervals
+            have the shape of ``y``: (n,), (n, 1) or (n, m).
 
             A DataLoader whose IterableDataset is not divided by worker yields every row once for
             each worker, and points that count several times spoil the guarantee. It is refused

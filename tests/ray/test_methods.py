@@ -190,6 +190,15 @@ def test_without_numbers_bands_are_the_same_within_rounding(name: str) -> None:
         )
 
 
+def test_intervals_have_the_shape_of_the_column_of_targets() -> None:
+    data = numbers()
+    for y in (data["y"], data["y"][:, None]):
+        rows = Rows.of({**data, "y": y})
+        made = calibrate(ffcp.CP(network(), **SMALL), rows, x="x", y="y")
+        assert made.predict_interval(data["x"][:7]).lower.shape == y[:7].shape
+        assert column(predicted(made, rows), "lower").shape == (N,)  # a column of numbers
+
+
 def test_groups_and_weights_come_from_columns() -> None:
     data = numbers()
     data["group"] = np.where(data["x"][:, 1] > 0, "high", "low")

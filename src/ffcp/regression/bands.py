@@ -33,7 +33,8 @@ class _Interval(NamedTuple):
 class Interval(_Interval):
     """A prediction interval for each row: ``lower, upper, prediction``.
 
-    They have the shape of the targets that calibrated: (n,), (n, 1) or (n, m). Of several levels the two ends have a first dimension more, one entry for each of ``alpha``.
+    They have the shape of the targets that calibrated: (n,), (n, 1) or (n, m). Of several levels
+    the two ends have a first dimension more, one entry for each of ``alpha``.
 
     Parameters
     ----------

@@ -175,8 +175,9 @@ class CrossBands(nn.Module):
             parts.append((lower, upper, each.median(dim=1).values))
         if up > n:
             self._warn_of_infinite(alpha)
-        lower, upper, middle = (torch.cat(ends) for ends in zip(*parts, strict=True))
-        return Interval(*(checks.like_target(part, self._layout) for part in (lower, upper, middle)))
+        whole = (torch.cat(ends) for ends in zip(*parts, strict=True))
+        lower, upper, middle = (checks.like_target(part, self._layout) for part in whole)
+        return Interval(lower, upper, middle)
 
     def forward(self, x: Any, alpha: Any = 0.1) -> Interval:
         """Give bands, as :meth:`predict_interval` does."""
