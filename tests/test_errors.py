@@ -28,7 +28,7 @@ def test_alpha_outside_the_open_interval(ready: ffcp.FFCP, alpha: float) -> None
         ready.predict_interval(X, alpha=alpha)
 
 
-@pytest.mark.parametrize("alpha", ["0.1", None, True, ["0.1"], [[0.1]]])
+@pytest.mark.parametrize("alpha", ["0.1", True, ["0.1"], [[0.1]], [None]])
 def test_alpha_that_is_no_number(ready: ffcp.FFCP, alpha: object) -> None:
     with pytest.raises(TypeError, match="alpha must be a number"):
         ready.predict_interval(X, alpha=alpha)

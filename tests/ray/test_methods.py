@@ -199,6 +199,19 @@ def test_intervals_have_the_shape_of_the_column_of_targets() -> None:
         assert column(predicted(made, rows), "lower").shape == (N,)  # a column of numbers
 
 
+def test_levels_are_asked_for_by_alpha_or_confidence_level() -> None:
+    data = numbers()
+    rows = Rows.of(data)
+    made = ffcp.CP(network(), **SMALL).calibrate(data["x"], data["y"])
+    one = predicted(made, rows, confidence_level=(0.9, 0.8))
+    assert one.equals(predicted(made, rows, alphas=(0.1, 0.2)))
+    assert {"lower_0.1", "upper_0.2"} <= set(one)
+    assert predicted(made, rows, confidence_level=0.9).equals(predicted(made, rows))
+    for wrong in ({"alphas": 0.1, "confidence_level": 0.9}, {"confidence": 0.9}):
+        with pytest.raises(TypeError, match="alpha"):
+            predict(made, rows, x="x", **wrong)
+
+
 def test_groups_and_weights_come_from_columns() -> None:
     data = numbers()
     data["group"] = np.where(data["x"][:, 1] > 0, "high", "low")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,8 @@ from torch import Tensor
 
 from ffcp import files
 from ffcp.classification.predictor import LabelSets
-from ffcp.conformal.rank import exact_alpha, points_needed
+from ffcp.conformal.asked import ONE_LEVEL, asked_alphas, refuse_unknown
+from ffcp.conformal.rank import points_needed
 from ffcp.export import accepting, checking
 from ffcp.export.graph import ROWS, onnx_model, rows_uncounted
 from ffcp.export.share import MILLION
@@ -43,10 +44,16 @@ def export(
     predictor: Predictor,
     path: str | Path,
     example: Any,
-    alphas: Sequence[Any] | None = (0.1,),
+    alphas: Sequence[Any] | None = ONE_LEVEL,
     random: float | None = None,
+    confidence_level: Any = None,
+    unknown: Mapping[str, Any] | None = None,
 ) -> None:
     """Write a predictor to a file; see :meth:`ffcp.predictor.Predictor.export`."""
+    refuse_unknown(unknown or {})
+    if confidence_level is not None:
+        given = None if alphas is ONE_LEVEL else alphas or "an input"
+        alphas, _ = asked_alphas(given, confidence_level)
     for package in ("onnx", "onnxscript", "onnxruntime"):
         _must_be_installed(package)
     predictor._must_be_calibrated()
@@ -237,7 +244,7 @@ def _checked_alphas(alphas: Sequence[Any] | None) -> list[Fraction] | None:
         raise TypeError(
             f"alphas is a list of numbers between 0 and 1, or None for an input, got {alphas!r}"
         )
-    exact = [exact_alpha(alpha) for alpha in alphas]
+    exact = asked_alphas(alphas)[0] if alphas else []
     if not exact or len(set(map(_written, exact))) < len(exact):
         raise ValueError(
             "alphas must be one or more numbers that differ in their first 12 digits, got "

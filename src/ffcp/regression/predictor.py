@@ -6,17 +6,18 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 
+from ffcp.conformal.asked import asked_alphas
 from ffcp.conformal.calibration import Calibration
 from ffcp.conformal.columns import Columns, Table, prefixed, take
 from ffcp.conformal.compressed import Compressed
 from ffcp.conformal.draws import Draws
 from ffcp.conformal.marginal import Marginal
-from ffcp.conformal.rank import exact_alpha, exact_alphas, points_needed
+from ffcp.conformal.rank import exact_alpha, points_needed
 from ffcp.conformal.tilts import ShiftChoice
 from ffcp.network import checks, passes
 from ffcp.network.buffer import RowBuffer
@@ -127,20 +128,23 @@ class BandPredictor(Predictor):
             return scores.view(len(scores), 2, -1).movedim(1, -1).reshape(-1, *shape, 2)
         return scores.view(-1, *shape)
 
-    def forward(self, x: Any, alpha: Any = 0.1, *, groups: Any = None) -> Interval:
-        """Give bands, as :meth:`predict_interval` does: ``predictor(x)``."""
-        return self.predict_interval(x, alpha, groups=groups)
+    def forward(self, x: Any, alpha: Any = None, **options: Any) -> Interval:
+        """Return intervals, as :meth:`predict_interval` does: ``predictor(x)``."""
+        return self.predict_interval(x, alpha, **options)
 
     @steady
     def predict_interval(
         self,
+        /,
         x: Any,
-        alpha: Any = 0.1,
+        alpha: Any = None,
         *,
-        confidence: Any = None,
+        confidence_level: Any = None,
+        pac: Any = None,
         groups: Any = None,
         first_row: int | None = None,
         weights: Any = None,
+        **unknown: NoReturn,
     ) -> Interval:
         """Give bands that hold the truth with probability at least 1 - alpha.
 
@@ -152,13 +156,16 @@ class BandPredictor(Predictor):
             has one argument; a model of two arguments takes both as inputs, and where either
             could be meant that is an error. A list is an input, never a loader.
         alpha
-            Share of misses allowed, in (0, 1). Any value, without calibrating again. A sequence
-            of them gives ``lower`` and ``upper`` a first dimension of levels, from one pass.
-        confidence
-            How sure it is to be, over calibration sets, that bands cover with probability
-            1 - alpha *given* these calibration points: 0.95, say (a PAC guarantee). Without it
-            they do so on average over calibration sets. For :class:`ffcp.Marginal` and
-            :class:`ffcp.Mondrian`, where it is so in every group by itself.
+            Share of misses allowed, in (0, 1); 0.1 if nothing is given. Any value, without
+            calibrating again. A sequence of them gives ``lower`` and ``upper`` a first dimension
+            of levels, from one pass.
+        confidence_level
+            In place of ``alpha``: the coverage asked for, 1 - alpha. 0.9 is alpha = 0.1.
+        pac
+            PAC coverage: at least 1 - alpha for these calibration rows, with this probability
+            over calibration sets, 0.95 say. Without it the coverage is 1 - alpha on average over
+            calibration sets. For :class:`ffcp.Marginal` and :class:`ffcp.Mondrian`, where it is
+            so in every group by itself.
         groups
             The group of each point, if the calibration had groups.
         first_row
@@ -174,12 +181,12 @@ class BandPredictor(Predictor):
             (n, m), and in the type of the model's output. Where the calibration says too little
             about a point its band is infinite, and a warning says what to do.
         """
-        asked, are_many = exact_alphas(alpha)  # what is no level is refused first
+        asked, are_many = asked_alphas(alpha, confidence_level, unknown)
         self._must_be_calibrated()
         alphas = [self.alpha_of_each(level, self.calibration.coordinates) for level in asked]
         sure = None
-        if confidence is not None:
-            doubt = 1 - exact_alpha(confidence, "confidence")
+        if pac is not None:
+            doubt = 1 - exact_alpha(pac, "pac")
             sure = 1 - self.alpha_of_each(doubt, self.calibration.coordinates)
         given, strictest = self._rows(x), alphas.index(min(alphas))
         ends, predictions = (
@@ -349,19 +356,17 @@ class BandPredictor(Predictor):
             lower, upper = lower.reshape(shape), upper.reshape(shape)
         return Interval(lower, upper, outcome)
 
-    def _warn_of_infinite(
-        self, alpha: Any, infinite: Table, rows: int, confidence: Any = None
-    ) -> None:
+    def _warn_of_infinite(self, alpha: Any, infinite: Table, rows: int, pac: Any = None) -> None:
         notes = infinite.columns
         some = f"{len(infinite)} of {rows} bands are"
         what = some if self.calibration.is_local else "the band is"
-        if confidence is None:
+        if pac is None:
             why = self._why_infinite(alpha, notes)
         else:
             each = " in each group" if self.calibration.takes_groups else ""
             why = (
-                f": alpha={float(alpha):g} with confidence={float(confidence):g} needs at least "
-                f"{points_needed(alpha, confidence)} calibration points{each}"
+                f": alpha={float(alpha):g} with pac={float(pac):g} needs at least "
+                f"{points_needed(alpha, pac)} calibration points{each}"
             )
         self._warn(f"{what} infinite{why}")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
@@ -12,6 +12,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 import ffcp
+from ffcp.conformal.asked import asked_alpha
 from ffcp.sklearn.sources import Array, NetworkSource, Source, is_fitted_already, source
 
 Self = TypeVar("Self", bound="_Conformal")
@@ -21,7 +22,8 @@ class _Conformal(BaseEstimator):  # type: ignore[misc]
     """What both estimators share: dividing rows, fitting, and the containers of results."""
 
     estimator: Any
-    alpha: float
+    alpha: Any
+    confidence_level: Any
     method: Any
     calibration_size: float
     random_state: Any
@@ -86,6 +88,11 @@ class _Conformal(BaseEstimator):  # type: ignore[misc]
     def _seed(self) -> int:
         return int(check_random_state(self.random_state).randint(2**31 - 1))
 
+    def _level(self, alpha: Any = None, confidence_level: Any = None, **unknown: Any) -> Any:
+        """Return the share of misses asked for: of this call, or that of the estimator."""
+        own = asked_alpha(self.alpha, self.confidence_level)
+        return asked_alpha(alpha, confidence_level, unknown, default=own)
+
     def _x(self, x: Any) -> Array:
         check_is_fitted(self)
         checked: Array = validate_data(self, x, reset=False)
@@ -103,7 +110,10 @@ class BandRegressor(RegressorMixin, _Conformal):  # type: ignore[misc]
         fitted already, ``FrozenEstimator(it)`` or a trained ``torch.nn.Module``: all rows
         calibrate, and must not be those that trained it. By default a random forest.
     alpha
-        Share of misses allowed, 0.1 for 90 % coverage; also an argument of predict_interval.
+        Share of misses allowed, 0.1 for 90 % coverage, which is also meant if nothing is given;
+        also an argument of predict_interval.
+    confidence_level
+        In place of ``alpha``: the coverage asked for, 1 - alpha.
     method
         ``"auto"`` (:class:`ffcp.Auto` chooses among all that serve the estimator), ``"learned"``,
         ``"cp"``, ``"lcp"``, ``"ffcp"`` (networks only), or a function from a network to a
@@ -132,13 +142,15 @@ class BandRegressor(RegressorMixin, _Conformal):  # type: ignore[misc]
         self,
         estimator: Any = None,
         *,
-        alpha: float = 0.1,
+        alpha: float | None = None,
+        confidence_level: float | None = None,
         method: Any = "auto",
         calibration_size: float = 0.25,
         random_state: Any = None,
     ) -> None:
         self.estimator = estimator
         self.alpha = alpha
+        self.confidence_level = confidence_level
         self.method = method
         self.calibration_size = calibration_size
         self.random_state = random_state
@@ -146,6 +158,7 @@ class BandRegressor(RegressorMixin, _Conformal):  # type: ignore[misc]
     def fit(self, X: Any, y: Any, **unknown: Any) -> BandRegressor:
         """Fit the estimator to a part of the rows, and calibrate on the others."""
         self._must_have_no_weights(unknown)
+        self._level()
         x, target = validate_data(self, X, y, y_numeric=True)
         train, held = self._parts(len(x))
         estimator = (
@@ -163,10 +176,11 @@ class BandRegressor(RegressorMixin, _Conformal):  # type: ignore[misc]
         x = self._x(X)
         return self.source_.outputs(x).reshape(len(x))
 
-    def predict_interval(self, X: Any, alpha: Any = None) -> Any:
-        """Give bands, shape (n, 2): lower and upper ends."""
-        x = self._x(X)
-        level = self.alpha if alpha is None else alpha
+    def predict_interval(
+        self, X: Any, alpha: Any = None, *, confidence_level: Any = None, **unknown: NoReturn
+    ) -> Any:
+        """Return intervals, shape (n, 2): lower and upper ends."""
+        x, level = self._x(X), self._level(alpha, confidence_level, **unknown)
         band = self.predictor_.predict_interval(self.source_.inputs(x), level)
         ends = np.stack([end.double().numpy().reshape(len(x)) for end in band[:2]], axis=1)
         return self._contained(ends, ["lower", "upper"], X)
@@ -180,7 +194,7 @@ class SetClassifier(ClassifierMixin, _Conformal):  # type: ignore[misc]
     estimator
         As in :class:`BandRegressor`; a classifier with ``predict_proba``, or a network of logits
         in the order of the sorted classes.
-    alpha, calibration_size, random_state
+    alpha, confidence_level, calibration_size, random_state
         As in :class:`BandRegressor`.
     method
         ``"raps"``, ``"aps"``, ``"lac"``, ``"ffraps"``, or a function from a network to a
@@ -199,13 +213,15 @@ class SetClassifier(ClassifierMixin, _Conformal):  # type: ignore[misc]
         self,
         estimator: Any = None,
         *,
-        alpha: float = 0.1,
+        alpha: float | None = None,
+        confidence_level: float | None = None,
         method: Any = "raps",
         calibration_size: float = 0.25,
         random_state: Any = None,
     ) -> None:
         self.estimator = estimator
         self.alpha = alpha
+        self.confidence_level = confidence_level
         self.method = method
         self.calibration_size = calibration_size
         self.random_state = random_state
@@ -213,6 +229,7 @@ class SetClassifier(ClassifierMixin, _Conformal):  # type: ignore[misc]
     def fit(self, X: Any, y: Any, **unknown: Any) -> SetClassifier:
         """Fit the estimator to a part of the rows, and calibrate on the others."""
         self._must_have_no_weights(unknown)
+        self._level()
         x, labels = validate_data(self, X, y)
         check_classification_targets(labels)
         self.classes_ = np.unique(labels)
@@ -245,10 +262,11 @@ class SetClassifier(ClassifierMixin, _Conformal):  # type: ignore[misc]
         probabilities: Array = shares / shares.sum(axis=1, keepdims=True)
         return probabilities
 
-    def predict_set(self, X: Any, alpha: Any = None) -> Any:
+    def predict_set(
+        self, X: Any, alpha: Any = None, *, confidence_level: Any = None, **unknown: NoReturn
+    ) -> Any:
         """Say which classes are in the set of each row, shape (n, K), booleans."""
-        x = self._x(X)
-        level = self.alpha if alpha is None else alpha
+        x, level = self._x(X), self._level(alpha, confidence_level, **unknown)
         sets = self.predictor_.predict_set(self.source_.inputs(x), level)
         return self._contained(sets.mask.numpy(), [str(name) for name in self.classes_], X)
 
