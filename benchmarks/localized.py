@@ -177,7 +177,7 @@ def _draws(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ffcp.FFCPWarning)
             band = predictor.calibrate(x[:n], y[:n]).predict_interval(x[n:])
-        inside.append((band.lower[:, 0] <= y[n:]) & (y[n:] <= band.upper[:, 0]))
+        inside.append(band.contains(y[n:]))
         lengths.append(band.upper - band.lower)
     length = torch.cat(lengths)
     return (

@@ -58,9 +58,8 @@ def bands(make: Callable[[], Any], learns: bool) -> tuple[float, float, float, f
         asked, truth = draw(generator, ASKED, SHIFT)
         predictor.calibrate(x, y, new=new if learns else None)
         band = predictor.predict_interval(asked, ALPHA)
-        lower, upper = band.lower[:, 0], band.upper[:, 0]
-        hits.append(((lower <= truth) & (truth <= upper)).double().mean())
-        lengths.append(upper - lower)
+        hits.append(band.contains(truth).double().mean())
+        lengths.append(band.width)
         size = getattr(predictor.calibration, "effective_size", len(predictor.calibration))
         sizes.append(float(size))
     whole = torch.cat(lengths)

@@ -302,8 +302,8 @@ def test_label_sets_grow_by_no_more_than_the_rank_error() -> None:
 
 def test_bands_of_a_given_confidence_are_no_narrower() -> None:
     predictor = ffcp.CP(small_mlp()).calibrate(X, Y)
-    before = predictor.predict_interval(X[:9], 0.1, confidence=0.95)
-    after = predictor.compress(0.02).predict_interval(X[:9], 0.1, confidence=0.95)
+    before = predictor.predict_interval(X[:9], 0.1, pac=0.95)
+    after = predictor.compress(0.02).predict_interval(X[:9], 0.1, pac=0.95)
     assert (after.lower < before.lower).all()
     assert (after.upper > before.upper).all()
 

@@ -48,15 +48,13 @@ def test_a_band_is_a_tuple_that_knows_its_level(one: ffcp.CP) -> None:
     again = pickle.loads(pickle.dumps(band))
     assert torch.equal(again.lower, lower)
     assert again.alpha == 0.2
-    assert torch.equal(
-        torch.as_tensor(band.contains(Y)), (lower <= Y[:, None]) & (Y[:, None] <= upper)
-    )
+    assert torch.equal(torch.as_tensor(band.contains(Y)), (lower <= Y) & (upper >= Y))
     assert band.contains(Y).double().mean() == float(ffcp.metrics.coverage(band, Y))
 
 
 def test_contains_and_clip_take_several_levels(one: ffcp.CP) -> None:
     band = one.predict_interval(X, (0.1, 0.5))
-    assert band.contains(Y).shape == (2, 300, 1)
+    assert band.contains(Y).shape == (2, 300)
     cut = band.clip(0, 1)
     assert torch.equal(cut.lower, band.lower.clamp(0, 1))
     assert cut.alpha == band.alpha

@@ -65,11 +65,12 @@ def test_sets_cover_and_keep_the_names() -> None:
 
 
 def test_pipelines_clones_and_searches_work() -> None:
-    piped = make_pipeline(StandardScaler(), BandRegressor(LinearRegression(), random_state=0))
+    bands = BandRegressor(LinearRegression(), alpha=0.2, random_state=0)
+    piped = make_pipeline(StandardScaler(), bands)
     assert cross_val_score(piped, X, Y, cv=3).mean() > 0.9
     search = GridSearchCV(piped, {"bandregressor__method": ["cp", "lcp"]}, cv=2).fit(X, Y)
     assert search.best_estimator_[-1].predict_interval(X[:3]).shape == (3, 2)
-    assert clone(piped)[-1].get_params()["alpha"] == 0.1
+    assert clone(piped)[-1].get_params()["alpha"] == 0.2
 
 
 def test_frames_come_back_with_their_index_and_feature_names_are_checked() -> None:

@@ -5,7 +5,7 @@
 >>> predictor = predictor.calibrate(torch.randn(100, 3), torch.randn(100))
 >>> band = predictor.predict_interval(torch.randn(5, 3), alpha=0.1)
 >>> band.lower.shape
-torch.Size([5, 1])
+torch.Size([5])
 """
 
 __version__ = "0.2.0"

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, TypedDict, TypeVar
+from typing import Any, NoReturn, TypedDict, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,7 @@ from ffcp.calibrating import (
     must_have_weights,
     weights_of,
 )
+from ffcp.conformal.asked import ONE_LEVEL
 from ffcp.conformal.calibration import Calibration
 from ffcp.conformal.columns import Columns, Table, with_prefix
 from ffcp.conformal.draws import Draws, Stream, checked_seed
@@ -171,12 +172,12 @@ class Predictor(Sharing):
             Inputs and targets, as tensors, arrays, frames or lists of numbers (how they are
             converted is said in :func:`ffcp.network.inputs.to_tensors`); or ``x`` alone, a loader
             that yields pairs ``(x, y)``. The points must not have trained the model. Of a frame
-            the columns are remembered: frames that come later are put in this order.
+            the columns are remembered: frames that come later are put in this order. Intervals
+            have the shape of ``y``: (n,), (n, 1) or (n, m).
 
-            A DataLoader whose IterableDataset is not divided by worker yields every row once for
-            each worker, and points that count several times spoil the guarantee. It is refused
-            where the workers' first batches are equal; where each worker shuffles in its own way
-            nobody can see it: divide by ``torch.utils.data.get_worker_info()``.
+            An IterableDataset must be divided by ``torch.utils.data.get_worker_info()``: rows that
+            every worker yields count several times, which spoils the guarantee. That is refused
+            where the first batches are equal, and not seen where each worker shuffles by itself.
         groups
             A label for each point (strings or numbers), or a function from a batch of inputs to
             labels: every group then gets a threshold of its own, and the guarantee holds
@@ -435,11 +436,14 @@ class Predictor(Sharing):
     @steady
     def export(
         self,
+        /,
         path: str | Path,
         example: Any,
-        alphas: Sequence[Any] | None = (0.1,),
+        alphas: Sequence[Any] | None = ONE_LEVEL,
         *,
+        confidence_level: Any = None,
         random: float | None = None,
+        **unknown: NoReturn,
     ) -> None:
         """Write the model and its calibration to one ONNX file, whole or not at all.
 
@@ -459,6 +463,8 @@ class Predictor(Sharing):
             Shares of misses allowed. One gives the outputs ``lower`` and ``upper`` (of label sets
             ``mask``), several ``lower_0.1`` and so on. ``None``: alpha is an input, a whole
             number of millionths.
+        confidence_level
+            In place of ``alphas``: the coverage asked for, 1 - alpha, or several.
         random
             For randomised label sets. ``None``: the random numbers, one in [0, 1) for each row,
             are an input. A number stands for all of them; 0 makes sets as large as any random
@@ -466,14 +472,10 @@ class Predictor(Sharing):
         """
         from ffcp.export import export  # a door, which few go through, and slow to open
 
-        export(self, path, example, alphas, random)
+        export(self, path, example, alphas, random, confidence_level, unknown)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """Refuse to be compiled: most of a call looks at weights and numbers, not at the model.
-
-        docs/speed.md says what was measured. ``torch.compile(predictor)`` is refused so as well,
-        when it is first called.
-        """
+        """Refuse to be compiled, by ``torch.compile(predictor)`` too: see docs/speed.md."""
         raise RuntimeError(
             f"{type(self).__name__} is not compiled, as that gains next to nothing: give it "
             "torch.compile(model) if the model is large, or export(path, example) the band for a "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from tests.conftest import normal
 
 def test_sets_are_the_labels_with_a_score_below_the_conformal_quantile(make) -> None:
     predictor = make(network(), allow_zero_sets=True).calibrate(X[:200], Y[:200])
-    for alpha in (0.05, 0.1, 0.5, 0.9):
+    for alpha in (0.05, 0.1, 0.5, Fraction(9, 10)):
         k = ffcp.conformal_rank(200, alpha)
         threshold = predictor.calibration.scores[k - 1, 0]
         sets = predictor.predict_set(X[200:], alpha, first_row=0)
@@ -42,14 +43,15 @@ def test_no_set_is_empty_unless_allowed(make) -> None:
     # A share of 90 % misses leaves many sets empty.
     with_empty = make(network(), allow_zero_sets=True).calibrate(X[:200], Y[:200])
     without = make(network()).calibrate(X[:200], Y[:200])
-    empty = with_empty.predict_set(X[200:], 0.9, first_row=0).sizes == 0
-    sets = without.predict_set(X[200:], 0.9, first_row=0)
+    empty = with_empty.predict_set(X[200:], Fraction(9, 10), first_row=0).sizes == 0
+    sets = without.predict_set(X[200:], Fraction(9, 10), first_row=0)
     assert empty.any()
     assert (sets.sizes >= 1).all()
     best = without.model.eval()(X[200:]).argmax(dim=1)
     assert (sets.mask[torch.arange(100), best][empty]).all()
     assert torch.equal(
-        sets.mask[~empty], with_empty.predict_set(X[200:], 0.9, first_row=0).mask[~empty]
+        sets.mask[~empty],
+        with_empty.predict_set(X[200:], Fraction(9, 10), first_row=0).mask[~empty],
     )
 
 

@@ -232,6 +232,13 @@ def test_a_group_of_one_gives_what_calibrate_does(name: str) -> None:
 
 
 @pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("y", [Y, Y[:, None]], ids=["(n,)", "(n, 1)"])
+def test_intervals_have_the_shape_of_the_targets_of_all_ranks(y: torch.Tensor) -> None:
+    predictor = ffcp.distributed.calibrate(ffcp.CP(small_mlp()), X, y)
+    assert predictor.predict_interval(X[:7]).lower.shape == y[:7].shape
+
+
+@pytest.mark.usefixtures("alone")
 def test_compressed_points_are_those_of_calibrate() -> None:
     predictor = ffcp.distributed.calibrate(ffcp.CP(small_mlp()), X, Y, rank_error=0.1)
     assert len(predictor.calibration) == 1001

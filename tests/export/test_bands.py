@@ -13,7 +13,7 @@ from torch import nn
 
 import ffcp
 from tests.export import models
-from tests.export.running import holds, run_alone
+from tests.export.running import holds, run_alone, run_here
 
 
 def material(rows: int, outputs: int = 1) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
@@ -49,6 +49,18 @@ def test_exported_ffcp_holds_the_librarys_band_and_covers(tmp_path):
             session.run(None, {"x": wrong.numpy()})
     silent = session.run(None, {"x": torch.full((2, 5), torch.nan).numpy()})
     assert all(bool(torch.from_numpy(end).isnan().all()) for end in silent)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("make", [ffcp.CP, ffcp.LCP], ids=["CP", "LCP"])
+def test_ends_in_a_file_have_the_shape_of_the_targets(make, tmp_path):
+    model, x, y = material(400)
+    for target in (y[:, 0], y):
+        predictor = make(model).calibrate(x, target)
+        predictor.export(tmp_path / "band.onnx", x[:50])
+        made = run_here(tmp_path / "band.onnx", {"x": x[:9]})
+        assert {tuple(end.shape) for end in made.values()} == {tuple(target[:9].shape)}
+        holds(made, predictor.predict_interval(x[:9]), off=0.2)
 
 
 def quantiles(rows: int) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:

@@ -112,7 +112,7 @@ def test_a_node_that_is_lost_changes_nothing(
     assert sorted(found["id"]) == list(range(N))
     band = one.predict_interval(frame[X], 0.1)
     lower = found.sort_values("id")["lower"].to_numpy()
-    assert np.allclose(lower, band.lower[:, 0].numpy(), atol=1e-5)
+    assert np.allclose(lower, band.lower.numpy(), atol=1e-5)
 
 
 def test_workers_that_are_killed_ten_times_change_nothing(
@@ -138,8 +138,8 @@ def test_workers_that_are_killed_ten_times_change_nothing(
     found = pd.read_parquet(tmp_path / "bands").sort_values("id", ignore_index=True)
     band = one.predict_interval(frame[X], 0.2)
     assert np.array_equal(found["id"], np.arange(N))
-    assert np.array_equal(found["lower"], band.lower[:, 0].numpy())
-    assert np.array_equal(found["upper"], band.upper[:, 0].numpy())
+    assert np.array_equal(found["lower"], band.lower.numpy())
+    assert np.array_equal(found["upper"], band.upper.numpy())
     assert np.array_equal(found["y"], frame["y"])
 
 

@@ -191,6 +191,28 @@ def test_without_numbers_bands_are_the_same_within_rounding(name: str) -> None:
         )
 
 
+def test_intervals_have_the_shape_of_the_column_of_targets() -> None:
+    data = numbers()
+    for y in (data["y"], data["y"][:, None]):
+        rows = Rows.of({**data, "y": y})
+        made = calibrate(ffcp.CP(network(), **SMALL), rows, x="x", y="y")
+        assert made.predict_interval(data["x"][:7]).lower.shape == y[:7].shape
+        assert column(predicted(made, rows), "lower").shape == (N,)  # a column of numbers
+
+
+def test_levels_are_asked_for_by_alpha_or_confidence_level() -> None:
+    data = numbers()
+    rows = Rows.of(data)
+    made = ffcp.CP(network(), **SMALL).calibrate(data["x"], data["y"])
+    one = predicted(made, rows, confidence_level=(0.9, 0.8))
+    assert one.equals(predicted(made, rows, alphas=(0.1, 0.2)))
+    assert {"lower_0.1", "upper_0.2"} <= set(one)
+    assert predicted(made, rows, confidence_level=0.9).equals(predicted(made, rows))
+    for wrong in ({"alphas": 0.1, "confidence_level": 0.9}, {"confidence": 0.9}):
+        with pytest.raises(TypeError, match="alpha"):
+            predict(made, rows, x="x", **wrong)
+
+
 def test_groups_and_weights_come_from_columns() -> None:
     data = numbers()
     data["group"] = np.where(data["x"][:, 1] > 0, "high", "low")
@@ -201,7 +223,7 @@ def test_groups_and_weights_come_from_columns() -> None:
     same(one, two)
     band = one.predict_interval(data["x"], 0.1, groups=data["group"])
     found = predicted(two, rows, groups="group")
-    assert torch.equal(column(found, "upper"), band.upper[:, 0])
+    assert torch.equal(column(found, "upper"), band.upper)
     assert set(found["group"]) == {"high", "low"}
 
     def weighted() -> Any:
@@ -211,7 +233,7 @@ def test_groups_and_weights_come_from_columns() -> None:
     two = calibrate(weighted(), rows, x="x", y="y", weights="weight", id="id")
     same(one, two)
     band = one.predict_interval(data["x"], 0.1, weights=data["weight"])
-    assert torch.equal(column(predicted(two, rows, weights="weight"), "upper"), band.upper[:, 0])
+    assert torch.equal(column(predicted(two, rows, weights="weight"), "upper"), band.upper)
 
 
 @pytest.mark.long

@@ -288,16 +288,16 @@ def test_what_cannot_give_pac_coverage_is_left_out_if_that_is_asked_for(tmp_path
     chosen = Auto(model, on="prediction", seed=0).calibrate(x, y)
     assert chosen.method == "LCP"
     with pytest.raises(ValueError, match="pac=True"):
-        chosen.predict_interval(x, confidence=0.95)
+        chosen.predict_interval(x, pac=0.95)
     predictor = Auto(model, on="prediction", pac=True, seed=0).calibrate(x, y)
     assert "LCP" not in predictor.choice.trials
     predictor.save(tmp_path / "c.safetensors")
     again = ffcp.load(tmp_path / "c.safetensors", model)
-    ends = [one.predict_interval(x, confidence=0.95).upper for one in (predictor, again)]
+    ends = [one.predict_interval(x, pac=0.95).upper for one in (predictor, again)]
     assert torch.equal(*ends)
     assert again.calibrate(x, y).choice.trials.keys() == predictor.choice.trials.keys()
     groups = (x[:, 0] > 0).long()
-    predictor.calibrate(x, y, groups=groups).predict_interval(x, confidence=0.95, groups=groups)
+    predictor.calibrate(x, y, groups=groups).predict_interval(x, pac=0.95, groups=groups)
     for calibration in (ffcp.Weighted("given"), ffcp.Mondrian(ffcp.Weighted("given"))):
         with pytest.raises(ValueError, match="Weighted"):
             Auto(model, calibration=calibration, pac=True)

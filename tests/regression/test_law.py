@@ -30,8 +30,7 @@ def covered_by(make):
             predictor.calibrate(x_cal, y_cal)
         covered.used = len(predictor.calibration)
         band = predictor.predict_interval(x, alpha=ALPHA)
-        y = y[:, None] if y.dim() < band.lower.dim() else y
-        inside = (band.lower <= y) & (y <= band.upper)
+        inside = band.contains(y)
         return inside.all(dim=1) if predictor.joint else inside
 
     return covered

@@ -213,7 +213,7 @@ def test_few_points_cover_as_often_as_promised(kernel: str) -> None:
                     one = alone.predict_interval(x[row : row + 1], 0.2)
                     assert torch.equal(one.upper, band.upper[row : row + 1])
         covered.number += 1
-        return (band.lower[:, 0] <= y) & (y <= band.upper[:, 0])
+        return band.contains(y)
 
     covered.number = 0
     shares = (draw_hits(heteroscedastic, covered, n=24, t=T, repeats=160) / T).tolist()

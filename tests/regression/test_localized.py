@@ -76,7 +76,7 @@ def test_embeddings(on) -> None:
         warnings.simplefilter("ignore", ffcp.FFCPWarning)
         band = predictor.predict_interval(X[:50])
     threshold = predictor.calibration.threshold(0.1, {"embedding": wanted[:50].detach()})
-    assert torch.equal(band.upper.isinf(), threshold.isinf())
+    assert torch.equal(band.upper.isinf(), threshold.isinf()[:, 0])
 
 
 def test_a_loader_calibrates_as_arrays_do() -> None:
@@ -351,7 +351,7 @@ def test_a_model_of_images() -> None:
     images = normal(120, 1, 8, 8, seed=0)
     predictor = ffcp.FFLCP(model, "0", ffcp.Localizer(on="feature")).calibrate(images, Y[:120])
     assert predictor.calibration.embedding.shape == (96, 72)
-    assert predictor.predict_interval(images[:4]).upper.shape == (4, 1)
+    assert predictor.predict_interval(images[:4]).upper.shape == (4,)
 
 
 # -- inputs of several tensors -----------------------------------------------------------------
@@ -383,7 +383,7 @@ def test_an_input_of_two_tensors(kind: str, on: str, bandwidth: float | str) -> 
     if kept == 300:
         torch.testing.assert_close(predictor.calibration.embedding, wanted)
     assert predictor.calibration.embedding.shape == (kept, 5 if on == "input" else 1)
-    assert predictor.predict_interval(new).upper.shape == (9, 1)
+    assert predictor.predict_interval(new).upper.shape == (9,)
 
 
 # -- several outputs at once -------------------------------------------------------------------

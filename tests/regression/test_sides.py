@@ -118,17 +118,14 @@ def test_each_end_has_the_quantile_of_its_own_tail(slack: str) -> None:
     size = {"constant": None, "function": lambda seen: 0.2 + seen.x[:, 0].abs()}[slack]
     scale = torch.ones(200) if size is None else 0.2 + X[:, 0].abs()
     predictor = ffcp.Bands(model, slack=size, side="each").calibrate(X, Y)
-    signed = ((Y - predictor.predict_interval(X).prediction[:, 0]) / scale).double()
+    signed = ((Y - predictor.predict_interval(X).prediction) / scale).double()
     rank = ffcp.conformal_rank(200, 0.05)
     low, high = signed.sort().values[[200 - rank, rank - 1]]
     band = predictor.predict_interval(X, 0.1)
-    centre = band.prediction[:, 0].double()
-    torch.testing.assert_close(
-        band.lower[:, 0].double(), centre + low * scale, rtol=1e-5, atol=1e-5
-    )
-    torch.testing.assert_close(
-        band.upper[:, 0].double(), centre + high * scale, rtol=1e-5, atol=1e-5
-    )
+    centre = band.prediction.double()
+    close = {"rtol": 1e-5, "atol": 1e-5}
+    torch.testing.assert_close(band.lower.double(), centre + low * scale, **close)
+    torch.testing.assert_close(band.upper.double(), centre + high * scale, **close)
     scores = predictor.score(X, Y)
     assert scores.shape == (200, 2)
     torch.testing.assert_close(scores[:, 1], signed)

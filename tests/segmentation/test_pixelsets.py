@@ -169,7 +169,7 @@ def test_counts_are_those_of_the_scores() -> None:
 def test_sets_are_nested_in_alpha_and_never_empty(feature: str, share: float | None) -> None:
     predictor = PixelSets(network(), feature).calibrate(X[:40], Y[:40])
     before = None
-    for alpha in (0.05, 0.1, 0.2, 0.5, 0.9, 0.99):
+    for alpha in (0.05, 0.1, 0.2, 0.5, Fraction(9, 10), Fraction(99, 100)):
         sets = predictor.predict_set(X[40:], alpha, share=share)
         assert sets.mask.gather(1, sets.prediction[:, None]).all()
         assert before is None or not (sets.mask & ~before).any()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -50,10 +51,10 @@ def test_the_curve_says_what_bands_of_each_level_cover(
     y = rows[made.about.target].to_numpy()
     rows.loc[3, "rooms"] = "many"  # a row that cannot be predicted counts for nothing
     curve = dict(zip(*[iter(made.curve(rows, y))] * 2, strict=True))
-    for alpha in (0.1, 0.6):
+    for alpha in (Fraction(1, 10), Fraction(6, 10)):
         bands = made.predicted(rows, alpha).bands.drop(index=3)
         expected = measuring.covered(bands, np.delete(y, 3), made.about.classes).mean()
-        assert curve[1 - alpha] == pytest.approx(expected)
+        assert curve[1 - float(alpha)] == pytest.approx(expected)
 
 
 def test_rows_that_moved_are_noticed(fitted: tables.FittedTable) -> None:

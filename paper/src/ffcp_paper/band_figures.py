@@ -134,7 +134,7 @@ def _panel(
 def _bands(axis: Axes, panel: _Panel, x: Tensor, y: Tensor, hatch: str, alpha: float) -> None:
     order = x.argsort()
     line = order[:: 1 + len(order) // 1000]
-    lower, upper, centre = (part[line, 0].numpy() for part in panel.band)
+    lower, upper, centre = (part[line].numpy() for part in panel.band)
     at = x[line].numpy()
     level = f"{level_text(alpha)} band"
     axis.fill_between(at, lower, upper, facecolor="#e4e4e4", edgecolor="#b5b5b5", hatch=hatch,
@@ -143,7 +143,7 @@ def _bands(axis: Axes, panel: _Panel, x: Tensor, y: Tensor, hatch: str, alpha: f
     axis.plot(at, upper, color=DARK, linewidth=1.2, linestyle="--")
     axis.plot(at, centre, color=DARK, linewidth=2, label="prediction")
     few = torch.arange(0, len(y), 1 + len(y) // 400)
-    inside = (panel.band.lower[few, 0] <= y[few]) & (y[few] <= panel.band.upper[few, 0])
+    inside = panel.band.contains(y)[few]
     covered, missed = few[inside], few[~inside]
     axis.scatter(x[covered].numpy(), y[covered].numpy(), s=8, c=GREY, linewidths=0,
                  label="covered", zorder=1.5)  # fmt: skip

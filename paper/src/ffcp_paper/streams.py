@@ -135,8 +135,7 @@ def _streamed(online: ffcp.Online, x: Tensor, y: Tensor, batch: int) -> Followed
 
 
 def _measured(band: ffcp.Interval, y: Tensor) -> Followed:
-    lower, upper = band.lower[:, 0], band.upper[:, 0]
-    return Followed(((lower <= y) & (y <= upper)).numpy(), (upper - lower).double().numpy())
+    return Followed(band.contains(y).numpy(), band.width.double().numpy())
 
 
 def _novelty(monitor: ffcp.Monitor, old: Tensor, new: Tensor) -> dict[str, float]:

@@ -40,7 +40,7 @@ class ScoreChoice:
 
     Examples
     --------
-    >>> import ffcp
+    >>> import ffcp, torch
     >>> _ = torch.manual_seed(0)
     >>> model, x = torch.nn.Linear(4, 9), 3 * torch.randn(500, 4)  # yours is trained
     >>> y = model(x).softmax(dim=1).multinomial(1)[:, 0]

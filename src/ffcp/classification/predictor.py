@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -18,11 +18,11 @@ from ffcp.classification.names import checked_names, label_tensor
 from ffcp.classification.scores import LabelScore, Shares, check_logits
 from ffcp.classification.sets import LabelSet
 from ffcp.classification.tuning import SetChoice
+from ffcp.conformal.asked import asked_alpha
 from ffcp.conformal.calibration import Calibration
 from ffcp.conformal.columns import Table, take
 from ffcp.conformal.draws import Draws
 from ffcp.conformal.marginal import Marginal
-from ffcp.conformal.rank import exact_alpha
 from ffcp.conformal.selection import Scorer
 from ffcp.conformal.tilts import ShiftChoice
 from ffcp.network.buffer import RowBuffer
@@ -169,12 +169,15 @@ class LabelSets(Predictor):
     @steady
     def predict_set(
         self,
+        /,
         x: Any,
-        alpha: Any = 0.1,
+        alpha: Any = None,
         *,
+        confidence_level: Any = None,
         first_row: int | None = None,
         groups: Any = None,
         weights: Any = None,
+        **unknown: NoReturn,
     ) -> LabelSet:
         """Give sets of labels that hold the true one with probability at least 1 - alpha.
 
@@ -186,7 +189,10 @@ class LabelSets(Predictor):
             one argument; a model of two arguments takes both as inputs, and where either could be
             meant that is an error. A list is an input, never a loader.
         alpha
-            Share of misses allowed, in (0, 1). Any value, without calibrating again.
+            Share of misses allowed, in (0, 1); 0.1 if nothing is given. Any value, without
+            calibrating again.
+        confidence_level
+            In place of ``alpha``: the coverage asked for, 1 - alpha. 0.9 is alpha = 0.1.
         first_row
             For a job that must be repeated exactly: the number of the first row of ``x`` in it.
             Each row number then has its own random number, by the seed. By default random numbers
@@ -201,7 +207,7 @@ class LabelSets(Predictor):
         LabelSet
             The mask of labels, their number and, on request, the labels in order.
         """
-        exact = exact_alpha(alpha)
+        exact = asked_alpha(alpha, confidence_level, unknown)
         self._must_be_calibrated()
         given, ordered = self._rows(x), []
         buffer, lost, in_all = RowBuffer(given.count), Table(), torch.tensor(False)
@@ -230,11 +236,9 @@ class LabelSets(Predictor):
         weights = partial(self._order, self._scorer, given.whole)
         return LabelSet(buffer["mask"], weights, None, self.names, self.other_labels)
 
-    def forward(
-        self, x: Any, alpha: Any = 0.1, *, first_row: int | None = None, groups: Any = None
-    ) -> LabelSet:
-        """Give sets of labels, as :meth:`predict_set` does: ``predictor(x)``."""
-        return self.predict_set(x, alpha, first_row=first_row, groups=groups)
+    def forward(self, x: Any, alpha: Any = None, **options: Any) -> LabelSet:
+        """Return sets of labels, as :meth:`predict_set` does: ``predictor(x)``."""
+        return self.predict_set(x, alpha, **options)
 
     def _for_all_classes(self, thresholds: Tensor) -> Tensor:
         """Complete thresholds by class, if they are: classes without points are in every set."""

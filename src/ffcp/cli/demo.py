@@ -199,7 +199,7 @@ def picture(results: list[Result]) -> Figure:
 def _draw(axis: Axes, result: Result, row: Row, title: str, tint: str) -> None:
     order = result.x[:, 0].argsort()
     x, y = result.x[order, 0].numpy(), result.y[order].numpy()
-    lower, upper, centre = (part[order, 0].numpy() for part in row.band)
+    lower, upper, centre = (part[order].numpy() for part in row.band)
     inside = (lower <= y) & (y <= upper)
     few = slice(None, None, 10)  # a tenth of the points says enough
     level = f"{1 - result.alpha:.0%} band"

@@ -26,6 +26,11 @@ Alpha = Annotated[
 ]
 
 
+Level = Annotated[
+    float | None, typer.Option(help="In place of --alpha: the coverage asked for, 1 - alpha.")
+]
+
+
 def register(app: typer.Typer) -> None:
     """Add the commands to the ``ffcp`` command."""
     for command in (fit, predict, check, show):
@@ -41,8 +46,10 @@ def fit(
         Path | None, typer.Option(help="The folder to write; by default TABLE.ffcp.")
     ] = None,
     alpha: Annotated[
-        float, typer.Option(help="Share of misses allowed; 0.1 asks for 90 % coverage.")
-    ] = 0.1,
+        float | None,
+        typer.Option(help="Share of misses allowed; by default 0.1, for 90 % coverage."),
+    ] = None,
+    confidence_level: Level = None,
     classify: Annotated[
         bool, typer.Option("--classify", help="Predict sets of labels, though they are numbers.")
     ] = False,
@@ -70,6 +77,7 @@ def fit(
         from ffcp import tables
         from ffcp.tables import folder, reading
 
+        alpha = _asked(console, alpha, confidence_level)
         where = out or table.with_name(f"{reading.base_name(table)}.ffcp")
         folder.must_be_free(where, force=force)
         folder.must_be_writable(where)
@@ -104,6 +112,7 @@ def predict(
         typer.Option(help="The file to write; by default TABLE.bands.csv. With --ray a folder."),
     ] = None,
     alpha: Alpha = None,
+    confidence_level: Level = None,
     ray: Annotated[
         bool, typer.Option("--ray", help="Let the workers of a Ray cluster share the tables.")
     ] = False,
@@ -120,6 +129,7 @@ def predict(
     with _said():
         from ffcp import tables as rooms
 
+        alpha = _asked(console, alpha, confidence_level)
         fitted = rooms.load(folder)
         where = out or tables[0].with_name("bands")
         parts = _parts(fitted, tables, where, alpha) if ray else _here(fitted, tables, out, alpha)
@@ -137,6 +147,23 @@ def predict(
         console.print(f"{empty:,} rows could not be predicted: see the column reason", **_PLAIN)
     written = [where] if ray else [_file_of(table, out) for table in tables]
     console.print(f"Written: {', '.join(map(str, written))}, {rows:,} rows", **_PLAIN)
+
+
+def _asked(console: Console, alpha: float | None, confidence_level: float | None) -> Any:
+    """Return the share of misses asked for, exactly, or ``None``; print what is odd about it."""
+    from ffcp.conformal.asked import asked_alpha
+    from ffcp.warnings import FFCPWarning
+
+    if alpha is None and confidence_level is None:
+        return None
+    if alpha is not None and confidence_level is not None:
+        raise typer.BadParameter("give --alpha or --confidence-level, not both")
+    with warnings.catch_warnings(record=True) as remarks:
+        warnings.simplefilter("always", FFCPWarning)
+        exact = asked_alpha(alpha, confidence_level)
+    for remark in remarks:
+        console.print(f"Note: {remark.message}", **_PLAIN)
+    return exact
 
 
 class _Part(NamedTuple):
@@ -190,6 +217,7 @@ def check(
     folder: Folder,
     table: Annotated[Path, typer.Argument(help="Rows with their target.")],
     alpha: Alpha = None,
+    confidence_level: Level = None,
     group: Annotated[
         str | None, typer.Option(help="A column by which coverage is told apart.")
     ] = None,
@@ -210,6 +238,7 @@ def check(
         from ffcp.tables import reading, seen
         from ffcp.warnings import FFCPWarning
 
+        alpha = _asked(console, alpha, confidence_level)
         fitted, frame = tables.load(folder), reading.read(table)
         with warnings.catch_warnings(record=True) as remarks:
             warnings.simplefilter("always", FFCPWarning)

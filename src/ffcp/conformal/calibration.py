@@ -117,13 +117,12 @@ class Calibration(Plain):
         return torch.stack([one if one.dim() > 1 else one[None] for one in result])
 
     def confident_thresholds(
-        self, alphas: Sequence[Any], confidence: Any, notes: Columns | None = None
+        self, alphas: Sequence[Any], pac: Any, notes: Columns | None = None
     ) -> Tensor:
         """Look up thresholds that cover 1 - alpha *given* these points, so surely (PAC)."""
         raise ValueError(
-            f"{type(self).__name__} has no thresholds of a given confidence, whose law is known "
-            "for one quantile of many points only: leave out confidence=, or calibrate with "
-            "ffcp.Marginal or ffcp.Mondrian"
+            f"{type(self).__name__} has no PAC coverage, whose law is known for one quantile of "
+            "many points only: leave out pac=, or calibrate with ffcp.Marginal or ffcp.Mondrian"
         )
 
     def signed(self) -> Tensor | None:
@@ -131,7 +130,7 @@ class Calibration(Plain):
         return None
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Let a threshold of one's own count for several levels, and promise no confidence."""
+        """Let a threshold of one's own count for several levels, and promise no PAC coverage."""
         super().__init_subclass__(**options)
         if "threshold" in vars(cls):
             for name in ("thresholds", "confident_thresholds"):

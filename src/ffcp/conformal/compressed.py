@@ -233,10 +233,10 @@ class Compressed(Calibration):
         return thresholds
 
     def confident_thresholds(
-        self, alphas: Sequence[Any], confidence: Any, notes: Columns | None = None
+        self, alphas: Sequence[Any], pac: Any, notes: Columns | None = None
     ) -> Tensor:
         """Look up thresholds that cover 1 - alpha given these points, so surely: (levels, 1, m)."""
-        rank_of = partial(confident_rank, confidence=confidence)
+        rank_of = partial(confident_rank, pac=pac)
         return self._upper([partial(rank_of, alpha=alpha) for alpha in alphas])
 
     def _upper(self, rank_of: Iterable[Callable[[int], int]]) -> Tensor:

@@ -99,10 +99,10 @@ class Marginal(Calibration):
         return torch.stack([sorted_quantile(self.scores, alpha) for alpha in alphas])[:, None]
 
     def confident_thresholds(
-        self, alphas: Sequence[Any], confidence: Any, notes: Columns | None = None
+        self, alphas: Sequence[Any], pac: Any, notes: Columns | None = None
     ) -> Tensor:
         """Look up thresholds that cover 1 - alpha given these points, so surely: (levels, 1, m)."""
-        kept = [sorted_quantile(self.scores, alpha, confidence) for alpha in alphas]
+        kept = [sorted_quantile(self.scores, alpha, pac) for alpha in alphas]
         return torch.stack(kept)[:, None]
 
     def check(self, points: Mapping[str, Tensor]) -> None:
@@ -123,18 +123,16 @@ def _no_signs(rows: int) -> Tensor:
     return torch.empty(rows, 0, dtype=torch.bool)
 
 
-def sorted_quantile(scores: Tensor, alpha: Any, confidence: Any = None) -> Tensor:
+def sorted_quantile(scores: Tensor, alpha: Any, pac: Any = None) -> Tensor:
     """Look up the conformal quantile of each sorted column; NaN, at the end, are no scores.
 
-    With a confidence it is the score that covers 1 - alpha given these scores, so surely.
+    With ``pac`` it is the score that covers 1 - alpha given these scores, so surely.
 
     >>> sorted_quantile(torch.tensor([[1.0, 1.0], [2.0, 2.0], [3.0, torch.nan]]), alpha=0.3)
     tensor([3., inf])
     """
     counts = known(scores)
-    rank_of = (
-        conformal_rank if confidence is None else partial(confident_rank, confidence=confidence)
-    )
+    rank_of = conformal_rank if pac is None else partial(confident_rank, pac=pac)
     ranks = {count: rank_of(count, alpha) for count in counts.unique().tolist()}
     if len(ranks) == 1:
         ((count, rank),) = ranks.items()

@@ -297,12 +297,10 @@ class Mondrian(Calibration):
         return self._by_group(notes, lambda part, own: part.thresholds(alphas, own, random))
 
     def confident_thresholds(
-        self, alphas: Sequence[Any], confidence: Any, notes: Columns | None = None
+        self, alphas: Sequence[Any], pac: Any, notes: Columns | None = None
     ) -> Tensor:
         """Look up thresholds that cover 1 - alpha in each group given its points, so surely."""
-        return self._by_group(
-            notes, lambda part, own: part.confident_thresholds(alphas, confidence, own)
-        )
+        return self._by_group(notes, lambda part, own: part.confident_thresholds(alphas, pac, own))
 
     def _by_group(
         self, notes: Columns | None, look_up: Callable[[Calibration, Columns], Tensor]

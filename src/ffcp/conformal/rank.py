@@ -44,8 +44,8 @@ def _exact(alpha: Any, what: str) -> Fraction:
             return value
     says = {
         "alpha": "it is the share of misses allowed, so 0.1 asks for 90 % coverage",
-        "confidence": "it is how sure the coverage is to be, so 0.95 fails for one of 20 "
-        "calibration sets",
+        "confidence_level": "it is the coverage asked for, so 0.9 allows 10 % of misses",
+        "pac": "it is how sure the coverage is to be, so 0.95 fails for one of 20 calibration sets",
         "a level": "0.5 asks for the median",
         "rank_error": "it is the share of calibration scores by which a threshold may be too large",
     }
@@ -106,7 +106,7 @@ def conformal_rank(n: int, alpha: Any) -> int:
     return -((n + 1) * (misses - of) // of)
 
 
-def confident_rank(n: int, alpha: Any, confidence: Any) -> int:
+def confident_rank(n: int, alpha: Any, pac: Any) -> int:
     """Return the smallest rank whose score covers 1 - alpha of new points, so surely.
 
     Given n calibration points, the k-th smallest score covers a share of new points that follows
@@ -118,7 +118,7 @@ def confident_rank(n: int, alpha: Any, confidence: Any) -> int:
     >>> confident_rank(28, 0.1, 0.95), confident_rank(29, 0.1, 0.95)
     (29, 29)
     """
-    p, wanted = 1 - exact_alpha(alpha), exact_alpha(confidence, "confidence")
+    p, wanted = 1 - exact_alpha(alpha), exact_alpha(pac, "pac")
     terms = _binomial_terms(n, p)
     start, total = terms.start, sum(terms.values)
     # Every step away from the largest term rounds by less than one, and makes no error larger.
@@ -168,15 +168,15 @@ def _exact_excess(n: int, p: Fraction, k: int, wanted: Fraction) -> int:
     return below * wanted.denominator - wanted.numerator * whole
 
 
-def points_needed(alpha: Any, confidence: Any = None) -> int:
+def points_needed(alpha: Any, pac: Any = None) -> int:
     """Return the smallest number of calibration points with a finite threshold at ``alpha``.
 
-    >>> points_needed(0.1), points_needed(0.1, confidence=0.95)
+    >>> points_needed(0.1), points_needed(0.1, pac=0.95)
     (9, 29)
     """
     exact = exact_alpha(alpha)
-    if confidence is not None:  # the largest of n scores must do: (1 - alpha)^n <= 1 - confidence
-        doubt = 1 - exact_alpha(confidence, "confidence")
+    if pac is not None:  # the largest of n scores must do: (1 - alpha)^n <= 1 - pac
+        doubt = 1 - exact_alpha(pac, "pac")
         n = max(1, math.floor(math.log(doubt) / math.log1p(-float(exact))) - 1)
         while (1 - exact) ** n > doubt:
             n += 1

@@ -14,7 +14,7 @@ from ffcp.classification.rules import Rows
 from ffcp.export.outward import Outward, near
 from ffcp.export.share import Lookup, Share, Thresholds
 from ffcp.export.thresholds import lookup_of
-from ffcp.network import jacobian, passes
+from ffcp.network import checks, jacobian, passes
 from ffcp.network.features import OUTPUT, Cut
 from ffcp.network.twin import twin_of, uncompiled
 from ffcp.pieces import Seen
@@ -100,7 +100,7 @@ class BandSteps(Steps):
     def __init__(
         self, predictor: BandPredictor, alphas: Sequence[Fraction] | None, output: Tensor
     ) -> None:
-        self._family = predictor._scorer
+        self._family, self._layout = predictor._scorer, predictor._layout
         # An end of the support, in the type of the bands, cuts off no target that lies on it.
         line = torch.tensor([-torch.inf, torch.inf], dtype=output.dtype)
         low, high = line if predictor.support is None else predictor.support.cut(*line)
@@ -111,7 +111,7 @@ class BandSteps(Steps):
         """Give the prediction, then a lower and an upper end for each alpha."""
         seen, rounding = self.see(given.x), given.get(ROUNDING)
         assert rounding is not None
-        prediction = self._family.prediction(seen.output)
+        prediction = checks.like_target(self._family.prediction(seen.output), self._layout)
         results, ends_of = [prediction], self._ends(seen, prediction, rounding)
         for threshold in self.thresholds(given, seen):
             for end in ends_of(threshold):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,8 @@ from torch import Tensor
 from ffcp import files
 from ffcp.classification.predictor import LabelSets
 from ffcp.classification.sets import LabelSet
-from ffcp.conformal.rank import exact_alpha, points_needed
+from ffcp.conformal.asked import ONE_LEVEL, asked_alphas, refuse_unknown
+from ffcp.conformal.rank import points_needed
 from ffcp.export import accepting, checking
 from ffcp.export.graph import ROWS, onnx_model, rows_uncounted
 from ffcp.export.share import MILLION
@@ -31,6 +32,7 @@ from ffcp.export.steps import (
 )
 from ffcp.export.thresholds import group_labels, is_infinite
 from ffcp.network import inputs
+from ffcp.pieces import Seen
 from ffcp.predictor import Predictor
 from ffcp.regression.predictor import BandPredictor
 
@@ -43,10 +45,16 @@ def export(
     predictor: Predictor,
     path: str | Path,
     example: Any,
-    alphas: Sequence[Any] | None = (0.1,),
+    alphas: Sequence[Any] | None = ONE_LEVEL,
     random: float | None = None,
+    confidence_level: Any = None,
+    unknown: Mapping[str, Any] | None = None,
 ) -> None:
     """Write a predictor to a file; see :meth:`ffcp.predictor.Predictor.export`."""
+    refuse_unknown(unknown or {})
+    if confidence_level is not None:
+        given = None if alphas is ONE_LEVEL else alphas or "an input"
+        alphas, _ = asked_alphas(given, confidence_level)
     for package in ("onnx", "onnxscript", "onnxruntime"):
         _must_be_installed(package)
     predictor._must_be_calibrated()
@@ -83,11 +91,11 @@ class _Writing:
         )
         self._names = _input_names(self._x, {*_RESERVED, *self._output_names()})
         like = self._steps.see(inputs.take(self._x, slice(0, 2)))  # and colours, for the graph
-        self._rounding = self._no_rounding(like.output)
+        self._rounding = self._no_rounding(like)
 
-    def _no_rounding(self, output: Tensor) -> Tensor:
+    def _no_rounding(self, seen: Seen) -> Tensor:
         if isinstance(self._predictor, BandPredictor):
-            outcome = self._predictor._scorer.prediction(output)
+            outcome = self._predictor._prediction(seen)
             return outcome.new_zeros(outcome.shape[1:])
         return torch.zeros((), dtype=torch.float64)
 
@@ -238,7 +246,7 @@ def _checked_alphas(alphas: Sequence[Any] | None) -> list[Fraction] | None:
         raise TypeError(
             f"alphas is a list of numbers between 0 and 1, or None for an input, got {alphas!r}"
         )
-    exact = [exact_alpha(alpha) for alpha in alphas]
+    exact = asked_alphas(alphas)[0] if alphas else []
     if not exact or len(set(map(_written, exact))) < len(exact):
         raise ValueError(
             "alphas must be one or more numbers that differ in their first 12 digits, got "

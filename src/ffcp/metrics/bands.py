@@ -135,9 +135,10 @@ def by_level(band: Sequence[Any], y: Any, measure: Callable[[Sequence[Any]], Any
 
 def _has_levels(band: Sequence[Any], y: Any) -> bool:
     lower, target = as_tensor(band[0]), as_tensor(y)
-    if lower.dim() == target.dim() + 2 and lower.shape[-1] == 1:  # targets (n,), outputs (n, 1)
-        target = target[:, None]
-    return lower.dim() == target.dim() + 1 and lower.shape[1:] == target.shape
+    prediction = getattr(band, "prediction", None)
+    if prediction is not None:  # which has none; ends alone leave it to the targets
+        return lower.dim() > as_tensor(prediction).dim()
+    return lower.shape != target.shape and lower.shape[1:] == _like(target, lower.shape[1:]).shape
 
 
 def share_of(joint: Any) -> tuple[Any, bool]:
@@ -189,10 +190,8 @@ def bounds_of(band: Sequence[Any]) -> tuple[Tensor, Tensor]:
 
 
 def target_of(y: Any, lower: Tensor, missing: bool = False) -> Tensor:
-    """Read targets in the shape of a band; a target (n,) fits a band (n, 1)."""
-    target = as_tensor(y)
-    if target.dim() == 1 and lower.shape == (len(target), 1):
-        target = target[:, None]
+    """Read targets in the shape of a band; (n,) and (n, 1) fit each other."""
+    target = _like(as_tensor(y), lower.shape)
     if target.shape != lower.shape:
         raise ValueError(f"target has shape {tuple(target.shape)}, band {tuple(lower.shape)}")
     if bool(target.isnan().any()) and not missing:
@@ -200,6 +199,13 @@ def target_of(y: Any, lower: Tensor, missing: bool = False) -> Tensor:
     if bool(target.isnan().all()):
         raise ValueError("no target is known")
     return target
+
+
+def _like(target: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Bring targets (n,) to (n, 1), and (n, 1) to (n,), where the shape is that; never spread."""
+    if target.dim() == 1 and shape == (len(target), 1):
+        return target[:, None]
+    return target[:, 0] if target.shape == (*shape, 1) and len(shape) == 1 else target
 
 
 def as_array(values: Any) -> Any:

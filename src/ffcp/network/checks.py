@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -72,6 +72,20 @@ def target(y: Tensor, prediction: Tensor) -> Tensor:
         f"target has shape {tuple(y.shape)}, model output {tuple(prediction.shape)}: "
         "they must be equal (shapes (n,) and (n, 1) fit each other)"
     )
+
+
+def like_target(values: Tensor, layout: Mapping[str, Any]) -> Tensor:
+    """Return predictions in the shape of the targets that a layout remembers.
+
+    Only (n,) and (n, 1) can differ.
+
+    >>> like_target(torch.zeros(3, 1), {"y": {"row": []}}).shape
+    torch.Size([3])
+    """
+    row = layout["y"]["row"] if "y" in layout else None
+    if row == [] and values.dim() == 2 and values.shape[1] == 1:
+        return values[:, 0]
+    return values[:, None] if row == [1] and values.dim() == 1 else values
 
 
 def rows_independent(forward: Callable[[Any], Tensor], x: Any) -> None:

@@ -152,7 +152,8 @@ class Reader:
     """Reads inputs as a model takes them, all of them alike.
 
     What the first input is like is remembered in ``layout``: frames that come later have their
-    columns put in the order of the first one, or are refused if their columns are others.
+    columns put in the order of the first one, or are refused if their columns are others. So is
+    the shape of the first targets, which predictions take.
 
     >>> read = Reader(nn.Linear(4, 1))
     >>> read(np.zeros((3, 4))).dtype
@@ -187,6 +188,10 @@ class Reader:
             if key in columns:
                 self.layout[key]["columns"] = columns[key]
         return tensors
+
+    def note_target(self, y: Tensor) -> None:
+        """Remember what the first targets are like; later ones may be (n,) for (n, 1)."""
+        self.layout.setdefault("y", {"row": list(y.shape[1:])})
 
 
 def _frames(x: Any, name: str) -> Iterator[tuple[str, list[str | int]]]:
@@ -349,6 +354,7 @@ def pairs(
             )
         x, y = read(x), target(y)
         _same_rows(x, y)
+        read.note_target(y)
         yield x, y
         return
     if is_arraylike(x) or isinstance(x, Mapping) or not isinstance(x, Iterable):
@@ -364,6 +370,7 @@ def pairs(
             )
         batch, labels = read(item[0]), target(item[1])
         _same_rows(batch, labels)
+        read.note_target(labels)
         yield batch, labels
 
 

@@ -7,16 +7,16 @@ import math
 import threading
 from collections import deque
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ffcp import files
+from ffcp.conformal.asked import asked_alpha
 from ffcp.conformal.draws import checked_seed
 from ffcp.conformal.mondrian import labels_of
-from ffcp.conformal.rank import exact_alpha
 from ffcp.metrics import clopper_pearson
 from ffcp.metrics.bands import hits_of
 from ffcp.network import inputs, passes
@@ -103,7 +103,9 @@ class Monitor:
     predictor
         A calibrated predictor of bands or label sets.
     alpha
-        The level at which coverage is watched.
+        The share of misses allowed where coverage is watched; 0.1 if nothing is given.
+    confidence_level
+        In place of ``alpha``: the coverage asked for, 1 - alpha.
     threshold
         An alarm is raised when the wealth of a test reaches it. Without change this ever happens
         with probability at most 1 / threshold, for the test of truths and for that of inputs
@@ -141,14 +143,16 @@ class Monitor:
     def __init__(
         self,
         predictor: Predictor,
-        alpha: Any = 0.1,
+        alpha: Any = None,
         *,
+        confidence_level: Any = None,
         threshold: float = 100.0,
         window: int = 500,
         feature: str | None = None,
         seed: int | None = None,
+        **unknown: NoReturn,
     ) -> None:
-        exact_alpha(alpha)
+        exact = asked_alpha(alpha, confidence_level, unknown)
         if not isinstance(predictor, Predictor) or predictor.task not in _TASKS:
             raise TypeError(
                 f"a Monitor watches predictors of bands or label sets, got "
@@ -164,7 +168,7 @@ class Monitor:
                 "a Monitor ranks new scores among single ones, and these were compressed: give a "
                 "predictor calibrated without compressing; a few thousand points will do"
             )
-        self.predictor, self.alpha = predictor, alpha
+        self.predictor, self.alpha = predictor, exact
         self.threshold, self.window, self.seed = float(threshold), window, checked_seed(seed)
         given = feature if feature is not None else getattr(predictor, "feature", None)
         self.feature = None if given == OUTPUT else given
@@ -362,7 +366,7 @@ class Monitor:
                 }
             )
         for group, (share, low, high, count) in self.coverage().items():
-            asked = float(1 - exact_alpha(self.alpha))
+            asked = float(1 - self.alpha)
             rows.append(
                 {
                     "what": "coverage" if group is None else f"coverage of group {group!r}",
@@ -395,7 +399,7 @@ class Monitor:
 
     def _settings(self) -> dict[str, Any]:
         return {
-            "alpha": str(exact_alpha(self.alpha)),
+            "alpha": str(self.alpha),
             "threshold": self.threshold,
             "window": self.window,
             "feature": self.feature,

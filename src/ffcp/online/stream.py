@@ -7,16 +7,16 @@ import math
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ffcp.conformal.asked import asked_alpha
 from ffcp.conformal.calibration import Calibration
 from ffcp.conformal.columns import take
 from ffcp.conformal.mondrian import Label, rows_of_groups
-from ffcp.conformal.rank import exact_alpha
 from ffcp.network import checks, inputs
 from ffcp.network.arrays import target_tensor
 from ffcp.online.kept import Kept, Waiting
@@ -49,7 +49,9 @@ class Online(Kept):
         with several step sizes, weighed by how they do. ``"pid"``: a threshold that is controlled
         itself. ``"plain"``: the level stays, only the window moves.
     alpha
-        Share of misses asked for; it cannot be changed later.
+        Share of misses asked for, 0.1 if nothing is given; it cannot be changed later.
+    confidence_level
+        In place of ``alpha``: the coverage asked for, 1 - alpha.
     gamma
         The step of ``"aci"``.
     window
@@ -104,8 +106,9 @@ class Online(Kept):
         self,
         predictor: BandPredictor,
         method: str = "aci",
-        alpha: Any = 0.1,
+        alpha: Any = None,
         *,
+        confidence_level: Any = None,
         gamma: float = 0.01,
         window: int = 1000,
         forget: float = 1.0,
@@ -113,6 +116,7 @@ class Online(Kept):
         step: float = 0.05,
         saturation: float = 0.5,
         waiting: int = 10_000,
+        **unknown: NoReturn,
     ) -> None:
         if method not in METHODS:
             raise ValueError(f"unknown method {method!r}: choose one of {', '.join(METHODS)}")
@@ -125,12 +129,12 @@ class Online(Kept):
         if not is_number(forget) or not 0 < forget <= 1:
             raise ValueError(f"forget must lie above 0 and be at most 1, got {forget!r}")
         _check_predictor(predictor, method, forget)
-        self.method, self.alpha = method, alpha
+        self.method, self.alpha = method, asked_alpha(alpha, confidence_level, unknown)
         # As it is now: the stream's past are the scores of this calibration and no other.
         self.predictor = predictor._snapshot()
         self.settings = {
             "method": method,
-            "alpha": str(exact_alpha(alpha)),
+            "alpha": str(self.alpha),
             "gamma": gamma,
             "window": window,
             "forget": forget,
@@ -201,7 +205,7 @@ class Online(Kept):
                 self._remember(key, Waiting(self.rows, [*row], label))
                 self.rows += 1
         lower, upper, prediction = (torch.cat([part[i] for part in parts]) for i in range(3))
-        return Interval(lower, upper, prediction, float(exact_alpha(self.alpha)))
+        return Interval(lower, upper, prediction, float(self.alpha))
 
     def _must_know(self, labels: Sequence[Any]) -> None:
         unseen = [label for label in dict.fromkeys(labels) if label not in self._lanes]

@@ -16,7 +16,7 @@ from ray.data.expressions import col
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ffcp.calibrating import Batch, Calibrating, Noted
-from ffcp.conformal.rank import exact_alpha
+from ffcp.conformal.asked import NOT_OURS, asked_alphas, refuse_unknown
 from ffcp.network import inputs
 from ffcp.network.modes import autocast
 from ffcp.predictor import Predictor
@@ -125,7 +125,8 @@ def predict(
     dataset: Dataset,
     *,
     x: Any,
-    alphas: Any = 0.1,
+    alphas: Any = None,
+    confidence_level: Any = None,
     groups: str | None = None,
     weights: str | None = None,
     id: str | None = None,
@@ -145,7 +146,9 @@ def predict(
         As in :func:`calibrate`. With ``id`` rows come back in the order of their numbers, and
         random numbers are those of the row (``first_row=0`` on one machine).
     alphas
-        The share of misses allowed, or several.
+        The share of misses allowed, or several; 0.1 if nothing is given.
+    confidence_level
+        In place of ``alphas``: the coverage asked for, 1 - alpha, or several.
     keep
         The columns to keep beside what is new: by default all that are not of the input.
 
@@ -157,9 +160,8 @@ def predict(
         ``prediction`` and ``mask``, of risk control ``sets`` and ``level``. Of several levels the
         columns are called ``lower_0.1`` and so on. Outputs of several numbers are tensors.
     """
-    levels = list(alphas) if isinstance(alphas, (Sequence, torch.Tensor)) else [alphas]
-    for level in levels:
-        exact_alpha(level)
+    refuse_unknown({name: None for name in resources if name in NOT_OURS})
+    levels, _ = asked_alphas(alphas, confidence_level)
     names = Names(x, None, groups, weights, id)
     columns = _must_be_whole(dataset, names)
     if isinstance(keep, str):

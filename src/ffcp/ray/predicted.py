@@ -41,7 +41,8 @@ def _(predictor: BandPredictor, given: Given, alphas: Sequence[Any], first_row: 
     band = predictor.predict_interval(given.x, alphas, **more)
     columns = _columns(prediction=band.prediction)
     for alpha, lower, upper in zip(alphas, band.lower, band.upper, strict=True):
-        columns |= _columns(**{f"lower_{alpha}": lower, f"upper_{alpha}": upper})
+        end = f"{float(alpha):.12g}"
+        columns |= _columns(**{f"lower_{end}": lower, f"upper_{end}": upper})
     return columns
 
 
@@ -104,7 +105,7 @@ def _must_lack(predictor: Any, given: Given, *names: str) -> None:
 def _ends(alphas: Sequence[Any]) -> Iterator[tuple[Any, str]]:
     """Give levels with the ends of the names of their columns."""
     for alpha in alphas:
-        yield alpha, "" if len(alphas) == 1 else f"_{alpha}"
+        yield alpha, "" if len(alphas) == 1 else f"_{float(alpha):.12g}"
 
 
 def _columns(**tensors: Tensor) -> Predicted:

@@ -31,9 +31,10 @@ class _Interval(NamedTuple):
 
 
 class Interval(_Interval):
-    """A prediction band: ``lower, upper, prediction`` in the shape and type of the model's output.
+    """A prediction interval for each row: ``lower, upper, prediction``.
 
-    Of several levels the two ends have a first dimension more, one entry for each of ``alpha``.
+    They have the shape of the targets that calibrated: (n,), (n, 1) or (n, m). Of several levels
+    the two ends have a first dimension more, one entry for each of ``alpha``.
 
     Parameters
     ----------
@@ -79,11 +80,17 @@ class Interval(_Interval):
     def contains(self, y: Any) -> Tensor:
         """Say which targets lie in their band, in the shape of the ends; NaN lies in none.
 
-        >>> band = Interval(torch.zeros(2, 1), torch.ones(2, 1), torch.full((2, 1), 0.5))
-        >>> band.contains([0.5, 3.0])[:, 0]
+        >>> band = Interval(torch.zeros(2), torch.ones(2), torch.full((2,), 0.5))
+        >>> band.contains([0.5, 3.0])
         tensor([ True, False])
         """
         target = checks.target(arrays.target_tensor(y).to(self.lower.device), self.prediction)
+        if self.lower.shape[int(self._has_levels) :] != target.shape:
+            raise ValueError(
+                f"target has shape {tuple(target.shape)}, the ends of the interval "
+                f"{tuple(self.lower.shape)}: they must be equal, but for a first dimension of "
+                "levels"
+            )
         return (self.lower <= target) & (target <= self.upper)
 
     def clip(self, low: float | None = None, high: float | None = None) -> Interval:

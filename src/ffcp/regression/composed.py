@@ -103,7 +103,7 @@ class Bands(BandPredictor):
     >>> model, x, y = nn.Linear(2, 1), torch.randn(300, 2), torch.randn(300)  # yours is trained
     >>> predictor = Bands(model, slack=lambda seen: 1 + seen.output.abs()).calibrate(x, y)
     >>> predictor.predict_interval(x[:5], alpha=0.1).lower.shape
-    torch.Size([5, 1])
+    torch.Size([5])
     """
 
     def __init__(

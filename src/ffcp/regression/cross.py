@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ffcp import files
-from ffcp.conformal.rank import conformal_rank, exact_alpha
+from ffcp.conformal.asked import asked_alpha
+from ffcp.conformal.rank import conformal_rank
 from ffcp.network import arrays, checks, inputs, passes
 from ffcp.network.identity import Identity, fingerprint
 from ffcp.regression.bands import Interval
@@ -97,6 +98,7 @@ class CrossBands(nn.Module):
         self.register_buffer("folds", _checked_folds(folds, len(listed)))
         self.register_buffer("scores", torch.empty(0, dtype=torch.float64))
         self._identities: list[Identity] = []
+        self._layout: dict[str, Any] = {}  # what targets were like, as in inputs.Reader
 
     # -- what is promised -------------------------------------------------------------------
 
@@ -117,7 +119,9 @@ class CrossBands(nn.Module):
         folds[torch.from_numpy(inside)] = torch.arange(len(inside)) % count
         return folds
 
-    def guarantee(self, alpha: Any = 0.1) -> float:
+    def guarantee(
+        self, alpha: Any = None, *, confidence_level: Any = None, **unknown: NoReturn
+    ) -> float:
         """Give the probability with which bands hold the truth at least, by the theorems.
 
         For K folds of n / K rows it is 1 - 2 alpha - min(2 (1 - 1/K) / (n/K + 1),
@@ -130,7 +134,8 @@ class CrossBands(nn.Module):
         lost = Fraction(2 * (k - 1), n + k)
         if len(sizes.unique()) == 1:
             lost = min(lost, (1 - Fraction(k, n)) / (k + 1))
-        return float(max(Fraction(0), 1 - 2 * exact_alpha(alpha) - lost))
+        exact = asked_alpha(alpha, confidence_level, unknown)
+        return float(max(Fraction(0), 1 - 2 * exact - lost))
 
     # -- calibrating and predicting ---------------------------------------------------------
 
@@ -150,6 +155,7 @@ class CrossBands(nn.Module):
                 f"folds has {count} rows, x has {inputs.row_count(given[0])} and y {len(target)}: "
                 "give all rows, in the order of folds"
             )
+        checks.target(target, torch.empty(count))
         checks.finite(target, "y")
         scores = torch.empty(count, dtype=torch.float64)
         identities = []
@@ -162,6 +168,7 @@ class CrossBands(nn.Module):
             scores[rows] = self._score(error)
         scores = scores[self.folds.cpu() >= 0]
         self.scores, self._identities = scores.to(self.folds.device), identities
+        self._layout = {"y": {"row": list(target.shape[1:])}}
         return self
 
     @property
@@ -173,11 +180,16 @@ class CrossBands(nn.Module):
         """Say how far a target lies beyond a prediction, on the sides that are bounded."""
         return {BOTH: error.abs(), LOWER: -error, UPPER: error}[self.side]
 
-    def predict_interval(self, x: Any, alpha: Any = 0.1) -> Interval:
+    def predict_interval(
+        self, x: Any, alpha: Any = None, *, confidence_level: Any = None, **unknown: NoReturn
+    ) -> Interval:
         """Give bands; with what probability they hold the truth is said by :meth:`guarantee`.
 
-        The prediction is the median, over rows, of what the networks that lack them predict.
+        ``alpha`` is the share of misses allowed, 0.1 if nothing is given; ``confidence_level``, in
+        its place, is 1 - alpha. The prediction is the median, over rows, of what the networks
+        that lack them predict.
         """
+        alpha = asked_alpha(alpha, confidence_level, unknown)
         self._must_be_ready()
         n = len(self.scores)
         up = conformal_rank(n, alpha)
@@ -199,20 +211,21 @@ class CrossBands(nn.Module):
             parts.append((lower, upper, each.median(dim=1).values))
         if up > n:
             self._warn_of_infinite(alpha)
-        lower, upper, middle = (torch.cat(ends) for ends in zip(*parts, strict=True))
+        whole = (torch.cat(ends) for ends in zip(*parts, strict=True))
+        lower, upper, middle = (checks.like_target(part, self._layout) for part in whole)
         return Interval(lower, upper, middle)
 
-    def forward(self, x: Any, alpha: Any = 0.1) -> Interval:
-        """Give bands, as :meth:`predict_interval` does."""
-        return self.predict_interval(x, alpha)
+    def forward(self, x: Any, alpha: Any = None, **options: Any) -> Interval:
+        """Return intervals, as :meth:`predict_interval` does."""
+        return self.predict_interval(x, alpha, **options)
 
-    def _warn_of_infinite(self, alpha: Any) -> None:
+    def _warn_of_infinite(self, alpha: Fraction) -> None:
         import warnings
 
-        need = -(-1 // exact_alpha(alpha)) - 1
+        need = -(-1 // alpha) - 1
         warnings.warn(
-            f"the band is infinite: {len(self.scores)} rows are too few for alpha = {alpha}, "
-            f"which needs at least {need}",
+            f"the band is infinite: {len(self.scores)} rows are too few for "
+            f"alpha = {float(alpha):g}, which needs at least {need}",
             FFCPWarning,
             stacklevel=lines_up(),
         )
@@ -235,6 +248,7 @@ class CrossBands(nn.Module):
         settings = {
             "make": "CrossBands",
             "side": self.side,
+            "layout": self._layout,
             "models": [fingerprint(model) for model in self._each()],
             "autocast": [identity.autocast for identity in self._identities],
         }
@@ -270,6 +284,7 @@ class CrossBands(nn.Module):
                 raise ValueError("it has residuals that are not finite")
             if predictor.side == BOTH and bool((scores < 0).any()):
                 raise ValueError("it has residuals below 0")
+            layout = files.checked_layout(saved.get("layout", {}))
             prints: tuple[str, ...] = files.rebuilt(tuple[str, ...], saved.get("models"))
             identities = [Identity.of(model) for model in predictor._each()]
             if list(prints) != [identity.fingerprint for identity in identities]:
@@ -283,6 +298,7 @@ class CrossBands(nn.Module):
                 "models that belong together"
             ) from error
         predictor.scores, predictor._identities = scores, identities
+        predictor._layout = layout
         return predictor
 
     def extra_repr(self) -> str:

@@ -82,7 +82,7 @@ class Distribution:
     Attributes
     ----------
     prediction : Tensor
-        The point prediction, in the shape of the model's output.
+        The point prediction, in the shape of the targets that calibrated.
 
     Examples
     --------
@@ -93,7 +93,7 @@ class Distribution:
     >>> (system.quantile((0.1, 0.5, 0.9)) - system.prediction).flatten().round()
     tensor([ 9., 49., 89.])
     >>> system.cdf(system.prediction + 9.5)
-    tensor([[0.1050]], dtype=torch.float64)
+    tensor([0.1050], dtype=torch.float64)
     """
 
     def __init__(

@@ -375,7 +375,7 @@ class FFLCP(Localized, AtLayer):
     >>> x = torch.randn(600, 1)
     >>> predictor = FFLCP(model, "0", "laplace").calibrate(x, torch.randn(600))
     >>> predictor.predict_interval(x[:5]).upper.shape
-    torch.Size([5, 1])
+    torch.Size([5])
     """
 
     _base: ClassVar[type[Base]] = Point

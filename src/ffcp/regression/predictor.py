@@ -6,17 +6,18 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 
+from ffcp.conformal.asked import asked_alphas
 from ffcp.conformal.calibration import Calibration
 from ffcp.conformal.columns import Columns, Table, prefixed, take
 from ffcp.conformal.compressed import Compressed
 from ffcp.conformal.draws import Draws
 from ffcp.conformal.marginal import Marginal
-from ffcp.conformal.rank import exact_alpha, exact_alphas, points_needed
+from ffcp.conformal.rank import exact_alpha, points_needed
 from ffcp.conformal.tilts import ShiftChoice
 from ffcp.network import checks, passes
 from ffcp.network.buffer import RowBuffer
@@ -115,8 +116,8 @@ class BandPredictor(Predictor):
     def score(self, x: Any, y: Any = None) -> Tensor:
         """Return the non-conformity scores of points, in float64.
 
-        ``x`` may be a loader of pairs ``(x, y)``, passed alone. Shape (n,) for one output or if
-        they are covered jointly, else the shape of the output. With ``side="each"`` the scores
+        ``x`` may be a loader of pairs ``(x, y)``, passed alone. They have the shape of the targets
+        that calibrated, or (n,) if outputs are covered jointly. With ``side="each"`` the scores
         below and those above come one after the other in a last dimension of two.
         """
         self._must_be_settled()
@@ -124,27 +125,30 @@ class BandPredictor(Predictor):
         for seen, target in self._targeted(x, y):
             for part, rows in _blocks(seen):
                 buffer.add({"score": self._scorer.note(part, target[rows])["score"]})
-            shape = target.shape[1:]
+            if has_own_thresholds(self.joint):
+                shape = checks.like_target(target, self._layout).shape[1:]
         scores = buffer["score"].cpu()
         if self.side == EACH:
-            scores = scores.view(len(scores), 2, -1).movedim(1, -1)
-            return scores[:, 0] if scores.shape[1] == 1 else scores.reshape(-1, *shape, 2)
-        return scores[:, 0] if scores.shape[1] == 1 else scores.view(-1, *shape)
+            return scores.view(len(scores), 2, -1).movedim(1, -1).reshape(-1, *shape, 2)
+        return scores.view(-1, *shape)
 
-    def forward(self, x: Any, alpha: Any = 0.1, *, groups: Any = None) -> Interval:
-        """Give bands, as :meth:`predict_interval` does: ``predictor(x)``."""
-        return self.predict_interval(x, alpha, groups=groups)
+    def forward(self, x: Any, alpha: Any = None, **options: Any) -> Interval:
+        """Return intervals, as :meth:`predict_interval` does: ``predictor(x)``."""
+        return self.predict_interval(x, alpha, **options)
 
     @steady
     def predict_interval(
         self,
+        /,
         x: Any,
-        alpha: Any = 0.1,
+        alpha: Any = None,
         *,
-        confidence: Any = None,
+        confidence_level: Any = None,
+        pac: Any = None,
         groups: Any = None,
         first_row: int | None = None,
         weights: Any = None,
+        **unknown: NoReturn,
     ) -> Interval:
         """Give bands that hold the truth with probability at least 1 - alpha.
 
@@ -156,13 +160,16 @@ class BandPredictor(Predictor):
             has one argument; a model of two arguments takes both as inputs, and where either
             could be meant that is an error. A list is an input, never a loader.
         alpha
-            Share of misses allowed, in (0, 1). Any value, without calibrating again. A sequence
-            of them gives ``lower`` and ``upper`` a first dimension of levels, from one pass.
-        confidence
-            How sure it is to be, over calibration sets, that bands cover with probability
-            1 - alpha *given* these calibration points: 0.95, say (a PAC guarantee). Without it
-            they do so on average over calibration sets. For :class:`ffcp.Marginal` and
-            :class:`ffcp.Mondrian`, where it is so in every group by itself.
+            Share of misses allowed, in (0, 1); 0.1 if nothing is given. Any value, without
+            calibrating again. A sequence of them gives ``lower`` and ``upper`` a first dimension
+            of levels, from one pass.
+        confidence_level
+            In place of ``alpha``: the coverage asked for, 1 - alpha. 0.9 is alpha = 0.1.
+        pac
+            PAC coverage: at least 1 - alpha for these calibration rows, with this probability
+            over calibration sets, 0.95 say. Without it the coverage is 1 - alpha on average over
+            calibration sets. For :class:`ffcp.Marginal` and :class:`ffcp.Mondrian`, where it is
+            so in every group by itself.
         groups
             The group of each point, if the calibration had groups.
         first_row
@@ -174,16 +181,16 @@ class BandPredictor(Predictor):
         Returns
         -------
         Interval
-            ``(lower, upper, prediction)`` in the shape and type of the model's output. Where the
-            calibration says too little about a point its band is infinite, and a warning says
-            what to do.
+            ``(lower, upper, prediction)`` in the shape of the targets that calibrated, (n,) or
+            (n, m), and in the type of the model's output. Where the calibration says too little
+            about a point its band is infinite, and a warning says what to do.
         """
-        asked, are_many = exact_alphas(alpha)  # what is no level is refused first
+        asked, are_many = asked_alphas(alpha, confidence_level, unknown)
         self._must_be_calibrated()
         alphas = [self.alpha_of_each(level, self.calibration.coordinates) for level in asked]
         sure = None
-        if confidence is not None:
-            doubt = 1 - exact_alpha(confidence, "confidence")
+        if pac is not None:
+            doubt = 1 - exact_alpha(pac, "pac")
             sure = 1 - self.alpha_of_each(doubt, self.calibration.coordinates)
         given, strictest = self._rows(x), alphas.index(min(alphas))
         ends, predictions = (
@@ -252,7 +259,7 @@ class BandPredictor(Predictor):
         buffer = RowBuffer(given.count)
         curve: dict[str, Tensor] | None = None
         for seen in self._seen(given, groups):
-            curve, outcome = self._scorer.curve(seen), self._scorer.prediction(seen.output)
+            curve, outcome = self._scorer.curve(seen), self._prediction(seen)
             if curve is None:
                 raise ValueError(self._no_distribution(self._scorer.why_unsigned))
             self._must_be_signed(tables[0], outcome[0].numel())
@@ -329,9 +336,13 @@ class BandPredictor(Predictor):
     ) -> Tensor:
         return self.calibration.confident_thresholds(alphas, sure, notes)
 
+    def _prediction(self, seen: Seen) -> Tensor:
+        """Return the point prediction in the shape of the targets that calibrated."""
+        return checks.like_target(self._scorer.prediction(seen.output), self._layout)
+
     def _band(self, seen: Seen, threshold: Tensor, has_levels: bool = True) -> Interval:
         """Give bands whose ends have a first dimension of levels, unless there is only one."""
-        outcome = self._scorer.prediction(seen.output)
+        outcome = self._prediction(seen)
         columns = columns_of(self.side, self.joint, outcome.numel() // outcome.shape[0])
         if columns != threshold.shape[-1]:
             sides = 2 if self.side == EACH else 1
@@ -349,19 +360,17 @@ class BandPredictor(Predictor):
             lower, upper = lower.reshape(shape), upper.reshape(shape)
         return Interval(lower, upper, outcome)
 
-    def _warn_of_infinite(
-        self, alpha: Any, infinite: Table, rows: int, confidence: Any = None
-    ) -> None:
+    def _warn_of_infinite(self, alpha: Any, infinite: Table, rows: int, pac: Any = None) -> None:
         notes = infinite.columns
         some = f"{len(infinite)} of {rows} bands are"
         what = some if self.calibration.is_local else "the band is"
-        if confidence is None:
+        if pac is None:
             why = self._why_infinite(alpha, notes)
         else:
             each = " in each group" if self.calibration.takes_groups else ""
             why = (
-                f": alpha={float(alpha):g} with confidence={float(confidence):g} needs at least "
-                f"{points_needed(alpha, confidence)} calibration points{each}"
+                f": alpha={float(alpha):g} with pac={float(pac):g} needs at least "
+                f"{points_needed(alpha, pac)} calibration points{each}"
             )
         if self.missing and needs_whole_rows(self.joint):
             why += (

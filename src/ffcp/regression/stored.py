@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
 
-from ffcp.conformal.rank import conformal_quantile, exact_alphas
+from ffcp.conformal.asked import asked_alphas
+from ffcp.conformal.rank import conformal_quantile
 from ffcp.network.stored import Stored
 from ffcp.regression import bands
 from ffcp.regression.bands import Interval
@@ -18,7 +19,14 @@ from ffcp.regression.composed import Bands
 
 
 def bands_from(
-    prediction: Any, y: Any, new: Any, alpha: Any = 0.1, *, quantiles: bool = False
+    prediction: Any,
+    y: Any,
+    new: Any,
+    alpha: Any = None,
+    *,
+    confidence_level: Any = None,
+    quantiles: bool = False,
+    **unknown: NoReturn,
 ) -> Interval:
     """Give bands around new predictions, by how far others were from their targets.
 
@@ -34,7 +42,9 @@ def bands_from(
     new
         Predictions for the rows whose bands are wanted.
     alpha
-        Share of misses allowed, or a sequence of such shares.
+        Share of misses allowed, or a sequence of such shares; 0.1 if nothing is given.
+    confidence_level
+        In place of ``alpha``: the coverage asked for, 1 - alpha.
     quantiles
         Whether predictions are two quantiles, lower and upper, in a last dimension of two.
 
@@ -52,13 +62,14 @@ def bands_from(
     """
     base: Base = Quantiles() if quantiles else Point()
     band = None
-    asked, are_many = exact_alphas(alpha)
+    asked, are_many = asked_alphas(alpha, confidence_level, unknown)
     are_plain = all(_is_plain(given) for given in (prediction, y, new))
     if are_plain and prediction.ndim == 1 + quantiles and not are_many:
         with np.errstate(over="ignore", invalid="ignore"):
             band = _at_once(base, prediction, y, new, asked[0])
     if band is None:  # whatever is unusual, or wrong, is dealt with in one place
-        band = Bands(Stored(), base).calibrate(prediction, y).predict_interval(new, alpha)
+        predictor = Bands(Stored(), base).calibrate(prediction, y)
+        band = predictor.predict_interval(new, asked if are_many else asked[0])
     return band
 
 

@@ -6,11 +6,12 @@ import math
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor, nn
 
+from ffcp.conformal.asked import refuse_unknown
 from ffcp.conformal.columns import Table, take
 from ffcp.conformal.rank import exact_alpha
 from ffcp.conformal.risk import Losses
@@ -190,7 +191,9 @@ class RiskControl(Predictor):
         return {}
 
     @steady
-    def predict_set(self, x: Any, alpha: Any = 0.1, *, groups: Any = None) -> Controlled:
+    def predict_set(
+        self, /, x: Any, alpha: Any = 0.1, *, groups: Any = None, **unknown: NoReturn
+    ) -> Controlled:
         """Give sets whose expected loss is at most ``alpha``, in the units of the loss.
 
         Parameters
@@ -208,6 +211,7 @@ class RiskControl(Predictor):
             ``(sets, level)``. Where no level is known to do, the last one is taken, the level is
             infinite, and a warning says why.
         """
+        refuse_unknown(unknown)
         exact = self._share(alpha)
         self._must_be_calibrated()
         given = self._rows(x)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 
 from ffcp import files
 from ffcp.calibrating import Batch, Calibrating
+from ffcp.conformal.asked import asked_alpha
 from ffcp.conformal.columns import Columns, Table, take
-from ffcp.conformal.rank import exact_alpha
 from ffcp.conformal.selection import Scorer
 from ffcp.network import jacobian
 from ffcp.network.buffer import RowBuffer
@@ -274,7 +274,15 @@ class PixelSets(Predictor):
 
     @steady
     def predict_set(
-        self, x: Any, alpha: Any = 0.1, *, share: Any = None, groups: Any = None
+        self,
+        /,
+        x: Any,
+        alpha: Any = None,
+        *,
+        confidence_level: Any = None,
+        share: Any = None,
+        groups: Any = None,
+        **unknown: NoReturn,
     ) -> PixelSet:
         """Give every pixel a set of labels.
 
@@ -284,7 +292,10 @@ class PixelSets(Predictor):
             Images, (n, channels, height, width); or a loader of such batches, or of pairs
             ``(x, y)``, whose sets come back in one piece.
         alpha
-            What may be missed, in (0, 1). Any value, without calibrating again.
+            What may be missed, in (0, 1); 0.1 if nothing is given. Any value, without calibrating
+            again.
+        confidence_level
+            In place of ``alpha``: what is to be covered, 1 - alpha.
         share
             ``None``: of a new image's labelled pixels a share of at most ``alpha`` is missed on
             average over images. A number in (0, 1]: with probability at least 1 - alpha, at
@@ -297,7 +308,7 @@ class PixelSets(Predictor):
         PixelSet
             The mask of labels and the most likely label of every pixel.
         """
-        exact = exact_alpha(alpha)
+        exact = asked_alpha(alpha, confidence_level, unknown)
         self._must_be_calibrated()
         asked = None if share is None else exact_share(share)
         given = self._rows(x)
@@ -318,11 +329,9 @@ class PixelSets(Predictor):
             self._warn(f"{what}{self._why_infinite(exact, infinite.columns)}")
         return PixelSet(buffer["mask"], buffer["prediction"])
 
-    def forward(
-        self, x: Any, alpha: Any = 0.1, *, share: Any = None, groups: Any = None
-    ) -> PixelSet:
-        """Give every pixel a set of labels, as :meth:`predict_set` does: ``predictor(x)``."""
-        return self.predict_set(x, alpha, share=share, groups=groups)
+    def forward(self, x: Any, alpha: Any = None, **options: Any) -> PixelSet:
+        """Return a set of labels for every pixel, as :meth:`predict_set`: ``predictor(x)``."""
+        return self.predict_set(x, alpha, **options)
 
     def _check_classes(self, output: Tensor) -> None:
         check_maps(output)

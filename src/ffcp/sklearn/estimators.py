@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
@@ -13,6 +13,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 import ffcp
+from ffcp.conformal.asked import asked_alpha
 from ffcp.sklearn.sources import (
     Array,
     NetworkSource,
@@ -29,7 +30,8 @@ class _Conformal(BaseEstimator):  # type: ignore[misc]
     """What both estimators share: dividing rows, fitting, and the containers of results."""
 
     estimator: Any
-    alpha: float
+    alpha: Any
+    confidence_level: Any
     method: Any
     calibration_size: float
     random_state: Any
@@ -94,6 +96,11 @@ class _Conformal(BaseEstimator):  # type: ignore[misc]
     def _seed(self) -> int:
         return int(check_random_state(self.random_state).randint(2**31 - 1))
 
+    def _level(self, alpha: Any = None, confidence_level: Any = None, **unknown: Any) -> Any:
+        """Return the share of misses asked for: of this call, or that of the estimator."""
+        own = asked_alpha(self.alpha, self.confidence_level)
+        return asked_alpha(alpha, confidence_level, unknown, default=own)
+
     def _x(self, x: Any) -> Array:
         check_is_fitted(self)
         checked: Array = validate_data(self, x, reset=False)
@@ -111,7 +118,10 @@ class BandRegressor(RegressorMixin, _Conformal):  # type: ignore[misc]
         fitted already, ``FrozenEstimator(it)`` or a trained ``torch.nn.Module``: all rows
         calibrate, and must not be those that trained it. By default a random forest.
     alpha
-        Share of misses allowed, 0.1 for 90 % coverage; also an argument of predict_interval.
+        Share of misses allowed, 0.1 for 90 % coverage, which is also meant if nothing is given;
+        also an argument of predict_interval.
+    confidence_level
+        In place of ``alpha``: the coverage asked for, 1 - alpha.
     method
         ``"auto"`` (:class:`ffcp.Auto` chooses among all that serve the estimator), ``"learned"``,
         ``"cp"``, ``"lcp"``, ``"ffcp"`` (networks only), or a function from a network to a
@@ -140,13 +150,15 @@ class BandRegressor(RegressorMixin, _Conformal):  # type: ignore[misc]
         self,
         estimator: Any = None,
         *,
-        alpha: float = 0.1,
+        alpha: float | None = None,
+        confidence_level: float | None = None,
         method: Any = "auto",
         calibration_size: float = 0.25,
         random_state: Any = None,
     ) -> None:
         self.estimator = estimator
         self.alpha = alpha
+        self.confidence_level = confidence_level
         self.method = method
         self.calibration_size = calibration_size
         self.random_state = random_state
@@ -154,6 +166,7 @@ class BandRegressor(RegressorMixin, _Conformal):  # type: ignore[misc]
     def fit(self, X: Any, y: Any, **unknown: Any) -> BandRegressor:
         """Fit the estimator to a part of the rows, and calibrate on the others."""
         self._must_have_no_weights(unknown)
+        self._level()
         x, target = validate_data(self, X, y, y_numeric=True)
         train, held = self._parts(len(x))
         estimator = (
@@ -171,10 +184,11 @@ class BandRegressor(RegressorMixin, _Conformal):  # type: ignore[misc]
         x = self._x(X)
         return self.source_.outputs(x).reshape(len(x))
 
-    def predict_interval(self, X: Any, alpha: Any = None) -> Any:
-        """Give bands, shape (n, 2): lower and upper ends."""
-        x = self._x(X)
-        level = self.alpha if alpha is None else alpha
+    def predict_interval(
+        self, X: Any, alpha: Any = None, *, confidence_level: Any = None, **unknown: NoReturn
+    ) -> Any:
+        """Return intervals, shape (n, 2): lower and upper ends."""
+        x, level = self._x(X), self._level(alpha, confidence_level, **unknown)
         band = self.predictor_.predict_interval(self.source_.inputs(x), level)
         ends = np.stack([end.double().numpy().reshape(len(x)) for end in band[:2]], axis=1)
         return self._contained(ends, ["lower", "upper"], X)
@@ -194,7 +208,7 @@ class SetClassifier(ClassifierMixin, _Conformal):  # type: ignore[misc]
         As in :class:`BandRegressor`; a classifier with ``predict_proba``, or a network of logits
         in the order of the sorted classes. A trained network may name its classes, in the order of
         its outputs, by an attribute ``classes_``.
-    alpha, calibration_size, random_state
+    alpha, confidence_level, calibration_size, random_state
         As in :class:`BandRegressor`.
     method
         ``"auto"``, where that of LAC, APS and RAPS is taken whose sets are smallest, on rows that
@@ -221,13 +235,15 @@ class SetClassifier(ClassifierMixin, _Conformal):  # type: ignore[misc]
         self,
         estimator: Any = None,
         *,
-        alpha: float = 0.1,
+        alpha: float | None = None,
+        confidence_level: float | None = None,
         method: Any = "auto",
         calibration_size: float = 0.25,
         random_state: Any = None,
     ) -> None:
         self.estimator = estimator
         self.alpha = alpha
+        self.confidence_level = confidence_level
         self.method = method
         self.calibration_size = calibration_size
         self.random_state = random_state
@@ -235,6 +251,7 @@ class SetClassifier(ClassifierMixin, _Conformal):  # type: ignore[misc]
     def fit(self, X: Any, y: Any, **unknown: Any) -> SetClassifier:
         """Fit the estimator to a part of the rows, and calibrate on the others."""
         self._must_have_no_weights(unknown)
+        self._level()
         x, labels = validate_data(self, X, y)
         check_classification_targets(labels)
         train, held = self._parts(len(x))
@@ -271,13 +288,14 @@ class SetClassifier(ClassifierMixin, _Conformal):  # type: ignore[misc]
         probabilities: Array = shares / shares.sum(axis=1, keepdims=True)
         return probabilities
 
-    def predict_set(self, X: Any, alpha: Any = None) -> Any:
+    def predict_set(
+        self, X: Any, alpha: Any = None, *, confidence_level: Any = None, **unknown: NoReturn
+    ) -> Any:
         """Return which classes are in the set of each row, shape (n, K + 1), booleans.
 
         The last column is "another label", one that is not in ``classes_``.
         """
-        x = self._x(X)
-        level = self.alpha if alpha is None else alpha
+        x, level = self._x(X), self._level(alpha, confidence_level, **unknown)
         sets = self.predictor_.predict_set(self.source_.inputs(x), level)
         other = [ffcp.LabelSet.OTHER] if sets.other_labels else []
         return self._contained(sets.mask.numpy(), [*map(str, self.classes_), *other], X)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pandas as pd
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ffcp import LabelSet, files
+from ffcp.conformal.asked import asked_alpha
 from ffcp.conformal.rank import exact_alpha
 from ffcp.online.monitor import Monitor
 from ffcp.regression.learned.teaching import row_hashes
@@ -108,7 +110,9 @@ class FittedTable:
 
     # -- predicting -------------------------------------------------------------------------
 
-    def predict(self, table: Any, alpha: Any = None) -> pd.DataFrame:
+    def predict(
+        self, table: Any, alpha: Any = None, *, confidence_level: Any = None, **unknown: NoReturn
+    ) -> pd.DataFrame:
         """Give ``prediction``, ``lower`` and ``upper`` of every row, or ``labels`` and ``size``.
 
         Parameters
@@ -117,6 +121,8 @@ class FittedTable:
             A frame, or the path of a table.
         alpha
             Share of misses allowed; by default that of the fit.
+        confidence_level
+            In place of ``alpha``: the coverage asked for, 1 - alpha.
 
         Returns
         -------
@@ -124,6 +130,7 @@ class FittedTable:
             With the index of the table. A row that cannot be predicted has empty cells, and its
             ``reason`` says why.
         """
+        alpha = self._level(alpha, confidence_level, **unknown)
         frame = _frame(table)
         made = self.predicted(frame, alpha)
         for remark in made.remarks:
@@ -132,8 +139,7 @@ class FittedTable:
 
     def predicted(self, frame: pd.DataFrame, alpha: Any = None, first_row: int = 0) -> Predicted:
         """Predict the rows of a frame, which are these rows of a larger table."""
-        alpha = self.about.alpha if alpha is None else alpha
-        exact_alpha(alpha)
+        alpha = self._level(alpha)
         x, groups, reasons, remarks = self._ready(frame, is_first=first_row == 0)
         usable = reasons == ""
         empty = self._empty(frame.index, reasons)
@@ -152,6 +158,10 @@ class FittedTable:
         if "upper" in made:
             self._say_infinite(empty, said)
         return Predicted(empty, remarks)
+
+    def _level(self, alpha: Any, confidence_level: Any = None, **unknown: Any) -> Fraction:
+        """Return the share of misses asked for; by default that of the fit."""
+        return asked_alpha(alpha, confidence_level, unknown, exact_alpha(self.about.alpha))
 
     def _ready(
         self, frame: pd.DataFrame, is_first: bool = True
@@ -246,7 +256,15 @@ class FittedTable:
 
     # -- checking ---------------------------------------------------------------------------
 
-    def check(self, table: Any, alpha: Any = None, group: str | None = None) -> Measured:
+    def check(
+        self,
+        table: Any,
+        alpha: Any = None,
+        group: str | None = None,
+        *,
+        confidence_level: Any = None,
+        **unknown: NoReturn,
+    ) -> Measured:
         """Measure on rows whose target is known whether bands still cover, and in every group.
 
         Parameters
@@ -255,11 +273,13 @@ class FittedTable:
             A frame or the path of a table, with the target.
         alpha
             Share of misses allowed; by default that of the fit.
+        confidence_level
+            In place of ``alpha``: the coverage asked for, 1 - alpha.
         group
             A column by which coverage is told apart; by default that of the fit.
         """
+        alpha = self._level(alpha, confidence_level, **unknown)
         known, y, without = self._labelled(table)
-        alpha = self.about.alpha if alpha is None else alpha
         made_bands = self.predicted(known, alpha)
         bands, remarks = made_bands.bands, made_bands.remarks
         if without:
@@ -367,13 +387,13 @@ class FittedTable:
         order = order[reasons[order] == ""]
         if not len(order):
             raise TableError("no row could be predicted, so none can be watched")
-        monitor = Monitor(self.predictor, about.alpha if alpha is None else alpha, seed=about.seed)
+        monitor = Monitor(self.predictor, self._level(alpha), seed=about.seed)
         of_each = None if groups is None else groups[order]
         return monitor.update(x[torch.from_numpy(order)], y[order], groups=of_each)
 
     def still_covers(self, made: Measured, alpha: Any = None) -> float:
         """Give the chance of coverage this low or lower, had nothing changed since calibration."""
-        alpha = self.about.alpha if alpha is None else alpha
+        alpha = self._level(alpha)
         hits = round(made.coverage * made.rows)
         if self.about.folds:  # the theorem of the folds has no law: the promise is taken as exact
             alpha = min(0.999, 1 - self.predictor.guarantee(alpha))

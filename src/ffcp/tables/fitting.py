@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pandas as pd
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import ffcp
+from ffcp.conformal.asked import asked_alpha
 from ffcp.conformal.rank import exact_alpha
 from ffcp.regression.cross import CrossBands
 from ffcp.tables import cells, dividing, labels, measuring, reading, report, seen, targets
@@ -38,7 +39,8 @@ def fit(
     table: Any,
     target: str,
     *,
-    alpha: Any = 0.1,
+    alpha: Any = None,
+    confidence_level: Any = None,
     classify: bool = False,
     group: str | None = None,
     time: str | None = None,
@@ -47,6 +49,7 @@ def fit(
     minutes: float = 3.0,
     seed: int = 0,
     progress: Said = lambda what, share: None,
+    **unknown: NoReturn,
 ) -> FittedTable:
     """Train a network on a table, calibrate its bands, and test them.
 
@@ -57,7 +60,9 @@ def fit(
     target
         The column to predict.
     alpha
-        Share of misses allowed; 0.1 asks for 90 % coverage.
+        Share of misses allowed; 0.1, which is meant if nothing is given, asks for 90 % coverage.
+    confidence_level
+        In place of ``alpha``: the coverage asked for, 1 - alpha.
     classify
         Predict sets of labels, though the target is numbers. A target of words always does.
     group
@@ -81,10 +86,11 @@ def fit(
     FittedTable
         ``predict``, ``check``, ``save``; its ``about`` lists everything that was decided.
     """
+    alpha = float(asked_alpha(alpha, confidence_level, unknown))
     frame, source = _read(table)
     low, high = support
     support = (None if low == -np.inf else low, None if high == np.inf else high)
-    _check_options(alpha, side, support, minutes, seed)
+    _check_options(side, support, minutes, seed)
     decisions: list[str] = list(frame.attrs.get("decisions", ()))
     goal = targets.learn(frame, target, classify, decisions)
     if goal.classes and (side != BOTH or support != (None, None)):
@@ -114,7 +120,7 @@ def fit(
         source=source,
         target=target,
         classes=goal.classes,
-        alpha=float(exact_alpha(alpha)),
+        alpha=alpha,
         side=side,
         support=tuple(None if end is None else float(end) for end in support),
         group=group,
@@ -153,8 +159,7 @@ def _must_not_be_too_wide(frame: pd.DataFrame) -> None:
         )
 
 
-def _check_options(alpha: Any, side: str, support: Any, minutes: float, seed: int) -> None:
-    exact_alpha(alpha)
+def _check_options(side: str, support: Any, minutes: float, seed: int) -> None:
     if side not in _SIDES:
         raise TableError(f"side must be one of {', '.join(_SIDES)}, got {side!r}")
     low, high = support
@@ -433,13 +438,14 @@ def _guarantee(
     predictor: Any, alpha: Any, group: str | None, time: str | None, division: Division
 ) -> str:
     """Say what is promised, and on what condition."""
-    share = f"{float(1 - exact_alpha(alpha)):.4g}"
+    exact = exact_alpha(alpha)
+    share = f"{float(1 - exact):.4g}"
     if division.folds is not None:
         count = len(predictor.models)
         name = "jackknife+" if count == len(division.folds) else f"CV+ with {count} folds"
         return (
             f"Few rows: {name}. Rows drawn like those of the table are covered with probability "
-            f"at least {predictor.guarantee(alpha):.3f} (Barber et al., 2021); about {share} is "
+            f"at least {predictor.guarantee(exact):.3f} (Barber et al., 2021); about {share} is "
             "usual, and not promised."
         )
     where = f" in every group of {group!r}" if group is not None else ""

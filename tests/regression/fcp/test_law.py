@@ -57,7 +57,7 @@ def test_an_inversion_stopped_early_falls_short_under_a_tight_bound() -> None:
         model.calibrate(x_cal, y_cal)
         inside_ball.append(int((model.score(x, y) <= model.calibration.threshold(ALPHA)).sum()))
         band = model.predict_interval(x, alpha=ALPHA)
-        return (band.lower[:, 0] <= y) & (y <= band.upper[:, 0])
+        return band.contains(y)
 
     hits = draw_hits(heteroscedastic, covered, n=N, t=T, repeats=300)
     k = conformal_rank(N, ALPHA)

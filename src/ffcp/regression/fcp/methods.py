@@ -7,12 +7,13 @@ The opponents of FFCP. Each point to score needs an optimisation
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import torch  # noqa: F401 - for the examples
 from torch import nn
 
 from ffcp.calibrating import Calibrating
+from ffcp.conformal.asked import asked_alpha
 from ffcp.conformal.calibration import Calibration
 from ffcp.metrics import Coverage
 from ffcp.network.features import resolve
@@ -93,7 +94,7 @@ class FCP(BandPredictor):
     >>> y = model(x).detach()[:, 0] + 0.02 * torch.randn(100)
     >>> predictor = FCP(model, "0", invert="exact").calibrate(x, y)
     >>> band = predictor.predict_interval(x, alpha=0.1)
-    >>> bool(((band.lower[:, 0] <= y) & (y <= band.upper[:, 0])).double().mean() >= 0.9)
+    >>> bool(band.contains(y).double().mean() >= 0.9)
     True
     """
 
@@ -168,14 +169,24 @@ class FCP(BandPredictor):
             )
 
     @steady
-    def feature_coverage(self, x: Any, y: Any, alpha: Any = 0.1) -> Coverage:
+    def feature_coverage(
+        self,
+        /,
+        x: Any,
+        y: Any,
+        alpha: Any = None,
+        *,
+        confidence_level: Any = None,
+        **unknown: NoReturn,
+    ) -> Coverage:
         """Measure coverage in feature space: the share of points whose score is in the ball.
 
         This is what the published code reports beside the length of the *output* band, though
         it describes another object: with an inversion stopped early, a point can be covered
         here and missed by its band. Compare with ``metrics.coverage`` of the band.
         """
-        exact = self.alpha_of_each(alpha, self.calibration.coordinates)
+        asked = asked_alpha(alpha, confidence_level, unknown)
+        exact = self.alpha_of_each(asked, self.calibration.coordinates)
         scores = self.score(x, y)
         scores = scores.reshape(len(scores), -1)
         inside = (scores <= self.calibration.threshold(exact)).double()

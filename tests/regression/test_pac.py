@@ -1,4 +1,4 @@
-"""Bands that cover with a confidence, given the calibration points: the law, exactly."""
+"""PAC coverage, given the calibration rows: the law, exactly."""
 
 from __future__ import annotations
 
@@ -21,15 +21,13 @@ X, Y = normal(200, 4, seed=0), normal(200, seed=1)
 
 @pytest.mark.parametrize("n", [1, 5, 29, 100, 999, 20_000])
 @pytest.mark.parametrize("alpha", [0.5, 0.1, 0.013])
-@pytest.mark.parametrize("confidence", [0.5, 0.95, 0.999])
-def test_the_rank_is_the_smallest_that_is_sure_enough(
-    n: int, alpha: float, confidence: float
-) -> None:
-    rank = confident_rank(n, alpha, confidence)
+@pytest.mark.parametrize("pac", [0.5, 0.95, 0.999])
+def test_the_rank_is_the_smallest_that_is_sure_enough(n: int, alpha: float, pac: float) -> None:
+    rank = confident_rank(n, alpha, pac)
     law = stats.binom(n, 1 - alpha)
-    assert rank == n + 1 or law.cdf(rank - 1) >= confidence - 1e-9
-    assert law.cdf(rank - 2) < confidence + 1e-9
-    assert (rank <= n) == (n >= points_needed(alpha, confidence))
+    assert rank == n + 1 or law.cdf(rank - 1) >= pac - 1e-9
+    assert law.cdf(rank - 2) < pac + 1e-9
+    assert (rank <= n) == (n >= points_needed(alpha, pac))
 
 
 def test_an_exact_tie_is_counted_without_rounding() -> None:
@@ -49,8 +47,7 @@ def shares_covered(predictor: Any, repeats: int, rows: int, by_group: bool = Fal
         y = torch.rand(rows, generator=generator) * 2 - 1
         predictor.calibrate(x, y)
         bands = [
-            predictor.predict_interval(torch.full((1, 1), g), 0.1, confidence=0.9)
-            for g in (0.0, 1.0)
+            predictor.predict_interval(torch.full((1, 1), g), 0.1, pac=0.9) for g in (0.0, 1.0)
         ]
         lengths = [float(band.upper.clamp_max(1) - band.lower.clamp_min(-1)) / 2 for band in bands]
         shares.append(min(lengths) if by_group else lengths[0])
@@ -89,7 +86,7 @@ def test_every_group_is_covered_with_its_own_confidence() -> None:
 def test_a_surer_band_is_wider_and_levels_stay_nested() -> None:
     predictor = ffcp.CP(small_mlp()).calibrate(X, Y)
     plain = predictor.predict_interval(X, (0.1, 0.2))
-    sure, surer = (predictor.predict_interval(X, (0.1, 0.2), confidence=c) for c in (0.9, 0.999))
+    sure, surer = (predictor.predict_interval(X, (0.1, 0.2), pac=c) for c in (0.9, 0.999))
     assert (plain.width < sure.width).all()
     assert (sure.width < surer.width).all()
     assert (sure.width[0] > sure.width[1]).all()
@@ -100,32 +97,30 @@ def test_bonferroni_shares_out_the_doubt() -> None:
     each = ffcp.CP(small_mlp(outputs=3)).calibrate(X, y)
     box = ffcp.CP(small_mlp(outputs=3), joint="bonferroni").calibrate(X, y)
     alpha, sure = Fraction(3, 10), Fraction(97, 100)
-    wanted = each.predict_interval(X, alpha / 3, confidence=1 - (1 - sure) / 3)
-    assert torch.equal(box.predict_interval(X, alpha, confidence=sure).upper, wanted.upper)
+    wanted = each.predict_interval(X, alpha / 3, pac=1 - (1 - sure) / 3)
+    assert torch.equal(box.predict_interval(X, alpha, pac=sure).upper, wanted.upper)
 
 
 def test_too_few_points_say_how_many_would_do() -> None:
     predictor = ffcp.CP(small_mlp()).calibrate(X[:28], Y[:28])
-    with pytest.warns(ffcp.FFCPWarning, match="confidence=0.95 needs at least 29 calibration"):
-        assert predictor.predict_interval(X, confidence=0.95).upper.isinf().all()
+    with pytest.warns(ffcp.FFCPWarning, match="pac=0.95 needs at least 29 calibration"):
+        assert predictor.predict_interval(X, pac=0.95).upper.isinf().all()
     by_group = ffcp.CP(small_mlp()).calibrate(X[:40], Y[:40], groups=[0] * 20 + [1] * 20)
     with pytest.warns(ffcp.FFCPWarning, match="29 calibration points in each group"):
-        by_group.predict_interval(X[:3], confidence=0.95, groups=[0, 0, 1])
+        by_group.predict_interval(X[:3], pac=0.95, groups=[0, 0, 1])
 
 
 def test_others_refuse() -> None:
     near = ffcp.LCP(small_mlp(), ffcp.Localizer("nearest", on="input", bandwidth=60))
-    with pytest.raises(ValueError, match="Local has no thresholds of a given confidence"):
-        near.calibrate(X, Y).predict_interval(X, confidence=0.95)
+    with pytest.raises(ValueError, match="Local has no PAC coverage"):
+        near.calibrate(X, Y).predict_interval(X, pac=0.95)
 
     class Own(ffcp.Marginal):
         def threshold(self, alpha: Any, notes: Any = None, random: Any = None) -> torch.Tensor:
             return self.scores[-1]
 
-    with pytest.raises(ValueError, match="Own has no thresholds"):
-        ffcp.Bands(small_mlp(), calibration=Own()).calibrate(X, Y).predict_interval(
-            X, confidence=0.9
-        )
+    with pytest.raises(ValueError, match="Own has no PAC coverage"):
+        ffcp.Bands(small_mlp(), calibration=Own()).calibrate(X, Y).predict_interval(X, pac=0.9)
     for wrong in (0, 1, 1.5, "much"):
-        with pytest.raises((ValueError, TypeError), match="confidence"):
-            ffcp.CP(small_mlp()).calibrate(X, Y).predict_interval(X, confidence=wrong)
+        with pytest.raises((ValueError, TypeError), match="pac"):
+            ffcp.CP(small_mlp()).calibrate(X, Y).predict_interval(X, pac=wrong)
