@@ -25,6 +25,7 @@ from ffcp.conformal.mondrian import by_groups
 from ffcp.conformal.selection import Scorer
 from ffcp.network.features import resolve
 from ffcp.network.identity import Identity, fingerprint
+from ffcp.network.modes import checked_autocast
 from ffcp.network.picking import Output, output_name
 from ffcp.network.twin import Stamp, runs_itself, stamped, were_written
 from ffcp.pieces import Needs
@@ -410,7 +411,7 @@ class Sharing(Plain):
         self._set_aside = files.count(kept["set_aside"])
         self._runs = files.rebuilt(tuple[str, ...], kept["runs"])
         saved = files.rebuilt(str | None, kept["fingerprint"])
-        autocast = files.rebuilt(str, kept.get("autocast", ""))
+        autocast = checked_autocast(files.rebuilt(str, kept.get("autocast", "")))
         self._identity = None if saved is None else Identity(saved, autocast)
 
     def _kept_by(self, calibration: Calibration, settings: Mapping[str, Any]) -> Calibration:

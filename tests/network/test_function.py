@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import ffcp
+from ffcp.network.modes import checked_autocast
 from tests.conftest import normal
 
 X = normal(400, 3, seed=0)
@@ -265,3 +266,10 @@ def test_what_passes_record_is_no_weight() -> None:
     expected = predictor.predict_interval(X)
     model(2 * X)
     assert torch.equal(predictor.predict_interval(X).upper, expected.upper)
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cpu float3", "cpu bfloat16, ", " bfloat16", "\x00"])
+def test_an_autocast_that_cannot_be_is_refused(kind: str) -> None:
+    assert checked_autocast("cpu bfloat16, cuda float16") == "cpu bfloat16, cuda float16"
+    with pytest.raises(ValueError, match="autocast"):
+        checked_autocast(kind)

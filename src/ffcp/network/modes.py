@@ -36,6 +36,15 @@ def autocast(model: nn.Module) -> str:
     return ", ".join(f"{device} {kinds[device]}" for device in on if device in used)
 
 
+def checked_autocast(kind: str) -> str:
+    """Refuse, by ValueError, what :func:`autocast` cannot have returned."""
+    for part in kind.split(", ") if kind else ():
+        device, _, name = part.partition(" ")
+        if not device.isalnum() or not isinstance(getattr(torch, name, None), torch.dtype):
+            raise ValueError(f"expected a device and a type for autocast, got {part!r}")
+    return kind
+
+
 def lasting() -> AbstractContextManager[None]:
     """Leave the caller's inference_mode, if it is on: what is made inside outlives it.
 

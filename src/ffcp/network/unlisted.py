@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import functools
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
+from weakref import CallableProxyType, ProxyType
 
 import torch
 from torch import Tensor, nn
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _TORCHS = [*nn.Module().__dict__]  # what every module has, in this order
-_PLAIN = frozenset(
-    (type(None), bool, int, float, complex, str, bytes, type, torch.dtype, torch.device, torch.Size)
-)
+_NUMBERS = {type(None), bool, int, float, complex, str, bytes}
+_PLAIN = _NUMBERS | {type, torch.dtype, torch.device, torch.Size}
+_PLAIN |= {ProxyType, CallableProxyType}  # whose object may be gone
 _MANY = 1000  # things in a list or dict that holds data, and is not looked through
 
 
@@ -80,13 +81,13 @@ def _look(
                 _look(inner, f"{name}.{part}", found, seen, held=True)
             for part, inner in _globals(value) if calls else ():  # but not their functions
                 _look(inner, f"{name}.{part}", found, seen, held=True, calls=False)
-        elif isinstance(value, dict | list | tuple | set | frozenset | deque):
-            items: Iterable[Any] = value.items() if isinstance(value, dict) else enumerate(value)
-            for part, inner in items if len(value) <= _MANY else ():
-                _look(inner, f"{name}.{part}", found, seen, calls=calls)
-        elif held and not isinstance(
-            value, type | ModuleType
-        ):  # but not what objects of objects hold
+        elif isinstance(value, dict | list | tuple | deque) and len(value) <= _MANY:
+            inside = value.values() if isinstance(value, dict) else value
+            for place, inner in enumerate([*inside]):  # at once: another thread may add to it
+                if type(inner) not in _PLAIN:
+                    _look(inner, f"{name}.{place}", found, seen, calls=calls)
+        elif held and not isinstance(value, type | ModuleType):
+            # What objects hold, but not what other objects in them do.
             for part, inner in sorted(getattr(value, "__dict__", {}).items()):
                 _look(inner, f"{name}.{part}", found, seen, calls=False)
 

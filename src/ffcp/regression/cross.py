@@ -21,6 +21,7 @@ from ffcp.conformal.asked import asked_alpha
 from ffcp.conformal.rank import conformal_rank
 from ffcp.network import arrays, checks, inputs, passes
 from ffcp.network.identity import Identity, fingerprint
+from ffcp.network.modes import checked_autocast
 from ffcp.regression.bands import Interval
 from ffcp.warnings import FFCPWarning, lines_up
 
@@ -291,7 +292,7 @@ class CrossBands(nn.Module):
                 raise ValueError("it belongs to other networks, or to other weights of them")
             made_under = files.rebuilt(tuple[str, ...], saved.get("autocast", [""] * len(prints)))
             for identity, autocast in zip(identities, made_under, strict=True):
-                identity.autocast = autocast
+                identity.autocast = checked_autocast(autocast)
         except (ValueError, TypeError) as error:
             raise files.CalibrationFileError(
                 f"{path} cannot be used: {error}. Calibrate again, or give the file and the "
