@@ -91,7 +91,9 @@ class Calibrating:
         self.inputs_stay = False
         # Held weakly: in a circle all scores would stay until Python looks for circles.
         work: Any = weakref.proxy(self)
-        self.selection: Selection[Batch | Noted] = Selection(work, self._division(), choosing.alpha)
+        self.selection: Selection[Batch | Noted] = Selection(
+            work, self._division(), choosing.alpha, scorer.fewest_rows
+        )
 
     def must_take(self, weights: Any, new: Any) -> None:
         """Refuse weights and new inputs that nothing here looks at, and missing ones."""
@@ -303,10 +305,6 @@ class Calibrating:
             self.calibration = chosen.calibration(self.calibration)
         self.choices.update(chosen.choices)
         self.warnings += [chosen.warning] if chosen.warning else []
-
-    def fewest_aside(self) -> int:
-        """Return how many rows set aside the scorer's choice needs."""
-        return self.scorer.fewest_rows(self._choosing.alpha) if self.scorer.is_open else 0
 
     def do_without(self, rows: int) -> bool:
         """Settle the scorer without rows, where it can be and nothing else is open."""

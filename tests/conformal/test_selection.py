@@ -107,9 +107,6 @@ class Recorder:
         assert not self.is_chosen
         self.is_chosen, self.aside, self.left = True, aside["number"].tolist(), left
 
-    def fewest_aside(self) -> int:
-        return 0
-
     def do_without(self, rows: int) -> bool:
         self.is_chosen = self.can_do_without
         return self.can_do_without

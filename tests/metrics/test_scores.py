@@ -61,8 +61,9 @@ def test_missing_targets_do_not_count() -> None:
     for joint, share, rows in (("known", 2 / 3, 3), (True, 1 / 2, 2), (0.5, 1, 2)):
         found = metrics.coverage((lower, upper), y, joint=joint, missing=True)
         assert (float(found), found.rows) == (pytest.approx(share), rows)
-    with pytest.raises(ValueError, match="known"):  # no row is complete
-        metrics.coverage((lower[:1], upper[:1]), y[:1], joint=True, missing=True)
+    for measure in (metrics.coverage, metrics.group_coverage):  # no row is complete
+        with pytest.raises(ValueError, match="known"):
+            measure((lower[:1], upper[:1]), y[:1], joint=True, missing=True)
     known = y[~y.isnan()]
     flat = torch.zeros(5), torch.ones(5)
     for missing, plain in (

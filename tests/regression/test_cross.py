@@ -107,6 +107,11 @@ def test_even_folds_promise_as_much_for_every_number_of_rows() -> None:
         assert promised(folds) >= promised(even) - 0.02
 
 
+def test_fewer_than_two_rows_have_no_folds() -> None:
+    with pytest.raises(ValueError, match="two rows"):
+        ffcp.CrossBands.even_folds(1)
+
+
 def test_rows_in_no_fold_calibrate_nothing(tmp_path: Path) -> None:
     x, y = draw(43, 0)
     folds = ffcp.CrossBands.even_folds(43, seed=3)

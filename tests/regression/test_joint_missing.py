@@ -98,6 +98,26 @@ def test_too_few_complete_rows_give_infinite_intervals_and_say_how_many_would_do
     assert "known" in said  # what to do
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: ffcp.FCP(model(), "0", joint=True, missing=True),
+        lambda: ffcp.FFCP(model(), joint=True, missing=True),
+        lambda: ffcp.Auto(model(), joint=True, missing=True),
+    ],
+)
+def test_nothing_is_chosen_where_no_row_is_complete(make: Any) -> None:
+    x, y, _ = problem(120, 0.0)
+    y[torch.arange(120), torch.arange(120) % OUTPUTS] = math.nan
+    predictor = make()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", ffcp.FFCPWarning)
+        upper = predictor.calibrate(x, y).predict_interval(x).upper
+    assert bool(upper.isinf().all())
+    assert getattr(predictor, "feature", None) in ("output", "0", None)  # plain CP, or as given
+    assert all("same size" not in str(one.message) for one in caught)
+
+
 def test_a_share_of_outputs_and_each_side_do_not_go_together() -> None:
     for joint in (0.9, (0.9, "known")):
         with pytest.raises(ValueError, match="each"):
@@ -145,6 +165,8 @@ def test_coverage_is_measured_on_the_rows_that_are_promised(joint: Any) -> None:
     share, _, _, rows_seen = monitor.coverage()[None]
     assert (share, rows_seen) == (pytest.approx(float(found)), int((~expected.isnan()).sum()))
     monitor.update(x[:1], holes[:1] * math.nan)  # nothing of this row is known
+    monitor.update(x[:1], torch.tensor([[0.0, math.nan, 0.0]]))
+    rows_seen += is_of_known(joint)
     assert monitor.coverage()[None][3] == rows_seen
 
 

@@ -81,6 +81,8 @@ class Scorer:
     is_costly = False
     #: How many rows are enough to choose; more would only cost time and memory.
     most_rows = 10_000
+    #: How many rows must be set aside for a choice: with fewer it is done without, if that can be.
+    fewest_rows = 0
     #: Of how many rows that come first twice the share is set aside: few rows choose badly.
     early_rows = 0
     #: Of how many rows it is checked that the model treats them separately.
@@ -99,10 +101,6 @@ class Scorer:
         alike: candidates may be compared by them.
         """
         raise NotImplementedError
-
-    def fewest_rows(self, alpha: Any) -> int:
-        """Return how many rows set aside a choice needs; with fewer it is better done without."""
-        return 0
 
     def without_choice(self, rows: int, alpha: Any) -> Chosen | None:
         """Settle what is open without any rows, too few to be divided, if that can be."""
@@ -197,9 +195,6 @@ class Work(Protocol[Incoming]):
     def choose(self, aside: Columns, left: int) -> None:
         """Choose what is open, on rows set aside; ``left`` rows at least will calibrate."""
 
-    def fewest_aside(self) -> int:
-        """Return how many rows set aside a choice needs; with fewer it is better done without."""
-
     def do_without(self, rows: int) -> bool:
         """Settle what is open without any rows, of which there are few; say if that was done."""
 
@@ -219,6 +214,8 @@ class Selection(Generic[Batch]):
         Which rows are set aside; ``None`` if nothing is open.
     alpha
         The level at which candidates are compared: the rows that are left must allow for it.
+    fewest
+        How many rows must be set aside, unless nothing can be done without a choice.
 
     Examples
     --------
@@ -235,6 +232,7 @@ class Selection(Generic[Batch]):
     work: Work[Batch]
     division: Division | None
     alpha: Any
+    fewest: int = 0
     set_aside: int = 0
     _waiting: Table = field(default_factory=Table)
 
@@ -280,8 +278,8 @@ class Selection(Generic[Batch]):
 
         What was noted of them is asked for only if there are enough rows to choose on.
         """
-        are_few = left < points_needed(self.alpha) or rows < self.work.fewest_aside()
-        if are_few and self.work.do_without(rows + left):
+        few = left < points_needed(self.alpha) or rows < self.fewest
+        if few and self.work.do_without(rows + left):
             return False
         if not left or not rows:
             raise ValueError(

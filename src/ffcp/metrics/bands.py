@@ -34,8 +34,6 @@ def coverage(band: Sequence[Any], y: Any, *, joint: Any = False, missing: bool =
     def measured(level: Sequence[Any]) -> Coverage:
         hits = hits_of(level, y, joint, missing)
         hits = hits[~hits.isnan()]
-        if not len(hits):
-            raise ValueError("in every row a target is missing: measure joint='known' outputs")
         return Coverage(float(hits.mean()), len(hits))
 
     return by_level(band, y, measured)
@@ -161,6 +159,14 @@ def share_of(joint: Any) -> tuple[Any, bool]:
 
 
 def hits_of(band: Sequence[Any], y: Any, joint: Any, missing: bool = False) -> Tensor:
+    """Return the covered share of each row, as :func:`row_hits`; some row must count."""
+    hits = row_hits(band, y, joint, missing)
+    if bool(hits.isnan().all()):
+        raise ValueError("in every row a target is missing: measure joint='known' outputs")
+    return hits
+
+
+def row_hits(band: Sequence[Any], y: Any, joint: Any, missing: bool = False) -> Tensor:
     """Return the covered share of each row, in [0, 1]; NaN where a row does not count."""
     lower, upper = bounds_of(band)
     target = target_of(y, lower, missing)

@@ -18,7 +18,7 @@ from ffcp.conformal.asked import asked_alpha
 from ffcp.conformal.draws import checked_seed
 from ffcp.conformal.mondrian import labels_of
 from ffcp.metrics import clopper_pearson
-from ffcp.metrics.bands import hits_of
+from ffcp.metrics.bands import row_hits
 from ffcp.network import inputs, passes
 from ffcp.network.arrays import target_tensor
 from ffcp.network.buffer import RowBuffer
@@ -302,7 +302,7 @@ class Monitor:
             target = target_tensor(y).reshape(band.lower.shape)
             if bool(target.isnan().all()):
                 return  # nothing is known of these rows
-            hits = hits_of(band, target, joint, predictor.missing)
+            hits = row_hits(band, target, joint, predictor.missing)
         else:
             mask = predictor.predict_set(x, self.alpha, **asked).mask
             labels = predictor._read_target(y).to(mask.device)

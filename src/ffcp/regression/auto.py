@@ -77,13 +77,14 @@ class Undecided(Family):
         early_rows: int = 0,
         quantiles: str | None = None,
         pac: bool = False,
+        alpha: Any = 0.1,
     ) -> None:
         # Localized thresholds need all targets, those of rows that will calibrate too, and cover
         # on average over calibration sets only.
         self._may_be_local = not missing and not pac
         self._learners, self.early_rows = tuple(learners), early_rows
         self._on, self._criterion, self.joint, self.side = tuple(on), criterion, joint, side
-        self._seed = seed
+        self._seed, self._alpha = seed, alpha  # the level at which candidates are compared
         self._learned: Mapping[str, LearnedBands] = {}
         self._sight: Sight | None = None
         self._own = None if quantiles is None else self._of_model(quantiles)
@@ -116,11 +117,12 @@ class Undecided(Family):
         target = checks.target(y, seen.output)
         return waiting.noted(self._sight.watched(seen), target, self._sight.takes_input)
 
-    def fewest_rows(self, alpha: Any) -> int:
-        """Return how many rows set aside can teach or compare anything."""
+    @property
+    def fewest_rows(self) -> int:  # type: ignore[override]
+        """How many rows set aside can teach or compare anything."""
         if not has_own_thresholds(self.joint):
             return FEWEST_ROWS  # which teach the scales of outputs
-        rows = max(_COMPARE, points_needed(shared_out(alpha, self.side, False, 1)))
+        rows = max(_COMPARE, points_needed(shared_out(self._alpha, self.side, False, 1)))
         return rows if self._learned or self._own is not None else _TIMES * rows
 
     def without_choice(self, rows: int, alpha: Any) -> Chosen:
@@ -378,8 +380,9 @@ class Auto(Teachable):
         self._learners = LEARNERS if learner == BOTH_LEARNERS else (checked_learner(learner),)
         missing = bool(common.get("missing"))
         early = 0 if "choose_fraction" in common else _EARLY
+        level = common.get("choose_alpha", 0.1)
         family = Undecided(
-            self._on, criterion, *sides, seed, missing, self._learners, early, quantiles, pac
+            self._on, criterion, *sides, seed, missing, self._learners, early, quantiles, pac, level
         )
         super().__init__(model, family, _checked(calibration, pac), **common)  # type: ignore[misc]
 

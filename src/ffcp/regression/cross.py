@@ -114,6 +114,8 @@ class CrossBands(nn.Module):
         >>> int(folds.max()) + 1, int((folds < 0).sum())
         (14, 1)
         """
+        if rows < 2:
+            raise ValueError(f"folds need at least two rows, got {rows}")
         count = rows if rows <= _FEW else min(_COUNTS, key=lambda number: (rows % number, number))
         folds = torch.full((rows,), -1)
         inside = np.random.default_rng(seed).permutation(rows)[: rows - rows % count]

@@ -26,17 +26,12 @@ def checked_joint(joint: Any) -> Joint:
     if has_own_thresholds(joint) or joint is True:
         return joint  # type: ignore[no-any-return]
     try:
-        if isinstance(joint, int):
-            raise ValueError
         share, of_known = share_of(joint)
-    except ValueError:
-        raise ValueError(
-            "joint must be False, True, a share of the outputs between 0 and 1, 'bonferroni', "
-            f"'known' or a share of those, (0.9, 'known'), got {joint!r}"
-        ) from None
+    except ValueError as error:
+        raise ValueError(f"{error}; 'bonferroni' is another way") from None
     if of_known:
         return KNOWN if share == 1 else (share, KNOWN)
-    return share == 1 or share
+    return True if share == 1 else float(share)
 
 
 def has_own_thresholds(joint: Joint) -> bool:

@@ -137,7 +137,7 @@ def choose(widths: Tensor, trials: Mapping[str, Trial], alpha: Any) -> Choice:
     reference = lengths[OUTPUT].abs().clamp_min(torch.finfo(torch.float64).tiny)
     ratios = {name: float((length / reference).nanmean()) for name, length in lengths.items()}
     best = min(ratios, key=lambda name: ratios[name])
-    if ratios[best] > _TIE * ratios[OUTPUT]:
+    if not ratios[best] <= _TIE * ratios[OUTPUT]:  # also where no score is known
         best = OUTPUT
     residuals = trials[OUTPUT].scores
     slacks = {name: _as_many(trial.slacks, residuals.shape[1]) for name, trial in trials.items()}
@@ -214,6 +214,8 @@ def why_plain(choice: Choice, what: str = "feature") -> str:
         if name != OUTPUT and abs(candidate.mean_length - plain) > 1e-6 * abs(plain)
     }
     by_layer = what == "feature"
+    if math.isnan(plain):
+        return "plain CP is used: no row set aside has all targets, so that none could be compared"
     if len(choice.candidates) == 1:
         return "plain CP is used: no layer of this model passes a gradient to the output"
     if not others:

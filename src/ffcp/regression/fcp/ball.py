@@ -270,7 +270,7 @@ class Ball(Family):
         )
         level = 1 - exact_alpha(alpha)
         thresholds = torch.stack([layers.plain_quantile(one.cpu(), alpha) for one in scores])
-        thresholds = thresholds.to(scores.device)
+        thresholds = thresholds.nan_to_num(0.0).to(scores.device)  # where no score is known
         coverage = {
             count: self._coverage(aside, threshold)
             for count, threshold in zip(STEP_COUNTS, thresholds, strict=True)
