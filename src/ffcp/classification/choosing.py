@@ -67,10 +67,7 @@ class Undecided(RuleScore):
     """A label score that is being chosen: of every row the logits are noted, and a random share."""
 
     what_is_open = "the label score"
-
-    def fewest_rows(self, alpha: Any) -> int:
-        """Return how many rows set aside a choice needs."""
-        return _FEWEST
+    fewest_rows = _FEWEST
 
     def __init__(self, allow_empty: bool = False) -> None:
         given = {"temperature": FIT, "lam": None, "kreg": None}
