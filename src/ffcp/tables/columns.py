@@ -313,7 +313,8 @@ def _learn_number(
     if not some and _counts_rows(known):
         return Column(name, LEFT_OUT, "counts the rows")
     unknown = sorted(set(cells.words(series[bad]).tolist()))[:20]
-    why = "numbers" + (f"; {', '.join(map(cells.quoted, unknown))} read as missing" if unknown else "")
+    listed = ", ".join(map(cells.quoted, unknown))
+    why = "numbers" + (f"; {listed} read as missing" if unknown else "")
     return Column(name, NUMBER, why, some, *_curve(known, detail), words=tuple(unknown))
 
 

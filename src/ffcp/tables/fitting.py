@@ -18,8 +18,8 @@ from torch import Tensor, nn
 import ffcp
 from ffcp.conformal.rank import exact_alpha
 from ffcp.regression.cross import CrossBands
-from ffcp.tables import columns as table_columns
 from ffcp.tables import cells, dividing, measuring, reading, report, seen, targets
+from ffcp.tables import columns as table_columns
 from ffcp.tables.columns import Columns
 from ffcp.tables.dividing import Division
 from ffcp.tables.errors import TableError
