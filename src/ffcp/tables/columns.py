@@ -373,10 +373,10 @@ def _learn_category(
     return Column(name, CATEGORY, why, bool(missing.any()), levels=tuple(kept), other=left > 0)
 
 
-def _curve(known: np.ndarray[Any, Any], knots: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def _curve(known: np.ndarray[Any, Any], detail: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Find the curve that spreads values like a normal distribution: its knots and places."""
     ordered = np.sort(known)
-    steps = np.linspace(0, 1, knots)
+    steps = np.linspace(0, 1, detail)
     knots = np.unique(np.quantile(ordered, steps, method="nearest"))
     if len(knots) < 2:  # nearly constant
         knots = np.array([ordered[0], ordered[-1]])

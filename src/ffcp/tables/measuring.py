@@ -253,5 +253,5 @@ def _law(rows: int, calibrated: int, alpha: Any) -> Tensor:
 def _of_sum(one: Tensor, other: Tensor) -> Tensor:
     """Return the probabilities of a sum of two independent numbers."""
     size = len(one) + len(other) - 1
-    made = torch.fft.irfft(torch.fft.rfft(one, size) * torch.fft.rfft(other, size), size)
+    made: Tensor = torch.fft.irfft(torch.fft.rfft(one, size) * torch.fft.rfft(other, size), size)
     return made.clamp(min=1e-18)  # the transform rounds at about 1e-17
