@@ -25,7 +25,7 @@ from typer.testing import CliRunner
 
 from ffcp import files, tables
 from ffcp.cli.app import app
-from tests.tables.material import houses, new
+from tests.tables.material import houses, new, quick_fit
 
 
 def test_what_was_saved_predicts_the_same(fitted: tables.FittedTable, folder: Path) -> None:
@@ -234,6 +234,21 @@ def test_killed_at_any_moment_nothing_is_half_written(
         one = labelled if found.about.classes else fitted
         assert found.predict(new(5)).equals(one.predict(new(5)))
     assert seen == {"price", "kind"}  # the kills came before and after
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("options", [{"side": "lower"}, {"group": "town"}])
+def test_intervals_without_end_are_saved(options: dict[str, str], tmp_path: Path) -> None:
+    frame = houses(450)
+    frame.loc[::40, "town"] = "Chur, some of it"  # too few rows for an interval with ends
+    made = quick_fit(frame, "price", **options)
+    assert made.about.tested is not None
+    assert made.about.tested.infinite
+    where = made.save(tmp_path / "a.ffcp")
+    assert tables.load(where).about.tested == made.about.tested
+    for command in (["show", str(where)], ["check", str(where), str(tmp_path / "new.csv")]):
+        frame.to_csv(tmp_path / "new.csv", index=False)
+        assert "infinite" in CliRunner().invoke(app, command).output
 
 
 def test_a_fit_that_is_replaced_leaves_no_report(

@@ -57,6 +57,23 @@ def test_a_lone_carriage_return_ends_no_row(
     assert again["upper"].str.replace(",", ".").tolist() == ["1.5", "2.0", ""]
 
 
+@pytest.mark.parametrize("far", [False, True])
+def test_a_byte_that_is_not_utf8_among_letters_that_are_is_refused(
+    tmp_path: Path, far: bool
+) -> None:
+    rows = "Zürich,1\n" * (200_000 if far else 3)
+    data = f"town,y\n{rows}".encode() + "Genève,2\n".encode("cp1252")
+    (tmp_path / "mixed.csv").write_bytes(data)
+    place, line = data.index(b"\xe8") + 1, data.count(b"\n")
+    with pytest.raises(TableError, match=f"line {line} .*0xE8.* byte {place:,}"):
+        reading.read(tmp_path / "mixed.csv")
+    (tmp_path / "cut.csv").write_bytes("town,y\nZürich,1\nGenè".encode()[:-1])
+    with pytest.raises(TableError, match="line 3"):
+        reading.read(tmp_path / "cut.csv")
+    (tmp_path / "plain.csv").write_bytes("town,y\nGenève,2\nUri,1\n".encode("cp1252"))
+    assert reading.read(tmp_path / "plain.csv")["town"].tolist() == ["Genève", "Uri"]
+
+
 def test_decimal_commas_are_told_and_said(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("a;b\n1,5;x\n2,25;y\n")
     assert reading.sniff(tmp_path / "a.csv").decimal == ","

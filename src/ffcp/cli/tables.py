@@ -243,9 +243,9 @@ def check(
         with warnings.catch_warnings(record=True) as remarks:
             warnings.simplefilter("always", FFCPWarning)
             measured = fitted.check(frame, alpha, group)
+            monitor = fitted.watch(frame, alpha, time)
         chance = fitted.still_covers(measured, alpha)
         is_fresh = fitted.seen_share(frame) < seen.MOST_OF_THEM
-        monitor = fitted.watch(frame, alpha, time)
     for remark in dict.fromkeys(str(remark.message) for remark in remarks):
         console.print(f"Note: {remark}", **_PLAIN)
     console.print(f"Calibrated with {fitted.calibrated:,} rows", **_PLAIN)
@@ -429,6 +429,6 @@ def _print_parts(console: Console, title: str, parts: list[Part], labels: bool) 
             f"{part.rows:,}",
             f"{part.coverage:.1%}",
             interval,
-            f"{part.size:.4g}",
+            "infinite" if part.size is None else f"{part.size:.4g}",
         )
     console.print(table, markup=False)

@@ -313,9 +313,8 @@ def _learn_number(
     if not some and _counts_rows(known):
         return Column(name, LEFT_OUT, "counts the rows")
     unknown = sorted(set(cells.words(series[bad]).tolist()))[:20]
-    why = "numbers" + (
-        f"; {', '.join(map(cells.quoted, unknown))} read as missing" if unknown else ""
-    )
+    listed = ", ".join(map(cells.quoted, unknown))
+    why = "numbers" + (f"; {listed} read as missing" if unknown else "")
     return Column(name, NUMBER, why, some, *_curve(known, detail), words=tuple(unknown))
 
 
@@ -374,10 +373,10 @@ def _learn_category(
     return Column(name, CATEGORY, why, bool(missing.any()), levels=tuple(kept), other=left > 0)
 
 
-def _curve(known: np.ndarray[Any, Any], knots: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def _curve(known: np.ndarray[Any, Any], detail: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Find the curve that spreads values like a normal distribution: its knots and places."""
     ordered = np.sort(known)
-    steps = np.linspace(0, 1, knots)
+    steps = np.linspace(0, 1, detail)
     knots = np.unique(np.quantile(ordered, steps, method="nearest"))
     if len(knots) < 2:  # nearly constant
         knots = np.array([ordered[0], ordered[-1]])

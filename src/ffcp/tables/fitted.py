@@ -203,9 +203,8 @@ class FittedTable:
         made = targets.groups(frame, self.about.group)
         unknown = ~np.isin(made.astype(str), np.array(self.about.groups))
         for row in np.flatnonzero(unknown & (reasons == "")):
-            reasons[row] = (
-                f"{self.about.group}: no row of group {cells.quoted(made[row])} calibrated"
-            )
+            name = cells.quoted(made[row])
+            reasons[row] = f"{self.about.group}: no row of group {name} calibrated"
         return made
 
     def _bands(self, x: Tensor, alpha: Any, groups: Any) -> dict[str, Any]:
@@ -455,8 +454,8 @@ def _why_none(column: pd.Series, name: str) -> str:
     if not given:
         return f"no row has a target {name!r} to check against"
     return (
-        f"the target {name!r} is a number in no row, the first is {cells.quoted(given[0])}: write numbers "
-        "without units, with one decimal sign in the whole table"
+        f"the target {name!r} is a number in no row, the first is {cells.quoted(given[0])}: write "
+        "numbers without units, with one decimal sign in the whole table"
     )
 
 

@@ -26,7 +26,10 @@ _SMALLEST = 20  # rows; a slice with fewer says nothing
 
 @dataclass(frozen=True)
 class Part:
-    """Coverage among some rows, with an interval, and the mean size of their bands or sets."""
+    """Coverage among some rows, with an interval, and the mean size of their bands or sets.
+
+    ``size`` is that of finite bands, ``None`` where there is none.
+    """
 
     column: str
     value: str
@@ -34,7 +37,7 @@ class Part:
     coverage: float
     low: float
     high: float
-    size: float
+    size: float | None
 
 
 @dataclass(frozen=True)
@@ -164,7 +167,7 @@ def _parts(slices: list[tuple[str, str, Array]], hits: Array, size: Array) -> tu
         covered, count = int(hits[rows].sum()), int(rows.sum())
         low, high = interval(covered, count, 1 - 0.05 / len(slices))
         finite = size[rows][np.isfinite(size[rows])]
-        mean = float(finite.mean()) if len(finite) else math.inf
+        mean = float(finite.mean()) if len(finite) else None
         made.append(Part(column, value, count, covered / count, low, high, mean))
     return tuple(made)
 
@@ -256,5 +259,5 @@ def _law(rows: int, calibrated: int, alpha: Any) -> Tensor:
 def _of_sum(one: Tensor, other: Tensor) -> Tensor:
     """Return the probabilities of a sum of two independent numbers."""
     size = len(one) + len(other) - 1
-    made = torch.fft.irfft(torch.fft.rfft(one, size) * torch.fft.rfft(other, size), size)
+    made: Tensor = torch.fft.irfft(torch.fft.rfft(one, size) * torch.fft.rfft(other, size), size)
     return made.clamp(min=1e-18)  # the transform rounds at about 1e-17

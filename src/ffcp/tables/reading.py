@@ -12,6 +12,7 @@ import codecs
 import csv
 import gzip
 import io
+import itertools
 import lzma
 import os
 import re
@@ -47,6 +48,8 @@ _OPENERS: dict[str, Callable[[Path], Any]] = {
 }
 _PARQUET = (".parquet", ".pq")
 _INDEX = re.compile(r"__index_level_\d+__")  # where pandas writes an index without a name
+_LETTER = re.compile("[^\x00-\x7f\udc80-\udcff]")  # of several bytes of UTF-8 ...
+_NOT_UTF8 = re.compile("[\udc80-\udcff]")  # ... and a byte that is none
 _DECIMAL_COMMA = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+),\d+$")
 _DECIMAL_POINT = re.compile(r"[+-]?\d+\.\d+$")
 
@@ -243,7 +246,7 @@ def _decimal(rows: list[list[str]], delimiter: str) -> str:
 
 
 def _encoding(path: Path) -> str:
-    """Tell the encoding: by its first bytes, UTF-8 if all of it is, Windows' else."""
+    """Return the encoding: by its first bytes, UTF-8 if all of it is, Windows' if none of it is."""
     with _bytes(path) as file:
         block = file.read(2**20)
         for mark, name in (
@@ -262,8 +265,30 @@ def _encoding(path: Path) -> str:
                 block = file.read(2**20)
             decoder.decode(b"", final=True)
         except UnicodeDecodeError:
+            _must_not_be_mixed(path)
             return "cp1252" if _decodes(path, "cp1252") else "latin-1"
     return "utf-8"
+
+
+def _must_not_be_mixed(path: Path) -> None:
+    """Refuse a file in which some letters are UTF-8 and some are not: any encoding misreads it."""
+    decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
+    is_utf8, bad, line, place = False, "", 1, 1
+    with _bytes(path) as file:
+        for block in itertools.chain(iter(lambda: file.read(2**20), b""), [b""]):
+            text = decoder.decode(block, final=not block)
+            is_utf8 = is_utf8 or _LETTER.search(text) is not None
+            if not bad:
+                found = _NOT_UTF8.search(text)
+                before = text[: found.start() if found else None]
+                line += before.count("\n")
+                place += len(before.encode("utf-8", "surrogateescape"))
+                bad = f"the byte 0x{ord(found[0]) - 0xDC00:02X}, byte {place:,}" if found else ""
+            if is_utf8 and bad:
+                raise TableError(
+                    f"{path} is UTF-8, but line {line} has {bad} of the file, which is not: "
+                    "correct it, or save the file again as UTF-8"
+                )
 
 
 def _decodes(path: Path, encoding: str) -> bool:

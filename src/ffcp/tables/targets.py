@@ -62,9 +62,8 @@ def _classes(series: pd.Series, name: str) -> Target:
     known = values[values != ""]
     classes = sorted(set(known.tolist()))
     if len(classes) < 2:
-        raise TableError(
-            f"the target {name!r} is always {cells.quoted(classes[0])}: nothing is to be told"
-        )
+        value = cells.quoted(classes[0])
+        raise TableError(f"the target {name!r} is always {value}: nothing is to be told")
     if len(classes) > _CLASSES or (len(classes) > len(known) / 2 and len(known) > 3):
         raise TableError(
             f"the target {name!r} has {len(classes)} different words in {len(known)} rows: too "
@@ -111,10 +110,8 @@ def times(frame: pd.DataFrame, name: str) -> np.ndarray[Any, Any]:
     if bad.any():
         form = cells.date_format(series)
         if form is None:
-            cell = str(series[bad].iloc[0])
-            raise TableError(
-                f"--time {name!r}: {cells.quoted(cell)} is neither a number nor a date"
-            )
+            cell = cells.quoted(series[bad].iloc[0])
+            raise TableError(f"--time {name!r}: {cell} is neither a number nor a date")
         values, missing, _ = cells.dates(series, form)
     if missing.any():
         raise TableError(f"--time {name!r} is missing in {int(missing.sum())} rows")
