@@ -107,7 +107,8 @@ def test_another_label_is_the_last_column_of_a_file(by_groups, tmp_path):
     predictor = ffcp.LAC(model, other_labels=True, names=list("abcdef")).calibrate(
         x[:300], y[:300], **known
     )
-    predictor.export(tmp_path / "sets.onnx", x[:100], alphas=(0.1, 0.5))
+    with pytest.warns(ffcp.FFCPWarning, match="all labels"):
+        predictor.export(tmp_path / "sets.onnx", x[:100], alphas=(0.1, 0.5))
     feed = {"x": x[300:], **({"group": np.array(groups[300:])} if by_groups else {})}
     made = run_here(tmp_path / "sets.onnx", feed)
     with pytest.warns(ffcp.FFCPWarning, match="infinite"):

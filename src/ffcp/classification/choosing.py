@@ -145,7 +145,7 @@ class Undecided(RuleScore):
         """Give a score by its name and settings, for the labels that this one takes."""
         taken = {"lac": ("temperature",), "aps": ("temperature",)}
         keys = taken.get(name, ("temperature", "lam", "kreg"))
-        score = _NAMED[name](**{key: settings[key] for key in keys})
+        score = _NAMED[name](**{key: settings.get(key) for key in keys})
         return score.with_other_labels() if self.other_labels else score
 
 

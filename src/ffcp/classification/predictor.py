@@ -223,7 +223,7 @@ class LabelSets(Predictor):
             levels = thresholds.expand(len(seen.rows), -1)
             mask = score.mask(seen, levels, allow_empty=self.allow_zero_sets)
             if self.other_labels:
-                mask = torch.cat([mask, levels.isinf().to(mask.device)], dim=1)
+                mask = torch.cat([mask, levels.isposinf().to(mask.device)], dim=1)
             buffer.add({"mask": mask})
             if given.whole is None:  # a loader need not yield the same rows again
                 ordered += LabelSet(mask, partial(score.order, seen)).ordered

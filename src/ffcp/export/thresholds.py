@@ -14,7 +14,7 @@ from ffcp.conformal.embedding import PREDICTION
 from ffcp.conformal.local import Local
 from ffcp.conformal.marginal import Marginal
 from ffcp.conformal.mondrian import Label, Mondrian
-from ffcp.conformal.rank import points_needed
+from ffcp.conformal.rank import conformal_rank
 from ffcp.export.line import OnALine
 from ffcp.export.share import Lookup, Share, Thresholds
 from ffcp.pieces import Seen
@@ -119,7 +119,7 @@ class Grouped:
 
 
 def is_infinite(calibration: Calibration, alpha: Any, columns: int) -> bool:
-    """Say whether some output, class or group has too few points for a finite threshold."""
+    """Say whether some output, class or group has too few finite scores for a finite threshold."""
     parts = calibration.parts().values() if isinstance(calibration, Mondrian) else [calibration]
     kinds = [column for part in parts if not part.is_local for column in _columns(part, columns)]
-    return any(len(column) < points_needed(alpha) for column in kinds)
+    return any(conformal_rank(len(one), alpha) > int(one.isfinite().sum()) for one in kinds)

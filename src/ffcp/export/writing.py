@@ -325,5 +325,6 @@ def _warn_of_infinite(predictor: Predictor, alphas: list[Fraction]) -> None:
         if is_infinite(predictor.calibration, own, columns):
             predictor._warn(
                 f"at alpha={float(alpha):g} the file gives infinite bands, or all labels: some "
-                f"thresholds have fewer calibration points than the {points_needed(own)} it needs"
+                f"thresholds have too few finite calibration scores, and {points_needed(own)} at "
+                "least are needed"
             )
