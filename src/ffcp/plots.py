@@ -7,7 +7,7 @@ return the axes they drew into; saving and showing is left to the caller.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -103,6 +103,29 @@ def calibration_curve(band: Any, y: Any, *, missing: bool = False, ax: Any = Non
     axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="1 - alpha", ylabel="covered", aspect="equal")
     axes.legend(frameon=False, fontsize=8, loc="upper left")
     return axes
+
+
+def wealth(curves: Mapping[str, tuple[Sequence[float], int, float]], ax: Any = None) -> Any:
+    """Draw the wealth of tests of drift on a logarithmic scale.
+
+    Parameters
+    ----------
+    curves
+        For every test the logarithms of its wealth, the number of rows between two of them, and
+        the limit of its alarm.
+    ax
+        The axes to draw into.
+    """
+    ax = _panels(1)[0] if ax is None else ax
+    for name, (logs, step, limit) in curves.items():
+        rows = step * np.arange(len(logs))
+        (line,) = ax.plot(rows, np.array(logs) / math.log(10), linewidth=1.6, label=name)
+        ax.axhline(math.log10(limit), color=line.get_color(), linestyle="--", linewidth=0.9)
+    ax.set_xlabel("row")
+    ax.set_ylabel("wealth, powers of 10")
+    if curves:
+        ax.legend(title="test (dashed: its alarm)", fontsize="small", frameon=False)
+    return ax
 
 
 def _legend(axes: Sequence[Any]) -> None:

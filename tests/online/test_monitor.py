@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import html.parser
 import math
 import pickle
 import threading
@@ -271,22 +270,17 @@ def test_targets_that_are_not_known_are_not_watched(outputs: int) -> None:
     assert monitor.update(x[200:], gaps[200:] + 9).alarms["truth"] is not None
 
 
-def test_the_report_is_one_page_that_needs_nothing_else(tmp_path: Path) -> None:
+def test_wealth_is_drawn_with_its_limits() -> None:
+    pyplot = pytest.importorskip("matplotlib.pyplot")
     monitor, x, y = watched("bands")
-    monitor.update(x, y, groups=["<a&b>"] * len(x))
-    text = monitor.report(tmp_path / "report.html")
-    assert (tmp_path / "report.html").read_text() == text
-
-    class Links(html.parser.HTMLParser):
-        found: list[tuple[str, Any]] = []  # noqa: RUF012
-
-        def handle_starttag(self, tag: str, attrs: list[tuple[str, Any]]) -> None:
-            self.found += [(tag, v) for k, v in attrs if k in ("src", "href")]
-
-    Links().feed(text)
-    assert not Links.found
-    assert "No change was found" in text
-    assert "&lt;a&amp;b&gt;" in text
+    monitor.update(x, y)
+    ax = monitor.plot()
+    labels = [line.get_label() for line in ax.get_lines() if not line.get_label().startswith("_")]
+    assert labels == list(monitor.tests)
+    assert len(ax.get_lines()) == 2 * len(labels)
+    _, given = pyplot.subplots()
+    assert monitor.plot(given) is given
+    pyplot.close("all")
     table = monitor.table()
     assert [row["what"] for row in table][:2] == ["test of truth", "test of prediction"]
     assert str(monitor).count("\n") == len(table)
@@ -331,7 +325,7 @@ def test_a_monitor_goes_on_where_it_was_saved(kind: str, tmp_path: Path) -> None
         cut = ffcp.Monitor(predictor).load(path)
     assert cut.table() == whole.table()
     assert cut.alarms == whole.alarms
-    assert cut.report() == whole.report()
+    assert str(cut) == str(whole)
     assert (
         cut.update(x[100:120], y[100:120]).table() == whole.update(x[100:120], y[100:120]).table()
     )

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ffcp import files
+from ffcp import files, plots
 from ffcp.conformal.asked import asked_alpha
 from ffcp.conformal.draws import checked_seed
 from ffcp.conformal.mondrian import labels_of
@@ -27,7 +27,7 @@ from ffcp.online.kept import told
 from ffcp.online.lanes import is_number, number
 from ffcp.online.martingales import Average
 from ffcp.online.pvalues import OnlineRanks
-from ffcp.online.report import Trace, page, text
+from ffcp.online.report import Trace, text
 from ffcp.pieces import Needs, Seen
 from ffcp.predictor import Predictor
 from ffcp.regression.joint import BONFERRONI
@@ -380,17 +380,32 @@ class Monitor:
             )
         return rows
 
-    def report(self, path: str | Path | None = None) -> str:
-        """Return one HTML page that needs nothing else, and write it to ``path`` if given."""
+    def plot(self, ax: Any = None) -> Any:
+        """Draw the wealth of every test over the rows, and the limit at which it is an alarm.
+
+        Needs matplotlib. Wealth is that of fair bets against online conformal p-values: without
+        drift it hardly ever grows large.
+
+        Parameters
+        ----------
+        ax
+            The axes to draw into; by default those of a new figure.
+
+        Returns
+        -------
+        Axes
+        """
         with self._lock:
-            traces = {
-                name: (test.trace, self.threshold * (1 if name == TRUTH else len(self.tests) - 1))
+            curves = {
+                name: (list(test.trace.values), test.trace.step, self._limit_of(name))
                 for name, test in self.tests.items()
+                if test.trace.values
             }
-            html = page(self.alarm, self.rows, self.table(), traces)
-        if path is not None:
-            files.put(path, html.encode())
-        return html
+        return plots.wealth(curves, ax)
+
+    def _limit_of(self, name: str) -> float:
+        """Return the wealth at which a test raises its alarm."""
+        return self.threshold * (1 if name == TRUTH else len(self.tests) - 1)
 
     def __str__(self) -> str:
         return text(self.table())
