@@ -108,7 +108,6 @@ def measure(
     columns: Columns,
     groups: Array | None = None,
     group: str | None = None,
-    curve: tuple[float, ...] = (),
 ) -> Measured:
     """Measure bands of rows with a target; rows without a band are counted apart."""
     has = bands["prediction"].notna().to_numpy()
@@ -135,7 +134,6 @@ def measure(
         infinite=int((~finite).sum()),
         groups=_parts(by_group, hits, size),
         columns=_parts([one for one in by_column if one[2].sum() >= _SMALLEST], hits, size),
-        curve=curve,
     )
 
 
