@@ -220,9 +220,7 @@ def test_a_group_may_have_any_name() -> None:
     assert shown == ["coverage", "coverage of group 'all'", "coverage of group 'b'"]
 
 
-@pytest.mark.parametrize(
-    "read", [ffcp.Monitor.coverage, ffcp.Monitor.table, str, ffcp.Monitor.report]
-)
+@pytest.mark.parametrize("read", [ffcp.Monitor.coverage, ffcp.Monitor.table, str])
 def test_what_is_told_is_of_one_moment(
     read: Callable[[ffcp.Monitor], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -74,9 +74,12 @@ def test_unchanged_rows_alarm_in_less_than_one_case_of_a_hundred(
     n = len(made.predictor.calibration)
     assert made.about.rows["calibrate"] == made.calibrated == n
     assert sum(made.about.rows.values()) == 600
+    assert made.about.tested is not None
+    assert 0.001 < made.still_covers(made.about.tested) <= 1
     counts = getattr(made.predictor.calibration, "groups", {"": n})
     share = (rows * 3 // 4, *(rows // 4 // max(1, len(counts) - 1),) * (len(counts) - 1))
-    tested = replace(made.about.tested, rows=sum(share), of_groups=share)
+    groups = share if made.about.group else ()
+    tested = replace(made.about.tested, rows=sum(share), of_groups=groups)
     hits = np.arange(sum(share))
     chance = lambda c: made.still_covers(replace(tested, coverage=c / sum(share)))  # noqa: E731
     lowest = bisect.bisect_left(hits, 0.01, key=chance)  # the fewest without alarm

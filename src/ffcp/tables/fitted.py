@@ -293,18 +293,30 @@ class FittedTable:
             )
         for remark in remarks:
             warnings.warn(remark, FFCPWarning, stacklevel=2)
-        name = group or self.about.group
-        groups = None if name is None else targets.groups(known, name)
-        classes = self.about.classes
-        made = measuring.measure(
-            bands, y, float(alpha), known, self.columns[0], groups, name, classes=classes
-        )
+        made = self.measured(bands, y, known, alpha, group)
         if not made.rows:
             raise TableError(f"no row could be predicted: {bands['reason'].iloc[0]}")
-        if self.about.group is None:
+        return made
+
+    def measured(
+        self,
+        bands: pd.DataFrame,
+        y: np.ndarray[Any, Any],
+        frame: pd.DataFrame,
+        alpha: Any = None,
+        group: str | None = None,
+    ) -> Measured:
+        """Measure bands that were predicted for rows of a frame, whose targets are ``y``."""
+        about, name = self.about, group or self.about.group
+        groups = None if name is None else targets.groups(frame, name)
+        level = float(about.alpha if alpha is None else alpha)
+        made = measuring.measure(
+            bands, y, level, frame, self.columns[0], groups, name, about.classes
+        )
+        if about.group is None:
             return made
-        own = targets.groups(known, self.about.group)[bands["prediction"].notna()]
-        return replace(made, of_groups=tuple(int((own == one).sum()) for one in self.about.groups))
+        own = targets.groups(frame, about.group)[bands["prediction"].notna()]
+        return replace(made, of_groups=tuple(int((own == one).sum()) for one in about.groups))
 
     def _said_of_others(self, y: np.ndarray[Any, Any]) -> list[str]:
         """Say how many rows have a label that no training row had."""
@@ -397,7 +409,7 @@ class FittedTable:
         if self.about.folds:  # the theorem of the folds has no law: the promise is taken as exact
             alpha = min(0.999, 1 - self.predictor.guarantee(alpha))
             return measuring.chance_of_fewer(hits, [(made.rows, 10**9)], alpha)
-        if self.about.group is None:
+        if not made.of_groups:  # no groups, or the test of a fit of 0.2.0
             return measuring.chance_of_fewer(hits, [(made.rows, self.calibrated)], alpha)
         counts = self.predictor.calibration.groups
         calibrated = [counts[name] for name in self.about.groups]

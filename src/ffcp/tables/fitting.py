@@ -18,7 +18,7 @@ import ffcp
 from ffcp.conformal.asked import asked_alpha
 from ffcp.conformal.rank import exact_alpha
 from ffcp.regression.cross import CrossBands
-from ffcp.tables import cells, dividing, labels, measuring, reading, report, seen, targets
+from ffcp.tables import cells, dividing, labels, reading, report, seen, targets
 from ffcp.tables import columns as table_columns
 from ffcp.tables.columns import Columns
 from ffcp.tables.dividing import Division
@@ -365,17 +365,7 @@ def _tested(
         bands = fitted.predicted(some).bands
         if not bands["prediction"].notna().any():
             raise TableError(f"no test row can be predicted; the first: {bands['reason'].iloc[0]}")
-        tested = measuring.measure(
-            bands,
-            y,
-            about.alpha,
-            some,
-            fitted.columns[0],
-            None if groups is None else groups[rows],
-            about.group,
-            fitted.curve(some, y),
-            about.classes,
-        )
+        tested = replace(fitted.measured(bands, y, some), curve=fitted.curve(some, y))
     else:
         decisions.append("no rows are kept for a test: all of them train")
         left_out = about.rows.get("train only", 0)

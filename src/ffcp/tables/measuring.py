@@ -113,7 +113,6 @@ def measure(
     columns: Columns,
     groups: Array | None = None,
     group: str | None = None,
-    curve: tuple[float, ...] = (),
     classes: Sequence[str] = (),
 ) -> Measured:
     """Measure bands of rows with a target; rows without a band are counted apart."""
@@ -141,7 +140,6 @@ def measure(
         infinite=int((~finite).sum()),
         groups=_parts(by_group, hits, size),
         columns=_parts([one for one in by_column if one[2].sum() >= _SMALLEST], hits, size),
-        curve=curve,
     )
 
 
