@@ -60,7 +60,7 @@ def test_localized_bands_cover_one_row_at_a_time(kernel: str) -> None:
         inside = 0
         for i in rows():
             band = predictor.predict_interval(x[i : i + 1], ALPHA)
-            inside += int((band.lower[0, 0] <= y[i]) & (y[i] <= band.upper[0, 0]))
+            inside += int(band.contains(y[i : i + 1]))
         hits.append(inside)
     assert upper_p_value(hits, ASKED, ROWS, ffcp.conformal_rank(ROWS, ALPHA)) > ERROR_RATE
 

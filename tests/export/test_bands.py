@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from fractions import Fraction
 from typing import Any
 
 import onnxruntime
@@ -101,7 +102,7 @@ def test_every_combination_holds_the_librarys_band(make, outputs, tmp_path):
     levels = (50_000, 200_000, 700_000)
     made = run_alone(tmp_path / "any.onnx", *({"x": rows, "alpha": a} for a in levels))
     for level, one in zip(levels, made, strict=True):
-        holds(one, predictor.predict_interval(rows, level / 10**6), off=off)
+        holds(one, predictor.predict_interval(rows, Fraction(level, 10**6)), off=off)
     for never in run_alone(tmp_path / "any.onnx", *({"x": rows, "alpha": a} for a in (0, 10**6))):
         low, high = predictor.support or (-torch.inf, torch.inf)
         assert bool((never["lower"] == low).all())
@@ -165,7 +166,7 @@ def test_exported_quantile_bands_shrink_as_the_librarys_do(method, side, tmp_pat
     (made,) = run_alone(tmp_path / "band.onnx", {"x": x[300:]})
     predictor.export(tmp_path / "any.onnx", x[:100], alphas=None)
     for alpha in (0.1, 0.9):
-        band = predictor.predict_interval(x[300:], alpha)
+        band = predictor.predict_interval(x[300:], Fraction(str(alpha)))
         holds(made, band, f"_{alpha}")
         holds(*run_alone(tmp_path / "any.onnx", {"x": x[300:], "alpha": int(alpha * 10**6)}), band)
 
