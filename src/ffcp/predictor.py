@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import secrets
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -41,7 +40,7 @@ from ffcp.network.twin import Stamp, refuse_unusable
 from ffcp.pieces import Seen
 from ffcp.sharing import Sharing, steady
 from ffcp.turns import Turns
-from ffcp.warnings import FFCPWarning, lines_up
+from ffcp.warnings import warn
 
 __all__ = ["Predictor", "Running", "known_only", "steady"]
 
@@ -234,7 +233,7 @@ class Predictor(Sharing):
             run.calibration.add(*self._entries(run.columns))
         self._ended(run, identity, secrets.token_hex(16))
         for message in run.warnings:
-            self._warn(message)
+            warn(message)
         return self
 
     def _ended(self, run: Calibrating, identity: Identity, name: str) -> None:
@@ -437,7 +436,7 @@ class Predictor(Sharing):
         self,
         path: str | Path,
         example: Any,
-        alphas: Sequence[Any] | None = (0.1,),
+        alphas: Sequence[Any] = (0.1,),
         *,
         random: float | None = None,
     ) -> None:
@@ -457,8 +456,7 @@ class Predictor(Sharing):
             round in another way, and bands are widened by that.
         alphas
             Shares of misses allowed. One gives the outputs ``lower`` and ``upper`` (of label sets
-            ``mask``), several ``lower_0.1`` and so on. ``None``: alpha is an input, a whole
-            number of millionths.
+            ``mask``), several ``lower_0.1`` and so on.
         random
             For randomised label sets. ``None``: the random numbers, one in [0, 1) for each row,
             are an input. A number stands for all of them; 0 makes sets as large as any random
@@ -480,11 +478,6 @@ class Predictor(Sharing):
             "server. A function that is compiled calls it through "
             "torch.compiler.disable(predictor.forward)"
         )
-
-    @staticmethod
-    def _warn(message: str) -> None:
-        """Warn the user, at the first line that is not the library's own."""
-        warnings.warn(message, FFCPWarning, stacklevel=lines_up())
 
     def _why_infinite(self, alpha: Any, notes: Columns) -> str:
         """Go on behind "the band is infinite": why, and what to do."""

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -65,6 +65,20 @@ def steady(
 def _is_exported() -> bool:
     """Say whether torch.export traces this thread: torch itself knows only of all together."""
     return torch.compiler.is_compiling() and _get_current_dispatch_mode() is not None
+
+
+class Calibrated(NamedTuple):
+    """What a calibration has made, the model apart: see :meth:`Sharing.calibrated`."""
+
+    scorer: Scorer
+    calibration: Calibration
+    fingerprint: str  # of the weights that were calibrated
+    layout: dict[str, Any]  # what inputs were like, see inputs.Reader
+
+    @property
+    def needs(self) -> Needs:
+        """What the pass over the model must bring for a row to be predicted."""
+        return self.scorer.needs().joined(self.calibration.needs())
 
 
 class Sharing(Plain):
@@ -169,6 +183,13 @@ class Sharing(Plain):
                 f"this {type(self).__name__} has no calibration: call calibrate(x, y) first, with "
                 "points that did not train the model"
             )
+
+    def calibrated(self) -> Calibrated:
+        """Return what is calibrated: scorer, calibration, fingerprint and layout; or refuse."""
+        self._must_be_calibrated()
+        assert self._identity is not None
+        fingerprint = self._identity.fingerprint
+        return Calibrated(self._scorer, self.calibration, fingerprint, self._layout)
 
     def _must_have(self, fingerprint: str, whose: str) -> None:
         """Refuse scores of another network."""

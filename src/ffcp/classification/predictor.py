@@ -28,6 +28,7 @@ from ffcp.network.buffer import RowBuffer
 from ffcp.pieces import Seen
 from ffcp.predictor import Predictor, Running, known_only, steady
 from ffcp.recipes import public
+from ffcp.warnings import warn
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -203,7 +204,7 @@ class LabelSets(Predictor):
         if len(lost):
             assert given.count is not None
             what = _what_is_infinite(in_all, len(lost), given.count)
-            self._warn(f"{what}{self._why_infinite(exact, lost.columns)}")
+            warn(f"{what}{self._why_infinite(exact, lost.columns)}")
         if given.whole is None:
             return LabelSet(buffer["mask"], ordered=ordered, names=self.names)
         weights = partial(self._order, self._scorer, given.whole)

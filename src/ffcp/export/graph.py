@@ -28,7 +28,6 @@ from torch.fx.experimental.symbolic_shapes import (
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ffcp.export.backward import BACKWARD
-from ffcp.export.simpler import simplify
 from ffcp.pieces import traced
 
 aten = torch.ops.aten
@@ -121,7 +120,8 @@ def _traced(
             "its forward fixes the number of rows, as int(x.shape[0]) does, or len(x) in a "
             "function of another module; x.shape[0] does not"
         )
-    simplify(graph)
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
     return graph
 
 

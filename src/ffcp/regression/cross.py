@@ -21,7 +21,7 @@ from ffcp.conformal.rank import conformal_rank, exact_alpha
 from ffcp.network import arrays, checks, inputs, passes
 from ffcp.network.identity import Identity
 from ffcp.regression.bands import Interval
-from ffcp.warnings import FFCPWarning, lines_up
+from ffcp.warnings import warn
 
 Self = TypeVar("Self", bound="CrossBands")
 BOTH, LOWER, UPPER = "both", "lower", "upper"
@@ -180,14 +180,10 @@ class CrossBands(nn.Module):
         return self.predict_interval(x, alpha)
 
     def _warn_of_infinite(self, alpha: Any) -> None:
-        import warnings
-
         need = -(-1 // exact_alpha(alpha)) - 1
-        warnings.warn(
+        warn(
             f"the band is infinite: {len(self.scores)} rows are too few for alpha = {alpha}, "
-            f"which needs at least {need}",
-            FFCPWarning,
-            stacklevel=lines_up(),
+            f"which needs at least {need}"
         )
 
     def _must_be_ready(self) -> None:

@@ -31,6 +31,7 @@ from ffcp.regression.joint import (
 )
 from ffcp.regression.sides import BOTH, EACH, LOWER, columns_of, ends_at, shared_out
 from ffcp.regression.support import checked_support
+from ffcp.warnings import warn
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -359,7 +360,7 @@ class BandPredictor(Predictor):
                 f": alpha={float(alpha):g} with confidence={float(confidence):g} needs at least "
                 f"{points_needed(alpha, confidence)} calibration points{each}"
             )
-        self._warn(f"{what} infinite{why}")
+        warn(f"{what} infinite{why}")
 
     def _must_be_settled(self) -> None:
         """Raise if something must be chosen before there are scores at all."""
