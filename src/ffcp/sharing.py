@@ -294,17 +294,35 @@ class Sharing(Plain):
                 f"or make them with what it chose: {chosen_here}"
             )
 
-    def settled(self: Self, seed: int | None = None) -> Self:
-        """Give a predictor of the same model without points, for which nothing is open any more.
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing is left to be selected when this predictor is calibrated."""
+        return not any(piece.is_open for piece in self._given)
 
-        What was chosen or learned here stays: workers that calibrate such predictors, or copies of
-        them, on rows of their own can be merged. ``seed`` is that of its random numbers, of which
-        each worker needs others; by default the operating system seeds them.
+    def settled(self: Self, seed: int | None = None) -> Self:
+        """Return a predictor of the same model without scores, for which nothing is open any more.
+
+        What was selected or learned here stays: workers that calibrate such predictors, or copies
+        of them, on rows of their own can be merged. ``seed`` is that of its random numbers, of
+        which each worker needs others; by default the operating system seeds them.
         """
+        return self._without_scores(self._scorer, self.calibration, self._choices, seed)
+
+    def uncalibrated(self: Self, seed: int | None = None) -> Self:
+        """Return a predictor of the same model as this one was before it was calibrated."""
+        return self._without_scores(*self._given, self._fitted, seed)
+
+    def _without_scores(
+        self: Self,
+        scorer: Scorer,
+        calibration: Calibration,
+        choices: Mapping[str, Any],
+        seed: int | None,
+    ) -> Self:
         fresh = self._snapshot()
-        fresh._given = (self._scorer, self.calibration.empty())
-        fresh.calibration = self.calibration.empty()
-        fresh._fitted = dict(self._choices)
+        fresh._given = (scorer, calibration.empty())
+        fresh._scorer, fresh.calibration = scorer, calibration.empty()
+        fresh._fitted, fresh._choices = dict(choices), dict(choices)
         fresh._identity, fresh._runs, fresh._set_aside = None, (), 0
         fresh._lock, fresh.seed, fresh._stream = Turns(), seed, Stream(seed)
         if (recipe := recipe_of(self)) is not None and "seed" in recipe["with"]:
@@ -354,20 +372,25 @@ class Sharing(Plain):
         own = _own(with_prefix(prefix, state_dict))
         if own:  # otherwise it holds a model alone, and the calibration stays
             with files.refused("the calibration in this state_dict"):
-                fresh = self._restored(own, strict)
+                fresh = self.restored(own, strict)
                 if fresh._identity is not None:
                     weights = with_prefix(f"{prefix}model.", state_dict)
                     assign = metadata.get("assign_to_params_buffers", False)
                     fresh._identity.must_be_that_of(self.model, weights, assign)
-            self._take_all(fresh)
+            self.take_over(fresh)
         learned = f"{prefix}scorer."  # no part of any module, and taken over above
         rest = {name: t for name, t in state_dict.items() if not name.startswith(learned)}
         super()._load_from_state_dict(rest, prefix, metadata, strict, *others)
 
-    def _restored(self: Self, own: Mapping[str, Tensor], strict: bool = True) -> Self:
-        """Give this predictor with a calibration that was saved, once every part is checked.
+    def state(self) -> dict[str, Tensor]:
+        """Return the calibration as tensors, without the model's weights: what a file holds."""
+        return _own(self.state_dict())
 
-        Nothing here is changed. What was left open here comes from there.
+    def restored(self: Self, own: Mapping[str, Tensor], strict: bool = True) -> Self:
+        """Return this predictor with the calibration of a :meth:`state`, once all is checked.
+
+        Nothing here is changed. What was left open here comes from there. Whether the model has the
+        weights it belongs to is for the caller to look at.
         """
         points = with_prefix("calibration.", own)
         learned = prefixed("scorer.", with_prefix("scorer.", own))
@@ -420,7 +443,7 @@ class Sharing(Plain):
         """Give the calibration that kept what was saved, where it may be another than was given."""
         return calibration
 
-    def _take_all(self, fresh: Sharing) -> None:
+    def take_over(self, fresh: Sharing) -> None:
         """Take over all that another predictor of this model has, at once."""
         with self._lock:
             modules = self._modules
@@ -438,7 +461,7 @@ class Sharing(Plain):
                 "the model's weights are no longer those of the calibration: calibrate again "
                 "before saving"
             )
-        files.write(path, _own(self.state_dict()))
+        files.write(path, self.state())
 
     def load(self: Self, path: str | Path) -> Self:
         """Read a calibration written by :meth:`save`; nothing is unpickled.
@@ -450,10 +473,10 @@ class Sharing(Plain):
         """
         tensors = files.read(path)
         with files.refused(path):
-            fresh = self._restored(tensors)
+            fresh = self.restored(tensors)
             if fresh._identity is not None:
                 fresh._identity.must_be_that_of(self.model)
-        self._take_all(fresh)
+        self.take_over(fresh)
         return self
 
     def __getstate__(self) -> dict[str, Any]:

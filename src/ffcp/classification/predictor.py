@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 # Streams of random numbers.
 _CALIBRATION, _PREDICTION = 1, 2
-_APART = 2**40  # random numbers for every process of several: more than it has rows
 
 
 @public
@@ -143,7 +142,6 @@ class LabelSets(Predictor):
         super()._take_over(run)
         self.classes = run.classes
         drawn = self._drawn if run.is_update else {}
-        assert run.entropy is not None
         self._drawn = {**drawn, run.entropy: run.drawn}
 
     # -- using the calibration --------------------------------------------------------------
@@ -323,19 +321,8 @@ class CalibratingLabels(Calibrating):
     """A calibration of label sets under way: it counts classes and random numbers."""
 
     names: list[str] | None = None
-    _drawn_by_all: int
-
-    def take_part(self, entropy: int, drawn: int, part: int, parts: int) -> None:
-        """Draw numbers far from those of other processes, and say so of all of them."""
-        self.entropy, self._drawn_by_all = entropy, drawn + parts * _APART
-        if self.scorer.draws:  # type: ignore[attr-defined]
-            shares = Shares(Draws(entropy, _CALIBRATION), drawn + part * _APART)
-            self.scorer = self.scorer.drawing(shares)  # type: ignore[attr-defined]
-
-    def together(self, classes: set[int | None]) -> None:
-        """Count the random numbers that all processes may have drawn."""
-        super().together(classes)
-        self.drawn = self._drawn_by_all
+    entropy: int  # what random numbers are drawn with
+    drawn = 0  # how many are
 
     def see(self, batch: Batch) -> Seen:
         """Run the model on a batch of rows; refuse another number of classes."""

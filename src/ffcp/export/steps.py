@@ -177,7 +177,7 @@ class SetSteps(Steps):
     ) -> None:
         super().__init__(predictor, alphas, output.shape[1])
         self._score: Any = self._state.scorer
-        self.rule: Any = self._score.rule
+        self.rule: Any = self._state.scorer.rule  # type: ignore[attr-defined]
         self._allow_empty, self._random = predictor.allow_zero_sets, random
 
     @property
