@@ -262,6 +262,17 @@ def test_a_group_of_one_gives_what_calibrate_does(name: str) -> None:
 
 
 @pytest.mark.usefixtures("alone")
+def test_a_new_calibration_takes_nothing_from_the_one_before() -> None:
+    predictor = ffcp.CP(small_mlp(), seed=3).calibrate(X, Y, groups=GROUPS).compress(0.1)
+    ffcp.distributed.calibrate(predictor, X[:500], Y[:500])
+    alone = ffcp.CP(small_mlp(), seed=3).calibrate(X[:500], Y[:500])
+    assert torch.equal(predictor.calibration.scores, alone.calibration.scores)
+    assert predictor.settings() == alone.settings()
+    assert predictor.seed == 3
+    assert torch.equal(predictor.predict_interval(X).lower, alone.predict_interval(X).lower)
+
+
+@pytest.mark.usefixtures("alone")
 def test_compressed_points_are_those_of_calibrate() -> None:
     predictor = ffcp.distributed.calibrate(ffcp.CP(small_mlp()), X, Y, rank_error=0.1)
     assert len(predictor.calibration) == 1001

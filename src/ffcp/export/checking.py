@@ -29,7 +29,7 @@ _OFF = 0.05  # the share of rows at which a kink may fall on the other side
 
 
 def rows_like(x: Any) -> Any:
-    """Give the example's rows, and if they are few, more that lie near them."""
+    """Return the example's rows, and if they are few, more that lie near them."""
     count = inputs.row_count(x)
     if count >= _ROWS:
         return x
@@ -102,7 +102,7 @@ def rounding_of_sets(
 
 
 def _most(difference: Tensor) -> Tensor:
-    """Give the largest difference of every output that is one of rounding."""
+    """Return the largest difference of every output that is one of rounding."""
     finite = difference.abs().nan_to_num(0.0, 0.0, 0.0)
     limit = 1e3 * torch.finfo(difference.dtype).eps * max(1.0, float(finite.max()))
     return finite.where(finite <= max(limit, 1e-3 * float(finite.max())), 0.0).amax(dim=0)

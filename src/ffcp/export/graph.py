@@ -80,7 +80,7 @@ def onnx_model(
 
 
 def _rename(graph: Any, names: Mapping[str, str]) -> None:
-    """Give the values of an ONNX graph, and of the graphs inside it, other names."""
+    """Return the values of an ONNX graph, and of the graphs inside it, other names."""
     for value in (*graph.input, *graph.output, *graph.initializer, *graph.value_info):
         value.name = names.get(value.name, value.name)
     for node in graph.node:
@@ -134,7 +134,7 @@ def _without_values(mode: FakeTensorMode, x: Tensor, has_rows: bool) -> Tensor:
 
 @contextlib.contextmanager
 def rows_uncounted(model: nn.Module) -> Iterator[None]:
-    """Let ``len(x)`` in the modules that a model's layers come from leave the number of rows open.
+    """Keep ``len(x)``, in the modules of a model's layers, from fixing the number of rows.
 
     Python's own turns it into a number. This one says the same of everything that has values.
     """
@@ -175,7 +175,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _decompositions() -> dict[Any, Callable[..., Any]]:
-    """Give other operations for those that have no ONNX."""
+    """Return other operations for those that have no ONNX."""
     return {
         **BACKWARD,
         aten.sort.stable: _stable_sort,

@@ -105,7 +105,7 @@ class _Writing:
             ) from error
 
     def _feeds(self, x: Any) -> dict[str, Tensor]:
-        """Give a value for every input."""
+        """Return a value for every input."""
         rows = inputs.row_count(x)
         feeds = {self._names[key]: tensor for key, tensor in inputs.leaves(x)}
         if self._labels is not None:
@@ -270,7 +270,7 @@ def _describe(model: Any, metadata: dict[str, str]) -> None:
 
 
 def _short(error: BaseException) -> str:
-    """Give the first lines of what an error comes from: torch's go on for pages."""
+    """Return the first lines of what an error comes from: torch's go on for pages."""
     while error.__cause__ is not None:
         error = error.__cause__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
