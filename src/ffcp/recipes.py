@@ -93,8 +93,8 @@ def made_again(recipe: Recipe, **given: Any) -> Any:
 def left_to_you(recipe: Recipe) -> dict[str, str]:
     """Say which arguments must be given again, and what they were.
 
-    >>> left_to_you({"make": "Bands", "with": {"slack": {"yours": "function spread"}, "seed": 0}})
-    {'slack': 'function spread'}
+    >>> left_to_you({"make": "Bands", "with": {"scale": {"yours": "function spread"}, "seed": 0}})
+    {'scale': 'function spread'}
     """
     lost = {name: ", ".join(_yours(value)) for name, value in recipe["with"].items()}
     return {name: what for name, what in lost.items() if what}

@@ -22,7 +22,7 @@ def material(rows: int) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
     return model, x, y
 
 
-def known_mask(predictor: ffcp.LabelSets, x, share, alpha, groups=None) -> torch.Tensor:
+def known_mask(predictor: ffcp.SetPredictor, x, share, alpha, groups=None) -> torch.Tensor:
     """Give the library's sets for random numbers that are known."""
     seen = predictor._pass()(x, 0, groups)
     thresholds = predictor.calibration.threshold(alpha, predictor.calibration.note(seen))

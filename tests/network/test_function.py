@@ -39,7 +39,9 @@ def reduced() -> Any:
 METHODS: dict[str, Callable[[nn.Module], Any]] = {
     "CP": lambda model: ffcp.CP(model),
     "FFCP": lambda model: ffcp.FFCP(model, "0"),
-    "LCP": lambda model: ffcp.LCP(model, ffcp.Localizer("box", on="input", bandwidth=2.0), seed=0),
+    "LCP": lambda model: ffcp.LCP(
+        model, ffcp.kernels.Localizer("box", on="input", bandwidth=2.0), seed=0
+    ),
 }
 
 
@@ -102,9 +104,9 @@ def test_another_autocast_is_refused_for_folds(tmp_path: Path) -> None:
     model, other = net(), net()
     y, folds = targets(model), torch.arange(400) % 2
     with reduced():
-        cross = ffcp.CrossBands([model, other], folds).calibrate(X, y)
+        cross = ffcp.CrossConformal([model, other], folds).calibrate(X, y)
         cross.save(tmp_path / "folds")
-    loaded = ffcp.CrossBands.load(tmp_path / "folds", [model, other])
+    loaded = ffcp.CrossConformal.load(tmp_path / "folds", [model, other])
     for one in (cross, loaded):
         with pytest.raises(RuntimeError, match="autocast"):
             one.predict_interval(X[:5])

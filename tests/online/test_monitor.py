@@ -349,7 +349,7 @@ def test_rows_that_cannot_be_taken_change_nothing() -> None:
 
 def test_many_threads_and_predictors_with_weights_are_watched() -> None:
     x, y = normal(200, 2, seed=1), normal(200, 1, seed=2)
-    weighted = ffcp.CP(nn.Linear(2, 1), calibration=ffcp.Weighted("given"))
+    weighted = ffcp.CP(nn.Linear(2, 1), calibration=ffcp.calibrations.Weighted("given"))
     monitor = ffcp.Monitor(weighted.calibrate(x, y, weights=torch.ones(200)))
 
     def job() -> None:

@@ -16,7 +16,7 @@ from tests.conftest import normal, small_mlp
 MAKERS: dict[str, Callable[[Any], Any]] = {
     "CP": ffcp.CP,
     "FFCP": lambda model: ffcp.FFCP(model, "0"),
-    "FFCP smoothed": lambda model: ffcp.FFCP(model, "0", method=ffcp.Smooth(0.1, 2)),
+    "FFCP smoothed": lambda model: ffcp.FFCP(model, "0", method=ffcp.scales.Smooth(0.1, 2)),
     "LCP": lambda model: ffcp.LCP(model, "nearest", seed=0),
     "Learned": lambda model: ffcp.Learned(model, seed=0),
     "Auto": lambda model: ffcp.Auto(model, seed=0),
@@ -38,7 +38,7 @@ def bands(name: str, model: Any, x: Tensor, y: Tensor, path: Path, *, fit: bool 
     loaded = ffcp.load(path, model).predict_interval(x, first_row=0)
     found = predictor.predict_interval(x, first_row=0)
     assert torch.equal(loaded.upper, found.upper)
-    inside = (found.lower[200:, 0] <= y[200:]) & (y[200:] <= found.upper[200:, 0])
+    inside = (found.lower[200:] <= y[200:]) & (y[200:] <= found.upper[200:])
     assert inside.double().mean() > 0.85
     upper: Tensor = found.upper
     return upper
