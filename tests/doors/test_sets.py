@@ -413,6 +413,6 @@ def test_a_stream_with_a_level_that_follows_keeps_its_promise() -> None:
         widths.append(float(band.upper - band.lower))
         online.update(x[row : row + 1], y[row : row + 1])
     must_differ(np.array(widths))
-    truths, misses = online.truths[0], online.misses[0]
+    truths, misses = online.observed[0], online.misses[0]
     assert truths == 800
     assert abs(misses / truths - ALPHA) <= (1 - ALPHA + gamma) / (gamma * truths)
