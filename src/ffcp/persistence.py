@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from ffcp import files
-from ffcp.attributes import Plain
 from ffcp.batch import Requires
 from ffcp.conformal.calibration import Calibration
 from ffcp.conformal.columns import prefixed, with_prefix
@@ -83,7 +82,7 @@ class Calibrated(NamedTuple):
         return self.scorer.requires().joined(self.calibration.requires())
 
 
-class Persistent(Plain):
+class Persistent(nn.Module):
     """A model, a scorer and a calibration that can be merged, saved, loaded and copied."""
 
     model: nn.Module

@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from ffcp.attributes import Plain
 from ffcp.batch import BatchOutput, Requires
 from ffcp.conformal.columns import Columns
 from ffcp.conformal.random_numbers import Draws
@@ -17,7 +16,7 @@ from ffcp.conformal.rank import rows_needed
 Self = TypeVar("Self", bound="Calibration")
 
 
-class Calibration(Plain):
+class Calibration(nn.Module):
     """Keeps scores and turns them into thresholds; the base of all calibrations.
 
     A calibration of one's own says how the threshold follows from ``self.scores``

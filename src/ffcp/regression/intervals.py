@@ -9,11 +9,9 @@ have two quantiles as lo and hi. Arithmetic is in float64 whatever the model's t
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -196,13 +194,7 @@ def signed_score(ends: Ends, y: Tensor) -> tuple[Tensor, Tensor]:
     >>> signed_score(Ends(one, one, two, two), torch.tensor([5.0, 0.0]))
     (tensor([2.0000, 0.5000], dtype=torch.float64), tensor([False,  True]))
     """
-    if ends.lo.device.type != "cpu":
-        return score(ends, y), (as_float64(y).to(ends.lo.device) < ends.lo).cpu()
-    # In numpy, which begins sooner and compares in a third of the time.
-    with np.errstate(over="ignore"):  # infinity is right then
-        above = as_float64(y).cpu().numpy() - ends.lo.detach().numpy()
-    below = torch.from_numpy(above < 0)
-    return _over(torch.from_numpy(np.abs(above, out=above)), ends.scale_lo), below
+    return score(ends, y), (as_float64(y).to(ends.lo.device) < ends.lo).cpu()
 
 
 def _over(values: Tensor, scale: Tensor) -> Tensor:
@@ -252,18 +244,10 @@ def interval_ends(
     (tensor([-3.0000]), tensor([inf]))
     """
     device, is_shared = ends.lo.device, ends.is_symmetric and below is above
-    if device.type == "cpu" and below.numel() == above.numel() == 1 and not is_traced():
-        bounds = None
-        if is_shared and ends.lo.numel() == 1:
-            bounds = _one_reach(ends, below, dtype)
-        elif dtype in _NUMPY and ends.lo.dtype == torch.float64:
-            bounds = _even_reach(ends, below, above, dtype)
-        if bounds is not None:
-            return bounds
     below = as_float64(below).to(device)
-    down = _reach(ends.lo, below * ends.scale_lo, dtype)
+    down = _lengthened(ends.lo, below * ends.scale_lo, dtype)
     above = below if is_shared else as_float64(above).to(device)
-    up = down if is_shared else _reach(ends.hi, above * ends.scale_hi, dtype)
+    up = down if is_shared else _lengthened(ends.hi, above * ends.scale_hi, dtype)
     if bool((below < 0).any()) or (not is_shared and bool((above < 0).any())):
         # Quantile bands can shrink, a bound then pass the largest number of a short type, and
         # the cast turn it into infinity on the wrong side.
@@ -295,85 +279,11 @@ def outward(start: Tensor, step: Tensor, sign: int, scale: Tensor, dtype: torch.
     return (start + step + sign * guard).to(dtype)
 
 
-def _one_reach(ends: Ends, threshold: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
-    """Move one number both ways, where nothing is in the way: the same sums in the same order.
-
-    Each operation on tensors takes longer to begin than all of this.
-    """
-    centre, interval_ends = ends.lo.item(), threshold.item() * ends.scale_lo.item()
-    unit, tiny, largest = _roundings(dtype)
-    step = abs(centre) * unit + (interval_ends * unit + interval_ends + tiny)
-    if interval_ends < 0 or abs(centre) + step > largest:
-        return None
-    shape = (1,) * max(threshold.dim(), ends.lo.dim())
-    lower, upper = centre - step, centre + step
-    return torch.full(shape, lower, dtype=dtype), torch.full(shape, upper, dtype=dtype)
-
-
-_NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
-
-
-def _even_reach(
-    ends: Ends, below: Tensor, above: Tensor, dtype: torch.dtype
-) -> tuple[Tensor, Tensor] | None:
-    """Move each end by one step for all rows: the same sums in the same order.
-
-    In numpy, which begins sooner, and reads every second number faster than torch.
-    """
-    if ends.scale_lo.dim() or ends.scale_hi.dim():
-        return None
-    down, up = below.item() * ends.scale_lo.item(), above.item() * ends.scale_hi.item()
-    if down < 0 or up < 0:
-        return None
-    lo = ends.lo.numpy()
-    hi = lo if ends.hi is ends.lo else ends.hi.numpy()
-    moved = even_reach(lo, hi, down, up, dtype)
-    shape = (1,) * (below.dim() - ends.lo.dim()) + tuple(ends.lo.shape)
-    lower, upper = (torch.from_numpy(end.reshape(shape)) for end in moved)
-    return lower, upper
-
-
-def even_reach(
-    lo: np.ndarray, hi: np.ndarray, down: float, up: float, dtype: torch.dtype
-) -> tuple[np.ndarray, np.ndarray]:
-    """Move two ends by so much everywhere, outward: what :func:`reach` does, on arrays.
-
-    >>> [end.item() for end in even_reach(np.zeros(1), np.ones(1), 1.0, 2.0, torch.float64)]
-    [-1.0000000000000009, 3.0000000000000027]
-    """
-    with np.errstate(over="ignore"):  # infinity is right then
-        step = _even_step(lo, down, dtype)
-        is_shared = lo is hi and up == down
-        # In place wherever a step has no more use: each new array drives others from the cache.
-        lower = np.subtract(lo, step, out=None if is_shared else step)
-        upper = step if is_shared else _even_step(hi, up, dtype)
-        upper += hi
-        lower, upper = (end.astype(_NUMPY[dtype], copy=False) for end in (lower, upper))
-    return lower, upper
-
-
-def _even_step(start: np.ndarray, interval_ends: float, dtype: torch.dtype) -> np.ndarray:
-    """Do what :func:`_reach` does where the step is the same everywhere."""
-    unit, tiny, _ = _roundings(dtype)
-    step: np.ndarray = np.abs(start)
-    step *= unit
-    step += interval_ends * unit + interval_ends + tiny
-    return step
-
-
-@functools.cache
-def _roundings(dtype: torch.dtype) -> tuple[float, float, float]:
-    """Give the share of a number that rounding can take from it, the smallest and the largest."""
+def _lengthened(start: Tensor, step: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a step from ``start``, lengthened by all that rounding can take from it."""
     limits = torch.finfo(dtype)
     unit = max(0.51 * limits.eps, 4 * torch.finfo(torch.float64).eps)
-    return unit, limits.tiny, limits.max
-
-
-def _reach(start: Tensor, interval_ends: Tensor, dtype: torch.dtype) -> Tensor:
-    """Lengthen a step from ``start`` by all that rounding can take from it."""
-    unit, tiny, _ = _roundings(dtype)
-    # Products and sums apart, so that one number alone gives the same to the last bit.
-    guarded = interval_ends.abs().mul_(unit).add_(interval_ends).add_(tiny)
+    guarded = step.abs().mul_(unit).add_(step).add_(limits.tiny)
     return start.abs().mul_(unit) + guarded
 
 
