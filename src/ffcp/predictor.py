@@ -250,7 +250,7 @@ class Predictor(Persistent):
         if not identity.is_that_of(self.model):
             raise RuntimeError(
                 "the model's weights changed while it was calibrated: calibrate when nothing "
-                "trains it"
+                "trains it, and let no hook write to tensors that it encloses"
             )
         with self._lock:
             self._identity = identity

@@ -285,6 +285,11 @@ class SetPredictor(Predictor):
             buffer.add({"scores": score.of_all(out).double()})
         return buffer["scores"]
 
+    @property
+    def draws_to_calibrate_only(self) -> bool:
+        """Whether scores are randomised in the calibration, and not in :meth:`score`."""
+        return self._scorer.draws and not self._scorer.randomized
+
     def _drawing(self, first_row: int | None, first_number: int) -> LabelScore:
         if not self._scorer.randomized:
             return self._scorer.drawing(None)

@@ -197,8 +197,8 @@ class SetSteps(Steps):
     def rows(self, out: BatchOutput, share: Tensor | None) -> Rows:
         """Return what scores are taken from."""
         if share is None:
-            fixed = self._random if self._score.randomized else 1.0
-            share = torch.full_like(out.output[:, 0], fixed or 0.0, dtype=torch.float64)
+            # Without randomness, as in the library: the label that crosses the threshold is in.
+            share = torch.full_like(out.output[:, 0], self._random or 0.0, dtype=torch.float64)
         feature = self._score.feature
         return Rows(out.output, share, None if feature is None else out.norms[feature])
 

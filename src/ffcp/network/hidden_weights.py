@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dis
 import functools
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
-from types import FunctionType, MethodType, ModuleType
+from operator import itemgetter
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 from weakref import CallableProxyType, ProxyType
 
@@ -18,7 +20,9 @@ _TORCHS = [*nn.Module().__dict__]  # what every module has, in this order
 _NUMBERS = {type(None), bool, int, float, complex, str, bytes}
 _PLAIN = _NUMBERS | {type, torch.dtype, torch.device, torch.Size}
 _PLAIN |= {ProxyType, CallableProxyType}  # whose object may be gone
-_MANY = 1000  # things in a list or dict that holds data, and is not looked through
+_LISTS = (dict, list, tuple, deque)
+_FUNCTIONS = (FunctionType, MethodType, functools.partial)
+_MANY = 1000  # things in nested lists and dicts: what more there is is data, and not looked through
 
 
 def function_of(module: nn.Module) -> nn.Module:
@@ -35,7 +39,8 @@ def unlisted(module: nn.Module) -> list[tuple[str, Tensor | nn.Module]]:
     Those are reached by plain attributes (a module in a list or a dict, or set around torch) and
     by forward hooks: what their functions enclose, name, are bound to, or are called with. Of
     tensors parameters count and others that are trained, and all that a function holds by itself;
-    what stands in lists and attributes may as well be a recording of some pass.
+    what stands in lists and attributes, or was assigned by the function, may as well be a recording
+    of some pass.
 
     >>> adapter, model = nn.Linear(1, 1), nn.Linear(1, 1)
     >>> _ = model.register_forward_hook(lambda module, x, out: out + adapter(x[0]))
@@ -68,28 +73,68 @@ def _look(
     held: bool = False,
     calls: bool = True,
 ) -> None:
-    """Look through one thing, which a function holds or not; and through functions or not."""
-    if isinstance(value, nn.Module):
+    """Look through one thing, which a function holds or not; and through functions or not.
+
+    By ``type`` and not by ``isinstance``, which would wake what is lazy and ask what is a proxy.
+    """
+    kind = type(value)
+    if issubclass(kind, nn.Module):
         found.append((name, function_of(value)))
-    elif isinstance(value, Tensor):
-        if held or isinstance(value, nn.Parameter) or (value.is_leaf and value.requires_grad):
+    elif issubclass(kind, Tensor):
+        if held or _is_trained(value):
             found.append((name, value))
-    elif type(value) not in _PLAIN and id(value) not in seen:
+    elif kind not in _PLAIN and id(value) not in seen:
         seen.add(id(value))
-        if isinstance(value, FunctionType | MethodType | functools.partial):
+        if issubclass(kind, _FUNCTIONS):
             for part, inner in _of_function(value) if calls else ():
                 _look(inner, f"{name}.{part}", found, seen, held=True)
             for part, inner in _globals(value) if calls else ():  # but not their functions
                 _look(inner, f"{name}.{part}", found, seen, held=True, calls=False)
-        elif isinstance(value, dict | list | tuple | deque) and len(value) <= _MANY:
-            inside = value.values() if isinstance(value, dict) else value
-            for place, inner in enumerate([*inside]):  # at once: another thread may add to it
-                if type(inner) not in _PLAIN:
-                    _look(inner, f"{name}.{place}", found, seen, calls=calls)
-        elif held and not isinstance(value, type | ModuleType):
+        elif issubclass(kind, _LISTS):
+            for part, inner in _inside(value):
+                _look(inner, f"{name}{part}", found, seen, calls=calls)
+        elif held and not issubclass(kind, type | ModuleType):
             # What objects hold, but not what other objects in them do.
-            for part, inner in sorted(getattr(value, "__dict__", {}).items()):
+            for part, inner in _attributes(value):
                 _look(inner, f"{name}.{part}", found, seen, calls=False)
+
+
+def _is_trained(tensor: Tensor) -> bool:
+    return isinstance(tensor, nn.Parameter) or (tensor.is_leaf and tensor.requires_grad)
+
+
+def _inside(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield by place what is in a list or a dict and in those in it, unless that is too much.
+
+    >>> [*_inside([torch.relu, [1, torch.tanh]])]
+    [('.0', <built-in method relu of type object at ...>), ('.1.1', <built-in method tanh ...>)]
+    """
+    nested, known, room = deque([("", value)]), {id(value)}, _MANY
+    while nested:
+        name, some = nested.popleft()
+        if len(some) > room:
+            continue
+        # At once: another thread may add to it.
+        things = [*(dict.values(some) if isinstance(some, dict) else some)]
+        room -= len(things)
+        for place, one in enumerate(things):
+            kind = type(one)
+            if kind in _PLAIN:
+                continue
+            if not issubclass(kind, _LISTS):
+                yield f"{name}.{place}", one
+            elif id(one) not in known:
+                known.add(id(one))
+                nested.append((f"{name}.{place}", one))
+
+
+def _attributes(value: Any) -> list[tuple[str, Any]]:
+    """Return the attributes of an object, without asking code of its own for them."""
+    try:
+        own = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return []
+    return sorted(((str(name), one) for name, one in own.items()), key=itemgetter(0))
 
 
 def _of_function(function: Any) -> Iterator[tuple[str, Any]]:
@@ -104,7 +149,8 @@ def _of_function(function: Any) -> Iterator[tuple[str, Any]]:
         cells = function.__closure__ or ()
         for name, cell in zip(function.__code__.co_freevars, cells, strict=True):
             with suppress(ValueError):  # not set yet
-                yield name, cell.cell_contents
+                if not _is_recorded(name, cell.cell_contents, function.__code__):
+                    yield name, cell.cell_contents
         yield from ((str(place), one) for place, one in enumerate(function.__defaults__ or ()))
         yield from sorted((function.__kwdefaults__ or {}).items())
 
@@ -113,7 +159,21 @@ def _globals(function: Any) -> Iterator[tuple[str, Any]]:
     """Yield the global variables that a function names, as hooks in scripts and notebooks do."""
     if isinstance(function, FunctionType):
         known = function.__globals__
-        yield from ((name, known[name]) for name in function.__code__.co_names if name in known)
+        for name in function.__code__.co_names:
+            if name in known and not _is_recorded(name, known[name], function.__code__):
+                yield name, known[name]
+
+
+def _is_recorded(name: str, value: Any, code: CodeType) -> bool:
+    """Say whether a tensor was put there by the function itself, which keeps what it saw."""
+    return issubclass(type(value), Tensor) and not _is_trained(value) and name in _assigned(code)
+
+
+@functools.lru_cache(maxsize=256)
+def _assigned(code: CodeType) -> frozenset[str]:
+    """Return the outer variables that a function assigns, by ``global`` or ``nonlocal``."""
+    kinds = ("STORE_GLOBAL", "STORE_DEREF")
+    return frozenset(str(one.argval) for one in dis.get_instructions(code) if one.opname in kinds)
 
 
 def named_parts(model: nn.Module) -> Iterator[tuple[str, nn.Module | Tensor]]:

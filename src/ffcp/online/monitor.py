@@ -175,8 +175,10 @@ class Monitor:
         if self.feature is not None:
             resolve(predictor.model, self.feature)
         scores = predictor.calibration.scores
-        # Several outputs are sorted one by one, so rows are lost: the stream starts from nothing.
-        begin = scores[~scores.isnan()].tolist() if scores.shape[1] == 1 else []
+        # Several outputs are sorted one by one, so rows are lost; and scores that were randomised
+        # to calibrate alone are not like those to come: the stream then starts from nothing.
+        is_alike = scores.shape[1] == 1 and not getattr(predictor, "draws_to_calibrate_only", False)
+        begin = scores[~scores.isnan()].tolist() if is_alike else []
         self.tests: dict[str, Test] = {TRUTH: Test(begin, self._seed(0))}
         names = [PREDICTION] + ([NORM] if self.feature else [])
         self.tests.update({name: Test((), self._seed(i)) for i, name in enumerate(names, 1)})

@@ -160,7 +160,9 @@ def predict(
         ``prediction`` and ``mask``, of risk control ``sets`` and ``level``. Of several levels the
         columns are called ``lower_0.1`` and so on. Outputs of several numbers are tensors.
     """
-    refuse_unknown({name: None for name in resources if name in NOT_OURS})
+    if "alpha" in resources:
+        raise TypeError("unexpected keyword argument 'alpha': give alphas, one or several")
+    refuse_unknown({name: None for name in resources if name in (*NOT_OURS, "pac")})
     levels, _ = requested_alphas(alphas, confidence_level)
     names = Names(x, None, groups, weights, id)
     columns = _must_be_whole(dataset, names)
