@@ -19,7 +19,7 @@ import ffcp
 from benchmarks.timing import Resident, best_of, show, table, verdict
 from ffcp.network.heads import head
 from ffcp.regression.fcp import inversion
-from ffcp.regression.fcp.feature_ball import STEP_COUNTS, Ball
+from ffcp.regression.fcp.feature_ball import STEP_COUNTS, FeatureBallScore
 from ffcp.regression.regression_predictor import RegressionPredictor
 from ffcp_paper.networks import SPLIT_POINTS, mlp
 
@@ -116,7 +116,10 @@ def shares_of(run: Callable[[], object]) -> tuple[str, str]:
     """Say what share of a run of FCP is inversion, and what is bounds."""
     # By name, not by a string: mypy then tells when they are called otherwise. The class, not an
     # object: a search for the number of steps goes on with an object of its own.
-    with _Clock(Ball, Ball._distance) as inversions, _Clock(Ball, Ball._ball_bounds) as bounds:
+    with (
+        _Clock(FeatureBallScore, FeatureBallScore._distance) as inversions,
+        _Clock(FeatureBallScore, FeatureBallScore._ball_bounds) as bounds,
+    ):
         start = time.perf_counter()
         run()
         total = time.perf_counter() - start

@@ -317,11 +317,11 @@ def torchcp_sets(kind: str, cal: Data, new: Data) -> Array:
 def by_whole_weights(rule: rules.Rule, cal: Data, new: Data) -> Array:
     """Our scores with the whole weight of a label, as the others' without randomness."""
     logits = torch.tensor(cal.x)
-    rows = rules.Rows(logits, torch.ones(len(logits), dtype=torch.float64))
+    rows = rules.LabelRows(logits, torch.ones(len(logits), dtype=torch.float64))
     scores = rules.label_scores(rule, rows, torch.tensor(cal.y))
     level = scores.sort().values[int(np.ceil((len(scores) + 1) * (1 - ALPHA) - 1e-9)) - 1]
     logits = torch.tensor(new.x)
-    rows = rules.Rows(logits, torch.ones(len(logits), dtype=torch.float64))
+    rows = rules.LabelRows(logits, torch.ones(len(logits), dtype=torch.float64))
     return rules.label_mask(rule, rows, level, allow_empty=True).numpy()
 
 

@@ -74,7 +74,7 @@ class Task(NamedTuple):
 class Rows(NamedTuple):
     x: Array
     y: Array
-    parts: splitting.Division
+    parts: splitting.RowSplit
 
     @property
     def learned(self) -> Array:

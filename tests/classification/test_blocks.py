@@ -9,7 +9,7 @@ from torch import nn
 import ffcp
 from ffcp.classification import rules
 from ffcp.classification import weights as arithmetic
-from ffcp.classification.rules import Cumulative, Rows, label_mask
+from ffcp.classification.rules import Cumulative, LabelRows, label_mask
 from tests.conftest import normal
 
 
@@ -19,7 +19,7 @@ def test_few_labels_at_a_time_give_the_same_sets(
     shape: tuple[int, ...], allow_empty: bool, monkeypatch
 ) -> None:
     logits = normal(30, 40, seed=1).round()  # many ties
-    rows = Rows(logits, torch.rand(30, dtype=torch.float64))
+    rows = LabelRows(logits, torch.rand(30, dtype=torch.float64))
     threshold = torch.rand(shape, dtype=torch.float64)
     rule = Cumulative(lam=0.001, kreg=2)
     whole = label_mask(rule, rows, threshold, allow_empty=allow_empty)
@@ -35,9 +35,9 @@ def test_one_row_is_as_one_of_many() -> None:
     share = torch.zeros(2, dtype=torch.float64)
     for level in (0.0, 0.3, 0.6, 0.9):
         threshold = torch.tensor(level, dtype=torch.float64)
-        both = label_mask(Cumulative(), Rows(logits, share), threshold, allow_empty=True)
+        both = label_mask(Cumulative(), LabelRows(logits, share), threshold, allow_empty=True)
         for row in range(2):
-            own = Rows(logits[row : row + 1], share[:1])
+            own = LabelRows(logits[row : row + 1], share[:1])
             assert label_mask(Cumulative(), own, threshold, allow_empty=True)[0].equal(both[row])
     none = torch.tensor(-1.0, dtype=torch.float64)
     assert not label_mask(Cumulative(), own, none, allow_empty=True).any()

@@ -58,8 +58,10 @@ def test_whatever_is_taken_scores_as_it_does_by_itself(
     rule: Any, score: Any, share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Rows of a loader: those that come after the choice must be scored as those that waited.
-    monkeypatch.setattr(score_selection.Undecided, "_trials", lambda *given: iter([(rule, 1.0)]))
-    monkeypatch.setattr(score_selection.Undecided, "most_rows", 30)
+    monkeypatch.setattr(
+        score_selection.LabelScoreSelection, "_trials", lambda *given: iter([(rule, 1.0)])
+    )
+    monkeypatch.setattr(score_selection.LabelScoreSelection, "most_rows", 30)
     model = network()
     y = labels_for(MANY, model)
     y = y.masked_fill(torch.rand(len(y), generator=torch.Generator().manual_seed(0)) < share, K)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import ffcp
 from ffcp.classification import rules
 from ffcp.classification import weights as arithmetic
-from ffcp.classification.rules import Cumulative, Rows, Rule, Threshold
+from ffcp.classification.rules import Cumulative, LabelRows, Rule, Threshold
 from ffcp.classification.scores import Shares
 from ffcp.classification.sets import LabelSet
 from ffcp.classification.weights import jacobian_norms, probabilities
@@ -35,12 +35,12 @@ SCORES = {
 }
 
 
-def some_rows(logits: Tensor, seed: int = 0) -> Rows:
+def some_rows(logits: Tensor, seed: int = 0) -> LabelRows:
     share = torch.from_numpy(np.random.default_rng(seed).random(len(logits)))
-    return Rows(logits, share, normal(len(logits), seed=seed).abs())
+    return LabelRows(logits, share, normal(len(logits), seed=seed).abs())
 
 
-def by_loop(score: Rule, rows: Rows) -> list[list[float]]:
+def by_loop(score: Rule, rows: LabelRows) -> list[list[float]]:
     """All scores of all labels: sort labels in Python, add weights as exact fractions."""
     result = []
     logits = rows.logits.tolist()
@@ -152,7 +152,7 @@ def test_a_tie_at_the_threshold_of_a_saturated_softmax_is_covered() -> None:
     # another would leave labels out.
     logits = torch.full((50, 30), -200.0)
     logits[:, 0] = 200.0
-    rows = Rows(logits, torch.ones(50, dtype=torch.float64))
+    rows = LabelRows(logits, torch.ones(50, dtype=torch.float64))
     labels = 1 + torch.arange(50) % 29
     scores = rules.label_scores(Cumulative(), rows, labels)
     assert (scores == scores[0]).all()
@@ -207,7 +207,9 @@ def test_weights_are_probabilities_up_to_the_grid() -> None:
 def test_labels_of_hardly_any_probability_are_ordered_by_their_logits(name: str) -> None:
     # Far beyond where float64 itself has probabilities, and between two of the grid.
     logits = torch.tensor([[-900.0, 0.0, -700.0, -40.0, -39.99, -27.72, -27.73, -2000.0]])
-    rows = Rows(logits.repeat(2, 1), torch.tensor([0.3, 0.7], dtype=torch.float64), torch.ones(2))
+    rows = LabelRows(
+        logits.repeat(2, 1), torch.tensor([0.3, 0.7], dtype=torch.float64), torch.ones(2)
+    )
     scores = rules.all_scores(SCORES[name], rows)
     better = logits.argsort(dim=1, descending=True)
     ordered = scores.gather(1, better.expand(2, -1))

@@ -86,7 +86,7 @@ def test_candidates_are_judged_by_their_sets(criterion: str, allow_zero_sets: bo
     predictor.calibrate(logits, y)
     split = set_aside(0.5)
     share = Draws(0, _CALIBRATION).uniform(torch.arange(300))[split, 0]
-    rows = rules.Rows(logits[split], share)
+    rows = rules.LabelRows(logits[split], share)
     for candidate in predictor.choice.candidates:
         score = rules.Cumulative(1.0, candidate.lam, candidate.kreg, candidate.delta)
         scores = rules.label_scores(score, rows, y[split])

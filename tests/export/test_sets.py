@@ -10,7 +10,7 @@ from scipy import stats
 from torch import nn
 
 import ffcp
-from ffcp.classification.rules import Rows, label_mask
+from ffcp.classification.rules import LabelRows, label_mask
 from tests.export.running import run_alone, run_here
 
 
@@ -29,7 +29,7 @@ def known_mask(predictor: ffcp.SetPredictor, x, share, alpha, groups=None) -> to
     thresholds = predictor._for_all_classes(thresholds).expand(len(x), -1)
     score = predictor._scorer
     norms = None if score.feature is None else seen.norms[score.feature]
-    rows = Rows(seen.output, torch.as_tensor(share, dtype=torch.float64).expand(len(x)), norms)
+    rows = LabelRows(seen.output, torch.as_tensor(share, dtype=torch.float64).expand(len(x)), norms)
     return label_mask(score.rule, rows, thresholds, allow_empty=predictor.allow_zero_sets)
 
 

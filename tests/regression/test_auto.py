@@ -112,13 +112,13 @@ def test_every_kind_of_choice_is_saved_and_loaded(
         def trial(self, one, plain):  # type: ignore[no-untyped-def]
             measured = super().trial(one, plain)
             chosen = one is candidates[wanted]
-            return comparison.Trial(-1.0, -1.0) if chosen else measured
+            return comparison.MethodTrial(-1.0, -1.0) if chosen else measured
 
         def is_clearly_better(self, one, plain, criterion):  # type: ignore[no-untyped-def]
             return True
 
     candidates: dict[str, object] = {}
-    listed = auto.Undecided._candidates
+    listed = auto.MethodSelection._candidates
 
     def keep(self, *args):  # type: ignore[no-untyped-def]
         for name, one in listed(self, *args):
@@ -126,7 +126,7 @@ def test_every_kind_of_choice_is_saved_and_loaded(
             yield name, one
 
     monkeypatch.setattr(auto, "Comparison", Partial)
-    monkeypatch.setattr(auto.Undecided, "_candidates", keep)
+    monkeypatch.setattr(auto.MethodSelection, "_candidates", keep)
     model, x, y = steep(600)
     calibration, given = WEIGHTED[kind]
     predictor = Auto(model, calibration=calibration, seed=0).calibrate(x, y, **given)

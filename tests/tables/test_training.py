@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ffcp.regression.learned.knots import KNOTS
 from ffcp.tables import fitting, splitting
-from ffcp.tables.network import Quantiles, TableNetwork
+from ffcp.tables.network import QuantileHead, TableNetwork
 from ffcp.tables.training import _Averaged, loss_on, train
 from tests.tables.material import houses
 
@@ -73,7 +73,7 @@ def test_the_mean_over_steps_is_what_training_leaves() -> None:
 
 def test_long_tails_are_drawn_in_and_short_ones_are_left() -> None:
     y = torch.randn(5000, generator=torch.Generator().manual_seed(0))
-    normal, heavy = Quantiles.of(y), Quantiles.of((3 * y).exp())
+    normal, heavy = QuantileHead.of(y), QuantileHead.of((3 * y).exp())
     drawn = normal.drawn(y)
     torch.testing.assert_close(drawn, (y - y.median()) / y.std(correction=0), rtol=0.01, atol=0.01)
     assert float(heavy.drawn((3 * y).exp()).abs().max()) < 10

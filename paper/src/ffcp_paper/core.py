@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ffcp import FFRAPS
 from ffcp.batch import BatchOutput, Requires
-from ffcp.classification.rules import FEATURE, Cumulative, Rows
+from ffcp.classification.rules import FEATURE, Cumulative, LabelRows
 from ffcp.classification.scores import RuleScore, top_probability
 from ffcp.classification.set_methods import Named
 from ffcp.classification.set_predictor import SetPredictor as SetPredictor
@@ -62,10 +62,10 @@ class StoredNorms(RuleScore):
         """Ask for nothing: the norms are known."""
         return Requires()
 
-    def _rows(self, seen: BatchOutput) -> Rows:
+    def _rows(self, seen: BatchOutput) -> LabelRows:
         assert self.shares is not None
         logits, norms = seen.x
-        return Rows(logits, self.shares(seen.rows).to(logits.device), norms)
+        return LabelRows(logits, self.shares(seen.rows).to(logits.device), norms)
 
 
 class Replayed(FFRAPS):

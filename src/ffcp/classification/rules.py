@@ -40,17 +40,17 @@ _SMALLEST, _SMALLEST_LAC = 2.0**-40, 2.0**-20
 _LIMIT = 2.0**11  # how much FFRAPS may add to the weights of a row before sums stop being exact
 
 
-class Rows(NamedTuple):
+class LabelRows(NamedTuple):
     """What is known of some rows: logits (n, K), the share of the own weight, gradient norms."""
 
     logits: Tensor
     share: Tensor
     norms: Tensor | None = None
 
-    def take(self, rows: slice | Tensor) -> Rows:
+    def take(self, rows: slice | Tensor) -> LabelRows:
         """Select rows."""
         norms = None if self.norms is None else self.norms[rows]
-        return Rows(self.logits[rows], self.share[rows], norms)
+        return LabelRows(self.logits[rows], self.share[rows], norms)
 
 
 @dataclass(frozen=True)
@@ -70,15 +70,15 @@ class Threshold:
         weights = exact(probabilities(logits, self.temperature))
         return graded(weights, logits, self.temperature, _SMALLEST_LAC)
 
-    def at(self, place: Place, rows: Rows) -> Tensor:
+    def at(self, place: Place, rows: LabelRows) -> Tensor:
         """Score labels of which it is known where they stand."""
         return 1 - place.own if place.below is None else 1 - place.own + place.below
 
-    def of_all(self, weights: Tensor, rows: Rows) -> Tensor:
+    def of_all(self, weights: Tensor, rows: LabelRows) -> Tensor:
         """Score every label of one block of rows."""
         return 1 - weights
 
-    def admits(self, weights: Tensor, rows: Rows, threshold: Tensor, least: int) -> Tensor:
+    def admits(self, weights: Tensor, rows: LabelRows, threshold: Tensor, least: int) -> Tensor:
         """Mark the labels of one block whose score is at most the threshold of the row."""
         return filled(self.of_all(weights, rows) <= threshold, weights, rows.logits, least)
 
@@ -87,7 +87,7 @@ class Threshold:
 class Cumulative:
     """The score of APS (``lam=0``), RAPS and FFRAPS (``delta > 0``).
 
-    >>> rows = Rows(torch.tensor([[0.7, 0.1, 0.2]]).log(), share=torch.ones(1))
+    >>> rows = LabelRows(torch.tensor([[0.7, 0.1, 0.2]]).log(), share=torch.ones(1))
     >>> rule = Cumulative(lam=0.5, kreg=1)
     >>> rule.of_all(rule.weights(rows.logits), rows)  # 0.7, then 0.9 + 0.5, 1.0 + 2 * 0.5
     tensor([[0.7000, 2.0000, 1.4000]], dtype=torch.float64)
@@ -120,7 +120,7 @@ class Cumulative:
             p = jacobian_norms(p).mul_(self.delta / self.temperature).add_(p)
         return graded(exact(p), logits, self.temperature, _SMALLEST)
 
-    def at(self, place: Place, rows: Rows) -> Tensor:
+    def at(self, place: Place, rows: LabelRows) -> Tensor:
         """Score labels of which it is known where they stand.
 
         The only place where the terms are added: every sum here rounds, so their order counts.
@@ -142,13 +142,13 @@ class Cumulative:
             scores = scores + (extra[:, None] if columns else extra)
         return scores
 
-    def of_all(self, weights: Tensor, rows: Rows) -> Tensor:
+    def of_all(self, weights: Tensor, rows: LabelRows) -> Tensor:
         """Score every label of one block of rows."""
         ordered, labels = in_order(weights, rows.logits)
         scores = self.at(ordered_places(ordered), rows)
         return torch.empty_like(scores).scatter_(1, labels, scores)
 
-    def admits(self, weights: Tensor, rows: Rows, threshold: Tensor, least: int) -> Tensor:
+    def admits(self, weights: Tensor, rows: LabelRows, threshold: Tensor, least: int) -> Tensor:
         """Mark the labels of one block whose score is at most the threshold: one, or (n, 1).
 
         Scores grow with the rank, so the set is the first few labels, and the sorted weights
@@ -165,7 +165,7 @@ class Cumulative:
         return mask
 
     def _admits(
-        self, weights: Tensor, rows: Rows, threshold: Tensor, least: int, few: int
+        self, weights: Tensor, rows: LabelRows, threshold: Tensor, least: int, few: int
     ) -> tuple[Tensor, Tensor]:
         """Find the sets among the largest ``few`` weights; say which rows' sets end there."""
         ordered = largest(weights, few)
@@ -182,7 +182,7 @@ class Cumulative:
         return mask, (sizes < few) | (few == weights.shape[1])
 
     @staticmethod
-    def _admits_one(weights: Tensor, rows: Rows, ordered: Tensor, size: int) -> Tensor:
+    def _admits_one(weights: Tensor, rows: LabelRows, ordered: Tensor, size: int) -> Tensor:
         """Mark the first ``size`` labels of one row, as for many rows in fewer steps."""
         if not size:
             return torch.zeros_like(weights, dtype=torch.bool)
@@ -191,7 +191,7 @@ class Cumulative:
             return first_ties(weights, rows.logits, torch.tensor([size], device=weights.device))
         return torch.ge(weights, last)
 
-    def sizes(self, ordered: Tensor, rows: Rows, threshold: Tensor) -> Tensor:
+    def sizes(self, ordered: Tensor, rows: LabelRows, threshold: Tensor) -> Tensor:
         """Count the labels with a score of at most the threshold, given weights in order."""
         return (self.at(ordered_places(ordered), rows) <= threshold).sum(dim=1)
 
@@ -210,7 +210,7 @@ Rule = Threshold | Cumulative
 # -- all rows, block by block ------------------------------------------------------------------
 
 
-def label_scores(rule: Rule, rows: Rows, labels: Tensor) -> Tensor:
+def label_scores(rule: Rule, rows: LabelRows, labels: Tensor) -> Tensor:
     """Score one label of each row, shape (n,)."""
     scores = torch.empty(len(labels), dtype=torch.float64, device=rows.logits.device)
     for block in blocks(*rows.logits.shape):
@@ -219,7 +219,7 @@ def label_scores(rule: Rule, rows: Rows, labels: Tensor) -> Tensor:
     return scores
 
 
-def all_scores(rule: Rule, rows: Rows) -> Tensor:
+def all_scores(rule: Rule, rows: LabelRows) -> Tensor:
     """Score every label of each row, shape (n, K)."""
     scores = torch.empty(rows.logits.shape, dtype=torch.float64, device=rows.logits.device)
     for block in blocks(*rows.logits.shape):
@@ -228,7 +228,7 @@ def all_scores(rule: Rule, rows: Rows) -> Tensor:
     return scores
 
 
-def label_mask(rule: Rule, rows: Rows, threshold: Tensor, *, allow_empty: bool) -> Tensor:
+def label_mask(rule: Rule, rows: LabelRows, threshold: Tensor, *, allow_empty: bool) -> Tensor:
     """Mark the labels whose score is at most the threshold, shape (n, K).
 
     Parameters
@@ -242,7 +242,7 @@ def label_mask(rule: Rule, rows: Rows, threshold: Tensor, *, allow_empty: bool) 
 
     Examples
     --------
-    >>> rows = Rows(torch.tensor([[0.7, 0.1, 0.2]]).log(), share=torch.ones(1))
+    >>> rows = LabelRows(torch.tensor([[0.7, 0.1, 0.2]]).log(), share=torch.ones(1))
     >>> label_mask(Cumulative(), rows, torch.tensor(0.95), allow_empty=True)
     tensor([[ True, False,  True]])
     """
@@ -258,7 +258,7 @@ def label_mask(rule: Rule, rows: Rows, threshold: Tensor, *, allow_empty: bool) 
     return mask
 
 
-def _block_mask(rule: Rule, rows: Rows, threshold: Tensor, least: int) -> Tensor:
+def _block_mask(rule: Rule, rows: LabelRows, threshold: Tensor, least: int) -> Tensor:
     weights = rule.weights(rows.logits)
     if threshold.dim() and threshold.shape[-1] > 1:
         return filled(rule.of_all(weights, rows) <= threshold, weights, rows.logits, least)

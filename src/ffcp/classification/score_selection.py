@@ -11,7 +11,7 @@ from torch import Tensor
 from ffcp import files
 from ffcp.classification import rules, tuning
 from ffcp.classification.named_scores import APSScore, LACScore, RAPSScore
-from ffcp.classification.rules import Cumulative, Rows, Threshold
+from ffcp.classification.rules import Cumulative, LabelRows, Threshold
 from ffcp.classification.scores import FIT, LabelScore, RuleScore, as_score, known_rows
 from ffcp.conformal.columns import Columns
 from ffcp.conformal.rank import exact_alpha
@@ -67,7 +67,7 @@ class ScoreChoice:
         return "\n".join([f"{self.score}, {by}", *lines])
 
 
-class Undecided(RuleScore):
+class LabelScoreSelection(RuleScore):
     """A label score that is being chosen: of every row the logits are noted, and a random share."""
 
     what_is_open = "the label score"
@@ -122,7 +122,7 @@ class Undecided(RuleScore):
         return Chosen(chosen, {"score": choice})
 
     def _trials(
-        self, rows: Rows, labels: Tensor, alpha: Any
+        self, rows: LabelRows, labels: Tensor, alpha: Any
     ) -> Iterator[tuple[Threshold | Cumulative, float]]:
         """Give each candidate with the mean size of its sets."""
         fitted = tuning.fit_temperature(rows.logits, labels)
@@ -138,7 +138,7 @@ class Undecided(RuleScore):
                 yield Cumulative(temperature, lam=one.lam, kreg=one.kreg), one.mean_size
 
     def _sizes(
-        self, rule: Threshold | Cumulative, rows: Rows, labels: Tensor, alpha: Any
+        self, rule: Threshold | Cumulative, rows: LabelRows, labels: Tensor, alpha: Any
     ) -> Tensor:
         """Count the labels in the set of each row."""
         threshold = tuning.quantile(rules.label_scores(rule, rows, labels), alpha)
@@ -155,7 +155,11 @@ class Undecided(RuleScore):
 
 def score_of(score: Any, allow_empty: bool) -> LabelScore:
     """Take a label score as it is; make one of a function, or one to be chosen of ``"auto"``."""
-    return Undecided(allow_empty) if isinstance(score, str) and score == AUTO else as_score(score)
+    return (
+        LabelScoreSelection(allow_empty)
+        if isinstance(score, str) and score == AUTO
+        else as_score(score)
+    )
 
 
 def _kind(rule: Threshold | Cumulative) -> str:

@@ -16,7 +16,7 @@ from torch import Tensor
 from ffcp import files
 from ffcp.batch import BatchOutput, Requires, name_of
 from ffcp.classification import rules, tuning
-from ffcp.classification.rules import SOFTMAX, Cumulative, Rows, Rule
+from ffcp.classification.rules import SOFTMAX, Cumulative, LabelRows, Rule
 from ffcp.classification.weights import blocks, in_order
 from ffcp.conformal.columns import Columns
 from ffcp.conformal.random_numbers import Draws
@@ -288,7 +288,7 @@ class RuleScore(LabelScore):
 
     # -- scores -----------------------------------------------------------------------------
 
-    def _rows(self, out: BatchOutput) -> Rows:
+    def _rows(self, out: BatchOutput) -> LabelRows:
         check_logits(out.output)
         # No share of its own weight: the label that crosses the threshold is in the set, so that
         # it holds those of all shares, and covers as they do.
@@ -296,7 +296,7 @@ class RuleScore(LabelScore):
         if self.shares is not None:
             share = self.shares(out.rows)
         norms = None if self.feature is None else out.norms[self.feature]
-        return Rows(out.output, share.to(out.output.device), norms)
+        return LabelRows(out.output, share.to(out.output.device), norms)
 
     def _known_rule(self) -> Rule:
         assert self.rule is not None
@@ -373,7 +373,7 @@ class RuleScore(LabelScore):
         return Chosen(self._settled(settings), {"sets": choice})
 
     def _tuned(
-        self, settings: Mapping[str, Any], rows: Rows, labels: Tensor, alpha: Any
+        self, settings: Mapping[str, Any], rows: LabelRows, labels: Tensor, alpha: Any
     ) -> tuning.SetChoice:
         assert self.tune is not None
         lam, delta = settings["lam"], settings.get("delta", 0.0)
@@ -402,8 +402,8 @@ def top_probability(logits: Tensor) -> Tensor:
     return logits.double().softmax(dim=1).amax(dim=1)
 
 
-def _noted_rows(noted: Columns) -> Rows:
-    return Rows(noted["logits"], noted["share"], noted.get("norms"))
+def _noted_rows(noted: Columns) -> LabelRows:
+    return LabelRows(noted["logits"], noted["share"], noted.get("norms"))
 
 
 def _infinite_beyond(labels: Tensor, classes: int, score: Callable[[Tensor], Tensor]) -> Tensor:
@@ -414,7 +414,7 @@ def _infinite_beyond(labels: Tensor, classes: int, score: Callable[[Tensor], Ten
     return score(labels.masked_fill(beyond, 0)).masked_fill(beyond, math.inf)
 
 
-def known_rows(aside: Columns, alpha: Any) -> tuple[Rows, Tensor, Any]:
+def known_rows(aside: Columns, alpha: Any) -> tuple[LabelRows, Tensor, Any]:
     """Give rows set aside whose label is one of the classes, and the level to compare them at.
 
     A threshold over all rows leaves out the others first: of n rows, of which m are known, it is

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-class Common(TypedDict, total=False):
+class SetOptions(TypedDict, total=False):
     """What all named methods take besides their own arguments; explained in :class:`LAC`."""
 
     allow_zero_sets: bool
@@ -41,8 +41,8 @@ class Common(TypedDict, total=False):
 class Named(SetPredictor):
     """What the named methods show of their score."""
 
-    def __init__(self, model: nn.Module, score: RuleScore, **common: Unpack[Common]) -> None:
-        known_only(type(self), common, Common)
+    def __init__(self, model: nn.Module, score: RuleScore, **common: Unpack[SetOptions]) -> None:
+        known_only(type(self), common, SetOptions)
         class_conditional = common.pop("class_conditional", False)
         tune_fraction, tune_alpha = common.pop("tune_fraction", 0.2), common.pop("tune_alpha", 0.1)
         if not 0 < tune_fraction < 1:
@@ -121,7 +121,7 @@ class LAC(Named):
         model: nn.Module,
         *,
         temperature: float | str = 1.0,
-        **common: Unpack[Common],
+        **common: Unpack[SetOptions],
     ) -> None:
         super().__init__(model, LACScore(temperature), **common)
 
@@ -159,7 +159,7 @@ class APS(Named):
         *,
         temperature: float | str = 1.0,
         randomized: bool = True,
-        **common: Unpack[Common],
+        **common: Unpack[SetOptions],
     ) -> None:
         super().__init__(model, APSScore(temperature, randomized=randomized), **common)
 
@@ -229,7 +229,7 @@ class RAPS(Penalised):
         temperature: float | str = 1.0,
         tune: str | None = None,
         randomized: bool = True,
-        **common: Unpack[Common],
+        **common: Unpack[SetOptions],
     ) -> None:
         score = RAPSScore(
             lam,
@@ -288,7 +288,7 @@ class FFRAPS(Penalised):
         temperature: float | str = 1.0,
         tune: str | None = None,
         randomized: bool = True,
-        **common: Unpack[Common],
+        **common: Unpack[SetOptions],
     ) -> None:
         score = FFRAPSScore(
             delta,

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ffcp.classification.rules import Cumulative, Rows
+from ffcp.classification.rules import Cumulative, LabelRows
 from ffcp.classification.weights import Place, blocks, largest, places
 from ffcp.conformal.rank import exact_alpha
 from ffcp.metrics.sets import stratified_violation
@@ -156,7 +156,7 @@ def _slope(logits: Tensor, labels: Tensor, inverse: float) -> tuple[float, float
 
 
 def tune(
-    rows: Rows,
+    rows: LabelRows,
     labels: Tensor,
     score: Cumulative,
     *,
@@ -215,7 +215,7 @@ def _cost(candidate: SetCandidate, criterion: str | None) -> float:
     return candidate.violation if criterion == COVERAGE else candidate.mean_size
 
 
-def _usual_rank(rows: Rows, labels: Tensor, score: Cumulative, alpha: Any) -> int:
+def _usual_rank(rows: LabelRows, labels: Tensor, score: Cumulative, alpha: Any) -> int:
     return int(quantile(_all_places(rows, labels, score).rank, alpha))
 
 
@@ -225,7 +225,7 @@ def quantile(values: Tensor, alpha: Any) -> Tensor:
     return values.kthvalue(k).values
 
 
-def _all_places(rows: Rows, labels: Tensor, score: Cumulative) -> Place:
+def _all_places(rows: LabelRows, labels: Tensor, score: Cumulative) -> Place:
     parts = [
         places(score.weights(rows.logits[block]), rows.logits[block], labels[block])
         for block in blocks(*rows.logits.shape)
@@ -234,7 +234,7 @@ def _all_places(rows: Rows, labels: Tensor, score: Cumulative) -> Place:
 
 
 def _try_lams(
-    rows: Rows,
+    rows: LabelRows,
     labels: Tensor,
     score: Cumulative,
     lams: Sequence[float],

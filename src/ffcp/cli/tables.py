@@ -166,7 +166,7 @@ def _asked(console: Console, alpha: float | None, confidence_level: float | None
     return exact
 
 
-class _Part(NamedTuple):
+class _TablePart(NamedTuple):
     """What was predicted so far, in numbers."""
 
     rows: int
@@ -174,15 +174,17 @@ class _Part(NamedTuple):
     remarks: Sequence[str]
 
 
-def _parts(fitted: FittedTable, tables: list[Path], out: Path, alpha: Any) -> Iterator[_Part]:
+def _parts(fitted: FittedTable, tables: list[Path], out: Path, alpha: Any) -> Iterator[_TablePart]:
     """Predict tables by the workers of a cluster."""
     from ffcp.ray.tables import predict_files
 
     for done in predict_files(fitted, tables, out, alpha):
-        yield _Part(done.rows, done.empty, done.remarks)
+        yield _TablePart(done.rows, done.empty, done.remarks)
 
 
-def _here(fitted: FittedTable, tables: list[Path], out: Path | None, alpha: Any) -> Iterator[_Part]:
+def _here(
+    fitted: FittedTable, tables: list[Path], out: Path | None, alpha: Any
+) -> Iterator[_TablePart]:
     """Predict tables one after the other, part by part."""
     from ffcp.tables import TableError
 
@@ -202,7 +204,7 @@ def _here(fitted: FittedTable, tables: list[Path], out: Path | None, alpha: Any)
         where = _file_of(table, out)
         for part in fitted.predict_file(table, where, alpha):
             empty = int(part.bands["prediction"].isna().sum())
-            yield _Part(len(part.bands), empty, part.remarks)
+            yield _TablePart(len(part.bands), empty, part.remarks)
 
 
 def _file_of(table: Path, out: Path | None) -> Path:

@@ -89,7 +89,7 @@ class Level:
         smaller, everyone = int(self.around.smaller[row]), int(self.around.everyone[row])
         return Fraction(smaller + self.own, everyone + self.own)
 
-    def at(self, alpha: Any, weights: Enterable) -> Undecided | None:
+    def at(self, alpha: Any, weights: Enterable) -> UndecidedRows | None:
         """Find the points that decide at ``alpha``; None where there are too few points."""
         k = conformal_rank(len(self.rows), alpha)
         if k > len(self.rows):
@@ -99,7 +99,7 @@ class Level:
         below = self.most <= low - _MARGIN
         some = (~below & (self.least < high + _MARGIN)).nonzero()[:, 0]
         around = self.around.take(some)
-        return Undecided(
+        return UndecidedRows(
             left=self.left[some, None],
             around=around,
             levels=(Fraction(low), Fraction(high)),
@@ -108,7 +108,7 @@ class Level:
         )
 
 
-class Undecided(NamedTuple):
+class UndecidedRows(NamedTuple):
     """Points whose shares may be on either side of the level; the others are known to be."""
 
     left: Tensor

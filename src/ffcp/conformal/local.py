@@ -33,7 +33,7 @@ from ffcp.conformal.bandwidth_selection import BandwidthChoice
 from ffcp.conformal.calibration import Calibration
 from ffcp.conformal.columns import Columns
 from ffcp.conformal.embedding import PREDICTION, embedded, requires_of
-from ffcp.conformal.guan_level import Level, Undecided
+from ffcp.conformal.guan_level import Level, UndecidedRows
 from ffcp.conformal.kernel_weights import (
     KernelWeights,
     Surroundings,
@@ -252,7 +252,7 @@ class Local(Calibration):
         weights = self._weights(self.bandwidth)
         outputs = range(self.coordinates)
         ends = [self._sorted_scores(output) for output in outputs]
-        levels: list[list[Undecided | None]] = []
+        levels: list[list[UndecidedRows | None]] = []
         if self.guarantee == "level":
             levels = [
                 [self._level(weights, output).at(alpha, weights) for output in outputs]

@@ -77,7 +77,7 @@ def calibrate(
         raise TypeError(f"cannot calibrate a {type(predictor).__name__} in several processes")
     ranks = Ranks(process_group)
     with torch.inference_mode(False):  # the scores outlive the caller's inference_mode
-        part = _Part(predictor, ranks.rank, new, update, rank_error)
+        part = _RankPart(predictor, ranks.rank, new, update, rank_error)
         told = ranks.each(lambda: part.begin(x, y, groups, weights))
         _must_fit(told)
         lead = next((rank for rank, one in enumerate(told) if one.has_rows), None)
@@ -105,7 +105,7 @@ class _Told(NamedTuple):
     first: str | None  # a hash of its first rows
 
 
-class _Part:
+class _RankPart:
     """What one process does of a calibration that all of them make together."""
 
     merged: Predictor

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from ffcp.batch import BatchOutput
-from ffcp.classification.rules import Rows
+from ffcp.classification.rules import LabelRows
 from ffcp.classification.set_predictor import SetPredictor
 from ffcp.conformal.by_label import ByLabel
 from ffcp.conformal.calibration import Calibration
@@ -194,13 +194,13 @@ class SetSteps(Steps):
         """Return the value of the input "rounding" that raises no threshold."""
         return torch.zeros((), dtype=torch.float64)
 
-    def rows(self, out: BatchOutput, share: Tensor | None) -> Rows:
+    def rows(self, out: BatchOutput, share: Tensor | None) -> LabelRows:
         """Return what scores are taken from."""
         if share is None:
             # Without randomness, as in the library: the label that crosses the threshold is in.
             share = torch.full_like(out.output[:, 0], self._random or 0.0, dtype=torch.float64)
         feature = self._score.feature
-        return Rows(out.output, share, None if feature is None else out.norms[feature])
+        return LabelRows(out.output, share, None if feature is None else out.norms[feature])
 
     def __call__(self, x: Any, others: Mapping[str, Tensor]) -> list[Tensor]:
         """Return the logits, a mask for each alpha, and the scores, which measure rounding."""

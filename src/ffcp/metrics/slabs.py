@@ -69,7 +69,7 @@ def worst_slab_coverage(
     return Coverage(float(inside.mean()) if len(inside) else math.nan, len(inside))
 
 
-class Window(NamedTuple):
+class SlabWindow(NamedTuple):
     """A run of points along a direction: the mean of their hits, and where it begins and ends."""
 
     mean: float
@@ -77,7 +77,7 @@ class Window(NamedTuple):
     high: float
 
 
-def worst_window(along: Tensor, hits: Tensor, share: float) -> Window:
+def worst_window(along: Tensor, hits: Tensor, share: float) -> SlabWindow:
     """Find the run of consecutive points, at least ``share`` of them, that is covered least.
 
     Dinkelbach's iteration: guess the smallest mean c, find the run that minimises
@@ -94,6 +94,6 @@ def worst_window(along: Tensor, hits: Tensor, share: float) -> Window:
         gains = cost[least:] - highest
         end = int(gains.argmin())
         if float(gains[end]) >= -1e-9:
-            return Window(mean, float(along[order[start]]), float(along[order[stop - 1]]))
+            return SlabWindow(mean, float(along[order[start]]), float(along[order[stop - 1]]))
         start, stop = int(where[end]), end + least
         mean = float(sums[stop] - sums[start]) / (stop - start)

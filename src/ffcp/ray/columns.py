@@ -55,7 +55,7 @@ class Names:
 
     def read(self, table: pa.Table, first_row: int = 0) -> Given:
         """Give some rows as a predictor takes them on one machine; errors count from a number."""
-        read = Columns(BlockAccessor.for_block(table), first_row)
+        read = DatasetColumns(BlockAccessor.for_block(table), first_row)
         return Given(
             read.input(self.x),
             None if self.y is None else read.array(self.y),
@@ -89,7 +89,7 @@ def _named(x: Any) -> Iterator[str]:
         )
 
 
-class Columns:
+class DatasetColumns:
     """The columns of some rows, as arrays."""
 
     def __init__(self, block: BlockAccessor, first_row: int) -> None:

@@ -28,7 +28,7 @@ from ffcp.recipes import public
 from ffcp.regression import recorded_rows
 from ffcp.regression.bases import Point, columns
 from ffcp.regression.common import Common
-from ffcp.regression.comparison import CRITERIA, SCORE, AutoChoice, Candidate, Comparison
+from ffcp.regression.comparison import CRITERIA, SCORE, AutoChoice, Comparison, MethodCandidate
 from ffcp.regression.joint import (
     FEWEST_ROWS,
     Joint,
@@ -59,7 +59,7 @@ _TIMES = 4  # ... times as many where nothing was: fewer are missed more than th
 _EARLY = 1000  # rows of which twice the usual share is set aside
 
 
-class Undecided(RegressionScore):
+class MethodSelection(RegressionScore):
     """Bands whose method is being chosen: what the model says is noted of every row."""
 
     is_open = True
@@ -101,13 +101,15 @@ class Undecided(RegressionScore):
         """Say nothing: nothing is chosen yet."""
         return {}
 
-    def taught_by(self, learned: Mapping[str, LearnedScore], sight: FeatureColumns) -> Undecided:
+    def taught_by(
+        self, learned: Mapping[str, LearnedScore], sight: FeatureColumns
+    ) -> MethodSelection:
         """Give the same, with what training rows have taught among the candidates."""
         same = copy.copy(self)
         same._learned, same._sight = dict(learned), sight
         return same
 
-    def prepared(self, model: Any, x: Any) -> Undecided:
+    def prepared(self, model: Any, x: Any) -> MethodSelection:
         """Find the layers of the model."""
         if self._own is not None:
             _check_quantiles(model, x, self._own.requires())
@@ -200,7 +202,9 @@ class Undecided(RegressionScore):
         near = None if bandwidth is None else partial(localized, bandwidth=bandwidth)
         return Chosen(family, {"method": choice}, None, near)
 
-    def _candidates(self, aside: Columns, judge: Comparison) -> Iterator[tuple[str, Candidate]]:
+    def _candidates(
+        self, aside: Columns, judge: Comparison
+    ) -> Iterator[tuple[str, MethodCandidate]]:
         assert self._sight is not None
         plain = judge.scaled(self._plain())
         yield PLAIN, judge.fixed(plain)
@@ -219,7 +223,9 @@ class Undecided(RegressionScore):
         if judge.rows >= _FEWEST:
             yield from self._from_aside(aside, judge)
 
-    def _from_aside(self, aside: Columns, judge: Comparison) -> Iterator[tuple[str, Candidate]]:
+    def _from_aside(
+        self, aside: Columns, judge: Comparison
+    ) -> Iterator[tuple[str, MethodCandidate]]:
         """Learn from rows set aside: judged by folds, and made by all of them."""
         assert self._sight is not None
         for name, (learner, sight) in sights(self._sight, self._learners).items():
@@ -229,7 +235,7 @@ class Undecided(RegressionScore):
             for shape in FAMILIES:
                 make = partial(self._made, learn, shape)
                 name_of_it = f"Learned, rows set aside, {name}, {shape}"
-                yield name_of_it, Candidate(*judge.crossed(folds, shape), make)
+                yield name_of_it, MethodCandidate(*judge.crossed(folds, shape), make)
 
     def _taught(
         self, sight: FeatureColumns, aside: Columns, learner: str, rows: Tensor | None = None
@@ -390,7 +396,7 @@ class Auto(LearnsFromTraining):
         missing = bool(common.get("missing"))
         early = 0 if "selection_fraction" in common else _EARLY
         level = common.get("selection_alpha", 0.1)
-        family = Undecided(
+        family = MethodSelection(
             self._on, criterion, *sides, seed, missing, self._learners, early, quantiles, pac, level
         )
         super().__init__(model, family, _checked(calibration, pac), **common)  # type: ignore[misc]
@@ -427,7 +433,7 @@ class Auto(LearnsFromTraining):
             them are equal than the data's own repeated rows explain.
         """
         family, calibration = self._given
-        assert isinstance(family, Undecided)
+        assert isinstance(family, MethodSelection)
         lesson = self._lesson(x, y, disjoint)
         learned = {
             name: taught(

@@ -35,7 +35,7 @@ _FOLDS = 3  # rows that teach are judged by what the other folds taught
 
 
 @dataclass(frozen=True)
-class Trial:
+class MethodTrial:
     """How one candidate did on the rows set aside.
 
     Both numbers are relative to those of CP if there are several outputs, so that one in large
@@ -84,7 +84,7 @@ class AutoChoice:
     """
 
     method: str
-    trials: Mapping[str, Trial]
+    trials: Mapping[str, MethodTrial]
     criterion: str
     rows: int
     alpha: float
@@ -103,7 +103,7 @@ class AutoChoice:
         return "\n".join(lines)
 
 
-class Candidate(NamedTuple):
+class MethodCandidate(NamedTuple):
     """A method to choose: its bands on the rows set aside, and how it is made for good."""
 
     lower: Tensor
@@ -146,10 +146,10 @@ class Comparison:
         scores = two_sided(self._scores(alone), family.side)
         return family.with_output_scales(learned_output_scales(scores, self._alpha))
 
-    def fixed(self, family: RegressionScore) -> Candidate:
+    def fixed(self, family: RegressionScore) -> MethodCandidate:
         """Give the bands of a family that nothing here was chosen for, at its own threshold."""
         lower, upper = self._bands(family, self._threshold(family, self._scores(family)))
-        return Candidate(lower, upper, lambda: (family, None))
+        return MethodCandidate(lower, upper, lambda: (family, None))
 
     def _scores(self, family: RegressionScore) -> Tensor:
         scores: Tensor = family.note(self._seen, self._y_as_given())["score"].cpu()
@@ -179,7 +179,7 @@ class Comparison:
         lower, upper = ends_at(family, self._seen, threshold)
         return lower[0].double().cpu(), upper[0].double().cpu()
 
-    def local(self, family: ScaledScore) -> Candidate:
+    def local(self, family: ScaledScore) -> MethodCandidate:
         """Judge LCP by halves, each with the thresholds of the other."""
         scores, left = self._scores(family), self._left
         alpha = shared_out(self._alpha, family.side, family.joint, scores.shape[1])
@@ -196,7 +196,7 @@ class Comparison:
             part.add(scores[~half], take(metadata, ~half))
             thresholds[half] = part.threshold(alpha, take(metadata, half))
         lower, upper = self._bands(family, thresholds[None])
-        return Candidate(lower, upper, lambda: (family, chosen.bandwidth))
+        return MethodCandidate(lower, upper, lambda: (family, chosen.bandwidth))
 
     def folds(self, teach: Callable[[Tensor], LearnedScore]) -> list[tuple[Tensor, LearnedScore]]:
         """Let every fold be seen by what the others taught."""
@@ -231,11 +231,13 @@ class Comparison:
             range(len(rows)),
         )
 
-    def trial(self, one: Candidate, plain: Candidate) -> Trial:
+    def trial(self, one: MethodCandidate, plain: MethodCandidate) -> MethodTrial:
         """Measure a candidate; of several outputs each relative to plain CP."""
-        return Trial(*(self._mean(rows) for rows in self._relative(one, plain)))
+        return MethodTrial(*(self._mean(rows) for rows in self._relative(one, plain)))
 
-    def is_clearly_better(self, one: Candidate, plain: Candidate, criterion: str) -> bool:
+    def is_clearly_better(
+        self, one: MethodCandidate, plain: MethodCandidate, criterion: str
+    ) -> bool:
         """Say whether a candidate beats plain CP by more than a standard error, row by row."""
         if effective_size(self._shares) < rows_needed(self.of_each):
             return False  # hardly any row is like those to come
@@ -255,7 +257,7 @@ class Comparison:
         excess, n = values[known] - self._mean(values), int(known.sum())
         return math.sqrt(float((shares * excess).square().sum()) * n / max(1, n - 1))
 
-    def _relative(self, one: Candidate, plain: Candidate) -> tuple[Tensor, Tensor]:
+    def _relative(self, one: MethodCandidate, plain: MethodCandidate) -> tuple[Tensor, Tensor]:
         """Give interval score and length of every row."""
         mine, theirs = self._measured(one), self._measured(plain)
         if self.weights is not None:
@@ -270,7 +272,7 @@ class Comparison:
         relative = [each / other.nanmean(dim=0) for each, other in zip(mine, theirs, strict=True)]
         return relative[0].nanmean(dim=1), relative[1].nanmean(dim=1)
 
-    def _measured(self, one: Candidate) -> tuple[Tensor, Tensor]:
+    def _measured(self, one: MethodCandidate) -> tuple[Tensor, Tensor]:
         """Give interval score and length of every row and output; of unknown targets no score."""
         prediction = columns(self._seen.output).double().cpu()
         lower = prediction if self._side == UPPER else one.lower

@@ -39,7 +39,7 @@ class Curves(Protocol):
         """Give the targets with these signed scores (..., n, m)."""
 
 
-class _Part(NamedTuple):
+class _OutputPart(NamedTuple):
     """One output of the rows of one group: their numbers, and the group's sorted signed scores."""
 
     rows: Tensor
@@ -195,7 +195,7 @@ class Distribution:
     def _outputs(self) -> int:
         return self.prediction[0].numel()
 
-    def _parts(self) -> Iterator[_Part]:
+    def _parts(self) -> Iterator[_OutputPart]:
         """Give the rows of each group with the sorted signed scores, output by output."""
         for number, table in enumerate(self._tables):
             if isinstance(table, Summarised):
@@ -206,9 +206,9 @@ class Distribution:
             rows = (self._group == number).nonzero()[:, 0]
             for output in range(self._outputs):
                 column = table[:, output]
-                yield _Part(rows, output, column[~column.isnan()])
+                yield _OutputPart(rows, output, column[~column.isnan()])
 
-    def _atoms(self, part: _Part, scores: Tensor, rows: Tensor) -> Tensor:
+    def _atoms(self, part: _OutputPart, scores: Tensor, rows: Tensor) -> Tensor:
         """Give the targets of scores (rows, k) of one output."""
         curve = {name: c[rows][:, part.output : part.output + 1] for name, c in self._curve.items()}
         return self._family.at(curve, scores.T[..., None])[..., 0].T

@@ -24,7 +24,7 @@ from ffcp.tables.columns import Columns
 from ffcp.tables.errors import TableError
 from ffcp.tables.fitted import BATCH, About, FittedTable
 from ffcp.tables.network import QUANTILES, Placed, TableNetwork
-from ffcp.tables.splitting import Division
+from ffcp.tables.splitting import RowSplit
 from ffcp.tables.targets import Target
 from ffcp.tables.training import Training, train
 from ffcp.warnings import FFCPWarning
@@ -214,7 +214,7 @@ class _Work:
 
     frame: pd.DataFrame
     goal: Target
-    division: Division
+    division: RowSplit
     target: str
     support: tuple[float | None, float | None]
     alpha: Any
@@ -343,7 +343,7 @@ def _tested(
     fitted: FittedTable,
     frame: pd.DataFrame,
     goal: Target,
-    division: Division,
+    division: RowSplit,
     groups: Array | None,
     decisions: list[str],
     progress: Said,
@@ -407,7 +407,7 @@ def _first(words: list[str]) -> str:
     return ", ".join(words[:10]) + (" and others" if len(words) > 10 else "")
 
 
-def _counts(division: Division, predictor: Any) -> dict[str, int]:
+def _counts(division: RowSplit, predictor: Any) -> dict[str, int]:
     """Count what rows do; of those to calibrate, the predictor has set some aside to choose."""
     counts = division.counts()
     if division.folds is not None:
@@ -425,7 +425,7 @@ def _method(predictor: Any) -> str:
 
 
 def _guarantee(
-    predictor: Any, alpha: Any, group: str | None, time: str | None, division: Division
+    predictor: Any, alpha: Any, group: str | None, time: str | None, division: RowSplit
 ) -> str:
     """Say what is promised, and on what condition."""
     exact = exact_alpha(alpha)

@@ -14,11 +14,11 @@ from ffcp.conformal.rank import conformal_rank
 from ffcp.tables import cells
 from ffcp.tables.errors import TableError
 from ffcp.tables.fitted import BATCH
-from ffcp.tables.splitting import Division
+from ffcp.tables.splitting import RowSplit
 from ffcp.tables.targets import Target
 
 
-def of_training(goal: Target, division: Division, name: str) -> Target:
+def of_training(goal: Target, division: RowSplit, name: str) -> Target:
     """Return the target with the classes of training rows alone.
 
     A list of labels that calibration rows had a part in would suit them better than new rows.
@@ -51,7 +51,7 @@ def sets(network: nn.Module, classes: tuple[str, ...], alpha: Any, seed: int) ->
     )
 
 
-def decisions(goal: Target, division: Division, predictor: Any, alpha: Any) -> list[str]:
+def decisions(goal: Target, division: RowSplit, predictor: Any, alpha: Any) -> list[str]:
     """Say which labels are rare, and what labels that no training row has do to sets."""
     return [*_rare(goal, division), *_others(predictor, alpha)] if goal.classes else []
 
@@ -67,7 +67,7 @@ def _others(predictor: Any, alpha: Any) -> list[str]:
     return [f"{what}: no set can name them, so all sets are larger by as much as makes up for it"]
 
 
-def _rare(goal: Target, division: Division) -> list[str]:
+def _rare(goal: Target, division: RowSplit) -> list[str]:
     """Name the labels that are not in every part of the rows, and say what that means."""
     learned = np.concatenate([division.train, division.stop])
     parts = {"trains": learned, "calibrates": division.calibrate, "tests": division.test}

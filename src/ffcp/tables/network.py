@@ -49,7 +49,7 @@ class Shape:
             raise ValueError("it has sizes that no network has")
 
 
-class Quantiles(nn.Module):
+class QuantileHead(nn.Module):
     """Numbers of any order in, (n, members, knots); quantiles out: the mean over the members.
 
     Members learn quantiles of the target with its tails drawn in, ``asinh((y - middle) / unit) /
@@ -63,7 +63,7 @@ class Quantiles(nn.Module):
         self.register_buffer("bend", torch.tensor(bend, dtype=torch.float32))
 
     @classmethod
-    def of(cls, y: Tensor) -> Quantiles:
+    def of(cls, y: Tensor) -> QuantileHead:
         """Draw in the tails of these targets as far as they need it."""
         y = y.double()
         middle = y.median()
@@ -132,7 +132,7 @@ class TableNetwork(nn.Module):
         self.is_led_by_quantiles = False  # in training; the mean then learns from what they find
         if shape.has_quantiles:
             self.spread = LinearEnsemble(shape.width, len(KNOTS), k=shape.members)
-            self.quantiles = Quantiles()
+            self.quantiles = QuantileHead()
 
     @classmethod
     def for_rows(
@@ -150,7 +150,7 @@ class TableNetwork(nn.Module):
         shape = Shape(*sizes, dropout=dropout, embedding=embedding, has_quantiles=y is not None)
         network = cls(shape, edges)
         if y is not None:
-            network.quantiles = Quantiles.of(y)
+            network.quantiles = QuantileHead.of(y)
             # The squares of a few far targets would steer all weights.
             network.is_led_by_quantiles = _kurtosis(y.double()) > _KURTOSIS
             drawn = network.quantiles.drawn(y[: 2**20]).double()
@@ -237,4 +237,4 @@ class Placed(nn.Module):
         return f"start={self.start}"
 
 
-__all__ = ["QUANTILES", "Placed", "Quantiles", "Shape", "TableNetwork"]
+__all__ = ["QUANTILES", "Placed", "QuantileHead", "Shape", "TableNetwork"]

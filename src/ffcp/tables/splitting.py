@@ -22,7 +22,7 @@ _TIMES = 10  # ... times 1 / alpha
 
 
 @dataclass(frozen=True)
-class Division:
+class RowSplit:
     """Numbers of rows. With ``folds`` (one for each training row) there are no others.
 
     Rows of fold -1 train every network and calibrate none, so that folds have one size.
@@ -75,7 +75,7 @@ def divide(
     crossing: bool,
     order: Rows | None = None,
     most: int = _MOST,
-) -> Division:
+) -> RowSplit:
     """Divide rows by chance, or by their order: the past trains, the last rows test.
 
     At most ``most`` rows calibrate, and as many test. With few rows, and if ``crossing`` is
@@ -96,9 +96,9 @@ def divide(
     if crossing and order is None and (rows < _FEW or calibrate < enough):
         none = np.empty(0, dtype=np.int64)
         folds = CrossConformal.even_folds(rows, seed).numpy()
-        return Division(np.arange(rows), none, none, none, folds)
+        return RowSplit(np.arange(rows), none, none, none, folds)
     train = rows - calibrate - test
     stop = min(most // 2, max(1, train // 7))
     ends = np.cumsum([train - stop, stop, calibrate])
     parts = np.split(shuffled, ends)
-    return Division(*(np.sort(part) for part in parts))
+    return RowSplit(*(np.sort(part) for part in parts))

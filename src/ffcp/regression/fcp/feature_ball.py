@@ -50,7 +50,7 @@ class _CutHead(NamedTuple):
     made_of: Stamp
 
 
-class Ball(RegressionScore):
+class FeatureBallScore(RegressionScore):
     """Bands that bound the head over a ball, whose radius is the threshold.
 
     Parameters are those of :class:`ffcp.FCP`.
@@ -298,12 +298,12 @@ class Ball(RegressionScore):
             known += float(counted.sum())
         return hits / max(1.0, known)
 
-    def _with_steps(self, steps: int) -> Ball:
+    def _with_steps(self, steps: int) -> FeatureBallScore:
         settled = object.__new__(type(self))
         settled.__dict__.update({**self.__dict__, "steps": steps})
         return settled
 
-    def restored(self, settings: Mapping[str, Any]) -> Ball:
+    def restored(self, settings: Mapping[str, Any]) -> FeatureBallScore:
         """Take the number of steps that was saved, if it is open here."""
         steps = settings.get("steps")
         if not self.is_open or steps is None:
@@ -323,7 +323,7 @@ class _Inward(NamedTuple):
     ends: Tensor
 
 
-class QuantileBallScore(Ball):
+class QuantileBallScore(FeatureBallScore):
     """The bands of FCQR: the lower quantile bounded from below over a ball, the upper from above.
 
     Inside the two quantiles the score goes by rays: along the steepest direction of each quantile

@@ -21,7 +21,7 @@ from ffcp.network.model_output import picking
 from ffcp.predictor import known_only, steady
 from ffcp.recipes import public
 from ffcp.regression.common import Common
-from ffcp.regression.fcp.feature_ball import Ball, QuantileBallScore
+from ffcp.regression.fcp.feature_ball import FeatureBallScore, QuantileBallScore
 from ffcp.regression.joint import AUTO, BONFERRONI, checked_joint
 from ffcp.regression.regression_predictor import RegressionPredictor
 from ffcp.regression.sides import BOTH, checked_side
@@ -98,8 +98,8 @@ class FCP(RegressionPredictor):
     True
     """
 
-    _family: ClassVar[type[Ball]] = Ball
-    _scorer: Ball
+    _family: ClassVar[type[FeatureBallScore]] = FeatureBallScore
+    _scorer: FeatureBallScore
 
     def __init__(
         self,

@@ -18,7 +18,7 @@ _SMALLEST = 1e-6  # step between two quantiles, in units of a typical residual
 _ROWS = 512  # that go down all trees at once
 
 
-class Node(NamedTuple):
+class TreeNode(NamedTuple):
     """Which column is asked, below which value a row goes left, and what a leaf is worth."""
 
     feature: int
@@ -28,7 +28,7 @@ class Node(NamedTuple):
     value: float
 
 
-_TENSORS = (*Node._fields, "unit", "columns")
+_TENSORS = (*TreeNode._fields, "unit", "columns")
 
 
 class BoostedQuantiles:
@@ -96,7 +96,7 @@ class BoostedQuantiles:
         shape = t["feature"].shape
         trees = shape[:-1].numel()
         offset = torch.arange(trees) * shape[-1]
-        flat = {name: t[name].reshape(-1) for name in Node._fields}
+        flat = {name: t[name].reshape(-1) for name in TreeNode._fields}
         node = offset.expand(columns.shape[0], -1)
         for _ in range(self._depth):
             asked = columns.gather(1, flat["feature"][node])
@@ -170,7 +170,7 @@ def learn(columns: Tensor, residuals: Tensor, seed: int = 0) -> BoostedQuantiles
     )
 
 
-def _boosted(lightgbm: Any, x: Any, y: Any, level: float, seed: int) -> list[list[Node]]:
+def _boosted(lightgbm: Any, x: Any, y: Any, level: float, seed: int) -> list[list[TreeNode]]:
     """Return the trees of one quantile."""
     known = ~np.isnan(y)
     settings = {
@@ -188,26 +188,26 @@ def _boosted(lightgbm: Any, x: Any, y: Any, level: float, seed: int) -> list[lis
     return [list(_nodes(tree["tree_structure"])) for tree in booster.dump_model()["tree_info"]]
 
 
-def _nodes(root: Mapping[str, Any]) -> Iterator[Node]:
+def _nodes(root: Mapping[str, Any]) -> Iterator[TreeNode]:
     """Yield the nodes of a dumped tree, every one before its children."""
     waiting, count = [root], 1
     for number, node in enumerate(waiting):  # which grows on the way
         if "leaf_value" in node:
-            yield Node(0, 0.0, number, number, node["leaf_value"])
+            yield TreeNode(0, 0.0, number, number, node["leaf_value"])
             continue
         waiting += [node["left_child"], node["right_child"]]
-        yield Node(node["split_feature"], node["threshold"], count, count + 1, 0.0)
+        yield TreeNode(node["split_feature"], node["threshold"], count, count + 1, 0.0)
         count += 2
 
 
-def _stacked(trees: Sequence[Sequence[Sequence[Sequence[Node]]]]) -> dict[str, Tensor]:
+def _stacked(trees: Sequence[Sequence[Sequence[Sequence[TreeNode]]]]) -> dict[str, Tensor]:
     """Put all trees into tensors, the smaller ones filled up with leaves that nobody reaches."""
     most = max(len(level) for row in trees for level in row)
     nodes = max(len(tree) for row in trees for level in row for tree in level)
     padded = [
         [
             [
-                [*tree, *(Node(0, 0.0, i, i, 0.0) for i in range(len(tree), nodes))]
+                [*tree, *(TreeNode(0, 0.0, i, i, 0.0) for i in range(len(tree), nodes))]
                 for tree in [*level, *[[]] * (most - len(level))]
             ]
             for level in row
@@ -218,5 +218,5 @@ def _stacked(trees: Sequence[Sequence[Sequence[Sequence[Node]]]]) -> dict[str, T
     whole = {"feature", "left", "right"}
     return {
         name: torch.from_numpy(array[..., i].astype(np.int64 if name in whole else np.float64))
-        for i, name in enumerate(Node._fields)
+        for i, name in enumerate(TreeNode._fields)
     }
