@@ -98,7 +98,7 @@ class Calibrating:
             work, self._division(), choosing.alpha, scorer.fewest_rows
         )
 
-    def must_take(self, weights: Any, new: Any) -> None:
+    def check_arguments(self, weights: Any, new: Any) -> None:
         """Refuse weights and new inputs that nothing here looks at, and missing ones."""
         if weights is not None and not self.calibration.takes_weights:
             raise ValueError(NO_WEIGHTS)
@@ -115,10 +115,10 @@ class Calibrating:
                 "calibrate(x, y, new=...), inputs like those to come, without targets"
             )
 
-    def facing(self, new: Callable[[], Columns]) -> None:
+    def with_target_inputs(self, new: Callable[[], Columns]) -> None:
         """Let the calibration, if it learns from new inputs, do so when it comes to choose."""
         if self.calibration.takes_new and not self.is_update:
-            self.calibration = self.calibration.facing(new)
+            self.calibration = self.calibration.with_target_inputs(new)
 
     def _division(self) -> Division | None:
         open_pieces = [p for p in (self.scorer, self.calibration) if p.is_open]
@@ -128,7 +128,7 @@ class Calibrating:
         early = self.scorer.early_rows if self.scorer.is_open else 0
         return Division(self._choosing.fraction, self._choosing.seed, most, early)
 
-    def choosing_first(self, batches: Iterable[Batch | Noted]) -> Iterator[Batch | Noted]:
+    def selecting_first(self, batches: Iterable[Batch | Noted]) -> Iterator[Batch | Noted]:
         """Give the batches; where a choice looks at much of a row, choose, then give other rows.
 
         Where inputs stay in memory, the rows set aside pass the model before all others, of which
@@ -165,7 +165,7 @@ class Calibrating:
             table = Table()
             for batch, mask in zip(batches, masks, strict=True):
                 if bool(mask.any()):
-                    table.add(self.note(batch.part(mask)))
+                    table.add(self.record(batch.part(mask)))
             return table.columns
 
         has_chosen = self.selection.chosen_on(aside, rows, ends[-1] - rows)
@@ -176,15 +176,15 @@ class Calibrating:
             elif not bool(mask.all()):
                 yield batch.part(~mask)
 
-    def note(self, batch: Batch | Noted) -> Columns:
+    def record(self, batch: Batch | Noted) -> Columns:
         """Run the model on a batch, and note of its rows what scores and choices need."""
         if isinstance(batch, Noted):  # another process has
             self.count(batch.rows, batch.classes)
             return batch.columns
         out, y = self._see_by_number(batch), batch.y
         return {
-            **prefixed("score.", self.scorer.note(out, y)),
-            **prefixed("note.", self.calibration.note(out, y)),
+            **prefixed("score.", self.scorer.record(out, y)),
+            **prefixed("note.", self.calibration.metadata(out, y)),
         }
 
     def _see_by_number(self, batch: Batch) -> BatchOutput:
@@ -201,14 +201,14 @@ class Calibrating:
         """Whether something is still to be chosen, which is noted of every row until then."""
         return self.scorer.is_open or self.calibration.is_open
 
-    def portable(self: Self) -> Self:
+    def for_worker(self: Self) -> Self:
         """Give what another process needs to note batches :meth:`elsewhere`.
 
         That has the model already (:meth:`using`), and needs no points.
         """
         sent = copy.copy(self)
         empty = self.calibration.empty()
-        sent.calibration = empty.facing(dict) if empty.takes_new else empty
+        sent.calibration = empty.with_target_inputs(dict) if empty.takes_new else empty
         for name in ("selection", "columns", "_choosing", "_model"):
             del sent.__dict__[name]
         return sent
@@ -218,7 +218,7 @@ class Calibrating:
         self._model = model
         return self
 
-    def elsewhere(self, batch: Batch, met: int = 0) -> Noted:
+    def record_remotely(self, batch: Batch, met: int = 0) -> Noted:
         """Note a batch for a calibration that is under way in another process.
 
         Who divides the work prepares here, sends what is :meth:`portable` there, and gives what
@@ -227,7 +227,7 @@ class Calibrating:
         columns = {
             # Cloned: a part of a larger tensor would take all of it along.
             name: column.detach().cpu().clone() if isinstance(column, Tensor) else column
-            for name, column in self.note(batch).items()
+            for name, column in self.record(batch).items()
         }
         return Noted(columns, batch.row, len(batch.y), met, self.classes)
 
@@ -296,7 +296,7 @@ class Calibrating:
         self.choices.update(chosen.choices)
         self.warnings += [chosen.warning] if chosen.warning else []
 
-    def do_without(self, rows: int) -> bool:
+    def select_without_rows(self, rows: int) -> bool:
         """Settle the scorer without rows, where it can be and nothing else is open."""
         if self.calibration.is_open:
             return False
@@ -308,17 +308,17 @@ class Calibrating:
 
     def _scored(self, own: Columns) -> Columns:
         """Score rows that waited for a choice as if the model had just seen them."""
-        waited = self.scorer.again(own)
-        return own if waited is None else self.scorer.note(*waited)
+        waited = self.scorer.replay(own)
+        return own if waited is None else self.scorer.record(*waited)
 
     def finish(self, noted: Columns) -> Columns:
         """Turn what was noted into scores and notes to keep."""
         own, metadata = with_prefix("score.", noted), with_prefix("note.", noted)
-        waited = self.scorer.again(own)
+        waited = self.scorer.replay(own)
         if waited is not None:
             if self._has_new_calibration:
-                metadata = self.calibration.noted_again(*waited, metadata)
-            own = self.scorer.note(*waited)
+                metadata = self.calibration.metadata_after_selection(*waited, metadata)
+            own = self.scorer.record(*waited)
         scores = self.scorer.scores(own).cpu()
         if not self.scorer.gives_new:
             scores = scores.clone()

@@ -11,7 +11,7 @@ from torch import nn
 from ffcp import files
 from ffcp.conformal.columns import with_prefix
 from ffcp.persistence import Persistent
-from ffcp.recipes import left_to_you, made_again, maker_of
+from ffcp.recipes import build, maker_of, unsaved_arguments
 
 
 def load(path: str | Path, model: nn.Module, **given: Any) -> Any:
@@ -59,7 +59,7 @@ def load(path: str | Path, model: nn.Module, **given: Any) -> Any:
         maker = maker_of(recipe)
         if not (isinstance(maker, type) and issubclass(maker, Persistent)):
             raise ValueError(f"{recipe['make']} is no predictor")
-        lost = {k: v for k, v in left_to_you(recipe).items() if k not in given}
+        lost = {k: v for k, v in unsaved_arguments(recipe).items() if k not in given}
         if lost:
             listed = ", ".join(f"{name}=... ({what})" for name, what in lost.items())
             raise ValueError(
@@ -67,5 +67,5 @@ def load(path: str | Path, model: nn.Module, **given: Any) -> Any:
                 f"ffcp.load(path, model, {listed}), or make the predictor yourself and call its "
                 "load(path)"
             )
-        predictor = made_again(recipe, model=model, **given)
+        predictor = build(recipe, model=model, **given)
     return predictor.load(path)

@@ -38,7 +38,7 @@ from ffcp.network import arrays, forward, inputs
 from ffcp.network.frozen import Stamp, refuse_unusable
 from ffcp.network.identity import Identity, fingerprint
 from ffcp.network.model_output import Output, picking
-from ffcp.network.modes import autocast, lasting
+from ffcp.network.modes import autocast, outside_inference_mode
 from ffcp.persistence import Persistent, steady
 from ffcp.warnings import warn
 
@@ -142,11 +142,11 @@ class Predictor(Persistent):
         """Refuse targets that cannot be meant."""
         return y
 
-    def _met(self, batch: Batch) -> int:
+    def _count_fitted(self, batch: Batch) -> int:
         """Count rows from which something was learned before."""
         return 0
 
-    def _must_be_new(self, met: int, rows: int) -> None:
+    def _refuse_fitted(self, met: int, rows: int) -> None:
         """Refuse a calibration if so many of its rows were learned from."""
 
     #: Whether what is predicted takes random numbers of rows, whatever the calibration does.
@@ -206,26 +206,26 @@ class Predictor(Persistent):
             Unchanged if anything goes wrong on the way.
         """
         # The scores outlive the caller's inference_mode.
-        with self._lock.turn, lasting():
-            run, read = self._begun(groups, weights, new, update)
+        with self._lock.turn, outside_inference_mode():
+            run, read = self._begin(groups, weights, new, update)
             run.inputs_stay = y is not None
             batches = self._batches(x, y, groups, read, weights=weights)
-            return self._concluded(run, read, batches, rank_error)
+            return self._finish(run, read, batches, rank_error)
 
-    def _begun(
+    def _begin(
         self, groups: Any, weights: Any, new: Any, update: bool
     ) -> tuple[Calibrating, inputs.Reader]:
         """Begin a calibration: refuse what it cannot take before any row is looked at."""
         run = self._run_of(groups, update and len(self.calibration) > 0)
-        run.must_take(weights, new)
+        run.check_arguments(weights, new)
         if run.is_update and self._identity is not None:
             self._must_have(fingerprint(self.model), "the scores there are")
             self._identity.must_be_run_alike(autocast(self.model))
         read = inputs.Reader(self.model, self._layout if run.is_update else None)
-        run.facing(lambda: self._noted_new(new, run.calibration, read))
+        run.with_target_inputs(lambda: self._noted_new(new, run.calibration, read))
         return run, read
 
-    def _concluded(
+    def _finish(
         self: Self,
         run: Calibrating,
         read: inputs.Reader,
@@ -235,7 +235,7 @@ class Predictor(Persistent):
         """Go through all batches, and take over what comes of it; nothing if anything is wrong."""
         identity = Identity.of(self.model)
         kept = None if rank_error is None else Summing(run, rank_error, self._entries)
-        run.columns = run.selection.run(run.choosing_first(self._all_new(batches)), kept)
+        run.columns = run.selection.run(run.selecting_first(self._all_new(batches)), kept)
         run.layout = read.layout
         if kept is None:
             run.calibration.add(*self._entries(run.columns))
@@ -261,10 +261,10 @@ class Predictor(Persistent):
         """Count on the way how many rows were given to ``fit``, and at the end refuse many."""
         met = rows = 0
         for batch in batches:
-            met += batch.met if isinstance(batch, Noted) else self._met(batch)
+            met += batch.met if isinstance(batch, Noted) else self._count_fitted(batch)
             rows += batch.rows if isinstance(batch, Noted) else batch.y.shape[0]
             yield batch
-        self._must_be_new(met, rows)
+        self._refuse_fitted(met, rows)
 
     def _run_of(self, groups: Any, update: bool) -> Calibrating:
         scorer, calibration = (self._scorer, self.calibration) if update else self._given
@@ -303,7 +303,7 @@ class Predictor(Persistent):
         for whole in inputs.Rows(new, read):
             for batch in self._cut(whole):
                 out = forward.see(self.model, batch, calibration.requires(), row)
-                table.add(calibration.note_new(out))
+                table.add(calibration.metadata_of_new(out))
                 row = out.rows.stop
         if not len(table):
             raise ValueError("new has no rows")
@@ -414,7 +414,7 @@ class Predictor(Persistent):
         if calibration.draws or self._scorer_draws:
             draws = Draws(self._stream.entropy(pinned=first_row is not None), _LOOK_UP)
         for out in self._seen(x, groups, weights):
-            metadata = calibration.note(out)
+            metadata = calibration.metadata(out)
             if draws is None:
                 self._first_number(out, first_row)
             else:

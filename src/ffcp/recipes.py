@@ -34,7 +34,7 @@ def public(maker: Maker) -> Maker:
     ...         self.length = length
     >>> recipe_of(Ruler(3, colour="red"))
     {'make': 'Ruler', 'with': {'length': 3, 'unit': 'cm', 'colour': 'red'}}
-    >>> made_again(recipe_of(Ruler(3))).length
+    >>> build(recipe_of(Ruler(3))).length
     3
     """
     make = maker.__init__ if isinstance(maker, type) else maker  # type: ignore[misc]
@@ -78,34 +78,35 @@ def maker_of(recipe: Any) -> Callable[..., Any]:
     return _MAKERS[name]
 
 
-def made_again(recipe: Recipe, **given: Any) -> Any:
+def build(recipe: Recipe, **given: Any) -> Any:
     """Follow a recipe; what is given takes the place of what it says.
 
     Layers that were given as modules are found in ``model``, if that is given.
     """
     maker = maker_of(recipe)
     said = {name: value for name, value in recipe["with"].items() if name not in given}
-    arguments = {name: _again(value, given.get("model")) for name, value in said.items()}
+    arguments = {name: _rebuild(value, given.get("model")) for name, value in said.items()}
     return maker(**arguments, **given)
 
 
-def left_to_you(recipe: Recipe) -> dict[str, str]:
+def unsaved_arguments(recipe: Recipe) -> dict[str, str]:
     """Say which arguments must be given again, and what they were.
 
-    >>> left_to_you({"make": "Bands", "with": {"scale": {"yours": "function spread"}, "seed": 0}})
+    >>> said = {"scale": {"yours": "function spread"}, "seed": 0}
+    >>> unsaved_arguments({"make": "IntervalPredictor", "with": said})
     {'scale': 'function spread'}
     """
-    lost = {name: ", ".join(_yours(value)) for name, value in recipe["with"].items()}
+    lost = {name: ", ".join(_user_objects(value)) for name, value in recipe["with"].items()}
     return {name: what for name, what in lost.items() if what}
 
 
-def _yours(value: Any) -> Iterator[str]:
+def _user_objects(value: Any) -> Iterator[str]:
     """Name what inside a described argument was the user's own."""
     if isinstance(value, dict) and "yours" in value:
         yield str(value["yours"])
     elif isinstance(value, (dict, list)):
         for one in value.values() if isinstance(value, dict) else value:
-            yield from _yours(one)
+            yield from _user_objects(one)
 
 
 def _arguments(make: Callable[..., Any], args: Any, kwargs: Any) -> dict[str, Any]:
@@ -156,9 +157,9 @@ def _described(value: Any, model: Any) -> Any:
     return {"yours": str(word)}
 
 
-def _again(value: Any, model: nn.Module | None) -> Any:
+def _rebuild(value: Any, model: nn.Module | None) -> Any:
     if isinstance(value, list):
-        return [_again(one, model) for one in value]
+        return [_rebuild(one, model) for one in value]
     if not isinstance(value, dict):
         return value
     if "fraction" in value:
@@ -167,4 +168,4 @@ def _again(value: Any, model: nn.Module | None) -> Any:
         return model.get_submodule(value["layer"])
     if "yours" in value:
         raise ValueError(f"{value['yours']} cannot be made again")
-    return made_again(value)
+    return build(value)

@@ -100,14 +100,14 @@ class Recorder:
         self.left: int | None = None
         self.is_chosen = False
 
-    def note(self, batch: Tensor) -> dict[str, Tensor]:
+    def record(self, batch: Tensor) -> dict[str, Tensor]:
         return {"number": batch, "before": torch.full_like(batch, not self.is_chosen)}
 
     def choose(self, aside: Columns, left: int) -> None:
         assert not self.is_chosen
         self.is_chosen, self.aside, self.left = True, aside["number"].tolist(), left
 
-    def do_without(self, rows: int) -> bool:
+    def select_without_rows(self, rows: int) -> bool:
         self.is_chosen = self.can_do_without
         return self.can_do_without
 

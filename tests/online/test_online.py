@@ -44,7 +44,7 @@ def score_of(move: str, threshold: float, row: int) -> float:
     }[move]
 
 
-def elsewhere(row: int, level: Fraction) -> float:
+def record_remotely(row: int, level: Fraction) -> float:
     """Give the threshold of a calibration that has one for every input: at some it is infinite."""
     if level >= 1 or level <= 0:
         return -math.inf if level >= 1 else math.inf
@@ -63,7 +63,7 @@ def played(
         delay = max(delay, len(waiting))
         asked = control.ask(past)
         if stands:
-            asked = control.placed([elsewhere(row, level) for level in control.wanted()])
+            asked = control.placed([record_remotely(row, level) for level in control.wanted()])
         if comes:
             waiting.append((row + late, score_of(move, asked.threshold, row), asked))
         due = [one for one in waiting if one[0] <= row]

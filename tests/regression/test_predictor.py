@@ -283,7 +283,7 @@ def test_torch_compile_of_a_predictor_is_refused_in_the_same_words(mlp: nn.Modul
 
 def test_scores_of_ones_own_do_not_change_with_the_data_they_came_from() -> None:
     class Target(RegressionScore):
-        def note(self, seen: ffcp.BatchOutput, y: Tensor) -> dict[str, Tensor]:
+        def record(self, seen: ffcp.BatchOutput, y: Tensor) -> dict[str, Tensor]:
             return {"score": y[:, None]}  # a part of what the user gave
 
     x, y = normal(50, 4, seed=0).numpy(), normal(50, seed=1).double().numpy()

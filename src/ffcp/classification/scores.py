@@ -104,7 +104,7 @@ class LabelScore(Score):
         places = self.of_all(out).argsort(dim=1, stable=True).argsort(dim=1)
         yield (places.shape[1] - places).double()
 
-    def note(self, out: BatchOutput, y: Any) -> dict[str, Any]:
+    def record(self, out: BatchOutput, y: Any) -> dict[str, Any]:
         """Note the scores of the true labels."""
         check_logits(out.output)
         return {"score": self.of_truth(out, y)[:, None].cpu()}
@@ -328,13 +328,13 @@ class RuleScore(LabelScore):
 
     # -- choosing settings ------------------------------------------------------------------
 
-    def note(self, out: BatchOutput, y: Any) -> dict[str, Any]:
+    def record(self, out: BatchOutput, y: Any) -> dict[str, Any]:
         """Note the scores of the true labels; or, while settings are open, all they need."""
         check_logits(out.output)
         if not out.rows.start:
             refuse_probabilities(out.output)
         if not self.is_open:
-            return super().note(out, y)
+            return super().record(out, y)
         rows = self._rows(out)
         labels = checked_labels(y, out, self.other_labels)
         noted = {"label": labels, "logits": rows.logits, "share": rows.share}

@@ -47,7 +47,7 @@ class ByLabel(Calibration):
         super().__init__()
         self.register_buffer("label", torch.empty(0, dtype=torch.int64))
 
-    def note(self, out: BatchOutput, y: Tensor | None = None) -> dict[str, Any]:
+    def metadata(self, out: BatchOutput, y: Tensor | None = None) -> dict[str, Any]:
         """Note the true label of points that have one."""
         return {} if y is None else {"label": y.cpu().long()}
 

@@ -21,7 +21,7 @@ class Calibration(nn.Module):
 
     A calibration of one's own says how the threshold follows from ``self.scores``
     (:meth:`threshold`) and, if it looks at more than scores, what to note of every point
-    (:meth:`note`): a column for each buffer that it registers beside ``scores``.
+    (:meth:`metadata`): a column for each buffer that it registers beside ``scores``.
 
     Points are buffers, so ``state_dict`` carries them, but ``.to()`` and ``.half()`` leave them
     alone: a threshold is one number, and rounding it would break the guarantee.
@@ -99,7 +99,7 @@ class Calibration(nn.Module):
         alpha
             Share of misses allowed.
         notes
-            What :meth:`note` says of the new points.
+            What :meth:`metadata` says of the new points.
         random
             Random numbers, for calibrations that use them: those of ``notes["row"]``.
         """
@@ -139,10 +139,10 @@ class Calibration(nn.Module):
             cls.draws = vars(cls).get("draws", True)
 
     def requires(self) -> Requires:
-        """Say what the pass over the model must bring for :meth:`note`."""
+        """Say what the pass over the model must bring for :meth:`metadata`."""
         return Requires()
 
-    def note(self, out: BatchOutput, y: Tensor | None = None) -> dict[str, Any]:
+    def metadata(self, out: BatchOutput, y: Tensor | None = None) -> dict[str, Any]:
         """Say what is kept of points besides their scores: a column for each buffer."""
         return {}
 
@@ -181,15 +181,17 @@ class Calibration(nn.Module):
         """Say how much likelier each noted point is among new ones; ``None``: all are alike."""
         return None
 
-    def noted_again(self, out: BatchOutput, y: Tensor, metadata: Columns) -> dict[str, Any]:
+    def metadata_after_selection(
+        self, out: BatchOutput, y: Tensor, metadata: Columns
+    ) -> dict[str, Any]:
         """Note points of which the calibration that this one takes the place of noted ``notes``."""
-        return self.note(out, y)
+        return self.metadata(out, y)
 
-    def note_new(self, out: BatchOutput) -> dict[str, Any]:
+    def metadata_of_new(self, out: BatchOutput) -> dict[str, Any]:
         """Note of new inputs without targets what :meth:`choose` is to learn from."""
-        return self.note(out)
+        return self.metadata(out)
 
-    def facing(self: Self, new: Callable[[], Columns]) -> Self:
+    def with_target_inputs(self: Self, new: Callable[[], Columns]) -> Self:
         """Give a calibration that :meth:`choose` s by new inputs; ``new`` gives their notes."""
         return self
 

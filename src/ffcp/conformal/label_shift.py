@@ -85,14 +85,14 @@ class LabelShift(Reweighted):
         learned = {"classes": None if ratio is None else len(ratio)} if self._is_learned else {}
         return {**super().settings(), "ratio": ratio, **learned}
 
-    def note(self, out: BatchOutput, y: Tensor | None = None) -> dict[str, Any]:
+    def metadata(self, out: BatchOutput, y: Tensor | None = None) -> dict[str, Any]:
         """Note the true label, where there is one, and the predicted shares if they teach."""
         noted: dict[str, Any] = {} if y is None else {"label": y.cpu().long()}
         if self.is_open:
             noted["predicted"] = out.output.detach().double().softmax(dim=1).cpu()
         return noted
 
-    def facing(self, new: Callable[[], Columns]) -> LabelShift:
+    def with_target_inputs(self, new: Callable[[], Columns]) -> LabelShift:
         """Give a calibration that can learn the ratio; ``new`` notes new inputs when called."""
         fresh = self.empty()
         fresh._new = new

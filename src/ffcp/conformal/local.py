@@ -177,7 +177,7 @@ class Local(Calibration):
             "guarantee": self.guarantee,
         }
 
-    def note(self, out: BatchOutput, y: Tensor | None = None) -> dict[str, Any]:
+    def metadata(self, out: BatchOutput, y: Tensor | None = None) -> dict[str, Any]:
         """Note where each point lies: rows (n, e) in float32 on the CPU."""
         return {"embedding": embedded(out, self.localizer.on)}
 

@@ -147,7 +147,7 @@ class Mondrian(Calibration):
         """Give a calibration of the same settings without points."""
         return Mondrian(self.inner, self.by)
 
-    def note(self, out: BatchOutput, y: Tensor | None = None) -> dict[str, Any]:
+    def metadata(self, out: BatchOutput, y: Tensor | None = None) -> dict[str, Any]:
         """Note the group of every point, and what the inner calibration does."""
         if self.by is not None and out.groups is not None:
             raise ValueError("the groups come from Mondrian(by=...): leave out groups=")
@@ -159,7 +159,7 @@ class Mondrian(Calibration):
                 "this predictor was calibrated by groups, so every new point needs one: pass "
                 f"groups=... with labels among {_listed(self.groups)}"
             )
-        return {"group": labels_of(groups, len(out.rows)), **self.inner.note(out, y)}
+        return {"group": labels_of(groups, len(out.rows)), **self.inner.metadata(out, y)}
 
     @property
     def most_rows(self) -> int:  # type: ignore[override]
@@ -181,18 +181,20 @@ class Mondrian(Calibration):
         """Say how much likelier each noted point is among new ones."""
         return self.inner.weight_of(_without_group(metadata))
 
-    def noted_again(self, out: BatchOutput, y: Tensor, metadata: Columns) -> dict[str, Any]:
+    def metadata_after_selection(
+        self, out: BatchOutput, y: Tensor, metadata: Columns
+    ) -> dict[str, Any]:
         """Note points whose group is noted."""
-        inner = self.inner.noted_again(out, y, _without_group(metadata))
+        inner = self.inner.metadata_after_selection(out, y, _without_group(metadata))
         return {"group": metadata["group"], **inner}
 
-    def note_new(self, out: BatchOutput) -> dict[str, Any]:
+    def metadata_of_new(self, out: BatchOutput) -> dict[str, Any]:
         """Note of new inputs what the inner calibration learns from; they need no groups."""
-        return self.inner.note_new(out)
+        return self.inner.metadata_of_new(out)
 
-    def facing(self, new: Callable[[], Columns]) -> Mondrian:
+    def with_target_inputs(self, new: Callable[[], Columns]) -> Mondrian:
         """Give a calibration that can learn from new inputs, once for all groups."""
-        return Mondrian(self.inner.facing(new), self.by)
+        return Mondrian(self.inner.with_target_inputs(new), self.by)
 
     def restored(self, settings: Mapping[str, Any]) -> Mondrian:
         """Give a calibration whose open settings are those that were saved."""

@@ -50,7 +50,7 @@ class Score:
         """Say what scores depend on besides the model; saved, and compared when merging."""
         return {}
 
-    def note(self, out: BatchOutput, y: Any) -> dict[str, Any]:
+    def record(self, out: BatchOutput, y: Any) -> dict[str, Any]:
         """Note of rows what their scores need: the scores themselves if nothing is open."""
         raise NotImplementedError
 
@@ -58,7 +58,7 @@ class Score:
         """Give tensors that scores depend on besides the model: what was learned; saved too."""
         return {}
 
-    def again(self, noted: Columns) -> tuple[BatchOutput, Tensor] | None:
+    def replay(self, noted: Columns) -> tuple[BatchOutput, Tensor] | None:
         """Give what was seen of rows that waited for a choice, and their targets, if it was noted.
 
         Their scores and notes are then made as if the model had just seen them.
@@ -189,13 +189,13 @@ class Division:
 class Work(Protocol[Incoming]):
     """What is done with the batches of a calibration."""
 
-    def note(self, batch: Incoming) -> Columns:
+    def record(self, batch: Incoming) -> Columns:
         """Run the model on a batch, and note of its rows what scores and choices need."""
 
     def choose(self, aside: Columns, left: int) -> None:
         """Choose what is open, on rows set aside; ``left`` rows at least will calibrate."""
 
-    def do_without(self, rows: int) -> bool:
+    def select_without_rows(self, rows: int) -> bool:
         """Settle what is open without any rows, of which there are few; say if that was done."""
 
     def finish(self, noted: Columns) -> Columns:
@@ -220,7 +220,7 @@ class Selection(Generic[Batch]):
     Examples
     --------
     >>> class Doubling:  # scores are the batch itself; nothing is open
-    ...     def note(self, batch):
+    ...     def record(self, batch):
     ...         return {"score": batch}
     ...
     ...     def finish(self, noted):
@@ -244,7 +244,7 @@ class Selection(Generic[Batch]):
         kept = Table(borrows=True) if kept is None else kept
         is_open = self.division is not None
         for batch in batches:
-            noted = self.work.note(batch)
+            noted = self.work.record(batch)
             if is_open and self.division is not None:  # the first batch may show nothing is open
                 self._waiting.add(noted)
                 if len(self._waiting) < self._end:
@@ -279,7 +279,7 @@ class Selection(Generic[Batch]):
         What was noted of them is asked for only if there are enough rows to choose on.
         """
         few = left < rows_needed(self.alpha) or rows < self.fewest
-        if few and self.work.do_without(rows + left):
+        if few and self.work.select_without_rows(rows + left):
             return False
         if not left or not rows:
             raise ValueError(

@@ -258,7 +258,7 @@ class Weighted(Reweighted):
             said["numbers"] = None if self.tilt is None else len(self.tilt) - 1  # of each row
         return said
 
-    def note(self, out: BatchOutput, y: Tensor | None = None) -> dict[str, Any]:
+    def metadata(self, out: BatchOutput, y: Tensor | None = None) -> dict[str, Any]:
         """Note what each row weighs, or where it lies if that is learned."""
         if self.ratio == LEARN:
             return {"embedding": embedded(out, self.on)}
@@ -273,7 +273,7 @@ class Weighted(Reweighted):
 
     # -- learning ---------------------------------------------------------------------------
 
-    def facing(self, new: Callable[[], Columns]) -> Weighted:
+    def with_target_inputs(self, new: Callable[[], Columns]) -> Weighted:
         """Give a calibration that can learn the ratio; ``new`` notes new inputs when called."""
         fresh = self.empty()
         fresh._new = new

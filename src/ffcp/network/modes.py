@@ -45,10 +45,10 @@ def checked_autocast(kind: str) -> str:
     return kind
 
 
-def lasting() -> AbstractContextManager[None]:
+def outside_inference_mode() -> AbstractContextManager[None]:
     """Leave the caller's inference_mode, if it is on: what is made inside outlives it.
 
-    >>> with torch.inference_mode(), lasting():
+    >>> with torch.inference_mode(), outside_inference_mode():
     ...     torch.ones(1).is_inference()
     False
     """

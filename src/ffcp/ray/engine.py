@@ -99,7 +99,7 @@ def calibrate(
     columns = _must_be_whole(dataset, names)
     dataset = dataset.select_columns([*names.all(), *_paths(columns)])
     with torch.inference_mode(False):
-        run, read = predictor._begun(groups, weights, new, update)
+        run, read = predictor._begin(groups, weights, new, update)
 
         def first_of(rows: pa.Table, row: int) -> Batch:
             with_cut(rows, id)
@@ -117,7 +117,7 @@ def calibrate(
         )
         pool = pool_of(workers, resources)
         noted = _by_number if id is not None else _as_they_come
-        return predictor._concluded(run, read, noted(run, dataset, job, pool), rank_error)
+        return predictor._finish(run, read, noted(run, dataset, job, pool), rank_error)
 
 
 def predict(
@@ -226,7 +226,7 @@ def _as_they_come(
         yield noted._replace(row=row)
         row += noted.rows
         if board is not None and not run.is_open:
-            ray.get(board.post.remote(run.portable()))
+            ray.get(board.post.remote(run.for_worker()))
             board = None
 
 
@@ -271,7 +271,7 @@ def _without_points(predictor: P) -> P:
 def _noted(
     dataset: Dataset, job: Job, run: Calibrating, pool: Mapping[str, Any], board: Any = None
 ) -> Iterator[Noted]:
-    job = replace(job, run=run.portable(), board=board)
+    job = replace(job, run=run.for_worker(), board=board)
     result = _divided(dataset, Noting, job, pool)
     with _in_order(result):
         for batch in result.iter_batches(batch_size=None, batch_format="pyarrow"):

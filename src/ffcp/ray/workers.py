@@ -117,7 +117,7 @@ class Noting(Worker):
             run.draw_from(secrets.randbits(_FRESH))
         with torch.inference_mode(False):
             return [
-                run.elsewhere(part, predictor._met(part))
+                run.record_remotely(part, predictor._count_fitted(part))
                 for part in predictor._batches(
                     given.x, given.y, given.groups, read, weights=given.weights, first_row=row
                 )

@@ -115,7 +115,7 @@ class MethodSelection(RegressionScore):
             _check_quantiles(model, x, self._own.requires())
         return self.taught_by(self._learned, self._sight or FeatureColumns.of(model, x, self._on))
 
-    def note(self, out: BatchOutput, y: Any) -> dict[str, Any]:
+    def record(self, out: BatchOutput, y: Any) -> dict[str, Any]:
         """Note all that may be learned from."""
         assert self._sight is not None
         target = checks.target(y, out.output)
@@ -185,7 +185,7 @@ class MethodSelection(RegressionScore):
         self, aside: Columns, alpha: Any, left: int = 0, weights: Tensor | None = None
     ) -> Chosen:
         """Compare all candidates on rows set aside, and make the best of them."""
-        pair = recorded_rows.again(aside)
+        pair = recorded_rows.replay(aside)
         assert pair is not None
         out, y = pair
         judge = Comparison(out, columns(y), alpha, self.side, weights, left)

@@ -152,7 +152,7 @@ class Comparison:
         return MethodCandidate(lower, upper, lambda: (family, None))
 
     def _scores(self, family: RegressionScore) -> Tensor:
-        scores: Tensor = family.note(self._seen, self._y_as_given())["score"].cpu()
+        scores: Tensor = family.record(self._seen, self._y_as_given())["score"].cpu()
         return scores
 
     def _y_as_given(self) -> Tensor:
@@ -184,7 +184,7 @@ class Comparison:
         scores, left = self._scores(family), self._left
         alpha = shared_out(self._alpha, family.side, family.joint, scores.shape[1])
         open_one = Local(Localizer("nearest"))
-        metadata = open_one.note(self._seen)
+        metadata = open_one.metadata(self._seen)
         chosen, _ = open_one.choose(scores.nan_to_num(0), metadata, left, alpha)
         halves = torch.arange(self.rows) % 2 == 0
         thresholds = torch.empty_like(scores)
@@ -211,7 +211,7 @@ class Comparison:
         """Give the bands of all folds at one threshold."""
         parts = [(rows, family.shaped(shape), self._part(rows)) for rows, family in folds]
         y = self._y_as_given()
-        scores = torch.cat([f.note(out, y[rows])["score"].cpu() for rows, f, out in parts])
+        scores = torch.cat([f.record(out, y[rows])["score"].cpu() for rows, f, out in parts])
         order = torch.cat([rows for rows, _, _ in parts])
         threshold = self._threshold(parts[0][1], scores, order)
         lower, upper = torch.empty_like(self._y), torch.empty_like(self._y)

@@ -171,7 +171,7 @@ class IntervalPredictor(RegressionPredictor):
         with torch.inference_mode(False):
             for batch in self._batches(x, y, None):
                 out = forward.see(self.model, batch.x, each.requires(), batch.row)
-                table.add({"score": each.note(out, batch.y)["score"].cpu()})
+                table.add({"score": each.record(out, batch.y)["score"].cpu()})
         if not len(table):
             raise ValueError("x has no rows")
         fitted = given.with_output_scales(
@@ -196,9 +196,9 @@ class IntervalPredictor(RegressionPredictor):
             order = order[: calibration.most_rows]
             picked = torch.from_numpy(np.sort(order))
             run, table = self._calibrating(self._scorer, calibration, update=False), Table()
-            run.must_take(None, None)
+            run.check_arguments(None, None)
             for batch in self._batches(inputs.take(x, picked), y[picked], None):
-                table.add(run.note(batch))
+                table.add(run.record(batch))
             run.choose_calibration(table.columns, planned or len(y))
         self._given = (self._given[0], run.calibration)
         self._fitted.update(run.choices)

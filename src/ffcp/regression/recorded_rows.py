@@ -26,7 +26,7 @@ def noted(out: BatchOutput, y: Tensor, keeps_input: bool) -> dict[str, Any]:
     return {name: tensor.detach().cpu() for name, tensor in columns.items()}
 
 
-def again(columns: Columns, groups: Any = None) -> tuple[BatchOutput, Tensor] | None:
+def replay(columns: Columns, groups: Any = None) -> tuple[BatchOutput, Tensor] | None:
     """Give what was seen of noted rows, and their targets; ``None`` if it was not noted."""
     if "y" not in columns:
         return None

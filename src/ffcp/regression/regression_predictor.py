@@ -125,7 +125,7 @@ class RegressionPredictor(Predictor):
         buffer, shape = RowBuffer(None), torch.Size()
         for out, target in self._targeted(x, y):
             for part, rows in _blocks(out):
-                buffer.add({"score": self._scorer.note(part, target[rows])["score"]})
+                buffer.add({"score": self._scorer.record(part, target[rows])["score"]})
             if has_own_thresholds(self.joint):
                 shape = checks.like_target(target, self._layout).shape[1:]
         scores = buffer["score"].cpu()
@@ -264,7 +264,7 @@ class RegressionPredictor(Predictor):
             if curve is None:
                 raise ValueError(self._no_distribution(self._scorer.why_unsigned))
             self._must_be_signed(tables[0], outcome[0].numel())
-            labels = self.calibration.note(out).get("group", [None] * len(outcome))
+            labels = self.calibration.metadata(out).get("group", [None] * len(outcome))
             self._must_know(labels, number)
             rows = {
                 "group": torch.tensor([number[label] for label in labels]),

@@ -82,7 +82,7 @@ class RegressionScore(Score):
         """Give the ends (levels, n, m) whose targets have at most these one-sided scores."""
         raise NotImplementedError
 
-    def note(self, out: BatchOutput, y: Any) -> dict[str, Any]:
+    def record(self, out: BatchOutput, y: Any) -> dict[str, Any]:
         """Note the scores of the sides that are promised, and their signs if they have any."""
         target = self.target(out, y)
         return {"score": kept_scores(self, out, target), **self._sign(out, target)}
@@ -116,9 +116,9 @@ class RegressionScore(Score):
         """Give the targets that have these signed scores (..., n, m)."""
         raise NotImplementedError
 
-    def again(self, noted: Columns) -> tuple[BatchOutput, Tensor] | None:
+    def replay(self, noted: Columns) -> tuple[BatchOutput, Tensor] | None:
         """Give what was seen of rows that waited for a choice, if it was noted."""
-        return recorded_rows.again(noted)
+        return recorded_rows.replay(noted)
 
     def target(self, out: BatchOutput, y: Tensor) -> Tensor:
         """Bring targets to (n, m)."""
@@ -214,10 +214,10 @@ class ScaledScore(RegressionScore):
         above = below if ends.scale_hi is ends.scale_lo else ends.scale_hi * output_scales
         return Ends(ends.lo, ends.hi, below, above)
 
-    def note(self, out: BatchOutput, y: Any) -> dict[str, Any]:
+    def record(self, out: BatchOutput, y: Any) -> dict[str, Any]:
         """Note scores and signs; where one centre serves both ends it is worked out once."""
         if self.side != BOTH:
-            return super().note(out, y)
+            return super().record(out, y)
         target, ends = self.target(out, y), self.ends(out)
         is_folded = has_own_thresholds(self.joint) or target.shape[1] == 1
         if not (is_folded and ends.is_symmetric):
@@ -345,7 +345,7 @@ class ScaleSelection(RegressionScore):
         """Give the point prediction, in the shape of the target."""
         return self.base.prediction(output)
 
-    def note(self, out: BatchOutput, y: Any) -> dict[str, Any]:
+    def record(self, out: BatchOutput, y: Any) -> dict[str, Any]:
         """Note scores and scales under every candidate, and the width of the base band."""
         target = self.target(out, y)
         noted = {}

@@ -80,7 +80,7 @@ class LossScore(Score):
         """Say what loss and sets are; functions by their names."""
         return {"loss": name_of(self.loss), "sets": name_of(self.sets), "bound": self.bound}
 
-    def note(self, out: BatchOutput, y: Any) -> dict[str, Any]:
+    def record(self, out: BatchOutput, y: Any) -> dict[str, Any]:
         """Note the losses (n, levels), in units of the bound."""
         columns = [self._losses(out, y, level) for level in self.grid]
         losses = torch.stack(columns, dim=1) / self.bound
@@ -257,5 +257,5 @@ class RiskControl(Predictor):
     @steady
     def losses(self, x: Any, y: Any = None) -> Tensor:
         """Return what rows with known targets lose at every level, (n, levels)."""
-        parts = [self._scorer.note(out, part)["score"] for out, part in self._targeted(x, y)]
+        parts = [self._scorer.record(out, part)["score"] for out, part in self._targeted(x, y)]
         return torch.cat(parts) * self._scorer.bound

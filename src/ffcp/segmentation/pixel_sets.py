@@ -75,7 +75,7 @@ class PixelScore(Score):
             "gradient": str(self.method),
         }
 
-    def note(self, out: BatchOutput, y: Any) -> dict[str, Any]:
+    def record(self, out: BatchOutput, y: Any) -> dict[str, Any]:
         """Count the labelled pixels of each image by the bins of their scores."""
         check_maps(out.output)
         maps = label_maps(y.to(out.output.device), out.output, self.ignore, out.rows.start)
@@ -314,7 +314,7 @@ class PixelSets(Predictor):
         buffer, infinite = RowBuffer(given.count), Table()
         for out in self._seen(given, groups):
             self._check_classes(out.output)
-            metadata = {**self.calibration.note(out), "share": [asked] * len(out.rows)}
+            metadata = {**self.calibration.metadata(out), "share": [asked] * len(out.rows)}
             level = self.calibration.threshold(exact, metadata)
             lost = level.isinf().any(dim=-1).expand(len(out.rows))
             if bool(lost.any()):

@@ -103,12 +103,12 @@ def test_rows_that_are_equal_by_chance_are_no_overlap(
         x, y = drawn(kind, taught_rows + rows, seed)
         predictor._taught = row_hashes(x[:taught_rows], y[:taught_rows]).sort().values
         met = int(torch.isin(row_hashes(x, y)[taught_rows:], predictor._taught).sum())
-        predictor._must_be_new(met, rows)
+        predictor._refuse_fitted(met, rows)
         for share in (1.0, 0.5, 0.1) if kind in ("none", "few") else (1.0,) * (kind == "half"):
             if share * rows > 20:  # fewer could be chance
                 over = met + int(share * (rows - met))
                 with pytest.raises(ValueError, match="given to fit"):
-                    predictor._must_be_new(over, rows)
+                    predictor._refuse_fitted(over, rows)
 
 
 def test_one_row_that_is_equal_by_chance_may_calibrate() -> None:

@@ -242,10 +242,10 @@ class FeatureBallScore(RegressionScore):
         """Whether the number of steps is still to be chosen."""
         return self.steps is None and self.invert == "descent"
 
-    def note(self, out: BatchOutput, y: Any) -> dict[str, Any]:
+    def record(self, out: BatchOutput, y: Any) -> dict[str, Any]:
         """Note the scores; or, while the number of steps is open, what they are made of."""
         if not self.is_open:
-            return super().note(out, y)
+            return super().record(out, y)
         if not out.rows.start:
             self._check_head(out)
         target = self.target(out, y)

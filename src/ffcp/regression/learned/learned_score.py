@@ -142,7 +142,7 @@ class LearnedScore(RegressionScore):
         )
         return reduced(scores, self.joint)
 
-    def note(self, out: BatchOutput, y: Any) -> dict[str, Any]:
+    def record(self, out: BatchOutput, y: Any) -> dict[str, Any]:
         """Note scores and, of central sets, signs; quantiles are worked out once for both."""
         target = self.target(out, y)
         is_folded = has_own_thresholds(self.joint) or target.shape[1] == 1
@@ -241,7 +241,7 @@ def taught(
     hashes: Tensor | None = None,
 ) -> LearnedScore:
     """Learn the quantiles of the residual from rows that were noted; keep hashes of them."""
-    pair = recorded_rows.again(seen_rows)
+    pair = recorded_rows.replay(seen_rows)
     assert pair is not None
     out, y = pair
     y = columns(y)
@@ -292,7 +292,7 @@ class LearnedSelection(RegressionScore):
         kept = (self._on, self.shape, self.joint, self.side, self._seed, self.kind)
         return LearnedSelection(*kept, sight)
 
-    def note(self, out: BatchOutput, y: Any) -> dict[str, Any]:
+    def record(self, out: BatchOutput, y: Any) -> dict[str, Any]:
         """Note all that may be learned from."""
         assert self._sight is not None
         target = checks.target(y, self.prediction(out.output))

@@ -73,12 +73,12 @@ class LearnsFromTraining(RegressionPredictor):
         order = torch.from_numpy(np.random.default_rng(self.seed or 0).permutation(count))
         yield from self._batches(inputs.take(x, order), y[order], None, call="fit")
 
-    def _met(self, batch: Batch) -> int:
+    def _count_fitted(self, batch: Batch) -> int:
         """Count rows that taught."""
         known = self._taught
         return 0 if known is None else int(torch.isin(row_hashes(batch.x, batch.y), known).sum())
 
-    def _must_be_new(self, met: int, rows: int) -> None:
+    def _refuse_fitted(self, met: int, rows: int) -> None:
         """Refuse rows that taught, unless so few that chance may have made them equal.
 
         New rows drawn as those of ``fit`` equal one of them about as often as these equal one
