@@ -485,5 +485,35 @@ def test_a_wide_table_takes_no_longer_than_its_cells(monkeypatch: pytest.MonkeyP
             "calibrate"
         ]
         == dividing.most_rows(3000)
-        < 2000
+        <= 1000
     )
+    few_bins = TableNetwork.for_rows(torch.randn(90, 2500), numbers=2500, outputs=1).shape
+    assert few_bins.embedding == 2
+    assert max(few_bins.bins) <= 20
+
+
+@pytest.mark.long
+def test_text_that_is_numbers_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    as_text = houses(500).astype(str)
+    read: list[str] = []
+    numbers = cells.numbers
+    monkeypatch.setattr(
+        cells,
+        "numbers",
+        lambda series, *given: (
+            (None if cells.is_number(series) else read.append(series.name))
+            or numbers(series, *given)
+        ),
+    )
+    fitted = quick_fit(as_text, "price")
+    assert read.count("rooms") == 1
+    monkeypatch.undo()
+    bands, same = fitted.predict(new(20)), fitted.predict(new(20).astype(str))
+    assert bands["lower"].tolist() == same["lower"].tolist()
+
+
+def test_groups_stay_words_where_they_look_like_numbers() -> None:
+    frame = pd.DataFrame({"a": ["1", "2.5"], "b": ["007", "7"], "c": ["3", ""], "d": ["1", "x"]})
+    read = cells.read_once(frame, but="b")
+    assert [str(kind) for kind in read.dtypes] == ["float64", "str", "str", "str"]
+    assert cells.read_once(pd.DataFrame({"a": ["1_000", "2"]}))["a"].tolist() == ["1_000", "2"]
