@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -116,6 +117,25 @@ def numbers(series: pd.Series, decimal: str = ".") -> tuple[np.ndarray[Any, Any]
         missing[missing] = words(series[missing]) == ""  # only these are looked at one by one
     bad = ~missing & ~np.isfinite(values)
     return np.where(np.isfinite(values), values, np.nan), missing, bad
+
+
+def exact(series: pd.Series, decimal: str = ".") -> np.ndarray[Any, Any]:
+    """Return numbers that compare as the cells do: from 2^53 up, floats of two cells may be equal.
+
+    Every cell must be a number, see :func:`numbers`.
+
+    >>> exact(pd.Series(["9007199254740993", "9007199254740992", "1"])).argsort().tolist()
+    [2, 1, 0]
+    """
+    values = numbers(series, decimal)[0]
+    large = np.abs(values) >= 2**53
+    if not large.any():
+        return values
+    text = pd.Series(words(series[large]), dtype=object)
+    text = _with_points(text) if decimal == "," and not is_number(series) else text
+    made = values.astype(object)
+    made[large] = [Fraction(cell) for cell in text]
+    return made
 
 
 def _all_finite(series: pd.Series) -> np.ndarray[Any, Any] | None:

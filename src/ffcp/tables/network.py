@@ -133,6 +133,7 @@ class TableNetwork(nn.Module):
         if shape.has_quantiles:
             self.spread = LinearEnsemble(shape.width, len(KNOTS), k=shape.members)
             self.quantiles = Quantiles()
+        self.float()  # as rows are, whatever torch's default type is
 
     @classmethod
     def for_rows(
@@ -196,7 +197,7 @@ def _edges(numbers: Tensor) -> list[Tensor]:
     if not numbers.shape[1]:
         return []
     bins = max(_FEWEST, min(_BINS, _IN_ALL // numbers.shape[1]))
-    steps = torch.linspace(0, 1, min(bins, max(2, len(numbers) // 4)) + 1)
+    steps = torch.linspace(0, 1, min(bins, max(2, len(numbers) // 4)) + 1, dtype=numbers.dtype)
     edges = []
     for column in numbers.T:
         some = column[torch.randperm(len(column))[: 2**20]] if len(column) > 2**20 else column
