@@ -416,3 +416,10 @@ def test_coverage_is_that_of_the_rank_or_more_and_no_more_than_the_error_allows(
     assert wide <= 6
     # Rounded up by 6 ranks at most: it does not cover more often than that rank would.
     assert law.upper_p_value(t - np.asarray(hits), t, n, n + 1 - (k + wide)) > law.ERROR_RATE
+
+
+def test_a_summary_whose_groups_have_one_row_each_is_loaded_again(tmp_path: Path) -> None:
+    predictor = ffcp.CP(small_mlp()).calibrate(X[:2], Y[:2], groups=["a", "b"]).compress(0.01)
+    predictor.save(tmp_path / "few")
+    loaded = ffcp.CP(predictor.model).load(tmp_path / "few")
+    assert torch.equal(loaded.calibration.scores, predictor.calibration.scores)

@@ -256,19 +256,6 @@ class Calibrating:
             )
         self.classes = classes
 
-    #: What random numbers of rows are drawn with, and how many are; ``None`` where none are.
-    entropy: int | None = None
-    drawn = 0
-
-    def take_part(self, entropy: int, drawn: int, part: int, parts: int) -> None:
-        """Draw the random numbers of one of several processes, which share the rows."""
-
-    def together(self, classes: set[int | None]) -> None:
-        """Take over what several processes, which shared the rows, have counted."""
-        if len(classes) > 1:
-            raise ValueError(f"ranks have models of different numbers of classes: {classes}")
-        (self.classes,) = classes
-
     def choose(self, aside: Columns, left: int) -> None:
         """Choose what is open, of the scorer and of the calibration.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import secrets
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -41,7 +40,7 @@ from ffcp.network.twin import Stamp, refuse_unusable
 from ffcp.pieces import Seen
 from ffcp.sharing import Sharing, steady
 from ffcp.turns import Turns
-from ffcp.warnings import FFCPWarning, lines_up
+from ffcp.warnings import warn
 
 __all__ = ["Predictor", "Running", "known_only", "steady"]
 
@@ -235,7 +234,7 @@ class Predictor(Sharing):
             run.calibration.add(*self._entries(run.columns))
         self._ended(run, identity, secrets.token_hex(16))
         for message in run.warnings:
-            self._warn(message)
+            warn(message)
         return self
 
     def _ended(self, run: Calibrating, identity: Identity, name: str) -> None:
@@ -439,7 +438,7 @@ class Predictor(Sharing):
         /,
         path: str | Path,
         example: Any,
-        alphas: Sequence[Any] | None = ONE_LEVEL,
+        alphas: Sequence[Any] = ONE_LEVEL,
         *,
         confidence_level: Any = None,
         random: float | None = None,
@@ -461,8 +460,7 @@ class Predictor(Sharing):
             round in another way, and bands are widened by that.
         alphas
             Shares of misses allowed. One gives the outputs ``lower`` and ``upper`` (of label sets
-            ``mask``), several ``lower_0.1`` and so on. ``None``: alpha is an input, a whole
-            number of millionths.
+            ``mask``), several ``lower_0.1`` and so on.
         confidence_level
             In place of ``alphas``: the coverage asked for, 1 - alpha, or several.
         random
@@ -482,11 +480,6 @@ class Predictor(Sharing):
             "server. A function that is compiled calls it through "
             "torch.compiler.disable(predictor.forward)"
         )
-
-    @staticmethod
-    def _warn(message: str) -> None:
-        """Warn the user, at the first line that is not the library's own."""
-        warnings.warn(message, FFCPWarning, stacklevel=lines_up())
 
     def _why_infinite(self, alpha: Any, notes: Columns) -> str:
         """Go on behind "the band is infinite": why, and what to do."""

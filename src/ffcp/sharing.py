@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -67,6 +67,20 @@ def steady(
 def _is_exported() -> bool:
     """Say whether torch.export traces this thread: torch itself knows only of all together."""
     return torch.compiler.is_compiling() and _get_current_dispatch_mode() is not None
+
+
+class Calibrated(NamedTuple):
+    """What a calibration has made, the model apart: see :meth:`Sharing.calibrated`."""
+
+    scorer: Scorer
+    calibration: Calibration
+    fingerprint: str  # of the weights that were calibrated
+    layout: dict[str, Any]  # what inputs were like, see inputs.Reader
+
+    @property
+    def needs(self) -> Needs:
+        """What the pass over the model must bring for a row to be predicted."""
+        return self.scorer.needs().joined(self.calibration.needs())
 
 
 class Sharing(Plain):
@@ -169,6 +183,13 @@ class Sharing(Plain):
                 f"this {type(self).__name__} has no calibration: call calibrate(x, y) first, with "
                 "points that did not train the model"
             )
+
+    def calibrated(self) -> Calibrated:
+        """Return what is calibrated: scorer, calibration, fingerprint and layout; or refuse."""
+        self._must_be_calibrated()
+        assert self._identity is not None
+        weights = self._identity.fingerprint
+        return Calibrated(self._scorer, self.calibration, weights, self._layout)
 
     def _must_have(self, theirs: str, whose: str) -> None:
         """Refuse scores of a network with another fingerprint."""
@@ -280,17 +301,35 @@ class Sharing(Plain):
                 f"or make them with what it chose: {chosen_here}"
             )
 
-    def settled(self: Self, seed: int | None = None) -> Self:
-        """Give a predictor of the same model without points, for which nothing is open any more.
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing is left to be selected when this predictor is calibrated."""
+        return not any(piece.is_open for piece in self._given)
 
-        What was chosen or learned here stays: workers that calibrate such predictors, or copies of
-        them, on rows of their own can be merged. ``seed`` is that of its random numbers, of which
-        each worker needs others; by default the operating system seeds them.
+    def settled(self: Self, seed: int | None = None) -> Self:
+        """Return a predictor of the same model without scores, for which nothing is open any more.
+
+        What was selected or learned here stays: workers that calibrate such predictors, or copies
+        of them, on rows of their own can be merged. ``seed`` is that of its random numbers, of
+        which each worker needs others; by default the operating system seeds them.
         """
+        return self._without_scores(self._scorer, self.calibration, self._choices, seed)
+
+    def uncalibrated(self: Self, seed: int | None = None) -> Self:
+        """Return a predictor of the same model as this one was before it was calibrated."""
+        return self._without_scores(*self._given, self._fitted, seed)
+
+    def _without_scores(
+        self: Self,
+        scorer: Scorer,
+        calibration: Calibration,
+        choices: Mapping[str, Any],
+        seed: int | None,
+    ) -> Self:
         fresh = self._snapshot()
-        fresh._given = (self._scorer, self.calibration.empty())
-        fresh.calibration = self.calibration.empty()
-        fresh._fitted = dict(self._choices)
+        fresh._given = (scorer, calibration.empty())
+        fresh._scorer, fresh.calibration = scorer, calibration.empty()
+        fresh._fitted, fresh._choices = dict(choices), dict(choices)
         fresh._identity, fresh._runs, fresh._set_aside = None, (), 0
         fresh._lock, fresh.seed, fresh._stream = Turns(), seed, Stream(seed)
         if (recipe := recipe_of(self)) is not None and "seed" in recipe["with"]:
@@ -350,21 +389,28 @@ class Sharing(Plain):
         own = _own(with_prefix(prefix, state_dict))
         if own:  # otherwise it holds a model alone, and the calibration stays
             with files.refused("the calibration in this state_dict"):
-                fresh = self._restored(own, strict)
+                fresh = self.restored(own, strict)
                 # Weights of an owner may be loaded after this; they are looked at when predicting.
                 if fresh._identity is not None and "model" in self._modules:
                     weights = with_prefix(f"{prefix}model.", state_dict)
                     assign = metadata.get("assign_to_params_buffers", False)
                     fresh._identity.must_be_that_of(self.model, weights, assign)
-            self._take_all(fresh)
+            self.take_over(fresh)
         learned = f"{prefix}scorer."  # no part of any module, and taken over above
         rest = {name: t for name, t in state_dict.items() if not name.startswith(learned)}
         super()._load_from_state_dict(rest, prefix, metadata, strict, *others)
 
-    def _restored(self: Self, own: Mapping[str, Tensor], strict: bool = True) -> Self:
-        """Give this predictor with a calibration that was saved, once every part is checked.
+    def state(self) -> dict[str, Tensor]:
+        """Return the calibration as tensors, without the model's weights: what a file holds."""
+        now = self._snapshot()
+        now._modules.pop("model", None)
+        return dict(nn.Module.state_dict(now))
 
-        Nothing here is changed. What was left open here comes from there.
+    def restored(self: Self, own: Mapping[str, Tensor], strict: bool = True) -> Self:
+        """Return this predictor with the calibration of a :meth:`state`, once all is checked.
+
+        Nothing here is changed. What was left open here comes from there. Whether the model has the
+        weights it belongs to is for the caller to look at.
         """
         points = with_prefix("calibration.", own)
         learned = prefixed("scorer.", with_prefix("scorer.", own))
@@ -418,7 +464,7 @@ class Sharing(Plain):
         """Give the calibration that kept what was saved, where it may be another than was given."""
         return calibration
 
-    def _take_all(self, fresh: Sharing) -> None:
+    def take_over(self, fresh: Sharing) -> None:
         """Take over all that another predictor of this model has, at once."""
         with self._lock:
             modules = self._modules
@@ -436,8 +482,7 @@ class Sharing(Plain):
                 "the model's weights are no longer those of the calibration: calibrate again "
                 "before saving"
             )
-        now._modules.pop("model", None)
-        files.write(path, nn.Module.state_dict(now))
+        files.write(path, now.state())
 
     def load(self: Self, path: str | Path) -> Self:
         """Read a calibration written by :meth:`save`; nothing is unpickled.
@@ -449,10 +494,10 @@ class Sharing(Plain):
         """
         tensors = files.read(path)
         with files.refused(path):
-            fresh = self._restored(tensors)
+            fresh = self.restored(tensors)
             if fresh._identity is not None:
                 fresh._identity.must_be_that_of(self.model)
-        self._take_all(fresh)
+        self.take_over(fresh)
         return self
 
     def __getstate__(self) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from pathlib import Path
 from types import FrameType
 
@@ -11,6 +12,11 @@ _HERE = str(Path(__file__).parent)
 
 class FFCPWarning(UserWarning):
     """Something about a band that its reader should know: infinite, or no better than CP."""
+
+
+def warn(message: str) -> None:
+    """Warn the user, at the first line that is not the library's own."""
+    warnings.warn(message, FFCPWarning, stacklevel=lines_up())
 
 
 def lines_up() -> int:

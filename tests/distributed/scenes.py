@@ -88,14 +88,24 @@ def sampled(size: int, by_batch: bool = False, **options: Any) -> Any:
     return ffcp.distributed.calibrate(ffcp.CP(small_mlp()), loader)
 
 
-def uniform(rank: int) -> Any:
+def sampled_groups(rank: int) -> Any:
+    data = TensorDataset(X, Y)
+    sampler = DistributedSampler(data, shuffle=False)
+    loader = DataLoader(data, batch_size=64, sampler=sampler)
+    groups = [GROUPS[row] for row in sampler]  # the repeated ones, too
+    return ffcp.distributed.calibrate(ffcp.CP(small_mlp()), loader, groups=groups)
+
+
+def uniform(rank: int, seed: int | None = None) -> Any:
     """Scores that are nothing but the random numbers of their rows."""
     model = nn.Linear(4, 3)
     nn.init.zeros_(model.weight)
     nn.init.zeros_(model.bias)
-    predictor = ffcp.APS(model, temperature=1.0)
-    rows = part(rank, (250, 250, 250, 251))
-    return ffcp.distributed.calibrate(predictor, X[rows], LABELS[rows] * 0)
+    predictor = ffcp.APS(model, temperature=1.0, seed=seed)
+    rows = part(rank, (200, 200, 200, 201))
+    ffcp.distributed.calibrate(predictor, X[rows], LABELS[rows] * 0)
+    rows = slice(801 + 50 * rank, 851 + 50 * rank)
+    return ffcp.distributed.calibrate(predictor, X[rows], LABELS[rows] * 0, update=True)
 
 
 def updated(rank: int, rank_error: Any = None) -> Any:
@@ -169,6 +179,8 @@ SCENES: dict[str, Callable[[int], Any]] = {
     "more ranks than rows": lambda rank: sampled(1),
     "tail dropped": lambda rank: sampled(1001, drop_last=True),
     "uniform": uniform,
+    "uniform by seed": lambda rank: uniform(rank, seed=5),
+    "padded groups": lambda rank: sampled_groups(rank),
     "updated": updated,
     "updated and compressed": lambda rank: updated(rank, 0.02),
     "broken": broken,

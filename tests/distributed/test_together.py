@@ -1,4 +1,4 @@
-"""Four processes calibrate together, and end with what one process would have."""
+"""Four processes calibrate together: all end with the same, as valid as that of one process."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from scipy import stats
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import ffcp
 from ffcp.conformal.rank import conformal_rank
 from ffcp.distributed.sampling import Share
-from tests.conftest import small_mlp
+from tests.conftest import normal, small_mlp
 from tests.distributed import scenes
-from tests.distributed.scenes import GROUPS, METHODS, X, Y
+from tests.distributed.scenes import GROUPS, METHODS, UNEVEN, X, Y
 
+SELECTING = ["choice", "Learned", "FFLCP", "LCP", "shift", "RAPS tuned", "Auto"]
 ROOT = Path(__file__).parents[2]
 FAILS = {
     "broken": "rank 2 failed: OSError: the disk of this rank is gone",
@@ -31,7 +33,7 @@ FAILS = {
     "not a number": "rank 2 failed: y holds nan in row 17",
     "other weights": "the model of rank 3 has other weights than that of rank 0",
     "other settings": "the predictor of rank 1 has other settings",
-    "all rows in all ranks": "the first batch of rank 1 is that of rank 0 again",
+    "all rows in all ranks": "the first rows of rank 1 are those of rank 0 again",
     "no rows": "the calibration data is empty: no rank has rows to score",
     "same rank": "the samplers of ranks 0 and 1 are both that of rank 0 of 4",
     "other replicas": "the sampler of rank 0 divides rows among 8, but there are 4 ranks",
@@ -94,8 +96,9 @@ def test_scores_are_those_of_one_process(played: list[dict[str, Any]], name: str
 
 
 @pytest.mark.slow
-def test_groups_keep_their_points(played: list[dict[str, Any]]) -> None:
-    points = points_of(played, "groups")
+@pytest.mark.parametrize("name", ["groups", "padded groups"])
+def test_groups_keep_their_points(played: list[dict[str, Any]], name: str) -> None:
+    points = points_of(played, name)
     alone = ffcp.CP(small_mlp()).calibrate(X, Y, groups=GROUPS).calibration
     together = alone.empty()
     together.keep(points)
@@ -105,15 +108,41 @@ def test_groups_keep_their_points(played: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.slow
-def test_rows_that_choose_come_from_all_ranks_and_do_not_calibrate(
-    played: list[dict[str, Any]],
+@pytest.mark.filterwarnings("ignore::ffcp.FFCPWarning")
+@pytest.mark.parametrize("name", SELECTING)
+def test_the_first_rank_selects_on_rows_of_its_own_that_do_not_calibrate(
+    played: list[dict[str, Any]], name: str
 ) -> None:
-    for name in ("choice", "Learned", "FFLCP", "LCP", "shift", "one rank", "RAPS tuned"):
-        assert 780 <= len(points_of(played, name)["scores"]) <= 820
-    alone = len(METHODS["Auto"][0]().calibrate(X, Y).calibration)  # it takes more of so few rows
-    assert alone - 20 <= len(points_of(played, "Auto")["scores"]) <= min(alone + 20, 820)
+    make, y, more = METHODS[name]
+    first = make().calibrate(X[: UNEVEN[0]], y[: UNEVEN[0]], **more)
+    assert len(points_of(played, name)["scores"]) == len(first.calibration) + sum(UNEVEN[1:])
+    assert len(first.calibration) < UNEVEN[0]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::ffcp.FFCPWarning")
+def test_a_rank_without_rows_selects_nothing(played: list[dict[str, Any]]) -> None:
+    alone = METHODS["choice"][0]().calibrate(X, Y).calibration.scores
+    torch.testing.assert_close(points_of(played, "one rank")["scores"], alone)
     for name in ("fitted", "CP"):
         assert len(points_of(played, name)["scores"]) == 1001
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::ffcp.FFCPWarning")
+@pytest.mark.parametrize("name", ["CP", "choice", "Learned", "FFLCP", "LCP", "Auto"])
+def test_intervals_of_many_ranks_cover(
+    played: list[dict[str, Any]], name: str, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_bytes(played[0][name][0])
+    predictor = METHODS[name][0]().load(tmp_path / "file")
+    x = normal(4000, 4, seed=10)
+    y = 3 * (0.2 + x[:, 0].abs()) * normal(4000, seed=11)
+    inside = int(predictor.predict_interval(x, alpha=0.1).contains(y).sum())
+    n = len(predictor.calibration)
+    k = conformal_rank(n, 0.1)
+    law = stats.betabinom(4000, k, n + 1 - k)  # of one threshold; localized ones are near it
+    assert law.ppf(1e-6) <= inside <= law.ppf(1 - 1e-6)
 
 
 @pytest.mark.slow
@@ -135,8 +164,9 @@ def test_few_rows_and_those_that_are_dropped_are_counted_as_they_are(
 
 @pytest.mark.slow
 def test_ranks_draw_different_random_numbers(played: list[dict[str, Any]]) -> None:
-    scores = points_of(played, "uniform")["scores"]
-    assert len(scores.unique()) == 1001
+    for name in ("uniform", "uniform by seed"):
+        scores = points_of(played, name)["scores"]
+        assert len(scores.unique()) == len(scores) == 1001
 
 
 @pytest.mark.slow
@@ -229,6 +259,17 @@ def test_a_group_of_one_gives_what_calibrate_does(name: str) -> None:
     assert all(torch.equal(mine[kind], theirs[kind]) for kind in mine)
     assert one.settings() == other.settings()
     assert one._set_aside == other._set_aside
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_new_calibration_takes_nothing_from_the_one_before() -> None:
+    predictor = ffcp.CP(small_mlp(), seed=3).calibrate(X, Y, groups=GROUPS).compress(0.1)
+    ffcp.distributed.calibrate(predictor, X[:500], Y[:500])
+    alone = ffcp.CP(small_mlp(), seed=3).calibrate(X[:500], Y[:500])
+    assert torch.equal(predictor.calibration.scores, alone.calibration.scores)
+    assert predictor.settings() == alone.settings()
+    assert predictor.seed == 3
+    assert torch.equal(predictor.predict_interval(X).lower, alone.predict_interval(X).lower)
 
 
 @pytest.mark.usefixtures("alone")

@@ -40,14 +40,15 @@ def own_column(seen: ffcp.Seen) -> torch.Tensor:
         (lambda m: ffcp.CP(m, calibration=ffcp.Weighted(lambda x: 2 + x[:, 0])), "Weighted"),
         (lambda m: ffcp.Learned(m, on=own_column, choose_fraction=0.5), "learned from"),
         (lambda m: ffcp.Learned(m, learner="boosting", choose_fraction=0.5), "trees jump"),
-        (lambda m: ffcp.LCP(m, ffcp.Localizer("gaussian", bandwidth=1.0)), "'gaussian'"),
-        (lambda m: ffcp.LCP(m, ffcp.Localizer(on="input", bandwidth=20)), "'input'"),
+        (lambda m: ffcp.LCP(m, ffcp.Localizer(bandwidth=20)), "thresholds of Local"),
+        (lambda m: ffcp.LCP(m, ffcp.Localizer(bandwidth=9)), "Local"),
         (lambda m: ffcp.FFCP(m, "0", method=ffcp.Sketch(4)), "random numbers"),
         (lambda m: ffcp.FFCP(m, "0", method=ffcp.Smooth(0.1)), "random numbers"),
     ],
 )
 def test_what_has_no_graph_is_refused_before_anything_is_written(make, why, tmp_path):
-    predictor = make(model()).calibrate(x, y)
+    groups = [0, 1] * 25 if why == "Local" else None
+    predictor = make(model()).calibrate(x, y, groups=groups)
     with pytest.raises(ValueError, match=why) as refused:
         predictor.export(tmp_path / "band.onnx", x)
     assert "Nothing was written" in str(refused.value)
@@ -95,8 +96,9 @@ def test_what_cannot_be_meant_is_refused(tmp_path):
     for alphas in ((), (0.1, 0.1), (0.0,), (1.0,)):
         with pytest.raises(ValueError, match="alpha"):
             predictor.export(path, x, alphas)
-    with pytest.raises(TypeError, match="alphas"):
-        predictor.export(path, x, 0.1)
+    for alphas in (0.1, None):
+        with pytest.raises(TypeError, match="alphas"):
+            predictor.export(path, x, alphas)
     with pytest.raises(ValueError, match="randomised"):
         predictor.export(path, x, random=0.5)
     with pytest.raises(ValueError, match="no rows"):

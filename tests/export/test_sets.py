@@ -86,9 +86,12 @@ def test_every_label_score_gives_the_librarys_sets(make, by_groups, tmp_path):
     given |= {"random": share} if randomized else {}
     given |= {"group": groups[900:]} if by_groups else {}
     rows = groups[900:] if by_groups else None
-    predictor.export(tmp_path / "any.onnx", x[:100], alphas=None)
-    (made,) = run_alone(tmp_path / "any.onnx", {**given, "alpha": 150_000})
-    holds(made["mask"], known_mask(predictor, x[900:], share, 0.15, rows))
+    levels = (0.15, 0.4)
+    predictor.export(tmp_path / "sets.onnx", x[:100], alphas=levels)
+    (made,) = run_alone(tmp_path / "sets.onnx", given)
+    for level in levels:
+        known = known_mask(predictor, x[900:], share, level, rows)
+        holds(made[f"mask_{level}"], known)
     if randomized:
         del given["random"]
         for number in (0, 0.4):

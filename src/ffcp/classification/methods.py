@@ -147,7 +147,7 @@ class APS(Named):
     --------
     >>> _ = torch.manual_seed(0)
     >>> model, x, y = nn.Linear(4, 3), torch.randn(200, 4), torch.randint(0, 3, (200,))
-    >>> sets = APS(model).calibrate(x[:100], y[:100]).predict_set(x[100:], alpha=0.1)
+    >>> sets = APS(model, seed=0).calibrate(x[:100], y[:100]).predict_set(x[100:], alpha=0.1)
     >>> sets.coverage(y[100:]) > 0.8
     True
     """

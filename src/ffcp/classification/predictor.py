@@ -29,13 +29,13 @@ from ffcp.network.buffer import RowBuffer
 from ffcp.pieces import Seen
 from ffcp.predictor import Predictor, Running, known_only, steady
 from ffcp.recipes import public
+from ffcp.warnings import warn
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 # Streams of random numbers.
 _CALIBRATION, _PREDICTION = 1, 2
-_APART = 2**40  # random numbers for every process of several: more than it has rows
 
 
 @public
@@ -161,7 +161,6 @@ class LabelSets(Predictor):
         super()._take_over(run)
         self.classes = run.classes
         drawn = self._drawn if run.is_update else {}
-        assert run.entropy is not None
         self._drawn = {**drawn, run.entropy: run.drawn}
 
     # -- using the calibration --------------------------------------------------------------
@@ -230,7 +229,7 @@ class LabelSets(Predictor):
         if len(lost):
             assert given.count is not None
             what = _what_is_infinite(in_all, len(lost), given.count)
-            self._warn(f"{what}{self._why_infinite(exact, lost.columns)}")
+            warn(f"{what}{self._why_infinite(exact, lost.columns)}")
         if given.whole is None:
             return LabelSet(buffer["mask"], None, ordered, self.names, self.other_labels)
         weights = partial(self._order, self._scorer, given.whole)
@@ -346,19 +345,8 @@ class CalibratingLabels(Calibrating):
     """A calibration of label sets under way: it counts classes and random numbers."""
 
     names: list[str] | None = None
-    _drawn_by_all: int
-
-    def take_part(self, entropy: int, drawn: int, part: int, parts: int) -> None:
-        """Draw numbers far from those of other processes, and say so of all of them."""
-        self.entropy, self._drawn_by_all = entropy, drawn + parts * _APART
-        if self.scorer.draws:  # type: ignore[attr-defined]
-            shares = Shares(Draws(entropy, _CALIBRATION), drawn + part * _APART)
-            self.scorer = self.scorer.drawing(shares)  # type: ignore[attr-defined]
-
-    def together(self, classes: set[int | None]) -> None:
-        """Count the random numbers that all processes may have drawn."""
-        super().together(classes)
-        self.drawn = self._drawn_by_all
+    entropy: int  # what random numbers are drawn with
+    drawn = 0  # how many are
 
     def see(self, batch: Batch) -> Seen:
         """Run the model on a batch of rows; refuse another number of classes."""

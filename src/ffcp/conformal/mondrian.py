@@ -260,10 +260,9 @@ class Mondrian(Calibration):
         tables = [part.points() for part in parts.values()]
         points = {name: _stacked([table[name] for table in tables]) for name in tables[0]}
         counts = [len(part) for part in parts.values()]
-        rows = {name: [len(table[name]) for table in tables] for name in points}
         names: dict[str, Any] = {"labels": list(parts), "counts": counts}
-        if any(each != counts for each in rows.values()):  # not a row for every point
-            names["rows"] = rows
+        if self.is_summary:  # not a row for every point
+            names["rows"] = {name: [len(table[name]) for table in tables] for name in points}
         points["names"] = files.pack(names)
         self.keep(points)
         self._cache["parts"] = dict(parts)

@@ -33,7 +33,7 @@ class Ranks:
             raise RuntimeError("this process is not in the process group that it was given")
 
     def each(self, work: Callable[[], Part]) -> list[Part]:
-        """Do this process's part; give the results of all, in the order of their ranks.
+        """Do this process's part; return the results of all, in the order of their ranks.
 
         Whatever goes wrong in one process is raised in all of them, with the rank it came from:
         who fails still tells the others, so that nobody waits for it.
@@ -63,7 +63,7 @@ class Failure:
 
     @classmethod
     def of(cls, error: BaseException) -> Failure:
-        """Say what went wrong; errors that others may not know become a RuntimeError."""
+        """Return what went wrong; errors that others may not know become a RuntimeError."""
         plain = type(error) in _PLAIN
         message = str(error) if plain else f"{type(error).__name__}: {error}"
         return cls(type(error) if plain else RuntimeError, message)  # type: ignore[arg-type]

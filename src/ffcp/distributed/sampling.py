@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import hashlib
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from torch import nn
 from torch.utils.data import DistributedSampler
 
-from ffcp.calibrating import Batch
 from ffcp.network import inputs
+from ffcp.network.arrays import is_arraylike
+
+_FEWEST = 8  # rows that are not equal by chance
 
 
 class Share(NamedTuple):
@@ -79,15 +84,58 @@ def must_be_disjoint(shares: Sequence[Share | None]) -> None:
         seen[share.rank] = number
 
 
-def first_rows(batches: Iterable[Batch], rows: int | None) -> Iterator[Batch]:
-    """Yield so many first rows of some batches, or all; go through the rest of them, too."""
-    for batch in batches:
-        left = len(batch.y) if rows is None else rows - batch.row
-        if left >= len(batch.y):
-            yield batch
-        elif left > 0:
-            part = slice(0, left)
-            groups = None if batch.groups is None else batch.groups[part]
-            weights = None if batch.weights is None else batch.weights[part]
-            x = inputs.take(batch.x, part)
-            yield batch._replace(x=x, y=batch.y[part], groups=groups, weights=weights)
+class OwnRows:
+    """The rows of one process, as ``calibrate`` takes them, without those that a sampler repeats.
+
+    Parameters
+    ----------
+    model
+        The model, which says how inputs are read.
+    x, y, groups, weights
+        As given to ``calibrate``.
+    """
+
+    def __init__(self, model: nn.Module, x: Any, y: Any, groups: Any, weights: Any) -> None:
+        self.share, self._model = Share.of(x), model
+        self.x, self.y, self.has_any = x, y, True
+        self._first: Any = (x, y)
+        own = None if self.share is None else self.share.own
+        self.groups, self.weights = (_first_of(given, own) for given in (groups, weights))
+        if y is not None:
+            self.has_any = len(y) > 0
+        elif isinstance(x, Iterable) and not (is_arraylike(x) or isinstance(x, Mapping)):
+            items = self._items(x, own)
+            self._first = next(items, None)
+            self.has_any = self._first is not None
+            self.x = itertools.chain([self._first], items)
+
+    def _items(self, loader: Iterable[Any], rows: int | None) -> Iterator[Any]:
+        """Yield so many first rows of a loader, or all; go through the rest of it, too."""
+        row = 0
+        for item in inputs.items(loader):
+            if not isinstance(item, (tuple, list)) or len(item) != 2:
+                yield item  # no pair, which calibrate refuses
+                continue
+            x, y = item
+            left = len(y) if rows is None else min(len(y), rows - row)
+            row += len(y)
+            if left == len(y) > 0:
+                yield item
+            elif left > 0:
+                yield inputs.take(inputs.to_tensors(x, self._model), slice(0, left)), y[:left]
+
+    def digest(self) -> str | None:
+        """Hash some first rows; ``None`` of so few that they may be equal by chance."""
+        if not isinstance(self._first, (tuple, list)) or len(self._first) != 2:
+            return None
+        x, y = self._first
+        if y is None or len(y) < _FEWEST:
+            return None
+        some = inputs.take(inputs.to_tensors(x, self._model), slice(0, _FEWEST))
+        told = [leaf.detach().cpu().tolist() for _, leaf in inputs.leaves(some)]
+        return hashlib.sha256(repr((told, list(y[:_FEWEST]))).encode()).hexdigest()
+
+
+def _first_of(given: Any, rows: int | None) -> Any:
+    """Return so many first labels or weights, if they are given for each row."""
+    return given if rows is None or given is None or callable(given) else given[:rows]

@@ -6,10 +6,10 @@ from typing import Any
 
 from ffcp.classification.predictor import LabelSets
 from ffcp.classification.scores import RuleScore
+from ffcp.conformal.bylabel import ByLabel
 from ffcp.conformal.calibration import Calibration
-from ffcp.conformal.local import Local
+from ffcp.conformal.marginal import Marginal
 from ffcp.conformal.mondrian import Mondrian
-from ffcp.export.thresholds import PLAIN
 from ffcp.network.jacobian import Sketch, Smooth
 from ffcp.predictor import Predictor
 from ffcp.regression.bases import Point, Quantiles
@@ -23,6 +23,8 @@ from ffcp.regression.slacks import Constant, GradientNorm
 # classes: one that is derived from them may do anything.
 FAMILIES: tuple[type, ...] = (SlackBands, LearnedBands)
 PARTS: tuple[type, ...] = (Point, Quantiles, Constant, GradientNorm)
+# Whose thresholds are the same for all rows, or for all of a group.
+CALIBRATIONS: tuple[type, ...] = (Marginal, ByLabel)
 
 
 def check(predictor: Predictor) -> None:
@@ -36,7 +38,7 @@ def check(predictor: Predictor) -> None:
 
 
 def _reasons(predictor: Predictor) -> Any:
-    scorer = predictor._scorer
+    scorer, calibration = predictor.calibrated()[:2]
     if isinstance(predictor, LabelSets):
         if type(scorer) is not RuleScore:
             yield f"its label score is {_called(scorer)}, {_FOREIGN}"
@@ -59,7 +61,7 @@ def _reasons(predictor: Predictor) -> Any:
     method = scorer.needs().method
     if isinstance(method, (Sketch, Smooth)):
         yield f"method={method} draws random numbers: use 'exact' or 'coloured'"
-    yield from _reasons_of(predictor.calibration)
+    yield from _reasons_of(calibration)
 
 
 def _reasons_of(calibration: Calibration) -> Any:
@@ -68,23 +70,10 @@ def _reasons_of(calibration: Calibration) -> Any:
     inner = getattr(calibration, "inner", calibration)
     if not type(inner).__module__.startswith("ffcp."):
         yield f"its calibration is {_called(inner)}, {_FOREIGN}"
-    elif type(inner) is Local:
-        yield from _reasons_of_local(inner)
-    elif type(inner) not in PLAIN:
-        yield f"thresholds of {_called(inner)} have no graph"
-
-
-def _reasons_of_local(local: Local) -> Any:
-    on = local.localizer.on
-    if not local.kernel.is_by_rank:
-        yield f"of the localizers only 'nearest' has a graph, not {local.kernel.name!r}"
-    if on != "prediction":
-        said = "a Python function" if callable(on) else repr(on)
-        yield f"neighbours are looked up by the prediction only, not by {said}"
-    elif local.embedding.dim() == 2 and local.embedding.shape[1] > 1:
+    elif type(inner) not in CALIBRATIONS:
         yield (
-            f"neighbours are looked up by one number, and the prediction has "
-            f"{local.embedding.shape[1]}"
+            f"thresholds of {_called(inner)} have no graph: only those of ffcp.Marginal and "
+            "ffcp.ByLabel do, also in groups"
         )
 
 

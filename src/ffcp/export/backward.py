@@ -25,7 +25,7 @@ def convolution_backward(
     groups: int,
     output_mask: list[bool],
 ) -> tuple[Tensor, None, None]:
-    """Give the gradient in the input: the convolution's transpose. Weights are frozen."""
+    """Return the gradient in the input: the convolution's transpose. Weights are frozen."""
     beyond = [0] * len(stride)
     if not transposed:  # what the stride left over at the far end of every axis
         reached = [
@@ -51,7 +51,7 @@ def average_pool_backward(
     count_include_pad: bool,
     divisor_override: int | None,
 ) -> Tensor:
-    """Give the gradient in the input of windows that are averaged, one axis after the other."""
+    """Return the gradient in the input of windows that are averaged, one axis after the other."""
     axes = []
     for axis in (0, 1):
         size, places = x.shape[axis - 2], torch.arange(gradient.shape[axis - 2], device=x.device)
@@ -68,7 +68,7 @@ def average_pool_backward(
 
 
 def adaptive_average_pool_backward(gradient: Tensor, x: Tensor) -> Tensor:
-    """Give the gradient in the input of windows that are as large as they must be."""
+    """Return the gradient in the input of windows that are as large as they must be."""
     axes = []
     for axis in (-2, -1):
         size, count = x.shape[axis], gradient.shape[axis]
@@ -79,13 +79,13 @@ def adaptive_average_pool_backward(gradient: Tensor, x: Tensor) -> Tensor:
 
 
 def _windows(start: Tensor, end: Tensor, size: int) -> Tensor:
-    """Say which of the places (size,) lie in each window (n,)."""
+    """Return which of the places (size,) lie in each window (n,)."""
     places = torch.arange(size, device=start.device)
     return (places >= start[:, None]) & (places < end[:, None])
 
 
 def _spread(gradient: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """Give what the windows (n, size) of two axes have from the gradient (..., n, m)."""
+    """Return what the windows (n, size) of two axes have from the gradient (..., n, m)."""
     return torch.matmul(torch.matmul(rows.T, gradient), columns)
 
 

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from ffcp.classification.predictor import LabelSets
 from ffcp.classification.rules import all_scores
-from ffcp.export.steps import ROUNDING, SetSteps
-from ffcp.network import inputs
+from ffcp.export.steps import RANDOM, ROUNDING, SetSteps
+from ffcp.network import inputs, passes
 from ffcp.regression.predictor import BandPredictor
 from ffcp.warnings import FFCPWarning
 
@@ -29,7 +29,7 @@ _OFF = 0.05  # the share of rows at which a kink may fall on the other side
 
 
 def rows_like(x: Any) -> Any:
-    """Give the example's rows, and if they are few, more that lie near them."""
+    """Return the example's rows, and if they are few, more that lie near them."""
     count = inputs.row_count(x)
     if count >= _ROWS:
         return x
@@ -77,9 +77,8 @@ def rounding_of_bands(
         lower, upper = ends[2 * number : 2 * number + 2]
         said = (band.prediction.cpu(), band.lower.cpu(), band.upper.cpu())
         must_be_close("prediction", prediction, said[0])
-        if not predictor.calibration.is_local:  # where another neighbour may be the nearest
-            must_be_close("lower end", lower, said[1])
-            must_be_close("upper end", upper, said[2])
+        must_be_close("lower end", lower, said[1])
+        must_be_close("upper end", upper, said[2])
         short = torch.maximum(short, _most(prediction - said[0]))
         short = torch.maximum(short, _most((lower - said[1]).clamp_min(0)))
         short = torch.maximum(short, _most((said[2] - upper).clamp_min(0)))
@@ -93,9 +92,8 @@ def rounding_of_sets(
 ) -> Tensor:
     """Compare the scores of a file; give by how much thresholds have to rise."""
     logits, *_, scores = run(data, feeds)
-    seen = predictor._pass()(x, 0)
-    share = feeds.get("random")
-    rows = steps.rows(seen._replace(output=seen.output.cpu()), share)
+    seen = passes.see(predictor.model, x, steps.needs)
+    rows = steps.rows(seen._replace(output=seen.output.cpu()), feeds.get(RANDOM))
     expected = all_scores(steps.rule, rows)
     must_be_close("prediction", logits, seen.output.cpu())
     must_be_close("score", scores, expected, torch.finfo(logits.dtype).eps)
@@ -104,7 +102,7 @@ def rounding_of_sets(
 
 
 def _most(difference: Tensor) -> Tensor:
-    """Give the largest difference of every output that is one of rounding."""
+    """Return the largest difference of every output that is one of rounding."""
     finite = difference.abs().nan_to_num(0.0, 0.0, 0.0)
     limit = 1e3 * torch.finfo(difference.dtype).eps * max(1.0, float(finite.max()))
     return finite.where(finite <= max(limit, 1e-3 * float(finite.max())), 0.0).amax(dim=0)

@@ -28,7 +28,6 @@ from torch.fx.experimental.symbolic_shapes import (
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ffcp.export.backward import BACKWARD
-from ffcp.export.simpler import simplify
 from ffcp.pieces import traced
 
 aten = torch.ops.aten
@@ -81,7 +80,7 @@ def onnx_model(
 
 
 def _rename(graph: Any, names: Mapping[str, str]) -> None:
-    """Give the values of an ONNX graph, and of the graphs inside it, other names."""
+    """Return the values of an ONNX graph, and of the graphs inside it, other names."""
     for value in (*graph.input, *graph.output, *graph.initializer, *graph.value_info):
         value.name = names.get(value.name, value.name)
     for node in graph.node:
@@ -121,7 +120,8 @@ def _traced(
             "its forward fixes the number of rows, as int(x.shape[0]) does, or len(x) in a "
             "function of another module; x.shape[0] does not"
         )
-    simplify(graph)
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
     return graph
 
 
@@ -134,7 +134,7 @@ def _without_values(mode: FakeTensorMode, x: Tensor, has_rows: bool) -> Tensor:
 
 @contextlib.contextmanager
 def rows_uncounted(model: nn.Module) -> Iterator[None]:
-    """Let ``len(x)`` in the modules that a model's layers come from leave the number of rows open.
+    """Keep ``len(x)``, in the modules of a model's layers, from fixing the number of rows.
 
     Python's own turns it into a number. This one says the same of everything that has values.
     """
@@ -175,7 +175,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _decompositions() -> dict[Any, Callable[..., Any]]:
-    """Give other operations for those that have no ONNX."""
+    """Return other operations for those that have no ONNX."""
     return {
         **BACKWARD,
         aten.sort.stable: _stable_sort,

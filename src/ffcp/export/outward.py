@@ -19,7 +19,7 @@ _UNITS = 8  # of rounding
 
 
 def near(dtype: torch.dtype) -> float:
-    """Give the share of a number that a few roundings can take from it."""
+    """Return the share of a number that a few roundings can take from it."""
     return _UNITS * torch.finfo(dtype).eps
 
 
@@ -51,7 +51,7 @@ class Outward(Family):
         self._ends = _in_type(bands.ends(seen), wide(self._dtype))
 
     def reach(self, seen: Seen, below: Tensor, above: Tensor) -> tuple[Tensor, Tensor]:
-        """Give the ends (n, m) whose targets have at most these one-sided scores."""
+        """Return the ends (n, m) whose targets have at most these one-sided scores."""
         ends = self._ends
         if ends.is_symmetric and below is above:
             # In this order: where slacks are constant, the first two terms are one number.

@@ -1,19 +1,21 @@
-"""A calibrated predictor as a function of tensors: from inputs to bands, or to label sets."""
+"""A calibrated predictor as a function of tensors: from inputs to intervals, or to label sets."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from ffcp.classification.predictor import LabelSets
 from ffcp.classification.rules import Rows
+from ffcp.conformal.bylabel import ByLabel
+from ffcp.conformal.calibration import Calibration
+from ffcp.conformal.mondrian import Mondrian
 from ffcp.export.outward import Outward, near
-from ffcp.export.share import Lookup, Share, Thresholds
-from ffcp.export.thresholds import lookup_of
 from ffcp.network import checks, jacobian, passes
 from ffcp.network.features import OUTPUT, Cut
 from ffcp.network.twin import twin_of, uncompiled
@@ -24,18 +26,8 @@ from ffcp.regression.family import SlackBands
 from ffcp.regression.predictor import BandPredictor
 from ffcp.regression.sides import ends_at
 
-ALPHA, GROUP, RANDOM, ROUNDING = "alpha", "group", "random", "rounding"
-
-
-class Given:
-    """The values of the inputs besides the model's, by their names."""
-
-    def __init__(self, x: Any, others: dict[str, Tensor]) -> None:
-        self.x, self._others = x, others
-
-    def get(self, name: str) -> Tensor | None:
-        """Give one of them, if there is such an input."""
-        return self._others.get(name)
+# The inputs of a graph besides the model's own.
+GROUP, RANDOM, ROUNDING = "group", "random", "rounding"
 
 
 class Steps:
@@ -46,23 +38,17 @@ class Steps:
     predictor
         The calibrated predictor.
     alphas
-        Shares of misses that are known; None if alpha is an input.
+        The shares of misses.
     columns
         How many thresholds a row has: one for each output or class, at most.
     """
 
-    def __init__(
-        self, predictor: Predictor, alphas: Sequence[Fraction] | None, columns: int
-    ) -> None:
-        lookup = lookup_of(predictor.calibration, columns)
-        assert lookup is not None  # what has none was refused
-        self._lookup: Lookup = lookup
-        each = predictor.alpha_of_each(Fraction(1, 2), predictor.calibration.coordinates)
-        self._parts = int(Fraction(1, 2) / each)
-        self._known = None
-        if alphas is not None:
-            self._known = [lookup(Share(alpha, self._parts)) for alpha in alphas]
-        self._needs = predictor._scorer.needs().joined(predictor.calibration.needs())
+    def __init__(self, predictor: Predictor, alphas: Sequence[Fraction], columns: int) -> None:
+        self._state = predictor.calibrated()
+        calibration = self._state.calibration
+        each = [predictor.alpha_of_each(alpha, calibration.coordinates) for alpha in alphas]
+        self._tables = [threshold_table(calibration, alpha, columns) for alpha in each]
+        self.needs = self._state.needs
         twin = twin_of(uncompiled(predictor.model))
         if twin is None:
             raise ValueError(
@@ -73,54 +59,94 @@ class Steps:
 
     def see(self, x: Any) -> Seen:
         """Run the model once; what is checked elsewhere is not looked at."""
-        inner = [name for name in dict.fromkeys(self._needs.norms) if name != OUTPUT]
-        with Cut(self.model, inner, values=self._needs.values) as cut:
+        inner = [name for name in dict.fromkeys(self.needs.norms) if name != OUTPUT]
+        with Cut(self.model, inner, values=self.needs.values) as cut:
             tap = cut(x)
-            norms = jacobian.take_norms(self.model, x, tap, inner, self._needs)
+            norms = jacobian.take_norms(self.model, x, tap, inner, self.needs)
         output = tap.prediction.detach()
-        if OUTPUT in self._needs.norms:
-            norms[OUTPUT] = passes._ones(output, self._needs)
+        if OUTPUT in self.needs.norms:
+            norms[OUTPUT] = passes.norms_of_output(output, self.needs)
         return Seen(x, output, norms, tap.values, range(0))
 
-    def thresholds(self, given: Given, seen: Seen) -> list[Tensor]:
-        """Look up the thresholds, for each alpha."""
-        known: list[Thresholds] | None = self._known
-        if known is None:
-            alpha = given.get(ALPHA)
-            assert alpha is not None
-            known = [self._lookup(Share(alpha, self._parts))]
-        return [thresholds(seen, given.get(GROUP)) for thresholds in known]
+    def thresholds(self, group: Tensor | None) -> list[Tensor]:
+        """Look up the thresholds of each alpha: (columns,), or (n, columns) by groups."""
+        if group is None:
+            return [table[0] for table in self._tables]
+        unknown = len(self._tables[0]) - 1
+        row = torch.where((group >= 0) & (group < unknown), group, unknown)
+        return [table[row] for table in self._tables]
+
+    @property
+    def has_infinite(self) -> list[bool]:
+        """Whether some output, class or group has an infinite threshold, for each alpha."""
+        known = slice(None, -1 if isinstance(self._state.calibration, Mondrian) else None)
+        return [bool(table[known].isinf().any()) for table in self._tables]
+
+
+def threshold_table(calibration: Calibration, alpha: Fraction, columns: int) -> Tensor:
+    """Return the thresholds of every group, and last those of rows whose group is unknown.
+
+    Without groups there is one row.
+
+    Examples
+    --------
+    >>> scores = Mondrian()
+    >>> scores.add(torch.tensor([[1.0], [2.0]]), {"group": ["a", "a"]})
+    >>> threshold_table(scores, Fraction(1, 2), 1)
+    tensor([[2.],
+            [inf]], dtype=torch.float64)
+    """
+    if not isinstance(calibration, Mondrian):
+        return _of_columns(calibration, alpha, columns)[None]
+    rows = [_of_columns(part, alpha, columns) for part in calibration.parts().values()]
+    return torch.stack([*rows, torch.full_like(rows[0], torch.inf)])
+
+
+def _of_columns(calibration: Calibration, alpha: Fraction, columns: int) -> Tensor:
+    """Look up thresholds; classes that no calibration row has are in every set."""
+    found = calibration.threshold(alpha)
+    if not isinstance(calibration, ByLabel):
+        return found
+    return pad(found, (0, columns - len(found)), value=torch.inf)
 
 
 class BandSteps(Steps):
-    """From inputs to the prediction and the ends of the bands of every alpha."""
+    """From inputs to the prediction and the ends of the intervals of every alpha."""
 
     names = ("lower", "upper")
 
     def __init__(
-        self, predictor: BandPredictor, alphas: Sequence[Fraction] | None, output: Tensor
+        self, predictor: BandPredictor, alphas: Sequence[Fraction], output: Tensor
     ) -> None:
-        self._family, self._layout = predictor._scorer, predictor._layout
-        # An end of the support, in the type of the bands, cuts off no target that lies on it.
+        super().__init__(predictor, alphas, predictor.calibration.coordinates)
+        self._family: Any = self._state.scorer
+        # An end of the support, in the type of the intervals, cuts off no target that lies on it.
         line = torch.tensor([-torch.inf, torch.inf], dtype=output.dtype)
         low, high = line if predictor.support is None else predictor.support.cut(*line)
         self._support = (float(low), float(high))
-        super().__init__(predictor, alphas, predictor.calibration.coordinates)
 
-    def __call__(self, given: Given) -> list[Tensor]:
-        """Give the prediction, then a lower and an upper end for each alpha."""
-        seen, rounding = self.see(given.x), given.get(ROUNDING)
-        assert rounding is not None
-        prediction = checks.like_target(self._family.prediction(seen.output), self._layout)
-        results, ends_of = [prediction], self._ends(seen, prediction, rounding)
-        for threshold in self.thresholds(given, seen):
+    def _prediction(self, output: Tensor) -> Tensor:
+        """Return the prediction in the shape of the targets."""
+        return checks.like_target(self._family.prediction(output), self._state.layout)
+
+    def no_rounding(self, output: Tensor) -> Tensor:
+        """Return the value of the input "rounding" that moves no end, one for each output."""
+        outcome = self._prediction(output)
+        return outcome.new_zeros(outcome.shape[1:])
+
+    def __call__(self, x: Any, others: Mapping[str, Tensor]) -> list[Tensor]:
+        """Return the prediction, then a lower and an upper end for each alpha."""
+        seen = self.see(x)
+        prediction = self._prediction(seen.output)
+        results, ends_of = [prediction], self._ends(seen, prediction, others[ROUNDING])
+        for threshold in self.thresholds(others.get(GROUP)):
             for end in ends_of(threshold):
                 whole = end if prediction.dim() == 2 else end.reshape(prediction.shape)
                 results.append(self._cut(whole))
         return results
 
     def _ends(self, seen: Seen, prediction: Tensor, rounding: Tensor) -> Callable[..., Any]:
-        """Give the ends at thresholds, outward by as much as another machine can round."""
+        """Return the ends at thresholds, outward by as much as another machine can round."""
         if isinstance(self._family, SlackBands):
             outward = Outward(self._family, seen, rounding)
             return lambda threshold: ends_at(outward, seen, threshold)
@@ -149,29 +175,37 @@ class SetSteps(Steps):
     def __init__(
         self,
         predictor: LabelSets,
-        alphas: Sequence[Fraction] | None,
+        alphas: Sequence[Fraction],
         output: Tensor,
         random: float | None,
     ) -> None:
-        self._score: Any = predictor._scorer
-        self.rule: Any = predictor._scorer.rule  # type: ignore[attr-defined]
+        super().__init__(predictor, alphas, output.shape[1])
+        self._score: Any = self._state.scorer
+        self.rule: Any = self._state.scorer.rule  # type: ignore[attr-defined]
         self._allow_empty, self._random = predictor.allow_zero_sets, random
         self._other_labels = predictor.other_labels
-        super().__init__(predictor, alphas, output.shape[1])
+
+    @property
+    def takes_random(self) -> bool:
+        """Whether the random numbers of rows are an input."""
+        return bool(self._score.randomized) and self._random is None
+
+    def no_rounding(self, output: Tensor) -> Tensor:
+        """Return the value of the input "rounding" that raises no threshold."""
+        return torch.zeros((), dtype=torch.float64)
 
     def rows(self, seen: Seen, share: Tensor | None) -> Rows:
-        """Give what scores are taken from."""
+        """Return what scores are taken from."""
         if share is None:
             fixed = self._random if self._score.randomized else 1.0
             share = torch.full_like(seen.output[:, 0], fixed or 0.0, dtype=torch.float64)
         feature = self._score.feature
         return Rows(seen.output, share, None if feature is None else seen.norms[feature])
 
-    def __call__(self, given: Given) -> list[Tensor]:
-        """Give the logits, a mask for each alpha, and the scores, by which rounding is measured."""
-        seen, rounding = self.see(given.x), given.get(ROUNDING)
-        assert rounding is not None
-        rows, rule = self.rows(seen, given.get(RANDOM)), self.rule
+    def __call__(self, x: Any, others: Mapping[str, Tensor]) -> list[Tensor]:
+        """Return the logits, a mask for each alpha, and the scores, which measure rounding."""
+        seen, rounding = self.see(x), others[ROUNDING]
+        rows, rule = self.rows(seen, others.get(RANDOM)), self.rule
         weights = rule.weights(seen.output)
         scores = rule.of_all(weights, rows)
         places = torch.arange(weights.shape[1])
@@ -180,7 +214,7 @@ class SetSteps(Steps):
         best = places == seen.output.masked_fill(below, -torch.inf).argmax(dim=1, keepdim=True)
         unknown = scores.isnan()  # a row that says nothing has all labels
         masks = []
-        for threshold in self.thresholds(given, seen):
+        for threshold in self.thresholds(others.get(GROUP)):
             mask = (scores <= threshold + rounding) | unknown
             if not self._allow_empty:
                 mask = mask | (best & ~mask.any(dim=1, keepdim=True))
@@ -189,3 +223,13 @@ class SetSteps(Steps):
                 mask = torch.cat([mask, everything], dim=1)
             masks.append(mask)
         return [seen.output, *masks, scores]
+
+
+def steps_of(
+    predictor: Predictor, alphas: Sequence[Fraction], output: Tensor, random: float | None
+) -> BandSteps | SetSteps:
+    """Return the steps of a predictor, whose model has such an output."""
+    if isinstance(predictor, LabelSets):
+        return SetSteps(predictor, alphas, output, random)
+    assert isinstance(predictor, BandPredictor)
+    return BandSteps(predictor, alphas, output)

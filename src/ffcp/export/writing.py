@@ -17,27 +17,17 @@ from ffcp import files
 from ffcp.classification.predictor import LabelSets
 from ffcp.classification.sets import LabelSet
 from ffcp.conformal.asked import ONE_LEVEL, asked_alphas, refuse_unknown
+from ffcp.conformal.mondrian import Mondrian
 from ffcp.conformal.rank import points_needed
 from ffcp.export import accepting, checking
 from ffcp.export.graph import ROWS, onnx_model, rows_uncounted
-from ffcp.export.share import MILLION
-from ffcp.export.steps import (
-    ALPHA,
-    GROUP,
-    RANDOM,
-    ROUNDING,
-    BandSteps,
-    Given,
-    SetSteps,
-)
-from ffcp.export.thresholds import group_labels, is_infinite
-from ffcp.network import inputs
-from ffcp.pieces import Seen
+from ffcp.export.steps import GROUP, RANDOM, ROUNDING, SetSteps, steps_of
+from ffcp.network import inputs, passes
 from ffcp.predictor import Predictor
 from ffcp.regression.predictor import BandPredictor
+from ffcp.warnings import warn
 
 _OLDEST = (2, 5)  # of torch: before, torch.onnx.export takes no program of torch.export
-_TRIED = (Fraction(1, 10), Fraction(1, 4))  # where alpha is an input
 _ONE_AT_A_TIME = threading.Lock()  # torch's exporter keeps its state for all threads together
 
 
@@ -45,7 +35,7 @@ def export(
     predictor: Predictor,
     path: str | Path,
     example: Any,
-    alphas: Sequence[Any] | None = ONE_LEVEL,
+    alphas: Sequence[Any] = ONE_LEVEL,
     random: float | None = None,
     confidence_level: Any = None,
     unknown: Mapping[str, Any] | None = None,
@@ -53,51 +43,40 @@ def export(
     """Write a predictor to a file; see :meth:`ffcp.predictor.Predictor.export`."""
     refuse_unknown(unknown or {})
     if confidence_level is not None:
-        given = None if alphas is ONE_LEVEL else alphas or "an input"
-        alphas, _ = asked_alphas(given, confidence_level)
+        alphas, _ = asked_alphas(None if alphas is ONE_LEVEL else alphas, confidence_level)
     for package in ("onnx", "onnxscript", "onnxruntime"):
         _must_be_installed(package)
-    predictor._must_be_calibrated()
     accepting.check(predictor)
     must_be_new_enough(torch.__version__)
     exact = _checked_alphas(alphas)
     _check_random(predictor, random)
     with _ONE_AT_A_TIME:
-        data = _Writing(predictor, example, exact, random).data()
+        writing = _Writing(predictor, example, exact, random)
+        data = writing.data()
     files.put(path, data)
-    _warn_of_infinite(predictor, exact or [])
+    writing.warn_of_infinite()
 
 
 class _Writing:
     """One file under way."""
 
     def __init__(
-        self,
-        predictor: Predictor,
-        example: Any,
-        alphas: list[Fraction] | None,
-        random: float | None,
+        self, predictor: Predictor, example: Any, alphas: list[Fraction], random: float | None
     ) -> None:
         self._predictor, self._alphas = predictor, alphas
-        x = inputs.Reader(predictor.model, predictor._layout)(example)
+        self._state = state = predictor.calibrated()
+        x = inputs.Reader(predictor.model, state.layout)(example)
         if not inputs.row_count(x):
             raise ValueError("the example has no rows: give some, which the file is compared on")
         self._x = checking.rows_like(_on_cpu(x))
-        self._labels = group_labels(predictor.calibration)
-        output = predictor._pass()(inputs.take(self._x, slice(0, 2)), 0)
-        self._steps = _steps_of(predictor, alphas, output.output, random)
-        self._takes_random = (
-            isinstance(predictor, LabelSets) and predictor._scorer.randomized and random is None
-        )
+        groups = state.calibration
+        self._labels = list(groups.groups) if isinstance(groups, Mondrian) else None
+        few = inputs.take(self._x, slice(0, 2))
+        output = passes.see(predictor.model, few, state.needs).output
+        self._steps = steps_of(predictor, alphas, output, random)
         self._names = _input_names(self._x, {*_RESERVED, *self._output_names()})
-        like = self._steps.see(inputs.take(self._x, slice(0, 2)))  # and colours, for the graph
-        self._rounding = self._no_rounding(like)
-
-    def _no_rounding(self, seen: Seen) -> Tensor:
-        if isinstance(self._predictor, BandPredictor):
-            outcome = self._predictor._prediction(seen)
-            return outcome.new_zeros(outcome.shape[1:])
-        return torch.zeros((), dtype=torch.float64)
+        like = self._steps.see(few)  # and colours, for the graph
+        self._rounding = self._steps.no_rounding(like.output)
 
     def data(self) -> bytes:
         """Make the file's bytes."""
@@ -122,25 +101,23 @@ class _Writing:
         def function(*tensors: Tensor) -> list[Tensor]:
             named = dict(zip(feeds, tensors, strict=True))
             leaves = {key: named[name] for key, name in self._names.items()}
-            return self._steps(Given(inputs.replace(x, leaves), named))
+            return self._steps(inputs.replace(x, leaves), named)
 
         try:
             with rows_uncounted(self._steps.model):
-                return onnx_model(function, feeds, (ALPHA, ROUNDING), self._output_names())
+                return onnx_model(function, feeds, (ROUNDING,), self._output_names())
         except Exception as error:
             raise ValueError(
                 f"torch cannot make a graph of this model: {_short(error)}. {_NOTHING}"
             ) from error
 
     def _feeds(self, x: Any) -> dict[str, Tensor]:
-        """Give a value for every input."""
+        """Return a value for every input."""
         rows = inputs.row_count(x)
         feeds = {self._names[key]: tensor for key, tensor in inputs.leaves(x)}
-        if self._alphas is None:
-            feeds[ALPHA] = torch.tensor(MILLION // 10)
         if self._labels is not None:
             feeds[GROUP] = torch.arange(rows) % len(self._labels)
-        if self._takes_random:
+        if isinstance(self._steps, SetSteps) and self._steps.takes_random:
             numbers = torch.rand(rows, generator=torch.Generator().manual_seed(0))
             feeds[RANDOM] = numbers.double()
         feeds[ROUNDING] = self._rounding
@@ -148,7 +125,7 @@ class _Writing:
 
     def _output_names(self) -> list[str]:
         each, names = self._steps.names, ["prediction"]
-        if self._alphas is None or len(self._alphas) == 1:
+        if len(self._alphas) == 1:
             names += each
         else:
             names += [f"{name}_{_written(alpha)}" for alpha in self._alphas for name in each]
@@ -164,29 +141,21 @@ class _Writing:
         groups = None
         if self._labels is not None:
             groups = [self._labels[place] for place in feeds[GROUP].tolist()]
-        compare = checking.rounding_of_bands
-        if self._alphas is not None:
-            return compare(self._predictor, data, feeds, self._x, groups, self._alphas)
-        tried = []
-        for alpha in _TRIED:
-            feeds[ALPHA] = torch.tensor(int(alpha * MILLION))
-            tried.append(compare(self._predictor, data, feeds, self._x, groups, [alpha]))
-        return torch.maximum(*tried)
+        return checking.rounding_of_bands(
+            self._predictor, data, feeds, self._x, groups, self._alphas
+        )
 
     def _metadata(self) -> dict[str, str]:
         from ffcp import __version__
 
-        predictor = self._predictor
-        assert predictor._identity is not None
+        predictor, state = self._predictor, self._state
         known: dict[str, Any] = {
             "ffcp": __version__,
             "method": type(predictor).__name__,
             "settings": json.dumps(predictor.settings()),
-            "points": str(len(predictor.calibration)),
-            "fingerprint": predictor._identity.fingerprint,
-            "alphas": "input"
-            if self._alphas is None
-            else json.dumps([str(a) for a in self._alphas]),
+            "points": str(len(state.calibration)),
+            "fingerprint": state.fingerprint,
+            "alphas": json.dumps([str(alpha) for alpha in self._alphas]),
         }
         if self._labels is not None:
             known["groups"] = json.dumps(self._labels)
@@ -195,24 +164,26 @@ class _Writing:
             known["names"] = json.dumps([*predictor.names, *other])  # type: ignore[misc]
         columns = {
             self._names[key.replace("x", "input", 1)]: part["columns"]
-            for key, part in predictor._layout.items()
+            for key, part in state.layout.items()
             if "columns" in part
         }
         if columns:
             known["columns"] = json.dumps(columns)
         return known
 
+    def warn_of_infinite(self) -> None:
+        """Warn of levels at which the file gives infinite intervals, or all labels."""
+        coordinates = self._state.calibration.coordinates
+        for alpha, is_infinite in zip(self._alphas, self._steps.has_infinite, strict=True):
+            if is_infinite:
+                needed = points_needed(self._predictor.alpha_of_each(alpha, coordinates))
+                warn(
+                    f"at alpha={float(alpha):g} the file gives infinite intervals, or all labels: "
+                    f"some thresholds have fewer calibration rows than the {needed} they need"
+                )
+
 
 _NOTHING = "Nothing was written"
-
-
-def _steps_of(
-    predictor: Predictor, alphas: list[Fraction] | None, output: Tensor, random: float | None
-) -> BandSteps | SetSteps:
-    if isinstance(predictor, LabelSets):
-        return SetSteps(predictor, alphas, output, random)
-    assert isinstance(predictor, BandPredictor)
-    return BandSteps(predictor, alphas, output)
 
 
 def _must_be_installed(package: str) -> None:
@@ -239,13 +210,9 @@ def must_be_new_enough(version: str) -> None:
         )
 
 
-def _checked_alphas(alphas: Sequence[Any] | None) -> list[Fraction] | None:
-    if alphas is None:
-        return None
+def _checked_alphas(alphas: Sequence[Any]) -> list[Fraction]:
     if not isinstance(alphas, (list, tuple)):
-        raise TypeError(
-            f"alphas is a list of numbers between 0 and 1, or None for an input, got {alphas!r}"
-        )
+        raise TypeError(f"alphas is a list of numbers between 0 and 1, got {alphas!r}")
     exact = asked_alphas(alphas)[0] if alphas else []
     if not exact or len(set(map(_written, exact))) < len(exact):
         raise ValueError(
@@ -267,8 +234,8 @@ def _written(alpha: Fraction) -> str:
 def _check_random(predictor: Predictor, random: float | None) -> None:
     if random is None:
         return
-    if not (isinstance(predictor, LabelSets) and predictor._scorer.randomized):
-        raise ValueError("random= is for label sets that are randomised, and these bands are not")
+    if not getattr(predictor.calibrated().scorer, "randomized", False):
+        raise ValueError("random= is for label sets that are randomised, and these are not")
     if isinstance(random, bool) or not 0 <= random < 1:
         raise ValueError(f"random must be None, for an input, or a number in [0, 1), got {random}")
 
@@ -287,7 +254,7 @@ def _input_names(x: Any, taken: set[str]) -> dict[str, str]:
     return names
 
 
-_RESERVED = {ALPHA, GROUP, RANDOM, ROUNDING, "prediction", "lower", "upper", "mask", "scores"}
+_RESERVED = {GROUP, RANDOM, ROUNDING, "prediction", "lower", "upper", "mask", "scores"}
 
 
 def _on_cpu(x: Any) -> Any:
@@ -311,20 +278,8 @@ def _describe(model: Any, metadata: dict[str, str]) -> None:
 
 
 def _short(error: BaseException) -> str:
-    """Give the first lines of what an error comes from: torch's go on for pages."""
+    """Return the first lines of what an error comes from: torch's go on for pages."""
     while error.__cause__ is not None:
         error = error.__cause__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return " ".join(lines[:3])[:400].rstrip(".") or type(error).__name__
-
-
-def _warn_of_infinite(predictor: Predictor, alphas: list[Fraction]) -> None:
-    for alpha in alphas:
-        own = predictor.alpha_of_each(alpha, predictor.calibration.coordinates)
-        columns = getattr(predictor, "classes", None) or predictor.calibration.coordinates
-        if is_infinite(predictor.calibration, own, columns):
-            predictor._warn(
-                f"at alpha={float(alpha):g} the file gives infinite bands, or all labels: some "
-                f"thresholds have too few finite calibration scores, and {points_needed(own)} at "
-                "least are needed"
-            )

@@ -266,7 +266,7 @@ class Rows:
             yield self.whole
             return
         count = 0
-        for item in _items(self._x):
+        for item in items(self._x):
             batch = self._read(_without_target(item, self._read.model))
             count += row_count(batch)
             yield batch
@@ -311,7 +311,7 @@ def _positional(model: nn.Module) -> tuple[int, float]:
     return sum(p.default is kinds.empty for p in plain), float("inf") if endless else len(plain)
 
 
-def _items(loader: Iterable[Any]) -> Iterator[Any]:
+def items(loader: Iterable[Any]) -> Iterator[Any]:
     """Yield the batches of a loader; refuse one that yields the same in every worker."""
     workers = 0
     if isinstance(loader, DataLoader) and isinstance(loader.dataset, IterableDataset):
@@ -362,7 +362,7 @@ def pairs(
             f"got {type(x).__name__} and no targets: "
             f"call {call}(x, y), or {call}(loader) with a loader of (x, y) pairs"
         )
-    for number, item in enumerate(_items(x)):
+    for number, item in enumerate(items(x)):
         if not isinstance(item, (tuple, list)) or len(item) != 2:
             raise TypeError(
                 f"a loader must yield pairs (x, y); batch {number} is {_describe(item)}. "

@@ -127,7 +127,9 @@ class Pass:
 
     def _with_output(self, seen: Seen) -> Seen:
         """Add what is known of the output itself without any pass."""
-        return seen._replace(norms={**seen.norms, OUTPUT: _ones(seen.output, self._needs)})
+        return seen._replace(
+            norms={**seen.norms, OUTPUT: norms_of_output(seen.output, self._needs)}
+        )
 
 
 class _Plan(NamedTuple):
@@ -175,8 +177,8 @@ def part_of(seen: Seen, rows: slice) -> Seen:
     )
 
 
-def _ones(output: Tensor, needs: Needs) -> Tensor:
-    """Give the norms at the output itself."""
+def norms_of_output(output: Tensor, needs: Needs) -> Tensor:
+    """Return the norms at the output itself, all of them 1."""
     if needs.of is None:
         return torch.ones_like(output)
     return torch.ones(len(output), dtype=torch.float64, device=output.device)

@@ -23,7 +23,7 @@ from ffcp.network import arrays, checks, inputs, passes
 from ffcp.network.identity import Identity, fingerprint
 from ffcp.network.modes import checked_autocast
 from ffcp.regression.bands import Interval
-from ffcp.warnings import FFCPWarning, lines_up
+from ffcp.warnings import warn
 
 Self = TypeVar("Self", bound="CrossBands")
 BOTH, LOWER, UPPER = "both", "lower", "upper"
@@ -223,14 +223,10 @@ class CrossBands(nn.Module):
         return self.predict_interval(x, alpha, **options)
 
     def _warn_of_infinite(self, alpha: Fraction) -> None:
-        import warnings
-
         need = -(-1 // alpha) - 1
-        warnings.warn(
+        warn(
             f"the band is infinite: {len(self.scores)} rows are too few for "
-            f"alpha = {float(alpha):g}, which needs at least {need}",
-            FFCPWarning,
-            stacklevel=lines_up(),
+            f"alpha = {float(alpha):g}, which needs at least {need}"
         )
 
     def _must_be_ready(self) -> None:

@@ -30,6 +30,7 @@ from ffcp.regression.family import Family
 from ffcp.regression.joint import has_own_thresholds, is_of_known, needs_whole_rows
 from ffcp.regression.sides import BOTH, EACH, LOWER, columns_of, ends_at, shared_out
 from ffcp.regression.support import checked_support
+from ffcp.warnings import warn
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -377,7 +378,7 @@ class BandPredictor(Predictor):
                 f". With joint={self.joint!r} only rows without a missing target calibrate: "
                 "joint='known' covers known outputs, and takes all rows"
             )
-        self._warn(f"{what} infinite{why}")
+        warn(f"{what} infinite{why}")
 
     def _must_be_settled(self) -> None:
         """Raise if something must be chosen before there are scores at all."""

@@ -22,6 +22,7 @@ from ffcp.pieces import Seen, name_of
 from ffcp.predictor import Predictor, steady
 from ffcp.recipes import public
 from ffcp.risk.losses import NAMED
+from ffcp.warnings import warn
 
 SIGMOID = "sigmoid"
 _STEPS = 1000  # of the default grid of levels
@@ -223,7 +224,7 @@ class RiskControl(Predictor):
                 lost.add(take(notes, levels.isinf()))
             buffer.add({"sets": self._sets(seen, levels), "level": levels})
         if len(lost):
-            self._warn(
+            warn(
                 f"the risk of {len(lost)} of {given.count} sets is not controlled"
                 f"{self._why_infinite(exact, lost.columns)}"
             )

@@ -28,6 +28,7 @@ from ffcp.regression.slacks import floored
 from ffcp.segmentation.counts import BINS, PixelCounts, exact_share, to_bins
 from ffcp.segmentation.sets import Maps, PixelSet, check_maps, label_maps
 from ffcp.segmentation.targets import DoubleLog
+from ffcp.warnings import warn
 
 LOGITS, DOUBLE_LOG = "logits", "double_log"
 _NETWORK = "network"  # the user's model, inside the one that ends in log(-log p)
@@ -326,7 +327,7 @@ class PixelSets(Predictor):
             what = "every set holds all labels"
             if given.count is not None and len(infinite) < given.count:
                 what = f"the sets of {len(infinite)} of {given.count} images hold all labels"
-            self._warn(f"{what}{self._why_infinite(exact, infinite.columns)}")
+            warn(f"{what}{self._why_infinite(exact, infinite.columns)}")
         return PixelSet(buffer["mask"], buffer["prediction"])
 
     def forward(self, x: Any, alpha: Any = None, **options: Any) -> PixelSet:
