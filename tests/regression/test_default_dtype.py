@@ -38,7 +38,7 @@ def bands(name: str, model: Any, x: Tensor, y: Tensor, path: Path, *, fit: bool 
     loaded = ffcp.load(path, model).predict_interval(x, first_row=0)
     found = predictor.predict_interval(x, first_row=0)
     assert torch.equal(loaded.upper, found.upper)
-    inside = (found.lower[200:, 0] <= y[200:]) & (y[200:] <= found.upper[200:, 0])
+    inside = (found.lower[200:] <= y[200:]) & (y[200:] <= found.upper[200:])
     assert inside.double().mean() > 0.85
     upper: Tensor = found.upper
     return upper
