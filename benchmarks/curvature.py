@@ -1,6 +1,6 @@
 """Whether the head's curvature makes better bands: ``python -m benchmarks.curvature [DATA ...]``.
 
-CP, FFCP and the slack of second order at the same layers, on the paper's networks of seeds 100 to
+CP, FFCP and the scale of second order at the same layers, on the paper's networks of seeds 100 to
 104 and on networks of a smooth activation whose noise comes in through the input.
 """
 
@@ -40,9 +40,9 @@ def bent(seed: int) -> tuple[nn.Sequential, Split]:
     return model.eval(), Split(x[:2000], y[:2000], x[2000:4000], y[2000:4000], x[4000:], y[4000:])
 
 
-def measure(model: nn.Sequential, parts: Split, slack: object) -> tuple[float, float, float]:
+def measure(model: nn.Sequential, parts: Split, scale: object) -> tuple[float, float, float]:
     """Mean length, interval score and coverage on the test rows."""
-    predictor = ffcp.Bands(model, slack=slack).calibrate(parts.x_cal, parts.y_cal)
+    predictor = ffcp.IntervalPredictor(model, scale=scale).calibrate(parts.x_cal, parts.y_cal)
     band = predictor.predict_interval(parts.x_test, alpha=ALPHA)
     y = parts.y_test
     return (
@@ -53,11 +53,11 @@ def measure(model: nn.Sequential, parts: Split, slack: object) -> tuple[float, f
 
 
 def _gradient_norm(layer: str, model: nn.Sequential) -> object:
-    return ffcp.GradientNorm(layer)
+    return ffcp.scales.GradientNorm(layer)
 
 
 def scales(layers: Iterable[str]) -> dict[str, Callable[[nn.Sequential], object]]:
-    result: dict[str, Callable[[nn.Sequential], object]] = {"CP": lambda _: ffcp.Constant()}
+    result: dict[str, Callable[[nn.Sequential], object]] = {"CP": lambda _: ffcp.scales.Constant()}
     for layer in layers:
         result[f"FFCP at {layer}"] = partial(_gradient_norm, layer)
         for step in STEPS:
@@ -70,7 +70,7 @@ def scales(layers: Iterable[str]) -> dict[str, Callable[[nn.Sequential], object]
 def compare(data: str) -> None:
     some = [bent(seed) for seed in range(100, 105)] if data == "sine" else list(networks(data))
     layers = ("input", "0") if data == "sine" else LAYERS
-    made = table(f"{data}, seeds 100 to 104", "slack", "mean length", "interval score", "coverage")
+    made = table(f"{data}, seeds 100 to 104", "scale", "mean length", "interval score", "coverage")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ffcp.FFCPWarning)
         for name, scale in scales(layers).items():

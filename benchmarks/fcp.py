@@ -19,8 +19,8 @@ import ffcp
 from benchmarks.timing import Resident, best_of, show, table, verdict
 from ffcp.network.heads import head
 from ffcp.regression.fcp import inversion
-from ffcp.regression.fcp.ball import STEP_COUNTS, Ball
-from ffcp.regression.predictor import BandPredictor
+from ffcp.regression.fcp.feature_ball import STEP_COUNTS, Ball
+from ffcp.regression.regression_predictor import RegressionPredictor
 from ffcp_paper.networks import SPLIT_POINTS, mlp
 
 COLUMNS, CALIBRATE, TEST = 100, 20_000, 10_000
@@ -124,12 +124,15 @@ def shares_of(run: Callable[[], object]) -> tuple[str, str]:
 
 
 def side_by_side(
-    title: str, outputs: int, methods: dict[str, Callable[[nn.Module], BandPredictor]], rounds: int
+    title: str,
+    outputs: int,
+    methods: dict[str, Callable[[nn.Module], RegressionPredictor]],
+    rounds: int,
 ) -> None:
     """Seconds, ratios, and what share of FCP is inversion and what is bounds."""
     model, x, y, x_test = data(outputs)
 
-    def whole(make: Callable[[nn.Module], BandPredictor]) -> Callable[[], object]:
+    def whole(make: Callable[[nn.Module], RegressionPredictor]) -> Callable[[], object]:
         return lambda: make(model).calibrate(x, y).predict_interval(x_test)
 
     times = best_of({name: whole(make) for name, make in methods.items()}, rounds)
@@ -149,7 +152,7 @@ def side_by_side(
     show(made)
 
 
-POINT: dict[str, Callable[[nn.Module], BandPredictor]] = {
+POINT: dict[str, Callable[[nn.Module], RegressionPredictor]] = {
     "CP": ffcp.CP,
     "FFCP": lambda m: ffcp.FFCP(m, FEATURE),
     "FCP, 20 steps": lambda m: ffcp.FCP(m, FEATURE, steps=20),
@@ -158,7 +161,7 @@ POINT: dict[str, Callable[[nn.Module], BandPredictor]] = {
     "FCP, exact": lambda m: ffcp.FCP(m, FEATURE, invert="exact"),
     "FCP, exact, CROWN": lambda m: ffcp.FCP(m, FEATURE, invert="exact", bound="crown"),
 }
-QUANTILES: dict[str, Callable[[nn.Module], BandPredictor]] = {
+QUANTILES: dict[str, Callable[[nn.Module], RegressionPredictor]] = {
     "CQR": ffcp.CQR,
     "FFCQR": lambda m: ffcp.FFCQR(m, FEATURE),
     "FCQR, 20 steps": lambda m: ffcp.FCQR(m, FEATURE, steps=20),

@@ -30,8 +30,8 @@ import ffcp
 from ffcp import files
 from ffcp.conformal.columns import with_prefix
 from ffcp.network.identity import fingerprint
-from ffcp.regression.learned.family import hash_of
-from ffcp.regression.learned.sight import Sight
+from ffcp.regression.learned.feature_columns import FeatureColumns
+from ffcp.regression.learned.learned_score import hash_of
 
 FAULTS = ("wrong bands", "touched models", "errors of another class", "lost calibrations")
 JUNK: tuple[Any, ...] = (
@@ -72,7 +72,7 @@ def subjects() -> dict[str, Subject]:
         result = predictor.predict_interval(x[:6], 0.2)
         return torch.cat([result.lower, result.upper])
 
-    near = ffcp.Localizer("gaussian", on="input")
+    near = ffcp.kernels.Localizer("gaussian", on="input")
     halves = ["a", "b"] * 45
     few = {"rank_error": 0.1}
     return {
@@ -90,7 +90,9 @@ def subjects() -> dict[str, Subject]:
         "Learned, boosting": Subject(
             lambda: ffcp.Learned(body, learner="boosting", seed=0), grown, noise, band
         ),
-        "Auto": Subject(lambda: ffcp.Auto(body, choose_fraction=0.5, seed=0), grown, noise, band),
+        "Auto": Subject(
+            lambda: ffcp.Auto(body, selection_fraction=0.5, seed=0), grown, noise, band
+        ),
         "FCP": Subject(lambda: ffcp.FCP(body, "0", steps=2), x, y, band),
         "PixelSets": Subject(
             lambda: ffcp.segmentation.PixelSets(segments), images, maps,
@@ -121,20 +123,23 @@ def more_subjects() -> dict[str, Subject]:
         result = predictor.predict_interval(x[:6], 0.2)
         return torch.cat([result.lower, result.upper])
 
-    learned, new = ffcp.Weighted("learn"), {"new": torch.randn(90, 3) + 0.3}
-    shift = ffcp.LabelShift([0.5, 1.0, 2.0])
+    learned, new = ffcp.calibrations.Weighted("learn"), {"new": torch.randn(90, 3) + 0.3}
+    shift = ffcp.calibrations.LabelShift([0.5, 1.0, 2.0])
     return {
         "Weighted": Subject(
-            lambda: ffcp.CP(body, calibration=ffcp.Weighted(tilted)), x, y, band
+            lambda: ffcp.CP(body, calibration=ffcp.calibrations.Weighted(tilted)), x, y, band
         ),
         "learned": Subject(lambda: ffcp.CP(body, calibration=learned, seed=0), x, y, band, new),
-        "groups": Subject(lambda: ffcp.CP(body, calibration=ffcp.Mondrian(by=sides)), x, y, band),
+        "groups": Subject(
+            lambda: ffcp.CP(body, calibration=ffcp.calibrations.Mondrian(by=sides)), x, y, band
+        ),
         "LabelShift": Subject(
             lambda: ffcp.LAC(classes, calibration=shift), x, labels,
             lambda p: p.predict_set(x[:20], 0.2).mask,
         ),
         "learned classes": Subject(
-            lambda: ffcp.LAC(classes, calibration=ffcp.LabelShift(), seed=0), x, labels,
+            lambda: ffcp.LAC(classes, calibration=ffcp.calibrations.LabelShift(), seed=0),
+            x, labels,
             lambda p: p.predict_set(x[:20], 0.2).mask, new,
         ),
         "RiskControl": Subject(
@@ -170,7 +175,7 @@ def sealed_damage(data: bytes, random: np.random.Generator) -> bytes:
     if random.random() < 0.5:
         damage_tensors(tensors, random)
         if settings["settings"].get("family") == "learned":  # make that hash right as well
-            sight = {n: settings["settings"][n] for n in Sight().settings()}
+            sight = {n: settings["settings"][n] for n in FeatureColumns().settings()}
             settings["settings"]["learned"] = hash_of(with_prefix(LEARNED, tensors), sight)
     elif random.random() < 0.95:
         settings = damaged_settings(settings, random)

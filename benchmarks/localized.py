@@ -18,10 +18,11 @@ from torch import Tensor, nn
 import ffcp
 from benchmarks.timing import Resident, best_of, show, table, verdict
 from benchmarks.trained import networks
-from ffcp import Local, Localizer
-from ffcp.conformal.draws import Draws
+from ffcp.calibrations import Local
+from ffcp.conformal.kernel_weights import level_target
 from ffcp.conformal.local import LEVEL_ROWS
-from ffcp.conformal.weights import level_target
+from ffcp.conformal.random_numbers import Draws
+from ffcp.kernels import Localizer
 from ffcp_paper.datasets import Split
 
 POINTS, ROWS, WIDTH = 20_000, 20_000, 64
@@ -155,7 +156,7 @@ def guarantees(points: int = 100, tests: int = 20) -> None:
         for guarantee in ("none", "level", "random"):
             if (kernel, guarantee) == ("nearest", "random"):
                 continue
-            localizer = ffcp.Localizer(kernel, "input", bandwidth)
+            localizer = ffcp.kernels.Localizer(kernel, "input", bandwidth)
             covered, infinite, length = _draws(model, localizer, guarantee, points, tests)
             made.add_row(
                 f"{kernel} {bandwidth:g}", guarantee, f"{covered:.1%}", f"{infinite:.1%}",
@@ -165,7 +166,7 @@ def guarantees(points: int = 100, tests: int = 20) -> None:
 
 
 def _draws(
-    model: nn.Module, localizer: ffcp.Localizer, guarantee: str, n: int, t: int
+    model: nn.Module, localizer: ffcp.kernels.Localizer, guarantee: str, n: int, t: int
 ) -> tuple[float, float, float]:
     generator = torch.Generator().manual_seed(0)
     inside, lengths = [], []
@@ -234,7 +235,7 @@ def _lengths(
     places = []
     for part in where.reshape(len(exact), -1).split(128):
         sums = weights.around(part).sums(0)
-        places.append(sums.reach(level_target(sums.total + weights.own, level)))
+        places.append(sums.position(level_target(sums.total + weights.own, level)))
     bound = 2 * near._sorted_scores(0)[torch.cat(places)]
     finite = bound.isfinite()
     return (

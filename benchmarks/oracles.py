@@ -196,12 +196,12 @@ def torchcp(kind: str, cal: Data, new: Data) -> Array:
 def bands() -> None:
     cal, new = regression()
 
-    def ours(made: ffcp.Bands, groups: int | None = None) -> Array:
+    def ours(made: ffcp.IntervalPredictor, groups: int | None = None) -> Array:
         given, asked = (None if groups is None else part.x[:, groups] for part in (cal, new))
         made.calibrate(cal.x, cal.y, groups=given)
         return ends(made.predict_interval(new.x, ALPHA, groups=asked))
 
-    hard = ffcp.Bands(Columns(0), slack=lambda seen: seen.x[:, 3])
+    hard = ffcp.IntervalPredictor(Columns(0), scale=lambda seen: seen.x[:, 3])
     rows: list[tuple[str, Array, Mapping[str, Peer]]] = [
         ("CP", ours(ffcp.CP(Columns(0))), {
             "crepes": lambda: crepes(cal, new),
@@ -339,7 +339,7 @@ def sets(title: str, spread: float, hotter: float) -> None:
         "aps": rules.Cumulative(),
         "raps": rules.Cumulative(lam=0.01, kreg=5),
     }
-    named: dict[str, dict[str, ffcp.LabelSets]] = {
+    named: dict[str, dict[str, ffcp.SetPredictor]] = {
         "lac": {"LAC": ffcp.LAC(nn.Identity())},
         "aps": {
             "APS": ffcp.APS(nn.Identity(), seed=0),

@@ -25,7 +25,7 @@ def many_outputs(rounds: int = 5) -> None:
     x, y = torch.randn(ROWS, OUTPUTS), torch.randn(ROWS, OUTPUTS)
     cp = ffcp.CP(model).calibrate(x, y)
     first = ffcp.FFCP(model, "0").calibrate(x, y)
-    sketch = ffcp.FFCP(model, "0", method=ffcp.Sketch()).calibrate(x, y)
+    sketch = ffcp.FFCP(model, "0", method=ffcp.scales.Sketch()).calibrate(x, y)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ffcp.FFCPWarning)
         times = best_of(

@@ -16,11 +16,12 @@ from torch import Tensor, nn
 
 import ffcp
 from benchmarks.timing import Resident, best_of, show, table, verdict
-from ffcp import Sketch, Smooth, metrics
+from ffcp import metrics
 from ffcp.network.features import Cut
 from ffcp.network.jacobian import Method
 from ffcp.network.jacobian.coloured import colours
 from ffcp.network.jacobian.exact import jacobian_rows
+from ffcp.scales import Sketch, Smooth
 from ffcp_paper.training import train
 
 CHANNELS, CLASSES, HEIGHT, WIDTH, PROBES = 64, 20, 64, 128, 32

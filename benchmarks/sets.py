@@ -50,7 +50,7 @@ def bare(logits: Tensor) -> Tensor:
     return logits.sort(dim=1, descending=True).values.cumsum(dim=1)
 
 
-METHODS: dict[str, Callable[[], ffcp.LabelSets]] = {
+METHODS: dict[str, Callable[[], ffcp.SetPredictor]] = {
     "LAC": lambda: ffcp.LAC(nn.Identity()),
     "APS": lambda: ffcp.APS(nn.Identity()),
     "RAPS": lambda: ffcp.RAPS(nn.Identity(), lam=0.01, kreg=5),
@@ -59,7 +59,7 @@ METHODS: dict[str, Callable[[], ffcp.LabelSets]] = {
 }
 
 
-def calibrated(sharp: bool) -> dict[str, ffcp.LabelSets]:
+def calibrated(sharp: bool) -> dict[str, ffcp.SetPredictor]:
     data = logits_and_labels(CALIBRATION, sharp=sharp, seed=1)
     return {name: make().calibrate(*data) for name, make in METHODS.items()}
 

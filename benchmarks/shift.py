@@ -97,14 +97,20 @@ def main() -> None:
         "CP": (lambda: ffcp.CP(model), False),
         "FFCP": (lambda: ffcp.FFCP(model, "layer"), False),
         "LCP": (lambda: ffcp.LCP(model), False),
-        "CP, true ratio": (lambda: ffcp.CP(model, calibration=ffcp.Weighted(true_ratio)), False),
-        "FFCP, true ratio": (
-            lambda: ffcp.FFCP(model, "layer", calibration=ffcp.Weighted(true_ratio)),
+        "CP, true ratio": (
+            lambda: ffcp.CP(model, calibration=ffcp.calibrations.Weighted(true_ratio)),
             False,
         ),
-        "CP, learned": (lambda: ffcp.CP(model, calibration=ffcp.Weighted("learn")), True),
+        "FFCP, true ratio": (
+            lambda: ffcp.FFCP(model, "layer", calibration=ffcp.calibrations.Weighted(true_ratio)),
+            False,
+        ),
+        "CP, learned": (
+            lambda: ffcp.CP(model, calibration=ffcp.calibrations.Weighted("learn")),
+            True,
+        ),
         "FFCP, learned": (
-            lambda: ffcp.FFCP(model, "layer", calibration=ffcp.Weighted("learn")),
+            lambda: ffcp.FFCP(model, "layer", calibration=ffcp.calibrations.Weighted("learn")),
             True,
         ),
     }
@@ -116,8 +122,8 @@ def main() -> None:
     print("\n| classes moved | coverage | mean size |\n|---|---|---|")
     kinds: dict[str, tuple[Any, bool]] = {
         "LAC": (None, False),
-        "LAC, true ratio": (ffcp.LabelShift(RATIO.tolist()), False),
-        "LAC, learned": (ffcp.LabelShift(), True),
+        "LAC, true ratio": (ffcp.calibrations.LabelShift(RATIO.tolist()), False),
+        "LAC, learned": (ffcp.calibrations.LabelShift(), True),
     }
     for name, (calibration, learns) in kinds.items():
         coverage, size = sets(calibration, learns)

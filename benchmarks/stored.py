@@ -22,7 +22,7 @@ from benchmarks.timing import best_of, show, table, verdict
 
 ROWS, ALPHA = 100_000, 0.1
 KEPT = "ffcp, kept"  # a predictor, which has its scores ready for more
-Bands = tuple[np.ndarray, np.ndarray]
+IntervalPredictor = tuple[np.ndarray, np.ndarray]
 _random = np.random.default_rng(0)
 Y, Y_NEW = _random.standard_normal((2, ROWS))
 POINT, POINT_NEW = Y + _random.standard_normal(ROWS), Y_NEW + _random.standard_normal(ROWS)
@@ -30,24 +30,24 @@ ENDS = np.stack([POINT - 1, POINT + 1.2], axis=1)
 ENDS_NEW = np.stack([POINT_NEW - 1, POINT_NEW + 1.2], axis=1)
 
 
-def ours(predicted: np.ndarray, new: np.ndarray) -> Bands:
-    band = ffcp.bands_from(predicted, Y, new, ALPHA, quantiles=predicted.ndim > 1)
+def ours(predicted: np.ndarray, new: np.ndarray) -> IntervalPredictor:
+    band = ffcp.intervals_from(predicted, Y, new, ALPHA, quantiles=predicted.ndim > 1)
     return band.lower.numpy(), band.upper.numpy()
 
 
-def kept_cp() -> Bands:
+def kept_cp() -> IntervalPredictor:
     predictor = ffcp.CP(ffcp.Stored()).calibrate(POINT, Y)
     band = predictor.predict_interval(POINT_NEW, ALPHA)
     return band.lower.numpy(), band.upper.numpy()
 
 
-def kept_cqr() -> Bands:
+def kept_cqr() -> IntervalPredictor:
     predictor = ffcp.CQR(ffcp.Stored()).calibrate(ENDS, Y)
     band = predictor.predict_interval(ENDS_NEW, ALPHA)
     return band.lower.numpy(), band.upper.numpy()
 
 
-def crepes_cp() -> Bands:
+def crepes_cp() -> IntervalPredictor:
     from crepes import ConformalRegressor
 
     regressor = ConformalRegressor().fit(Y - POINT)
@@ -55,7 +55,7 @@ def crepes_cp() -> Bands:
     return lower, upper
 
 
-def _puncc(score: str, sets: str, predicted: np.ndarray, new: np.ndarray) -> Bands:
+def _puncc(score: str, sets: str, predicted: np.ndarray, new: np.ndarray) -> IntervalPredictor:
     from deel.puncc.api import nonconformity_scores, prediction_sets
     from deel.puncc.api.calibration import BaseCalibrator
 
@@ -84,7 +84,7 @@ class _Known:
         return values
 
 
-def mapie_cqr() -> Bands:
+def mapie_cqr() -> IntervalPredictor:
     from mapie.regression import ConformalizedQuantileRegressor
 
     regressor = ConformalizedQuantileRegressor(
@@ -94,7 +94,7 @@ def mapie_cqr() -> Bands:
     return ends[:, 0, 0], ends[:, 1, 0]
 
 
-def mapie_cp() -> Bands:
+def mapie_cp() -> IntervalPredictor:
     from mapie.regression import SplitConformalRegressor
 
     regressor = SplitConformalRegressor(
@@ -104,7 +104,7 @@ def mapie_cp() -> Bands:
     return ends[:, 0, 0], ends[:, 1, 0]
 
 
-METHODS: dict[str, dict[str, Callable[[], Bands]]] = {
+METHODS: dict[str, dict[str, Callable[[], IntervalPredictor]]] = {
     "CP": {
         "ffcp": lambda: ours(POINT, POINT_NEW),
         KEPT: kept_cp,

@@ -36,7 +36,7 @@ import pandas as pd
 import torch
 
 from ffcp import metrics, tables
-from ffcp.tables import dividing, training
+from ffcp.tables import splitting, training
 from ffcp_paper import datasets
 
 ALPHA = 0.1
@@ -74,7 +74,7 @@ class Task(NamedTuple):
 class Rows(NamedTuple):
     x: Array
     y: Array
-    parts: dividing.Division
+    parts: splitting.Division
 
     @property
     def learned(self) -> Array:
@@ -83,7 +83,7 @@ class Rows(NamedTuple):
 
 def rows_of(name: str, seed: int) -> Rows:
     data = datasets.load(name, seed)
-    parts = dividing.divide(len(data.y), ALPHA, seed, crossing=True)
+    parts = splitting.divide(len(data.y), ALPHA, seed, crossing=True)
     rows = Rows(data.x.astype(np.float64), data.y, parts)
     return rows._replace(y=data.y / np.abs(data.y[rows.learned]).mean())
 
@@ -144,12 +144,12 @@ def theirs(rows: Rows, task: Task) -> dict[str, Result]:
 
 # -- keeping ---------------------------------------------------------------------------------------
 
-Kept = dict[tuple[str, int, str, str], dict[str, Result]]
+StreamState = dict[tuple[str, int, str, str], dict[str, Result]]
 
 
-def kept(path: Path) -> Kept:
+def kept(path: Path) -> StreamState:
     """Read what is known, by data set, seed, library and label; a line cut short is not."""
-    known: Kept = {}
+    known: StreamState = {}
     for line in path.read_text().splitlines() if path.is_file() else []:
         try:
             one = json.loads(line)
@@ -208,7 +208,7 @@ def _said(result: Result) -> str:
 Runs = dict[str, list[dict[str, Result]]]  # of every data set, all methods of every seed
 
 
-def together(known: Kept, names: Sequence[str], seeds: Sequence[int], label: str) -> Runs:
+def together(known: StreamState, names: Sequence[str], seeds: Sequence[int], label: str) -> Runs:
     """Put methods of the same rows side by side, where ours is known."""
     runs: Runs = {}
     for name in names:

@@ -23,10 +23,10 @@ class Asked(NamedTuple):
     threads: int
 
 
-Bands = Iterator[tuple[str, Callable[[], Any]]]  # by name, made when it is asked for
+IntervalPredictor = Iterator[tuple[str, Callable[[], Any]]]  # by name, made when it is asked for
 
 
-def mapie(data: Any, asked: Asked) -> Bands:
+def mapie(data: Any, asked: Asked) -> IntervalPredictor:
     """MAPIE on scikit-learn's boosted trees."""
     yield "MAPIE, boosting, CQR", lambda: _mapie_cqr(data, asked)
     yield "MAPIE, boosting, normalised", lambda: _mapie_normalised(data, asked)
@@ -63,7 +63,7 @@ def _mapie_normalised(data: Any, asked: Asked) -> Any:
     return model.predict_interval(data["x_test"])[1][:, :, 0]
 
 
-def crepes(data: Any, asked: Asked) -> Bands:
+def crepes(data: Any, asked: Asked) -> IntervalPredictor:
     """Give both ways of crepes on one random forest, whose time counts in both."""
     from crepes import WrapRegressor
     from crepes.extras import DifficultyEstimator
@@ -90,7 +90,7 @@ def crepes(data: Any, asked: Asked) -> Bands:
 LIBRARIES = {"mapie": mapie, "crepes": crepes}
 
 
-def measured(bands: Bands) -> dict[str, Any]:
+def measured(bands: IntervalPredictor) -> dict[str, Any]:
     """Make bands one by one; what they share is in the time of each."""
     result: dict[str, Any] = {}
     shared, start = 0.0, time.process_time()

@@ -54,13 +54,13 @@ def together(*jobs: Callable[[], None]) -> list[str]:
     return raised
 
 
-def ends(predictor: ffcp.Bands) -> Tensor:
+def ends(predictor: ffcp.IntervalPredictor) -> Tensor:
     band = predictor.predict_interval(NEW, 0.1)
     return torch.stack([band.lower, band.upper])
 
 
 def asking(
-    predictor: ffcp.Bands, expected: list[Tensor]
+    predictor: ffcp.IntervalPredictor, expected: list[Tensor]
 ) -> tuple[list[Callable[[], None]], list[int]]:
     """Make the jobs of eight threads, and a list that collects how many bands were wrong."""
     wrong: list[int] = []
@@ -175,7 +175,7 @@ def accepted(job: Callable[[], Any]) -> int:
     return 1
 
 
-def flipped_bits(predictor: ffcp.Bands) -> int:
+def flipped_bits(predictor: ffcp.IntervalPredictor) -> int:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "calibration.safetensors"
         predictor.save(path)
@@ -198,7 +198,7 @@ def one_row_at_a_time() -> dict[str, int]:
     t = torch.randn(1400, generator=GENERATOR)
     first = nn.Linear(5, 1, bias=False)
     nn.init.zeros_(first.weight)
-    near = ffcp.Localizer("gaussian", on="input", bandwidth=3.0)
+    near = ffcp.kernels.Localizer("gaussian", on="input", bandwidth=3.0)
     low = {"APS": 0, "RAPS": 0, "LCP random": 0}
     for seed in range(20):
         sets = {

@@ -17,7 +17,7 @@ def serve(path: str) -> None:
 
     session = onnxruntime.InferenceSession(path)
 
-    class Bands(BaseHTTPRequestHandler):
+    class IntervalPredictor(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             rows = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             ends = session.run(["lower", "upper"], {"x": rows})
@@ -25,7 +25,7 @@ def serve(path: str) -> None:
             self.end_headers()
             self.wfile.write(json.dumps([end.tolist() for end in ends]).encode())
 
-    server = HTTPServer(("127.0.0.1", 0), Bands)
+    server = HTTPServer(("127.0.0.1", 0), IntervalPredictor)
     print(server.server_port, "torch" in sys.modules or "ffcp" in sys.modules, flush=True)
     server.serve_forever()
 

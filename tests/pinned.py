@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 import ffcp
-from ffcp.conformal.draws import Stream
+from ffcp.conformal.random_numbers import Stream
 from ffcp.predictor import Predictor
 
 
-def _from_row(predictor: Predictor, seen: ffcp.Seen, first_row: int | None) -> Tensor:
+def _from_row(predictor: Predictor, seen: ffcp.BatchOutput, first_row: int | None) -> Tensor:
     if first_row is not None and first_row < 0:
         raise ValueError(f"first_row counts from 0, got {first_row}")
     return torch.arange(seen.rows.start, seen.rows.stop) + (first_row or 0)

@@ -16,9 +16,9 @@ from torch import nn
 from typer.testing import CliRunner
 
 import ffcp
-from ffcp.conformal.asked import asked_alpha, asked_alphas
+from ffcp.conformal.coverage_level import requested_alpha, requested_alphas
 from ffcp.segmentation import PixelSets
-from ffcp.sklearn import BandRegressor, SetClassifier
+from ffcp.sklearn import ConformalClassifier, ConformalRegressor
 from tests.conftest import normal, small_mlp
 
 X, Y = normal(200, 4, seed=0), normal(200, seed=1)
@@ -35,7 +35,7 @@ def called() -> Callable[..., Any]:
 
 
 def folds() -> Callable[..., Any]:
-    made = ffcp.CrossBands([small_mlp(), small_mlp()], np.arange(200) % 2)
+    made = ffcp.CrossConformal([small_mlp(), small_mlp()], np.arange(200) % 2)
     return made.calibrate(X, Y).predict_interval
 
 
@@ -52,16 +52,16 @@ def pixels() -> Callable[..., Any]:
 
 def stored() -> Callable[..., Any]:
     values = X[:, 0].numpy(), Y.numpy(), X[:9, 0].numpy()
-    return lambda x, *args, **more: ffcp.bands_from(*values, *args, **more)
+    return lambda x, *args, **more: ffcp.intervals_from(*values, *args, **more)
 
 
 def regressor() -> Callable[..., Any]:
-    made = BandRegressor(small_mlp(), method="cp").fit(X.numpy(), Y.numpy())
+    made = ConformalRegressor(small_mlp(), method="cp").fit(X.numpy(), Y.numpy())
     return lambda x, *args, **more: made.predict_interval(x.numpy(), *args, **more)
 
 
 def classifier() -> Callable[..., Any]:
-    made = SetClassifier(small_mlp(outputs=3), method="lac").fit(X.numpy(), LABELS.numpy())
+    made = ConformalClassifier(small_mlp(outputs=3), method="lac").fit(X.numpy(), LABELS.numpy())
     return lambda x, *args, **more: made.predict_set(x.numpy(), *args, **more)
 
 
@@ -71,9 +71,9 @@ def stream() -> Callable[..., Any]:
 
 
 DOORS: dict[str, Callable[[], Callable[..., Any]]] = {
-    "predict_interval": band, "forward": called, "CrossBands": folds, "predict_set": sets,
-    "PixelSets": pixels, "bands_from": stored, "BandRegressor": regressor,
-    "SetClassifier": classifier, "Online": stream,
+    "predict_interval": band, "forward": called, "CrossConformal": folds, "predict_set": sets,
+    "PixelSets": pixels, "intervals_from": stored, "ConformalRegressor": regressor,
+    "ConformalClassifier": classifier, "Online": stream,
 }  # fmt: skip
 
 
@@ -122,16 +122,19 @@ def test_every_door_warns_of_an_alpha_that_asks_for_little(
 
 
 def test_what_is_asked_for_is_exact() -> None:
-    assert asked_alpha(None) == Fraction(1, 10)
-    assert asked_alpha(None, 0.95) == asked_alpha(0.05) == Fraction(1, 20)
-    assert asked_alpha(None, default=Fraction(9, 10)) == Fraction(9, 10)
-    assert asked_alphas(None, (0.9, Decimal("0.95"))) == ([Fraction(1, 10), Fraction(1, 20)], True)
-    assert asked_alphas((0.1, 0.9)) == ([Fraction(1, 10), Fraction(9, 10)], True)  # a fan
+    assert requested_alpha(None) == Fraction(1, 10)
+    assert requested_alpha(None, 0.95) == requested_alpha(0.05) == Fraction(1, 20)
+    assert requested_alpha(None, default=Fraction(9, 10)) == Fraction(9, 10)
+    assert requested_alphas(None, (0.9, Decimal("0.95"))) == (
+        [Fraction(1, 10), Fraction(1, 20)],
+        True,
+    )
+    assert requested_alphas((0.1, 0.9)) == ([Fraction(1, 10), Fraction(9, 10)], True)  # a fan
     with pytest.warns(ffcp.FFCPWarning, match="alpha=0.9"):
-        asked_alphas((0.95, 0.9))
-    assert asked_alpha(0.5) == Fraction(1, 2)
+        requested_alphas((0.95, 0.9))
+    assert requested_alpha(0.5) == Fraction(1, 2)
     with pytest.raises(TypeError, match="alpha"):
-        asked_alpha((0.1, 0.2))
+        requested_alpha((0.1, 0.2))
 
 
 def test_several_confidence_levels_come_from_one_pass() -> None:
@@ -168,11 +171,11 @@ def test_a_stream_and_a_monitor_warn_when_they_are_made_and_not_again() -> None:
 
 def test_the_level_of_an_estimator_is_that_of_its_predictions() -> None:
     x, y = X.numpy(), Y.numpy()
-    given = BandRegressor(small_mlp(), method="cp", confidence_level=0.8).fit(x, y)
-    alpha = BandRegressor(small_mlp(), method="cp", alpha=0.2).fit(x, y)
+    given = ConformalRegressor(small_mlp(), method="cp", confidence_level=0.8).fit(x, y)
+    alpha = ConformalRegressor(small_mlp(), method="cp", alpha=0.2).fit(x, y)
     assert np.array_equal(given.predict_interval(x), alpha.predict_interval(x))
     assert not np.array_equal(given.predict_interval(x), given.predict_interval(x, 0.1))
-    both = BandRegressor(small_mlp(), method="cp", alpha=0.2, confidence_level=0.8)
+    both = ConformalRegressor(small_mlp(), method="cp", alpha=0.2, confidence_level=0.8)
     with pytest.raises(TypeError, match="not both"):
         both.fit(x, y)
 
@@ -197,7 +200,6 @@ def test_a_file_is_written_for_a_confidence_level(tmp_path: Path) -> None:
     predictor.export(tmp_path / "cp.onnx", X, confidence_level=0.8)
     for wrong, match in (
         ({"alphas": (0.2,), "confidence_level": 0.8}, "not both"),
-        ({"alphas": None, "confidence_level": 0.8}, "not both"),
         ({"confidence": 0.8}, "alpha"),
     ):
         with pytest.raises(TypeError, match=match):

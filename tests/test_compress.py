@@ -19,7 +19,7 @@ import ffcp
 from ffcp.conformal.compressed import Compressed
 from ffcp.conformal.rank import conformal_rank
 from ffcp.online.monitor import Monitor
-from ffcp.online.stream import Online
+from ffcp.online.online import Online
 from tests import law
 from tests.conftest import normal, small_mlp
 
@@ -53,7 +53,7 @@ CASES: dict[str, tuple[Callable[[], Any], Tensor]] = {
     "upper": (lambda: ffcp.CP(small_mlp(), side="upper"), Y),
     "each": (lambda: ffcp.CP(small_mlp(outputs=2), side="each"), TWO),
     "two outputs": (lambda: ffcp.FFCP(small_mlp(outputs=2), "0"), TWO),
-    "jointly": (lambda: ffcp.CP(small_mlp(outputs=2), joint=True, scales=None), TWO),
+    "jointly": (lambda: ffcp.CP(small_mlp(outputs=2), joint=True, output_scales=None), TWO),
     "bonferroni": (lambda: ffcp.CP(small_mlp(outputs=2), joint="bonferroni"), TWO),
 }
 
@@ -121,11 +121,16 @@ def test_groups_have_summaries_of_their_own() -> None:
 
 
 @pytest.mark.parametrize(
-    "calibration", [ffcp.Weighted("given"), ffcp.Local(), ffcp.Mondrian(ffcp.Weighted("given"))]
+    "calibration",
+    [
+        ffcp.calibrations.Weighted("given"),
+        ffcp.calibrations.Local(),
+        ffcp.calibrations.Mondrian(ffcp.calibrations.Weighted("given")),
+    ],
 )
 def test_calibrations_that_look_at_single_rows_refuse(calibration: Any) -> None:
-    groups = GROUPS if isinstance(calibration, ffcp.Mondrian) else None
-    weights = None if isinstance(calibration, ffcp.Local) else Y.exp()
+    groups = GROUPS if isinstance(calibration, ffcp.calibrations.Mondrian) else None
+    weights = None if isinstance(calibration, ffcp.calibrations.Local) else Y.exp()
     predictor = ffcp.CP(small_mlp(), calibration=calibration)
     with pytest.raises(ValueError, match="compressed"):
         predictor.calibrate(X, Y, weights=weights, groups=groups, rank_error=0.02)
@@ -198,7 +203,7 @@ def test_groups_merge_whether_compressed_or_not() -> None:
 
 
 def test_a_calibration_may_compress_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ffcp.calibrating.Summing.rows_at_once", 128)
+    monkeypatch.setattr("ffcp.calibration_loop.Summing.rows_at_once", 128)
     batches = list(zip(X.split(64), Y.split(64), strict=True))
     whole = ffcp.CP(small_mlp()).calibrate(iter(batches))
     few = ffcp.CP(whole.model).calibrate(iter(batches), rank_error=0.1)
@@ -220,15 +225,18 @@ def test_a_compressed_calibration_takes_more_points() -> None:
         must_bound(predictor.calibration.threshold(alpha), scores, error, alpha)
 
 
-def far_from_zero(seen: ffcp.Seen) -> Tensor:
+def far_from_zero(seen: ffcp.BatchOutput) -> Tensor:
     return 0.1 + seen.x[:, 0].abs()
 
 
 @pytest.mark.long
 def test_what_is_chosen_on_the_way_is_that_of_a_whole_calibration() -> None:
     y = X[:, 0].abs() * Y
-    slacks = [ffcp.Constant(), far_from_zero]
-    for make in (lambda m: ffcp.Bands(m, slack=slacks), lambda m: ffcp.Learned(m, seed=0)):
+    scales = [ffcp.scales.Constant(), far_from_zero]
+    for make in (
+        lambda m: ffcp.IntervalPredictor(m, scale=scales),
+        lambda m: ffcp.Learned(m, seed=0),
+    ):
         whole, few = make(small_mlp()), make(small_mlp())
         whole.calibrate(X, y)
         few.calibrate(X, y, rank_error=0.02)
@@ -333,8 +341,8 @@ def test_quantiles_of_a_distribution_are_rounded_away_from_the_middle(side: str)
 # -- what cannot be had ----------------------------------------------------------------------------
 
 
-class OneMore(ffcp.Marginal):
-    def threshold(self, alpha: Any, notes: Any = None, random: Any = None) -> Tensor:
+class OneMore(ffcp.calibrations.Marginal):
+    def threshold(self, alpha: Any, metadata: Any = None, random: Any = None) -> Tensor:
         return self.scores[-1]
 
 
@@ -342,11 +350,13 @@ REFUSED: dict[str, tuple[Callable[[], Any], Tensor]] = {
     "Local": (lambda: ffcp.LCP(small_mlp(), "nearest"), Y),
     "OneMore": (lambda: ffcp.CP(small_mlp(), calibration=OneMore()), Y),
     "ByLabel": (
-        lambda: ffcp.LAC(small_mlp(outputs=3), calibration=ffcp.ByLabel()),
+        lambda: ffcp.LAC(small_mlp(outputs=3), calibration=ffcp.calibrations.ByLabel()),
         torch.arange(3000) % 3,
     ),
     "LabelShift": (
-        lambda: ffcp.LAC(small_mlp(outputs=3), calibration=ffcp.LabelShift([1.0, 2.0, 1.0])),
+        lambda: ffcp.LAC(
+            small_mlp(outputs=3), calibration=ffcp.calibrations.LabelShift([1.0, 2.0, 1.0])
+        ),
         torch.arange(3000) % 3,
     ),
     "Losses": (lambda: ffcp.RiskControl(small_mlp(outputs=3)), torch.rand(3000, 3) < 0.5),

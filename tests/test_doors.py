@@ -9,7 +9,7 @@ import pytest
 
 import ffcp
 
-DOORS = {"export": "export", "ray": "calibrate", "sklearn": "BandRegressor", "tables": "fit"}
+DOORS = {"export": "export", "ray": "calibrate", "sklearn": "ConformalRegressor", "tables": "fit"}
 NEEDS = {"ray": "ray", "sklearn": "sklearn", "tables": "pandas"}
 
 

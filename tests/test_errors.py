@@ -143,7 +143,7 @@ def test_bad_gradient_names_the_row_and_the_feature() -> None:
 
 
 def test_a_failed_calibration_loses_nothing(mlp: nn.Module) -> None:
-    predictor = ffcp.FFCP(mlp, ["0", "3", "output"], choose_alpha=0.3)
+    predictor = ffcp.FFCP(mlp, ["0", "3", "output"], selection_alpha=0.3)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ffcp.FFCPWarning)
         predictor.calibrate(X, Y)
@@ -243,7 +243,7 @@ def test_model_that_is_no_module(make) -> None:
         ({"norm": 3}, "norm must be 1, 2 or"),
         ({"floor": 0}, "floor must be a positive number"),
         ({"floor": math.nan}, "floor must be a positive number"),
-        ({"choose_fraction": 1.0}, "choose_fraction must lie between 0 and 1"),
+        ({"selection_fraction": 1.0}, "selection_fraction must lie between 0 and 1"),
         ({"batch_size": 0}, "batch_size must be at least 1"),
         ({"feature": []}, "candidate features is empty"),
     ],

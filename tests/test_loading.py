@@ -35,7 +35,7 @@ def segmenter() -> nn.Conv2d:
     return nn.Conv2d(2, 3, 1)
 
 
-def spread(seen: ffcp.Seen) -> Tensor:
+def spread(seen: ffcp.BatchOutput) -> Tensor:
     return 1 + seen.output.abs()
 
 
@@ -47,11 +47,11 @@ def sign(x: Tensor) -> Tensor:
     return x[:, 0] > 0
 
 
-def margin(seen: ffcp.Seen) -> Tensor:
+def margin(seen: ffcp.BatchOutput) -> Tensor:
     return seen.output.amax(dim=1, keepdim=True) - seen.output
 
 
-class Steep(ffcp.Kernel):
+class Steep(ffcp.kernels.Kernel):
     name = "steep"
 
     def log_weight(self, squared: Tensor) -> Tensor:
@@ -62,29 +62,37 @@ BANDS = {
     "CP": lambda: ffcp.CP(small_mlp(), joint=0.5, batch_size=7),
     "CQR": lambda: ffcp.CQR(small_mlp(outputs=2), missing=True),
     "FFCP": lambda: ffcp.FFCP(small_mlp(), "3", norm=math.inf, floor=1e-3, joint="bonferroni"),
-    "FFCP auto": lambda: ffcp.FFCP(small_mlp(), seed=4, choose_alpha=Fraction(1, 5)),
-    "FFCP list": lambda: ffcp.FFCP(small_mlp(), ["0", "3"], choose_fraction=0.3),
-    "FFCQR": lambda: ffcp.FFCQR(small_mlp(outputs=2), "0", method=ffcp.Sketch(4, seed=1)),
-    "smooth": lambda: ffcp.FFCP(small_mlp(), "0", method=ffcp.Smooth(0.1, 3)),
-    "LCP": lambda: ffcp.LCP(small_mlp(), ffcp.Localizer("box", on="input", bandwidth=9.0)),
+    "FFCP auto": lambda: ffcp.FFCP(small_mlp(), seed=4, selection_alpha=Fraction(1, 5)),
+    "FFCP list": lambda: ffcp.FFCP(small_mlp(), ["0", "3"], selection_fraction=0.3),
+    "FFCQR": lambda: ffcp.FFCQR(small_mlp(outputs=2), "0", method=ffcp.scales.Sketch(4, seed=1)),
+    "smooth": lambda: ffcp.FFCP(small_mlp(), "0", method=ffcp.scales.Smooth(0.1, 3)),
+    "LCP": lambda: ffcp.LCP(small_mlp(), ffcp.kernels.Localizer("box", on="input", bandwidth=9.0)),
     "LCQR": lambda: ffcp.LCQR(small_mlp(outputs=2), "gaussian", guarantee="none"),
-    "FFLCP": lambda: ffcp.FFLCP(small_mlp(), "0", ffcp.Localizer("laplace", on="feature")),
-    "FFLCQR": lambda: ffcp.FFLCQR(small_mlp(outputs=2), "0", ffcp.Localizer(ffcp.Gaussian())),
+    "FFLCP": lambda: ffcp.FFLCP(small_mlp(), "0", ffcp.kernels.Localizer("laplace", on="feature")),
+    "FFLCQR": lambda: ffcp.FFLCQR(
+        small_mlp(outputs=2), "0", ffcp.kernels.Localizer(ffcp.kernels.Gaussian())
+    ),
     "FCP": lambda: ffcp.FCP(small_mlp(), "3", steps=2, bound="crown", norm=2),
     "FCP auto": lambda: ffcp.FCP(small_mlp(), "3"),
     "FCQR": lambda: ffcp.FCQR(small_mlp(outputs=2), "3", steps=2, optimizer="adam"),
-    "pieces": lambda: ffcp.Bands(
-        small_mlp(outputs=3), ffcp.Quantiles(0, 2, median=1), ffcp.GradientNorm("0"),
-        ffcp.Mondrian(ffcp.Local(ffcp.Localizer("nearest", bandwidth=30))),
+    "pieces": lambda: ffcp.IntervalPredictor(
+        small_mlp(outputs=3), ffcp.scores.Quantiles(0, 2, median=1), ffcp.scales.GradientNorm("0"),
+        ffcp.calibrations.Mondrian(
+            ffcp.calibrations.Local(ffcp.kernels.Localizer("nearest", bandwidth=30))
+        ),
     ),
-    "choice": lambda: ffcp.Bands(small_mlp(), slack=[ffcp.GradientNorm("0"), ffcp.Constant()]),
+    "choice": lambda: ffcp.IntervalPredictor(
+        small_mlp(), scale=[ffcp.scales.GradientNorm("0"), ffcp.scales.Constant()]
+    ),
 }  # fmt: skip
 SETS = {
     "LAC": lambda: ffcp.LAC(classifier(), temperature="fit", class_conditional=True),
     "APS": lambda: ffcp.APS(classifier(), randomized=False, allow_zero_sets=True),
     "RAPS": lambda: ffcp.RAPS(classifier(), tune="size", tune_fraction=0.3, seed=9),
     "FFRAPS": lambda: ffcp.FFRAPS(classifier(), 0.02, gradient="feature", feature="0"),
-    "pieces": lambda: ffcp.LabelSets(classifier(), ffcp.Raps(0.1, 2), ffcp.ByLabel()),
+    "pieces": lambda: ffcp.SetPredictor(
+        classifier(), ffcp.scores.RAPS(0.1, 2), ffcp.calibrations.ByLabel()
+    ),
     "pixels": lambda: PixelSets(segmenter(), ignore=2, floor=1e-4),
     "pixels at a layer": lambda: PixelSets(segmenter(), "input", outputs="double_log"),
 }  # fmt: skip
@@ -107,7 +115,7 @@ def same_bands(one: Any, other: Any, groups: Any = None) -> bool:
 
 def calibrated(predictor: Any, groups: Any = None) -> Any:
     x, y = (IMAGES, MAPS) if isinstance(predictor, PixelSets) else (X, Y)
-    y = LABELS if isinstance(predictor, ffcp.LabelSets) else y
+    y = LABELS if isinstance(predictor, ffcp.SetPredictor) else y
     return predictor.calibrate(x, y, groups=groups)
 
 
@@ -120,14 +128,20 @@ def path(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("make", [*BANDS.values(), *SETS.values()], ids=[*BANDS, *SETS])
 def test_a_predictor_is_made_again_from_its_file(make, path: Path) -> None:
     kind = make()
-    by_groups = isinstance(kind.calibration, ffcp.Mondrian)
+    by_groups = isinstance(kind.calibration, ffcp.calibrations.Mondrian)
     groups = [("a", "b")[row % 2] for row in range(200)] if by_groups else None
     old = calibrated(kind, groups)
     old.save(path)
     new = ffcp.load(path, of_model(old))
     assert type(new) is type(old)
     assert new.settings() == old.settings()
-    for option in ("batch_size", "seed", "choose_fraction", "choose_alpha", "allow_zero_sets"):
+    for option in (
+        "batch_size",
+        "seed",
+        "selection_fraction",
+        "selection_alpha",
+        "allow_zero_sets",
+    ):
         assert getattr(new, option, None) == getattr(old, option, None)
     assert (getattr(new, "choice", None), new._runs) == (getattr(old, "choice", None), old._runs)
     assert same_bands(old, new, None if groups is None else groups[:30])
@@ -149,14 +163,15 @@ def test_a_layer_given_as_a_module_comes_back(path: Path) -> None:
 
 
 PARTS = {
-    "slack": (lambda **own: ffcp.Bands(small_mlp(), **own), spread, "spread"),
-    "score": (lambda **own: ffcp.LabelSets(classifier(), **own), margin, "margin"),
+    "scale": (lambda **own: ffcp.IntervalPredictor(small_mlp(), **own), spread, "spread"),
+    "score": (lambda **own: ffcp.SetPredictor(classifier(), **own), margin, "margin"),
     "localizer": (
         lambda **own: ffcp.LCP(small_mlp(), **own),
-        ffcp.Localizer("gaussian", on=first_column), "first_column",
+        ffcp.kernels.Localizer("gaussian", on=first_column), "first_column",
     ),
     "calibration": (
-        lambda **own: ffcp.Bands(small_mlp(), **own), ffcp.Mondrian(by=sign), "sign",
+        lambda **own: ffcp.IntervalPredictor(small_mlp(), **own),
+        ffcp.calibrations.Mondrian(by=sign), "sign",
     ),
     "head": (
         lambda **own: ffcp.FCP(small_mlp(), "3", steps=2, **own), small_mlp()[4:], "Sequential",
@@ -178,7 +193,7 @@ def test_a_part_of_the_users_is_asked_for_by_name(argument: str, path: Path) -> 
 
 
 def test_a_kernel_of_the_users_is_asked_for(path: Path) -> None:
-    near = ffcp.Localizer(Steep(), bandwidth=2.0)
+    near = ffcp.kernels.Localizer(Steep(), bandwidth=2.0)
     ffcp.LCP(small_mlp(), near).calibrate(X, Y).save(path)
     with pytest.raises(ffcp.CalibrationFileError, match=r"localizer=\.\.\. \(steep\)"):
         ffcp.load(path, small_mlp())
@@ -378,7 +393,9 @@ def test_workers_that_chose_differently_are_told_what_to_do() -> None:
         one = ffcp.FFCP(small_mlp(), ["0"]).calibrate(X, Y)
         two = ffcp.FFCP(small_mlp(), "3").calibrate(X, Y)
         near = ffcp.LCP(small_mlp(), "gaussian").calibrate(X, Y)
-        far = ffcp.LCP(small_mlp(), ffcp.Localizer("gaussian", bandwidth=99.0)).calibrate(X, Y)
+        far = ffcp.LCP(small_mlp(), ffcp.kernels.Localizer("gaussian", bandwidth=99.0)).calibrate(
+            X, Y
+        )
     with pytest.raises(ValueError, match=f"what it chose: feature='{one.feature}'"):
         one.merge(two)
     with pytest.raises(ValueError, match=f"what it chose: bandwidth={near.bandwidth}"):

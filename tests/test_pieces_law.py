@@ -1,4 +1,4 @@
-"""One law for every combination of base, slack and calibration, pieces of one's own among them.
+"""One law for every combination of base, scale and calibration, pieces of one's own among them.
 
 Each combination is calibrated and asked on many independent draws, and covers at least 1 - alpha.
 Where there is one threshold for all points and scores have no ties, coverage also obeys its exact
@@ -17,7 +17,7 @@ from scipy import stats
 from torch import Tensor, nn
 
 import ffcp
-from ffcp import Localizer
+from ffcp.kernels import Localizer
 from tests.law import ERROR_RATE, p_value
 
 ROWS, ASKED, REPEATS, ALPHA = 49, 20, 80, 0.2
@@ -51,8 +51,8 @@ class OnePoint(ThreeQuantiles):
 class Shifted:
     """A base of one's own: the prediction, and a quarter above it."""
 
-    def __call__(self, seen: ffcp.Seen, slack: Tensor) -> ffcp.Ends:
-        ends = ffcp.Point()(seen, slack)
+    def __call__(self, seen: ffcp.BatchOutput, scale: Tensor) -> ffcp.scores.Ends:
+        ends = ffcp.scores.Point()(seen, scale)
         return ends._replace(hi=ends.hi + 0.25)
 
     def prediction(self, output: Tensor) -> Tensor:
@@ -63,27 +63,27 @@ class Shifted:
 
 
 class Spread:
-    """A slack of one's own, of the values of a layer."""
+    """A scale of one's own, of the values of a layer."""
 
-    def needs(self) -> ffcp.Needs:
-        return ffcp.Needs(values=("layer",))
+    def requires(self) -> ffcp.Requires:
+        return ffcp.Requires(values=("layer",))
 
-    def __call__(self, seen: ffcp.Seen) -> Tensor:
+    def __call__(self, seen: ffcp.BatchOutput) -> Tensor:
         return 0.1 + seen.values["layer"].std(dim=1)
 
     def settings(self) -> dict[str, Any]:
-        return {"slack": "spread"}
+        return {"scale": "spread"}
 
 
-class OneMore(ffcp.Marginal):
+class OneMore(ffcp.calibrations.Marginal):
     """A calibration of one's own: one rank more than needed."""
 
-    def threshold(self, alpha: Any, notes: Any = None, random: Any = None) -> Tensor:
+    def threshold(self, alpha: Any, metadata: Any = None, random: Any = None) -> Tensor:
         rank = ffcp.conformal_rank(len(self), alpha) + 1
         return self.scores[rank - 1] if rank <= len(self) else torch.full((1,), torch.inf)
 
 
-class Cauchy(ffcp.Kernel):
+class Cauchy(ffcp.kernels.Kernel):
     """A kernel of one's own."""
 
     name = "cauchy"
@@ -97,26 +97,28 @@ def side(x: Tensor) -> Tensor:
 
 
 BASES: dict[str, tuple[nn.Module, Callable[[], Any]]] = {
-    "point": (OnePoint(), ffcp.Point),
-    "quantiles": (TwoQuantiles(), ffcp.Quantiles),
-    "median": (ThreeQuantiles(), lambda: ffcp.Quantiles(0, 2, median=1)),
+    "point": (OnePoint(), ffcp.scores.Point),
+    "quantiles": (TwoQuantiles(), ffcp.scores.Quantiles),
+    "median": (ThreeQuantiles(), lambda: ffcp.scores.Quantiles(0, 2, median=1)),
     "own base": (OnePoint(), Shifted),
 }
 SLACKS: dict[str, Callable[[], Any]] = {
-    "constant": ffcp.Constant,
-    "gradient": lambda: ffcp.GradientNorm("layer"),
+    "constant": ffcp.scales.Constant,
+    "gradient": lambda: ffcp.scales.GradientNorm("layer"),
     "function": lambda: lambda seen: 0.2 + seen.x[:, 0].abs(),
-    "own slack": Spread,
+    "own scale": Spread,
 }
-CALIBRATIONS: dict[str, Callable[[], ffcp.Calibration]] = {
-    "marginal": ffcp.Marginal,
-    "mondrian": lambda: ffcp.Mondrian(by=side),
-    "nearest": lambda: ffcp.Local(Localizer("nearest", on="input", bandwidth=30)),
-    "random": lambda: ffcp.Local(Localizer("box", on="input", bandwidth=2.0), "random"),
-    "own kernel": lambda: ffcp.Local(Localizer(Cauchy(), on="layer", bandwidth=2.0)),
+CALIBRATIONS: dict[str, Callable[[], ffcp.calibrations.Calibration]] = {
+    "marginal": ffcp.calibrations.Marginal,
+    "mondrian": lambda: ffcp.calibrations.Mondrian(by=side),
+    "nearest": lambda: ffcp.calibrations.Local(Localizer("nearest", on="input", bandwidth=30)),
+    "random": lambda: ffcp.calibrations.Local(
+        Localizer("box", on="input", bandwidth=2.0), "random"
+    ),
+    "own kernel": lambda: ffcp.calibrations.Local(Localizer(Cauchy(), on="layer", bandwidth=2.0)),
     "own calibration": OneMore,
-    "local groups": lambda: ffcp.Mondrian(
-        ffcp.Local(Localizer("gaussian", on="prediction", bandwidth=2.0)), by=side
+    "local groups": lambda: ffcp.calibrations.Mondrian(
+        ffcp.calibrations.Local(Localizer("gaussian", on="prediction", bandwidth=2.0)), by=side
     ),
 }
 
@@ -130,12 +132,14 @@ def draw(generator: torch.Generator) -> tuple[Tensor, Tensor]:
 @pytest.mark.heavy
 @pytest.mark.filterwarnings("ignore::ffcp.FFCPWarning")
 @pytest.mark.parametrize("calibration", CALIBRATIONS)
-@pytest.mark.parametrize("slack", SLACKS)
+@pytest.mark.parametrize("scale", SLACKS)
 @pytest.mark.parametrize("base", BASES)
-def test_every_combination_of_pieces_obeys_its_law(base: str, slack: str, calibration: str) -> None:
+def test_every_combination_of_pieces_obeys_its_law(base: str, scale: str, calibration: str) -> None:
     model, make_base = BASES[base]
-    pieces = make_base(), SLACKS[slack](), CALIBRATIONS[calibration]()
-    predictor = ffcp.Bands(model, *pieces, seed=5)  # of a stream that goes on over all repeats
+    pieces = make_base(), SLACKS[scale](), CALIBRATIONS[calibration]()
+    predictor = ffcp.IntervalPredictor(
+        model, *pieces, seed=5
+    )  # of a stream that goes on over all repeats
     generator = torch.Generator().manual_seed(11)
     hits = []
     for _ in range(REPEATS):

@@ -29,7 +29,7 @@ def noise(rows: int, seed: int) -> tuple[Tensor, Tensor]:
     return x, x[:, 0] + (0.2 + x[:, 0].abs()) * torch.randn(rows, generator=generator)
 
 
-SETS: dict[str, Callable[..., ffcp.LabelSets]] = {
+SETS: dict[str, Callable[..., ffcp.SetPredictor]] = {
     "APS": lambda seed: ffcp.APS(nn.Identity(), allow_zero_sets=True, seed=seed),
     "RAPS": lambda seed: ffcp.RAPS(nn.Identity(), allow_zero_sets=True, seed=seed),
 }
@@ -52,7 +52,7 @@ def test_label_sets_cover_one_row_at_a_time(name: str) -> None:
 @pytest.mark.filterwarnings("ignore::ffcp.FFCPWarning")
 @pytest.mark.parametrize("kernel", ["gaussian", "laplace", "box"])
 def test_localized_bands_cover_one_row_at_a_time(kernel: str) -> None:
-    near, hits = ffcp.Localizer(kernel, on="input", bandwidth=1.5), []
+    near, hits = ffcp.kernels.Localizer(kernel, on="input", bandwidth=1.5), []
     for repeat in range(REPEATS):
         x, y = noise(ROWS + ASKED, seed=repeat)
         predictor = ffcp.LCP(nn.Identity(), near, guarantee="random", seed=repeat)
@@ -91,7 +91,7 @@ def test_numbers_go_on_from_call_to_call() -> None:
 @pytest.mark.parametrize("kernel", ["gaussian", "laplace", "box"])
 def test_pinned_bands_do_not_depend_on_how_rows_are_asked_for(kernel: str) -> None:
     x, y = noise(500, seed=0)
-    localizer = ffcp.Localizer(kernel, on="input", bandwidth=1.0)
+    localizer = ffcp.kernels.Localizer(kernel, on="input", bandwidth=1.0)
     predictor = ffcp.LCP(nn.Identity(), localizer, guarantee="random").calibrate(x[:300], y[:300])
     new = x[300:]
     whole = predictor.predict_interval(new, first_row=70).upper

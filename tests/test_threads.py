@@ -69,7 +69,10 @@ def ratio(x: Tensor) -> Tensor:
     return (0.3 * x[:, 0]).exp()
 
 
-near, weighted = ffcp.Localizer("gaussian", on="input", bandwidth=2.0), ffcp.Weighted(ratio)
+near, weighted = (
+    ffcp.kernels.Localizer("gaussian", on="input", bandwidth=2.0),
+    ffcp.calibrations.Weighted(ratio),
+)
 GROUPS = ["a", "b"] * 100
 CASES: dict[str, Callable[[], Case]] = {
     "CP": lambda: bands(ffcp.CP(small_mlp())).calibrated(),
@@ -77,9 +80,11 @@ CASES: dict[str, Callable[[], Case]] = {
     "FFCP": lambda: bands(ffcp.FFCP(small_mlp(), "0")).calibrated(),
     "FFCP exact": lambda: bands(ffcp.FFCP(lined(), "1", method="exact"), X).calibrated(),
     "FFCP coloured": lambda: bands(ffcp.FFCP(lined(), "1", method="coloured"), X).calibrated(),
-    "FFCP sketched": lambda: bands(ffcp.FFCP(small_mlp(), "0", method=ffcp.Sketch(4))).calibrated(),
+    "FFCP sketched": lambda: bands(
+        ffcp.FFCP(small_mlp(), "0", method=ffcp.scales.Sketch(4))
+    ).calibrated(),
     "FFCP smoothed": lambda: bands(
-        ffcp.FFCP(small_mlp(), "0", method=ffcp.Smooth(0.1, 2))
+        ffcp.FFCP(small_mlp(), "0", method=ffcp.scales.Smooth(0.1, 2))
     ).calibrated(),
     "FFLCP": lambda: bands(
         ffcp.FFLCP(small_mlp(), "0", near, guarantee="random", seed=1)

@@ -17,8 +17,8 @@ import ffcp
 from benchmarks.bands import peers, research
 from benchmarks.opponent import Opponent
 from ffcp import metrics
-from ffcp.network import passes
-from ffcp.regression.learned.teaching import MOST_ROWS
+from ffcp.network import forward
+from ffcp.regression.learned.training_rows import MOST_ROWS
 from ffcp_paper import runs
 from ffcp_paper.datasets import Split
 from ffcp_paper.experiments import Study
@@ -66,7 +66,7 @@ class Made(NamedTuple):
     """A method that is ready to predict, and what there is to say about it."""
 
     predict: Callable[[Tensor], Sequence[Any]]
-    choice: ffcp.AutoChoice | None = None
+    choice: ffcp.regression.comparison.AutoChoice | None = None
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def _cp(case: Case) -> Made:
 
 
 def _ffcp(case: Case, layer: str = "auto") -> Made:
-    return _ready(ffcp.FFCP(case.model, layer, choose_alpha=ALPHA, seed=case.seed), case)
+    return _ready(ffcp.FFCP(case.model, layer, selection_alpha=ALPHA, seed=case.seed), case)
 
 
 def _lcp(case: Case) -> Made:
@@ -117,7 +117,7 @@ def _lcp(case: Case) -> Made:
 
 
 def _auto(case: Case, criterion: str) -> Made:
-    predictor = ffcp.Auto(case.model, criterion, choose_alpha=ALPHA, seed=case.seed)
+    predictor = ffcp.Auto(case.model, criterion, selection_alpha=ALPHA, seed=case.seed)
     return _ready(predictor.fit(case.parts.x_train, case.parts.y_train), case)
 
 
@@ -132,7 +132,7 @@ def _learned(case: Case, on: str, nested: str) -> Made:
 
 @lru_cache(maxsize=1)
 def _taught(case: Case, on: str) -> tuple[Any, ffcp.Learned]:
-    predictor = ffcp.Learned(case.model, _ON[on], choose_alpha=ALPHA, seed=case.seed)
+    predictor = ffcp.Learned(case.model, _ON[on], selection_alpha=ALPHA, seed=case.seed)
     predictor.fit(case.parts.x_train, case.parts.y_train)
     return predictor._scorer, predictor
 
@@ -149,7 +149,7 @@ def _research(case: Case, by: str) -> Made:
     def seen(x: Tensor) -> tuple[Tensor, Tensor]:
         parts = []
         for start in range(0, len(x), _ROWS):
-            one = passes.see(case.model, x[start : start + _ROWS], family.needs(), start)
+            one = forward.see(case.model, x[start : start + _ROWS], family.requires(), start)
             parts.append((one.output.double().reshape(-1), family.quantiles(one)[:, 0]))
         centre, quantiles = zip(*parts, strict=True)
         return torch.cat(centre), torch.cat(quantiles)
@@ -172,7 +172,7 @@ def _research(case: Case, by: str) -> Made:
 
 def _learned_aside(case: Case, on: str, nested: str) -> Made:
     return _ready(
-        ffcp.Learned(case.model, _ON[on], nested, choose_alpha=ALPHA, seed=case.seed), case
+        ffcp.Learned(case.model, _ON[on], nested, selection_alpha=ALPHA, seed=case.seed), case
     )
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ffcp_paper.datasets import Split
 
 Array = NDArray[np.float64]
-Bands = Callable[[Tensor], tuple[Array, Array]]
+IntervalPredictor = Callable[[Tensor], tuple[Array, Array]]
 
 
 def version(library: str) -> str | None:
@@ -48,7 +48,7 @@ class Regressor:
         return True
 
 
-def crepes(model: nn.Module, parts: Split, alpha: float, by: str) -> Bands:
+def crepes(model: nn.Module, parts: Split, alpha: float, by: str) -> IntervalPredictor:
     """Normalise by a difficulty: the spread of 25 neighbours' targets, or their residuals."""
     from crepes import ConformalRegressor
     from crepes.extras import DifficultyEstimator
@@ -71,7 +71,9 @@ def crepes(model: nn.Module, parts: Split, alpha: float, by: str) -> Bands:
     return bands
 
 
-def mapie(model: nn.Module, parts: Split, alpha: float, residuals: Any, seed: int) -> Bands:
+def mapie(
+    model: nn.Module, parts: Split, alpha: float, residuals: Any, seed: int
+) -> IntervalPredictor:
     """Normalise by a model of the residual's size, learned on a quarter of the calibration rows.
 
     ``residuals`` is that model; ``None``: the linear one that MAPIE takes by itself.

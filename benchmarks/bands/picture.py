@@ -16,7 +16,7 @@ import ffcp
 from benchmarks.bands.methods import ALPHA
 from ffcp import metrics, plots
 from ffcp.cli import demo
-from ffcp.regression.predictor import BandPredictor
+from ffcp.regression.regression_predictor import RegressionPredictor
 
 _EPOCHS, _SEED = 100, 0
 _SHOWN = 800  # test points in a panel; numbers are those of all
@@ -50,9 +50,11 @@ def draw(path: Path) -> None:
         demo.train(model, x, y[:, None], epochs=_EPOCHS, seed=_SEED, progress=lambda: None)
         methods = {
             "CP": ffcp.CP(model),
-            "FFCP, layer chosen": ffcp.FFCP(model, choose_alpha=ALPHA, seed=_SEED),
-            "Auto": ffcp.Auto(model, choose_alpha=ALPHA, seed=_SEED).fit(x, y),
-            "Auto, by length": ffcp.Auto(model, "length", choose_alpha=ALPHA, seed=_SEED).fit(x, y),
+            "FFCP, layer chosen": ffcp.FFCP(model, selection_alpha=ALPHA, seed=_SEED),
+            "Auto": ffcp.Auto(model, selection_alpha=ALPHA, seed=_SEED).fit(x, y),
+            "Auto, by length": ffcp.Auto(model, "length", selection_alpha=ALPHA, seed=_SEED).fit(
+                x, y
+            ),
         }
         limits: list[tuple[float, float]] = []
         for panel, (name, predictor) in zip(line, methods.items(), strict=True):
@@ -74,7 +76,7 @@ def draw(path: Path) -> None:
     figure.savefig(path, dpi=100)
 
 
-def _panel(panel: Axes, predictor: BandPredictor, name: str, x: Tensor, y: Tensor) -> None:
+def _panel(panel: Axes, predictor: RegressionPredictor, name: str, x: Tensor, y: Tensor) -> None:
     band = predictor.predict_interval(x, ALPHA)
     lower, upper, prediction = (part[:_SHOWN] for part in band)
     some = ffcp.Interval(lower, upper, prediction, ALPHA)

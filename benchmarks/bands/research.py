@@ -16,12 +16,14 @@ from torch import Tensor
 from ffcp.conformal.rank import conformal_quantile
 from ffcp.regression.learned.nested import LEVELS
 
-Bands = Callable[[Tensor], tuple[Tensor, Tensor]]  # from quantiles (n, levels) to both ends
+IntervalPredictor = Callable[
+    [Tensor], tuple[Tensor, Tensor]
+]  # from quantiles (n, levels) to both ends
 _BINS, _FINE, _ROWS = 200, 191, 4096
 _HELD = torch.cat([torch.arange(0.1, 0.8, 0.1), torch.arange(0.8, 0.997, 0.004)]).double()
 
 
-def interquantile(quantiles: Tensor, residuals: Tensor, alpha: float) -> Bands:
+def interquantile(quantiles: Tensor, residuals: Tensor, alpha: float) -> IntervalPredictor:
     """Calibrate the shortest intervals between two quantiles."""
     fine = torch.linspace(float(LEVELS[0]), float(LEVELS[-1]), _FINE, dtype=torch.float64)
     steps = round((1 - alpha) / float(fine[1] - fine[0]))
@@ -41,7 +43,9 @@ def interquantile(quantiles: Tensor, residuals: Tensor, alpha: float) -> Bands:
     return bands
 
 
-def histogram(quantiles: Tensor, residuals: Tensor, alpha: float, teaching: Tensor) -> Bands:
+def histogram(
+    quantiles: Tensor, residuals: Tensor, alpha: float, teaching: Tensor
+) -> IntervalPredictor:
     """Calibrate nested sets of bins, whose edges are quantiles of residuals that taught."""
     shares = torch.linspace(0, 1, _BINS + 1, dtype=torch.float64)
     edges = torch.quantile(teaching.double()[:100_000], shares).unique()

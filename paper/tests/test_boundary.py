@@ -13,7 +13,8 @@ import ffcp_paper
 
 PAPER = Path(ffcp_paper.__file__).parent
 LIBRARY = Path(ffcp.__file__).parent
-PUBLIC = {"ffcp", "ffcp.bounds", "ffcp.metrics", "ffcp.segmentation"}
+PARTS = {f"ffcp.{part}" for part in ("calibrations", "kernels", "scales", "scores")}
+PUBLIC = {"ffcp", "ffcp.bounds", "ffcp.metrics", "ffcp.segmentation", *PARTS}
 
 
 def imported(path: Path) -> Iterator[str]:

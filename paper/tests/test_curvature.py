@@ -17,7 +17,7 @@ def smooth() -> nn.Sequential:
 
 
 def scales(model: nn.Sequential, x: torch.Tensor, scale: Curvature) -> torch.Tensor:
-    predictor = ffcp.Bands(model, slack=scale)
+    predictor = ffcp.IntervalPredictor(model, scale=scale)
     predictor.calibrate(x, torch.ones(len(x)))
     residual = (1 - model(x).detach()).abs()
     return residual / predictor.score(x, torch.ones(len(x))).reshape(-1, 1)

@@ -13,48 +13,39 @@ __version__ = "0.2.0"
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from ffcp import bounds, distributed, metrics, plots, segmentation
-from ffcp.classification.choosing import ScoreChoice
-from ffcp.classification.methods import APS, FFRAPS, LAC, RAPS
-from ffcp.classification.named import Aps, FFRaps, Lac, Raps
-from ffcp.classification.predictor import LabelSets
-from ffcp.classification.scores import FunctionScore, LabelScore
+from ffcp import (
+    bounds,
+    calibrations,
+    distributed,
+    kernels,
+    metrics,
+    plots,
+    scales,
+    scores,
+    segmentation,
+)
+from ffcp.batch import BatchOutput, Requires
+from ffcp.classification.set_methods import APS, FFRAPS, LAC, RAPS
+from ffcp.classification.set_predictor import SetPredictor
 from ffcp.classification.sets import LabelSet
-from ffcp.classification.tuning import SetCandidate, SetChoice
-from ffcp.conformal.bandwidths import BandwidthChoice
-from ffcp.conformal.bylabel import ByLabel
-from ffcp.conformal.calibration import Calibration
-from ffcp.conformal.kernels import Box, Gaussian, Kernel, Laplace, Nearest
-from ffcp.conformal.labelshift import LabelShift
-from ffcp.conformal.local import Local, Localizer
-from ffcp.conformal.marginal import Marginal
-from ffcp.conformal.mondrian import Mondrian
 from ffcp.conformal.rank import conformal_quantile, conformal_rank
-from ffcp.conformal.tilts import ShiftChoice
-from ffcp.conformal.weighted import Weighted
 from ffcp.files import CalibrationFileError
 from ffcp.loading import load
-from ffcp.network.jacobian import Sketch, Smooth
-from ffcp.network.passes import gradient_norms
+from ffcp.network.forward import gradient_norms
 from ffcp.network.stored import Stored
 from ffcp.online.monitor import Monitor
-from ffcp.online.stream import Online
-from ffcp.pieces import Needs, Seen
+from ffcp.online.online import Online
 from ffcp.regression.auto import Auto
-from ffcp.regression.bands import Ends, Interval
-from ffcp.regression.bases import Point, Quantiles
-from ffcp.regression.composed import Bands
-from ffcp.regression.cross import CrossBands
+from ffcp.regression.cross_conformal import CrossConformal
 from ffcp.regression.distribution import Distribution
-from ffcp.regression.fcp.methods import FCP, FCQR
-from ffcp.regression.judging import AutoChoice
-from ffcp.regression.layers import Candidate, Choice
-from ffcp.regression.learned.methods import Learned
+from ffcp.regression.fcp.predictors import FCP, FCQR
+from ffcp.regression.interval_predictor import IntervalPredictor
+from ffcp.regression.intervals import Interval
+from ffcp.regression.intervals_from_predictions import intervals_from
+from ffcp.regression.learned.learned_predictor import Learned
 from ffcp.regression.losses import pinball_loss
 from ffcp.regression.methods import CP, CQR, FFCP, FFCQR, FFLCP, FFLCQR, LCP, LCQR
-from ffcp.regression.slacks import Constant, FunctionOf, GradientNorm
-from ffcp.regression.stored import bands_from
-from ffcp.risk.predictor import Controlled, RiskControl
+from ffcp.risk.risk_control import RiskControl
 from ffcp.warnings import FFCPWarning
 
 __all__ = [
@@ -72,78 +63,46 @@ __all__ = [
     "LCP",
     "LCQR",
     "RAPS",
-    "Aps",
     "Auto",
-    "AutoChoice",
-    "Bands",
-    "BandwidthChoice",
-    "Box",
-    "ByLabel",
-    "Calibration",
+    "BatchOutput",
     "CalibrationFileError",
-    "Candidate",
-    "Choice",
-    "Constant",
-    "Controlled",
-    "CrossBands",
+    "CrossConformal",
     "Distribution",
-    "Ends",
     "FFCPWarning",
-    "FFRaps",
-    "FunctionOf",
-    "FunctionScore",
-    "Gaussian",
-    "GradientNorm",
     "Interval",
-    "Kernel",
-    "LabelScore",
+    "IntervalPredictor",
     "LabelSet",
-    "LabelSets",
-    "LabelShift",
-    "Lac",
-    "Laplace",
     "Learned",
-    "Local",
-    "Localizer",
-    "Marginal",
-    "Mondrian",
     "Monitor",
-    "Nearest",
-    "Needs",
     "Online",
-    "Point",
-    "Quantiles",
-    "Raps",
+    "Requires",
     "RiskControl",
-    "ScoreChoice",
-    "Seen",
-    "SetCandidate",
-    "SetChoice",
-    "ShiftChoice",
-    "Sketch",
-    "Smooth",
+    "SetPredictor",
     "Stored",
-    "Weighted",
-    "bands_from",
     "bounds",
+    "calibrations",
     "conformal_quantile",
     "conformal_rank",
     "distributed",
     "gradient_norms",
+    "intervals_from",
+    "kernels",
     "load",
     "metrics",
     "pinball_loss",
     "plots",
+    "scales",
+    "scores",
     "segmentation",
 ]
 
-# Doors that bring in much: opened when they are first named.
-_DOORS = ("export", "ray", "sklearn", "tables")
+# Optional subpackages, imported lazily.
+_OPTIONAL = ("export", "ray", "sklearn", "tables")
 
 if not TYPE_CHECKING:  # to mypy, a function of this name would make every attribute a right one
 
     def __getattr__(name: str) -> Any:
         """Import ``ffcp.ray`` and its like where they are named."""
-        if name not in _DOORS:
+        if name not in _OPTIONAL:
             raise AttributeError(f"module 'ffcp' has no attribute {name!r}")
         return importlib.import_module(f"ffcp.{name}")

@@ -10,8 +10,8 @@ from torch import nn
 
 from ffcp import files
 from ffcp.conformal.columns import with_prefix
+from ffcp.persistence import Persistent
 from ffcp.recipes import left_to_you, made_again, maker_of
-from ffcp.sharing import Sharing
 
 
 def load(path: str | Path, model: nn.Module, **given: Any) -> Any:
@@ -25,7 +25,7 @@ def load(path: str | Path, model: nn.Module, **given: Any) -> Any:
         The model, with the weights it was calibrated with.
     given
         Arguments of the predictor's class to take in place of those in the file. A function or
-        a piece of your own is not in the file, and has to be given here: ``slack=``, ``score=``,
+        a piece of your own is not in the file, and has to be given here: ``scale=``, ``score=``,
         ``localizer=``, ``calibration=``, ``head=``, whatever it was an argument of.
 
     Returns
@@ -57,7 +57,7 @@ def load(path: str | Path, model: nn.Module, **given: Any) -> Any:
                 f"its load({str(path)!r})"
             )
         maker = maker_of(recipe)
-        if not (isinstance(maker, type) and issubclass(maker, Sharing)):
+        if not (isinstance(maker, type) and issubclass(maker, Persistent)):
             raise ValueError(f"{recipe['make']} is no predictor")
         lost = {k: v for k, v in left_to_you(recipe).items() if k not in given}
         if lost:

@@ -12,7 +12,8 @@ from typing import Any, NoReturn, TypedDict, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ffcp.calibrating import (
+from ffcp.batch import BatchOutput
+from ffcp.calibration_loop import (
     NO_WEIGHTS,
     Batch,
     Calibrating,
@@ -25,21 +26,20 @@ from ffcp.calibrating import (
     must_have_weights,
     weights_of,
 )
-from ffcp.conformal.asked import ONE_LEVEL
 from ffcp.conformal.calibration import Calibration
 from ffcp.conformal.columns import Columns, Table, with_prefix
-from ffcp.conformal.draws import Draws, Stream, checked_seed
+from ffcp.conformal.coverage_level import ONE_LEVEL
 from ffcp.conformal.mondrian import by_groups
+from ffcp.conformal.random_numbers import Draws, Stream, checked_seed
 from ffcp.conformal.rank import exact_alpha
-from ffcp.conformal.selection import Scorer
-from ffcp.network import arrays, inputs, passes
+from ffcp.conformal.selection import Score
+from ffcp.locks import WriterLock
+from ffcp.network import arrays, forward, inputs
+from ffcp.network.frozen import Stamp, refuse_unusable
 from ffcp.network.identity import Identity, fingerprint
+from ffcp.network.model_output import Output, picking
 from ffcp.network.modes import autocast, lasting
-from ffcp.network.picking import Output, picking
-from ffcp.network.twin import Stamp, refuse_unusable
-from ffcp.pieces import Seen
-from ffcp.sharing import Sharing, steady
-from ffcp.turns import Turns
+from ffcp.persistence import Persistent, steady
 from ffcp.warnings import warn
 
 __all__ = ["Predictor", "Running", "known_only", "steady"]
@@ -49,10 +49,10 @@ _LOOK_UP = 3  # the stream of random numbers for thresholds
 
 
 class Running(TypedDict, total=False):
-    """What every predictor takes of how it runs; explained in :class:`ffcp.Bands`."""
+    """What every predictor takes of how it runs; explained in :class:`ffcp.IntervalPredictor`."""
 
-    choose_fraction: float
-    choose_alpha: float
+    selection_fraction: float
+    selection_alpha: float
     seed: int | None
     batch_size: int | None
     output: Output
@@ -65,7 +65,7 @@ def known_only(maker: type, given: Iterable[str], known: type) -> None:
     ...     def __init__(self, length, **running): ...
     >>> known_only(Ruler, ["sed"], Running)
     Traceback (most recent call last):
-    TypeError: Ruler takes no argument 'sed': there are length, choose_fraction, choose_alpha,
+    TypeError: Ruler takes no argument 'sed': there are length, selection_fraction, selection_alpha,
     seed, batch_size, output
     """
     unknown = [name for name in given if name not in known.__annotations__]
@@ -78,7 +78,7 @@ def known_only(maker: type, given: Iterable[str], known: type) -> None:
         )
 
 
-class Predictor(Sharing):
+class Predictor(Persistent):
     """A model, a scorer and a calibration: calibrate, merge, save and load, once for all tasks.
 
     The scorer gives points their scores; the calibration keeps them and gives thresholds. Where
@@ -89,11 +89,11 @@ class Predictor(Sharing):
     def __init__(
         self,
         model: nn.Module,
-        scorer: Scorer,
+        scorer: Score,
         calibration: Calibration,
         *,
-        choose_fraction: float = 0.2,
-        choose_alpha: float = 0.1,
+        selection_fraction: float = 0.2,
+        selection_alpha: float = 0.1,
         seed: int | None = None,
         batch_size: int | None = None,
         output: Output = None,
@@ -103,17 +103,23 @@ class Predictor(Sharing):
             raise TypeError(f"the model must be a torch.nn.Module, got {type(model).__name__}")
         if batch_size is not None and batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-        if not 0 < choose_fraction < 1:
-            raise ValueError(f"choose_fraction must lie between 0 and 1, got {choose_fraction}")
+        if not 0 < selection_fraction < 1:
+            raise ValueError(
+                f"selection_fraction must lie between 0 and 1, got {selection_fraction}"
+            )
         checked_seed(seed)
-        exact_alpha(choose_alpha)
+        exact_alpha(selection_alpha)
         refuse_unusable(model)
         self.model, self.output = picking(model, output), output
         self.batch_size = batch_size
-        self.choose_fraction, self.choose_alpha, self.seed = choose_fraction, choose_alpha, seed
+        self.selection_fraction, self.selection_alpha, self.seed = (
+            selection_fraction,
+            selection_alpha,
+            seed,
+        )
         # As given, with whatever they leave open; in a tuple, so that no module is held twice.
-        self._given: tuple[Scorer, Calibration] = (scorer, calibration)
-        self._check_features(scorer.needs().joined(calibration.needs()))
+        self._given: tuple[Score, Calibration] = (scorer, calibration)
+        self._check_features(scorer.requires().joined(calibration.requires()))
         # As they are in use.
         self._scorer = scorer
         self._choices: dict[str, Any] = {}
@@ -124,7 +130,7 @@ class Predictor(Sharing):
         self._runs: tuple[str, ...] = ()  # the names of the calibrations whose points these are
         self.calibration = calibration.empty()
         self._stream = Stream(seed)
-        self._lock = Turns()  # held while one calibration takes the place of another
+        self._lock = WriterLock()  # held while one calibration takes the place of another
 
     # -- what a task defines ----------------------------------------------------------------
 
@@ -182,11 +188,12 @@ class Predictor(Sharing):
             labels: every group then gets a threshold of its own, and the guarantee holds
             inside every group (Mondrian calibration). New points need a label too.
         weights
-            A number for each point, for ``ffcp.Weighted("given")``: how much likelier its input
-            is among new points than among these.
+            A number for each point, for ``ffcp.calibrations.Weighted("given")``: how much likelier
+            its input is among new points than among these.
         new
             Inputs without targets like those to come, or a loader of them, for calibrations that
-            learn how the data has moved: ``ffcp.Weighted("learn")``, ``ffcp.LabelShift()``.
+            learn how the data has moved: ``ffcp.calibrations.Weighted("learn")``,
+            ``ffcp.calibrations.LabelShift()``.
         update
             Add to the scores there are instead of replacing them. What was chosen stays.
         rank_error
@@ -243,7 +250,7 @@ class Predictor(Sharing):
         if not identity.is_that_of(self.model):
             raise RuntimeError(
                 "the model's weights changed while it was calibrated: calibrate when nothing "
-                "trains it"
+                "trains it, and let no hook write to tensors that it encloses"
             )
         with self._lock:
             self._identity = identity
@@ -270,13 +277,13 @@ class Predictor(Sharing):
             calibration = by_groups(calibration)
         return self._calibrating(scorer, calibration, update)
 
-    def _calibrating(self, scorer: Scorer, calibration: Calibration, update: bool) -> Calibrating:
+    def _calibrating(self, scorer: Score, calibration: Calibration, update: bool) -> Calibrating:
         return Calibrating(self.model, scorer, calibration, self._choosing, update)
 
     @property
     def _choosing(self) -> Choosing:
-        alpha, seed = self.choose_alpha, self.seed or 0
-        return Choosing(self.choose_fraction, alpha, seed, self.alpha_of_each)
+        alpha, seed = self.selection_alpha, self.seed or 0
+        return Choosing(self.selection_fraction, alpha, seed, self.alpha_of_each)
 
     def _entries(self, columns: Columns) -> tuple[Tensor, Columns]:
         """Give the scores and notes that the calibration is to keep."""
@@ -295,9 +302,9 @@ class Predictor(Sharing):
         table, row = Table(), 0
         for whole in inputs.Rows(new, read):
             for batch in self._cut(whole):
-                seen = passes.see(self.model, batch, calibration.needs(), row)
-                table.add(calibration.note_new(seen))
-                row = seen.rows.stop
+                out = forward.see(self.model, batch, calibration.requires(), row)
+                table.add(calibration.note_new(out))
+                row = out.rows.stop
         if not len(table):
             raise ValueError("new has no rows")
         return table.columns
@@ -341,7 +348,9 @@ class Predictor(Sharing):
         """Read what is to be predicted: an input, or a loader of inputs."""
         return inputs.Rows(x, inputs.Reader(self.model, self._layout, self._stamp))
 
-    def _seen(self, x: inputs.Rows, groups: Any = None, weights: Any = None) -> Iterator[Seen]:
+    def _seen(
+        self, x: inputs.Rows, groups: Any = None, weights: Any = None
+    ) -> Iterator[BatchOutput]:
         """Run the model on rows to predict, batch by batch."""
         if groups is not None and not self.calibration.takes_groups:
             raise ValueError(
@@ -359,11 +368,11 @@ class Predictor(Sharing):
                 own = None
                 if labels is not None:
                     own = groups_of(labels, batch, row, inputs.row_count(batch))
-                seen = run(batch, row, own)
+                out = run(batch, row, own)
                 if weighed is not None:
-                    seen = seen._replace(weights=weights_of(weighed, row, len(seen.rows)))
-                row = seen.rows.stop
-                yield seen
+                    out = out._replace(weights=weights_of(weighed, row, len(out.rows)))
+                row = out.rows.stop
+                yield out
         if not row:
             raise ValueError("x has no rows")
         self._must_have_labels(labels, row)
@@ -375,13 +384,13 @@ class Predictor(Sharing):
         if has_labels and rows is not None and len(labels) != rows:
             raise ValueError(f"groups has {len(labels)} labels, but x has {rows} rows")
 
-    def _targeted(self, x: Any, y: Any) -> Iterator[tuple[Seen, Tensor]]:
+    def _targeted(self, x: Any, y: Any) -> Iterator[tuple[BatchOutput, Tensor]]:
         """Run the model on rows whose targets are known, or on a loader of pairs."""
         row, run = 0, self._pass(self._stamp)
         for batch in self._batches(x, y, None, call="score"):
-            seen = run(batch.x, batch.row)
-            row = seen.rows.stop
-            yield seen, batch.y
+            out = run(batch.x, batch.row)
+            row = out.rows.stop
+            yield out, batch.y
         if not row:
             raise ValueError("x has no rows")
 
@@ -392,43 +401,43 @@ class Predictor(Sharing):
         groups: Any,
         first_row: int | None,
         weights: Any = None,
-    ) -> Iterator[tuple[Seen, Columns, Tensor]]:
+    ) -> Iterator[tuple[BatchOutput, Columns, Tensor]]:
         """Give batches with what the calibration notes of them, and their thresholds."""
-        for seen, notes, draws in self._noted(x, groups, first_row, weights):
-            yield seen, notes, look_up(notes, draws)
+        for out, metadata, draws in self._noted(x, groups, first_row, weights):
+            yield out, metadata, look_up(metadata, draws)
 
     def _noted(
         self, x: inputs.Rows, groups: Any, first_row: int | None = None, weights: Any = None
-    ) -> Iterator[tuple[Seen, dict[str, Any], Draws | None]]:
+    ) -> Iterator[tuple[BatchOutput, dict[str, Any], Draws | None]]:
         """Give batches with what the calibration notes of them, and random numbers for them."""
         calibration, draws = self.calibration, None
         if calibration.draws or self._scorer_draws:
             draws = Draws(self._stream.entropy(pinned=first_row is not None), _LOOK_UP)
-        for seen in self._seen(x, groups, weights):
-            notes = calibration.note(seen)
+        for out in self._seen(x, groups, weights):
+            metadata = calibration.note(out)
             if draws is None:
-                self._first_number(seen, first_row)
+                self._first_number(out, first_row)
             else:
-                notes["row"] = self._row_numbers(seen, first_row)
-            yield seen, notes, draws
+                metadata["row"] = self._row_numbers(out, first_row)
+            yield out, metadata, draws
 
-    def _row_numbers(self, seen: Seen, first_row: int | None) -> Tensor:
+    def _row_numbers(self, out: BatchOutput, first_row: int | None) -> Tensor:
         """Give some rows their numbers in the stream of random numbers, or as they are pinned."""
-        first = self._first_number(seen, first_row)
-        return torch.arange(first, first + len(seen.rows))
+        first = self._first_number(out, first_row)
+        return torch.arange(first, first + len(out.rows))
 
-    def _first_number(self, seen: Seen, first_row: int | None) -> int:
+    def _first_number(self, out: BatchOutput, first_row: int | None) -> int:
         """Give the number of the first of some rows; where they have none yet, the next ones."""
         if first_row is None:
-            return self._stream.next_rows(len(seen.rows))
+            return self._stream.next_rows(len(out.rows))
         if first_row < 0:
             raise ValueError(f"first_row counts from 0, got {first_row}")
-        return first_row + seen.rows.start
+        return first_row + out.rows.start
 
-    def _pass(self, now: Stamp | None = None) -> passes.Pass:
+    def _pass(self, now: Stamp | None = None) -> forward.ForwardPass:
         """Make the model ready for what scorer and calibration need; see Pass for ``now``."""
-        needs = self._scorer.needs().joined(self.calibration.needs())
-        return passes.Pass(self.model, needs, now)
+        requires = self._scorer.requires().joined(self.calibration.requires())
+        return forward.ForwardPass(self.model, requires, now)
 
     # -- going elsewhere --------------------------------------------------------------------
 
@@ -481,9 +490,9 @@ class Predictor(Sharing):
             "torch.compiler.disable(predictor.forward)"
         )
 
-    def _why_infinite(self, alpha: Any, notes: Columns) -> str:
+    def _why_infinite(self, alpha: Any, metadata: Columns) -> str:
         """Go on behind "the band is infinite": why, and what to do."""
-        reason = self.calibration.why_infinite(alpha, notes)
+        reason = self.calibration.why_infinite(alpha, metadata)
         if self._set_aside:
             what = " and ".join(piece.what_is_open for piece in self._given if piece.is_open)
             reason += f" ({self._set_aside} more rows chose {what}, and so do not calibrate)"

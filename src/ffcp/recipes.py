@@ -38,10 +38,9 @@ def public(maker: Maker) -> Maker:
     3
     """
     make = maker.__init__ if isinstance(maker, type) else maker  # type: ignore[misc]
-    bound = _binding(make)
 
     def note(made: Any, *args: Any, **kwargs: Any) -> None:
-        made.__dict__["_recipe"] = _recipe(maker.__name__, bound(args, kwargs))
+        made.__dict__["_recipe"] = _recipe(maker.__name__, _arguments(make, args, kwargs))
 
     if isinstance(maker, type):
 
@@ -93,8 +92,8 @@ def made_again(recipe: Recipe, **given: Any) -> Any:
 def left_to_you(recipe: Recipe) -> dict[str, str]:
     """Say which arguments must be given again, and what they were.
 
-    >>> left_to_you({"make": "Bands", "with": {"slack": {"yours": "function spread"}, "seed": 0}})
-    {'slack': 'function spread'}
+    >>> left_to_you({"make": "Bands", "with": {"scale": {"yours": "function spread"}, "seed": 0}})
+    {'scale': 'function spread'}
     """
     lost = {name: ", ".join(_yours(value)) for name, value in recipe["with"].items()}
     return {name: what for name, what in lost.items() if what}
@@ -109,19 +108,19 @@ def _yours(value: Any) -> Iterator[str]:
             yield from _yours(one)
 
 
-def _binding(
-    make: Callable[..., Any],
-) -> Callable[[tuple[Any, ...], dict[str, Any]], dict[str, Any]]:
-    """Find out how the arguments of a call, which went well, are named; a list of them is not.
-
-    Whatever is made is noted, and inspect.Signature.bind takes ten times as long.
-    """
-    kinds = inspect.Parameter
-    named = (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY)
-    parameters = [p for p in inspect.signature(make).parameters.values() if p.kind in named]
-    places = [p.name for p in parameters if p.kind is not kinds.KEYWORD_ONLY]
-    defaults = {p.name: p.default for p in parameters}
-    return lambda args, kwargs: {**defaults, **dict(zip(places, args, strict=False)), **kwargs}
+def _arguments(make: Callable[..., Any], args: Any, kwargs: Any) -> dict[str, Any]:
+    """Return the arguments of a call by name, defaults included; a list of them is not named."""
+    signature = inspect.signature(make)
+    bound = signature.bind(*args, **kwargs)
+    bound.apply_defaults()
+    named = {}
+    for name, value in bound.arguments.items():
+        kind = signature.parameters[name].kind
+        if kind is inspect.Parameter.VAR_KEYWORD:
+            named.update(value)
+        elif kind is not inspect.Parameter.VAR_POSITIONAL:
+            named[name] = value
+    return named
 
 
 def _recipe(name: str, given: Mapping[str, Any]) -> Recipe:

@@ -29,7 +29,7 @@ def labels_for(x: Tensor, model: nn.Module, seed: int = 0) -> Tensor:
 Y = labels_for(X, network())
 
 
-def seeded(method: type[ffcp.LabelSets], **settings):
+def seeded(method: type[ffcp.SetPredictor], **settings):
     """Make predictors of a method with a fixed seed, so that two of them draw the same numbers."""
     return lambda model, **more: method(model, **{"seed": 0, **more, **settings})
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import ffcp
-from ffcp.classification import choosing
+from ffcp.classification import score_selection
 from ffcp.classification.rules import Cumulative, Threshold
 from tests.classification.material import K, X, Y, labels_for, network
 from tests.conftest import normal
@@ -18,8 +18,8 @@ from tests.conftest import normal
 MANY = normal(2000, 4, seed=3)
 
 
-def auto(model: nn.Module, **more) -> ffcp.LabelSets:
-    return ffcp.LabelSets(model, "auto", **{"seed": 0, **more})
+def auto(model: nn.Module, **more) -> ffcp.SetPredictor:
+    return ffcp.SetPredictor(model, "auto", **{"seed": 0, **more})
 
 
 def test_the_smallest_sets_are_taken_and_the_choice_is_shown() -> None:
@@ -30,7 +30,7 @@ def test_the_smallest_sets_are_taken_and_the_choice_is_shown() -> None:
     logits = logits * (3 * torch.rand(1500, 1, generator=draw)).exp()
     predictor = auto(nn.Identity()).calibrate(logits, y)
     choice = predictor.choice
-    assert isinstance(choice, ffcp.ScoreChoice)
+    assert isinstance(choice, ffcp.classification.score_selection.ScoreChoice)
     assert (choice.rows, len(predictor.calibration)) == (300, 1200)
     assert choice.score.startswith("RAPS")
     assert choice.trials[choice.score] == min(choice.trials.values())
@@ -46,9 +46,9 @@ def test_where_rows_tell_no_difference_plain_lac_is_taken() -> None:
 
 
 KINDS = [
-    (Threshold(0.5), lambda: ffcp.Lac(0.5)),
-    (Cumulative(0.5), lambda: ffcp.Aps(0.5)),
-    (Cumulative(2.0, lam=0.1, kreg=2), lambda: ffcp.Raps(0.1, 2, temperature=2.0)),
+    (Threshold(0.5), lambda: ffcp.scores.LAC(0.5)),
+    (Cumulative(0.5), lambda: ffcp.scores.APS(0.5)),
+    (Cumulative(2.0, lam=0.1, kreg=2), lambda: ffcp.scores.RAPS(0.1, 2, temperature=2.0)),
 ]
 
 
@@ -58,15 +58,15 @@ def test_whatever_is_taken_scores_as_it_does_by_itself(
     rule: Any, score: Any, share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Rows of a loader: those that come after the choice must be scored as those that waited.
-    monkeypatch.setattr(choosing.Undecided, "_trials", lambda *given: iter([(rule, 1.0)]))
-    monkeypatch.setattr(choosing.Undecided, "most_rows", 30)
+    monkeypatch.setattr(score_selection.Undecided, "_trials", lambda *given: iter([(rule, 1.0)]))
+    monkeypatch.setattr(score_selection.Undecided, "most_rows", 30)
     model = network()
     y = labels_for(MANY, model)
     y = y.masked_fill(torch.rand(len(y), generator=torch.Generator().manual_seed(0)) < share, K)
     made = auto(model, other_labels=True).calibrate(
         list(zip(MANY.split(100), y.split(100), strict=True))
     )
-    alone = ffcp.LabelSets(model, score(), other_labels=True, seed=0).calibrate(MANY, y)
+    alone = ffcp.SetPredictor(model, score(), other_labels=True, seed=0).calibrate(MANY, y)
     assert len(made.calibration) == 1970
     # Every row draws the number of its place, so the scores are among those of all rows.
     assert torch.isin(made.calibration.scores, alone.calibration.scores).all()
@@ -99,6 +99,6 @@ def test_a_chosen_score_is_saved_loaded_and_updated(tmp_path: Path) -> None:
 def test_sure_and_spread_rows_are_told_from_rows_that_are_all_alike() -> None:
     # One label is far ahead in every row: APS and RAPS must not take more than it.
     logits = normal(600, 10, seed=5) + 6 * nn.functional.one_hot(torch.arange(600) % 10, 10)
-    predictor = ffcp.LabelSets(nn.Identity(), "auto", seed=0)
+    predictor = ffcp.SetPredictor(nn.Identity(), "auto", seed=0)
     predictor.calibrate(logits, torch.arange(600) % 10)
     assert predictor.predict_set(logits).sizes.double().mean() == 1.0

@@ -52,7 +52,7 @@ def hits_by(make, n: int, columns: int, *, by_groups: bool = True) -> np.ndarray
 
 @cache
 def hits_of_groups(name: str, by_groups: bool = True) -> np.ndarray:
-    def make(seed: int) -> ffcp.LabelSets:
+    def make(seed: int) -> ffcp.SetPredictor:
         return METHODS[name](nn.Identity(), allow_zero_sets=True, seed=seed)
 
     return hits_by(make, 20, 2, by_groups=by_groups)
@@ -77,7 +77,7 @@ def test_without_groups_the_hard_one_is_covered_too_rarely(name: str) -> None:
 @pytest.mark.heavy
 @pytest.mark.parametrize("name", KINDS)
 def test_every_class_of_every_group_follows_the_law(name: str) -> None:
-    def make(seed: int) -> ffcp.LabelSets:
+    def make(seed: int) -> ffcp.SetPredictor:
         return METHODS[name](nn.Identity(), allow_zero_sets=True, class_conditional=True, seed=seed)
 
     hits = hits_by(make, 12, 4)
@@ -167,7 +167,7 @@ def test_groups_are_merged_saved_and_loaded(make, conditional, tmp_path, monkeyp
     model = nn.Sequential(nn.Identity())
     random = torch.rand(300, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
-    def some(rows: slice) -> ffcp.LabelSets:
+    def some(rows: slice) -> ffcp.SetPredictor:
         with monkeypatch.context() as patch:  # rows keep their shares, whoever calibrates them
             patch.setattr(
                 Shares, "__call__", lambda shares, part: random[rows][shares.first_row :][part]

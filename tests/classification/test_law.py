@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import ffcp
-from ffcp.classification import predictor
+from ffcp.classification import set_predictor
 from ffcp.classification.scores import Shares
 from ffcp.conformal import marginal
 from ffcp.conformal.rank import conformal_rank
@@ -40,9 +40,9 @@ def covered_by(make):
     seeds = itertools.count()
 
     def covered(x_cal: Tensor, y_cal: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        predictor = make(seed=next(seeds)).calibrate(x_cal, y_cal)
-        covered.used = len(predictor.calibration)
-        return predictor.predict_set(x, ALPHA).mask.gather(1, y[:, None])[:, 0]
+        set_predictor = make(seed=next(seeds)).calibrate(x_cal, y_cal)
+        covered.used = len(set_predictor.calibration)
+        return set_predictor.predict_set(x, ALPHA).mask.gather(1, y[:, None])[:, 0]
 
     return covered
 
@@ -150,8 +150,8 @@ def hits_by_class(make) -> np.ndarray:
     seeds = itertools.count()
 
     def covered(x_cal: Tensor, y_cal: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        predictor = make(seed=next(seeds)).calibrate(x_cal, y_cal)
-        mask = predictor.predict_set(x, ALPHA).mask.gather(1, y[:, None])
+        set_predictor = make(seed=next(seeds)).calibrate(x_cal, y_cal)
+        mask = set_predictor.predict_set(x, ALPHA).mask.gather(1, y[:, None])
         return mask.view(TESTED, 3)
 
     return draw_hits(three_classes, covered, n=3 * PER_CLASS, t=3 * TESTED, repeats=REPEATS)
@@ -183,7 +183,7 @@ def test_the_law_test_catches_a_calibration_that_is_not_randomised(
 
     def only_for_prediction(shares: Shares, rows: range) -> Tensor:
         numbers = drawn(shares, rows)
-        is_calibration = shares.draws.stream == predictor._CALIBRATION
+        is_calibration = shares.draws.stream == set_predictor._CALIBRATION
         return torch.ones_like(numbers) if is_calibration else numbers
 
     monkeypatch.setattr(Shares, "__call__", only_for_prediction)

@@ -67,7 +67,7 @@ def test_names_are_saved_and_compared(tmp_path) -> None:
 
 
 def test_pieces_take_names() -> None:
-    predictor = ffcp.LabelSets(model(), ffcp.Lac(), names=NAMES).calibrate(X, WORDS)
+    predictor = ffcp.SetPredictor(model(), ffcp.scores.LAC(), names=NAMES).calibrate(X, WORDS)
     assert {name for row in predictor(X).labels for name in row} <= set(NAMES)
 
 

@@ -96,8 +96,8 @@ def test_without_them_an_unknown_label_is_refused() -> None:
     "given",
     [
         {"class_conditional": True},
-        {"calibration": ffcp.Mondrian(ffcp.ByLabel())},
-        {"calibration": ffcp.LabelShift([1.0] * K)},
+        {"calibration": ffcp.calibrations.Mondrian(ffcp.calibrations.ByLabel())},
+        {"calibration": ffcp.calibrations.LabelShift([1.0] * K)},
     ],
 )
 def test_thresholds_by_label_do_not_go_with_them(given: Any) -> None:
@@ -118,9 +118,9 @@ def test_a_group_of_unknown_labels_has_sets_of_everything() -> None:
 @pytest.mark.parametrize(
     "calibration",
     [
-        lambda: ffcp.Local(ffcp.Localizer("nearest")),
-        lambda: ffcp.Local(ffcp.Localizer("gaussian", on="input")),
-        lambda: ffcp.Weighted(lambda x: x[:, 0].exp()),
+        lambda: ffcp.calibrations.Local(ffcp.kernels.Localizer("nearest")),
+        lambda: ffcp.calibrations.Local(ffcp.kernels.Localizer("gaussian", on="input")),
+        lambda: ffcp.calibrations.Weighted(lambda x: x[:, 0].exp()),
     ],
 )
 @pytest.mark.filterwarnings("ignore::ffcp.FFCPWarning")
@@ -158,8 +158,10 @@ def test_a_monitor_counts_them() -> None:
 
 
 def test_a_score_of_ones_own_need_not_know_of_them() -> None:
-    gap = ffcp.FunctionScore(lambda seen: seen.output.amax(1, True) - seen.output, name="gap")
-    predictor = ffcp.LabelSets(nn.Identity(), gap, other_labels=True)
+    gap = ffcp.scores.FunctionScore(
+        lambda seen: seen.output.amax(1, True) - seen.output, name="gap"
+    )
+    predictor = ffcp.SetPredictor(nn.Identity(), gap, other_labels=True)
     logits = torch.randn(100, 3, generator=torch.Generator().manual_seed(0))
     predictor.calibrate(logits, torch.arange(100) % 10 // 3)
     assert int(predictor.calibration.scores.isinf().sum()) == 10

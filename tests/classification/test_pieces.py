@@ -19,7 +19,7 @@ N, T, ALPHA, REPEATS = 40, 30, 0.1, 250
 LOGITS = 2 * normal(300, K, seed=4)
 
 
-def margin(seen: ffcp.Seen) -> Tensor:
+def margin(seen: ffcp.BatchOutput) -> Tensor:
     """How far a logit lies below the largest one."""
     return seen.output.amax(dim=1, keepdim=True) - seen.output
 
@@ -38,7 +38,7 @@ def sample(generator: torch.Generator, rows: int) -> tuple[Tensor, Tensor]:
 
 
 def test_a_function_is_a_score() -> None:
-    predictor = ffcp.LabelSets(network(), score=margin).calibrate(X[:200], Y[:200])
+    predictor = ffcp.SetPredictor(network(), score=margin).calibrate(X[:200], Y[:200])
     with torch.no_grad():
         logits = network().eval()(X)
     scores = (logits.amax(dim=1, keepdim=True) - logits).double()
@@ -58,14 +58,14 @@ def test_a_function_is_a_score() -> None:
 @pytest.mark.long
 def test_coverage_of_a_score_of_ones_own_follows_the_law() -> None:
     def covered(x_cal: Tensor, y_cal: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        predictor = ffcp.LabelSets(nn.Identity(), margin_or_noise, allow_zero_sets=True)
+        predictor = ffcp.SetPredictor(nn.Identity(), margin_or_noise, allow_zero_sets=True)
         return (
             predictor.calibrate(x_cal, y_cal)
             .predict_set(x, ALPHA, first_row=0)
             .mask.gather(1, y[:, None])[:, 0]
         )
 
-    def margin_or_noise(seen: ffcp.Seen) -> Tensor:
+    def margin_or_noise(seen: ffcp.BatchOutput) -> Tensor:
         return seen.output.logsumexp(dim=1, keepdim=True) - seen.output  # no ties
 
     hits = draw_hits(sample, covered, n=N, t=T, repeats=REPEATS)
@@ -73,11 +73,11 @@ def test_coverage_of_a_score_of_ones_own_follows_the_law() -> None:
 
 
 def test_a_score_that_looks_at_layers() -> None:
-    def by_gradient(seen: ffcp.Seen) -> Tensor:
+    def by_gradient(seen: ffcp.BatchOutput) -> Tensor:
         return -seen.output / seen.norms["0"] + 0 * seen.values["3"].sum(dim=1, keepdim=True)
 
-    score = ffcp.FunctionScore(by_gradient, norms=["0"], values=["3"], name="by gradient")
-    predictor = ffcp.LabelSets(network(), score).calibrate(X, Y)
+    score = ffcp.scores.FunctionScore(by_gradient, norms=["0"], values=["3"], name="by gradient")
+    predictor = ffcp.SetPredictor(network(), score).calibrate(X, Y)
     prediction, norms = ffcp.gradient_norms(network(), X, ["0"])
     torch.testing.assert_close(
         predictor.score_all(X, first_row=0),
@@ -90,14 +90,14 @@ def test_a_score_that_looks_at_layers() -> None:
 
 
 def test_a_class_is_a_score_too() -> None:
-    class Likelihood(ffcp.LabelScore):
-        def of_all(self, seen: ffcp.Seen) -> Tensor:
+    class Likelihood(ffcp.scores.LabelScore):
+        def of_all(self, seen: ffcp.BatchOutput) -> Tensor:
             return -seen.output.log_softmax(dim=1)
 
         def settings(self) -> dict:
             return {"score": "likelihood"}
 
-    own = ffcp.LabelSets(nn.Identity(), Likelihood()).calibrate(LOGITS, Y)
+    own = ffcp.SetPredictor(nn.Identity(), Likelihood()).calibrate(LOGITS, Y)
     lac = ffcp.LAC(nn.Identity()).calibrate(LOGITS, Y)  # the same order of labels over all rows
     assert torch.equal(
         own.predict_set(LOGITS, 0.2, first_row=0).mask,
@@ -108,23 +108,23 @@ def test_a_class_is_a_score_too() -> None:
 def test_a_score_of_probabilities() -> None:
     # Only the library's own scores start from logits; what a user's does is the user's affair.
     model = nn.Sequential(nn.Identity(), nn.Softmax(dim=1))
-    own = ffcp.LabelSets(model, lambda seen: 1 - seen.output).calibrate(LOGITS.double(), Y)
+    own = ffcp.SetPredictor(model, lambda seen: 1 - seen.output).calibrate(LOGITS.double(), Y)
     lac = ffcp.LAC(nn.Identity()).calibrate(LOGITS.double(), Y)
     assert torch.equal(
         own.predict_set(LOGITS.double(), 0.2, first_row=0).mask,
         lac.predict_set(LOGITS.double(), 0.2, first_row=0).mask,
     )
     with pytest.raises(ValueError, match="looks like probabilities"):
-        ffcp.LabelSets(model, ffcp.Lac()).calibrate(LOGITS, Y)
+        ffcp.SetPredictor(model, ffcp.scores.LAC()).calibrate(LOGITS, Y)
 
 
 def test_infinite_scores_keep_labels_out_and_in_order() -> None:
-    def never_the_first(seen: ffcp.Seen) -> Tensor:
+    def never_the_first(seen: ffcp.BatchOutput) -> Tensor:
         return margin(seen).index_fill(1, torch.tensor([0]), math.inf)
 
     y = 1 + Y % (K - 1)
     sets = (
-        ffcp.LabelSets(nn.Identity(), never_the_first)
+        ffcp.SetPredictor(nn.Identity(), never_the_first)
         .calibrate(LOGITS, y)
         .predict_set(LOGITS, first_row=0)
     )
@@ -132,7 +132,7 @@ def test_infinite_scores_keep_labels_out_and_in_order() -> None:
     for row, labels in enumerate(sets.labels):
         assert (margin_of(row)[labels].diff() >= 0).all()
     half = torch.where(torch.arange(300) % 2 == 0, 0, y)
-    lost = ffcp.LabelSets(nn.Identity(), never_the_first).calibrate(LOGITS, half)
+    lost = ffcp.SetPredictor(nn.Identity(), never_the_first).calibrate(LOGITS, half)
     with pytest.warns(ffcp.FFCPWarning, match="150 of 300 calibration scores are infinite"):
         assert lost.predict_set(LOGITS, first_row=0).mask.all()
 
@@ -154,14 +154,14 @@ def margin_of(row: int) -> Tensor:
 )
 def test_scores_that_cannot_be_meant(score, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        ffcp.LabelSets(network(), score).calibrate(X, Y)
+        ffcp.SetPredictor(network(), score).calibrate(X, Y)
 
 
 def test_what_is_no_score() -> None:
     with pytest.raises(TypeError, match="a label score is a function of what a pass saw, got 3"):
-        ffcp.LabelSets(network(), 3)
+        ffcp.SetPredictor(network(), 3)
     with pytest.raises(ValueError, match="no feature '7'"):
-        ffcp.LabelSets(network(), ffcp.FunctionScore(margin, norms=["7"]))
+        ffcp.SetPredictor(network(), ffcp.scores.FunctionScore(margin, norms=["7"]))
 
 
 @pytest.mark.parametrize(
@@ -175,15 +175,19 @@ def test_what_is_no_score() -> None:
 )
 def test_a_layer_that_ffraps_cannot_use(settings: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        ffcp.FFRaps(**settings)
+        ffcp.scores.FFRAPS(**settings)
 
 
 NAMED = {
-    "LAC": (ffcp.LAC, ffcp.Lac, {}),
-    "APS": (ffcp.APS, ffcp.Aps, {}),
-    "RAPS": (ffcp.RAPS, ffcp.Raps, {"lam": 0.1}),
-    "RAPS tuned": (ffcp.RAPS, ffcp.Raps, {"tune": "size"}),
-    "FFRAPS": (ffcp.FFRAPS, ffcp.FFRaps, {"delta": 0.2, "gradient": "feature", "feature": "0"}),
+    "LAC": (ffcp.LAC, ffcp.scores.LAC, {}),
+    "APS": (ffcp.APS, ffcp.scores.APS, {}),
+    "RAPS": (ffcp.RAPS, ffcp.scores.RAPS, {"lam": 0.1}),
+    "RAPS tuned": (ffcp.RAPS, ffcp.scores.RAPS, {"tune": "size"}),
+    "FFRAPS": (
+        ffcp.FFRAPS,
+        ffcp.scores.FFRAPS,
+        {"delta": 0.2, "gradient": "feature", "feature": "0"},
+    ),
 }
 
 
@@ -191,7 +195,9 @@ NAMED = {
 def test_a_named_method_is_a_name_for_its_pieces(name: str) -> None:
     method, score, settings = NAMED[name]
     named = method(network(), seed=0, **settings).calibrate(X, Y)
-    by_hand = ffcp.LabelSets(network(), score(**settings), ffcp.Marginal(), seed=0).calibrate(X, Y)
+    by_hand = ffcp.SetPredictor(
+        network(), score(**settings), ffcp.calibrations.Marginal(), seed=0
+    ).calibrate(X, Y)
     assert named.settings() == by_hand.settings()
     assert torch.equal(
         named.predict_set(X, first_row=0).mask, by_hand.predict_set(X, first_row=0).mask
@@ -203,15 +209,17 @@ def test_a_named_method_is_a_name_for_its_pieces(name: str) -> None:
 
 
 def test_mondrian_by_a_function_is_groups_by_that_function() -> None:
-    pieces = ffcp.LabelSets(network(), margin, ffcp.Mondrian(by=side)).calibrate(X, Y)
-    groups = ffcp.LabelSets(network(), margin).calibrate(X, Y, groups=side)
+    pieces = ffcp.SetPredictor(network(), margin, ffcp.calibrations.Mondrian(by=side)).calibrate(
+        X, Y
+    )
+    groups = ffcp.SetPredictor(network(), margin).calibrate(X, Y, groups=side)
     assert torch.equal(
         pieces.predict_set(X, first_row=0).mask,
         groups.predict_set(X, groups=side(X), first_row=0).mask,
     )
     assert not torch.equal(
         pieces.predict_set(X, first_row=0).mask,
-        ffcp.LabelSets(network(), margin).calibrate(X, Y).predict_set(X, first_row=0).mask,
+        ffcp.SetPredictor(network(), margin).calibrate(X, Y).predict_set(X, first_row=0).mask,
     )
     for call in (
         lambda: pieces.predict_set(X, groups=side(X), first_row=0),
@@ -223,19 +231,23 @@ def test_mondrian_by_a_function_is_groups_by_that_function() -> None:
 
 def test_mondrian_saves_which_function_it_was(tmp_path) -> None:
     path = tmp_path / "sets.safetensors"
-    predictor = ffcp.LabelSets(network(), margin, ffcp.Mondrian(by=side)).calibrate(X, Y)
+    predictor = ffcp.SetPredictor(network(), margin, ffcp.calibrations.Mondrian(by=side)).calibrate(
+        X, Y
+    )
     predictor.save(path)
-    loaded = ffcp.LabelSets(network(), margin, ffcp.Mondrian(by=side)).load(path)
+    loaded = ffcp.SetPredictor(network(), margin, ffcp.calibrations.Mondrian(by=side)).load(path)
     assert torch.equal(
         loaded.predict_set(X, first_row=0).mask, predictor.predict_set(X, first_row=0).mask
     )
     with pytest.raises(ValueError, match=r"by='function side' \(here None\)"):
-        ffcp.LabelSets(network(), margin).load(path)
+        ffcp.SetPredictor(network(), margin).load(path)
 
 
 def test_by_label_has_a_threshold_for_each_class() -> None:
     y = torch.arange(300) % K
-    predictor = ffcp.LabelSets(nn.Identity(), margin, ffcp.ByLabel()).calibrate(LOGITS, y)
+    predictor = ffcp.SetPredictor(nn.Identity(), margin, ffcp.calibrations.ByLabel()).calibrate(
+        LOGITS, y
+    )
     own = predictor.score(LOGITS, y, first_row=0)
     levels = torch.stack([conformal_quantile(own[y == label], 0.2) for label in range(K)])
     scores = predictor.score_all(LOGITS, first_row=0)
@@ -246,8 +258,10 @@ def test_by_label_has_a_threshold_for_each_class() -> None:
 
 @pytest.mark.parametrize("guarantee", ["marginal", "random", "none"])
 def test_local_thresholds_differ_from_row_to_row(guarantee: str) -> None:
-    local = ffcp.Local(ffcp.Localizer("gaussian", on="input", bandwidth=2.0), guarantee=guarantee)
-    predictor = ffcp.LabelSets(network(), margin, local, allow_zero_sets=True).calibrate(X, Y)
+    local = ffcp.calibrations.Local(
+        ffcp.kernels.Localizer("gaussian", on="input", bandwidth=2.0), guarantee=guarantee
+    )
+    predictor = ffcp.SetPredictor(network(), margin, local, allow_zero_sets=True).calibrate(X, Y)
     sets, scores = predictor.predict_set(X, 0.2, first_row=0), predictor.score_all(X, first_row=0)
     # The labels in a set are those with the smallest scores, but up to another level in each row.
     largest = scores.masked_fill(~sets.mask, -math.inf).amax(dim=1)
@@ -266,21 +280,23 @@ def test_near_points_decide() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return torch.cat([2 + 0 * x, 0.01 * x, 0.02 * x], dim=1)
 
-    local = ffcp.Local(ffcp.Localizer("nearest", on="input", bandwidth=40))
-    sizes = ffcp.LabelSets(Sure(), margin, local).calibrate(x, y).predict_set(x, first_row=0).sizes
+    local = ffcp.calibrations.Local(ffcp.kernels.Localizer("nearest", on="input", bandwidth=40))
+    sizes = (
+        ffcp.SetPredictor(Sure(), margin, local).calibrate(x, y).predict_set(x, first_row=0).sizes
+    )
     assert (sizes[:150] == 1).all()
     assert (sizes[250:] == 3).all()
 
 
 CALIBRATIONS = {
-    "Mondrian": lambda: ffcp.Mondrian(by=side),
-    "ByLabel": ffcp.ByLabel,
-    "Local": lambda: ffcp.Local(ffcp.Localizer("nearest", bandwidth=20)),
-    "Local, random": lambda: ffcp.Local(
-        ffcp.Localizer("gaussian", bandwidth=8.0), guarantee="random"
+    "Mondrian": lambda: ffcp.calibrations.Mondrian(by=side),
+    "ByLabel": ffcp.calibrations.ByLabel,
+    "Local": lambda: ffcp.calibrations.Local(ffcp.kernels.Localizer("nearest", bandwidth=20)),
+    "Local, random": lambda: ffcp.calibrations.Local(
+        ffcp.kernels.Localizer("gaussian", bandwidth=8.0), guarantee="random"
     ),
-    "Local by groups": lambda: ffcp.Mondrian(
-        ffcp.Local(ffcp.Localizer("gaussian", bandwidth=3.0)), by=side
+    "Local by groups": lambda: ffcp.calibrations.Mondrian(
+        ffcp.calibrations.Local(ffcp.kernels.Localizer("gaussian", bandwidth=3.0)), by=side
     ),
 }
 
@@ -288,12 +304,12 @@ CALIBRATIONS = {
 @pytest.mark.heavy
 @pytest.mark.filterwarnings("ignore::ffcp.FFCPWarning")  # few points: some sets hold all labels
 @pytest.mark.parametrize("name", CALIBRATIONS)
-@pytest.mark.parametrize("score", [margin, ffcp.Aps()], ids=["own", "APS"])
+@pytest.mark.parametrize("score", [margin, ffcp.scores.APS()], ids=["own", "APS"])
 def test_every_calibration_covers_with_every_score(name: str, score: object) -> None:
     seeds = itertools.count()
 
     def covered(x_cal: Tensor, y_cal: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        predictor = ffcp.LabelSets(
+        predictor = ffcp.SetPredictor(
             nn.Identity(), score, CALIBRATIONS[name](), allow_zero_sets=True, seed=next(seeds)
         )
         return (
@@ -310,7 +326,7 @@ def test_every_calibration_covers_with_every_score(name: str, score: object) -> 
 def test_the_batch_size_changes_nothing(name: str) -> None:
     y = torch.arange(300) % K
     masks = [
-        ffcp.LabelSets(nn.Identity(), margin, CALIBRATIONS[name](), batch_size=size)
+        ffcp.SetPredictor(nn.Identity(), margin, CALIBRATIONS[name](), batch_size=size)
         .calibrate(LOGITS, y)
         .predict_set(LOGITS, 0.3, first_row=0)
         .mask
@@ -320,7 +336,9 @@ def test_the_batch_size_changes_nothing(name: str) -> None:
 
 
 def test_score_and_bandwidth_can_both_be_left_open() -> None:
-    predictor = ffcp.LabelSets(network(), ffcp.Raps(tune="size"), ffcp.Local("gaussian"))
+    predictor = ffcp.SetPredictor(
+        network(), ffcp.scores.RAPS(tune="size"), ffcp.calibrations.Local("gaussian")
+    )
     predictor.calibrate(X, Y)
     assert predictor.choice.rows == 60
     assert len(predictor.calibration) == 240
@@ -328,8 +346,10 @@ def test_score_and_bandwidth_can_both_be_left_open() -> None:
 
 
 def test_too_few_points_around_a_row_are_warned_of() -> None:
-    local = ffcp.Local(ffcp.Localizer("box", on="input", bandwidth=0.05), guarantee="none")
-    predictor = ffcp.LabelSets(nn.Identity(), margin, local, batch_size=50).calibrate(LOGITS, Y)
+    local = ffcp.calibrations.Local(
+        ffcp.kernels.Localizer("box", on="input", bandwidth=0.05), guarantee="none"
+    )
+    predictor = ffcp.SetPredictor(nn.Identity(), margin, local, batch_size=50).calibrate(LOGITS, Y)
     with pytest.warns(ffcp.FFCPWarning, match="every set holds all labels"):
         assert predictor.predict_set(LOGITS, first_row=0).mask.all()
 
@@ -338,17 +358,19 @@ def test_too_few_points_around_a_row_are_warned_of() -> None:
 
 
 def test_a_score_of_ones_own_merges_by_its_name() -> None:
-    mine = ffcp.LabelSets(network(), margin).calibrate(X[:100], Y[:100])
-    mine.merge(ffcp.LabelSets(network(), margin).calibrate(X[100:], Y[100:]))
+    mine = ffcp.SetPredictor(network(), margin).calibrate(X[:100], Y[:100])
+    mine.merge(ffcp.SetPredictor(network(), margin).calibrate(X[100:], Y[100:]))
     assert len(mine.calibration) == 300
     with pytest.raises(ValueError, match=r"lambda>' \(here 'function margin'\)"):
-        mine.merge(ffcp.LabelSets(network(), lambda seen: -seen.output).calibrate(X, Y))
+        mine.merge(ffcp.SetPredictor(network(), lambda seen: -seen.output).calibrate(X, Y))
 
 
 @pytest.mark.long
 def test_by_label_every_class_is_covered() -> None:
     def covered(x_cal: Tensor, y_cal: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        predictor = ffcp.LabelSets(nn.Identity(), margin, ffcp.ByLabel(), allow_zero_sets=True)
+        predictor = ffcp.SetPredictor(
+            nn.Identity(), margin, ffcp.calibrations.ByLabel(), allow_zero_sets=True
+        )
         sets = predictor.calibrate(x_cal, y_cal).predict_set(x, ALPHA, first_row=0)
         return sets.mask.gather(1, y[:, None]).view(-1, 2)
 

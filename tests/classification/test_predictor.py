@@ -128,7 +128,7 @@ def test_the_seed_decides_and_calibration_and_prediction_draw_apart() -> None:
 
 @pytest.mark.parametrize("name", ["APS", "RAPS", "FFRAPS", "FFRAPS at a feature"])
 def test_without_randomness_sets_hold_those_of_every_share(name: str) -> None:
-    def calibrated(randomized: bool) -> ffcp.LabelSets:
+    def calibrated(randomized: bool) -> ffcp.SetPredictor:
         return METHODS[name](network(), randomized=randomized).calibrate(X[:200], Y[:200])
 
     drawn, fixed = calibrated(True), calibrated(False)

@@ -19,7 +19,7 @@ from ffcp.classification.rules import Cumulative, Rows, Rule, Threshold
 from ffcp.classification.scores import Shares
 from ffcp.classification.sets import LabelSet
 from ffcp.classification.weights import jacobian_norms, probabilities
-from ffcp.conformal.draws import Draws
+from ffcp.conformal.random_numbers import Draws
 from tests.conftest import normal
 
 pytestmark = pytest.mark.heavy

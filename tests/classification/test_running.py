@@ -16,7 +16,7 @@ from tests.rows import counted_rows
 GROUPS = ["a", "b"] * 150
 
 
-def margin(seen: ffcp.Seen) -> Tensor:
+def margin(seen: ffcp.BatchOutput) -> Tensor:
     return seen.output.amax(dim=1, keepdim=True) - seen.output
 
 
@@ -24,16 +24,24 @@ def side(x: Tensor) -> list[bool]:
     return (x[:, 0] > 0).tolist()
 
 
-def near(guarantee: str = "marginal") -> ffcp.Local:
-    return ffcp.Local(ffcp.Localizer("gaussian", on="3", bandwidth=9.0), guarantee=guarantee)
+def near(guarantee: str = "marginal") -> ffcp.calibrations.Local:
+    return ffcp.calibrations.Local(
+        ffcp.kernels.Localizer("gaussian", on="3", bandwidth=9.0), guarantee=guarantee
+    )
 
 
 PIECES = {
-    "own score": seeded(ffcp.LabelSets, score=margin),
-    "own score by groups": seeded(ffcp.LabelSets, score=margin, calibration=ffcp.Mondrian(by=side)),
-    "own score by label": seeded(ffcp.LabelSets, score=margin, calibration=ffcp.ByLabel()),
-    "own score, local": seeded(ffcp.LabelSets, score=margin, calibration=near()),
-    "APS, random local": seeded(ffcp.LabelSets, score=ffcp.Aps(), calibration=near("random")),
+    "own score": seeded(ffcp.SetPredictor, score=margin),
+    "own score by groups": seeded(
+        ffcp.SetPredictor, score=margin, calibration=ffcp.calibrations.Mondrian(by=side)
+    ),
+    "own score by label": seeded(
+        ffcp.SetPredictor, score=margin, calibration=ffcp.calibrations.ByLabel()
+    ),
+    "own score, local": seeded(ffcp.SetPredictor, score=margin, calibration=near()),
+    "APS, random local": seeded(
+        ffcp.SetPredictor, score=ffcp.scores.APS(), calibration=near("random")
+    ),
     "by class": seeded(ffcp.RAPS, class_conditional=True),
 }
 ALL = {**METHODS, **TUNED, **PIECES}

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import ffcp
-from ffcp.classification.predictor import _CALIBRATION, _PREDICTION
-from ffcp.conformal.draws import Draws
+from ffcp.classification.set_predictor import _CALIBRATION, _PREDICTION
+from ffcp.conformal.random_numbers import Draws
 from tests.classification.material import METHODS, TUNED, K, X, Y, network
 
 

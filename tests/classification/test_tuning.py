@@ -11,9 +11,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import ffcp
 from ffcp.classification import rules
-from ffcp.classification.predictor import _CALIBRATION, LabelSets
+from ffcp.classification.set_predictor import _CALIBRATION, SetPredictor
 from ffcp.classification.tuning import fit_temperature
-from ffcp.conformal.draws import Draws
+from ffcp.conformal.random_numbers import Draws
 from ffcp.conformal.selection import Division
 from tests.classification.material import TUNED, K, X, Y, network
 from tests.conftest import normal
@@ -54,7 +54,7 @@ def test_only_rows_that_do_not_calibrate_tune(name: str, temperature: object) ->
     )
 
 
-def rebuilt(predictor: LabelSets) -> LabelSets:
+def rebuilt(predictor: SetPredictor) -> SetPredictor:
     names = ("temperature", "lam", "kreg", "delta", "gradient", "feature")
     settings = {k: getattr(predictor, k) for k in names if getattr(predictor, k, None) is not None}
     return type(predictor)(network(), seed=0, **settings)
@@ -129,7 +129,7 @@ def test_the_choice_can_be_read() -> None:
 
 @pytest.mark.parametrize("name", TUNED)
 def test_loaders_and_arrays_tune_alike_and_enough_rows_stop_it(name: str, monkeypatch) -> None:
-    monkeypatch.setattr(ffcp.LabelScore, "most_rows", 25)
+    monkeypatch.setattr(ffcp.scores.LabelScore, "most_rows", 25)
     logits = 2 * normal(300, K, seed=4)
 
     def identity() -> nn.Module:

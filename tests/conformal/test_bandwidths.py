@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ffcp.conformal.bandwidths import choose_bandwidth
+from ffcp.conformal.bandwidth_selection import choose_bandwidth
 from ffcp.conformal.kernels import as_kernel
 from tests.conftest import normal
 

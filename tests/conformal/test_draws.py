@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 import ffcp
-from ffcp.conformal.draws import Draws
 from ffcp.conformal.kernels import as_kernel
+from ffcp.conformal.random_numbers import Draws
 
 FAR = 2**18  # from here on each draw has a seed of its own
 
@@ -82,7 +82,7 @@ def test_steps_far_away_have_the_law_of_the_first() -> None:
 
 def test_threads_share_a_series() -> None:
     @dataclass
-    class Slow(ffcp.Kernel):
+    class Slow(ffcp.kernels.Kernel):
         """A kernel that cannot be hashed, and lets other threads in before it draws."""
 
         name: str = "slow"

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 import ffcp
-from ffcp.conformal.draws import Draws
 from ffcp.conformal.kernels import KERNELS, as_kernel
+from ffcp.conformal.random_numbers import Draws
 
 
 @pytest.mark.parametrize(
@@ -47,13 +47,15 @@ def test_what_is_no_kernel_is_refused() -> None:
 
 
 def test_a_kernel_of_ones_own() -> None:
-    class Triangle(ffcp.Kernel):
+    class Triangle(ffcp.kernels.Kernel):
         name = "triangle"
 
         def log_weight(self, squared: Tensor) -> Tensor:
             return (1 - squared.sqrt()).clamp_min(0).log()
 
-    near = ffcp.Local(ffcp.Localizer(Triangle(), bandwidth=2.0), guarantee="none")
+    near = ffcp.calibrations.Local(
+        ffcp.kernels.Localizer(Triangle(), bandwidth=2.0), guarantee="none"
+    )
     near.add(torch.arange(40.0)[:, None], {"embedding": torch.arange(40.0)[:, None]})
     # At 10 the points 9, 10 and 11 weigh 1/2, 1 and 1/2, and the new one 1.
     places = {"embedding": torch.tensor([[10.0]])}

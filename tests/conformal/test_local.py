@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ffcp.conformal import local, weights
-from ffcp.conformal.draws import Draws
+from ffcp.conformal import kernel_weights, local
+from ffcp.conformal.kernel_weights import ONE, level_target, whole
 from ffcp.conformal.kernels import as_kernel
 from ffcp.conformal.local import Local, Localizer
+from ffcp.conformal.random_numbers import Draws
 from ffcp.conformal.rank import conformal_rank
-from ffcp.conformal.weights import ONE, level_target, whole
 from tests.conftest import normal
 
 LONG = pytest.mark.heavy
@@ -34,11 +34,11 @@ def calibrated(
     return near
 
 
-def reference(scores: list[float], weights: list[Fraction], alpha: Fraction) -> float:
+def reference(scores: list[float], kernel_weights: list[Fraction], alpha: Fraction) -> float:
     """The localized quantile by its definition; the point itself weighs 1, at infinity."""
-    total = sum(weights) + 1
+    total = sum(kernel_weights) + 1
     running = Fraction(0)
-    for score, weight in sorted(zip(scores, weights, strict=True)):
+    for score, weight in sorted(zip(scores, kernel_weights, strict=True)):
         running += weight
         if running >= (1 - alpha) * total:
             return score
@@ -179,13 +179,13 @@ def test_ties_of_nearest_neighbours_never_shorten_a_band(
     near = calibrated(
         torch.tensor(scores)[:, None], where[:, None].expand(-1, width), "nearest", k, "level"
     )
-    weights = near._weights(k)
+    kernel_weights = near._weights(k)
     asked = torch.full((1, width), float(x))
     found = float(near.threshold(0.3, {"embedding": asked}))
     wins = torch.rand(n, generator=torch.Generator().manual_seed(seed)) < 0.5
     table = []
     for i in range(n):
-        others = weights._search(near.embedding[i : i + 1], min(k + 1, n))[0][0].tolist()
+        others = kernel_weights._search(near.embedding[i : i + 1], min(k + 1, n))[0][0].tolist()
         others = [j for j in others if j != i][: min(k, n - 1)]
         edge = max((abs(float(where[j] - where[i])) for j in others), default=0.0)
         distance = abs(x - float(where[i]))
@@ -195,7 +195,7 @@ def test_ties_of_nearest_neighbours_never_shorten_a_band(
                 others.remove(last[seed % len(last)])
             others.append(n)
         table.append([Fraction(int(j == i or j in others)) for j in range(n + 1)])
-    mine = weights._search(asked, k)[0][0].tolist()
+    mine = kernel_weights._search(asked, k)[0][0].tolist()
     table.append([Fraction(int(j == n or j in mine)) for j in range(n + 1)])
     assert found >= recalibrated(scores, table, Fraction(3, 10))
 
@@ -205,9 +205,9 @@ def test_the_exact_level_is_never_above_its_bound() -> None:
         near = calibrated(
             normal(300, 1, seed=0), normal(300, 2, seed=1), kernel, bandwidth, "level"
         )
-        x, weights = normal(200, 2, seed=2), near._weights(bandwidth)
-        bound, sums = near._level(weights, 0).bound(0.1), weights.around(x).sums(0)
-        places = sums.reach(level_target(sums.total + weights.own, bound))
+        x, kernel_weights = normal(200, 2, seed=2), near._weights(bandwidth)
+        bound, sums = near._level(kernel_weights, 0).bound(0.1), kernel_weights.around(x).sums(0)
+        places = sums.position(level_target(sums.total + kernel_weights.own, bound))
         exact, bounded = near.threshold(0.1, {"embedding": x})[:, 0], near._sorted_scores(0)[places]
         assert (exact <= bounded).all()
         assert (exact < bounded).float().mean() > 0.05
@@ -248,7 +248,7 @@ def test_blocks_change_nothing(
         return near.threshold(0.1, {"embedding": x, "row": torch.arange(90)}, Draws(0, 3))
 
     at_once = thresholds()
-    for module, name in ((local, "_BLOCK"), (weights, "_CACHE"), (weights, "_ROWS")):
+    for module, name in ((local, "_BLOCK"), (kernel_weights, "_CACHE"), (kernel_weights, "_ROWS")):
         monkeypatch.setattr(module, name, 100)
     monkeypatch.setattr(local, "_COLUMNS", (7, 11))
     assert torch.equal(thresholds(), at_once)

@@ -13,7 +13,7 @@ from tests.conftest import normal
 def nearest(points: Tensor, x: Tensor, k: int) -> Tensor:
     """Return the places of the k nearest among scores that ascend with the rows, sorted."""
     found = NearestWeights(points, [torch.arange(len(points))], k).around(x).sums(0)
-    return torch.stack([found.reach(torch.full((len(x),), i)) for i in range(1, k + 1)], dim=1)
+    return torch.stack([found.position(torch.full((len(x),), i)) for i in range(1, k + 1)], dim=1)
 
 
 def by_sorting(points: Tensor, x: Tensor, k: int) -> Tensor:
@@ -57,7 +57,7 @@ def test_copies_of_a_point_do_not_count_it_among_its_own_neighbours() -> None:
     around = NearestWeights(where, [order], 14).around_calibration(where, rows, left, 0)
     # Nine copies are nearest, and five of those beside them: none of it is the point itself.
     assert around.everyone.tolist() == [14] * 60
-    assert around.reach.tolist() == [1.0] * 60
+    assert around.position.tolist() == [1.0] * 60
     copies = (where[:, 0] == where) & (scores < scores[:, None])
     assert (around.smaller + around.pushed >= copies.sum(dim=1)).all()
     assert (around.smaller + around.pushed <= copies.sum(dim=1) + 5).all()

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ffcp import conformal_quantile, conformal_rank
-from ffcp.conformal.rank import exact_alpha, points_needed
+from ffcp.conformal.rank import exact_alpha, rows_needed
 
 # A user writes alpha with a few decimals; the double nearest to it is a little off.
 decimals = st.integers(1, 6).flatmap(
@@ -44,7 +44,7 @@ def test_short_floats_stand_for_their_decimals() -> None:
 @pytest.mark.long
 @given(alpha=decimals)
 def test_points_needed_is_the_smallest_finite_size(alpha: Fraction) -> None:
-    n = points_needed(alpha)
+    n = rows_needed(alpha)
     assert conformal_rank(n, alpha) <= n
     assert conformal_rank(n - 1, alpha) > n - 1
 

@@ -46,13 +46,13 @@ def set_at(name: str, place: tuple[int, ...], value: float) -> Callable[[Points]
     ],
 )
 def test_scores_that_cannot_be(damage: Callable[[Points], object], message: str) -> None:
-    calibration = ffcp.Marginal()
+    calibration = ffcp.calibrations.Marginal()
     calibration.add(torch.arange(9.0)[:, None])
     refuses(calibration, damage, message)
 
 
 def test_notes_that_are_not_one_for_each_score() -> None:
-    calibration = ffcp.LabelShift([1.0, 2.0])
+    calibration = ffcp.calibrations.LabelShift([1.0, 2.0])
     calibration.add(torch.arange(4.0)[:, None], {"label": torch.tensor([0, 1, 0, 1])})
     refuses(calibration, put("label", lambda y: y[:3]), r"label has the shape \(3,\) beside 4")
     refuses(calibration, put("label", lambda y: y + 1), "not the numbers of classes")
@@ -92,15 +92,15 @@ def test_a_family_that_never_stops_losing_is_told() -> None:
 @pytest.mark.parametrize("ratio", [[1.0], [1.0, -1.0], [0.0, 0.0], [1.0, torch.inf]])
 def test_ratios_that_are_none_are_refused(ratio: list[float]) -> None:
     with pytest.raises(ValueError, match="a number of at least 0 for each class, not all 0"):
-        ffcp.LabelShift(ratio)
+        ffcp.calibrations.LabelShift(ratio)
     with pytest.raises(ValueError, match="learn"):
-        ffcp.LabelShift("guess")
+        ffcp.calibrations.LabelShift("guess")
 
 
 def test_learned_shares_come_back_from_a_file(tmp_path: Path) -> None:
     model, x = small_mlp(outputs=3), normal(600, 4, seed=1)
     y = model(x).argmax(dim=1)
-    predictor = ffcp.LAC(model, calibration=ffcp.LabelShift(), seed=0)
+    predictor = ffcp.LAC(model, calibration=ffcp.calibrations.LabelShift(), seed=0)
     predictor.calibrate(x, y, new=normal(300, 4, seed=2) + 0.5)
     predictor.save(tmp_path / "shares")
     again = ffcp.load(tmp_path / "shares", model)
@@ -112,7 +112,7 @@ def test_learned_shares_come_back_from_a_file(tmp_path: Path) -> None:
 
 def test_a_class_that_outweighs_all_points_has_infinite_sets() -> None:
     model, y = nn.Linear(2, 2), torch.arange(40) % 2
-    predictor = ffcp.LAC(model, calibration=ffcp.LabelShift([1e-6, 1e6])).calibrate(
+    predictor = ffcp.LAC(model, calibration=ffcp.calibrations.LabelShift([1e-6, 1e6])).calibrate(
         normal(40, 2, seed=1), torch.zeros_like(y)
     )
     with pytest.warns(ffcp.FFCPWarning, match="points of these classes"):

@@ -86,7 +86,7 @@ METHODS = {
 @pytest.mark.parametrize("method", METHODS)
 def test_the_true_ratio_covers_where_equal_weights_do_not(method: str, grouped: bool) -> None:
     make = METHODS[method]
-    weighted = coverages(lambda: make(ffcp.Weighted(true_ratio)), False, grouped)
+    weighted = coverages(lambda: make(ffcp.calibrations.Weighted(true_ratio)), False, grouped)
     assert too_low(weighted) > ERROR_RATE
     if not grouped:
         assert too_low(coverages(lambda: make(None), False)) < ERROR_RATE
@@ -95,7 +95,9 @@ def test_the_true_ratio_covers_where_equal_weights_do_not(method: str, grouped: 
 @pytest.mark.heavy
 @pytest.mark.filterwarnings("ignore::ffcp.FFCPWarning")
 def test_a_learned_ratio_covers_where_equal_weights_do_not() -> None:
-    learned = coverages(lambda: ffcp.CP(Zero(), calibration=ffcp.Weighted("learn")), True)
+    learned = coverages(
+        lambda: ffcp.CP(Zero(), calibration=ffcp.calibrations.Weighted("learn")), True
+    )
     assert too_low(learned) > ERROR_RATE
     assert too_low(coverages(lambda: ffcp.CP(Zero()), False)) < ERROR_RATE
 
@@ -124,9 +126,9 @@ def test_label_shift_is_covered_with_true_and_learned_ratios(method: type, kind:
     generator, shares = torch.Generator().manual_seed(5), []
     new_shares = CLASSES * torch.tensor(RATIO)
     calibration = {
-        "true": lambda: ffcp.LabelShift(RATIO),
-        "learned": ffcp.LabelShift,
-        "plain": ffcp.Marginal,
+        "true": lambda: ffcp.calibrations.LabelShift(RATIO),
+        "learned": ffcp.calibrations.LabelShift,
+        "plain": ffcp.calibrations.Marginal,
     }[kind]()
     predictor = method(Sorter(), calibration=calibration, seed=1)
     learns = {"new": 0} if kind == "learned" else {}

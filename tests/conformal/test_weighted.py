@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import ffcp
-from ffcp.conformal.tilts import learned
+from ffcp.conformal.density_ratio import learned
 from ffcp.conformal.weighted import weighted_quantile
 from ffcp.regression.learned import network
-from ffcp.regression.predictor import BandPredictor
+from ffcp.regression.regression_predictor import RegressionPredictor
 from tests.conftest import normal, small_mlp
 
 ALPHA = 0.1
@@ -83,7 +83,7 @@ def test_a_point_that_weighs_too_much_has_an_infinite_threshold() -> None:
 
 LOCALIZED = {"LCP", "LCQR", "FFLCP", "FFLCQR"}  # which take no density ratio
 METHODS = {
-    "Bands": lambda c: ffcp.Bands(small_mlp(1), calibration=c),
+    "IntervalPredictor": lambda c: ffcp.IntervalPredictor(small_mlp(1), calibration=c),
     "CP": lambda c: ffcp.CP(small_mlp(1), calibration=c),
     "FFCP": lambda c: ffcp.FFCP(small_mlp(1), "0", calibration=c),
     "FFCP auto": lambda c: ffcp.FFCP(small_mlp(1), calibration=c),
@@ -100,10 +100,10 @@ def test_no_method_is_left_out() -> None:
     public = {name: getattr(ffcp, name) for name in ffcp.__all__}
     kinds = {
         kind: {n for n, one in public.items() if isinstance(one, type) and issubclass(one, kind)}
-        for kind in (BandPredictor, ffcp.LabelSets)
+        for kind in (RegressionPredictor, ffcp.SetPredictor)
     }
-    assert kinds[BandPredictor] <= set(METHODS) | LOCALIZED
-    assert kinds[ffcp.LabelSets] <= set(SETS)
+    assert kinds[RegressionPredictor] <= set(METHODS) | LOCALIZED
+    assert kinds[ffcp.SetPredictor] <= set(SETS)
 
 
 @pytest.fixture
@@ -127,8 +127,10 @@ def test_numbers_per_row_and_a_function_of_the_input_are_the_same(
     old, new = ({"groups": (x[:, 0] > 0).tolist()}, {"groups": (asked[:, 0] > 0).tolist()})
     old, new = (old, new) if grouped else ({}, {})
     make = METHODS[method]
-    by_function = make(ffcp.Weighted(tilted)).calibrate(x, y, **old)
-    by_number = make(ffcp.Weighted("given")).calibrate(x, y, weights=tilted(x).numpy(), **old)
+    by_function = make(ffcp.calibrations.Weighted(tilted)).calibrate(x, y, **old)
+    by_number = make(ffcp.calibrations.Weighted("given")).calibrate(
+        x, y, weights=tilted(x).numpy(), **old
+    )
     one = by_function.predict_interval(asked, ALPHA, **new)
     other = by_number.predict_interval(asked, ALPHA, weights=tilted(asked).tolist(), **new)
     assert all(map(torch.equal, one, other))
@@ -136,7 +138,7 @@ def test_numbers_per_row_and_a_function_of_the_input_are_the_same(
 
 
 SETS = {
-    "LabelSets": lambda c: ffcp.LabelSets(nn.Linear(2, 3), ffcp.Lac(), calibration=c),
+    "SetPredictor": lambda c: ffcp.SetPredictor(nn.Linear(2, 3), ffcp.scores.LAC(), calibration=c),
     "LAC": lambda c: ffcp.LAC(nn.Linear(2, 3), calibration=c),
     "APS": lambda c: ffcp.APS(nn.Linear(2, 3), calibration=c, seed=1),
     "RAPS": lambda c: ffcp.RAPS(nn.Linear(2, 3), calibration=c, seed=1),
@@ -150,8 +152,8 @@ SETS = {
 def test_equal_weights_change_no_label_set(method: str, kind: str, grouped: bool) -> None:
     x, y, asked = normal(300, 2, seed=1), torch.randint(0, 3, (300,)), normal(50, 2, seed=3)
     plain_calibration = {
-        "weighted": lambda: ffcp.Weighted(lambda x: torch.full((len(x),), 0.7)),
-        "label shift": lambda: ffcp.LabelShift([0.7] * 3),
+        "weighted": lambda: ffcp.calibrations.Weighted(lambda x: torch.full((len(x),), 0.7)),
+        "label shift": lambda: ffcp.calibrations.LabelShift([0.7] * 3),
     }
     old, new = ({"groups": (x[:, 0] > 0).tolist()}, {"groups": (asked[:, 0] > 0).tolist()})
     old, new = (old, new) if grouped else ({}, {})
@@ -168,10 +170,12 @@ def test_equal_weights_change_no_label_set(method: str, kind: str, grouped: bool
 def test_missing_targets_leave_their_weight_out() -> None:
     x, y = normal(60, 1, seed=1), normal(60, 2, seed=2)
     y[::3, 1] = torch.nan
-    predictor = ffcp.CP(small_mlp(1, 2), calibration=ffcp.Weighted(tilted), missing=True)
+    predictor = ffcp.CP(
+        small_mlp(1, 2), calibration=ffcp.calibrations.Weighted(tilted), missing=True
+    )
     both = predictor.calibrate(x, y).calibration.threshold(0.2, {"weight": torch.ones(1)})
     known = ~y[:, 1].isnan()
-    alone = ffcp.CP(small_mlp(1, 2), calibration=ffcp.Weighted(tilted))
+    alone = ffcp.CP(small_mlp(1, 2), calibration=ffcp.calibrations.Weighted(tilted))
     alone.calibrate(x[known], y[known])
     assert both[0, 1] == alone.calibration.threshold(0.2, {"weight": torch.ones(1)})[0, 1]
 
@@ -179,7 +183,7 @@ def test_missing_targets_leave_their_weight_out() -> None:
 def test_calibrations_merge_update_and_come_back_from_a_file(tmp_path: Any) -> None:
     x, y, new = normal(300, 1, seed=1), normal(300, seed=2), 1 + normal(200, 1, seed=3)
     model = small_mlp(1)
-    predictor = ffcp.FFCP(model, "0", calibration=ffcp.Weighted("learn", on="3"))
+    predictor = ffcp.FFCP(model, "0", calibration=ffcp.calibrations.Weighted("learn", on="3"))
     predictor.calibrate(x[:200], y[:200], new=new)
     predictor.calibrate(x[200:], y[200:], update=True)
     predictor.save(tmp_path / "weighted.safetensors")
@@ -190,9 +194,9 @@ def test_calibrations_merge_update_and_come_back_from_a_file(tmp_path: Any) -> N
     )
     assert loaded._choices == predictor._choices
     assert loaded._choices["shift"].new_rows == 200
-    given = ffcp.CP(model, calibration=ffcp.Weighted("given"))
-    other = ffcp.CP(model, calibration=ffcp.Weighted("given"))
-    whole = ffcp.CP(model, calibration=ffcp.Weighted("given"))
+    given = ffcp.CP(model, calibration=ffcp.calibrations.Weighted("given"))
+    other = ffcp.CP(model, calibration=ffcp.calibrations.Weighted("given"))
+    whole = ffcp.CP(model, calibration=ffcp.calibrations.Weighted("given"))
     weights = tilted(x)
     given.calibrate(x[:100], y[:100], weights=weights[:100])
     other.calibrate(x[100:], y[100:], weights=weights[100:])
@@ -207,14 +211,16 @@ def test_a_batch_size_changes_nothing() -> None:
     x, y, new = normal(300, 3, seed=1), normal(300, seed=2), 0.5 + normal(200, 3, seed=3)
     bands = []
     for batch_size in (None, 7):
-        predictor = ffcp.CP(small_mlp(3), calibration=ffcp.Weighted("learn"), batch_size=batch_size)
+        predictor = ffcp.CP(
+            small_mlp(3), calibration=ffcp.calibrations.Weighted("learn"), batch_size=batch_size
+        )
         predictor.calibrate(x, y, new=new)
         bands.append(predictor.predict_interval(x[:40]).upper)
     assert torch.allclose(*bands)  # a model's own sums round by the size of the batch
 
 
 def test_the_effective_sample_size_is_reported() -> None:
-    weights = ffcp.Weighted("given")
+    weights = ffcp.calibrations.Weighted("given")
     weights.add(torch.zeros(4, 1), {"weight": torch.tensor([2.0, 2.0, 0.0, 0.0])})
     assert weights.effective_size == 2
     assert "effective sample size 2" in repr(weights)
@@ -222,7 +228,9 @@ def test_the_effective_sample_size_is_reported() -> None:
 
 def test_a_warning_says_that_nothing_resembles_the_new_inputs() -> None:
     x, y = normal(200, 1, seed=1), normal(200, seed=2)
-    predictor = ffcp.CP(small_mlp(1), calibration=ffcp.Weighted(tilted)).calibrate(x, y)
+    predictor = ffcp.CP(small_mlp(1), calibration=ffcp.calibrations.Weighted(tilted)).calibrate(
+        x, y
+    )
     far = torch.tensor([[0.0], [12.0]])
     with pytest.warns(ffcp.FFCPWarning, match=r"1 of 2 bands are infinite, for nothing in the"):
         band = predictor.predict_interval(far)
@@ -231,9 +239,12 @@ def test_a_warning_says_that_nothing_resembles_the_new_inputs() -> None:
 
 def test_what_is_missing_or_too_much_is_refused_with_the_remedy() -> None:
     x, y, model = normal(50, 1, seed=1), normal(50, seed=2), small_mlp(1)
-    plain, given_ones = ffcp.CP(model), ffcp.CP(model, calibration=ffcp.Weighted("given"))
-    learns = ffcp.CP(model, calibration=ffcp.Weighted("learn"))
-    with pytest.raises(ValueError, match=r"for ffcp.Weighted\('given'\)"):
+    plain, given_ones = (
+        ffcp.CP(model),
+        ffcp.CP(model, calibration=ffcp.calibrations.Weighted("given")),
+    )
+    learns = ffcp.CP(model, calibration=ffcp.calibrations.Weighted("learn"))
+    with pytest.raises(ValueError, match=r"for ffcp.calibrations.Weighted\('given'\)"):
         plain.calibrate(x, y, weights=y.abs())
     with pytest.raises(ValueError, match="inputs to learn from"):
         plain.calibrate(x, y, new=x)
@@ -249,11 +260,13 @@ def test_what_is_missing_or_too_much_is_refused_with_the_remedy() -> None:
     with pytest.raises(ValueError, match="what was learned from new inputs stays"):
         learns.calibrate(x, y, new=x, update=True)
     with pytest.raises(ValueError, match="ratio must be a function"):
-        ffcp.Weighted([1.0, 2.0])  # type: ignore[arg-type]
+        ffcp.calibrations.Weighted([1.0, 2.0])  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="leave out one of the two"):
-        ffcp.LAC(nn.Linear(1, 3), class_conditional=True, calibration=ffcp.LabelShift())
+        ffcp.LAC(
+            nn.Linear(1, 3), class_conditional=True, calibration=ffcp.calibrations.LabelShift()
+        )
     with pytest.raises(ValueError, match="labels up to 2, but ratios for 2 classes"):
-        ffcp.LAC(nn.Linear(1, 3), calibration=ffcp.LabelShift([1, 2])).calibrate(
+        ffcp.LAC(nn.Linear(1, 3), calibration=ffcp.calibrations.LabelShift([1, 2])).calibrate(
             x, torch.arange(50) % 3
         )
 
@@ -280,7 +293,7 @@ def test_the_classifier_agrees_with_scikit_learn() -> None:
 def test_what_learning_the_ratio_saw_can_be_looked_at(method: Any, tmp_path: Any) -> None:
     model = nn.Linear(2, 1 if method is ffcp.CP else 3)
     x, y = normal(500, 2, seed=1), torch.arange(500) % 3
-    predictor = method(model, calibration=ffcp.Weighted("learn"), seed=0)
+    predictor = method(model, calibration=ffcp.calibrations.Weighted("learn"), seed=0)
     assert predictor.shift_choice is None
     predictor.calibrate(x, y.float() if method is ffcp.CP else y, new=0.5 + normal(90, 2, seed=2))
     choice = predictor.shift_choice
@@ -289,8 +302,10 @@ def test_what_learning_the_ratio_saw_can_be_looked_at(method: Any, tmp_path: Any
     assert ffcp.load(tmp_path / "kept", model).shift_choice == choice
 
 
-@pytest.mark.parametrize("calibration", [ffcp.LabelShift([1.0] * 9), ffcp.ByLabel()])
+@pytest.mark.parametrize(
+    "calibration", [ffcp.calibrations.LabelShift([1.0] * 9), ffcp.calibrations.ByLabel()]
+)
 def test_intervals_refuse_calibrations_that_look_at_classes(calibration: Any) -> None:
-    for one in (calibration, ffcp.Mondrian(calibration)):
+    for one in (calibration, ffcp.calibrations.Mondrian(calibration)):
         with pytest.raises(ValueError, match="classes"):
             ffcp.CP(small_mlp(), calibration=one)

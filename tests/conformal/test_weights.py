@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ffcp.conformal.weights import ONE, RunningSums
+from ffcp.conformal.kernel_weights import ONE, RunningSums
 
 
 @given(
@@ -25,7 +25,7 @@ def test_running_sums_equal_brute_force(n: int, columns: int, seed: int, largest
     assert sums.total.tolist() == running[-1].tolist()
     target = random.integers(1, max(2, 1.2 * running[-1].max()), columns)
     expected = [int(np.searchsorted(running[:, j], target[j])) for j in range(columns)]
-    assert sums.reach(torch.from_numpy(target)).tolist() == expected
+    assert sums.position(torch.from_numpy(target)).tolist() == expected
     row = random.integers(0, n, columns, endpoint=True)
     before = [int(weights[: row[j], j].sum()) for j in range(columns)]
     assert sums.before(torch.from_numpy(row)).tolist() == before

@@ -23,14 +23,14 @@ GROUPS = ["a" if first > 0 else "b" for first in X[:, 0].tolist()]
 WEIGHTS = normal(1001, seed=3).exp()
 IMAGES, MAPS = normal(41, 2, 6, 6, seed=4), torch.arange(41 * 36).reshape(41, 6, 6) % 3
 UNEVEN = (700, 0, 1, 300)
-near = ffcp.Localizer("gaussian", on="input")
+near = ffcp.kernels.Localizer("gaussian", on="input")
 
 
 def part(rank: int, sizes: tuple[int, ...] = UNEVEN) -> slice:
     return slice(sum(sizes[:rank]), sum(sizes[: rank + 1]))
 
 
-def far_from_zero(seen: ffcp.Seen) -> Tensor:
+def far_from_zero(seen: ffcp.BatchOutput) -> Tensor:
     return 0.3 + seen.x[:, 0].abs()
 
 
@@ -45,13 +45,16 @@ METHODS: dict[str, tuple[Callable[[], Any], Tensor, dict[str, Any]]] = {
     "two outputs": (lambda: ffcp.FFCP(small_mlp(outputs=2), "0"), TWO, {}),
     "groups": (lambda: ffcp.CP(small_mlp()), Y, {"groups": GROUPS}),
     "weights": (
-        lambda: ffcp.CP(small_mlp(), calibration=ffcp.Weighted("given")), Y, {"weights": WEIGHTS},
+        lambda: ffcp.CP(small_mlp(), calibration=ffcp.calibrations.Weighted("given")),
+        Y, {"weights": WEIGHTS},
     ),
     "shift": (
-        lambda: ffcp.CP(small_mlp(), calibration=ffcp.Weighted("learn")), Y, {"new": X + 0.3},
+        lambda: ffcp.CP(small_mlp(), calibration=ffcp.calibrations.Weighted("learn")),
+        Y, {"new": X + 0.3},
     ),
     "choice": (
-        lambda: ffcp.Bands(small_mlp(), slack=[ffcp.Constant(), far_from_zero]), Y, {},
+        lambda: ffcp.IntervalPredictor(small_mlp(), scale=[ffcp.scales.Constant(), far_from_zero]),
+        Y, {},
     ),
     "FFLCP": (lambda: ffcp.FFLCP(small_mlp(), "0", near), Y, {}),
     "fitted": (lambda: ffcp.Learned(small_mlp(), seed=0).fit(X + 1, Y), Y, {}),
@@ -63,7 +66,10 @@ METHODS: dict[str, tuple[Callable[[], Any], Tensor, dict[str, Any]]] = {
     "RAPS tuned": (
         lambda: ffcp.RAPS(small_mlp(outputs=3), tune="size", temperature="fit"), LABELS, {},
     ),
-    "by class": (lambda: ffcp.LAC(small_mlp(outputs=3), calibration=ffcp.ByLabel()), LABELS, {}),
+    "by class": (
+        lambda: ffcp.LAC(small_mlp(outputs=3), calibration=ffcp.calibrations.ByLabel()),
+        LABELS, {},
+    ),
     "risk": (lambda: ffcp.RiskControl(small_mlp(outputs=3)), TWO[:, [0, 1, 0]] > 0, {}),
 }  # fmt: skip
 

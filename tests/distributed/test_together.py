@@ -306,8 +306,8 @@ def test_what_fails_here_fails_as_before() -> None:
         ffcp.distributed.calibrate(
             ffcp.CP(small_mlp()), X, Y.index_fill(0, torch.tensor(5), np.nan)
         )
-    with pytest.raises(TypeError, match="cannot calibrate a CrossBands"):
-        ffcp.distributed.calibrate(object.__new__(ffcp.CrossBands), X, Y)
+    with pytest.raises(TypeError, match="cannot calibrate a CrossConformal"):
+        ffcp.distributed.calibrate(object.__new__(ffcp.CrossConformal), X, Y)
 
 
 def test_without_a_process_group_it_says_what_to_do() -> None:

@@ -21,7 +21,7 @@ class Block(NamedTuple):
     language: str
     text: str
     line: int
-    needs: tuple[str, ...] = ()
+    requires: tuple[str, ...] = ()
 
 
 def named(page: Path) -> str:
@@ -33,8 +33,8 @@ def blocks(text: str, language: str | None = None) -> list[Block]:
     """Find the fenced blocks of a page, of one language or all."""
     found = []
     for match in _FENCE.finditer(text):
-        needs = _NEEDS.match(match[2])
-        packages = tuple(needs[1].split(", ")) if needs else ()
+        requires = _NEEDS.match(match[2])
+        packages = tuple(requires[1].split(", ")) if requires else ()
         found.append(Block(match[1], match[2], text[: match.start()].count("\n") + 2, packages))
     return [block for block in found if language in (None, block.language)]
 

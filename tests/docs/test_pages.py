@@ -34,7 +34,7 @@ WITH_SHELL = [page for page in (ROOT / "README.md", *PAGES) if blocks(page.read_
 
 def online_kept_its_bound(names: dict[str, Any], printed: str) -> None:
     assert "effective sample size" in printed
-    share = names["online"].misses[0] / names["online"].truths[0]
+    share = names["online"].misses[0] / names["online"].observed[0]
     assert abs(share - 0.1) <= names["online"].bounds[0]
 
 
@@ -94,7 +94,7 @@ def test_blocks_run_one_after_the_other(
     names: dict[str, Any] = {"__name__": "__main__"}
     left_out = []
     for block in blocks(page.read_text(), "python"):
-        absent = [name for name in block.needs if importlib.util.find_spec(name) is None]
+        absent = [name for name in block.requires if importlib.util.find_spec(name) is None]
         if absent:
             left_out.append(f"line {block.line} needs {', '.join(absent)}")
             continue
@@ -114,7 +114,7 @@ def test_pieces_of_ones_own_take_ten_lines_and_can_be_saved(tmp_path: Path) -> N
         assert len([line for line in block.text.splitlines() if line.strip()]) <= 10, block.text
         exec(block.text, names)
         predictor = names.get("predictor")
-        if isinstance(predictor, ffcp.Bands):
+        if isinstance(predictor, ffcp.IntervalPredictor):
             assert len(predictor.calibration) > 200
             predictor.save(tmp_path / "calibration.safetensors")
 

@@ -125,7 +125,7 @@ class Commands:
     def predict(self, x: Array, **columns: Any) -> list[list[str]]:
         import pandas as pd
 
-        from ffcp.tables.measuring import labels_of
+        from ffcp.tables.evaluation import labels_of
 
         path = self.table("new.csv", x, **columns)
         self.run("predict", str(self.folder / "known.ffcp"), path)
@@ -223,11 +223,11 @@ def test_regressors_cover_new_rows(prefit: bool, method: str, rows: int, alpha: 
     pytest.importorskip("sklearn")
     from sklearn.linear_model import LinearRegression
 
-    from ffcp.sklearn import BandRegressor
+    from ffcp.sklearn import ConformalRegressor
 
     def make(draw: int) -> Any:
         own = fitted_on_others(LinearRegression(), numbers, draw) if prefit else LinearRegression()
-        return BandRegressor(own, alpha=alpha, method=method, random_state=draw)
+        return ConformalRegressor(own, alpha=alpha, method=method, random_state=draw)
 
     def covered(fitted: Any, x: Array, y: Array) -> tuple[Array, Array]:
         ends = fitted.predict_interval(x)
@@ -249,7 +249,7 @@ def test_classifiers_cover_new_rows(
     pytest.importorskip("sklearn")
     from sklearn.linear_model import LogisticRegression
 
-    from ffcp.sklearn import SetClassifier
+    from ffcp.sklearn import ConformalClassifier
 
     def sample(rows: int, seed: Any) -> tuple[Array, Array]:
         return words(rows, seed, new)
@@ -257,7 +257,7 @@ def test_classifiers_cover_new_rows(
     def make(draw: int) -> Any:
         own = LogisticRegression()
         own = fitted_on_others(own, sample, draw) if prefit else own
-        return SetClassifier(own, alpha=alpha, method=method, random_state=draw)
+        return ConformalClassifier(own, alpha=alpha, method=method, random_state=draw)
 
     def covered(fitted: Any, x: Array, y: Array) -> tuple[Array, Array]:
         mask = fitted.predict_set(x)
@@ -413,6 +413,6 @@ def test_a_stream_with_a_level_that_follows_keeps_its_promise() -> None:
         widths.append(float(band.upper - band.lower))
         online.update(x[row : row + 1], y[row : row + 1])
     must_differ(np.array(widths))
-    truths, misses = online.truths[0], online.misses[0]
+    truths, misses = online.observed[0], online.misses[0]
     assert truths == 800
     assert abs(misses / truths - ALPHA) <= (1 - ALPHA + gamma) / (gamma * truths)

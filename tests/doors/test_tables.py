@@ -22,7 +22,7 @@ from ffcp import tables
 from ffcp.cli.app import app
 from ffcp.conformal.rank import conformal_rank
 from ffcp.regression.learned import network
-from ffcp.tables import reading
+from ffcp.tables import table_io
 from tests.law import ERROR_RATE
 
 pytestmark = pytest.mark.heavy
@@ -62,7 +62,7 @@ def predicted(folder: Path, frame: pd.DataFrame, place: Path) -> pd.DataFrame:
     table = written(frame.drop(columns="y"), place)
     out = place.with_name(f"out{place.suffix}")
     run("predict", folder, table, "--out", out)
-    made = reading.read(out)
+    made = table_io.read(out)
     assert len(made) == len(frame)
     assert (made["reason"] == "").all()
     return made[ENDS].astype(float)

@@ -112,7 +112,7 @@ def test_exported_learned_bands_hold_the_librarys(tmp_path):
         (learned(joint=True), 3, 0.0),
         # Of two sets that are equally short the file may take the other.
         (learned(nested="grown"), 1, 0.01),
-        (learned(calibration=ffcp.Mondrian()), 1, 0.0),
+        (learned(calibration=ffcp.calibrations.Mondrian()), 1, 0.0),
         (lambda model: ffcp.Auto(model, seed=0), 1, 0.01),
     ],
 )
@@ -124,7 +124,7 @@ def check_learned(make: Any, outputs: int, folder: Any, off: float = 0.0) -> Non
     model, x, y = material(2_400, outputs)
     y = y.clamp(-2, 2)  # the support of one of them
     predictor, groups = make(model).fit(x[:300], y[:300]), None
-    if isinstance(predictor.calibration, ffcp.Mondrian):
+    if isinstance(predictor.calibration, ffcp.calibrations.Mondrian):
         groups = [row % 2 for row in range(2_400)]
     predictor.calibrate(x[600:1400], y[600:1400], groups=groups and groups[600:1400])
     given = {"x": x[1400:]} | ({"group": groups[1400:]} if groups else {})

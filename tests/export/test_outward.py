@@ -6,10 +6,10 @@ import pytest
 import torch
 
 import ffcp
+from ffcp.batch import BatchOutput, traced
 from ffcp.export.outward import Outward
 from ffcp.network.jacobian.norms import wide
-from ffcp.pieces import Seen, traced
-from ffcp.regression.family import SlackBands
+from ffcp.regression.scaled_score import ScaledScore
 from ffcp.regression.sides import ends_at
 
 ROWS = 4000
@@ -23,12 +23,12 @@ def numbers(dtype: torch.dtype, *shape: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
 @pytest.mark.parametrize("side", ["both", "lower", "upper", "each"])
-@pytest.mark.parametrize("base", [ffcp.Point(), ffcp.Quantiles()])
+@pytest.mark.parametrize("base", [ffcp.scores.Point(), ffcp.scores.Quantiles()])
 def test_ends_lie_outside_of_the_librarys_and_hardly_farther(dtype, side, base):
-    outputs = 2 if isinstance(base, ffcp.Quantiles) else 1
+    outputs = 2 if isinstance(base, ffcp.scores.Quantiles) else 1
     output, norms = numbers(dtype, ROWS, outputs), numbers(wide(dtype), ROWS, outputs).abs()
-    seen = Seen(None, output, {"0": norms}, {}, range(ROWS))
-    bands = SlackBands(base, ffcp.GradientNorm("0"), side=side)
+    seen = BatchOutput(None, output, {"0": norms}, {}, range(ROWS))
+    bands = ScaledScore(base, ffcp.scales.GradientNorm("0"), side=side)
     lowest = 0.0 if bands.lowest == 0 else -3.0
     for score in (lowest, 0.0, 6e-46, 1 / 3, 2.7, 1e300, torch.inf):
         threshold = torch.full((2 if side == "each" else 1,), score, dtype=torch.float64)
@@ -43,17 +43,19 @@ def test_ends_lie_outside_of_the_librarys_and_hardly_farther(dtype, side, base):
         assert bool((upper >= known[1]).all())
         size = torch.stack([*known, output[:, :1], output[:, -1:]]).double().abs().amax(dim=0)
         if abs(score) < 1e300:
-            slack = norms.double().amax(dim=1, keepdim=True)
-            step = size + abs(score) * (slack + 1e-6)
-            allowed = 60 * torch.finfo(dtype).eps * step + float(least) * (10 + slack)
+            scale = norms.double().amax(dim=1, keepdim=True)
+            step = size + abs(score) * (scale + 1e-6)
+            allowed = 60 * torch.finfo(dtype).eps * step + float(least) * (10 + scale)
             wider = torch.maximum(known[0].double() - lower, upper.double() - known[1])
             assert bool((wider.nan_to_num(0, 0, 0) <= allowed).all())
 
 
 def test_a_nan_stays_a_nan_at_both_ends():
-    seen = Seen(None, torch.tensor([[torch.nan]]), {}, {}, range(1))
+    seen = BatchOutput(None, torch.tensor([[torch.nan]]), {}, {}, range(1))
     for side in ("both", "lower"):
         outward = Outward(
-            SlackBands(ffcp.Point(), ffcp.Constant(), side=side), seen, torch.zeros(())
+            ScaledScore(ffcp.scores.Point(), ffcp.scales.Constant(), side=side),
+            seen,
+            torch.zeros(()),
         )
         assert all(end.isnan().all() for end in ends_at(outward, seen, torch.ones(1).double()))

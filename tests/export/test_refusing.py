@@ -16,15 +16,15 @@ def model() -> nn.Module:
     return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
 
 
-class Careful(ffcp.Marginal):
+class Careful(ffcp.calibrations.Marginal):
     """A calibration of one's own."""
 
 
-class Own(ffcp.GradientNorm):
-    """A slack of one's own."""
+class Own(ffcp.scales.GradientNorm):
+    """A scale of one's own."""
 
 
-def own_column(seen: ffcp.Seen) -> torch.Tensor:
+def own_column(seen: ffcp.BatchOutput) -> torch.Tensor:
     return seen.output.abs()
 
 
@@ -32,18 +32,29 @@ def own_column(seen: ffcp.Seen) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("make", "why"),
     [
-        (lambda m: ffcp.Bands(m, slack=lambda seen: 1 + seen.output.abs()), "of your own"),
-        (lambda m: ffcp.Bands(m, slack=Own("0")), "of your own"),
-        (lambda m: ffcp.Bands(m, calibration=Careful()), "Careful"),
-        (lambda m: ffcp.Bands(m, calibration=ffcp.Mondrian(by=lambda x: x[:, 0] > 0)), "groups="),
+        (
+            lambda m: ffcp.IntervalPredictor(m, scale=lambda seen: 1 + seen.output.abs()),
+            "of your own",
+        ),
+        (lambda m: ffcp.IntervalPredictor(m, scale=Own("0")), "of your own"),
+        (lambda m: ffcp.IntervalPredictor(m, calibration=Careful()), "Careful"),
+        (
+            lambda m: ffcp.IntervalPredictor(
+                m, calibration=ffcp.calibrations.Mondrian(by=lambda x: x[:, 0] > 0)
+            ),
+            "groups=",
+        ),
         (lambda m: ffcp.FCP(m, "0"), "Ball"),
-        (lambda m: ffcp.CP(m, calibration=ffcp.Weighted(lambda x: 2 + x[:, 0])), "Weighted"),
-        (lambda m: ffcp.Learned(m, on=own_column, choose_fraction=0.5), "learned from"),
-        (lambda m: ffcp.Learned(m, learner="boosting", choose_fraction=0.5), "trees jump"),
-        (lambda m: ffcp.LCP(m, ffcp.Localizer(bandwidth=20)), "thresholds of Local"),
-        (lambda m: ffcp.LCP(m, ffcp.Localizer(bandwidth=9)), "Local"),
-        (lambda m: ffcp.FFCP(m, "0", method=ffcp.Sketch(4)), "random numbers"),
-        (lambda m: ffcp.FFCP(m, "0", method=ffcp.Smooth(0.1)), "random numbers"),
+        (
+            lambda m: ffcp.CP(m, calibration=ffcp.calibrations.Weighted(lambda x: 2 + x[:, 0])),
+            "Weighted",
+        ),
+        (lambda m: ffcp.Learned(m, on=own_column, selection_fraction=0.5), "learned from"),
+        (lambda m: ffcp.Learned(m, learner="boosting", selection_fraction=0.5), "trees jump"),
+        (lambda m: ffcp.LCP(m, ffcp.kernels.Localizer(bandwidth=20)), "thresholds of Local"),
+        (lambda m: ffcp.LCP(m, ffcp.kernels.Localizer(bandwidth=9)), "Local"),
+        (lambda m: ffcp.FFCP(m, "0", method=ffcp.scales.Sketch(4)), "random numbers"),
+        (lambda m: ffcp.FFCP(m, "0", method=ffcp.scales.Smooth(0.1)), "random numbers"),
     ],
 )
 def test_what_has_no_graph_is_refused_before_anything_is_written(make, why, tmp_path):

@@ -22,7 +22,7 @@ def material(rows: int) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
     return model, x, y
 
 
-def known_mask(predictor: ffcp.LabelSets, x, share, alpha, groups=None) -> torch.Tensor:
+def known_mask(predictor: ffcp.SetPredictor, x, share, alpha, groups=None) -> torch.Tensor:
     """Give the library's sets for random numbers that are known."""
     seen = predictor._pass()(x, 0, groups)
     thresholds = predictor.calibration.threshold(alpha, predictor.calibration.note(seen))
@@ -120,3 +120,13 @@ def test_another_label_is_the_last_column_of_a_file(by_groups, tmp_path):
     assert made["mask_0.1"][1::2].all()
     assert bool(made["mask_0.1"][::2, 6].any()) != by_groups
     assert bool(made["mask_0.5"][:, 6].any()) == by_groups
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("method", [ffcp.APS, ffcp.RAPS, ffcp.FFRAPS])
+def test_sets_without_randomness_are_the_librarys_in_a_file_as_well(method, tmp_path):
+    model, x, y = material(1_300)
+    predictor = method(model, randomized=False, seed=0).calibrate(x[:300], y[:300])
+    predictor.export(tmp_path / "sets.onnx", x[:100], alphas=(0.1,))
+    made = run_here(tmp_path / "sets.onnx", {"x": x[300:]})
+    holds(made["mask"], predictor.predict_set(x[300:], 0.1).mask)

@@ -83,7 +83,7 @@ def test_missing_targets_do_not_count() -> None:
 
 def test_groups_strata_and_slabs_leave_out_rows_without_a_target() -> None:
     band = (
-        ffcp.Bands(small_mlp(), slack=lambda seen: 1 + seen.x[:, 0].abs())
+        ffcp.IntervalPredictor(small_mlp(), scale=lambda seen: 1 + seen.x[:, 0].abs())
         .calibrate(X, Y)
         .predict_interval(X)
     )

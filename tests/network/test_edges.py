@@ -78,7 +78,7 @@ def test_a_head_that_takes_no_tangent_cannot_be_sketched() -> None:
     x, y = normal(10, 2, seed=1), normal(10, 4, seed=2)
     assert ffcp.FFCP(model, "0", method="exact").score(x, y).isfinite().all()
     with pytest.raises(ValueError, match="cannot be sketched, because torch cannot push"):
-        ffcp.FFCP(model, "0", method=ffcp.Sketch(4)).score(x, y)
+        ffcp.FFCP(model, "0", method=ffcp.scales.Sketch(4)).score(x, y)
 
 
 def test_of_what_is_made_of_stored_predictions_nothing_is_taken_for_granted() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import pickle
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import ffcp
+from ffcp.network.hidden_weights import unlisted
 from ffcp.network.modes import checked_autocast
 from tests.conftest import normal
 
@@ -39,7 +41,9 @@ def reduced() -> Any:
 METHODS: dict[str, Callable[[nn.Module], Any]] = {
     "CP": lambda model: ffcp.CP(model),
     "FFCP": lambda model: ffcp.FFCP(model, "0"),
-    "LCP": lambda model: ffcp.LCP(model, ffcp.Localizer("box", on="input", bandwidth=2.0), seed=0),
+    "LCP": lambda model: ffcp.LCP(
+        model, ffcp.kernels.Localizer("box", on="input", bandwidth=2.0), seed=0
+    ),
 }
 
 
@@ -102,9 +106,9 @@ def test_another_autocast_is_refused_for_folds(tmp_path: Path) -> None:
     model, other = net(), net()
     y, folds = targets(model), torch.arange(400) % 2
     with reduced():
-        cross = ffcp.CrossBands([model, other], folds).calibrate(X, y)
+        cross = ffcp.CrossConformal([model, other], folds).calibrate(X, y)
         cross.save(tmp_path / "folds")
-    loaded = ffcp.CrossBands.load(tmp_path / "folds", [model, other])
+    loaded = ffcp.CrossConformal.load(tmp_path / "folds", [model, other])
     for one in (cross, loaded):
         with pytest.raises(RuntimeError, match="autocast"):
             one.predict_interval(X[:5])
@@ -266,6 +270,92 @@ def test_what_passes_record_is_no_weight() -> None:
     expected = predictor.predict_interval(X)
     model(2 * X)
     assert torch.equal(predictor.predict_interval(X).upper, expected.upper)
+
+
+def nonlocal_record() -> Any:
+    last = torch.zeros(1)
+
+    def hook(module: nn.Module, x: Any, out: Tensor) -> None:
+        nonlocal last
+        last = out.detach()
+
+    return hook
+
+
+def global_record(module: nn.Module, x: Any, out: Tensor) -> None:
+    global LAST
+    LAST = out.detach()
+
+
+LAST = torch.zeros(1)
+
+
+@pytest.mark.parametrize("hook", [nonlocal_record(), global_record])
+def test_a_tensor_that_a_hook_assigns_is_no_weight(hook: Any) -> None:
+    model = net()
+    model[0].register_forward_hook(hook)
+    predictor = ffcp.CP(model).calibrate(X, targets(model))
+    expected = predictor.predict_interval(X)
+    model(2 * X)
+    assert torch.equal(predictor.predict_interval(X).upper, expected.upper)
+
+
+def test_a_hook_that_writes_to_its_own_tensor_is_named_where_it_is_refused() -> None:
+    model, total = net(), torch.zeros(())
+    model[0].register_forward_hook(lambda module, x, out: total.add_(1) and None)
+    with pytest.raises(RuntimeError, match="hook"):
+        ffcp.CP(model).calibrate(X, targets(model))
+
+
+class Lazy:
+    """What loads when it is looked at, and fails."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise OSError("the server is away")
+
+
+class ClaimsToBe:
+    __class__ = dict  # type: ignore[assignment]
+
+
+class Attributes:
+    def __init__(self) -> None:
+        self.__dict__.update({1: 2, "a": 3})  # type: ignore[dict-item]
+
+
+def nested(depth: int) -> list[Any]:
+    inner: list[Any] = []
+    for _ in range(depth):
+        inner = [inner]
+    return inner
+
+
+@pytest.mark.parametrize("make", [Lazy, ClaimsToBe, Attributes, lambda: nested(5000)])
+def test_whatever_a_hook_holds_can_be_looked_through(make: Callable[[], Any]) -> None:
+    model, held = net(), make()
+    model[0].register_forward_hook(lambda module, x, out: (id(held), None)[1])
+    predictor = ffcp.CP(model).calibrate(X, targets(model))
+    assert predictor.predict_interval(X).upper.isfinite().all()
+
+
+def test_nested_data_is_not_looked_through() -> None:
+    model = net()
+    model.history = [[[0.0]] * 900 for _ in range(900)]
+    calls = 0
+
+    def count(frame: Any, event: str, argument: Any) -> None:
+        nonlocal calls
+        calls += 1
+
+    sys.setprofile(count)
+    try:
+        found = unlisted(model)
+    finally:
+        sys.setprofile(None)
+    assert not found
+    assert calls < 20_000
+    model.layers = [[nn.Linear(1, 1)], {"a": (nn.Linear(1, 1),)}]
+    assert [name for name, _ in unlisted(model)] == ["layers.0.0", "layers.1.0.0"]
 
 
 @pytest.mark.parametrize("kind", ["cpu", "cpu float3", "cpu bfloat16, ", " bfloat16", "\x00"])

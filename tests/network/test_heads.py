@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from ffcp.batch import Requires
+from ffcp.network.forward import see
 from ffcp.network.heads import head
-from ffcp.network.passes import see
-from ffcp.pieces import Needs
 from tests.conftest import normal, small_mlp
 
 X = normal(200, 4, seed=0)
@@ -56,7 +56,7 @@ class Nested(nn.Module):
 )
 def test_head_of_the_feature_is_the_model(model: nn.Module, feature: str) -> None:
     model.eval()
-    seen = see(model, X, Needs(values=(feature,)))
+    seen = see(model, X, Requires(values=(feature,)))
     torch.testing.assert_close(head(model, feature)(seen.values[feature]), seen.output)
 
 

@@ -322,7 +322,9 @@ def loaders() -> dict[str, object]:
     [
         ffcp.CP,
         lambda m: ffcp.FFCP(m, "0"),
-        lambda m: ffcp.LCP(m, ffcp.Localizer("gaussian", bandwidth=1.0), guarantee="random"),
+        lambda m: ffcp.LCP(
+            m, ffcp.kernels.Localizer("gaussian", bandwidth=1.0), guarantee="random"
+        ),
     ],
 )
 def test_bands_of_a_loader(make, kind: str) -> None:
@@ -493,6 +495,6 @@ def test_sparse_columns_of_frames_are_read() -> None:
 
 
 def test_one_weight_for_all_rows_is_refused() -> None:
-    weighted = ffcp.CP(nn.Linear(4, 1), calibration=ffcp.Weighted("given"))
+    weighted = ffcp.CP(nn.Linear(4, 1), calibration=ffcp.calibrations.Weighted("given"))
     with pytest.raises(ValueError, match="one number for each row"):
         weighted.calibrate(normal(40, 4, seed=0), normal(40, seed=1), weights=1.0)

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import ffcp
-from ffcp import Sketch, Smooth
 from ffcp.network.features import Cut
+from ffcp.network.frozen import borrowed
 from ffcp.network.jacobian import Method, coloured, exact, sketched, smoothed
-from ffcp.network.twin import borrowed
+from ffcp.scales import Sketch, Smooth
 from tests.conftest import normal, small_mlp
 
 
@@ -278,8 +278,8 @@ def test_the_twins_of_a_model_share_its_windows(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(coloured, "_measured", lambda *args: pytest.fail("measured again"))
     with borrowed(model) as one, borrowed(model) as other:
         assert one is not other
-        for twin in (one, other):
-            torch.testing.assert_close(norms(twin, x, "coloured"), expected)
+        for frozen in (one, other):
+            torch.testing.assert_close(norms(frozen, x, "coloured"), expected)
 
 
 @pytest.mark.long

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import ffcp
 from ffcp.network.features import Cut
-from ffcp.network.jacobian import chained, choice
+from ffcp.network.jacobian import chained, dispatch
 from ffcp.network.jacobian.exact import exact
 from tests.conftest import normal
 
@@ -90,7 +90,7 @@ def test_narrow_features_take_no_backward_pass(monkeypatch: pytest.MonkeyPatch) 
     def refuse(*_: object) -> dict[str, Tensor]:
         raise AssertionError("rows were taken one by one")
 
-    monkeypatch.setattr(choice, "exact", refuse)
+    monkeypatch.setattr(dispatch, "exact", refuse)
     for model in (wide(nn.ReLU()), Added()):
         ffcp.gradient_norms(model, X, ["0" if isinstance(model, nn.Sequential) else "first"])
 
@@ -123,5 +123,5 @@ def test_perturbed_features_are_not_taken_for_those_of_the_model() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 90))
     nn.init.constant_(model[0].bias, -20.0)  # dead everywhere, but for large steps
-    _, norms = ffcp.gradient_norms(model, X, ["0"], method=ffcp.Smooth(20.0, 8))
+    _, norms = ffcp.gradient_norms(model, X, ["0"], method=ffcp.scales.Smooth(20.0, 8))
     assert bool((norms["0"] > 0).all())

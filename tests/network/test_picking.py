@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import ffcp
-from ffcp.network.picking import Picking
+from ffcp.network.model_output import Picking
 from tests.conftest import normal, small_mlp
 
 X, Y = normal(60, 4, seed=0), normal(60, seed=1)
@@ -60,8 +60,10 @@ MAKE = {
     "FFCP": lambda m, **k: ffcp.FFCP(m, "first" if isinstance(m, Returns) else "0", **k),
     "LCP": lambda m, **k: ffcp.LCP(m, **k),
     "FFLCP": lambda m, **k: ffcp.FFLCP(m, "first" if isinstance(m, Returns) else "0", **k),
-    "auto": lambda m, **k: ffcp.FFCP(m, choose_alpha=0.3, **k),
-    "bands": lambda m, **k: ffcp.Bands(m, slack=lambda seen: 1 + seen.output.abs(), **k),
+    "auto": lambda m, **k: ffcp.FFCP(m, selection_alpha=0.3, **k),
+    "bands": lambda m, **k: ffcp.IntervalPredictor(
+        m, scale=lambda seen: 1 + seen.output.abs(), **k
+    ),
 }
 
 
@@ -211,7 +213,7 @@ def test_what_needs_no_layer_works_with_every_kind(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.filterwarnings("ignore::ffcp.FFCPWarning")
 def test_the_automatic_choice_takes_what_there_is(kind: str) -> None:
-    predictor = ffcp.FFCP(made(kind), choose_alpha=0.3).calibrate(X, Y)
+    predictor = ffcp.FFCP(made(kind), selection_alpha=0.3).calibrate(X, Y)
     assert kind == "compiled" or predictor.feature in ("input", "output")
     assert torch.isfinite(predictor(X, alpha=0.3).upper).all()
 

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn
 
 import ffcp
-from ffcp.network import passes
+from ffcp.network import forward
 from ffcp.network.features import Cut
+from ffcp.network.frozen import borrowed
 from ffcp.network.jacobian.exact import exact
 from ffcp.network.stack import Stack, stack_of
-from ffcp.network.twin import borrowed
 
 ACTIVATIONS = (
     nn.ReLU(), nn.ReLU(inplace=True), nn.LeakyReLU(0.2), nn.ELU(0.7), nn.GELU(),
@@ -115,12 +115,12 @@ def test_hooks_of_the_user_count_in_bands() -> None:
 
 def test_a_hook_on_all_modules_is_called() -> None:
     model, x = network(nn.ReLU()), torch.randn(4, 5)
-    before = passes.see(model, x).output
+    before = forward.see(model, x).output
     handle = nn.modules.module.register_module_forward_hook(
         lambda module, args, value: value + 1 if isinstance(module, nn.Linear) else None
     )
     try:
-        after = passes.see(model, x).output
+        after = forward.see(model, x).output
         expected = model(x).detach()
     finally:
         handle.remove()
@@ -131,28 +131,28 @@ def test_a_hook_on_all_modules_is_called() -> None:
 def test_a_forward_exchanged_for_all_layers_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = network(nn.ReLU()), torch.randn(4, 5)
     plain = nn.Linear.forward
-    passes.see(model, x)  # reads the twin
+    forward.see(model, x)  # reads the twin
     monkeypatch.setattr(nn.Linear, "forward", lambda self, value: 2 * plain(self, value))
-    assert passes.see(model, x).output.equal(model(x).detach())
+    assert forward.see(model, x).output.equal(model(x).detach())
 
 
 def test_autocast_is_left_to_torch() -> None:
     model, x = network(nn.ReLU()), torch.randn(4, 5)
     with torch.autocast("cpu", torch.bfloat16):
-        seen = passes.see(model, x, passes.Needs(norms=("0",)))
+        seen = forward.see(model, x, forward.Requires(norms=("0",)))
     assert seen.output.dtype == torch.bfloat16
 
 
 def test_rows_of_another_width_get_the_model_s_own_error() -> None:
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
-        passes.see(network(nn.ReLU()), torch.randn(4, 3))
+        forward.see(network(nn.ReLU()), torch.randn(4, 3))
 
 
 def test_a_twin_is_read_once_and_a_model_never() -> None:
     model = network(nn.ReLU())
     assert stack_of(model) is None
-    with borrowed(model) as twin:
-        assert stack_of(twin) is stack_of(twin) is not None
+    with borrowed(model) as frozen:
+        assert stack_of(frozen) is stack_of(frozen) is not None
     assert not any(name.startswith("_ffcp") for name in model.__dict__)
 
 
@@ -189,7 +189,9 @@ def test_what_is_no_number_is_seen_wherever_it_stands(
         layer.weight[:, 3] = -1  # and behind ReLU nothing on an infinite number in this one
         layer.weight[:, 4] = 0.5
     model = nn.Sequential(*first, layer, nn.ReLU(), nn.Linear(7, 1))
-    run = passes.Pass(model, ffcp.Needs(norms=(feature,)) if feature else ffcp.Needs())
+    run = forward.ForwardPass(
+        model, ffcp.Requires(norms=(feature,)) if feature else ffcp.Requires()
+    )
     for column in range(5):
         x = torch.randn(rows, 5)
         assert run(x).output.isfinite().all()
@@ -204,4 +206,4 @@ def test_numbers_that_overflow_in_the_first_layer_are_no_reason_to_refuse_x() ->
     with torch.no_grad():
         model[0].weight.fill_(2)
         assert model[0](x).isinf().all()
-    assert passes.see(model, x).output.isfinite().all()
+    assert forward.see(model, x).output.isfinite().all()

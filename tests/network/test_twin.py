@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import ffcp
-from ffcp.network import twin
+from ffcp.network import frozen
 from tests.conftest import normal
 from tests.test_threads import together
 
@@ -225,7 +225,7 @@ def test_a_hook_that_looks_stays_so_though_another_pass_begins_to_find_out(
     model = plain().eval()
     looked_at(model)
     predictor = ffcp.FFCP(model, "0").calibrate(X, Y)
-    pool, make = twin._pool(model), twin.twin_of
+    pool, make = frozen._pool(model), frozen.frozen_copy
     pool.forget()  # a new twin has to be made
 
     def interrupted(*args: Any) -> Any:
@@ -233,7 +233,7 @@ def test_a_hook_that_looks_stays_so_though_another_pass_begins_to_find_out(
         return make(*args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(twin, "twin_of", interrupted)
+        patch.setattr(frozen, "frozen_copy", interrupted)
         expected = predictor(X)
     assert torch.equal(predictor(X).upper, expected.upper)
 

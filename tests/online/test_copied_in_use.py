@@ -41,7 +41,7 @@ def test_the_state_of_a_stream_does_not_change_with_it() -> None:
     online.predict_interval(X[110:120])
     assert pickle.dumps([state[name] for name in names]) == before
     copied.update(X[100:105], Y[100:105])  # which it still waits for
-    assert (copied.truths, copied.rows) == ([5], 10)
+    assert (copied.observed, copied.rows) == ([5], 10)
     assert online.rows == 20
 
 
@@ -66,7 +66,7 @@ def test_a_stream_and_a_monitor_in_use_are_copied(copied: Callable[[Any], Any]) 
     try:
         for _ in range(30):
             taken = copied(online)
-            assert sum(taken.truths) <= taken.rows
+            assert sum(taken.observed) <= taken.rows
             assert len(taken._waiting) == sum(map(len, taken._by_input.values()))
             assert copied(monitor).rows >= 0
     finally:

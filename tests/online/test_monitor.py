@@ -349,7 +349,7 @@ def test_rows_that_cannot_be_taken_change_nothing() -> None:
 
 def test_many_threads_and_predictors_with_weights_are_watched() -> None:
     x, y = normal(200, 2, seed=1), normal(200, 1, seed=2)
-    weighted = ffcp.CP(nn.Linear(2, 1), calibration=ffcp.Weighted("given"))
+    weighted = ffcp.CP(nn.Linear(2, 1), calibration=ffcp.calibrations.Weighted("given"))
     monitor = ffcp.Monitor(weighted.calibrate(x, y, weights=torch.ones(200)))
 
     def job() -> None:
@@ -359,3 +359,13 @@ def test_many_threads_and_predictors_with_weights_are_watched() -> None:
     assert not together(*[job] * 4)
     assert monitor.rows == monitor.tests["truth"].rows == 160
     assert copy.deepcopy(monitor).update(x[:4]).rows == 164
+
+
+def test_sets_without_randomness_raise_no_alarm_where_nothing_moves() -> None:
+    x = normal(900, 4, seed=0)
+    torch.manual_seed(0)
+    model = nn.Linear(4, 5)
+    y = torch.distributions.Categorical(logits=model(x).detach()).sample()
+    predictor = ffcp.APS(model, randomized=False, seed=0).calibrate(x[:300], y[:300])
+    monitor = ffcp.Monitor(predictor, seed=0).update(x[300:], y[300:])
+    assert not monitor.alarm

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import ffcp
-from ffcp.online.levels import Aci, DtAci, Pid, pinball
+from ffcp.online.controllers import Aci, DtAci, Pid, pinball
 from ffcp.online.windows import Window
 from tests.conftest import normal, small_mlp
 
@@ -71,8 +71,8 @@ def played(
         for _, score, then in sorted(due, key=lambda one: -one[1]):  # not as they were predicted
             control.learn(score, then, past)
             past.add(score)
-        if control.truths:
-            share = control.misses / control.truths
+        if control.observed:
+            share = control.misses / control.observed
             assert abs(share - control.alpha) <= control.bound(delay)
     return delay
 
@@ -185,7 +185,7 @@ def test_misses_are_truths_outside_the_bands_that_were_given(method: str) -> Non
         missed += int(((y[i : i + 1] < band.lower) | (y[i : i + 1] > band.upper)).sum())
         online.update(x[i : i + 1], y[i : i + 1])
     assert online.misses == [missed]
-    assert online.truths == [len(x)]
+    assert online.observed == [len(x)]
     assert abs(missed / len(x) - 0.2) < 0.1
 
 
@@ -209,7 +209,7 @@ def test_truths_come_late_in_any_order_or_never() -> None:
     assert online.delay == 49
     order = torch.randperm(40, generator=torch.Generator().manual_seed(0))
     online.update(x[order], y[order])
-    assert online.truths == [40]
+    assert online.observed == [40]
     with pytest.raises(ValueError, match="row 0 of x was not predicted, or its truth has come"):
         online.update(x[:1], y[:1])
     online.predict_interval(x[50:110])
@@ -224,7 +224,7 @@ def test_a_refused_update_changes_nothing() -> None:
     online.predict_interval(x[:5])
     with pytest.raises(ValueError, match="row 5 of x was not predicted"):
         online.update(x[:6], y[:6])
-    assert online.truths == [0]
+    assert online.observed == [0]
     online.update(x[:5], y[:5])
 
 
@@ -234,7 +234,7 @@ def test_equal_inputs_are_answered_in_their_order() -> None:
     same = x[:1].expand(3, -1)
     online.predict_interval(same)
     online.update(same, y[:3])
-    assert online.truths == [3]
+    assert online.observed == [3]
     assert not online._waiting
 
 
@@ -260,11 +260,11 @@ def test_every_horizon_has_a_level_of_its_own_and_truths_of_its_own() -> None:
         near = y[i : i + 1].clone()
         near[:, 2] = torch.nan
         online.update(x[i : i + 1], near)
-    assert online.truths == [100, 100, 0]
+    assert online.observed == [100, 100, 0]
     far = y[:60].clone()
     far[:, :2] = torch.nan
     online.update(x[:60], far)
-    assert online.truths == [100, 100, 60]
+    assert online.observed == [100, 100, 60]
     levels = [control.level for control in online._lanes[None].controls]
     assert levels[2] < min(levels[:2])
 

@@ -60,7 +60,10 @@ def waits(number: int, place: int, value: Any) -> Change:
         (waits(0, 3, [[0.5, [0.1]]]), "asked at other levels"),
         (waits(0, 3, [None]), "waits for nothing"),
         (lambda state, _: state["lanes"][0][1].update(misses=[99]), "more truths were missed"),
-        (lambda state, _: state["lanes"][0][1].update(truths=[1, 2]), "where 1 numbers were saved"),
+        (
+            lambda state, _: state["lanes"][0][1].update(observed=[1, 2]),
+            "where 1 numbers were saved",
+        ),
     ],
 )
 def test_a_stream_that_cannot_be_is_refused(change: Change, message: str, tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ def test_a_damaged_stream_is_refused_and_nothing_is_lost(
         given = {"groups": ["a", "b", "a"]} if grouped else {}
         band = online.predict_interval(X[90:93], **given)
         online.update(X[90:93], Y[90:93])
-        return band.lower.tolist(), band.upper.tolist(), online.truths, online.misses
+        return band.lower.tolist(), band.upper.tolist(), online.observed, online.misses
 
     refused = check_damaged(
         stream(method, grouped, seed=0), lambda: other, use, "online", tmp_path / "stream"
@@ -116,7 +116,7 @@ def test_saving_onto_the_file_it_came_from_loses_nothing(tmp_path: Path) -> None
     again.update(X[70:80], Y[70:80])
     again.save(path)
     last = ffcp.Online(predictor(), "aci", window=40).load(path)
-    assert (last.rows, last.truths) == (20, [20])
+    assert (last.rows, last.observed) == (20, [20])
     assert last._lanes[None].state() == again._lanes[None].state()
     assert [one.name for one in tmp_path.iterdir()] == ["stream"]
 
@@ -138,4 +138,4 @@ def test_on_a_full_disk_every_row_counts_once(
     monkeypatch.undo()
     online.save(tmp_path / "stream")
     last = ffcp.Online(predictor(), "aci", window=40).load(tmp_path / "stream")
-    assert (last.rows, last.truths) == (online.rows, online.truths) == (30, [20])
+    assert (last.rows, last.observed) == (online.rows, online.observed) == (30, [20])

@@ -20,7 +20,7 @@ from tests.test_threads import together
 X, NEW = normal(200, 4, seed=1), normal(240, 4, seed=3)
 Y, TRUTH = normal(200, 1, seed=2), normal(240, 1, seed=4)
 GROUPS = ["a", "b"] * 120
-NEAR = ffcp.Localizer("gaussian", on="input", bandwidth=3.0)
+NEAR = ffcp.kernels.Localizer("gaussian", on="input", bandwidth=3.0)
 
 
 def ratio(x: Tensor) -> Tensor:
@@ -39,9 +39,13 @@ KINDS: dict[str, Callable[[], Any]] = {
     "groups": lambda: grouped(ffcp.CP(small_mlp())),
     "localized": lambda: ffcp.LCP(small_mlp(), NEAR).calibrate(X, Y),
     "random": lambda: ffcp.LCP(small_mlp(), NEAR, guarantee="random", seed=0).calibrate(X, Y),
-    "weighted": lambda: ffcp.CP(small_mlp(), calibration=ffcp.Weighted(ratio)).calibrate(X, Y),
+    "weighted": lambda: ffcp.CP(
+        small_mlp(), calibration=ffcp.calibrations.Weighted(ratio)
+    ).calibrate(X, Y),
     "localized in groups": lambda: grouped(ffcp.LCP(small_mlp(), NEAR)),
-    "weighted in groups": lambda: grouped(ffcp.CP(small_mlp(), calibration=ffcp.Weighted(ratio))),
+    "weighted in groups": lambda: grouped(
+        ffcp.CP(small_mlp(), calibration=ffcp.calibrations.Weighted(ratio))
+    ),
     "quantiles": lambda: ffcp.CQR(small_mlp(outputs=2)).calibrate(X, Y),
     "learned": lambda: ffcp.Learned(small_mlp(), seed=0).calibrate(X, Y),
 }
@@ -74,7 +78,7 @@ def test_misses_are_truths_outside_the_bands_that_were_given(kind: str, method: 
     assert (online.bounds is None) == (method == "dtaci")
     asked = 0.1 if kind == "each" else 0.2
     for share, bound in zip(
-        [m / t for m, t in zip(online.misses, online.truths, strict=True)],
+        [m / t for m, t in zip(online.misses, online.observed, strict=True)],
         online.bounds or [1.0],
         strict=True,
     ):
@@ -90,7 +94,7 @@ def test_each_group_has_a_level_of_its_own() -> None:
         online.predict_interval(NEW[rows], groups=GROUPS[rows])
         online.update(NEW[rows], y[rows])
     known = online.groups
-    assert known["a"].truths == known["b"].truths == [120]
+    assert known["a"].observed == known["b"].observed == [120]
     for progress in known.values():
         assert progress.bounds is not None
         assert abs(progress.misses[0] / 120 - 0.2) <= progress.bounds[0]
@@ -162,7 +166,7 @@ def test_many_threads_share_a_stream_and_copies_go_their_own_way() -> None:
         return job
 
     assert not together(*(some(start) for start in range(8)))
-    assert online.truths == [240]
+    assert online.observed == [240]
     for other in (copy.deepcopy(online), pickle.loads(pickle.dumps(online))):
         other.predict_interval(NEW[:1], groups=["a"])
         assert other.rows == online.rows + 1
@@ -174,4 +178,4 @@ def test_rows_that_wait_can_be_asked_for() -> None:
     online.predict_interval(NEW[:4])
     online.update(NEW[1:3], TRUTH[1:3])
     assert online.is_waiting(NEW[:5]) == [True, False, False, True, False]
-    assert math.isfinite(sum(online.truths))
+    assert math.isfinite(sum(online.observed))

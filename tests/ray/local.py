@@ -15,7 +15,7 @@ from ray import cloudpickle
 from ray.data.block import BlockAccessor
 
 from ffcp.ray import engine
-from ffcp.ray.work import CUT, with_cut
+from ffcp.ray.workers import CUT, with_cut
 
 
 class Rows:

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import ffcp
-from ffcp.calibrating import Calibrating
+from ffcp.calibration_loop import Calibrating
 
 pytest.importorskip("ray.data")
 
@@ -63,7 +63,7 @@ def show(tmp_path: Path) -> Path:
 def chosen(folder: Path) -> Any:
     """A predictor that chooses, on the first 400 rows, and then scores the others."""
     model = Showing(folder)
-    predictor = ffcp.FFCP(model, "auto", choose_fraction=0.25, batch_size=SIZE)
+    predictor = ffcp.FFCP(model, "auto", selection_fraction=0.25, batch_size=SIZE)
     return predictor
 
 

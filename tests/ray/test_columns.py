@@ -238,3 +238,10 @@ def test_calibrating_under_autocast_is_refused_as_workers_have_none() -> None:
     predictor = ffcp.CP(nn.Linear(1, 1))
     with torch.autocast("cpu", torch.bfloat16), pytest.raises(RuntimeError, match="autocast"):
         calibrate(predictor, Rows.of(data()), x="a", y="y")
+
+
+@pytest.mark.parametrize("name", ["alpha", "pac", "confidence", "significance", "coverage"])
+def test_no_word_for_coverage_is_taken_for_what_a_worker_needs(name: str) -> None:
+    nothing: Any = None
+    with pytest.raises(TypeError, match=name):
+        predict(nothing, nothing, x="x", **{name: 0.1})

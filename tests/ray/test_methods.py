@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import ffcp
-from ffcp.calibrating import Calibrating
+from ffcp.calibration_loop import Calibrating
 from ffcp.conformal.selection import Division
 
 pytest.importorskip("ray.data")
@@ -54,16 +54,18 @@ SMALL = {"batch_size": 64}  # many batches, of which the last is smaller
 BANDS: dict[str, Any] = {
     "CP": lambda: ffcp.CP(network(), **SMALL),
     "FFCP": lambda: ffcp.FFCP(network(), "0", **SMALL),
-    "FFCP auto": lambda: ffcp.FFCP(network(), "auto", choose_fraction=0.3, **SMALL),
+    "FFCP auto": lambda: ffcp.FFCP(network(), "auto", selection_fraction=0.3, **SMALL),
     "LCP": lambda: ffcp.LCP(network(), **SMALL),
     "LCP random": lambda: ffcp.LCP(
-        network(), ffcp.Localizer("box", bandwidth=2.0), guarantee="random", **SMALL
+        network(), ffcp.kernels.Localizer("box", bandwidth=2.0), guarantee="random", **SMALL
     ),
     "FFLCP": lambda: ffcp.FFLCP(network(), "0", **SMALL),
     "FCP": lambda: ffcp.FCP(network(), "1", **SMALL),
     "Learned": lambda: ffcp.Learned(network(), **SMALL),
     "Auto": lambda: ffcp.Auto(network(), **SMALL),
-    "function": lambda: ffcp.Bands(network(), slack=lambda seen: 1 + seen.x[:, 0].abs(), **SMALL),
+    "function": lambda: ffcp.IntervalPredictor(
+        network(), scale=lambda seen: 1 + seen.x[:, 0].abs(), **SMALL
+    ),
 }
 TWO: dict[str, Any] = {
     "CQR": lambda: ffcp.CQR(network(2), **SMALL),
@@ -83,7 +85,7 @@ SETS: dict[str, Any] = {
     "FFRAPS": lambda: ffcp.FFRAPS(network(5), gradient="feature", feature="0", seed=0, **SMALL),
     "by class": lambda: ffcp.LAC(network(5), class_conditional=True, seed=0, **SMALL),
     "names": lambda: ffcp.APS(network(5), seed=0, names=list("abcde"), **SMALL),
-    "auto": lambda: ffcp.LabelSets(network(5), "auto", seed=0, other_labels=True, **SMALL),
+    "auto": lambda: ffcp.SetPredictor(network(5), "auto", seed=0, other_labels=True, **SMALL),
 }
 
 
@@ -227,7 +229,9 @@ def test_groups_and_weights_come_from_columns() -> None:
     assert set(found["group"]) == {"high", "low"}
 
     def weighted() -> Any:
-        return ffcp.Bands(network(), calibration=ffcp.Weighted("given"), **SMALL)
+        return ffcp.IntervalPredictor(
+            network(), calibration=ffcp.calibrations.Weighted("given"), **SMALL
+        )
 
     one = weighted().calibrate(data["x"], data["y"], weights=data["weight"])
     two = calibrate(weighted(), rows, x="x", y="y", weights="weight", id="id")
@@ -276,7 +280,9 @@ def test_shift_is_learned_from_new_inputs_held_here() -> None:
     data, new = numbers(), numbers()["x"][:300] + 0.3
 
     def moved() -> Any:
-        return ffcp.Bands(network(), calibration=ffcp.Weighted("learn"), seed=0, **SMALL)
+        return ffcp.IntervalPredictor(
+            network(), calibration=ffcp.calibrations.Weighted("learn"), seed=0, **SMALL
+        )
 
     one = moved().calibrate(data["x"], data["y"], new=new)
     two = calibrate(moved(), Rows.of(data, seed=4), x="x", y="y", id="id", new=(b for b in [new]))
@@ -287,7 +293,7 @@ def test_shift_is_learned_from_new_inputs_held_here() -> None:
 def test_cross_bands_are_predicted_and_say_why_they_cannot_be_calibrated() -> None:
     data = numbers()
     models, folds = [network(), network(), network()], np.arange(N) % 3
-    cross = ffcp.CrossBands(models, folds, **SMALL)
+    cross = ffcp.CrossConformal(models, folds, **SMALL)
     with pytest.raises(TypeError, match="in the order of folds="):
         calibrate(cross, Rows.of(data), x="x", y="y")
     cross.calibrate(data["x"], data["y"])

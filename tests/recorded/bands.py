@@ -132,9 +132,9 @@ for _subject in GRADIENT:
     for _name, _method in {
         "exact": "exact",
         "by_default": "auto",
-        "sketch": ffcp.Sketch(16, seed=3),
-        "smooth": ffcp.Smooth(0.2, samples=4, seed=5),
-        "smooth_sketch": ffcp.Smooth(0.2, samples=3, method=ffcp.Sketch(8)),
+        "sketch": ffcp.scales.Sketch(16, seed=3),
+        "smooth": ffcp.scales.Smooth(0.2, samples=4, seed=5),
+        "smooth_sketch": ffcp.scales.Smooth(0.2, samples=3, method=ffcp.scales.Sketch(8)),
     }.items():
         _subject.case(f"method_{_name}_of_vectors", _with_options, 3, {"method": _method})
 
@@ -158,7 +158,7 @@ def _() -> Values:
 @case(FIXED, "ffcp_smooth_dead_relu")
 def _() -> Values:
     p = material.regression(model=material.dead_net())
-    method = ffcp.Smooth(0.5, samples=10)
+    method = ffcp.scales.Smooth(0.5, samples=10)
     return bands(ffcp.FFCP(p.model, "0", method=method).calibrate(p.x, p.y), p.new)
 
 
@@ -204,7 +204,7 @@ for _name, _options in {
     "method_coloured": {"method": "coloured"},
     "method_coloured_norm_1": {"method": "coloured", "norm": 1},
     "method_coloured_norm_inf": {"method": "coloured", "norm": math.inf},
-    "method_sketch": {"method": ffcp.Sketch(8)},
+    "method_sketch": {"method": ffcp.scales.Sketch(8)},
     "joint_true": {"joint": True},
     "joint_0.75": {"joint": 0.75},
 }.items():
@@ -253,7 +253,7 @@ def _() -> Values:
 @case(AUTO, "ffcp_auto_choose_options")
 def _() -> Values:
     p = material.steep()
-    predictor = ffcp.FFCP(p.model, norm=1, choose_fraction=0.4, choose_alpha=0.3, seed=7)
+    predictor = ffcp.FFCP(p.model, norm=1, selection_fraction=0.4, selection_alpha=0.3, seed=7)
     return _chosen(predictor.calibrate(p.x, p.y), p)
 
 

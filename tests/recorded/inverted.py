@@ -180,7 +180,7 @@ for _name, _make, _quantiles, _targets, _options in (
         ffcp.FCP,
         False,
         1,
-        {"choose_fraction": 0.4, "choose_alpha": 0.3, "seed": 3, "bound": "crown"},
+        {"selection_fraction": 0.4, "selection_alpha": 0.3, "seed": 3, "bound": "crown"},
     ),
     ("fcp_auto_steps_joint_false", ffcp.FCP, False, 2, {"bound": "crown"}),
     ("fcp_auto_steps_joint_true", ffcp.FCP, False, 2, {"joint": True, "bound": "crown"}),

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import ffcp
-from ffcp import Localizer
+from ffcp.kernels import Localizer
 from tests.recorded import material, shared
 from tests.recorded.recording import Values, case, warned
 from tests.recorded.shared import Subject, bands, choice_values, close, ends
@@ -149,7 +149,7 @@ def _() -> Values:
 def _() -> Values:
     p = material.regression(3, rows=100)
     localizer = Localizer("gaussian", bandwidth=2.0)
-    predictor = ffcp.FFLCP(p.model, "0", localizer, method=ffcp.Sketch(8), floor=0.2)
+    predictor = ffcp.FFLCP(p.model, "0", localizer, method=ffcp.scales.Sketch(8), floor=0.2)
     return bands(predictor.calibrate(p.x, p.y), p.new[:4])
 
 
@@ -229,7 +229,7 @@ for _subject in (
         "auto_bandwidth_options",
         _auto,
         Localizer("box", on=first_input),
-        {"choose_fraction": 0.4, "choose_alpha": 0.3, "seed": 4, "guarantee": "none"},
+        {"selection_fraction": 0.4, "selection_alpha": 0.3, "seed": 4, "guarantee": "none"},
     )
 
 Subject("lcp", AUTO, _lcp).case(
@@ -364,7 +364,7 @@ for _name, _make, _quantiles in (("fflcp", ffcp.FFLCP, False), ("fflcqr", ffcp.F
     )
     case(AUTO, f"{_name}_auto_both_options")(
         lambda make=_make, q=_quantiles: _layer(
-            make, q, "nearest", {"choose_fraction": 0.3, "choose_alpha": 0.2, "seed": 9}
+            make, q, "nearest", {"selection_fraction": 0.3, "selection_alpha": 0.2, "seed": 9}
         )
     )
 

@@ -45,9 +45,9 @@ for _norm in (1, 2, math.inf):
     case(FAMILY, f"gradient_norms_norm_{_norm}")(partial(_vectors, {"norm": _norm}))
 for _what, _method in {
     "exact": "exact",
-    "sketch": ffcp.Sketch(12, seed=2),
-    "smooth": ffcp.Smooth(0.3, samples=5),
-    "smooth_sketch": ffcp.Smooth(0.3, samples=2, seed=4, method=ffcp.Sketch(4)),
+    "sketch": ffcp.scales.Sketch(12, seed=2),
+    "smooth": ffcp.scales.Smooth(0.3, samples=5),
+    "smooth_sketch": ffcp.scales.Smooth(0.3, samples=2, seed=4, method=ffcp.scales.Sketch(4)),
 }.items():
     case(FAMILY, f"gradient_norms_method_{_what}")(partial(_vectors, {"method": _method}))
 case(FAMILY, "gradient_norms_batches_of_2")(partial(_vectors, {"batch_size": 2}))
@@ -57,7 +57,7 @@ for _what, _options in {
     "coloured": {"method": "coloured"},
     "coloured_norm_1": {"method": "coloured", "norm": 1},
     "coloured_norm_inf": {"method": "coloured", "norm": math.inf},
-    "sketch": {"method": ffcp.Sketch(8)},
+    "sketch": {"method": ffcp.scales.Sketch(8)},
 }.items():
     case(FAMILY, f"gradient_norms_maps_{_what}")(partial(_maps, _options))
 
@@ -66,7 +66,7 @@ for _what, _options in {
 def _() -> Values:
     layers = [nn.Conv2d(1, 1, 3, padding=1), nn.Tanh(), nn.Conv2d(1, 2, 3, padding=1)]
     model = material.fill(nn.Sequential(*layers), seed=5)
-    method = ffcp.Smooth(0.3, samples=3, method="coloured")
+    method = ffcp.scales.Smooth(0.3, samples=3, method="coloured")
     return _norms(model, material.normal(2, 1, 3, 3, seed=53), ["0"], method=method)
 
 

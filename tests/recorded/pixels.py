@@ -52,7 +52,7 @@ for _what, _options in {
     "smallest": {"smallest": 0.1},
     "method_exact": {"feature": "0", "method": "exact"},
     "method_coloured": {"feature": "0", "method": "coloured"},
-    "method_sketch": {"feature": "0", "method": ffcp.Sketch(8)},
+    "method_sketch": {"feature": "0", "method": ffcp.scales.Sketch(8)},
     "batches_of_7": {"feature": "0", "batch_size": 7},
 }.items():
     case(FAMILY, f"pixelsets_logits_{_what}")(partial(_with, _options))

@@ -55,7 +55,7 @@ def test_every_candidate_is_judged_and_the_best_is_taken() -> None:
 @pytest.mark.usefixtures("_short_lessons")
 def test_a_share_that_is_given_is_kept_to() -> None:
     model, x, y = steep(700)
-    predictor = Auto(model, choose_fraction=0.2, seed=0).calibrate(x, y)
+    predictor = Auto(model, selection_fraction=0.2, seed=0).calibrate(x, y)
     assert len(predictor.calibration) == 560
 
 
@@ -84,10 +84,10 @@ def test_learning_beats_plain_bands_where_noise_depends_on_the_input() -> None:
 
 WEIGHTED = {
     "plain": (None, {}),
-    "given": (ffcp.Weighted("given"), {"weights": normal(600, seed=3).exp()}),
-    "learned": (ffcp.Weighted("learn"), {"new": 0.5 + normal(300, 2, seed=4)}),
+    "given": (ffcp.calibrations.Weighted("given"), {"weights": normal(600, seed=3).exp()}),
+    "learned": (ffcp.calibrations.Weighted("learn"), {"new": 0.5 + normal(300, 2, seed=4)}),
     "learned in groups": (
-        ffcp.Mondrian(ffcp.Weighted("learn")),
+        ffcp.calibrations.Mondrian(ffcp.calibrations.Weighted("learn")),
         {"new": 0.5 + normal(300, 2, seed=4), "groups": ["a", "b"] * 300},
     ),
 }
@@ -106,13 +106,13 @@ WEIGHTED = {
 def test_every_kind_of_choice_is_saved_and_loaded(
     wanted: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ffcp.regression import auto, judging
+    from ffcp.regression import auto, comparison
 
-    class Partial(auto.Judge):
+    class Partial(auto.Comparison):
         def trial(self, one, plain):  # type: ignore[no-untyped-def]
             measured = super().trial(one, plain)
             chosen = one is candidates[wanted]
-            return judging.Trial(-1.0, -1.0) if chosen else measured
+            return comparison.Trial(-1.0, -1.0) if chosen else measured
 
         def is_clearly_better(self, one, plain, criterion):  # type: ignore[no-untyped-def]
             return True
@@ -125,7 +125,7 @@ def test_every_kind_of_choice_is_saved_and_loaded(
             candidates[name] = one
             yield name, one
 
-    monkeypatch.setattr(auto, "Judge", Partial)
+    monkeypatch.setattr(auto, "Comparison", Partial)
     monkeypatch.setattr(auto.Undecided, "_candidates", keep)
     model, x, y = steep(600)
     calibration, given = WEIGHTED[kind]
@@ -298,7 +298,10 @@ def test_what_cannot_give_pac_coverage_is_left_out_if_that_is_asked_for(tmp_path
     assert again.calibrate(x, y).choice.trials.keys() == predictor.choice.trials.keys()
     groups = (x[:, 0] > 0).long()
     predictor.calibrate(x, y, groups=groups).predict_interval(x, pac=0.95, groups=groups)
-    for calibration in (ffcp.Weighted("given"), ffcp.Mondrian(ffcp.Weighted("given"))):
+    for calibration in (
+        ffcp.calibrations.Weighted("given"),
+        ffcp.calibrations.Mondrian(ffcp.calibrations.Weighted("given")),
+    ):
         with pytest.raises(ValueError, match="Weighted"):
             Auto(model, calibration=calibration, pac=True)
 
@@ -313,8 +316,8 @@ def test_rows_that_will_not_come_have_no_say_in_the_choice() -> None:
     predictors = [
         Auto(model, on="norms", calibration=calibration, seed=0).calibrate(x, target)
         for calibration, target in (
-            (ffcp.Weighted(ratio), y),
-            (ffcp.Weighted(ratio), wild),
+            (ffcp.calibrations.Weighted(ratio), y),
+            (ffcp.calibrations.Weighted(ratio), wild),
             (None, wild),
         )
     ]
@@ -332,7 +335,7 @@ def test_rows_that_will_not_come_have_no_say_in_the_choice() -> None:
 @pytest.mark.usefixtures("_short_lessons")
 def test_a_ratio_that_leaves_too_little_is_left_to_plain_bands() -> None:
     model, x, y = steep(400)
-    heavy = ffcp.Weighted(lambda x: (6 * x[:, 0]).exp())
+    heavy = ffcp.calibrations.Weighted(lambda x: (6 * x[:, 0]).exp())
     predictor = Auto(model, calibration=heavy, seed=0).calibrate(x, y)
     assert predictor.calibration.effective_size < 5
     assert predictor.method == "CP"
@@ -343,14 +346,14 @@ def test_a_ratio_that_leaves_too_little_is_left_to_plain_bands() -> None:
 @pytest.mark.parametrize(
     ("calibration", "why"),
     [
-        (ffcp.Local(), "got Local. LCP is among"),
-        (ffcp.Mondrian(ffcp.Local()), "got Local"),
-        (ffcp.LabelShift(), "got LabelShift. For others make the method itself"),
+        (ffcp.calibrations.Local(), "got Local. LCP is among"),
+        (ffcp.calibrations.Mondrian(ffcp.calibrations.Local()), "got Local"),
+        (ffcp.calibrations.LabelShift(), "got LabelShift. For others make the method itself"),
     ],
     ids=str,
 )
 def test_calibrations_under_which_nothing_can_be_compared_are_refused(
-    calibration: ffcp.Calibration, why: str
+    calibration: ffcp.calibrations.Calibration, why: str
 ) -> None:
     with pytest.raises(ValueError, match=why):
         Auto(small_mlp(), calibration=calibration)

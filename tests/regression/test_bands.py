@@ -9,10 +9,10 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from ffcp.regression.bands import Ends, interval, reach, score, signed_score
+from ffcp.regression.intervals import Ends, interval, interval_ends, score, signed_score
 
 numbers = st.floats(-1e12, 1e12, allow_subnormal=False)
-slacks = st.floats(1e-6, 1e6)
+scales = st.floats(1e-6, 1e6)
 types = st.sampled_from([torch.float64, torch.float32, torch.bfloat16, torch.float16])
 
 
@@ -20,14 +20,14 @@ def tensor(value: float) -> torch.Tensor:
     return torch.tensor([value], dtype=torch.float64)
 
 
-def around(centre: float, slack: float) -> Ends:
-    """Give the ends of a point prediction, one centre and one slack for both sides."""
-    middle, side = tensor(centre), tensor(slack)
+def around(centre: float, scale: float) -> Ends:
+    """Give the ends of a point prediction, one centre and one scale for both sides."""
+    middle, side = tensor(centre), tensor(scale)
     return Ends(middle, middle, side, side)
 
 
 @pytest.mark.long
-@given(lo=numbers, hi=numbers, s_lo=slacks, s_hi=slacks, y=numbers, dtype=types)
+@given(lo=numbers, hi=numbers, s_lo=scales, s_hi=scales, y=numbers, dtype=types)
 def test_a_target_never_falls_out_of_the_band_of_its_own_score(
     lo: float, hi: float, s_lo: float, s_hi: float, y: float, dtype: torch.dtype
 ) -> None:
@@ -44,13 +44,13 @@ def test_a_target_never_falls_out_of_the_band_of_its_own_score(
         assert lower.double().item() <= y <= upper.double().item()
 
 
-@given(lo=st.floats(-1e6, 1e6), s=slacks, q=st.floats(0, 1e3))
+@given(lo=st.floats(-1e6, 1e6), s=scales, q=st.floats(0, 1e3))
 def test_rounding_outward_costs_next_to_nothing(lo: float, s: float, q: float) -> None:
     lower, upper = interval(around(lo, s), tensor(q), torch.float64)
     assert (upper - lower).item() <= 2 * q * s + 1e-14 * (abs(lo) + q * s) + 1e-300
 
 
-@given(y=numbers, lo=numbers, s=slacks)
+@given(y=numbers, lo=numbers, s=scales)
 def test_symmetric_shortcut_equals_the_general_formula(y: float, lo: float, s: float) -> None:
     short = around(lo, s)
     general = Ends(tensor(lo), tensor(lo), tensor(s), tensor(s))
@@ -84,15 +84,15 @@ vectors = st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=2,
 
 
 @given(
-    lo=vectors, down=st.floats(0, 1e308), up=st.floats(0, 1e308), slack=slacks,
+    lo=vectors, down=st.floats(0, 1e308), up=st.floats(0, 1e308), scale=scales,
     dtype=st.sampled_from([torch.float32, torch.float64]),
 )  # fmt: skip
 @pytest.mark.filterwarnings("error")  # numpy speaks of numbers that become infinite
 def test_one_step_for_all_rows_is_that_of_each_row(
-    lo: list[float], down: float, up: float, slack: float, dtype: torch.dtype
+    lo: list[float], down: float, up: float, scale: float, dtype: torch.dtype
 ) -> None:
     low = torch.tensor(lo, dtype=torch.float64)[:, None]
-    high, one = low.abs() * 2, torch.tensor(slack, dtype=torch.float64)
+    high, one = low.abs() * 2, torch.tensor(scale, dtype=torch.float64)
     for ends, steps in (
         (Ends(low, low, one, one), (down, down)),
         (Ends(low, low, one, one), (down, up)),
@@ -102,15 +102,15 @@ def test_one_step_for_all_rows_is_that_of_each_row(
         if steps[0] == steps[1]:
             at_once[1] = at_once[0]
         row_by_row = [step.expand(1, *low.shape) for step in at_once]
-        expected, bounds = (reach(ends, *own, dtype) for own in (row_by_row, at_once))
+        expected, bounds = (interval_ends(ends, *own, dtype) for own in (row_by_row, at_once))
         assert bounds[0].dtype == dtype
         assert all(map(torch.equal, bounds, expected))
         assert bounds[0].shape == (1, *low.shape)
 
 
-@given(lo=vectors, y=numbers, slack=slacks)
-def test_signs_say_which_targets_lie_below(lo: list[float], y: float, slack: float) -> None:
-    centre, one = torch.tensor(lo, dtype=torch.float64), torch.tensor(slack, dtype=torch.float64)
+@given(lo=vectors, y=numbers, scale=scales)
+def test_signs_say_which_targets_lie_below(lo: list[float], y: float, scale: float) -> None:
+    centre, one = torch.tensor(lo, dtype=torch.float64), torch.tensor(scale, dtype=torch.float64)
     ends, target = Ends(centre, centre, one, one), torch.full_like(centre, y)
     scores, below = signed_score(ends, target)
     assert torch.equal(scores, score(ends, target))

@@ -14,8 +14,8 @@ from tests.conftest import normal, small_mlp
 X, Y, NEW = normal(200, 4, seed=0), normal(200, seed=1), normal(50, 4, seed=2)
 
 
-def seen(output: Tensor) -> ffcp.Seen:
-    return ffcp.Seen(None, output, {}, {}, range(len(output)))
+def seen(output: Tensor) -> ffcp.BatchOutput:
+    return ffcp.BatchOutput(None, output, {}, {}, range(len(output)))
 
 
 class Two(nn.Module):
@@ -29,24 +29,28 @@ class Two(nn.Module):
         return self.inner(x)[:, [0, 2]]
 
 
-@pytest.mark.parametrize("slack", [None, ffcp.GradientNorm("0")])
-def test_three_quantiles_need_no_wrapper(slack: ffcp.GradientNorm | None) -> None:
+@pytest.mark.parametrize("scale", [None, ffcp.scales.GradientNorm("0")])
+def test_three_quantiles_need_no_wrapper(scale: ffcp.scales.GradientNorm | None) -> None:
     model = small_mlp(outputs=3)
-    predictor = ffcp.Bands(model, ffcp.Quantiles(0, 2, median=1), slack).calibrate(X, Y)
+    predictor = ffcp.IntervalPredictor(
+        model, ffcp.scores.Quantiles(0, 2, median=1), scale
+    ).calibrate(X, Y)
     band = predictor.predict_interval(NEW)
     assert torch.equal(band.prediction, model.eval()(NEW)[:, 1].detach())
     two = Two(model)
-    wrapped = ffcp.CQR(two) if slack is None else ffcp.FFCQR(two, "inner.0")
+    wrapped = ffcp.CQR(two) if scale is None else ffcp.FFCQR(two, "inner.0")
     expected = wrapped.calibrate(X, Y).predict_interval(NEW)
     torch.testing.assert_close(band.lower, expected.lower)
     torch.testing.assert_close(band.upper, expected.upper)
 
 
 def test_three_quantiles_with_all_that_is_automatic() -> None:
-    model, base = small_mlp(outputs=3), ffcp.Quantiles(0, 2, median=1)
+    model, base = small_mlp(outputs=3), ffcp.scores.Quantiles(0, 2, median=1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ffcp.FFCPWarning)
-        predictor = ffcp.Bands(model, base, ffcp.GradientNorm(), ffcp.Local()).calibrate(X, Y)
+        predictor = ffcp.IntervalPredictor(
+            model, base, ffcp.scales.GradientNorm(), ffcp.calibrations.Local()
+        ).calibrate(X, Y)
         band = predictor.predict_interval(NEW)
     assert band.lower.shape == band.prediction.shape == (50,)
     assert (band.lower <= band.upper).all()
@@ -54,24 +58,28 @@ def test_three_quantiles_with_all_that_is_automatic() -> None:
 
 def test_several_targets_of_three_quantiles() -> None:
     model = nn.Sequential(small_mlp(outputs=6), nn.Unflatten(1, (2, 3)))
-    base = ffcp.Quantiles(0, 2, median=1)
-    band = ffcp.Bands(model, base).calibrate(X, normal(200, 2, seed=3)).predict_interval(NEW)
+    base = ffcp.scores.Quantiles(0, 2, median=1)
+    band = (
+        ffcp.IntervalPredictor(model, base)
+        .calibrate(X, normal(200, 2, seed=3))
+        .predict_interval(NEW)
+    )
     assert band.lower.shape == band.prediction.shape == (50, 2)
     assert torch.equal(band.prediction, model.eval()(NEW)[..., 1].detach())
 
 
 def test_places_in_any_order() -> None:
     output = normal(20, 4, seed=0)
-    ends = ffcp.Quantiles(3, 1, of=4)(seen(output), output.abs())
+    ends = ffcp.scores.Quantiles(3, 1, of=4)(seen(output), output.abs())
     low, order = output[:, [3, 1]].sort(dim=1)
     torch.testing.assert_close(torch.cat([ends.lo, ends.hi], dim=1), low.double())
-    slacks = output[:, [3, 1]].abs().gather(1, order).double()
-    torch.testing.assert_close(torch.cat([ends.slack_lo, ends.slack_hi], dim=1), slacks)
+    scales = output[:, [3, 1]].abs().gather(1, order).double()
+    torch.testing.assert_close(torch.cat([ends.scale_lo, ends.scale_hi], dim=1), scales)
 
 
 def test_a_point_is_both_ends() -> None:
     output = normal(20, 3, seed=0)
-    ends = ffcp.Point()(seen(output), output.abs())
+    ends = ffcp.scores.Point()(seen(output), output.abs())
     assert ends.is_symmetric
     assert torch.equal(ends.lo, output.double())
 
@@ -88,21 +96,21 @@ def test_a_point_is_both_ends() -> None:
 )
 def test_places_that_cannot_be_meant(places: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        ffcp.Quantiles(**places)
+        ffcp.scores.Quantiles(**places)
 
 
 def test_a_model_of_another_number_of_quantiles_is_refused() -> None:
-    base = ffcp.Quantiles(0, 2, median=1)
+    base = ffcp.scores.Quantiles(0, 2, median=1)
     with pytest.raises(ValueError, match=r"shape \(200, 2\).*needs 3 quantiles per target in"):
-        ffcp.Bands(small_mlp(outputs=2), base).calibrate(X, Y)
+        ffcp.IntervalPredictor(small_mlp(outputs=2), base).calibrate(X, Y)
     with pytest.raises(ValueError, match=r"shape \(200, 3\).*needs two outputs per target"):
         ffcp.CQR(small_mlp(outputs=3)).calibrate(X, Y)
 
 
 def test_other_places_are_other_settings() -> None:
     one, two = (
-        ffcp.Bands(small_mlp(outputs=3), base).calibrate(X, Y)
-        for base in (ffcp.Quantiles(0, 2), ffcp.Quantiles(0, 2, median=1))
+        ffcp.IntervalPredictor(small_mlp(outputs=3), base).calibrate(X, Y)
+        for base in (ffcp.scores.Quantiles(0, 2), ffcp.scores.Quantiles(0, 2, median=1))
     )
     with pytest.raises(ValueError, match=r"places=\[0, 2, 1, 3\] \(here \[0, 2, None, 3\]\)"):
         one.merge(two)

@@ -64,7 +64,7 @@ def test_an_infinite_band_says_how_many_rows_chose(mlp: nn.Module) -> None:
 
 
 def test_an_infinite_band_of_two_choices_names_both(mlp: nn.Module) -> None:
-    localizer = ffcp.Localizer("box", on="input")
+    localizer = ffcp.kernels.Localizer("box", on="input")
     predictor = quietly(ffcp.FFLCP(mlp, "auto", localizer), X[:40], Y[:40])
     with pytest.warns(ffcp.FFCPWarning, match="8 more rows chose the feature and the bandwidth, "):
         predictor.predict_interval(100 + NEW)
@@ -77,7 +77,7 @@ def test_a_given_feature_leaves_all_rows_to_calibrate(mlp: nn.Module) -> None:
 
 
 def test_too_few_rows_for_the_level_of_the_choice_are_divided_still() -> None:
-    near = ffcp.LCP(small_mlp(), "nearest", choose_alpha=0.01).calibrate(X[:100], Y[:100])
+    near = ffcp.LCP(small_mlp(), "nearest", selection_alpha=0.01).calibrate(X[:100], Y[:100])
     assert near.bandwidth == 80
     assert near.predict_interval(NEW, alpha=0.1).upper.isfinite().all()
 
@@ -125,7 +125,7 @@ def test_too_many_outputs_are_refused_before_any_gradient(monkeypatch: pytest.Mo
 
 @pytest.mark.long
 def test_fewer_rows_choose_where_outputs_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ffcp.regression.family._NUMBERS", 2500)  # and now 2 are many
+    monkeypatch.setattr("ffcp.regression.scaled_score._NUMBERS", 2500)  # and now 2 are many
     model = nn.Sequential(nn.Linear(1, 3), nn.Tanh(), nn.Linear(3, 2))
     x, y = normal(9000, 1, seed=0), normal(9000, 2, seed=1)
     assert quietly(ffcp.FFCP(model, ["0"]), x, y).choice.rows == 1250

@@ -14,7 +14,7 @@ from ffcp.recipes import recipe_of
 from tests.conftest import normal, small_mlp
 
 X, Y = normal(120, 4, seed=0), normal(120, seed=1)
-BANDS = [ffcp.Bands, ffcp.CP, ffcp.CQR, ffcp.FFCP, ffcp.FFCQR, ffcp.LCP, ffcp.FFLCP]
+BANDS = [ffcp.IntervalPredictor, ffcp.CP, ffcp.CQR, ffcp.FFCP, ffcp.FFCQR, ffcp.LCP, ffcp.FFLCP]
 SETS = [ffcp.LAC, ffcp.APS, ffcp.RAPS, ffcp.FFRAPS]
 
 
@@ -29,8 +29,8 @@ def test_an_unknown_keyword_is_named_and_the_known_ones_are_listed(method: Any) 
 def test_those_that_need_more_refuse_unknown_keywords_too() -> None:
     with pytest.raises(TypeError, match=r"FCP takes no argument 'sides'.*feature, norm.*joint"):
         ffcp.FCP(small_mlp(), "0", sides="lower")
-    with pytest.raises(TypeError, match=r"LabelSets takes no argument 'missing'.*score.*seed"):
-        ffcp.LabelSets(small_mlp(), lambda seen: seen.output, missing=True)
+    with pytest.raises(TypeError, match=r"SetPredictor takes no argument 'missing'.*score.*seed"):
+        ffcp.SetPredictor(small_mlp(), lambda seen: seen.output, missing=True)
 
 
 @pytest.mark.parametrize("method", BANDS)
@@ -38,8 +38,10 @@ def test_help_names_the_common_keywords(method: Any) -> None:
     text = inspect.getdoc(method) or ""
     assert "common" in text or "Parameters are those of" in text or ":class:`LCP`" in text
     assert inspect.signature(method).parameters["common"].kind is inspect.Parameter.VAR_KEYWORD
-    for word in ("joint", "side", "support", "missing", "choose_fraction", "seed", "batch_size"):
-        assert f"{word}\n" in inspect.getdoc(ffcp.Bands) or f"{word}," in inspect.getdoc(ffcp.Bands)
+    for word in ("joint", "side", "support", "missing", "selection_fraction", "seed", "batch_size"):
+        assert f"{word}\n" in inspect.getdoc(
+            ffcp.IntervalPredictor
+        ) or f"{word}," in inspect.getdoc(ffcp.IntervalPredictor)
 
 
 def test_what_was_given_is_in_the_recipe_and_comes_back(tmp_path: Path) -> None:

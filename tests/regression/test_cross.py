@@ -41,9 +41,9 @@ def crossed(
     folds: Tensor,
     train: Callable[..., nn.Module] = least_squares,
     side: str = "both",
-) -> ffcp.CrossBands:
+) -> ffcp.CrossConformal:
     models = [train(x[folds != k], y[folds != k]) for k in range(int(folds.max()) + 1)]
-    return ffcp.CrossBands(models, folds, side=side).calibrate(x, y)
+    return ffcp.CrossConformal(models, folds, side=side).calibrate(x, y)
 
 
 def draw(n: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -86,18 +86,18 @@ def test_the_guarantee_has_the_constants_of_the_theorem(
     rows: int, folds: int, promised: float
 ) -> None:
     models = [nn.Linear(1, 1) for _ in range(folds)]
-    predictor = ffcp.CrossBands(models, torch.arange(rows) % folds)
+    predictor = ffcp.CrossConformal(models, torch.arange(rows) % folds)
     assert predictor.guarantee(0.1) == pytest.approx(promised, abs=1e-12)
 
 
 def promised(folds: Tensor, alpha: float = 0.1) -> float:
     models = [nn.Linear(1, 1) for _ in range(int(folds.max()) + 1)]
-    return ffcp.CrossBands(models, folds).guarantee(alpha)
+    return ffcp.CrossConformal(models, folds).guarantee(alpha)
 
 
 def test_even_folds_promise_as_much_for_every_number_of_rows() -> None:
     for rows in range(20, 401):
-        folds = ffcp.CrossBands.even_folds(rows)
+        folds = ffcp.CrossConformal.even_folds(rows)
         left_out = int((folds < 0).sum())
         sizes = torch.bincount(folds[folds >= 0])
         assert len(sizes.unique()) == 1
@@ -109,21 +109,23 @@ def test_even_folds_promise_as_much_for_every_number_of_rows() -> None:
 
 def test_fewer_than_two_rows_have_no_folds() -> None:
     with pytest.raises(ValueError, match="two rows"):
-        ffcp.CrossBands.even_folds(1)
+        ffcp.CrossConformal.even_folds(1)
 
 
 def test_rows_in_no_fold_calibrate_nothing(tmp_path: Path) -> None:
     x, y = draw(43, 0)
-    folds = ffcp.CrossBands.even_folds(43, seed=3)
+    folds = ffcp.CrossConformal.even_folds(43, seed=3)
     inside = folds >= 0
     predictor = crossed(x, y, folds)
     assert len(predictor.scores) == int(inside.sum()) == 42
-    same = ffcp.CrossBands(list(predictor.models), folds[inside]).calibrate(x[inside], y[inside])
+    same = ffcp.CrossConformal(list(predictor.models), folds[inside]).calibrate(
+        x[inside], y[inside]
+    )
     new, _ = draw(5, 1)
     assert torch.equal(same.predict_interval(new).upper, predictor.predict_interval(new).upper)
     assert same.guarantee() == predictor.guarantee()
     predictor.save(tmp_path / "c.safetensors")
-    again = ffcp.CrossBands.load(tmp_path / "c.safetensors", list(predictor.models))
+    again = ffcp.CrossConformal.load(tmp_path / "c.safetensors", list(predictor.models))
     assert torch.equal(again.predict_interval(new).lower, predictor.predict_interval(new).lower)
     assert again.guarantee() == predictor.guarantee()
     assert "42 rows" in repr(again)
@@ -138,7 +140,7 @@ def test_coverage_holds_where_rows_are_left_out_of_folds(
     hits, tables = 0, 400
     for seed in range(tables):
         x, y = draw(rows + 1, seed)
-        folds = ffcp.CrossBands.even_folds(rows, seed)
+        folds = ffcp.CrossConformal.even_folds(rows, seed)
         assert bool((folds < 0).any())
         band = crossed(x[:rows], y[:rows], folds, train).predict_interval(x[rows:], alpha=0.2)
         hits += int(band.lower <= y[rows] <= band.upper)
@@ -171,7 +173,9 @@ def test_coverage_is_at_least_what_is_promised(
             x[12:], alpha=0.2
         )
         hits += int(band.lower[0] <= y[12] <= band.upper[0])
-    promised = ffcp.CrossBands([nn.Linear(3, 1)] * folds, torch.arange(12) % folds).guarantee(0.2)
+    promised = ffcp.CrossConformal([nn.Linear(3, 1)] * folds, torch.arange(12) % folds).guarantee(
+        0.2
+    )
     assert hits / tables > promised - 3.1 * math.sqrt(promised * (1 - promised) / tables)
     if train is least_squares and side == "both":  # a steady training is covered as usual
         assert hits / tables > 0.8 - 3.1 * math.sqrt(0.16 / tables)
@@ -197,16 +201,16 @@ def test_a_saved_file_is_read_again_and_belongs_to_its_networks(tmp_path: Path) 
     x, y = draw(40, 0)
     predictor = crossed(x, y, torch.arange(40) % 4)
     predictor.save(tmp_path / "cross.safetensors")
-    again = ffcp.CrossBands.load(tmp_path / "cross.safetensors", list(predictor.models))
+    again = ffcp.CrossConformal.load(tmp_path / "cross.safetensors", list(predictor.models))
     assert torch.equal(again.predict_interval(x).upper, predictor.predict_interval(x).upper)
     others = [nn.Linear(3, 1, bias=False).double() for _ in range(4)]
     with pytest.raises(ffcp.CalibrationFileError, match="other networks"):
-        ffcp.CrossBands.load(tmp_path / "cross.safetensors", others)
+        ffcp.CrossConformal.load(tmp_path / "cross.safetensors", others)
     data = bytearray((tmp_path / "cross.safetensors").read_bytes())
     data[-20] ^= 1
     (tmp_path / "cross.safetensors").write_bytes(data)
     with pytest.raises(ffcp.CalibrationFileError):
-        ffcp.CrossBands.load(tmp_path / "cross.safetensors", list(predictor.models))
+        ffcp.CrossConformal.load(tmp_path / "cross.safetensors", list(predictor.models))
 
 
 def test_changed_weights_are_noticed() -> None:
@@ -224,23 +228,23 @@ def test_changed_weights_are_noticed() -> None:
 )
 def test_folds_that_do_not_fit_the_models_are_refused(folds: list[float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        ffcp.CrossBands([nn.Linear(1, 1)] * 3, np.array(folds))
+        ffcp.CrossConformal([nn.Linear(1, 1)] * 3, np.array(folds))
 
 
 def test_rows_in_another_number_are_refused() -> None:
-    predictor = ffcp.CrossBands([nn.Linear(1, 1)] * 2, [0, 1, 0, 1])
+    predictor = ffcp.CrossConformal([nn.Linear(1, 1)] * 2, [0, 1, 0, 1])
     with pytest.raises(ValueError, match="folds has 4 rows, x has 3"):
         predictor.calibrate(torch.zeros(3, 1), torch.zeros(3))
 
 
 def test_what_are_no_models_or_sides_are_refused() -> None:
     with pytest.raises(ValueError, match="side must be 'both', 'lower' or 'upper', got 'left'"):
-        ffcp.CrossBands([nn.Linear(1, 1)] * 2, [0, 1], side="left")
+        ffcp.CrossConformal([nn.Linear(1, 1)] * 2, [0, 1], side="left")
     with pytest.raises(TypeError, match=r"at least two torch\.nn\.Modules, got 1 of them"):
-        ffcp.CrossBands([nn.Linear(1, 1)], [0])
+        ffcp.CrossConformal([nn.Linear(1, 1)], [0])
     with pytest.raises(TypeError, match=r"at least two torch\.nn\.Modules, got int"):
-        ffcp.CrossBands([nn.Linear(1, 1), 3], [0, 1])
-    two = ffcp.CrossBands([nn.Linear(3, 2), nn.Linear(3, 2)], [0, 1] * 10)
+        ffcp.CrossConformal([nn.Linear(1, 1), 3], [0, 1])
+    two = ffcp.CrossConformal([nn.Linear(3, 2), nn.Linear(3, 2)], [0, 1] * 10)
     with pytest.raises(ValueError, match=r"models of one output, got shape \(\d+, 2\)"):
         two.calibrate(torch.randn(20, 3), torch.randn(20))
     with pytest.raises(RuntimeError, match="call calibrate"):
@@ -276,4 +280,4 @@ def test_files_that_cannot_be_are_refused(
     change(kept, settings)
     files.write(path, {**kept, "settings": files.seal(settings, kept)})
     with pytest.raises(ffcp.CalibrationFileError, match=message):
-        ffcp.CrossBands.load(path, list(predictor.models))
+        ffcp.CrossConformal.load(path, list(predictor.models))

@@ -16,7 +16,7 @@ from tests.conftest import normal, small_mlp
 MAKERS: dict[str, Callable[[Any], Any]] = {
     "CP": ffcp.CP,
     "FFCP": lambda model: ffcp.FFCP(model, "0"),
-    "FFCP smoothed": lambda model: ffcp.FFCP(model, "0", method=ffcp.Smooth(0.1, 2)),
+    "FFCP smoothed": lambda model: ffcp.FFCP(model, "0", method=ffcp.scales.Smooth(0.1, 2)),
     "LCP": lambda model: ffcp.LCP(model, "nearest", seed=0),
     "Learned": lambda model: ffcp.Learned(model, seed=0),
     "Auto": lambda model: ffcp.Auto(model, seed=0),

@@ -23,9 +23,11 @@ X, Y = normal(200, 4, seed=0), normal(200, seed=1)
 METHODS: dict[str, Any] = {
     "CP": lambda **o: ffcp.CP(OnePoint(), **o),
     "FFCP": lambda **o: ffcp.FFCP(OnePoint(), "layer", **o),
-    "function": lambda **o: ffcp.Bands(OnePoint(), slack=lambda s: 0.2 + s.x[:, 0].abs(), **o),
-    "groups": lambda **o: ffcp.Bands(
-        OnePoint(), calibration=ffcp.Mondrian(by=lambda x: x[:, 0] > 0), **o
+    "function": lambda **o: ffcp.IntervalPredictor(
+        OnePoint(), scale=lambda s: 0.2 + s.x[:, 0].abs(), **o
+    ),
+    "groups": lambda **o: ffcp.IntervalPredictor(
+        OnePoint(), calibration=ffcp.calibrations.Mondrian(by=lambda x: x[:, 0] > 0), **o
     ),
 }
 
@@ -196,7 +198,7 @@ def test_signs_are_saved_and_merged(groups: bool, tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore::ffcp.FFCPWarning")
 def test_a_chosen_slack_keeps_signs() -> None:
-    predictor = ffcp.Bands(OnePoint(), slack=[lambda seen: 0.2 + seen.x[:, 0].abs()])
+    predictor = ffcp.IntervalPredictor(OnePoint(), scale=[lambda seen: 0.2 + seen.x[:, 0].abs()])
     x, y = skewed(torch.Generator().manual_seed(1), 300)
     predictor.calibrate(x, y)
     signed = predictor.calibration.signed()[:, 0]
@@ -223,7 +225,7 @@ def test_sorting_keeps_every_sign_with_its_score() -> None:
 
 
 def test_who_has_none_says_why() -> None:
-    near = ffcp.LCP(small_mlp(), ffcp.Localizer("nearest", on="input", bandwidth=60))
+    near = ffcp.LCP(small_mlp(), ffcp.kernels.Localizer("nearest", on="input", bandwidth=60))
     cases = {
         "two ends": ffcp.CQR(small_mlp(outputs=2)),
         "distance in feature space": ffcp.FCP(small_mlp(), "0", steps=2),

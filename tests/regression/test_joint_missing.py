@@ -53,10 +53,10 @@ def hits(interval: Any, y: Tensor, joint: Any) -> Tensor:
 def test_all_outputs_are_calibrated_on_complete_rows_alone(joint: Any) -> None:
     x, _, y = problem(120, 0.3)
     whole = ~y.isnan().any(dim=1)
-    scores = ffcp.CP(model(), joint=joint, scales=None, missing=True).score(x, y)
+    scores = ffcp.CP(model(), joint=joint, output_scales=None, missing=True).score(x, y)
     assert torch.equal(scores.isnan(), ~whole)
-    some = ffcp.CP(model(), joint=joint, scales=None, missing=True).calibrate(x, y)
-    only = ffcp.CP(model(), joint=joint, scales=None).calibrate(x[whole], y[whole])
+    some = ffcp.CP(model(), joint=joint, output_scales=None, missing=True).calibrate(x, y)
+    only = ffcp.CP(model(), joint=joint, output_scales=None).calibrate(x[whole], y[whole])
     assert torch.equal(some.predict_interval(x).upper, only.predict_interval(x).upper)
 
 
@@ -64,7 +64,7 @@ def test_all_outputs_are_calibrated_on_complete_rows_alone(joint: Any) -> None:
 def test_known_outputs_are_calibrated_on_every_row_that_has_one(method: Any) -> None:
     x, _, y = problem(60, 0.5)
     y[0], y[1] = math.nan, torch.tensor([0.0, math.nan, 1.0])
-    options = {"steps": 3} if method is ffcp.FCP else {"scales": None}
+    options = {"steps": 3} if method is ffcp.FCP else {"output_scales": None}
     scores = {
         joint: method(model(), "0", joint=joint, missing=True, **options).score(x, y)
         if method is not ffcp.CP
@@ -86,9 +86,11 @@ def test_too_few_complete_rows_give_infinite_intervals_and_say_how_many_would_do
     y[5:, 1] = math.nan
     complete = int((~y.isnan().any(dim=1)).sum())
     ones = {"weights": torch.ones(60)} if weighted else {}
-    calibration = ffcp.Weighted("given") if weighted else None
+    calibration = ffcp.calibrations.Weighted("given") if weighted else None
     labels = {"groups": ["a"] * 60} if groups else {}
-    predictor = ffcp.CP(model(), calibration=calibration, joint=True, missing=True, scales=None)
+    predictor = ffcp.CP(
+        model(), calibration=calibration, joint=True, missing=True, output_scales=None
+    )
     predictor.calibrate(x, y, **ones, **labels)
     with pytest.warns(ffcp.FFCPWarning, match=r"at least 9") as caught:
         interval = predictor.predict_interval(x, 0.1, **ones, **labels)
@@ -139,7 +141,7 @@ def test_merged_updated_and_loaded_predictors_are_the_same(joint: Any, tmp_path:
     x, _, y = problem(90, 0.3)
 
     def made() -> ffcp.CP:
-        return ffcp.CP(model(), joint=joint, missing=True, scales=[1.0, 2.0, 3.0])
+        return ffcp.CP(model(), joint=joint, missing=True, output_scales=[1.0, 2.0, 3.0])
 
     whole = made().calibrate(x, y)
     merged = made().calibrate(x[:40], y[:40])

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import ffcp
 from ffcp.conformal.rank import conformal_rank
-from ffcp.regression.layers import Trial, choose
+from ffcp.regression.layer_selection import Trial, choose
 from tests.conftest import small_mlp
 from tests.law import ERROR_RATE, draw_hits, p_value
 from tests.regression.models import heteroscedastic, leaky
@@ -120,11 +120,11 @@ def test_the_law_test_catches_a_layer_chosen_on_the_calibration_points() -> None
 
 def chosen_on_calibration(model: nn.Module, names: list[str]):
     def covered(x_cal: Tensor, y_cal: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        _, slacks = ffcp.gradient_norms(model, x_cal, names)
+        _, scales = ffcp.gradient_norms(model, x_cal, names)
         residuals = y_cal.abs()[:, None].double()
-        slacks = {name: slack[:, None].double() for name, slack in slacks.items()}
-        slacks["output"] = torch.ones_like(residuals)
-        trials = {name: Trial(residuals / slack, 2 * slack) for name, slack in slacks.items()}
+        scales = {name: scale[:, None].double() for name, scale in scales.items()}
+        scales["output"] = torch.ones_like(residuals)
+        trials = {name: Trial(residuals / scale, 2 * scale) for name, scale in scales.items()}
         choice = choose(torch.zeros_like(residuals), trials, ALPHA)
         # Without plain CP, which would win and hide the mistake.
         best = min(names, key=lambda name: choice.candidates[name].mean_length)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import ffcp
 from ffcp.conformal.selection import Division
-from ffcp.regression.layers import Trial, choose, rank_correlations
+from ffcp.regression.layer_selection import Trial, choose, rank_correlations
 
 
 class Known(nn.Module):
@@ -65,9 +65,9 @@ def test_a_constant_slack_loses_the_tie_to_cp() -> None:
         assert shortest(residuals, {"flat": flat}) == "output"
 
 
-def shortest(residuals: Tensor, slacks: dict[str, Tensor]) -> str:
-    slacks = {"output": torch.ones_like(residuals), **slacks}
-    trials = {name: Trial(residuals / slack, 2 * slack) for name, slack in slacks.items()}
+def shortest(residuals: Tensor, scales: dict[str, Tensor]) -> str:
+    scales = {"output": torch.ones_like(residuals), **scales}
+    trials = {name: Trial(residuals / scale, 2 * scale) for name, scale in scales.items()}
     return choose(torch.zeros_like(residuals), trials, 0.1).feature
 
 
@@ -118,12 +118,12 @@ def test_lengths_of_the_choice_are_those_of_the_bands(joint: bool) -> None:
     model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 4))
     x, y = torch.randn(4000, 3), torch.randn(4000, 4)
     for feature in ("0", "input"):
-        predictor = ffcp.FFCP(model, [feature], joint=joint, scales=None)
+        predictor = ffcp.FFCP(model, [feature], joint=joint, output_scales=None)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ffcp.FFCPWarning)
             claimed = predictor.calibrate(x, y).choice.candidates
         for name in (feature, "output"):
-            alone = ffcp.FFCP(model, name, joint=joint, scales=None).calibrate(x, y)
+            alone = ffcp.FFCP(model, name, joint=joint, output_scales=None).calibrate(x, y)
             measured = ffcp.metrics.mean_length(alone.predict_interval(x))
             assert claimed[name].mean_length == pytest.approx(measured, rel=0.05)
 

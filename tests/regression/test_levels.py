@@ -21,7 +21,9 @@ ALPHAS = (0.3, 0.05, 0.5, 0.1)
 
 
 def near(kernel: str, **options: Any) -> ffcp.LCP:
-    localizer = ffcp.Localizer(kernel, on="input", bandwidth=60 if kernel == "nearest" else 3.0)
+    localizer = ffcp.kernels.Localizer(
+        kernel, on="input", bandwidth=60 if kernel == "nearest" else 3.0
+    )
     return ffcp.LCP(small_mlp(), localizer, **options)
 
 
@@ -37,8 +39,10 @@ METHODS: dict[str, Callable[[], Any]] = {
     "LCP": lambda: near("nearest"),
     "LCP, random": lambda: near("gaussian", guarantee="random", seed=1),
     "LCP, plain": lambda: near("box", guarantee="none"),
-    "groups": lambda: ffcp.Bands(
-        small_mlp(), calibration=ffcp.Mondrian(by=lambda x: x[:, 0] > 0), support=(-4, 4)
+    "groups": lambda: ffcp.IntervalPredictor(
+        small_mlp(),
+        calibration=ffcp.calibrations.Mondrian(by=lambda x: x[:, 0] > 0),
+        support=(-4, 4),
     ),
     "FCP": lambda: ffcp.FCP(small_mlp(), "0", steps=3),
     "FCQR": lambda: ffcp.FCQR(small_mlp(outputs=2), "0", steps=3),
@@ -91,23 +95,23 @@ def test_the_strictest_level_warns_once() -> None:
 def test_several_levels_cost_one_pass_and_one_slack() -> None:
     asked = []
 
-    def slack(seen: ffcp.Seen) -> torch.Tensor:
+    def scale(seen: ffcp.BatchOutput) -> torch.Tensor:
         asked.append(len(seen.rows))
         return 1 + seen.x[:, 0].abs()
 
-    predictor = ffcp.Bands(small_mlp(), slack=slack).calibrate(X, Y)
+    predictor = ffcp.IntervalPredictor(small_mlp(), scale=scale).calibrate(X, Y)
     asked.clear()
     predictor.predict_interval(X, tuple(np.arange(1, 20) / 20))
     assert asked == [ROWS]
 
 
 def test_a_threshold_of_ones_own_counts_for_several_levels() -> None:
-    class Widest(ffcp.Local):
-        def threshold(self, alpha: Any, notes: Any = None, random: Any = None) -> torch.Tensor:
+    class Widest(ffcp.calibrations.Local):
+        def threshold(self, alpha: Any, metadata: Any = None, random: Any = None) -> torch.Tensor:
             return self.scores.amax(dim=0) / float(exact_alpha(alpha))
 
-    localizer = ffcp.Localizer("nearest", on="input", bandwidth=60)
-    predictor = ffcp.Bands(small_mlp(), calibration=Widest(localizer)).calibrate(X, Y)
+    localizer = ffcp.kernels.Localizer("nearest", on="input", bandwidth=60)
+    predictor = ffcp.IntervalPredictor(small_mlp(), calibration=Widest(localizer)).calibrate(X, Y)
     band = predictor.predict_interval(X, (0.5, 0.25))
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -20,12 +20,12 @@ pytestmark = pytest.mark.heavy
 T, ALPHA = 30, 0.1
 
 LOCALIZERS = {
-    "gaussian": ffcp.Localizer("gaussian", "input", 1.0),
-    "laplace": ffcp.Localizer("laplace", "input", 1.0),
-    "box": ffcp.Localizer("box", "input", 2.0),
-    "nearest": ffcp.Localizer("nearest", "input", 30),
-    "gaussian, chosen bandwidth": ffcp.Localizer("gaussian", "input"),
-    "nearest, prediction": ffcp.Localizer("nearest", on="prediction", bandwidth=20),
+    "gaussian": ffcp.kernels.Localizer("gaussian", "input", 1.0),
+    "laplace": ffcp.kernels.Localizer("laplace", "input", 1.0),
+    "box": ffcp.kernels.Localizer("box", "input", 2.0),
+    "nearest": ffcp.kernels.Localizer("nearest", "input", 30),
+    "gaussian, chosen bandwidth": ffcp.kernels.Localizer("gaussian", "input"),
+    "nearest, prediction": ffcp.kernels.Localizer("nearest", on="prediction", bandwidth=20),
 }
 LOCAL_N = 80
 
@@ -76,7 +76,7 @@ def test_localized_bands_cover_at_least_as_often_as_promised(kernel: str, guaran
 LOCAL_METHODS = {
     "FFLCP": lambda: ffcp.FFLCP(small_mlp(), "0", LOCALIZERS["nearest"]),
     "FFLCP at the feature": lambda: ffcp.FFLCP(
-        small_mlp(), "0", ffcp.Localizer("gaussian", on="feature", bandwidth=2.0)
+        small_mlp(), "0", ffcp.kernels.Localizer("gaussian", on="feature", bandwidth=2.0)
     ),
     "LCQR": lambda: ffcp.LCQR(leaky(2), LOCALIZERS["nearest"]),
     "FFLCQR": lambda: ffcp.FFLCQR(leaky(2), "0", LOCALIZERS["gaussian"]),
@@ -104,10 +104,12 @@ def test_the_plain_localized_quantile_falls_short() -> None:
 # -- groups ------------------------------------------------------------------------------------
 
 SIZES = (40, 70)  # points of each group; the noise of the second is larger
-NEAR = ffcp.Localizer("nearest", "input", 30)
+NEAR = ffcp.kernels.Localizer("nearest", "input", 30)
 GROUPED = {
     "LCP": lambda: ffcp.LCP(small_mlp(), NEAR),
-    "LCP, gaussian": lambda: ffcp.LCP(small_mlp(), ffcp.Localizer("gaussian", "input", 2.0)),
+    "LCP, gaussian": lambda: ffcp.LCP(
+        small_mlp(), ffcp.kernels.Localizer("gaussian", "input", 2.0)
+    ),
     "FFLCP": lambda: ffcp.FFLCP(small_mlp(), "0", NEAR),
     "LCQR": lambda: ffcp.LCQR(leaky(2), NEAR),
 }
@@ -140,7 +142,7 @@ def test_every_group_is_covered_as_promised(name: str) -> None:
 def test_without_groups_the_louder_one_falls_short() -> None:
     # So the test above has power: one threshold for both covers the quiet group too often.
     def covered(x_cal: Tensor, y_cal: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        predictor = ffcp.LCP(small_mlp(), ffcp.Localizer("nearest", "prediction", 60))
+        predictor = ffcp.LCP(small_mlp(), ffcp.kernels.Localizer("nearest", "prediction", 60))
         band = predictor.calibrate(x_cal, y_cal).predict_interval(x, alpha=ALPHA)
         inside = (band.lower.reshape(-1) <= y) & (y <= band.upper.reshape(-1))
         return torch.stack([inside[::2], inside[1::2]], dim=1)
@@ -158,12 +160,12 @@ def three_targets(generator: torch.Generator, rows: int) -> tuple[Tensor, Tensor
     return x, (y[:, None] + noise) * torch.tensor([0.1, 1.0, 10.0])
 
 
-MANY = ffcp.Localizer("nearest", "input", 80)
+MANY = ffcp.kernels.Localizer("nearest", "input", 80)
 BOXES = {
     "LCP": lambda: ffcp.LCP(small_mlp(outputs=3), MANY, joint="bonferroni"),
     "FFLCP": lambda: ffcp.FFLCP(small_mlp(outputs=3), "0", MANY, joint="bonferroni"),
     "LCP, chosen bandwidth": lambda: ffcp.LCP(
-        small_mlp(outputs=3), ffcp.Localizer("nearest", "input"), joint="bonferroni"
+        small_mlp(outputs=3), ffcp.kernels.Localizer("nearest", "input"), joint="bonferroni"
     ),
 }
 
@@ -186,10 +188,10 @@ def test_bonferroni_covers_all_outputs_at_once(name: str) -> None:
 # -- few points, where the exact level matters -------------------------------------------------
 
 FEW = {
-    "gaussian": ffcp.Localizer("gaussian", "input", 0.7),
-    "box": ffcp.Localizer("box", "input", 1.2),
-    "nearest": ffcp.Localizer("nearest", "input", 5),
-    "nearest, in a line": ffcp.Localizer("nearest", lambda x: x[:, 1:2], 6),
+    "gaussian": ffcp.kernels.Localizer("gaussian", "input", 0.7),
+    "box": ffcp.kernels.Localizer("box", "input", 1.2),
+    "nearest": ffcp.kernels.Localizer("nearest", "input", 5),
+    "nearest, in a line": ffcp.kernels.Localizer("nearest", lambda x: x[:, 1:2], 6),
 }
 
 

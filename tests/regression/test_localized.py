@@ -19,8 +19,8 @@ from tests.conftest import normal, small_mlp
 X, Y = normal(300, 4, seed=0), normal(300, seed=1)
 
 
-def at_input(kernel: str = "gaussian", bandwidth: float | str = "auto") -> ffcp.Localizer:
-    return ffcp.Localizer(kernel, "input", bandwidth)
+def at_input(kernel: str = "gaussian", bandwidth: float | str = "auto") -> ffcp.kernels.Localizer:
+    return ffcp.kernels.Localizer(kernel, "input", bandwidth)
 
 
 METHODS = {
@@ -62,7 +62,7 @@ def test_bands_are_the_formula_at_the_local_threshold(method: str, kernel: str) 
 )
 def test_embeddings(on) -> None:
     model = small_mlp()
-    localizer = ffcp.Localizer("box", on=on, bandwidth=1.0)
+    localizer = ffcp.kernels.Localizer("box", on=on, bandwidth=1.0)
     predictor = ffcp.FFLCP(model, "3", localizer, guarantee="none").calibrate(X, Y)
     expected = {
         "input": X,
@@ -80,7 +80,7 @@ def test_embeddings(on) -> None:
 
 
 def test_a_loader_calibrates_as_arrays_do() -> None:
-    localizer = ffcp.Localizer("gaussian", on="prediction")
+    localizer = ffcp.kernels.Localizer("gaussian", on="prediction")
     whole = ffcp.FFLCP(small_mlp(), "0", localizer).calibrate(X, Y)
     stream = ffcp.FFLCP(small_mlp(), "0", localizer).calibrate(
         (X[i : i + 37], Y[i : i + 37]) for i in range(0, 300, 37)
@@ -137,7 +137,7 @@ def test_only_so_many_rows_choose_the_bandwidth(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_constant_embeddings_do_no_harm() -> None:
-    localizer = ffcp.Localizer("gaussian", on=lambda x: torch.zeros(len(x)))
+    localizer = ffcp.kernels.Localizer("gaussian", on=lambda x: torch.zeros(len(x)))
     band = ffcp.LCP(small_mlp(), localizer).calibrate(X, Y).predict_interval(X[:5])
     assert band.upper.isfinite().all()
 
@@ -192,7 +192,7 @@ def test_random_bands_depend_on_the_seed_alone() -> None:
 def test_works_under_inference_mode() -> None:
     model = small_mlp()
     with torch.inference_mode():
-        predictor = ffcp.FFLCP(model, "0", ffcp.Localizer(on="0")).calibrate(X, Y)
+        predictor = ffcp.FFLCP(model, "0", ffcp.kernels.Localizer(on="0")).calibrate(X, Y)
         band = predictor.predict_interval(X[:5])
     assert band.upper.isfinite().all()
     assert not predictor.calibration.embedding.is_inference()
@@ -248,7 +248,10 @@ def test_too_few_points_for_any_bandwidth() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: ffcp.Localizer("cosine"), "unknown kernel 'cosine': choose one of gaussian"),
+        (
+            lambda: ffcp.kernels.Localizer("cosine"),
+            "unknown kernel 'cosine': choose one of gaussian",
+        ),
         (lambda: at_input(bandwidth=0), "bandwidth must be a positive number or 'auto'"),
         (lambda: at_input(bandwidth=math.nan), "bandwidth must be a positive number"),
         (lambda: at_input(bandwidth="wide"), "bandwidth must be a positive number"),
@@ -256,15 +259,15 @@ def test_too_few_points_for_any_bandwidth() -> None:
         (lambda: METHODS["LCP"]("gaussian", guarantee="sure"), "unknown guarantee 'sure'"),
         (lambda: METHODS["LCP"]("nearest", guarantee="random"), "'nearest' is none"),
         (
-            lambda: METHODS["LCP"](ffcp.Localizer(on="feature")),
+            lambda: METHODS["LCP"](ffcp.kernels.Localizer(on="feature")),
             "none is taken: name the layer",
         ),
-        (lambda: METHODS["LCP"](ffcp.Localizer(on="layer9")), "layer9.*there are"),
+        (lambda: METHODS["LCP"](ffcp.kernels.Localizer(on="layer9")), "layer9.*there are"),
         (
-            lambda: ffcp.FFLCP(small_mlp(), "auto", ffcp.Localizer(on="feature")),
+            lambda: ffcp.FFLCP(small_mlp(), "auto", ffcp.kernels.Localizer(on="feature")),
             "needs one feature by its name",
         ),
-        (lambda: METHODS["LCP"]("gaussian", choose_fraction=1.0), "choose_fraction must lie"),
+        (lambda: METHODS["LCP"]("gaussian", selection_fraction=1.0), "selection_fraction must lie"),
     ],
 )
 def test_refused_settings(make, message: str) -> None:
@@ -273,10 +276,10 @@ def test_refused_settings(make, message: str) -> None:
 
 
 def test_refused_types() -> None:
-    with pytest.raises(TypeError, match=r"must be an ffcp\.Localizer"):
+    with pytest.raises(TypeError, match=r"must be an ffcp\.kernels\.Localizer"):
         ffcp.LCP(small_mlp(), 0.5)
     with pytest.raises(TypeError, match="on must name an embedding"):
-        ffcp.Localizer(on=3)
+        ffcp.kernels.Localizer(on=3)
 
 
 def test_refused_data() -> None:
@@ -284,9 +287,9 @@ def test_refused_data() -> None:
     with pytest.raises(ValueError, match="only 300 calibration points, fewer than the 400"):
         predictor.calibrate(X, Y).predict_interval(X[:3])
     with pytest.raises(ValueError, match="the embedding of row 0 is not finite"):
-        ffcp.LCP(small_mlp(), ffcp.Localizer(on=lambda x: x / 0 * 0)).calibrate(X, Y)
+        ffcp.LCP(small_mlp(), ffcp.kernels.Localizer(on=lambda x: x / 0 * 0)).calibrate(X, Y)
     with pytest.raises(ValueError, match=r"embedding has shape \(7,\) for 300 rows"):
-        ffcp.LCP(small_mlp(), ffcp.Localizer(on=lambda x: torch.zeros(7))).calibrate(X, Y)
+        ffcp.LCP(small_mlp(), ffcp.kernels.Localizer(on=lambda x: torch.zeros(7))).calibrate(X, Y)
     with pytest.raises(ValueError, match="too few to choose a bandwidth"):
         ffcp.LCP(small_mlp(), at_input()).calibrate(X[:9], Y[:9])
     with pytest.raises(ValueError, match="the bandwidth is given"):
@@ -295,7 +298,7 @@ def test_refused_data() -> None:
         ffcp.LCP(small_mlp(), at_input()).predict_interval(X)
     with pytest.raises(RuntimeError, match="feature is not chosen yet"):
         ffcp.FFLCP(small_mlp()).fit_localizer(X, Y)
-    changing = ffcp.Localizer(on=lambda x: x[:, : 3 if len(x) == 300 else 2], bandwidth=1.0)
+    changing = ffcp.kernels.Localizer(on=lambda x: x[:, : 3 if len(x) == 300 else 2], bandwidth=1.0)
     with pytest.raises(ValueError, match="embeddings of 3 numbers, got 2"):
         ffcp.LCP(small_mlp(), changing).calibrate(X, Y).predict_interval(X[:5])
 
@@ -349,7 +352,9 @@ def test_several_outputs_and_joint() -> None:
 def test_a_model_of_images() -> None:
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(72, 1))
     images = normal(120, 1, 8, 8, seed=0)
-    predictor = ffcp.FFLCP(model, "0", ffcp.Localizer(on="feature")).calibrate(images, Y[:120])
+    predictor = ffcp.FFLCP(model, "0", ffcp.kernels.Localizer(on="feature")).calibrate(
+        images, Y[:120]
+    )
     assert predictor.calibration.embedding.shape == (96, 72)
     assert predictor.predict_interval(images[:4]).upper.shape == (4,)
 
@@ -375,7 +380,7 @@ def test_an_input_of_two_tensors(kind: str, on: str, bandwidth: float | str) -> 
     model, parts = Sum(), (normal(300, 2, seed=0), normal(300, 3, seed=1))
     x = parts if kind == "tuple" else dict(zip("ab", parts, strict=True))
     new = (x[0][:9], x[1][:9]) if kind == "tuple" else {key: x[key][:9] for key in x}
-    localizer = ffcp.Localizer("gaussian", on=on, bandwidth=bandwidth)
+    localizer = ffcp.kernels.Localizer("gaussian", on=on, bandwidth=bandwidth)
     predictor = ffcp.LCP(model, localizer).calibrate(x, Y)
     kept = len(predictor.calibration)
     assert kept == (240 if bandwidth == "auto" else 300)
@@ -391,7 +396,7 @@ def test_an_input_of_two_tensors(kind: str, on: str, bandwidth: float | str) -> 
 
 @pytest.mark.parametrize("method", ["LCP", "FFLCP"])
 def test_bonferroni_is_each_output_at_a_share_of_alpha(method: str) -> None:
-    def make(joint: str | bool) -> ffcp.Bands:
+    def make(joint: str | bool) -> ffcp.IntervalPredictor:
         model, localizer = small_mlp(outputs=3), at_input(bandwidth=4.0)
         if method == "LCP":
             return ffcp.LCP(model, localizer, joint=joint)
@@ -423,7 +428,7 @@ GROUPS = ["left" if x < 0 else "right" for x in X[:, 0].tolist()]
 @pytest.mark.parametrize("guarantee", ["none", "level", "random"])
 @pytest.mark.parametrize("method", METHODS)
 def test_thresholds_are_local_inside_each_group(method: str, guarantee: str) -> None:
-    def make() -> ffcp.Bands:
+    def make() -> ffcp.IntervalPredictor:
         return METHODS[method](at_input(bandwidth=5.0), guarantee=guarantee, seed=3)
 
     predictor = make().calibrate(X, Y, groups=GROUPS)
@@ -481,7 +486,7 @@ def test_a_group_too_small_for_any_bandwidth_is_told_with_its_size() -> None:
 
 def test_where_points_lie_does_not_change_with_the_data_they_came_from() -> None:
     x, y = normal(200, 1, seed=1), normal(200, seed=2)
-    near = ffcp.Localizer("box", on="input", bandwidth=0.5)
+    near = ffcp.kernels.Localizer("box", on="input", bandwidth=0.5)
     predictor = ffcp.LCP(nn.Linear(1, 1), localizer=near).calibrate(x, y)
     before = predictor.calibration.embedding.clone()
     x += 100

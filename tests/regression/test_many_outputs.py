@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 
 import ffcp
-from ffcp import Sketch, Smooth, metrics
+from ffcp import metrics
 from ffcp.conformal.mondrian import Mondrian
 from ffcp.conformal.rank import conformal_rank
+from ffcp.scales import Sketch, Smooth
 from tests.conftest import normal, small_mlp
 from tests.law import ERROR_RATE, draw_hits, p_value, upper_p_value
 
@@ -265,10 +266,12 @@ def test_the_box_is_calibrated_on_the_outputs_that_are_known(name: str) -> None:
     y[7] = math.nan  # nothing is known of this row
     each = MISSING[name](False).score(X, y)
     expected = each.nan_to_num(-math.inf).amax(dim=1)
-    slack = MISSING[name](False).slack
+    scale = MISSING[name](False).scale
 
-    def box() -> ffcp.Bands:
-        return ffcp.Bands(leaky(), slack=slack, joint="known", scales=None, missing=True)
+    def box() -> ffcp.IntervalPredictor:
+        return ffcp.IntervalPredictor(
+            leaky(), scale=scale, joint="known", output_scales=None, missing=True
+        )
 
     joint = box().score(X, y)
     assert bool(joint[7].isnan())

@@ -30,18 +30,18 @@ def test_cp_is_the_conformal_quantile_of_absolute_residuals(mlp: nn.Module) -> N
 def test_ffcp_divides_the_residual_by_the_gradient_norm(mlp: nn.Module) -> None:
     mlp.eval()
     head = mlp[1:]
-    slack = {}
+    scale = {}
     for name, x in {"cal": X, "new": NEW}.items():
         v = mlp[0](x).detach().requires_grad_()
         (gradient,) = torch.autograd.grad(head(v).sum(), v)
-        slack[name] = gradient.norm(dim=1).double().clamp_min(1e-6)
+        scale[name] = gradient.norm(dim=1).double().clamp_min(1e-6)
     residuals = (Y - mlp(X)[:, 0]).detach().abs().double()
-    q = (residuals / slack["cal"]).sort().values[math.ceil(201 * 0.8) - 1]
+    q = (residuals / scale["cal"]).sort().values[math.ceil(201 * 0.8) - 1]
     predictor = ffcp.FFCP(mlp, "0").calibrate(X, Y)
     band = predictor.predict_interval(NEW, alpha=0.2)
-    torch.testing.assert_close((band.upper - band.lower).double(), 2 * q * slack["new"],
+    torch.testing.assert_close((band.upper - band.lower).double(), 2 * q * scale["new"],
                                rtol=1e-5, atol=1e-6)  # fmt: skip
-    torch.testing.assert_close(predictor.score(X, Y), residuals / slack["cal"], rtol=1e-5, atol=0)
+    torch.testing.assert_close(predictor.score(X, Y), residuals / scale["cal"], rtol=1e-5, atol=0)
 
 
 def test_ffcp_at_the_output_is_cp(mlp: nn.Module) -> None:
@@ -79,8 +79,8 @@ def test_bands_have_the_shape_of_the_output(shape: tuple[int, ...]) -> None:
 def test_joint_scores_are_the_largest_over_outputs() -> None:
     model, y = small_mlp(outputs=3), torch.randn(200, 3)
     apart = ffcp.FFCP(model, "0").score(X, y)
-    slack = ffcp.GradientNorm("0")
-    joint = ffcp.Bands(model, slack=slack, joint=True, scales=None).score(X, y)
+    scale = ffcp.scales.GradientNorm("0")
+    joint = ffcp.IntervalPredictor(model, scale=scale, joint=True, output_scales=None).score(X, y)
     assert torch.equal(joint, apart.amax(dim=1))
 
 
@@ -112,8 +112,8 @@ def test_ffcqr_divides_each_side_by_its_own_norm() -> None:
     prediction, norms = ffcp.gradient_norms(model, X, ["0"])
     order = prediction.argsort(dim=1)
     ends = prediction.gather(1, order).double()
-    slack = norms["0"].gather(1, order).double()
-    expected = torch.maximum((ends[:, 0] - y) / slack[:, 0], (y - ends[:, 1]) / slack[:, 1])
+    scale = norms["0"].gather(1, order).double()
+    expected = torch.maximum((ends[:, 0] - y) / scale[:, 0], (y - ends[:, 1]) / scale[:, 1])
     torch.testing.assert_close(ffcp.FFCQR(model, "0").score(X, y), expected)
 
 

@@ -1,4 +1,4 @@
-"""One forward pass serves everybody: scores, slacks, embeddings and choices."""
+"""One forward pass serves everybody: scores, scales, embeddings and choices."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ X = normal(ROWS, 4, seed=0)
 X[:, 3] = torch.arange(ROWS)  # by which a row is known
 
 
-def near(on: str, bandwidth: float | str = 100) -> ffcp.Localizer:
-    return ffcp.Localizer("nearest", on=on, bandwidth=bandwidth)
+def near(on: str, bandwidth: float | str = 100) -> ffcp.kernels.Localizer:
+    return ffcp.kernels.Localizer("nearest", on=on, bandwidth=bandwidth)
 
 
 MANY = "FFCP, layer chosen, many outputs"
@@ -42,8 +42,8 @@ METHODS = {
     MANY: lambda: ffcp.FFCP(small_mlp(outputs=70)),
     "Learned": lambda: ffcp.Learned(small_mlp()),
     "Auto": lambda: ffcp.Auto(small_mlp()),
-    "a slack among several": lambda: ffcp.Bands(
-        small_mlp(), slack=[ffcp.GradientNorm("0"), lambda seen: 1 + seen.output.abs()]
+    "a scale among several": lambda: ffcp.IntervalPredictor(
+        small_mlp(), scale=[ffcp.scales.GradientNorm("0"), lambda seen: 1 + seen.output.abs()]
     ),
 }
 
@@ -97,7 +97,7 @@ def test_predicting_and_scoring_pass_every_row_once(name: str, batch_size: int |
 
 
 def test_random_thresholds_are_looked_up_after_one_pass() -> None:
-    localizer = ffcp.Localizer("gaussian", on="input", bandwidth=100.0)
+    localizer = ffcp.kernels.Localizer("gaussian", on="input", bandwidth=100.0)
     predictor = ffcp.LCP(small_mlp(), localizer, guarantee="random", batch_size=50)
     predictor.calibrate(X, Y)
     with passes(predictor.model) as times:

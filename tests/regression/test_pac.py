@@ -12,7 +12,7 @@ from scipy import stats
 from torch import nn
 
 import ffcp
-from ffcp.conformal.rank import confident_rank, points_needed
+from ffcp.conformal.rank import pac_rank, rows_needed
 from tests.conftest import normal, small_mlp
 from tests.law import ERROR_RATE
 
@@ -23,19 +23,19 @@ X, Y = normal(200, 4, seed=0), normal(200, seed=1)
 @pytest.mark.parametrize("alpha", [0.5, 0.1, 0.013])
 @pytest.mark.parametrize("pac", [0.5, 0.95, 0.999])
 def test_the_rank_is_the_smallest_that_is_sure_enough(n: int, alpha: float, pac: float) -> None:
-    rank = confident_rank(n, alpha, pac)
+    rank = pac_rank(n, alpha, pac)
     law = stats.binom(n, 1 - alpha)
     assert rank == n + 1 or law.cdf(rank - 1) >= pac - 1e-9
     assert law.cdf(rank - 2) < pac + 1e-9
-    assert (rank <= n) == (n >= points_needed(alpha, pac))
+    assert (rank <= n) == (n >= rows_needed(alpha, pac))
 
 
 def test_an_exact_tie_is_counted_without_rounding() -> None:
     # P(Binomial(9, 1/2) < 5) is 1/2 and nothing else.
-    assert confident_rank(9, 0.5, 0.5) == 5
-    assert confident_rank(9, 0.5, Fraction(1, 2) + Fraction(1, 10**40)) == 6
-    assert confident_rank(9, 0.5, Fraction(1, 2) - Fraction(1, 10**40)) == 5
-    assert confident_rank(2, 0.1, Fraction(19, 100)) == 2  # 1 - 0.9^2, in floats a little less
+    assert pac_rank(9, 0.5, 0.5) == 5
+    assert pac_rank(9, 0.5, Fraction(1, 2) + Fraction(1, 10**40)) == 6
+    assert pac_rank(9, 0.5, Fraction(1, 2) - Fraction(1, 10**40)) == 5
+    assert pac_rank(2, 0.1, Fraction(19, 100)) == 2  # 1 - 0.9^2, in floats a little less
 
 
 def shares_covered(predictor: Any, repeats: int, rows: int, by_group: bool = False) -> np.ndarray:
@@ -69,7 +69,7 @@ def test_the_coverage_is_enough_for_as_many_calibration_sets_as_promised(side: s
     good = int((shares >= 0.9 - 1e-6).sum())
     assert stats.binomtest(good, repeats, 0.9, alternative="less").pvalue > ERROR_RATE
     if side != "each":  # and no surer than the rank makes it
-        rank = confident_rank(79, 0.1, 0.9)
+        rank = pac_rank(79, 0.1, 0.9)
         exact = float(stats.beta.sf(0.9, rank, 80 - rank))
         assert stats.binomtest(good, repeats, exact).pvalue > ERROR_RATE
         assert stats.kstest(shares, stats.beta(rank, 80 - rank).cdf).pvalue > ERROR_RATE
@@ -77,7 +77,9 @@ def test_the_coverage_is_enough_for_as_many_calibration_sets_as_promised(side: s
 
 @pytest.mark.heavy
 def test_every_group_is_covered_with_its_own_confidence() -> None:
-    groups = ffcp.Bands(zero(), calibration=ffcp.Mondrian(by=lambda x: x[:, 0].long()))
+    groups = ffcp.IntervalPredictor(
+        zero(), calibration=ffcp.calibrations.Mondrian(by=lambda x: x[:, 0].long())
+    )
     shares = shares_covered(groups, 200, rows=140)
     good = int((shares >= 0.9 - 1e-6).sum())
     assert stats.binomtest(good, 200, 0.9, alternative="less").pvalue > ERROR_RATE
@@ -111,16 +113,18 @@ def test_too_few_points_say_how_many_would_do() -> None:
 
 
 def test_others_refuse() -> None:
-    near = ffcp.LCP(small_mlp(), ffcp.Localizer("nearest", on="input", bandwidth=60))
+    near = ffcp.LCP(small_mlp(), ffcp.kernels.Localizer("nearest", on="input", bandwidth=60))
     with pytest.raises(ValueError, match="Local has no PAC coverage"):
         near.calibrate(X, Y).predict_interval(X, pac=0.95)
 
-    class Own(ffcp.Marginal):
-        def threshold(self, alpha: Any, notes: Any = None, random: Any = None) -> torch.Tensor:
+    class Own(ffcp.calibrations.Marginal):
+        def threshold(self, alpha: Any, metadata: Any = None, random: Any = None) -> torch.Tensor:
             return self.scores[-1]
 
     with pytest.raises(ValueError, match="Own has no PAC coverage"):
-        ffcp.Bands(small_mlp(), calibration=Own()).calibrate(X, Y).predict_interval(X, pac=0.9)
+        ffcp.IntervalPredictor(small_mlp(), calibration=Own()).calibrate(X, Y).predict_interval(
+            X, pac=0.9
+        )
     for wrong in (0, 1, 1.5, "much"):
         with pytest.raises((ValueError, TypeError), match="pac"):
             ffcp.CP(small_mlp()).calibrate(X, Y).predict_interval(X, pac=wrong)

@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import ffcp
 from ffcp import files
-from ffcp.regression.family import Family
-from ffcp.regression.predictor import BandPredictor
+from ffcp.regression.regression_predictor import RegressionPredictor
+from ffcp.regression.scaled_score import RegressionScore
 from tests.conftest import normal, small_mlp
 from tests.rows import seen_by
 
@@ -125,8 +125,8 @@ def test_converting_the_predictor_converts_the_model_only(mlp: nn.Module) -> Non
 
 def test_predictor_can_be_copied(mlp: nn.Module) -> None:
     predictor = ffcp.FFCP(mlp, mlp[0]).calibrate(X, Y)
-    twin = copy.deepcopy(predictor)
-    torch.testing.assert_close(twin.predict_interval(NEW), predictor.predict_interval(NEW))
+    frozen = copy.deepcopy(predictor)
+    torch.testing.assert_close(frozen.predict_interval(NEW), predictor.predict_interval(NEW))
 
 
 def test_save_and_load(mlp: nn.Module, tmp_path) -> None:
@@ -282,11 +282,11 @@ def test_torch_compile_of_a_predictor_is_refused_in_the_same_words(mlp: nn.Modul
 
 
 def test_scores_of_ones_own_do_not_change_with_the_data_they_came_from() -> None:
-    class Target(Family):
-        def note(self, seen: ffcp.Seen, y: Tensor) -> dict[str, Tensor]:
+    class Target(RegressionScore):
+        def note(self, seen: ffcp.BatchOutput, y: Tensor) -> dict[str, Tensor]:
             return {"score": y[:, None]}  # a part of what the user gave
 
     x, y = normal(50, 4, seed=0).numpy(), normal(50, seed=1).double().numpy()
-    predictor = BandPredictor(nn.Linear(4, 1), Target()).calibrate(x, y)
+    predictor = RegressionPredictor(nn.Linear(4, 1), Target()).calibrate(x, y)
     y += 1
     assert torch.equal(predictor.calibration.scores[:, 0], torch.from_numpy(y - 1).sort().values)

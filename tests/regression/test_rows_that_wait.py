@@ -75,7 +75,7 @@ def test_norms_of_all_layers_are_taken_of_the_rows_that_choose(
 def test_few_rows_do_without_a_choice() -> None:
     model = wide()
     y = targets(model, "input")
-    predictor = ffcp.FFCP(model, choose_alpha=0.1).calibrate(X[:9], y[:9])
+    predictor = ffcp.FFCP(model, selection_alpha=0.1).calibrate(X[:9], y[:9])
     plain = ffcp.CP(model).calibrate(X[:9], y[:9])
     torch.testing.assert_close(predictor.calibration.scores, plain.calibration.scores)
 

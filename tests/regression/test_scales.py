@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import ffcp
 from ffcp.conformal.rank import conformal_rank
-from ffcp.regression.joint import learned_scales
+from ffcp.regression.joint import learned_output_scales
 from tests.conftest import normal, small_mlp
 from tests.law import ERROR_RATE, draw_hits, p_value
 
@@ -43,7 +43,7 @@ METHODS: dict[str, Any] = {
     "FFCP": lambda model, **options: ffcp.FFCP(model, "model.0", **options),
     "FFCP, auto": lambda model, **options: ffcp.FFCP(model, ["model.0", "input"], **options),
     "LCP": lambda model, **options: ffcp.LCP(
-        model, ffcp.Localizer("nearest", "input", 60), **options
+        model, ffcp.kernels.Localizer("nearest", "input", 60), **options
     ),
 }
 
@@ -69,8 +69,10 @@ def test_bands_scale_with_the_units_of_an_output(name: str, joint: bool | float)
 def test_without_scales_the_largest_unit_decides() -> None:
     x, y = normal(500, 3, seed=0), normal(500, 4, seed=1) * UNITS
 
-    def length(scales: Any) -> float:
-        predictor = ffcp.Bands(zero(), joint=True, scales=scales).calibrate(x, y)
+    def length(output_scales: Any) -> float:
+        predictor = ffcp.IntervalPredictor(
+            zero(), joint=True, output_scales=output_scales
+        ).calibrate(x, y)
         band = predictor.predict_interval(x[:1])
         return float((band.upper - band.lower).log().mean().exp())
 
@@ -104,16 +106,16 @@ def test_all_outputs_are_covered_as_promised(joint: bool | float) -> None:
 def test_rows_that_taught_scales_do_not_calibrate() -> None:
     x, y = normal(200, 3, seed=0), normal(200, 4, seed=1) * UNITS
     assert len(ffcp.CP(zero(), joint=True).calibrate(x, y).calibration) == 160
-    fitted = ffcp.CP(zero(), joint=True).fit_scales(normal(200, 3, seed=2), y)
+    fitted = ffcp.CP(zero(), joint=True).fit_output_scales(normal(200, 3, seed=2), y)
     assert len(fitted.calibrate(x, y).calibration) == 200
-    assert fitted.scales.tolist() == list(learned_scales(y.double().abs(), 0.1))
+    assert fitted.output_scales.tolist() == list(learned_output_scales(y.double().abs(), 0.1))
 
 
 @pytest.mark.parametrize(("outputs", "rows"), [(1, 200), (4, 10)])
 def test_one_output_or_few_rows_have_no_scales(outputs: int, rows: int) -> None:
     x, y = normal(rows, 3, seed=0), normal(rows, outputs, seed=1)
     predictor = ffcp.CP(zero(outputs), joint=True).calibrate(x, y)
-    assert predictor.scales is None
+    assert predictor.output_scales is None
     assert len(predictor.calibration) == rows
 
 
@@ -122,53 +124,59 @@ def test_scales_are_saved_and_compared(tmp_path: Path) -> None:
     predictor = ffcp.CP(model, joint=True).calibrate(x, y)
     predictor.save(tmp_path / "bands")
     loaded = ffcp.load(tmp_path / "bands", model)
-    assert torch.equal(loaded.scales, predictor.scales)
+    assert torch.equal(loaded.output_scales, predictor.output_scales)
     assert torch.equal(loaded.predict_interval(x).upper, predictor.predict_interval(x).upper)
     other = ffcp.CP(model, joint=True).calibrate(x, y.flip(1))
-    with pytest.raises(ValueError, match="or make them with what it chose: scales="):
+    with pytest.raises(ValueError, match="or make them with what it chose: output_scales="):
         predictor.merge(other)
-    alike = ffcp.Bands(model, joint=True, scales=UNITS).calibrate(x[:100], y[:100])
-    alike.merge(ffcp.Bands(model, joint=True, scales=UNITS).calibrate(x[100:], y[100:]))
+    alike = ffcp.IntervalPredictor(model, joint=True, output_scales=UNITS).calibrate(
+        x[:100], y[:100]
+    )
+    alike.merge(
+        ffcp.IntervalPredictor(model, joint=True, output_scales=UNITS).calibrate(x[100:], y[100:])
+    )
     assert len(alike.calibration) == 200
 
 
 def test_missing_targets_teach_nothing() -> None:
     y = normal(100, 2, seed=1).double()
     y[:50, 0] = math.nan
-    scales = learned_scales(y, 0.1)
-    assert scales[0] == learned_scales(y[50:], 0.1)[0]
-    assert learned_scales(torch.zeros(20, 1), 0.1) == (1.0,)
-    assert learned_scales(torch.tensor([[0.0]] * 19 + [[3.0]]), 0.1) == (3.0,)
+    output_scales = learned_output_scales(y, 0.1)
+    assert output_scales[0] == learned_output_scales(y[50:], 0.1)[0]
+    assert learned_output_scales(torch.zeros(20, 1), 0.1) == (1.0,)
+    assert learned_output_scales(torch.tensor([[0.0]] * 19 + [[3.0]]), 0.1) == (3.0,)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"joint": False, "scales": [1.0]}, "every output|here every output has its own"),
-        ({"joint": True, "scales": [1.0, 0.0]}, "one positive number per output"),
-        ({"joint": True, "scales": "big"}, "one positive number per output"),
+        ({"joint": False, "output_scales": [1.0]}, "every output|here every output has its own"),
+        ({"joint": True, "output_scales": [1.0, 0.0]}, "one positive number per output"),
+        ({"joint": True, "output_scales": "big"}, "one positive number per output"),
     ],
 )
 def test_what_are_no_scales_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        ffcp.Bands(zero(), **options)
+        ffcp.IntervalPredictor(zero(), **options)
 
 
 def test_as_many_scales_as_outputs() -> None:
-    predictor = ffcp.Bands(zero(), joint=True, scales=[1.0, 2.0])
+    predictor = ffcp.IntervalPredictor(zero(), joint=True, output_scales=[1.0, 2.0])
     with pytest.raises(ValueError, match="2 scales, but the model has 4 outputs"):
         predictor.calibrate(normal(50, 3, seed=0), normal(50, 4, seed=1))
     with pytest.raises(ValueError, match="given when the predictor was made"):
-        predictor.fit_scales(normal(50, 3, seed=0), normal(50, 4, seed=1))
+        predictor.fit_output_scales(normal(50, 3, seed=0), normal(50, 4, seed=1))
     with pytest.raises(ValueError, match="no scales are needed"):
-        ffcp.CP(zero()).fit_scales(normal(50, 3, seed=0), normal(50, 4, seed=1))
+        ffcp.CP(zero()).fit_output_scales(normal(50, 3, seed=0), normal(50, 4, seed=1))
 
 
 @pytest.mark.parametrize("side", ["lower", "upper", "each"])
 def test_each_side_of_a_box_is_free_of_units(side: str) -> None:
     x, y = normal(300, 3, seed=0), normal(300, 4, seed=1)
     plain, scaled = (
-        ffcp.Bands(zero(), joint=True, side=side).calibrate(x, y * units).predict_interval(x[:3])
+        ffcp.IntervalPredictor(zero(), joint=True, side=side)
+        .calibrate(x, y * units)
+        .predict_interval(x[:3])
         for units in (torch.ones(4), 2**10 * torch.ones(4).cumsum(0).exp2())
     )
     units = 2**10 * torch.ones(4).cumsum(0).exp2()
@@ -177,5 +185,5 @@ def test_each_side_of_a_box_is_free_of_units(side: str) -> None:
 
 
 def test_balls_in_feature_space_refuse_scales() -> None:
-    with pytest.raises(ValueError, match="leave out scales"):
-        ffcp.FCP(zero(), "input", joint=True, scales=[1.0] * 4)
+    with pytest.raises(ValueError, match="leave out output_scales"):
+        ffcp.FCP(zero(), "input", joint=True, output_scales=[1.0] * 4)

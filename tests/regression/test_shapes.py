@@ -19,7 +19,7 @@ from tests.conftest import normal, small_mlp
 X, Y = normal(200, 4, seed=0), normal(200, seed=1)
 NEW = normal(7, 4, seed=2)
 FOLDS = torch.arange(200) % 2
-near = ffcp.Localizer("gaussian", on="input", bandwidth=2.0)
+near = ffcp.kernels.Localizer("gaussian", on="input", bandwidth=2.0)
 levels = (0.2, 0.1)
 
 
@@ -49,7 +49,9 @@ METHODS: dict[str, Callable[[], Any]] = {
     "LCP": lambda: ffcp.LCP(small_mlp(), near),
     "FFLCP": lambda: ffcp.FFLCP(small_mlp(), "0", near),
     "LCQR": lambda: ffcp.LCQR(two(), near),
-    "Bands": lambda: ffcp.Bands(small_mlp(), slack=lambda seen: 1 + seen.output.abs()),
+    "IntervalPredictor": lambda: ffcp.IntervalPredictor(
+        small_mlp(), scale=lambda seen: 1 + seen.output.abs()
+    ),
     "joint": lambda: ffcp.CP(small_mlp(), joint=True),
     "lower": lambda: ffcp.CP(small_mlp(), side="lower"),
     "each": lambda: ffcp.CP(small_mlp(), side="each"),
@@ -161,10 +163,10 @@ def test_folds_give_the_shape_of_the_targets(
     like: Callable[[Tensor], Tensor], tmp_path: Path
 ) -> None:
     models = [small_mlp(), small_mlp()]
-    predictor = ffcp.CrossBands(models, FOLDS).calibrate(X, like(Y))
+    predictor = ffcp.CrossConformal(models, FOLDS).calibrate(X, like(Y))
     has_shape_of(predictor.predict_interval(NEW), like(Y[:7]))
     predictor.save(tmp_path / "folds.safetensors")
-    loaded = ffcp.CrossBands.load(tmp_path / "folds.safetensors", models)
+    loaded = ffcp.CrossConformal.load(tmp_path / "folds.safetensors", models)
     has_shape_of(loaded.predict_interval(NEW), like(Y[:7]))
 
 
@@ -176,10 +178,10 @@ def test_stored_predictions_give_the_shape_of_the_targets(
     made = ffcp.CP(ffcp.Stored()).calibrate(given(X[:, 0]), like(Y))
     has_shape_of(made.predict_interval(given(NEW[:, 0])), like(Y[:7]))
     arrays = (given(X[:, 0]).double().numpy(), like(Y).double().numpy(), given(NEW[:, 0]))
-    band = ffcp.bands_from(*arrays[:2], arrays[2].double().numpy())
+    band = ffcp.intervals_from(*arrays[:2], arrays[2].double().numpy())
     has_shape_of(band, like(Y[:7]))
     pairs = np.stack([X[:, 0] - 1, X[:, 0] + 1], axis=1).astype(np.float64)
-    band = ffcp.bands_from(pairs, arrays[1], pairs[:7], quantiles=True)
+    band = ffcp.intervals_from(pairs, arrays[1], pairs[:7], quantiles=True)
     has_shape_of(band, like(Y[:7]))
 
 

@@ -22,7 +22,7 @@ X, Y, NEW = normal(200, 4, seed=0), normal(200, seed=1), normal(50, 4, seed=2)
 GROUPS = ["left" if x < 0 else "right" for x in X[:, 0].tolist()]
 
 
-def one_and_size(seen: ffcp.Seen) -> Tensor:
+def one_and_size(seen: ffcp.BatchOutput) -> Tensor:
     return 1 + seen.output.abs()
 
 
@@ -32,7 +32,7 @@ PREDICTORS: dict[str, Callable[[], Predictor]] = {
     "FFCP": lambda: ffcp.FFCP(leaky(), "0"),
     "FFCP, layer chosen": lambda: ffcp.FFCP(leaky()),
     "FFCQR": lambda: ffcp.FFCQR(leaky(2), "0"),
-    "LCP": lambda: ffcp.LCP(leaky(), ffcp.Localizer("nearest", bandwidth=80)),
+    "LCP": lambda: ffcp.LCP(leaky(), ffcp.kernels.Localizer("nearest", bandwidth=80)),
     "LCP, bandwidth chosen": lambda: ffcp.LCP(leaky(), "gaussian"),
     "LCQR": lambda: ffcp.LCQR(leaky(2), "nearest"),
     "FFLCP": lambda: ffcp.FFLCP(leaky(), "0", "nearest"),
@@ -41,9 +41,9 @@ PREDICTORS: dict[str, Callable[[], Predictor]] = {
     "FCP, steps chosen": lambda: ffcp.FCP(leaky(), "0"),
     "FCP, exact": lambda: ffcp.FCP(leaky(), "2", invert="exact", bound="crown"),
     "FCQR": lambda: ffcp.FCQR(leaky(2), "0", invert="exact"),
-    "Bands": lambda: ffcp.Bands(leaky(), slack=one_and_size),
-    "Bands of several slacks": lambda: ffcp.Bands(
-        leaky(), slack=[one_and_size, ffcp.GradientNorm("0")]
+    "IntervalPredictor": lambda: ffcp.IntervalPredictor(leaky(), scale=one_and_size),
+    "Bands of several scales": lambda: ffcp.IntervalPredictor(
+        leaky(), scale=[one_and_size, ffcp.scales.GradientNorm("0")]
     ),
 }
 
@@ -66,9 +66,9 @@ def test_copies_give_the_same_bands_and_share_nothing(name: str, grouped: bool) 
     predictor = calibrated(name, **groups)
     band = predictor.predict_interval(NEW, **new_groups)  # which works things out, and keeps them
     twins = copy.deepcopy(predictor), pickle.loads(pickle.dumps(predictor))
-    for twin in twins:
-        torch.testing.assert_close(twin.predict_interval(NEW, **new_groups), band, rtol=0, atol=0)
-        twin.calibrate(X[:60], torch.zeros(60), update=not grouped)
+    for frozen in twins:
+        torch.testing.assert_close(frozen.predict_interval(NEW, **new_groups), band, rtol=0, atol=0)
+        frozen.calibrate(X[:60], torch.zeros(60), update=not grouped)
     again = predictor.predict_interval(NEW, **new_groups)
     torch.testing.assert_close(again, band, rtol=0, atol=0)
 
@@ -78,12 +78,12 @@ def test_copies_give_the_same_bands_and_share_nothing(name: str, grouped: bool) 
 def test_a_copy_uses_its_own_weights(name: str, pickled: bool) -> None:
     predictor = calibrated(name)
     band = predictor.predict_interval(NEW)
-    twin = pickle.loads(pickle.dumps(predictor)) if pickled else copy.deepcopy(predictor)
+    frozen = pickle.loads(pickle.dumps(predictor)) if pickled else copy.deepcopy(predictor)
     with torch.no_grad():
-        twin.model[-1].bias += 100
+        frozen.model[-1].bias += 100
     with pytest.raises(RuntimeError, match="weights are no longer those of the calibration"):
-        twin.predict_interval(NEW)
-    moved = twin.calibrate(X, targets(predictor.model, X) + 100).predict_interval(NEW)
+        frozen.predict_interval(NEW)
+    moved = frozen.calibrate(X, targets(predictor.model, X) + 100).predict_interval(NEW)
     for part, other in zip(moved, band, strict=True):
         torch.testing.assert_close(part, other + 100, rtol=0, atol=1e-3)
     torch.testing.assert_close(predictor.predict_interval(NEW), band, rtol=0, atol=0)
@@ -92,7 +92,9 @@ def test_a_copy_uses_its_own_weights(name: str, pickled: bool) -> None:
 # -- merging -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["CP", "CQR", "FFCP", "FFCQR", "LCP", "FCP", "FCQR", "Bands"])
+@pytest.mark.parametrize(
+    "name", ["CP", "CQR", "FFCP", "FFCQR", "LCP", "FCP", "FCQR", "IntervalPredictor"]
+)
 def test_two_workers_merge_into_one(name: str) -> None:
     whole = calibrated(name)
     y = targets(whole.model, X)
@@ -118,7 +120,7 @@ def test_other_settings_are_named() -> None:
         one.merge(ffcp.FFCP(small_mlp(), "3", norm=1).calibrate(X, Y))
     with pytest.raises(ValueError, match=r"joint=True \(here False\)$"):
         one.merge(ffcp.FFCP(small_mlp(), "0", joint=True).calibrate(X, Y))
-    with pytest.raises(ValueError, match=r"slack='constant' \(here 'gradient norm'\)"):
+    with pytest.raises(ValueError, match=r"scale='constant' \(here 'gradient norm'\)"):
         one.merge(ffcp.CP(small_mlp()).calibrate(X, Y))
     assert len(one.calibration) == 200
 
@@ -241,10 +243,10 @@ def test_the_model_is_no_part_of_a_file(tmp_path: Path) -> None:
     [
         lambda model: ffcp.FFCP(model, seed=0),
         lambda model: ffcp.LCP(model, seed=0),
-        lambda model: ffcp.CP(model, calibration=ffcp.Weighted("learn"), seed=0),
+        lambda model: ffcp.CP(model, calibration=ffcp.calibrations.Weighted("learn"), seed=0),
         lambda model: ffcp.Learned(model, seed=0),
         lambda model: ffcp.Auto(model, seed=0),
-        lambda model: ffcp.Auto(model, calibration=ffcp.Weighted("learn"), seed=0),
+        lambda model: ffcp.Auto(model, calibration=ffcp.calibrations.Weighted("learn"), seed=0),
         lambda model: ffcp.FCP(model, "0", seed=0),
     ],
     ids=["layer", "bandwidth", "ratio", "learned", "method", "method and ratio", "steps"],

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import ffcp
 from ffcp import files
-from ffcp.regression import layers
+from ffcp.regression import layer_selection
 from tests.conftest import normal, small_mlp
 from tests.law import ERROR_RATE, p_value
 from tests.test_pieces_law import BASES, CALIBRATIONS, SLACKS
@@ -50,18 +50,18 @@ def too_many(counts: list[int], share: float) -> float:
 @pytest.mark.parametrize("side", ["lower", "upper", "each"])
 @pytest.mark.parametrize("calibration", ["marginal", "mondrian", "nearest", "random"])
 @pytest.mark.parametrize(
-    ("base", "slack"),
+    ("base", "scale"),
     [
         ("point", "constant"),
         ("point", "gradient"),
         ("median", "function"),
-        ("own base", "own slack"),
+        ("own base", "own scale"),
     ],
 )
-def test_every_side_keeps_its_promise(base: str, slack: str, calibration: str, side: str) -> None:
+def test_every_side_keeps_its_promise(base: str, scale: str, calibration: str, side: str) -> None:
     model, make_base = BASES[base]
-    pieces = make_base(), SLACKS[slack](), CALIBRATIONS[calibration]()
-    predictor = ffcp.Bands(model, *pieces, seed=5, side=side)
+    pieces = make_base(), SLACKS[scale](), CALIBRATIONS[calibration]()
+    predictor = ffcp.IntervalPredictor(model, *pieces, seed=5, side=side)
     generator = torch.Generator().manual_seed(13)
     below, above = [], []
     for _ in range(REPEATS):
@@ -112,12 +112,12 @@ def test_boxes_keep_the_promise_of_their_side(side: str, joint: Any) -> None:
         assert too_many(counts, allowed) > ERROR_RATE
 
 
-@pytest.mark.parametrize("slack", ["constant", "function"])
-def test_each_end_has_the_quantile_of_its_own_tail(slack: str) -> None:
+@pytest.mark.parametrize("scale", ["constant", "function"])
+def test_each_end_has_the_quantile_of_its_own_tail(scale: str) -> None:
     model = small_mlp()
-    size = {"constant": None, "function": lambda seen: 0.2 + seen.x[:, 0].abs()}[slack]
+    size = {"constant": None, "function": lambda seen: 0.2 + seen.x[:, 0].abs()}[scale]
     scale = torch.ones(200) if size is None else 0.2 + X[:, 0].abs()
-    predictor = ffcp.Bands(model, slack=size, side="each").calibrate(X, Y)
+    predictor = ffcp.IntervalPredictor(model, scale=size, side="each").calibrate(X, Y)
     signed = ((Y - predictor.predict_interval(X).prediction) / scale).double()
     rank = ffcp.conformal_rank(200, 0.05)
     low, high = signed.sort().values[[200 - rank, rank - 1]]
@@ -179,13 +179,13 @@ def test_what_has_no_side_says_so() -> None:
 
 
 def test_an_infinite_group_beside_one_that_shrinks_is_no_nan() -> None:
-    by = ffcp.Mondrian(by=lambda x: (x[:, 0] > 1).long())
+    by = ffcp.calibrations.Mondrian(by=lambda x: (x[:, 0] > 1).long())
     model = nn.Linear(1, 2)
     with torch.no_grad():
         model.weight.zero_()
         model.bias.copy_(torch.tensor([-50.0, 50.0]))
     x = torch.cat([torch.zeros(99, 1), torch.full((2, 1), 2.0)])
-    predictor = ffcp.Bands(model, ffcp.Quantiles(), calibration=by).calibrate(
+    predictor = ffcp.IntervalPredictor(model, ffcp.scores.Quantiles(), calibration=by).calibrate(
         x, normal(101, seed=2)
     )
     with pytest.warns(ffcp.FFCPWarning, match="infinite"):
@@ -225,11 +225,16 @@ def test_a_choice_of_both_sides_speaks_of_length() -> None:
 
 
 def test_the_warning_speaks_of_reach_too() -> None:
-    candidates = {"output": ffcp.Candidate(-1.0, 0.0), "0": ffcp.Candidate(-0.5, 0.1)}
-    said = layers.why_plain(ffcp.Choice("output", candidates, 40, 0.1, "lower"))
+    candidates = {
+        "output": ffcp.regression.layer_selection.Candidate(-1.0, 0.0),
+        "0": ffcp.regression.layer_selection.Candidate(-0.5, 0.1),
+    }
+    said = layer_selection.why_plain(
+        ffcp.regression.layer_selection.Choice("output", candidates, 40, 0.1, "lower")
+    )
     assert "no layer gave tighter limits (best: '0' with mean reach -0.5 against -1)" in said
 
 
 def test_a_choice_saved_without_its_side_is_of_both() -> None:
     saved = {"feature": "output", "candidates": {}, "rows": 3, "alpha": 0.1}
-    assert files.rebuilt(ffcp.Choice, saved).side == "both"
+    assert files.rebuilt(ffcp.regression.layer_selection.Choice, saved).side == "both"

@@ -1,4 +1,4 @@
-"""Slacks: the named ones, functions, and a choice among several."""
+"""Scales: the named ones, functions, and a choice among several."""
 
 from __future__ import annotations
 
@@ -16,22 +16,24 @@ from tests.regression.test_layers import Known, informed
 X, Y, NEW = normal(200, 4, seed=0), normal(200, seed=1), normal(50, 4, seed=2)
 
 
-def knowing(seen: ffcp.Seen) -> Tensor:
+def knowing(seen: ffcp.BatchOutput) -> Tensor:
     """Say how large the noise of ``informed`` data is."""
     return seen.x[:, 0].exp()
 
 
-def guessing(seen: ffcp.Seen) -> Tensor:
+def guessing(seen: ffcp.BatchOutput) -> Tensor:
     return 1 + seen.x[:, 0].sin().square()
 
 
-def wrong(seen: ffcp.Seen) -> Tensor:
+def wrong(seen: ffcp.BatchOutput) -> Tensor:
     return (-seen.x[:, 0]).exp()
 
 
 def test_a_function_scales_the_band() -> None:
     model = small_mlp()
-    predictor = ffcp.Bands(model, slack=lambda seen: 1 + seen.x[:, 0].abs()).calibrate(X, Y)
+    predictor = ffcp.IntervalPredictor(model, scale=lambda seen: 1 + seen.x[:, 0].abs()).calibrate(
+        X, Y
+    )
     expected = ffcp.CP(model).score(X, Y) / (1 + X[:, 0].abs())
     torch.testing.assert_close(predictor.score(X, Y), expected)
     lengths = (lambda band: band.upper - band.lower)(predictor.predict_interval(NEW))
@@ -40,41 +42,41 @@ def test_a_function_scales_the_band() -> None:
 
 
 def test_a_function_may_look_at_layers() -> None:
-    slack = ffcp.FunctionOf(
+    scale = ffcp.scales.FunctionScale(
         lambda seen: 1 + seen.norms["0"][:, 0] + seen.values["3"].abs().sum(dim=1),
         norms=["0"],
         values=["3"],
     )
     model = small_mlp().eval()
-    predictor = ffcp.Bands(model, slack=slack).calibrate(X, Y)
+    predictor = ffcp.IntervalPredictor(model, scale=scale).calibrate(X, Y)
     _, norms = ffcp.gradient_norms(model, X, ["0"])
     by_hand = 1 + norms["0"][:, 0] + model[:4](X).detach().abs().sum(dim=1)
     torch.testing.assert_close(predictor.score(X, Y), ffcp.CP(model).score(X, Y) / by_hand)
 
 
 @pytest.mark.parametrize(
-    ("slack", "message"),
+    ("scale", "message"),
     [
-        (lambda seen: 0 * seen.x[:, 0], "slack of row 0 is not a positive number"),
+        (lambda seen: 0 * seen.x[:, 0], "scale of row 0 is not a positive number"),
         (lambda seen: seen.x[:, 0] / 0, "is not a positive number: add a small constant"),
-        (lambda seen: torch.ones(3), r"slack has shape \(3,\), the model output \(200, 1\)"),
+        (lambda seen: torch.ones(3), r"scale has shape \(3,\), the model output \(200, 1\)"),
     ],
 )
-def test_what_is_no_slack_is_refused(slack, message: str) -> None:
+def test_what_is_no_slack_is_refused(scale, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        ffcp.Bands(small_mlp(), slack=slack).calibrate(X, Y)
+        ffcp.IntervalPredictor(small_mlp(), scale=scale).calibrate(X, Y)
 
 
 def test_a_bad_row_is_named_by_its_number_in_the_data() -> None:
-    slack = ffcp.FunctionOf(lambda seen: 1 - (seen.x[:, 0] == X[117, 0]).float())
-    with pytest.raises(ValueError, match="slack of row 117 is not"):
-        ffcp.Bands(small_mlp(), slack=slack, batch_size=50).calibrate(X, Y)
+    scale = ffcp.scales.FunctionScale(lambda seen: 1 - (seen.x[:, 0] == X[117, 0]).float())
+    with pytest.raises(ValueError, match="scale of row 117 is not"):
+        ffcp.IntervalPredictor(small_mlp(), scale=scale, batch_size=50).calibrate(X, Y)
 
 
 def test_two_kinds_of_norm_in_one_pass_are_refused() -> None:
-    slacks = [ffcp.GradientNorm("0", norm=1), ffcp.GradientNorm("3", norm=2)]
+    scales = [ffcp.scales.GradientNorm("0", norm=1), ffcp.scales.GradientNorm("3", norm=2)]
     with pytest.raises(ValueError, match="asks for norm=1 and another for norm=2"):
-        ffcp.Bands(small_mlp(), slack=slacks)
+        ffcp.IntervalPredictor(small_mlp(), scale=scales)
 
 
 # -- a choice among several --------------------------------------------------------------------
@@ -83,8 +85,8 @@ def test_two_kinds_of_norm_in_one_pass_are_refused() -> None:
 @pytest.mark.parametrize("order", [[guessing, knowing, wrong], [knowing, wrong, guessing]])
 def test_the_slack_that_knows_the_noise_is_chosen(order: list) -> None:
     x, y = informed()
-    predictor = ffcp.Bands(Known(), slack=order).calibrate(x, y)
-    assert predictor.slack.name == "function knowing"
+    predictor = ffcp.IntervalPredictor(Known(), scale=order).calibrate(x, y)
+    assert predictor.scale.name == "function knowing"
     assert predictor.choice.feature == "function knowing"
     assert set(predictor.choice.candidates) == {
         "output", "function guessing", "function knowing", "function wrong"
@@ -98,59 +100,63 @@ def test_the_slack_that_knows_the_noise_is_chosen(order: list) -> None:
 
 def test_layers_and_functions_compete() -> None:
     x, y = informed()
-    slacks = [guessing, ffcp.GradientNorm("part")]
-    predictor = ffcp.Bands(Known(), slack=slacks).calibrate(x, y)
+    scales = [guessing, ffcp.scales.GradientNorm("part")]
+    predictor = ffcp.IntervalPredictor(Known(), scale=scales).calibrate(x, y)
     assert predictor.feature == "part"
     named = ffcp.FFCP(Known(), "part")
     torch.testing.assert_close(predictor.score(x, y), named.score(x, y))
 
 
-@pytest.mark.parametrize("slacks", [[guessing, knowing], [ffcp.GradientNorm("part"), guessing]])
-def test_the_choice_is_saved_and_loaded(slacks: list, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "scales", [[guessing, knowing], [ffcp.scales.GradientNorm("part"), guessing]]
+)
+def test_the_choice_is_saved_and_loaded(scales: list, tmp_path: Path) -> None:
     x, y = informed()
     model, path = Known(), tmp_path / "bands.safetensors"
-    saved = ffcp.Bands(model, slack=slacks).calibrate(x, y)
+    saved = ffcp.IntervalPredictor(model, scale=scales).calibrate(x, y)
     saved.save(path)
-    loaded = ffcp.Bands(model, slack=slacks).load(path)
+    loaded = ffcp.IntervalPredictor(model, scale=scales).load(path)
     assert loaded.choice == saved.choice
     assert loaded.settings() == saved.settings()
     torch.testing.assert_close(
         loaded.predict_interval(x), saved.predict_interval(x), rtol=0, atol=0
     )
     with pytest.raises(ValueError, match="loaded calibration has other settings"):
-        ffcp.Bands(model, slack=[wrong, lambda seen: 1 + seen.x[:, 0].abs()]).load(path)
+        ffcp.IntervalPredictor(model, scale=[wrong, lambda seen: 1 + seen.x[:, 0].abs()]).load(path)
 
 
 def test_plain_cp_is_among_them_saved_and_explained(tmp_path: Path) -> None:
     x, y = torch.randn(1000, 1), torch.randn(1000)
     model, path = Known(), tmp_path / "bands.safetensors"
-    message = "no slack gave shorter bands .best: 'function wrong'.* It says little about"
+    message = "no scale gave shorter bands .best: 'function wrong'.* It says little about"
     with pytest.warns(ffcp.FFCPWarning, match=message):
-        saved = ffcp.Bands(model, slack=[wrong]).calibrate(x, y)
+        saved = ffcp.IntervalPredictor(model, scale=[wrong]).calibrate(x, y)
     saved.save(path)
-    loaded = ffcp.Bands(model, slack=[wrong]).load(path)
+    loaded = ffcp.IntervalPredictor(model, scale=[wrong]).load(path)
     plain = ffcp.CP(model)
     assert loaded.settings() == {**plain.settings()}
     torch.testing.assert_close(loaded.predict_interval(x), saved.predict_interval(x))
 
 
 def test_slacks_that_cannot_be_told_apart_are_refused() -> None:
-    slacks = [lambda seen: 1 + seen.x[:, 0].abs(), lambda seen: 1 + seen.x[:, 1].abs()]
-    with pytest.raises(ValueError, match=r"both called 'function .*<lambda>'.*FunctionOf\(functi"):
-        ffcp.Bands(small_mlp(), slack=slacks)
-    named = [ffcp.FunctionOf(slack, name=f"slack {i}") for i, slack in enumerate(slacks)]
+    scales = [lambda seen: 1 + seen.x[:, 0].abs(), lambda seen: 1 + seen.x[:, 1].abs()]
+    with pytest.raises(
+        ValueError, match=r"both called 'function .*<lambda>'.*FunctionScale\(functi"
+    ):
+        ffcp.IntervalPredictor(small_mlp(), scale=scales)
+    named = [ffcp.scales.FunctionScale(scale, name=f"scale {i}") for i, scale in enumerate(scales)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ffcp.FFCPWarning)
-        predictor = ffcp.Bands(small_mlp(), slack=named).calibrate(X, Y)
-    assert set(predictor.choice.candidates) == {"output", "slack 0", "slack 1"}
+        predictor = ffcp.IntervalPredictor(small_mlp(), scale=named).calibrate(X, Y)
+    assert set(predictor.choice.candidates) == {"output", "scale 0", "scale 1"}
 
 
 def test_an_open_slack_in_a_list_is_refused() -> None:
     with pytest.raises(ValueError, match="cannot hold one that is open itself"):
-        ffcp.Bands(small_mlp(), slack=[ffcp.GradientNorm(), guessing])
+        ffcp.IntervalPredictor(small_mlp(), scale=[ffcp.scales.GradientNorm(), guessing])
 
 
 def test_scores_before_the_choice() -> None:
-    predictor = ffcp.Bands(Known(), slack=[guessing, knowing])
-    with pytest.raises(RuntimeError, match="the slack is not chosen yet: call calibrate"):
+    predictor = ffcp.IntervalPredictor(Known(), scale=[guessing, knowing])
+    with pytest.raises(RuntimeError, match="the scale is not chosen yet: call calibrate"):
         predictor.score(*informed(10))

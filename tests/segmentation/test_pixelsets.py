@@ -17,7 +17,7 @@ import ffcp
 from ffcp.conformal.rank import conformal_quantile
 from ffcp.segmentation import DoubleLog, PixelSet, PixelSets, double_log, pixel_coverage
 from ffcp.segmentation import counts as pixel_counts
-from ffcp.segmentation import predictor as pixel_predictor
+from ffcp.segmentation import pixel_sets as pixel_predictor
 from ffcp.segmentation.counts import BINS, EDGES, PixelCounts, to_bins
 from tests.conftest import normal
 from tests.segmentation.material import CLASSES, IGNORE, SIDE, X, Y, holed, network, pool, scenes
@@ -99,15 +99,15 @@ def by_hand(model: nn.Module, x: Tensor, feature_then_head=None, smallest: float
     with torch.no_grad():
         p = model.double()(x.double()).softmax(dim=1)
     f = p.log().neg().log()
-    slack = torch.ones_like(f)
+    scale = torch.ones_like(f)
     if feature_then_head is not None:
         before, head = feature_then_head
         for i, v in enumerate(before(x.double()).detach()):
             rows = torch.autograd.functional.jacobian(
                 lambda v: head(v[None]).softmax(dim=1).log().neg().log()[0], v
             )
-            slack[i] = rows.flatten(3).norm(dim=3).clamp_min(1e-6)
-    scores = (f - double_log(torch.tensor(1 - smallest, dtype=torch.float64))).clamp_min(0) / slack
+            scale[i] = rows.flatten(3).norm(dim=3).clamp_min(1e-6)
+    scores = (f - double_log(torch.tensor(1 - smallest, dtype=torch.float64))).clamp_min(0) / scale
     return scores.scatter(1, f.argmin(dim=1, keepdim=True), 0.0)
 
 
@@ -364,7 +364,7 @@ def test_too_few_images_give_all_labels_and_a_warning(share: float | None) -> No
 
 
 def test_scores_beyond_the_grid_give_all_labels_and_a_warning() -> None:
-    # Where the feature is dead the slack is the floor.
+    # Where the feature is dead the scale is the floor.
     model = network()
     model[1] = nn.ReLU()
     with torch.no_grad():

@@ -125,7 +125,7 @@ METHODS = {
     "CP": lambda joint: ffcp.CP(network(), joint=joint, missing=True),
     "FFCP": lambda joint: ffcp.FFCP(network(), "0", joint=joint, missing=True),
     "FFCP, sketched": lambda joint: ffcp.FFCP(
-        network(), "0", method=ffcp.Sketch(4), joint=joint, missing=True
+        network(), "0", method=ffcp.scales.Sketch(4), joint=joint, missing=True
     ),
 }
 

@@ -21,7 +21,7 @@ from ffcp import tables
 from ffcp.cli.app import app
 from ffcp.cli.tables import _support
 from ffcp.regression.learned import network
-from ffcp.tables import reading
+from ffcp.tables import table_io
 from ffcp.tables.folder import must_be_writable
 from tests.tables.material import houses, new
 
@@ -83,8 +83,8 @@ def test_a_blank_that_divides_is_not_written(fitted: tables.FittedTable, tmp_pat
     lines = ["size rooms town sold id garden", "51,5 3 Bern 2020-02-01 a True"]
     (tmp_path / "new.csv").write_text("\n".join([*lines, "80,0 2 Chur 2021-02-01 b False\n"]))
     list(fitted.predict_file(tmp_path / "new.csv", tmp_path / "out.csv"))
-    assert reading.sniff(tmp_path / "out.csv").delimiter == ";"
-    assert reading.read(tmp_path / "out.csv")["reason"].tolist() == ["", ""]
+    assert table_io.sniff(tmp_path / "out.csv").delimiter == ";"
+    assert table_io.read(tmp_path / "out.csv")["reason"].tolist() == ["", ""]
 
 
 def test_targets_that_are_no_numbers_are_not_called_missing(folder: Path, tmp_path: Path) -> None:
@@ -328,7 +328,7 @@ def test_a_killed_predict_does_no_harm_to_the_next(
 
 
 def _write_and_die(path: Path) -> None:
-    with reading.Writer(path) as writer:
+    with table_io.Writer(path) as writer:
         writer.add(pd.DataFrame({"a": [1]}), pd.DataFrame({"b": [1]}))
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -377,7 +377,7 @@ def test_no_row_depends_on_the_part_of_the_file_that_it_is_in(
     rows.to_csv(path, index=False) if ending == "csv" else rows.to_parquet(path)
     for count in (2, 8):
         list(labelled.predict_file(path, tmp_path / f"{count}.{ending}", rows=count))
-    one, other = (reading.read(tmp_path / f"{count}.{ending}") for count in (2, 8))
+    one, other = (table_io.read(tmp_path / f"{count}.{ending}") for count in (2, 8))
     assert one["reason"].tolist() == other["reason"].tolist()
     assert one["reason"].tolist()[5:] == ["", *["rooms: 'many' is not a number"] * 2]
 

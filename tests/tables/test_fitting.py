@@ -16,7 +16,7 @@ import torch
 
 from ffcp import metrics, tables
 from ffcp.conformal.rank import conformal_rank
-from ffcp.tables import cells, columns, dividing, measuring, reading, targets
+from ffcp.tables import cells, columns, evaluation, splitting, table_io, targets
 from ffcp.tables.columns import learn
 from ffcp.tables.errors import TableError
 from ffcp.tables.network import TableNetwork
@@ -53,7 +53,7 @@ def test_the_curve_says_what_bands_of_each_level_cover(
     curve = dict(zip(*[iter(made.curve(rows, y))] * 2, strict=True))
     for alpha in (Fraction(1, 10), Fraction(6, 10)):
         bands = made.predicted(rows, alpha).bands.drop(index=3)
-        expected = measuring.covered(bands, np.delete(y, 3), made.about.classes).mean()
+        expected = evaluation.covered(bands, np.delete(y, 3), made.about.classes).mean()
         assert curve[1 - float(alpha)] == pytest.approx(expected)
 
 
@@ -222,7 +222,7 @@ def test_folds_have_one_size_whatever_the_number_of_rows() -> None:
 def test_a_held_out_fold_changes_nothing_of_its_network() -> None:
     # The network of fold 0, its columns and its units must not change with the rows of fold 0.
     frame, other = houses(40), houses(40)
-    division = dividing.divide(40, 0.1, 0, crossing=True)
+    division = splitting.divide(40, 0.1, 0, crossing=True)
     assert division.folds is not None
     held = division.folds == 0
     other.loc[held, "price"] *= 100
@@ -262,7 +262,7 @@ def test_nothing_learned_of_columns_comes_from_rows_that_calibrate_or_test(
     fitted: tables.FittedTable,
 ) -> None:
     frame = houses(600)
-    parts = dividing.divide(600, 0.1, 0, crossing=True)
+    parts = splitting.divide(600, 0.1, 0, crossing=True)
     learned = np.sort(np.concatenate([parts.train, parts.stop]))
     assert learn(frame.iloc[learned], "price") == fitted.columns[0]
     used = np.concatenate([parts.train, parts.stop, parts.calibrate, parts.test])
@@ -271,7 +271,7 @@ def test_nothing_learned_of_columns_comes_from_rows_that_calibrate_or_test(
 
 def test_with_time_the_past_trains_and_the_last_rows_test() -> None:
     order = np.random.default_rng(0).permutation(1000)
-    parts = dividing.divide(1000, 0.1, 0, crossing=True, order=order)
+    parts = splitting.divide(1000, 0.1, 0, crossing=True, order=order)
     place = np.argsort(order)
     assert place[parts.train].max() < place[parts.stop].min()
     assert place[parts.stop].max() < place[parts.calibrate].min()
@@ -412,7 +412,7 @@ def test_that_every_set_holds_all_labels_is_said() -> None:
 def test_classes_that_are_not_in_every_part_are_named() -> None:
     frame = houses(600)
     kinds = np.where(frame.pop("price") > 350, "dear", "cheap").astype(object)
-    parts = dividing.divide(600, 0.1, 0, crossing=False)
+    parts = splitting.divide(600, 0.1, 0, crossing=False)
     kinds[parts.train[0]] = "one"
     kinds[[parts.calibrate[0], parts.test[0]]] = "two"
     kinds[[*parts.train[1:3], parts.calibrate[1], parts.test[1]]] = "four"  # in all of them
@@ -458,7 +458,7 @@ def test_too_many_columns_are_refused_before_they_are_read(
     frame = pd.DataFrame(np.zeros((3, 21))).rename(columns=str)
     frame.to_csv(tmp_path / "wide.csv", index=False)
     frame.to_parquet(tmp_path / "wide.parquet")
-    monkeypatch.setattr(reading, "read", None)
+    monkeypatch.setattr(table_io, "read", None)
     for table in (frame, tmp_path / "wide.csv", tmp_path / "wide.parquet"):
         with pytest.raises(TableError, match="21 columns"):
             tables.fit(table, "0")
@@ -477,14 +477,14 @@ def test_a_wide_table_takes_no_longer_than_its_cells(monkeypatch: pytest.MonkeyP
     learned_columns = learn(frame, "0")
     assert max(len(column.knots) for column in learned_columns) <= 50
     bands = pd.DataFrame({"prediction": 0.0, "lower": -1.0, "upper": 1.0}, index=frame.index)
-    found = measuring.measure(bands, frame["0"].to_numpy(), 0.1, frame, learned_columns)
+    found = evaluation.measure(bands, frame["0"].to_numpy(), 0.1, frame, learned_columns)
     assert len(found.columns) == 3 * 999
     assert len(counted) < 30  # slices of as many rows and hits have one interval
     assert (
-        dividing.divide(50_000, 0.1, 0, crossing=True, most=dividing.most_rows(3000)).counts()[
+        splitting.divide(50_000, 0.1, 0, crossing=True, most=splitting.most_rows(3000)).counts()[
             "calibrate"
         ]
-        == dividing.most_rows(3000)
+        == splitting.most_rows(3000)
         <= 1000
     )
     few_bins = TableNetwork.for_rows(torch.randn(90, 2500), numbers=2500, outputs=1).shape

@@ -9,14 +9,14 @@ import pandas as pd
 import pytest
 
 from ffcp import tables
-from ffcp.tables import dividing, measuring
+from ffcp.tables import evaluation, splitting
 from ffcp.tables.errors import TableError
 from tests.tables.material import houses, quick_fit
 
 pytestmark = pytest.mark.long
 
 ROWS = 600
-PARTS = dividing.divide(ROWS, 0.1, 0, crossing=False)
+PARTS = splitting.divide(ROWS, 0.1, 0, crossing=False)
 LEARNED = np.concatenate([PARTS.train, PARTS.stop])
 
 
@@ -59,7 +59,7 @@ def test_a_test_row_of_another_label_is_missed_by_sets_that_cannot_hold_it(
 def test_where_too_many_are_new_every_set_holds_all_and_another(many: tables.FittedTable) -> None:
     sets = many.predicted(houses(20).drop(columns="price")).bands
     for cell in sets["labels"]:
-        assert sorted(measuring.labels_of(cell)) == ["another label", "cheap", "dear"]
+        assert sorted(evaluation.labels_of(cell)) == ["another label", "cheap", "dear"]
     assert set(sets["prediction"]) <= {"cheap", "dear"}
     assert (sets["size"] == 3).all()
     tested = many.about.tested

@@ -9,8 +9,8 @@ from scipy import stats
 pytest.importorskip("pandas")
 import pandas as pd
 
-from ffcp.tables import columns, measuring
-from ffcp.tables.measuring import _parts
+from ffcp.tables import columns, evaluation
+from ffcp.tables.evaluation import _parts
 
 
 @pytest.mark.long
@@ -33,7 +33,7 @@ def test_intervals_of_all_parts_hold_at_once(share: float) -> None:
 def test_slices_by_date_are_named_by_their_days() -> None:
     days = pd.date_range("2023-05-06", periods=60, freq="D").strftime("%Y-%m-%d")
     frame = pd.DataFrame({"day": days, "y": range(60)})
-    named = {value for _, value, _ in measuring._slices(frame, columns.learn(frame, "y"))}
+    named = {value for _, value, _ in evaluation._slices(frame, columns.learn(frame, "y"))}
     assert named == {
         "2023-05-06 to 2023-05-25",
         "2023-05-26 to 2023-06-14",

@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("pandas")
 import torch
 
-from ffcp.regression.learned.teaching import row_hashes
+from ffcp.regression.learned.training_rows import row_hashes
 from ffcp.tables import seen
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ffcp.regression.learned.knots import KNOTS
-from ffcp.tables import dividing, fitting
+from ffcp.tables import fitting, splitting
 from ffcp.tables.network import Quantiles, TableNetwork
 from ffcp.tables.training import _Averaged, loss_on, train
 from tests.tables.material import houses
@@ -82,7 +82,7 @@ def test_long_tails_are_drawn_in_and_short_ones_are_left() -> None:
 
 def test_rows_that_calibrate_or_test_change_nothing_of_the_network() -> None:
     frame, other = houses(450), houses(450)
-    parts = dividing.divide(450, 0.1, 0, crossing=True)
+    parts = splitting.divide(450, 0.1, 0, crossing=True)
     unseen = [*parts.calibrate, *parts.test]
     other.loc[unseen, "price"] *= 100
     other.loc[unseen, "size"] += 1000

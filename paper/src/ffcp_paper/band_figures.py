@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ffcp import CP, FCP, FFCP, FFCPWarning, Interval, metrics
 from ffcp_paper import runs, segments, segshow
-from ffcp_paper.core import BandPredictor
+from ffcp_paper.core import RegressionPredictor
 from ffcp_paper.drawing import (
     DARK,
     GREY,
@@ -54,7 +54,7 @@ def overview(request: Request) -> Drawn:
     """Draw the bands of CP, FCP and FFCP on the demo's data of growing noise."""
     model, (x_cal, y_cal), (x, y) = _demonstration(request)
     layer = SPLIT_POINTS[SPLIT]
-    slow = FCP(model, layer, choose_alpha=request.alpha, seed=request.seed)
+    slow = FCP(model, layer, selection_alpha=request.alpha, seed=request.seed)
     panels = []
     for title, made in (("CP", CP(model)), ("FCP", slow), ("FFCP", FFCP(model, layer))):
         request.report(0.95, f"growth: {title}")
@@ -121,7 +121,7 @@ def _demonstration(request: Request) -> tuple[nn.Module, Points, Points]:
 
 
 def _panel(
-    title: str, made: BandPredictor, calibration: Points, test: Points, alpha: float
+    title: str, made: RegressionPredictor, calibration: Points, test: Points, alpha: float
 ) -> _Panel:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FFCPWarning)  # the picture shows what came out

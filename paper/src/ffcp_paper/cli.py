@@ -117,7 +117,7 @@ def _group_settings(
     if not 0 < alpha < 1:
         raise typer.BadParameter(f"{alpha} does not lie between 0 and 1", param_hint="--alpha")
     try:
-        ffcp.LCP(mlp(1), ffcp.Localizer(kernel, on), guarantee=guarantee)
+        ffcp.LCP(mlp(1), ffcp.kernels.Localizer(kernel, on), guarantee=guarantee)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     return worst_groups.Settings(kernel, on, guarantee, alpha, epochs)

@@ -11,26 +11,26 @@ from typing import Any
 from torch import Tensor, nn
 
 from ffcp import FFRAPS
-from ffcp.classification.methods import Named
-from ffcp.classification.predictor import LabelSets as SetPredictor
+from ffcp.batch import BatchOutput, Requires
 from ffcp.classification.rules import FEATURE, Cumulative, Rows
 from ffcp.classification.scores import RuleScore, top_probability
+from ffcp.classification.set_methods import Named
+from ffcp.classification.set_predictor import SetPredictor as SetPredictor
 from ffcp.conformal.kernels import KERNELS
 from ffcp.conformal.selection import Division
 from ffcp.files import put
 from ffcp.network.features import Cut, resolve
+from ffcp.network.forward import see
 from ffcp.network.identity import fingerprint
 from ffcp.network.jacobian import Method
-from ffcp.network.passes import see
-from ffcp.pieces import Needs, Seen
-from ffcp.regression.predictor import BandPredictor
+from ffcp.regression.regression_predictor import RegressionPredictor
 
 __all__ = [
     "KERNELS",
-    "BandPredictor",
     "Cut",
     "Division",
     "Method",
+    "RegressionPredictor",
     "Replay",
     "Replayed",
     "SetPredictor",
@@ -43,7 +43,7 @@ __all__ = [
 
 def run_with_norms(model: nn.Module, x: Any, feature: str, first_row: int) -> tuple[Tensor, Tensor]:
     """Run one batch; return logits and the gradient norm of the top label's probability."""
-    seen = see(model, x, Needs((feature,), of=top_probability), first_row)
+    seen = see(model, x, Requires((feature,), of=top_probability), first_row)
     return seen.output, seen.norms[feature]
 
 
@@ -58,11 +58,11 @@ class Replay(nn.Module):
 class StoredNorms(RuleScore):
     """The score of FFRAPS with gradient norms that were computed before, the second input."""
 
-    def needs(self) -> Needs:
+    def requires(self) -> Requires:
         """Ask for nothing: the norms are known."""
-        return Needs()
+        return Requires()
 
-    def _rows(self, seen: Seen) -> Rows:
+    def _rows(self, seen: BatchOutput) -> Rows:
         assert self.shares is not None
         logits, norms = seen.x
         return Rows(logits, self.shares(seen.rows).to(logits.device), norms)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ffcp import Needs, Seen
+from ffcp import BatchOutput, Requires
 
 
 class Curvature:
@@ -36,11 +36,11 @@ class Curvature:
         self.feature, self.step, self.floor = feature, step, floor
         self._head = model if feature == "input" else model[int(feature) + 1 :]
 
-    def needs(self) -> Needs:
+    def requires(self) -> Requires:
         """Require the values of the feature."""
-        return Needs(values=(self.feature,))
+        return Requires(values=(self.feature,))
 
-    def __call__(self, seen: Seen) -> Tensor:
+    def __call__(self, seen: BatchOutput) -> Tensor:
         """Return the scale of every row, (n, 1)."""
         value = seen.values[self.feature].detach()
         with torch.enable_grad():
@@ -58,4 +58,4 @@ class Curvature:
     def settings(self) -> dict[str, Any]:
         """Return what identifies the scale."""
         said = {"feature": self.feature, "step": self.step, "floor": self.floor}
-        return {"slack": "curvature", **said}
+        return {"scale": "curvature", **said}

@@ -84,7 +84,7 @@ class DataSet:
 
 
 @dataclass(frozen=True)
-class AnyOf(DataFile):
+class CandidateScales(DataFile):
     """A data file that may also be there under other names, in other forms.
 
     Parameters
@@ -259,7 +259,7 @@ def _facebook_file(variant: int, sha256: str) -> DataFile:
 
 def _meps_file(name: str, number: str, year: int, panel: int) -> DataFile:
     # The Agency publishes no checksum; what the file must hold is checked on parsing.
-    return AnyOf(
+    return CandidateScales(
         f"tabular/{name}.ssp",
         f"{number}, {year} Full Year Consolidated Data File, SAS transport format, Medical "
         "Expenditure Panel Survey, https://meps.ahrq.gov",

@@ -21,24 +21,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from ffcp import (
-    CP,
-    CQR,
-    FCP,
-    FCQR,
-    FFCP,
-    FFCQR,
-    FFLCP,
-    LCP,
-    Auto,
-    FFCPWarning,
-    Learned,
-    Local,
-    Localizer,
-    metrics,
-)
+from ffcp import CP, CQR, FCP, FCQR, FFCP, FFCQR, FFLCP, LCP, Auto, FFCPWarning, Learned, metrics
+from ffcp.calibrations import Local
+from ffcp.kernels import Localizer
 from ffcp_paper import datasets, groups, labels, logits, runs, squares, timing, vision
-from ffcp_paper.core import BandPredictor
+from ffcp_paper.core import RegressionPredictor
 from ffcp_paper.datasets import Split
 from ffcp_paper.networks import SPLIT_POINTS
 from ffcp_paper.squares import Square
@@ -333,14 +320,16 @@ def _digest(table: datasets.Table) -> str:
 # -- one method on one network -----------------------------------------------------------------
 
 
-def predictor(method: Method, model: nn.Module, alpha: float = 0.1, seed: int = 0) -> BandPredictor:
+def predictor(
+    method: Method, model: nn.Module, alpha: float = 0.1, seed: int = 0
+) -> RegressionPredictor:
     """Build the predictor of a method as the tables use it.
 
     >>> from ffcp_paper.networks import mlp
     >>> predictor(Method("FFCP", 2), mlp(3)).feature
     '3'
     """
-    choice: dict[str, Any] = {"choose_alpha": alpha, "seed": seed}
+    choice: dict[str, Any] = {"selection_alpha": alpha, "seed": seed}
     if method.name in ("CP", "CQR"):
         return {"CP": CP, "CQR": CQR}[method.name](model)
     if method.name in ("FCP", "FCQR"):

@@ -15,9 +15,10 @@ from dataclasses import asdict, dataclass
 
 from torch import nn
 
-from ffcp import CP, FFCP, FFLCP, LCP, FFCPWarning, Localizer, metrics
+from ffcp import CP, FFCP, FFLCP, LCP, FFCPWarning, metrics
+from ffcp.kernels import Localizer
 from ffcp_paper import datasets, runs
-from ffcp_paper.core import BandPredictor
+from ffcp_paper.core import RegressionPredictor
 from ffcp_paper.datasets import Split
 from ffcp_paper.networks import SPLIT_POINTS, mlp
 from ffcp_paper.training import train_as_published
@@ -95,7 +96,7 @@ def _measure(model: nn.Module, parts: Split, settings: Settings, seed: int) -> I
 
 def _methods(
     model: nn.Module, settings: Settings, seed: int
-) -> Iterator[tuple[str, str, BandPredictor]]:
+) -> Iterator[tuple[str, str, RegressionPredictor]]:
     localizer = Localizer(settings.kernel, settings.on)
     yield "CP", "", CP(model)
     for number, feature in enumerate(SPLIT_POINTS):

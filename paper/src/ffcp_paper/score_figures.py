@@ -106,7 +106,7 @@ def score_pairs(model: nn.Module, x: Tensor, y: Tensor, *, alpha: float, seed: i
     for way in _WAYS:
         for split in _INSIDE:
             layer = SPLIT_POINTS[split]
-            slow = FCP(model, layer, invert=way, choose_alpha=alpha, seed=seed)
+            slow = FCP(model, layer, invert=way, selection_alpha=alpha, seed=seed)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", FFCPWarning)  # lost points are counted below
                 slow.calibrate(x, y)

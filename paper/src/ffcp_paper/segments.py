@@ -17,10 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ffcp import CP, FCP, FFCP, FFCPWarning, Interval, Sketch
+from ffcp import CP, FCP, FFCP, FFCPWarning, Interval
+from ffcp.scales import Sketch
 from ffcp.segmentation import PixelSets, targets
 from ffcp_paper import runs, scenes, segnets, segtrain
-from ffcp_paper.core import BandPredictor, Method, fingerprint
+from ffcp_paper.core import Method, RegressionPredictor, fingerprint
 from ffcp_paper.data import DataFile
 from ffcp_paper.images import read
 from ffcp_paper.scenes import Scenes
@@ -118,7 +119,7 @@ _SKETCHED, _FLOORED = f"FFCP, {PROBES} probes", "FFCP, floor"
 METHODS = ("CP", "FCP", "FFCP", _SKETCHED, _FLOORED)
 
 
-def predictor(experiment: Experiment, method: str, alpha: float) -> BandPredictor:
+def predictor(experiment: Experiment, method: str, alpha: float) -> RegressionPredictor:
     """Give one of the methods that are compared.
 
     CP and FFCP have a threshold for every pixel and class, as in the paper. FCP, whose inversion
@@ -163,7 +164,7 @@ def _floor(experiment: Experiment, alpha: float) -> float:
     return min(lengths, key=lambda floor: lengths[floor])
 
 
-def _trial(experiment: Experiment, tried: BandPredictor, alpha: float) -> _Sums:
+def _trial(experiment: Experiment, tried: RegressionPredictor, alpha: float) -> _Sums:
     """Calibrate on one half of the images for choosing, and measure on the other."""
     half = len(experiment.choosing) // 2
     first, second = (experiment.choosing.take(part) for part in (slice(half), slice(half, None)))

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ffcp.batch import is_traced
 from ffcp.classification.weights import (
     Place,
     blocks,
@@ -29,7 +30,6 @@ from ffcp.classification.weights import (
     places,
     probabilities,
 )
-from ffcp.pieces import is_traced
 
 SOFTMAX = "softmax"
 FEATURE = "feature"

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from ffcp import files
+from ffcp.batch import BatchOutput, Requires, name_of
 from ffcp.classification import rules, tuning
 from ffcp.classification.rules import SOFTMAX, Cumulative, Rows, Rule
 from ffcp.classification.weights import blocks, in_order
 from ffcp.conformal.columns import Columns
-from ffcp.conformal.draws import Draws
+from ffcp.conformal.random_numbers import Draws
 from ffcp.conformal.rank import exact_alpha
-from ffcp.conformal.selection import Chosen, Scorer
-from ffcp.pieces import Needs, Seen, name_of
+from ffcp.conformal.selection import Chosen, Score
 
 FIT = "fit"
 _DEFAULTS = {"lam": 0.01, "kreg": 5, "delta": 0.01}
@@ -40,11 +40,11 @@ class Shares(NamedTuple):
         return self.draws.span(numbers)[:, 0]
 
 
-class LabelScore(Scorer):
+class LabelScore(Score):
     """How surprising each label of a row is; the base of all label scores.
 
-    A score of one's own defines :meth:`of_all`; or give a function of :class:`ffcp.Seen`, of which
-    :class:`ffcp.FunctionScore` makes one.
+    A score of one's own defines :meth:`of_all`; or give a function of :class:`ffcp.BatchOutput`, of
+    which :class:`ffcp.scores.FunctionScore` makes one.
 
     Attributes
     ----------
@@ -64,13 +64,13 @@ class LabelScore(Scorer):
     --------
     >>> import ffcp
     >>> class Margin(LabelScore):  # how far a logit is below the largest
-    ...     def of_all(self, seen):
-    ...         return seen.output.amax(dim=1, keepdim=True) - seen.output
+    ...     def of_all(self, out):
+    ...         return out.output.amax(dim=1, keepdim=True) - out.output
     ...
     ...     def settings(self):
     ...         return {"score": "margin"}
     >>> logits, y = torch.tensor([[2.0, 1.0, 0.0]]).repeat(9, 1), torch.tensor([0] * 5 + [1] * 4)
-    >>> sets = ffcp.LabelSets(torch.nn.Identity(), Margin()).calibrate(logits, y)
+    >>> sets = ffcp.SetPredictor(torch.nn.Identity(), Margin()).calibrate(logits, y)
     >>> sets.predict_set(logits[:1], alpha=0.2).labels
     [tensor([0, 1])]
     """
@@ -81,38 +81,38 @@ class LabelScore(Scorer):
     open_settings: Sequence[str] = ()
     other_labels = False
 
-    def of_all(self, seen: Seen) -> Tensor:
+    def of_all(self, out: BatchOutput) -> Tensor:
         """Score every label of each row: (n, K), the smaller the better a label fits."""
         raise NotImplementedError
 
-    def of_labels(self, seen: Seen, labels: Tensor) -> Tensor:
+    def of_labels(self, out: BatchOutput, labels: Tensor) -> Tensor:
         """Score one label of each row, (n,)."""
-        return self.of_all(seen).double().gather(1, labels[:, None])[:, 0]
+        return self.of_all(out).double().gather(1, labels[:, None])[:, 0]
 
-    def mask(self, seen: Seen, threshold: Tensor, *, allow_empty: bool) -> Tensor:
+    def mask(self, out: BatchOutput, threshold: Tensor, *, allow_empty: bool) -> Tensor:
         """Mark the labels whose score is at most the threshold, (n, K)."""
-        scores = self.of_all(seen).double()
+        scores = self.of_all(out).double()
         inside = scores <= threshold.to(scores.device)
         if not allow_empty:
             empty = (~inside.any(dim=1)).nonzero()[:, 0]
             inside[empty, scores[empty].argmin(dim=1)] = True
         return inside
 
-    def order(self, seen: Seen) -> Iterator[Tensor]:
+    def order(self, out: BatchOutput) -> Iterator[Tensor]:
         """Yield numbers of at least 0 by which labels are listed, the largest first."""
         # Places, since differences of scores would be NaN where scores are infinite.
-        places = self.of_all(seen).argsort(dim=1, stable=True).argsort(dim=1)
+        places = self.of_all(out).argsort(dim=1, stable=True).argsort(dim=1)
         yield (places.shape[1] - places).double()
 
-    def note(self, seen: Seen, y: Any) -> dict[str, Any]:
+    def note(self, out: BatchOutput, y: Any) -> dict[str, Any]:
         """Note the scores of the true labels."""
-        check_logits(seen.output)
-        return {"score": self.of_truth(seen, y)[:, None].cpu()}
+        check_logits(out.output)
+        return {"score": self.of_truth(out, y)[:, None].cpu()}
 
-    def of_truth(self, seen: Seen, y: Tensor) -> Tensor:
+    def of_truth(self, out: BatchOutput, y: Tensor) -> Tensor:
         """Score the true label of each row, (n,): infinity if it is none of the classes."""
-        labels = checked_labels(y, seen, self.other_labels)
-        return _infinite_beyond(labels, seen.output.shape[1], partial(self.of_labels, seen))
+        labels = checked_labels(y, out, self.other_labels)
+        return _infinite_beyond(labels, out.output.shape[1], partial(self.of_labels, out))
 
     def with_other_labels(self: Self) -> Self:
         """Give the same score for labels that may be none of the classes."""
@@ -134,7 +134,7 @@ class FunctionScore(LabelScore):
     Parameters
     ----------
     function
-        From :class:`ffcp.Seen` to scores (n, K), the smaller the better a label fits.
+        From :class:`ffcp.BatchOutput` to scores (n, K), the smaller the better a label fits.
     norms, values
         Layers whose gradient norms or values it looks at.
     name
@@ -143,16 +143,16 @@ class FunctionScore(LabelScore):
     Examples
     --------
     >>> import ffcp
-    >>> below_top = FunctionScore(lambda seen: seen.output.amax(1, True) - seen.output, name="gap")
+    >>> below_top = FunctionScore(lambda out: out.output.amax(1, True) - out.output, name="gap")
     >>> logits, y = torch.tensor([[2.0, 1.0, 0.0]]).repeat(9, 1), torch.tensor([0] * 5 + [1] * 4)
-    >>> sets = ffcp.LabelSets(torch.nn.Identity(), below_top).calibrate(logits, y)
+    >>> sets = ffcp.SetPredictor(torch.nn.Identity(), below_top).calibrate(logits, y)
     >>> sets.predict_set(logits[:1], alpha=0.2).labels
     [tensor([0, 1])]
     """
 
     def __init__(
         self,
-        function: Callable[[Seen], Tensor],
+        function: Callable[[BatchOutput], Tensor],
         norms: Sequence[str] = (),
         values: Sequence[str] = (),
         name: str | None = None,
@@ -160,10 +160,10 @@ class FunctionScore(LabelScore):
         if not callable(function):
             raise TypeError(f"a label score is a function of what a pass saw, got {function!r}")
         self._function = function
-        self._needs = Needs(norms=tuple(norms), values=tuple(values))
+        self._needs = Requires(norms=tuple(norms), values=tuple(values))
         self.name = name or name_of(function)
 
-    def needs(self) -> Needs:
+    def requires(self) -> Requires:
         """Ask for the layers it looks at."""
         return self._needs
 
@@ -171,13 +171,13 @@ class FunctionScore(LabelScore):
         """Say what it is: of the function only the name is known."""
         return {"score": self.name}
 
-    def of_all(self, seen: Seen) -> Tensor:
+    def of_all(self, out: BatchOutput) -> Tensor:
         """Call the function."""
-        scores = torch.as_tensor(self._function(seen))
-        if scores.shape != seen.output.shape or bool(scores.isnan().any()):
+        scores = torch.as_tensor(self._function(out))
+        if scores.shape != out.output.shape or bool(scores.isnan().any()):
             raise ValueError(
                 f"the label score has shape {tuple(scores.shape)}, the logits "
-                f"{tuple(seen.output.shape)}: it must give a number for every label, and no NaN"
+                f"{tuple(out.output.shape)}: it must give a number for every label, and no NaN"
             )
         return scores
 
@@ -267,9 +267,9 @@ class RuleScore(LabelScore):
             "randomized": self.randomized,
         }
 
-    def needs(self) -> Needs:
+    def requires(self) -> Requires:
         """Ask for the gradient of the top label's probability, if the rule uses it."""
-        return Needs() if self.feature is None else Needs((self.feature,), of=top_probability)
+        return Requires() if self.feature is None else Requires((self.feature,), of=top_probability)
 
     def restored(self, settings: Mapping[str, Any]) -> RuleScore:
         """Take open settings as they were saved."""
@@ -288,39 +288,39 @@ class RuleScore(LabelScore):
 
     # -- scores -----------------------------------------------------------------------------
 
-    def _rows(self, seen: Seen) -> Rows:
-        check_logits(seen.output)
+    def _rows(self, out: BatchOutput) -> Rows:
+        check_logits(out.output)
         # No share of its own weight: the label that crosses the threshold is in the set, so that
         # it holds those of all shares, and covers as they do.
-        share = torch.zeros(len(seen.rows), dtype=torch.float64)
+        share = torch.zeros(len(out.rows), dtype=torch.float64)
         if self.shares is not None:
-            share = self.shares(seen.rows)
-        norms = None if self.feature is None else seen.norms[self.feature]
-        return Rows(seen.output, share.to(seen.output.device), norms)
+            share = self.shares(out.rows)
+        norms = None if self.feature is None else out.norms[self.feature]
+        return Rows(out.output, share.to(out.output.device), norms)
 
     def _known_rule(self) -> Rule:
         assert self.rule is not None
         return self.rule
 
-    def of_all(self, seen: Seen) -> Tensor:
+    def of_all(self, out: BatchOutput) -> Tensor:
         """Score every label of each row, (n, K)."""
-        return rules.all_scores(self._known_rule(), self._rows(seen))
+        return rules.all_scores(self._known_rule(), self._rows(out))
 
-    def of_labels(self, seen: Seen, labels: Tensor) -> Tensor:
+    def of_labels(self, out: BatchOutput, labels: Tensor) -> Tensor:
         """Score one label of each row, (n,)."""
-        return rules.label_scores(self._known_rule(), self._rows(seen), labels)
+        return rules.label_scores(self._known_rule(), self._rows(out), labels)
 
-    def mask(self, seen: Seen, threshold: Tensor, *, allow_empty: bool) -> Tensor:
+    def mask(self, out: BatchOutput, threshold: Tensor, *, allow_empty: bool) -> Tensor:
         """Mark the labels whose score is at most the threshold, (n, K)."""
         return rules.label_mask(
-            self._known_rule(), self._rows(seen), threshold, allow_empty=allow_empty
+            self._known_rule(), self._rows(out), threshold, allow_empty=allow_empty
         )
 
-    def order(self, seen: Seen) -> Iterator[Tensor]:
+    def order(self, out: BatchOutput) -> Iterator[Tensor]:
         """Yield how many labels stand behind each."""
-        behind = torch.arange(seen.output.shape[1], device=seen.output.device).flip(0).double()
-        for block in blocks(*seen.output.shape):
-            logits = seen.output[block]
+        behind = torch.arange(out.output.shape[1], device=out.output.device).flip(0).double()
+        for block in blocks(*out.output.shape):
+            logits = out.output[block]
             labels = in_order(self._known_rule().weights(logits), logits)[1]
             yield torch.empty(logits.shape, dtype=behind.dtype, device=logits.device).scatter_(
                 1, labels, behind.expand(len(logits), -1)
@@ -328,15 +328,15 @@ class RuleScore(LabelScore):
 
     # -- choosing settings ------------------------------------------------------------------
 
-    def note(self, seen: Seen, y: Any) -> dict[str, Any]:
+    def note(self, out: BatchOutput, y: Any) -> dict[str, Any]:
         """Note the scores of the true labels; or, while settings are open, all they need."""
-        check_logits(seen.output)
-        if not seen.rows.start:
-            refuse_probabilities(seen.output)
+        check_logits(out.output)
+        if not out.rows.start:
+            refuse_probabilities(out.output)
         if not self.is_open:
-            return super().note(seen, y)
-        rows = self._rows(seen)
-        labels = checked_labels(y, seen, self.other_labels)
+            return super().note(out, y)
+        rows = self._rows(out)
+        labels = checked_labels(y, out, self.other_labels)
         noted = {"label": labels, "logits": rows.logits, "share": rows.share}
         return noted if rows.norms is None else {**noted, "norms": rows.norms}
 
@@ -462,9 +462,9 @@ def refuse_probabilities(logits: Tensor) -> None:
         )
 
 
-def checked_labels(y: Tensor, seen: Seen, other_labels: bool = False) -> Tensor:
+def checked_labels(y: Tensor, out: BatchOutput, other_labels: bool = False) -> Tensor:
     """Check the class labels of some rows."""
-    rows, classes = seen.output.shape
+    rows, classes = out.output.shape
     if y.dim() != 1:
         hint = ": for one-hot rows use y.argmax(dim=1)" if y.shape[-1] == classes else ""
         raise ValueError(
@@ -482,7 +482,7 @@ def checked_labels(y: Tensor, seen: Seen, other_labels: bool = False) -> Tensor:
         row = int(outside.nonzero()[0, 0])
         also = f", and {last} is any other label" if other_labels else ""
         raise ValueError(
-            f"label {int(y[row])} in row {seen.rows[row]} is out of range: the model has "
+            f"label {int(y[row])} in row {out.rows[row]} is out of range: the model has "
             f"{classes} classes, so labels go from 0 to {classes - 1}{also}"
         )
-    return y.to(seen.output.device)
+    return y.to(out.output.device)

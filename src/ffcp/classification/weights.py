@@ -30,7 +30,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ffcp.pieces import is_traced
+from ffcp.batch import is_traced
 
 # Numbers per step: 2 MB in float64. Smaller steps are not faster with one thread, and with
 # several they meet more often, which a busy machine punishes.

@@ -21,7 +21,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from ffcp import CP, FFCP, Choice, FFCPWarning, Interval, metrics
+from ffcp import CP, FFCP, FFCPWarning, Interval, metrics
+from ffcp.regression.layer_selection import Choice
 
 TRAIN, CALIBRATE, TEST = 2000, 4000, 10_000
 
@@ -153,7 +154,7 @@ def run(
         torch.manual_seed(seed)
         model = network(x.shape[1])
     train(model, x, y[:, None], epochs=epochs, seed=seed, progress=progress)
-    automatic = FFCP(model, choose_alpha=alpha, seed=seed)
+    automatic = FFCP(model, selection_alpha=alpha, seed=seed)
     methods: list[tuple[str, str, CP | FFCP]] = [("CP", "-", CP(model))]
     methods += [("FFCP", _LAYERS[name], FFCP(model, name)) for name in _SPLIT_POINTS]
     rows = []

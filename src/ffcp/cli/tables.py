@@ -17,7 +17,7 @@ from rich.table import Table
 if TYPE_CHECKING:
     from ffcp.online.monitor import Monitor
     from ffcp.tables import FittedTable
-    from ffcp.tables.measuring import Measured, Part
+    from ffcp.tables.evaluation import Measured, Part
 
 _SURE = 0.01  # a chance below it is no chance any more
 Folder = Annotated[Path, typer.Argument(help="A folder that ffcp fit made.", show_default=False)]
@@ -75,10 +75,10 @@ def fit(
     console = Console()
     with _said():
         from ffcp import tables
-        from ffcp.tables import folder, reading
+        from ffcp.tables import folder, table_io
 
         alpha = _asked(console, alpha, confidence_level)
-        where = out or table.with_name(f"{reading.base_name(table)}.ffcp")
+        where = out or table.with_name(f"{table_io.base_name(table)}.ffcp")
         folder.must_be_free(where, force=force)
         folder.must_be_writable(where)
         with _progress(console) as progress:
@@ -151,7 +151,7 @@ def predict(
 
 def _asked(console: Console, alpha: float | None, confidence_level: float | None) -> Any:
     """Return the share of misses asked for, exactly, or ``None``; print what is odd about it."""
-    from ffcp.conformal.asked import asked_alpha
+    from ffcp.conformal.coverage_level import requested_alpha
     from ffcp.warnings import FFCPWarning
 
     if alpha is None and confidence_level is None:
@@ -160,7 +160,7 @@ def _asked(console: Console, alpha: float | None, confidence_level: float | None
         raise typer.BadParameter("give --alpha or --confidence-level, not both")
     with warnings.catch_warnings(record=True) as remarks:
         warnings.simplefilter("always", FFCPWarning)
-        exact = asked_alpha(alpha, confidence_level)
+        exact = requested_alpha(alpha, confidence_level)
     for remark in remarks:
         console.print(f"Note: {remark.message}", **_PLAIN)
     return exact
@@ -207,10 +207,10 @@ def _here(fitted: FittedTable, tables: list[Path], out: Path | None, alpha: Any)
 
 def _file_of(table: Path, out: Path | None) -> Path:
     """Name the file to write for a table."""
-    from ffcp.tables import reading
+    from ffcp.tables import table_io
 
-    ending = ".parquet" if reading.is_parquet(table) else ".csv"
-    return out or table.with_name(f"{reading.base_name(table)}.bands{ending}")
+    ending = ".parquet" if table_io.is_parquet(table) else ".csv"
+    return out or table.with_name(f"{table_io.base_name(table)}.bands{ending}")
 
 
 def check(
@@ -235,11 +235,11 @@ def check(
     console = Console()
     with _said():
         from ffcp import tables
-        from ffcp.tables import reading, seen
+        from ffcp.tables import seen, table_io
         from ffcp.warnings import FFCPWarning
 
         alpha = _asked(console, alpha, confidence_level)
-        fitted, frame = tables.load(folder), reading.read(table)
+        fitted, frame = tables.load(folder), table_io.read(table)
         with warnings.catch_warnings(record=True) as remarks:
             warnings.simplefilter("always", FFCPWarning)
             measured = fitted.check(frame, alpha, group)

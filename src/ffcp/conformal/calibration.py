@@ -6,18 +6,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from ffcp.attributes import Plain
+from ffcp.batch import BatchOutput, Requires
 from ffcp.conformal.columns import Columns
-from ffcp.conformal.draws import Draws
-from ffcp.conformal.rank import points_needed
-from ffcp.pieces import Needs, Seen
+from ffcp.conformal.random_numbers import Draws
+from ffcp.conformal.rank import rows_needed
 
 Self = TypeVar("Self", bound="Calibration")
 
 
-class Calibration(Plain):
+class Calibration(nn.Module):
     """Keeps scores and turns them into thresholds; the base of all calibrations.
 
     A calibration of one's own says how the threshold follows from ``self.scores``
@@ -35,7 +34,7 @@ class Calibration(Plain):
     Examples
     --------
     >>> class Largest(Calibration):
-    ...     def threshold(self, alpha, notes=None, random=None):
+    ...     def threshold(self, alpha, metadata=None, random=None):
     ...         return self.scores.amax(dim=0)
     >>> scores = Largest()
     >>> scores.add(torch.tensor([[1.0], [3.0], [2.0]]))
@@ -91,7 +90,7 @@ class Calibration(Plain):
     # -- what a calibration defines ---------------------------------------------------------
 
     def threshold(
-        self, alpha: Any, notes: Columns | None = None, random: Draws | None = None
+        self, alpha: Any, metadata: Columns | None = None, random: Draws | None = None
     ) -> Tensor:
         """Look up the thresholds: (m,) for all points, or (n, m) with a row for each.
 
@@ -107,22 +106,23 @@ class Calibration(Plain):
         raise NotImplementedError
 
     def thresholds(
-        self, alphas: Sequence[Any], notes: Columns | None = None, random: Draws | None = None
+        self, alphas: Sequence[Any], metadata: Columns | None = None, random: Draws | None = None
     ) -> Tensor:
         """Look up the thresholds of several levels: (levels, 1 or n, m).
 
         One level after the other, unless a calibration shares work between them.
         """
-        result = [self.threshold(alpha, notes, random) for alpha in alphas]
+        result = [self.threshold(alpha, metadata, random) for alpha in alphas]
         return torch.stack([one if one.dim() > 1 else one[None] for one in result])
 
-    def confident_thresholds(
-        self, alphas: Sequence[Any], pac: Any, notes: Columns | None = None
+    def pac_thresholds(
+        self, alphas: Sequence[Any], pac: Any, metadata: Columns | None = None
     ) -> Tensor:
         """Look up thresholds that cover 1 - alpha *given* these points, so surely (PAC)."""
         raise ValueError(
             f"{type(self).__name__} has no PAC coverage, whose law is known for one quantile of "
-            "many points only: leave out pac=, or calibrate with ffcp.Marginal or ffcp.Mondrian"
+            "many points only: leave out pac=, or calibrate with ffcp.calibrations.Marginal or "
+            "ffcp.calibrations.Mondrian"
         )
 
     def signed(self) -> Tensor | None:
@@ -133,16 +133,16 @@ class Calibration(Plain):
         """Let a threshold of one's own count for several levels, and promise no PAC coverage."""
         super().__init_subclass__(**options)
         if "threshold" in vars(cls):
-            for name in ("thresholds", "confident_thresholds"):
+            for name in ("thresholds", "pac_thresholds"):
                 if name not in vars(cls):
                     setattr(cls, name, vars(Calibration)[name])
             cls.draws = vars(cls).get("draws", True)
 
-    def needs(self) -> Needs:
+    def requires(self) -> Requires:
         """Say what the pass over the model must bring for :meth:`note`."""
-        return Needs()
+        return Requires()
 
-    def note(self, seen: Seen, y: Tensor | None = None) -> dict[str, Any]:
+    def note(self, out: BatchOutput, y: Tensor | None = None) -> dict[str, Any]:
         """Say what is kept of points besides their scores: a column for each buffer."""
         return {}
 
@@ -150,9 +150,9 @@ class Calibration(Plain):
         """Say what thresholds depend on besides the points; saved, and compared when merging."""
         return {"calibration": type(self).__name__}
 
-    def why_infinite(self, alpha: Any, notes: Columns) -> str:
+    def why_infinite(self, alpha: Any, metadata: Columns) -> str:
         """Go on behind "the band is infinite": why, and what to do."""
-        fewest, needed = int(known(self.scores).min()), points_needed(alpha)
+        fewest, needed = int(known(self.scores).min()), rows_needed(alpha)
         if fewest >= needed:
             infinite = int(self.scores.isinf().sum(dim=0).max())
             return (
@@ -172,22 +172,22 @@ class Calibration(Plain):
     choice_name = "bandwidth"
 
     def choose(
-        self: Self, scores: Tensor, notes: Columns, planned: int, alpha: Any
+        self: Self, scores: Tensor, metadata: Columns, planned: int, alpha: Any
     ) -> tuple[Self, Any]:
         """Choose what is open, on points that will not calibrate; ``planned`` others will."""
         raise NotImplementedError
 
-    def weight_of(self, notes: Columns) -> Tensor | None:
+    def weight_of(self, metadata: Columns) -> Tensor | None:
         """Say how much likelier each noted point is among new ones; ``None``: all are alike."""
         return None
 
-    def noted_again(self, seen: Seen, y: Tensor, notes: Columns) -> dict[str, Any]:
+    def noted_again(self, out: BatchOutput, y: Tensor, metadata: Columns) -> dict[str, Any]:
         """Note points of which the calibration that this one takes the place of noted ``notes``."""
-        return self.note(seen, y)
+        return self.note(out, y)
 
-    def note_new(self, seen: Seen) -> dict[str, Any]:
+    def note_new(self, out: BatchOutput) -> dict[str, Any]:
         """Note of new inputs without targets what :meth:`choose` is to learn from."""
-        return self.note(seen)
+        return self.note(out)
 
     def facing(self: Self, new: Callable[[], Columns]) -> Self:
         """Give a calibration that :meth:`choose` s by new inputs; ``new`` gives their notes."""
@@ -203,17 +203,17 @@ class Calibration(Plain):
 
     # -- keeping points ---------------------------------------------------------------------
 
-    def add(self, scores: Tensor, notes: Columns | None = None) -> None:
+    def add(self, scores: Tensor, metadata: Columns | None = None) -> None:
         """Keep these points, scores (n, m) and a row of notes for each, beside those there are.
 
         They are kept as they are, not copied: nobody else is to write to them.
         """
-        notes = notes or {}
+        metadata = metadata or {}
         if len(self) and scores.shape[1] != self.coordinates:
             raise ValueError(
                 f"the calibration has scores for {self.coordinates} outputs, got {scores.shape[1]}"
             )
-        points = {"scores": scores.detach().to("cpu", torch.float64), **notes}
+        points = {"scores": scores.detach().to("cpu", torch.float64), **metadata}
         if len(self):
             points = {name: torch.cat([old, points[name]]) for name, old in self.points().items()}
         self.keep(self.arranged(points))

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from ffcp.conformal.calibration import Calibration
 from ffcp.conformal.columns import Columns
-from ffcp.conformal.draws import Draws
 from ffcp.conformal.marginal import Marginal
-from ffcp.conformal.rank import confident_rank, conformal_rank, exact_alpha, points_needed
+from ffcp.conformal.random_numbers import Draws
+from ffcp.conformal.rank import conformal_rank, exact_alpha, pac_rank, rows_needed
 from ffcp.conformal.summaries import (
     Numbers,
     Piece,
@@ -32,7 +32,7 @@ from ffcp.conformal.summaries import (
     room,
     settled,
 )
-from ffcp.turns import lock
+from ffcp.locks import lock
 
 _PACKING = lock()
 _MOST_LEVELS = 256  # whose thresholds are remembered
@@ -47,7 +47,7 @@ class _Held(NamedTuple):
 
 
 class Compressed(Calibration):
-    """One threshold for all points, as :class:`ffcp.Marginal` has, from a summary of the scores.
+    """One threshold for all points, as Marginal has, from a summary of the scores.
 
     Parameters
     ----------
@@ -195,7 +195,7 @@ class Compressed(Calibration):
         """Say what thresholds depend on: those of all scores, and the rank error."""
         return {**Marginal().settings(), ERROR: float(self.wanted)}
 
-    def add(self, scores: Tensor, notes: Columns | None = None) -> None:
+    def add(self, scores: Tensor, metadata: Columns | None = None) -> None:
         """Take these scores in; NaN are no scores."""
         self._grow(*_exact(scores.detach().to("cpu", torch.float64)))
 
@@ -213,13 +213,13 @@ class Compressed(Calibration):
             self._grow([settled(column, self.wanted) for column in pieces], lowest)
 
     def threshold(
-        self, alpha: Any, notes: Columns | None = None, random: Draws | None = None
+        self, alpha: Any, metadata: Columns | None = None, random: Draws | None = None
     ) -> Tensor:
         """Look up the conformal quantile of each output, rounded up, shape (m,)."""
         return self.thresholds([alpha])[0, 0]
 
     def thresholds(
-        self, alphas: Sequence[Any], notes: Columns | None = None, random: Draws | None = None
+        self, alphas: Sequence[Any], metadata: Columns | None = None, random: Draws | None = None
     ) -> Tensor:
         """Look up the thresholds of several levels: (levels, 1, m)."""
         asked = tuple(map(exact_alpha, alphas))
@@ -232,11 +232,11 @@ class Compressed(Calibration):
             result[asked] = thresholds
         return thresholds
 
-    def confident_thresholds(
-        self, alphas: Sequence[Any], pac: Any, notes: Columns | None = None
+    def pac_thresholds(
+        self, alphas: Sequence[Any], pac: Any, metadata: Columns | None = None
     ) -> Tensor:
         """Look up thresholds that cover 1 - alpha given these points, so surely: (levels, 1, m)."""
-        rank_of = partial(confident_rank, pac=pac)
+        rank_of = partial(pac_rank, pac=pac)
         return self._upper([partial(rank_of, alpha=alpha) for alpha in alphas])
 
     def _upper(self, rank_of: Iterable[Callable[[int], int]]) -> Tensor:
@@ -245,9 +245,9 @@ class Compressed(Calibration):
         ]
         return torch.tensor(table, dtype=torch.float64)[:, None]
 
-    def why_infinite(self, alpha: Any, notes: Columns) -> str:
+    def why_infinite(self, alpha: Any, metadata: Columns) -> str:
         """Say how many points there are, or that scores are infinite."""
-        fewest, needed = min(column.count for column in self.columns()), points_needed(alpha)
+        fewest, needed = min(column.count for column in self.columns()), rows_needed(alpha)
         if fewest < needed:
             return (
                 f": alpha={float(alpha):g} needs at least {needed} calibration points and there "

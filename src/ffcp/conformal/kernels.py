@@ -61,7 +61,7 @@ class Kernel:
 class Gaussian(Kernel):
     """The weight exp(-d^2 / 2h^2) at distance d, h the bandwidth.
 
-    The bandwidth is :class:`ffcp.Localizer`'s; the kernel itself takes nothing.
+    The bandwidth is :class:`ffcp.kernels.Localizer`'s; the kernel itself takes nothing.
 
     Attributes
     ----------
@@ -92,7 +92,7 @@ class Gaussian(Kernel):
 class Laplace(Kernel):
     """The weight exp(-d / h) at distance d, h the bandwidth.
 
-    The bandwidth is :class:`ffcp.Localizer`'s; the kernel itself takes nothing.
+    The bandwidth is :class:`ffcp.kernels.Localizer`'s; the kernel itself takes nothing.
 
     Attributes
     ----------
@@ -124,7 +124,7 @@ class Laplace(Kernel):
 class Box(Kernel):
     """The weight 1 up to the bandwidth and 0 beyond it.
 
-    The bandwidth is :class:`ffcp.Localizer`'s; the kernel itself takes nothing.
+    The bandwidth is :class:`ffcp.kernels.Localizer`'s; the kernel itself takes nothing.
 
     Attributes
     ----------
@@ -158,7 +158,7 @@ class Box(Kernel):
 class Nearest(Kernel):
     """The weight 1 for the nearest calibration points, however far; the bandwidth is how many.
 
-    The bandwidth is :class:`ffcp.Localizer`'s; the kernel itself takes nothing.
+    The bandwidth is :class:`ffcp.kernels.Localizer`'s; the kernel itself takes nothing.
 
     Attributes
     ----------
@@ -200,4 +200,6 @@ def as_kernel(kernel: Any) -> Kernel:
         return KERNELS[kernel]
     if isinstance(kernel, Kernel):
         return kernel
-    raise TypeError(f"a kernel is one of {', '.join(KERNELS)}, or an ffcp.Kernel; got {kernel!r}")
+    raise TypeError(
+        f"a kernel is one of {', '.join(KERNELS)}, or an ffcp.kernels.Kernel; got {kernel!r}"
+    )

@@ -8,7 +8,7 @@ Two corrections have one:
 ``"level"`` (after Guan, 2023). Let L_i be the weighted share, around point i, of points with a
 smaller score. With the new point among them, L_1, ..., L_(n+1) are exchangeable, so the new L is
 at most the k-th smallest with probability 1 - alpha, k the conformal rank. The band at x holds the
-scores for which that is so: :mod:`ffcp.conformal.level` finds where it ends.
+scores for which that is so: :mod:`ffcp.conformal.guan_level` finds where it ends.
 
 ``"random"`` (Hore and Barber, 2023). The weights are taken around a random point near x, drawn
 from the kernel as a density.
@@ -27,24 +27,24 @@ import torch
 from torch import Tensor
 
 from ffcp import files
-from ffcp.conformal import bandwidths
-from ffcp.conformal.bandwidths import BandwidthChoice
+from ffcp.batch import BatchOutput, Requires, name_of
+from ffcp.conformal import bandwidth_selection
+from ffcp.conformal.bandwidth_selection import BandwidthChoice
 from ffcp.conformal.calibration import Calibration
 from ffcp.conformal.columns import Columns
-from ffcp.conformal.draws import Draws
-from ffcp.conformal.embedding import PREDICTION, embedded, needs_of
-from ffcp.conformal.kernels import Kernel, as_kernel
-from ffcp.conformal.level import Level, Undecided
-from ffcp.conformal.neighbours import NearestWeights, Neighbours
-from ffcp.conformal.rank import exact_alpha, points_needed
-from ffcp.conformal.weights import (
+from ffcp.conformal.embedding import PREDICTION, embedded, requires_of
+from ffcp.conformal.guan_level import Level, Undecided
+from ffcp.conformal.kernel_weights import (
     KernelWeights,
     Surroundings,
     Weighed,
     level_target,
     plain_target,
 )
-from ffcp.pieces import Needs, Seen, name_of
+from ffcp.conformal.kernels import Kernel, as_kernel
+from ffcp.conformal.neighbours import NearestWeights, Neighbours
+from ffcp.conformal.random_numbers import Draws
+from ffcp.conformal.rank import exact_alpha, rows_needed
 from ffcp.recipes import public
 
 AUTO = "auto"
@@ -68,7 +68,7 @@ class Localizer:
     kernel
         ``"nearest"``, weight 1 for the nearest calibration points, however far; or, with d the
         Euclidean distance of the embeddings and h the bandwidth, ``"gaussian"`` exp(-d^2 / 2h^2),
-        ``"laplace"`` exp(-d / h), ``"box"`` 1 where d <= h; or an :class:`ffcp.Kernel`.
+        ``"laplace"`` exp(-d / h), ``"box"`` 1 where d <= h; or an :class:`ffcp.kernels.Kernel`.
     on
         The embedding: ``"prediction"``, ``"input"``, the dotted name of a layer, ``"feature"``
         for the layer whose gradient FFLCP takes, or a function from a batch of inputs to a
@@ -132,7 +132,9 @@ class Local(Calibration):
         if isinstance(localizer, str):
             localizer = Localizer(localizer)
         if not isinstance(localizer, Localizer):
-            raise TypeError(f"localizer must be an ffcp.Localizer or a kernel, got {localizer!r}")
+            raise TypeError(
+                f"localizer must be an ffcp.kernels.Localizer or a kernel, got {localizer!r}"
+            )
         if guarantee not in GUARANTEES:
             raise ValueError(
                 f"unknown guarantee {guarantee!r}: choose one of {', '.join(GUARANTEES)}"
@@ -160,9 +162,9 @@ class Local(Calibration):
         """Whether the bandwidth is still to be chosen."""
         return self.bandwidth is None
 
-    def needs(self) -> Needs:
+    def requires(self) -> Requires:
         """Ask for the values of the layer that points are embedded by."""
-        return needs_of(self.localizer.on)
+        return requires_of(self.localizer.on)
 
     def settings(self) -> dict[str, Any]:
         """Say what thresholds depend on besides the points; a function by its name."""
@@ -175,17 +177,17 @@ class Local(Calibration):
             "guarantee": self.guarantee,
         }
 
-    def note(self, seen: Seen, y: Tensor | None = None) -> dict[str, Any]:
+    def note(self, out: BatchOutput, y: Tensor | None = None) -> dict[str, Any]:
         """Note where each point lies: rows (n, e) in float32 on the CPU."""
-        return {"embedding": embedded(seen, self.localizer.on)}
+        return {"embedding": embedded(out, self.localizer.on)}
 
     def choose(
-        self, scores: Tensor, notes: Columns, planned: int, alpha: Any
+        self, scores: Tensor, metadata: Columns, planned: int, alpha: Any
     ) -> tuple[Local, BandwidthChoice]:
         """Choose the bandwidth on points that do not calibrate; return what is to keep points."""
         few = slice(0, CHOOSING_ROWS)
-        choice = bandwidths.choose_bandwidth(
-            self.kernel, scores[few], notes["embedding"][few], alpha, planned
+        choice = bandwidth_selection.choose_bandwidth(
+            self.kernel, scores[few], metadata["embedding"][few], alpha, planned
         )
         chosen = self.empty()
         chosen.bandwidth = choice.bandwidth
@@ -216,13 +218,13 @@ class Local(Calibration):
         if len(embedding) and not embedding.shape[1]:
             raise ValueError("embeddings have no numbers")
 
-    def add(self, scores: Tensor, notes: Columns | None = None) -> None:
+    def add(self, scores: Tensor, metadata: Columns | None = None) -> None:
         """Keep these points; ``notes["embedding"]`` says where they lie."""
-        assert notes is not None
-        embedding = notes["embedding"].detach().to("cpu", torch.float32)
+        assert metadata is not None
+        embedding = metadata["embedding"].detach().to("cpu", torch.float32)
         if len(self):
             self._check_width(embedding)
-        super().add(scores, {**notes, "embedding": embedding})
+        super().add(scores, {**metadata, "embedding": embedding})
 
     def _check_width(self, embedding: Tensor) -> None:
         if embedding.shape[1] != self.embedding.shape[1]:
@@ -234,19 +236,19 @@ class Local(Calibration):
     # -- thresholds -------------------------------------------------------------------------
 
     def threshold(
-        self, alpha: Any, notes: Columns | None = None, random: Draws | None = None
+        self, alpha: Any, metadata: Columns | None = None, random: Draws | None = None
     ) -> Tensor:
         """Give the localized quantiles (n, m) at embedded points."""
-        return self.thresholds([alpha], notes, random)[0]
+        return self.thresholds([alpha], metadata, random)[0]
 
     def thresholds(
-        self, alphas: Sequence[Any], notes: Columns | None = None, random: Draws | None = None
+        self, alphas: Sequence[Any], metadata: Columns | None = None, random: Draws | None = None
     ) -> Tensor:
         """Give the localized quantiles (levels, n, m) of several levels by the same weights."""
-        assert notes is not None
+        assert metadata is not None
         assert self.bandwidth is not None
-        self._check_width(notes["embedding"])
-        x = notes["embedding"].detach().to("cpu", torch.float32)
+        self._check_width(metadata["embedding"])
+        x = metadata["embedding"].detach().to("cpu", torch.float32)
         weights = self._weights(self.bandwidth)
         outputs = range(self.coordinates)
         ends = [self._sorted_scores(output) for output in outputs]
@@ -263,7 +265,7 @@ class Local(Calibration):
             if self.guarantee == "random":
                 assert isinstance(weights, KernelWeights)
                 assert random is not None
-                steps = random.by(self.kernel.steps, notes["row"][rows], x.shape[1])
+                steps = random.by(self.kernel.steps, metadata["row"][rows], x.shape[1])
                 near, own = weights.around_random(x[rows], steps)
             else:
                 near, own = weights.around(x[rows]), weights.own
@@ -272,13 +274,13 @@ class Local(Calibration):
                 total = sums.total + own
                 for number, alpha in enumerate(alphas):
                     if self.guarantee != "level":
-                        place = sums.reach(plain_target(total, alpha).clamp_min(1))
+                        place = sums.position(plain_target(total, alpha).clamp_min(1))
                     else:
                         decides = levels[number][output]
                         if decides is None:
                             place = torch.full_like(total, len(self))  # nothing is enough
                         else:
-                            place = decides.reach(near, sums, x[rows], total)
+                            place = decides.position(near, sums, x[rows], total)
                     result[number, rows, output] = end[place]
         return result
 
@@ -344,10 +346,10 @@ class Local(Calibration):
 
     # -- advice -----------------------------------------------------------------------------
 
-    def why_infinite(self, alpha: Any, notes: Columns) -> str:
+    def why_infinite(self, alpha: Any, metadata: Columns) -> str:
         """Say which bandwidth would make bands finite at these points."""
         few = ", for too little weight lies around these points: "
-        bandwidth = self.bandwidth_for(notes["embedding"], alpha)
+        bandwidth = self.bandwidth_for(metadata["embedding"], alpha)
         if bandwidth is None:
             return (
                 f"{few}alpha={float(alpha):g} needs more calibration points than the {len(self)} "
@@ -367,7 +369,7 @@ class Local(Calibration):
 
         At most 16 of the points are looked at, those with the least weight around them.
         """
-        if len(self) < points_needed(alpha):
+        if len(self) < rows_needed(alpha):
             return None
         if self.kernel.is_by_rank:
             return self._neighbours_for(alpha)
@@ -380,7 +382,7 @@ class Local(Calibration):
             needed = self._weight_needed(bandwidth, alpha)
             if needed is None or needed >= len(self):
                 return None
-            enough = bandwidths.enough_bandwidth(
+            enough = bandwidth_selection.enough_bandwidth(
                 self.embedding, thinnest, self.kernel, bandwidth, needed
             )
             # The recalibrated level moves with the bandwidth; on much data, once must do.
@@ -404,7 +406,7 @@ class Local(Calibration):
         return None if level is None or level >= 1 else float(level / (1 - level))
 
     def _neighbours_for(self, alpha: Any) -> float | None:
-        wanted = points_needed(alpha)
+        wanted = rows_needed(alpha)
         while wanted <= len(self) and not self._are_enough(wanted, alpha):
             wanted += max(1, wanted // 2)
         return float(wanted) if wanted <= len(self) else None
@@ -412,7 +414,7 @@ class Local(Calibration):
     def _are_enough(self, neighbours: int, alpha: Any) -> bool:
         """Whether so many neighbours give finite bands, for every output."""
         if self.guarantee != "level":
-            return neighbours >= points_needed(alpha)
+            return neighbours >= rows_needed(alpha)
         weights, total = self._weights(neighbours), torch.tensor([neighbours + 1])
         levels = [self._level(weights, output).bound(alpha) for output in range(self.coordinates)]
         return all(

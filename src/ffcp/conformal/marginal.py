@@ -12,8 +12,8 @@ from torch import Tensor
 
 from ffcp.conformal.calibration import Calibration, known
 from ffcp.conformal.columns import Columns
-from ffcp.conformal.draws import Draws
-from ffcp.conformal.rank import confident_rank, conformal_rank
+from ffcp.conformal.random_numbers import Draws
+from ffcp.conformal.rank import conformal_rank, pac_rank
 from ffcp.recipes import public
 
 
@@ -48,14 +48,14 @@ class Marginal(Calibration):
         # Whether each score is the size of a negative number; no columns where nobody can tell.
         self.register_buffer("signs", torch.empty(0, 0, dtype=torch.bool))
 
-    def add(self, scores: Tensor, notes: Columns | None = None) -> None:
+    def add(self, scores: Tensor, metadata: Columns | None = None) -> None:
         """Keep these scores, and their signs if they have any and all others have."""
-        notes = dict(notes or {})
-        if "signs" not in notes:
-            notes["signs"] = _no_signs(len(scores))
-        if len(self) and self.signs.shape[1:] != notes["signs"].shape[1:]:
-            self.signs, notes["signs"] = _no_signs(len(self)), _no_signs(len(scores))
-        super().add(scores, notes)
+        metadata = dict(metadata or {})
+        if "signs" not in metadata:
+            metadata["signs"] = _no_signs(len(scores))
+        if len(self) and self.signs.shape[1:] != metadata["signs"].shape[1:]:
+            self.signs, metadata["signs"] = _no_signs(len(self)), _no_signs(len(scores))
+        super().add(scores, metadata)
 
     def arranged(self, points: dict[str, Tensor]) -> dict[str, Tensor]:
         """Sort the scores of every column, and their signs along with them."""
@@ -87,19 +87,19 @@ class Marginal(Calibration):
         return signed
 
     def threshold(
-        self, alpha: Any, notes: Columns | None = None, random: Draws | None = None
+        self, alpha: Any, metadata: Columns | None = None, random: Draws | None = None
     ) -> Tensor:
         """Look up the conformal quantile of each output, shape (m,)."""
         return sorted_quantile(self.scores, alpha)
 
     def thresholds(
-        self, alphas: Sequence[Any], notes: Columns | None = None, random: Draws | None = None
+        self, alphas: Sequence[Any], metadata: Columns | None = None, random: Draws | None = None
     ) -> Tensor:
         """Look up the thresholds of several levels: (levels, 1, m)."""
         return torch.stack([sorted_quantile(self.scores, alpha) for alpha in alphas])[:, None]
 
-    def confident_thresholds(
-        self, alphas: Sequence[Any], pac: Any, notes: Columns | None = None
+    def pac_thresholds(
+        self, alphas: Sequence[Any], pac: Any, metadata: Columns | None = None
     ) -> Tensor:
         """Look up thresholds that cover 1 - alpha given these points, so surely: (levels, 1, m)."""
         kept = [sorted_quantile(self.scores, alpha, pac) for alpha in alphas]
@@ -132,7 +132,7 @@ def sorted_quantile(scores: Tensor, alpha: Any, pac: Any = None) -> Tensor:
     tensor([3., inf])
     """
     counts = known(scores)
-    rank_of = conformal_rank if pac is None else partial(confident_rank, pac=pac)
+    rank_of = conformal_rank if pac is None else partial(pac_rank, pac=pac)
     ranks = {count: rank_of(count, alpha) for count in counts.unique().tolist()}
     if len(ranks) == 1:
         ((count, rank),) = ranks.items()

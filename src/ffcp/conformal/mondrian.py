@@ -11,12 +11,12 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ffcp import files
+from ffcp.batch import BatchOutput, Requires, name_of
 from ffcp.conformal.calibration import Calibration
 from ffcp.conformal.columns import Columns, take
-from ffcp.conformal.draws import Draws
 from ffcp.conformal.marginal import Marginal
-from ffcp.conformal.rank import points_needed
-from ffcp.pieces import Needs, Seen, name_of
+from ffcp.conformal.random_numbers import Draws
+from ffcp.conformal.rank import rows_needed
 from ffcp.recipes import public
 
 Label = str | int | float | bool
@@ -134,9 +134,9 @@ class Mondrian(Calibration):
             return super().__len__()
         return sum(self.groups.values())
 
-    def needs(self) -> Needs:
+    def requires(self) -> Requires:
         """Say what the pass must bring."""
-        return self.inner.needs()
+        return self.inner.requires()
 
     def settings(self) -> dict[str, Any]:
         """Say what thresholds depend on besides the points."""
@@ -147,11 +147,11 @@ class Mondrian(Calibration):
         """Give a calibration of the same settings without points."""
         return Mondrian(self.inner, self.by)
 
-    def note(self, seen: Seen, y: Tensor | None = None) -> dict[str, Any]:
+    def note(self, out: BatchOutput, y: Tensor | None = None) -> dict[str, Any]:
         """Note the group of every point, and what the inner calibration does."""
-        if self.by is not None and seen.groups is not None:
+        if self.by is not None and out.groups is not None:
             raise ValueError("the groups come from Mondrian(by=...): leave out groups=")
-        groups = seen.groups if self.by is None else self.by(seen.x)
+        groups = out.groups if self.by is None else self.by(out.x)
         if groups is None and not len(self):
             raise ValueError("every point needs a group: pass groups=..., one label per row")
         if groups is None:
@@ -159,7 +159,7 @@ class Mondrian(Calibration):
                 "this predictor was calibrated by groups, so every new point needs one: pass "
                 f"groups=... with labels among {_listed(self.groups)}"
             )
-        return {"group": labels_of(groups, len(seen.rows)), **self.inner.note(seen, y)}
+        return {"group": labels_of(groups, len(out.rows)), **self.inner.note(out, y)}
 
     @property
     def most_rows(self) -> int:  # type: ignore[override]
@@ -167,28 +167,28 @@ class Mondrian(Calibration):
         return self.inner.most_rows
 
     def choose(
-        self, scores: Tensor, notes: Columns, planned: int, alpha: Any
+        self, scores: Tensor, metadata: Columns, planned: int, alpha: Any
     ) -> tuple[Mondrian, Any]:
         """Choose for the inner calibration what is open, once for all groups."""
-        counts = [len(rows) for rows in rows_of_groups(notes["group"]).values()]
+        counts = [len(rows) for rows in rows_of_groups(metadata["group"]).values()]
         # A point has the others of its group around it: on average, this share of them all.
         share = sum(count**2 for count in counts) / sum(counts) ** 2
-        inside = max(points_needed(alpha), round(share * planned))
-        inner, choice = self.inner.choose(scores, _without_group(notes), inside, alpha)
+        inside = max(rows_needed(alpha), round(share * planned))
+        inner, choice = self.inner.choose(scores, _without_group(metadata), inside, alpha)
         return Mondrian(inner, self.by), choice
 
-    def weight_of(self, notes: Columns) -> Tensor | None:
+    def weight_of(self, metadata: Columns) -> Tensor | None:
         """Say how much likelier each noted point is among new ones."""
-        return self.inner.weight_of(_without_group(notes))
+        return self.inner.weight_of(_without_group(metadata))
 
-    def noted_again(self, seen: Seen, y: Tensor, notes: Columns) -> dict[str, Any]:
+    def noted_again(self, out: BatchOutput, y: Tensor, metadata: Columns) -> dict[str, Any]:
         """Note points whose group is noted."""
-        inner = self.inner.noted_again(seen, y, _without_group(notes))
-        return {"group": notes["group"], **inner}
+        inner = self.inner.noted_again(out, y, _without_group(metadata))
+        return {"group": metadata["group"], **inner}
 
-    def note_new(self, seen: Seen) -> dict[str, Any]:
+    def note_new(self, out: BatchOutput) -> dict[str, Any]:
         """Note of new inputs what the inner calibration learns from; they need no groups."""
-        return self.inner.note_new(seen)
+        return self.inner.note_new(out)
 
     def facing(self, new: Callable[[], Columns]) -> Mondrian:
         """Give a calibration that can learn from new inputs, once for all groups."""
@@ -221,14 +221,14 @@ class Mondrian(Calibration):
         if not self.is_summary:
             super()._check_rows({n: t for n, t in points.items() if n != "names"})
 
-    def add(self, scores: Tensor, notes: Columns | None = None) -> None:
+    def add(self, scores: Tensor, metadata: Columns | None = None) -> None:
         """Keep these points; ``notes["group"]`` says whose they are."""
-        notes = dict(notes or {})
+        metadata = dict(metadata or {})
         parts = dict(self.parts())
-        groups = notes.pop("group")
+        groups = metadata.pop("group")
         for label, rows in rows_of_groups(groups).items():
             parts[label] = self._copy(parts.get(label))
-            parts[label].add(scores[rows], take(notes, rows))
+            parts[label].add(scores[rows], take(metadata, rows))
         self._pack(parts)
 
     def merge(self, other: Calibration) -> None:
@@ -284,30 +284,30 @@ class Mondrian(Calibration):
     # -- thresholds -------------------------------------------------------------------------
 
     def threshold(
-        self, alpha: Any, notes: Columns | None = None, random: Draws | None = None
+        self, alpha: Any, metadata: Columns | None = None, random: Draws | None = None
     ) -> Tensor:
         """Look up the threshold of each point's group, shape (n, m)."""
-        return self.thresholds([alpha], notes, random)[0]
+        return self.thresholds([alpha], metadata, random)[0]
 
     def thresholds(
-        self, alphas: Sequence[Any], notes: Columns | None = None, random: Draws | None = None
+        self, alphas: Sequence[Any], metadata: Columns | None = None, random: Draws | None = None
     ) -> Tensor:
         """Look up the thresholds of each point's group at several levels, (levels, n, m)."""
-        return self._by_group(notes, lambda part, own: part.thresholds(alphas, own, random))
+        return self._by_group(metadata, lambda part, own: part.thresholds(alphas, own, random))
 
-    def confident_thresholds(
-        self, alphas: Sequence[Any], pac: Any, notes: Columns | None = None
+    def pac_thresholds(
+        self, alphas: Sequence[Any], pac: Any, metadata: Columns | None = None
     ) -> Tensor:
         """Look up thresholds that cover 1 - alpha in each group given its points, so surely."""
-        return self._by_group(notes, lambda part, own: part.confident_thresholds(alphas, pac, own))
+        return self._by_group(metadata, lambda part, own: part.pac_thresholds(alphas, pac, own))
 
     def _by_group(
-        self, notes: Columns | None, look_up: Callable[[Calibration, Columns], Tensor]
+        self, metadata: Columns | None, look_up: Callable[[Calibration, Columns], Tensor]
     ) -> Tensor:
         """Put together what each group says of its own points, (levels, n, m)."""
-        assert notes is not None
-        parts, inner_notes = self.parts(), _without_group(notes)
-        asked = rows_of_groups(notes["group"])
+        assert metadata is not None
+        parts, inner_notes = self.parts(), _without_group(metadata)
+        asked = rows_of_groups(metadata["group"])
         unseen = [label for label in asked if label not in parts]
         if unseen:
             raise ValueError(
@@ -322,7 +322,7 @@ class Mondrian(Calibration):
                 raise ValueError(f"in group {label!r} {error}") from error
         width = max(table.shape[-1] for table in tables.values())
         levels = {len(table) for table in tables.values()}
-        result = torch.empty(*levels, len(notes["group"]), width, dtype=torch.float64)
+        result = torch.empty(*levels, len(metadata["group"]), width, dtype=torch.float64)
         for label, rows in asked.items():
             table = tables[label]
             result[:, rows] = pad(table, (0, width - table.shape[-1]), value=torch.inf)
@@ -335,10 +335,10 @@ class Mondrian(Calibration):
         more = f" and {len(parts) - _SHOWN} more groups" if len(parts) > _SHOWN else ""
         return f"{len(self)} points" + (f" ({listed}{more})" if parts else "")
 
-    def why_infinite(self, alpha: Any, notes: Columns) -> str:
+    def why_infinite(self, alpha: Any, metadata: Columns) -> str:
         """Name the groups that are too small; else say what the inner calibration says."""
-        needed, counts, parts = points_needed(alpha), self.groups, self.parts()
-        asked = rows_of_groups(notes["group"])
+        needed, counts, parts = rows_needed(alpha), self.groups, self.parts()
+        asked = rows_of_groups(metadata["group"])
         small = {label: counts[label] for label in asked if counts[label] < needed}
         if small:
             listed = ", ".join(f"{label!r} ({count})" for label, count in list(small.items())[:5])
@@ -348,7 +348,7 @@ class Mondrian(Calibration):
                 f"alpha={float(alpha):g} needs at least {needed} in each"
             )
         label, rows = next(iter(asked.items()))
-        reason = parts[label].why_infinite(alpha, take(_without_group(notes), rows))
+        reason = parts[label].why_infinite(alpha, take(_without_group(metadata), rows))
         return f" in group {label!r}{reason}"
 
 
@@ -435,8 +435,8 @@ def rows_of_groups(labels: Iterable[Label]) -> dict[Label, Tensor]:
     return {label: torch.tensor(numbers) for label, numbers in rows.items()}
 
 
-def _without_group(notes: Columns) -> dict[str, Any]:
-    return {name: column for name, column in notes.items() if name != "group"}
+def _without_group(metadata: Columns) -> dict[str, Any]:
+    return {name: column for name, column in metadata.items() if name != "group"}
 
 
 def _listed(labels: Iterable[Label]) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ffcp.conformal.weights import Entry, Places, Surroundings
+from ffcp.conformal.kernel_weights import Entry, Places, Surroundings
 
 EXACT = 0.0  # no distance is too small to matter, so they are taken in float64
 NEARLY = 1e-6  # squared distances that differ by less count as equal: they are rounded
@@ -59,23 +59,23 @@ class NearestWeights:
         if not is_full:
             none = torch.zeros_like(smaller)
             return Surroundings(smaller, none + k, none, torch.full(none.shape, math.inf).double())
-        reach = squared.amax(dim=1)
+        position = squared.amax(dim=1)
         # Of several that are the farthest, the one whose leaving leaves the larger share.
-        farthest = squared >= (reach * (1 - NEARLY))[:, None]
+        farthest = squared >= (position * (1 - NEARLY))[:, None]
         pushed = (is_smaller | ~farthest).all(dim=1).long()
-        return Surroundings(smaller - pushed, torch.full_like(smaller, k), pushed, reach)
+        return Surroundings(smaller - pushed, torch.full_like(smaller, k), pushed, position)
 
     def entering(self, rows: Tensor, around: Surroundings) -> Callable[[Neighbours, Tensor], Entry]:
         """Make ready for new points to enter around calibration points ``rows``."""
         distances = _distances_to(self._embedding, rows)
-        pushed, reach = around.pushed[:, None].double(), around.reach[:, None]
+        pushed, position = around.pushed[:, None].double(), around.position[:, None]
 
         def enter(near: Neighbours, x: Tensor) -> Entry:
             squared, rounding = distances(x)
-            nearly = reach * NEARLY + rounding
+            nearly = position * NEARLY + rounding
             # On the edge it may enter or not, however ties are broken: the larger share counts.
-            if_smaller = torch.where(squared <= reach + nearly, 1.0, pushed)
-            if_not = torch.where(squared < reach - nearly, 0.0, pushed)
+            if_smaller = torch.where(squared <= position + nearly, 1.0, pushed)
+            if_not = torch.where(squared < position - nearly, 0.0, pushed)
             return Entry(if_smaller, if_not, 1)
 
         return enter
@@ -114,7 +114,7 @@ class NearestSums:
     """Neighbours as positions (b, k) among n sorted scores, each of weight 1.
 
     >>> sums = NearestSums(torch.tensor([[4, 1, 2]]), n=6)
-    >>> sums.reach(torch.tensor([2])), sums.before(torch.tensor([4]))
+    >>> sums.position(torch.tensor([2])), sums.before(torch.tensor([4]))
     (tensor([2]), tensor([2]))
     """
 
@@ -128,7 +128,7 @@ class NearestSums:
         """The number of neighbours of each point."""
         return torch.full((len(self._positions),), self._positions.shape[1])
 
-    def reach(self, target: Tensor) -> Tensor:
+    def position(self, target: Tensor) -> Tensor:
         """Position of the target-th neighbour among the scores, or n."""
         width = self._positions.shape[1]
         if not width:

@@ -106,28 +106,28 @@ def conformal_rank(n: int, alpha: Any) -> int:
     return -((n + 1) * (misses - of) // of)
 
 
-def confident_rank(n: int, alpha: Any, pac: Any) -> int:
+def pac_rank(n: int, alpha: Any, pac: Any) -> int:
     """Return the smallest rank whose score covers 1 - alpha of new points, so surely.
 
     Given n calibration points, the k-th smallest score covers a share of new points that follows
     Beta(k, n + 1 - k), or more where scores tie. It is at least p = 1 - alpha with the probability
     that Binomial(n, p) is below k. If no k up to n does, the result is n + 1.
 
-    >>> confident_rank(1000, 0.1, 0.95), conformal_rank(1000, 0.1)
+    >>> pac_rank(1000, 0.1, 0.95), conformal_rank(1000, 0.1)
     (916, 901)
-    >>> confident_rank(28, 0.1, 0.95), confident_rank(29, 0.1, 0.95)
+    >>> pac_rank(28, 0.1, 0.95), pac_rank(29, 0.1, 0.95)
     (29, 29)
     """
     p, wanted = 1 - exact_alpha(alpha), exact_alpha(pac, "pac")
     terms = _binomial_terms(n, p)
     start, total = terms.start, sum(terms.values)
     # Every step away from the largest term rounds by less than one, and makes no error larger.
-    slack = 2 * (n + 1) * (len(terms.values) + 1)
+    scale = 2 * (n + 1) * (len(terms.values) + 1)
     running = 0
     for k, term in enumerate(terms.values, start=start + 1):
         running += term  # in proportion to P(Binomial(n, p) < k)
         excess = running * wanted.denominator - total * wanted.numerator
-        if abs(excess) <= slack * wanted.denominator:
+        if abs(excess) <= scale * wanted.denominator:
             excess = _exact_excess(n, p, k, wanted)  # too near to call: count every number
         if excess >= 0:
             return k
@@ -168,10 +168,10 @@ def _exact_excess(n: int, p: Fraction, k: int, wanted: Fraction) -> int:
     return below * wanted.denominator - wanted.numerator * whole
 
 
-def points_needed(alpha: Any, pac: Any = None) -> int:
+def rows_needed(alpha: Any, pac: Any = None) -> int:
     """Return the smallest number of calibration points with a finite threshold at ``alpha``.
 
-    >>> points_needed(0.1), points_needed(0.1, pac=0.95)
+    >>> rows_needed(0.1), rows_needed(0.1, pac=0.95)
     (9, 29)
     """
     exact = exact_alpha(alpha)

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ffcp.conformal.calibration import Calibration
 from ffcp.conformal.columns import Columns
-from ffcp.conformal.draws import Draws
+from ffcp.conformal.random_numbers import Draws
 from ffcp.conformal.rank import exact_alpha
 from ffcp.recipes import public
 
@@ -105,7 +105,7 @@ class Losses(Risk):
             raise ValueError("losses grow with the level")
 
     def threshold(
-        self, alpha: Any, notes: Columns | None = None, random: Draws | None = None
+        self, alpha: Any, metadata: Columns | None = None, random: Draws | None = None
     ) -> Tensor:
         """Look up the level, (1,); infinite where even the last one promises nothing."""
         place = self.risk_bin(alpha)
@@ -114,7 +114,7 @@ class Losses(Risk):
         level = float(self.grid[place]) if enough else math.inf
         return torch.tensor([level], dtype=torch.float64)
 
-    def why_infinite(self, alpha: Any, notes: Columns) -> str:
+    def why_infinite(self, alpha: Any, metadata: Columns) -> str:
         """Say what is missing."""
         exact = exact_alpha(alpha)
         needed = math.ceil((1 - exact) / exact)

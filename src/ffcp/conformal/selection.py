@@ -15,16 +15,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ffcp.batch import BatchOutput, Requires
 from ffcp.conformal.columns import Columns, Table, take
-from ffcp.conformal.rank import points_needed
-from ffcp.pieces import Needs, Seen
+from ffcp.conformal.rank import rows_needed
 
 Batch = TypeVar("Batch")
 Incoming = TypeVar("Incoming", contravariant=True)
-Self = TypeVar("Self", bound="Scorer")
+Self = TypeVar("Self", bound="Score")
 
 
-class Scorer:
+class Score:
     """Gives points their scores; the base of families of bands and of label scores.
 
     One that is open has something to choose first: it notes what the choice needs of every row,
@@ -42,15 +42,15 @@ class Scorer:
     #: Whether scores are tensors that nobody else has, so that they need not be copied.
     gives_new = False
 
-    def needs(self) -> Needs:
+    def requires(self) -> Requires:
         """Say what the pass over the model must bring."""
-        return Needs()
+        return Requires()
 
     def settings(self) -> dict[str, Any]:
         """Say what scores depend on besides the model; saved, and compared when merging."""
         return {}
 
-    def note(self, seen: Seen, y: Any) -> dict[str, Any]:
+    def note(self, out: BatchOutput, y: Any) -> dict[str, Any]:
         """Note of rows what their scores need: the scores themselves if nothing is open."""
         raise NotImplementedError
 
@@ -58,7 +58,7 @@ class Scorer:
         """Give tensors that scores depend on besides the model: what was learned; saved too."""
         return {}
 
-    def again(self, noted: Columns) -> tuple[Seen, Tensor] | None:
+    def again(self, noted: Columns) -> tuple[BatchOutput, Tensor] | None:
         """Give what was seen of rows that waited for a choice, and their targets, if it was noted.
 
         Their scores and notes are then made as if the model had just seen them.
@@ -278,7 +278,7 @@ class Selection(Generic[Batch]):
 
         What was noted of them is asked for only if there are enough rows to choose on.
         """
-        few = left < points_needed(self.alpha) or rows < self.fewest
+        few = left < rows_needed(self.alpha) or rows < self.fewest
         if few and self.work.do_without(rows + left):
             return False
         if not left or not rows:

@@ -21,15 +21,15 @@ import torch
 from torch import Tensor
 
 from ffcp import files
-from ffcp.conformal import tilts
+from ffcp.batch import BatchOutput, Requires, name_of
+from ffcp.conformal import density_ratio
 from ffcp.conformal.calibration import Calibration
 from ffcp.conformal.columns import Columns
-from ffcp.conformal.draws import Draws
-from ffcp.conformal.embedding import On, embedded, needs_of
-from ffcp.conformal.rank import exact_alpha, points_needed
-from ffcp.conformal.tilts import ShiftChoice
-from ffcp.conformal.weights import ONE, plain_target
-from ffcp.pieces import Needs, Seen, name_of
+from ffcp.conformal.density_ratio import ShiftChoice
+from ffcp.conformal.embedding import On, embedded, requires_of
+from ffcp.conformal.kernel_weights import ONE, plain_target
+from ffcp.conformal.random_numbers import Draws
+from ffcp.conformal.rank import exact_alpha, rows_needed
 from ffcp.recipes import public
 
 LEARN, GIVEN = "learn", "given"
@@ -44,7 +44,7 @@ class Ladder(NamedTuple):
     sums: Tensor
     lost: int  # units, at most, that rounding took from the weights
 
-    def reach(self, own: Tensor, alpha: Any) -> Tensor:
+    def quantile(self, own: Tensor, alpha: Any) -> Tensor:
         """Give the weighted quantile at points of their own weight, in whole numbers, (n,)."""
         total = own + (int(self.sums[-1]) if len(self.sums) else 0) + self.lost
         target = plain_target(total, alpha).clamp_min(1)
@@ -111,7 +111,7 @@ def weighted_quantile(scores: Tensor, weights: Tensor, own: Any, alpha: Any) -> 
     largest = weights.max() if len(weights) else weights.new_zeros(())
     if not largest > 0:
         return scores.new_full(own.shape, math.inf)
-    return ladder(scores, weights / largest).reach(own_units(own / largest), alpha)
+    return ladder(scores, weights / largest).quantile(own_units(own / largest), alpha)
 
 
 class Reweighted(Calibration):
@@ -139,12 +139,12 @@ class Reweighted(Calibration):
     def _thresholds(self, own: Tensor, alpha: Any) -> Tensor:
         """Look up quantiles (n, m) for points of these weights, in units of the largest."""
         units = own_units(own)
-        columns = [self._ladder(i).reach(units, alpha) for i in range(self.coordinates)]
+        columns = [self._ladder(i).quantile(units, alpha) for i in range(self.coordinates)]
         return torch.stack(columns, dim=1)
 
     def _why_infinite(self, own: Tensor, alpha: Any, what: str) -> str:
         """Say how much the new points weigh against all calibration points."""
-        exact, needed = exact_alpha(alpha), points_needed(alpha)
+        exact, needed = exact_alpha(alpha), rows_needed(alpha)
         has_score = ~self.scores.isnan()
         fewest = int(has_score.sum(dim=0).min())
         if fewest < needed:
@@ -245,9 +245,9 @@ class Weighted(Reweighted):
         """Whether every row comes with its weight."""
         return self.ratio == GIVEN
 
-    def needs(self) -> Needs:
+    def requires(self) -> Requires:
         """Ask for the layer that the classifier looks at."""
-        return needs_of(self.on) if self.ratio == LEARN else Needs()
+        return requires_of(self.on) if self.ratio == LEARN else Requires()
 
     def settings(self) -> dict[str, Any]:
         """Say what thresholds depend on besides the points; a function by its name."""
@@ -258,18 +258,18 @@ class Weighted(Reweighted):
             said["numbers"] = None if self.tilt is None else len(self.tilt) - 1  # of each row
         return said
 
-    def note(self, seen: Seen, y: Tensor | None = None) -> dict[str, Any]:
+    def note(self, out: BatchOutput, y: Tensor | None = None) -> dict[str, Any]:
         """Note what each row weighs, or where it lies if that is learned."""
         if self.ratio == LEARN:
-            return {"embedding": embedded(seen, self.on)}
+            return {"embedding": embedded(out, self.on)}
         if callable(self.ratio):
-            return {"weight": checked_weights(self.ratio(seen.x), seen.rows, "the ratio")}
-        if seen.weights is None:
+            return {"weight": checked_weights(self.ratio(out.x), out.rows, "the ratio")}
+        if out.weights is None:
             raise ValueError(
                 "Weighted('given') needs the weight of every row: pass weights=..., numbers per "
                 "row, when calibrating and predicting"
             )
-        return {"weight": checked_weights(seen.weights, seen.rows, "weights")}
+        return {"weight": checked_weights(out.weights, out.rows, "weights")}
 
     # -- learning ---------------------------------------------------------------------------
 
@@ -280,11 +280,13 @@ class Weighted(Reweighted):
         return fresh
 
     def choose(
-        self, scores: Tensor, notes: Columns, planned: int, alpha: Any
+        self, scores: Tensor, metadata: Columns, planned: int, alpha: Any
     ) -> tuple[Weighted, ShiftChoice]:
         """Learn the ratio on points that do not calibrate, and on new inputs."""
         assert self._new is not None
-        tilt, choice = tilts.learned(notes["embedding"], self._new()["embedding"], self.clip)
+        tilt, choice = density_ratio.learned(
+            metadata["embedding"], self._new()["embedding"], self.clip
+        )
         chosen = self.empty()
         chosen.tilt, chosen._new = tilt, None
         return chosen, choice
@@ -306,18 +308,18 @@ class Weighted(Reweighted):
             return {}
         return {"shift": files.rebuilt(ShiftChoice, saved["shift"])}
 
-    def weight_of(self, notes: Columns) -> Tensor:
+    def weight_of(self, metadata: Columns) -> Tensor:
         """Give the weights of points that were noted."""
-        if "weight" in notes:
-            return torch.as_tensor(notes["weight"]).double()
+        if "weight" in metadata:
+            return torch.as_tensor(metadata["weight"]).double()
         assert self.tilt is not None
-        return tilts.ratio(notes["embedding"], self.tilt, self.clip)
+        return density_ratio.ratio(metadata["embedding"], self.tilt, self.clip)
 
     # -- keeping points, and thresholds -----------------------------------------------------
 
-    def add(self, scores: Tensor, notes: Columns | None = None) -> None:
+    def add(self, scores: Tensor, metadata: Columns | None = None) -> None:
         """Keep these points; the notes say what they weigh, or where they lie."""
-        super().add(scores, {"weight": self.weight_of(notes or {})})
+        super().add(scores, {"weight": self.weight_of(metadata or {})})
 
     def check(self, points: Mapping[str, Tensor]) -> None:
         """Refuse weights that are none."""
@@ -336,15 +338,15 @@ class Weighted(Reweighted):
         return largest or 1.0
 
     def threshold(
-        self, alpha: Any, notes: Columns | None = None, random: Draws | None = None
+        self, alpha: Any, metadata: Columns | None = None, random: Draws | None = None
     ) -> Tensor:
         """Give the weighted quantiles (n, m), each with its point's own weight at infinity."""
-        assert notes is not None
-        return self._thresholds(self.weight_of(notes) / self._largest, alpha)
+        assert metadata is not None
+        return self._thresholds(self.weight_of(metadata) / self._largest, alpha)
 
-    def why_infinite(self, alpha: Any, notes: Columns) -> str:
+    def why_infinite(self, alpha: Any, metadata: Columns) -> str:
         """Say how much the new points weigh against all calibration points."""
-        return self._why_infinite(self.weight_of(notes) / self._largest, alpha, "these inputs")
+        return self._why_infinite(self.weight_of(metadata) / self._largest, alpha, "these inputs")
 
 
 def checked_weights(weights: Any, rows: range, what: str) -> Tensor:

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
-from ffcp.classification.predictor import LabelSets
 from ffcp.classification.scores import RuleScore
-from ffcp.conformal.bylabel import ByLabel
+from ffcp.classification.set_predictor import SetPredictor
+from ffcp.conformal.by_label import ByLabel
 from ffcp.conformal.calibration import Calibration
 from ffcp.conformal.marginal import Marginal
 from ffcp.conformal.mondrian import Mondrian
 from ffcp.network.jacobian import Sketch, Smooth
 from ffcp.predictor import Predictor
 from ffcp.regression.bases import Point, Quantiles
-from ffcp.regression.family import SlackBands
-from ffcp.regression.learned.family import LearnedBands
+from ffcp.regression.learned.learned_score import LearnedScore
 from ffcp.regression.learned.learners import BOOSTING
-from ffcp.regression.predictor import BandPredictor
-from ffcp.regression.slacks import Constant, GradientNorm
+from ffcp.regression.regression_predictor import RegressionPredictor
+from ffcp.regression.scaled_score import ScaledScore
+from ffcp.regression.scales import Constant, GradientNorm
 
 # Pieces that are tensor code from what the pass saw to the result, whatever the values. The very
 # classes: one that is derived from them may do anything.
-FAMILIES: tuple[type, ...] = (SlackBands, LearnedBands)
+FAMILIES: tuple[type, ...] = (ScaledScore, LearnedScore)
 PARTS: tuple[type, ...] = (Point, Quantiles, Constant, GradientNorm)
 # Whose thresholds are the same for all rows, or for all of a group.
 CALIBRATIONS: tuple[type, ...] = (Marginal, ByLabel)
@@ -39,10 +39,10 @@ def check(predictor: Predictor) -> None:
 
 def _reasons(predictor: Predictor) -> Any:
     scorer, calibration = predictor.calibrated()[:2]
-    if isinstance(predictor, LabelSets):
+    if isinstance(predictor, SetPredictor):
         if type(scorer) is not RuleScore:
             yield f"its label score is {_called(scorer)}, {_FOREIGN}"
-    elif not isinstance(predictor, BandPredictor):
+    elif not isinstance(predictor, RegressionPredictor):
         yield f"predictors of {predictor.task} have no graph"
     elif type(scorer) not in FAMILIES:
         yield (
@@ -51,14 +51,14 @@ def _reasons(predictor: Predictor) -> Any:
             else f"its bands are those of {_called(scorer)}, {_FOREIGN}"
         )
     else:
-        for part in (getattr(scorer, name, None) for name in ("base", "slack")):
+        for part in (getattr(scorer, name, None) for name in ("base", "scale")):
             if part is not None and type(part) not in PARTS:
                 yield f"{_called(part)} is {_FOREIGN}"
-    if isinstance(scorer, LearnedBands) and scorer.sight.functions:
+    if isinstance(scorer, LearnedScore) and scorer.sight.functions:
         yield f"it learned from {_FOREIGN}"
-    if isinstance(scorer, LearnedBands) and scorer.kind == BOOSTING:
+    if isinstance(scorer, LearnedScore) and scorer.kind == BOOSTING:
         yield "boosted trees jump where a file rounds otherwise: learner='network' does not"
-    method = scorer.needs().method
+    method = scorer.requires().method
     if isinstance(method, (Sketch, Smooth)):
         yield f"method={method} draws random numbers: use 'exact' or 'coloured'"
     yield from _reasons_of(calibration)
@@ -72,8 +72,9 @@ def _reasons_of(calibration: Calibration) -> Any:
         yield f"its calibration is {_called(inner)}, {_FOREIGN}"
     elif type(inner) not in CALIBRATIONS:
         yield (
-            f"thresholds of {_called(inner)} have no graph: only those of ffcp.Marginal and "
-            "ffcp.ByLabel do, also in groups"
+            f"thresholds of {_called(inner)} have no graph: only those of "
+            f"ffcp.calibrations.Marginal and "
+            "ffcp.calibrations.ByLabel do, also in groups"
         )
 
 

@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ffcp.classification.predictor import LabelSets
 from ffcp.classification.rules import all_scores
+from ffcp.classification.set_predictor import SetPredictor
 from ffcp.export.steps import RANDOM, ROUNDING, SetSteps
-from ffcp.network import inputs, passes
-from ffcp.regression.predictor import BandPredictor
+from ffcp.network import forward, inputs
+from ffcp.regression.regression_predictor import RegressionPredictor
 from ffcp.warnings import FFCPWarning
 
 _ROWS = 64  # at least so many are compared
@@ -60,7 +60,7 @@ def run(data: bytes, feeds: Mapping[str, Tensor]) -> list[Tensor]:
 
 
 def rounding_of_bands(
-    predictor: BandPredictor,
+    predictor: RegressionPredictor,
     data: bytes,
     feeds: Mapping[str, Tensor],
     x: Any,
@@ -88,14 +88,14 @@ def rounding_of_bands(
 
 
 def rounding_of_sets(
-    predictor: LabelSets, steps: SetSteps, data: bytes, feeds: Mapping[str, Tensor], x: Any
+    predictor: SetPredictor, steps: SetSteps, data: bytes, feeds: Mapping[str, Tensor], x: Any
 ) -> Tensor:
     """Compare the scores of a file; give by how much thresholds have to rise."""
     logits, *_, scores = run(data, feeds)
-    seen = passes.see(predictor.model, x, steps.needs)
-    rows = steps.rows(seen._replace(output=seen.output.cpu()), feeds.get(RANDOM))
+    out = forward.see(predictor.model, x, steps.requires)
+    rows = steps.rows(out._replace(output=out.output.cpu()), feeds.get(RANDOM))
     expected = all_scores(steps.rule, rows)
-    must_be_close("prediction", logits, seen.output.cpu())
+    must_be_close("prediction", logits, out.output.cpu())
     must_be_close("score", scores, expected, torch.finfo(logits.dtype).eps)
     off = (scores - expected).abs()
     return _SAFETY * off[off < 1e3 * torch.finfo(logits.dtype).eps].max().reshape(())

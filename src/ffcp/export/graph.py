@@ -27,8 +27,8 @@ from torch.fx.experimental.symbolic_shapes import (
 )
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from ffcp.batch import traced
 from ffcp.export.backward import BACKWARD
-from ffcp.pieces import traced
 
 aten = torch.ops.aten
 ROWS = 7  # traced with so many, which stand for any number but 1

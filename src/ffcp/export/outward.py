@@ -1,4 +1,4 @@
-"""Bands of a base and a slack in a graph: in the model's own type, and rounded outward.
+"""Bands of a base and a scale in a graph: in the model's own type, and rounded outward.
 
 The library works in float64 and rounds once. A graph has few operations to spare, so it stays in
 the type of the model and moves both ends outward by more than that, and another machine, can round.
@@ -9,10 +9,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ffcp.batch import BatchOutput
 from ffcp.network.jacobian.norms import wide
-from ffcp.pieces import Seen
-from ffcp.regression.bands import Ends
-from ffcp.regression.family import Family, SlackBands
+from ffcp.regression.intervals import Ends
+from ffcp.regression.scaled_score import RegressionScore, ScaledScore
 from ffcp.regression.sides import BOTH, EACH
 
 _UNITS = 8  # of rounding
@@ -23,8 +23,8 @@ def near(dtype: torch.dtype) -> float:
     return _UNITS * torch.finfo(dtype).eps
 
 
-class Outward(Family):
-    """Bands of a base and a slack, in a graph.
+class Outward(RegressionScore):
+    """Bands of a base and a scale, in a graph.
 
     Parameters
     ----------
@@ -37,29 +37,32 @@ class Outward(Family):
 
     Examples
     --------
-    >>> from ffcp import Constant, Point
-    >>> seen = Seen(None, torch.tensor([[3.0]]), {}, {}, range(1))
-    >>> outward = Outward(SlackBands(Point(), Constant()), seen, torch.zeros(1))
-    >>> lower, upper = outward.interval(seen, torch.tensor([2.0]))
+    >>> from ffcp.scales import Constant
+    >>> from ffcp.scores import Point
+    >>> out = BatchOutput(None, torch.tensor([[3.0]]), {}, {}, range(1))
+    >>> outward = Outward(ScaledScore(Point(), Constant()), out, torch.zeros(1))
+    >>> lower, upper = outward.interval(out, torch.tensor([2.0]))
     >>> bool(0.99999 < lower < 1) and bool(5 < upper < 5.00001)
     True
     """
 
-    def __init__(self, bands: SlackBands, seen: Seen, rounding: Tensor) -> None:
+    def __init__(self, bands: ScaledScore, out: BatchOutput, rounding: Tensor) -> None:
         self.joint, self.side = bands.joint, bands.side
-        self._dtype, self._rounding = seen.output.dtype, rounding.reshape(-1)
-        self._ends = _in_type(bands.ends(seen), wide(self._dtype))
+        self._dtype, self._rounding = out.output.dtype, rounding.reshape(-1)
+        self._ends = _in_type(bands.ends(out), wide(self._dtype))
 
-    def reach(self, seen: Seen, below: Tensor, above: Tensor) -> tuple[Tensor, Tensor]:
+    def interval_ends(
+        self, out: BatchOutput, below: Tensor, above: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Return the ends (n, m) whose targets have at most these one-sided scores."""
         ends = self._ends
         if ends.is_symmetric and below is above:
-            # In this order: where slacks are constant, the first two terms are one number.
-            step = self._larger(below) * ends.slack_lo + self._rounding + self._near(ends.lo)
+            # In this order: where scales are constant, the first two terms are one number.
+            step = self._larger(below) * ends.scale_lo + self._rounding + self._near(ends.lo)
             return (ends.lo - step).to(self._dtype), (ends.hi + step).to(self._dtype)
         down, up = (
-            self._in_type(score) * slack
-            for score, slack in ((below, ends.slack_lo), (above, ends.slack_hi))
+            self._in_type(score) * scale
+            for score, scale in ((below, ends.scale_lo), (above, ends.scale_hi))
         )
         under = self._near(ends.lo) + self._near(down) + self._rounding
         over = self._near(ends.hi) + self._near(up) + self._rounding
@@ -90,7 +93,7 @@ class Outward(Family):
 
 def _in_type(ends: Ends, dtype: torch.dtype) -> Ends:
     """Convert ends, and leave those one that are one."""
-    lo, slack = ends.lo.to(dtype), ends.slack_lo.to(dtype)
+    lo, scale = ends.lo.to(dtype), ends.scale_lo.to(dtype)
     if ends.is_symmetric:
-        return Ends(lo, lo, slack, slack)
-    return Ends(lo, ends.hi.to(dtype), slack, ends.slack_hi.to(dtype))
+        return Ends(lo, lo, scale, scale)
+    return Ends(lo, ends.hi.to(dtype), scale, ends.scale_hi.to(dtype))

@@ -10,20 +10,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from ffcp.classification.predictor import LabelSets
+from ffcp.batch import BatchOutput
 from ffcp.classification.rules import Rows
-from ffcp.conformal.bylabel import ByLabel
+from ffcp.classification.set_predictor import SetPredictor
+from ffcp.conformal.by_label import ByLabel
 from ffcp.conformal.calibration import Calibration
 from ffcp.conformal.mondrian import Mondrian
 from ffcp.export.outward import Outward, near
-from ffcp.network import checks, jacobian, passes
+from ffcp.network import checks, forward, jacobian
 from ffcp.network.features import OUTPUT, Cut
-from ffcp.network.twin import twin_of, uncompiled
-from ffcp.pieces import Seen
+from ffcp.network.frozen import frozen_copy, uncompiled
 from ffcp.predictor import Predictor
 from ffcp.regression.bases import columns
-from ffcp.regression.family import SlackBands
-from ffcp.regression.predictor import BandPredictor
+from ffcp.regression.regression_predictor import RegressionPredictor
+from ffcp.regression.scaled_score import ScaledScore
 from ffcp.regression.sides import ends_at
 
 # The inputs of a graph besides the model's own.
@@ -48,25 +48,25 @@ class Steps:
         calibration = self._state.calibration
         each = [predictor.alpha_of_each(alpha, calibration.coordinates) for alpha in alphas]
         self._tables = [threshold_table(calibration, alpha, columns) for alpha in each]
-        self.needs = self._state.needs
-        twin = twin_of(uncompiled(predictor.model))
-        if twin is None:
+        self.requires = self._state.requires
+        frozen = frozen_copy(uncompiled(predictor.model))
+        if frozen is None:
             raise ValueError(
                 "the model is scripted, or has parts that cannot be copied, so torch cannot write "
                 "down what it does: export a predictor of the original module. Nothing was written"
             )
-        self.model: nn.Module = twin.to("cpu")
+        self.model: nn.Module = frozen.to("cpu")
 
-    def see(self, x: Any) -> Seen:
+    def see(self, x: Any) -> BatchOutput:
         """Run the model once; what is checked elsewhere is not looked at."""
-        inner = [name for name in dict.fromkeys(self.needs.norms) if name != OUTPUT]
-        with Cut(self.model, inner, values=self.needs.values) as cut:
+        inner = [name for name in dict.fromkeys(self.requires.norms) if name != OUTPUT]
+        with Cut(self.model, inner, values=self.requires.values) as cut:
             tap = cut(x)
-            norms = jacobian.take_norms(self.model, x, tap, inner, self.needs)
+            norms = jacobian.take_norms(self.model, x, tap, inner, self.requires)
         output = tap.prediction.detach()
-        if OUTPUT in self.needs.norms:
-            norms[OUTPUT] = passes.norms_of_output(output, self.needs)
-        return Seen(x, output, norms, tap.values, range(0))
+        if OUTPUT in self.requires.norms:
+            norms[OUTPUT] = forward.norms_of_output(output, self.requires)
+        return BatchOutput(x, output, norms, tap.values, range(0))
 
     def thresholds(self, group: Tensor | None) -> list[Tensor]:
         """Look up the thresholds of each alpha: (columns,), or (n, columns) by groups."""
@@ -116,7 +116,7 @@ class BandSteps(Steps):
     names = ("lower", "upper")
 
     def __init__(
-        self, predictor: BandPredictor, alphas: Sequence[Fraction], output: Tensor
+        self, predictor: RegressionPredictor, alphas: Sequence[Fraction], output: Tensor
     ) -> None:
         super().__init__(predictor, alphas, predictor.calibration.coordinates)
         self._family: Any = self._state.scorer
@@ -136,27 +136,27 @@ class BandSteps(Steps):
 
     def __call__(self, x: Any, others: Mapping[str, Tensor]) -> list[Tensor]:
         """Return the prediction, then a lower and an upper end for each alpha."""
-        seen = self.see(x)
-        prediction = self._prediction(seen.output)
-        results, ends_of = [prediction], self._ends(seen, prediction, others[ROUNDING])
+        out = self.see(x)
+        prediction = self._prediction(out.output)
+        results, ends_of = [prediction], self._ends(out, prediction, others[ROUNDING])
         for threshold in self.thresholds(others.get(GROUP)):
             for end in ends_of(threshold):
                 whole = end if prediction.dim() == 2 else end.reshape(prediction.shape)
                 results.append(self._cut(whole))
         return results
 
-    def _ends(self, seen: Seen, prediction: Tensor, rounding: Tensor) -> Callable[..., Any]:
+    def _ends(self, out: BatchOutput, prediction: Tensor, rounding: Tensor) -> Callable[..., Any]:
         """Return the ends at thresholds, outward by as much as another machine can round."""
-        if isinstance(self._family, SlackBands):
-            outward = Outward(self._family, seen, rounding)
-            return lambda threshold: ends_at(outward, seen, threshold)
+        if isinstance(self._family, ScaledScore):
+            outward = Outward(self._family, out, rounding)
+            return lambda threshold: ends_at(outward, out, threshold)
         share = near(prediction.dtype)
         margin = columns(prediction.abs() * share + rounding)
 
         def of_levels(threshold: Tensor) -> tuple[Tensor, Tensor]:
             larger = threshold + threshold.abs() * share
             # Several levels are worked out at once.
-            ends = ends_at(self._family, seen, larger.view(1, -1, threshold.shape[-1]))
+            ends = ends_at(self._family, out, larger.view(1, -1, threshold.shape[-1]))
             # What is far out, farther perhaps than in the example, is rounded by more.
             down, up = (margin + end[0].abs() * share for end in ends)
             return ends[0][0] - down, ends[1][0] + up
@@ -174,7 +174,7 @@ class SetSteps(Steps):
 
     def __init__(
         self,
-        predictor: LabelSets,
+        predictor: SetPredictor,
         alphas: Sequence[Fraction],
         output: Tensor,
         random: float | None,
@@ -194,24 +194,24 @@ class SetSteps(Steps):
         """Return the value of the input "rounding" that raises no threshold."""
         return torch.zeros((), dtype=torch.float64)
 
-    def rows(self, seen: Seen, share: Tensor | None) -> Rows:
+    def rows(self, out: BatchOutput, share: Tensor | None) -> Rows:
         """Return what scores are taken from."""
         if share is None:
-            fixed = self._random if self._score.randomized else 1.0
-            share = torch.full_like(seen.output[:, 0], fixed or 0.0, dtype=torch.float64)
+            # Without randomness, as in the library: the label that crosses the threshold is in.
+            share = torch.full_like(out.output[:, 0], self._random or 0.0, dtype=torch.float64)
         feature = self._score.feature
-        return Rows(seen.output, share, None if feature is None else seen.norms[feature])
+        return Rows(out.output, share, None if feature is None else out.norms[feature])
 
     def __call__(self, x: Any, others: Mapping[str, Tensor]) -> list[Tensor]:
         """Return the logits, a mask for each alpha, and the scores, which measure rounding."""
-        seen, rounding = self.see(x), others[ROUNDING]
-        rows, rule = self.rows(seen, others.get(RANDOM)), self.rule
-        weights = rule.weights(seen.output)
+        out, rounding = self.see(x), others[ROUNDING]
+        rows, rule = self.rows(out, others.get(RANDOM)), self.rule
+        weights = rule.weights(out.output)
         scores = rule.of_all(weights, rows)
         places = torch.arange(weights.shape[1])
         # Of equal weights that of the larger logit comes first.
         below = weights < weights.amax(dim=1, keepdim=True)
-        best = places == seen.output.masked_fill(below, -torch.inf).argmax(dim=1, keepdim=True)
+        best = places == out.output.masked_fill(below, -torch.inf).argmax(dim=1, keepdim=True)
         unknown = scores.isnan()  # a row that says nothing has all labels
         masks = []
         for threshold in self.thresholds(others.get(GROUP)):
@@ -222,14 +222,14 @@ class SetSteps(Steps):
                 everything = threshold.isinf() | unknown.any(dim=1, keepdim=True)
                 mask = torch.cat([mask, everything], dim=1)
             masks.append(mask)
-        return [seen.output, *masks, scores]
+        return [out.output, *masks, scores]
 
 
 def steps_of(
     predictor: Predictor, alphas: Sequence[Fraction], output: Tensor, random: float | None
 ) -> BandSteps | SetSteps:
     """Return the steps of a predictor, whose model has such an output."""
-    if isinstance(predictor, LabelSets):
+    if isinstance(predictor, SetPredictor):
         return SetSteps(predictor, alphas, output, random)
-    assert isinstance(predictor, BandPredictor)
+    assert isinstance(predictor, RegressionPredictor)
     return BandSteps(predictor, alphas, output)

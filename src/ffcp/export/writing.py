@@ -14,17 +14,17 @@ import torch
 from torch import Tensor
 
 from ffcp import files
-from ffcp.classification.predictor import LabelSets
+from ffcp.classification.set_predictor import SetPredictor
 from ffcp.classification.sets import LabelSet
-from ffcp.conformal.asked import ONE_LEVEL, asked_alphas, refuse_unknown
+from ffcp.conformal.coverage_level import ONE_LEVEL, refuse_unknown, requested_alphas
 from ffcp.conformal.mondrian import Mondrian
-from ffcp.conformal.rank import points_needed
+from ffcp.conformal.rank import rows_needed
 from ffcp.export import accepting, checking
 from ffcp.export.graph import ROWS, onnx_model, rows_uncounted
 from ffcp.export.steps import GROUP, RANDOM, ROUNDING, SetSteps, steps_of
-from ffcp.network import inputs, passes
+from ffcp.network import forward, inputs
 from ffcp.predictor import Predictor
-from ffcp.regression.predictor import BandPredictor
+from ffcp.regression.regression_predictor import RegressionPredictor
 from ffcp.warnings import warn
 
 _OLDEST = (2, 5)  # of torch: before, torch.onnx.export takes no program of torch.export
@@ -43,7 +43,7 @@ def export(
     """Write a predictor to a file; see :meth:`ffcp.predictor.Predictor.export`."""
     refuse_unknown(unknown or {})
     if confidence_level is not None:
-        alphas, _ = asked_alphas(None if alphas is ONE_LEVEL else alphas, confidence_level)
+        alphas, _ = requested_alphas(None if alphas is ONE_LEVEL else alphas, confidence_level)
     for package in ("onnx", "onnxscript", "onnxruntime"):
         _must_be_installed(package)
     accepting.check(predictor)
@@ -72,7 +72,7 @@ class _Writing:
         groups = state.calibration
         self._labels = list(groups.groups) if isinstance(groups, Mondrian) else None
         few = inputs.take(self._x, slice(0, 2))
-        output = passes.see(predictor.model, few, state.needs).output
+        output = forward.see(predictor.model, few, state.requires).output
         self._steps = steps_of(predictor, alphas, output, random)
         self._names = _input_names(self._x, {*_RESERVED, *self._output_names()})
         like = self._steps.see(few)  # and colours, for the graph
@@ -135,9 +135,9 @@ class _Writing:
         """Compare the graph with the library, and say how much rounding it must allow for."""
         feeds = self._feeds(self._x)
         if isinstance(self._steps, SetSteps):
-            assert isinstance(self._predictor, LabelSets)
+            assert isinstance(self._predictor, SetPredictor)
             return checking.rounding_of_sets(self._predictor, self._steps, data, feeds, self._x)
-        assert isinstance(self._predictor, BandPredictor)
+        assert isinstance(self._predictor, RegressionPredictor)
         groups = None
         if self._labels is not None:
             groups = [self._labels[place] for place in feeds[GROUP].tolist()]
@@ -176,7 +176,7 @@ class _Writing:
         coordinates = self._state.calibration.coordinates
         for alpha, is_infinite in zip(self._alphas, self._steps.has_infinite, strict=True):
             if is_infinite:
-                needed = points_needed(self._predictor.alpha_of_each(alpha, coordinates))
+                needed = rows_needed(self._predictor.alpha_of_each(alpha, coordinates))
                 warn(
                     f"at alpha={float(alpha):g} the file gives infinite intervals, or all labels: "
                     f"some thresholds have fewer calibration rows than the {needed} they need"
@@ -213,7 +213,7 @@ def must_be_new_enough(version: str) -> None:
 def _checked_alphas(alphas: Sequence[Any]) -> list[Fraction]:
     if not isinstance(alphas, (list, tuple)):
         raise TypeError(f"alphas is a list of numbers between 0 and 1, got {alphas!r}")
-    exact = asked_alphas(alphas)[0] if alphas else []
+    exact = requested_alphas(alphas)[0] if alphas else []
     if not exact or len(set(map(_written, exact))) < len(exact):
         raise ValueError(
             "alphas must be one or more numbers that differ in their first 12 digits, got "

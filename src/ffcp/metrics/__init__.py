@@ -8,8 +8,8 @@ share of them is. Of several levels, a first dimension more, every score is a li
 ``joint=True`` or a share its whole row does not, unless it is ``"known"`` outputs that count.
 """
 
-from ffcp.metrics.bands import coverage, crps, interval_score, mean_length, pinball_loss
 from ffcp.metrics.groups import cut, group_coverage, size_stratified_coverage, tertiles
+from ffcp.metrics.intervals import coverage, crps, interval_score, mean_length, pinball_loss
 from ffcp.metrics.sets import (
     class_coverage,
     class_coverage_gap,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ffcp.metrics.bands import as_array, as_tensor, bounds_of, hits_of
+from ffcp.metrics.intervals import as_array, as_tensor, bounds_of, hits_of
 from ffcp.metrics.shares import Coverage, GroupCoverage, by_label
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ffcp.metrics.bands import as_tensor, hits_of
+from ffcp.metrics.intervals import as_tensor, hits_of
 from ffcp.metrics.shares import Coverage
 
 

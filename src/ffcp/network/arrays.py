@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ffcp.network.twin import Stamp, stamp
+from ffcp.network.frozen import Stamp, stamp
 
 
 class ModelType:

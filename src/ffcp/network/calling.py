@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ffcp.network import arrays, inputs
-from ffcp.network.picking import whole
+from ffcp.network.model_output import whole
 
 
 def call(model: nn.Module, x: Any) -> Any:

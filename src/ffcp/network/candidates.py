@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ffcp.network import calling, checks, inputs
 from ffcp.network.features import INPUT, Cut, NoGradientError, module_names, undisturbed
-from ffcp.network.twin import borrowed, uncompiled
+from ffcp.network.frozen import borrowed, uncompiled
 
 
 def candidates(model: nn.Module, x: Any, limit: int = 8, sample: int = 8) -> list[str]:
@@ -19,8 +19,8 @@ def candidates(model: nn.Module, x: Any, limit: int = 8, sample: int = 8) -> lis
     Only tensors that a gradient can reach count: modules called exactly once, with
     floating-point output that has a row for each input row and influences the prediction.
     """
-    with borrowed(uncompiled(model)) as twin:
-        return _candidates(twin, inputs.take(x, slice(0, sample)), limit)
+    with borrowed(uncompiled(model)) as frozen:
+        return _candidates(frozen, inputs.take(x, slice(0, sample)), limit)
 
 
 def _candidates(model: nn.Module, x: Any, limit: int) -> list[str]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ffcp.network import inputs
-from ffcp.network.picking import described
+from ffcp.network.model_output import described
 
 
 def finite(values: Tensor, what: str, first_row: int = 0) -> None:

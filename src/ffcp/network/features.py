@@ -18,9 +18,9 @@ from torch import Tensor, fx, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from ffcp.network import arrays, calling, checks, inputs
+from ffcp.network.frozen import is_frozen_copy, uncompiled
+from ffcp.network.model_output import whole
 from ffcp.network.modes import gradients
-from ffcp.network.picking import whole
-from ffcp.network.twin import is_twin, uncompiled
 
 INPUT = "input"
 OUTPUT = "output"
@@ -159,7 +159,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
     are enabled whatever the caller's setting, so that a band can be asked for under
     ``torch.no_grad()``.
     """
-    if is_twin(model):  # frozen already, and nobody else's
+    if is_frozen_copy(model):  # frozen already, and nobody else's
         with gradients(True):
             yield
         return
@@ -264,11 +264,13 @@ class Cut:
         self._flat: dict[str, tuple[Tensor, int]] = {}
 
     def __enter__(self) -> Cut:
-        if is_twin(self._model) and not self._modules:  # nothing to put on it, nothing to restore
+        if (
+            is_frozen_copy(self._model) and not self._modules
+        ):  # nothing to put on it, nothing to restore
             self._mode.__enter__()
             return self
         with ExitStack() as stack:
-            if not is_twin(self._model):
+            if not is_frozen_copy(self._model):
                 stack.enter_context(undisturbed(self._model))
             for base in self._modules:
                 module = _module_at(self._model, base)

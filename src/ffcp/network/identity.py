@@ -11,16 +11,16 @@ from typing import Any
 from torch import Tensor, nn
 
 from ffcp import files
+from ffcp.network.frozen import Hook, Stamp, changing_hooks, gives_back, hooks_of, stamp
+from ffcp.network.hidden_weights import named_parts, weights
 from ffcp.network.modes import autocast
-from ffcp.network.twin import Hook, Stamp, changing_hooks, gives_back, hooks_of, stamp
-from ffcp.network.unlisted import named_parts, weights
 
 
 def fingerprint(model: nn.Module) -> str:
     """Hash the layers of a model, their settings, and all parameters and buffers.
 
-    Modules and weights that torch does not list count, see :mod:`ffcp.network.unlisted`. Wrappers
-    (``torch.compile``, ``DataParallel``, ``DistributedDataParallel``) change nothing.
+    Modules and weights that torch does not list count, see :mod:`ffcp.network.hidden_weights`.
+    Wrappers (``torch.compile``, ``DataParallel``, ``DistributedDataParallel``) change nothing.
 
     >>> one = nn.Sequential(nn.LeakyReLU(0.1))
     >>> fingerprint(one) == fingerprint(nn.DataParallel(one))

@@ -23,8 +23,8 @@ from ffcp.network.arrays import (
     is_frame,
     target_tensor,
 )
-from ffcp.network.picking import whole
-from ffcp.network.twin import Stamp
+from ffcp.network.frozen import Stamp
+from ffcp.network.model_output import whole
 
 # Large enough that Python's share of a pass is small, small enough for the caches: best of
 # 2,048 to 32,768 rows on the paper's network, with and without a graph.

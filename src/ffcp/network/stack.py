@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from ffcp.network.features import INPUT, has_hooks
+from ffcp.network.frozen import has_hooks_of_all, is_private
 from ffcp.network.jacobian.norms import row_norms
 from ffcp.network.modes import gradients
-from ffcp.network.twin import has_hooks_of_all, is_private
 
 _FEW = 2**12  # numbers that are looked at as soon as one
 _MOST_OUTPUTS = 8  # more of them are better taken several at once
@@ -161,13 +161,13 @@ class Stack:
         return gradient, place
 
 
-def stack_of(twin: nn.Module) -> Stack | None:
+def stack_of(frozen: nn.Module) -> Stack | None:
     """Give the stack that a twin is, if it is one; read once, as nobody changes a twin."""
-    if not is_private(twin):
+    if not is_private(frozen):
         return None
-    kept = twin.__dict__.get(_KEPT, False)
+    kept = frozen.__dict__.get(_KEPT, False)
     if kept is False:
-        kept = twin.__dict__[_KEPT] = Stack.of(twin)
+        kept = frozen.__dict__[_KEPT] = Stack.of(frozen)
     stack: Stack | None = kept
     return stack
 

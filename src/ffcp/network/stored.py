@@ -10,7 +10,7 @@ from torch import Tensor, nn
 class Stored(nn.Module):
     """Stands in for a model that was run before: gives back the prediction among its inputs.
 
-    The input is the prediction alone, or a dict with ``"prediction"`` and whatever else a slack
+    The input is the prediction alone, or a dict with ``"prediction"`` and whatever else a scale
     or a localizer looks at, such as an estimate of difficulty for each row. It is made with
     nothing; what it is called with stands under Parameters.
 
@@ -27,7 +27,7 @@ class Stored(nn.Module):
     >>> _ = torch.manual_seed(0)
     >>> sigma = torch.rand(200) + 0.1
     >>> known = {"prediction": torch.zeros(200), "sigma": sigma}
-    >>> bands = ffcp.Bands(Stored(), slack=lambda seen: seen.x["sigma"])
+    >>> bands = ffcp.IntervalPredictor(Stored(), scale=lambda out: out.x["sigma"])
     >>> band = bands.calibrate(known, sigma * torch.randn(200)).predict_interval(known, alpha=0.1)
     >>> bool(((band.upper - band.lower) / sigma).std() < 1e-5)  # as wide as sigma says
     True

@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 from ffcp import files
-from ffcp.online.levels import Aci, Asked, Control, DtAci, Pid
+from ffcp.online.controllers import Aci, Asked, Control, DtAci, Pid
 from ffcp.online.windows import Window
 
 
@@ -19,7 +19,7 @@ class Progress(NamedTuple):
     where nothing is promised.
     """
 
-    truths: list[int]
+    observed: list[int]
     misses: list[int]
     bounds: list[float] | None
 
@@ -29,7 +29,7 @@ class Lane:
 
     def __init__(self, windows: Sequence[Window], controls: Sequence[Control]) -> None:
         self.windows, self.controls = list(windows), list(controls)
-        self.truths, self.misses = [0] * len(self.windows), [0] * len(self.windows)
+        self.observed, self.misses = [0] * len(self.windows), [0] * len(self.windows)
 
     def ask(self) -> list[Asked]:
         """Give the thresholds of the next row."""
@@ -54,7 +54,7 @@ class Lane:
         for i, (score, then) in enumerate(zip(scores, asked, strict=True)):
             if math.isnan(score) or then is None:
                 continue
-            self.truths[i] += 1
+            self.observed[i] += 1
             self.misses[i] += score > then.threshold
             self.controls[i].learn(score, then, self.windows[i])
             self.windows[i].add(score)
@@ -63,29 +63,29 @@ class Lane:
     def progress(self, delay: int) -> Progress:
         """Say how far it has come, with so many predictions waiting at most."""
         promised = [c.bound(delay) for c in self.controls if isinstance(c, (Aci, Pid))]
-        return Progress(list(self.truths), list(self.misses), promised or None)
+        return Progress(list(self.observed), list(self.misses), promised or None)
 
     def state(self) -> dict[str, Any]:
         """Give all that changes but the windows, in plain numbers."""
         return {
             "controls": [control.state() for control in self.controls],
-            "truths": self.truths,
+            "observed": self.observed,
             "misses": self.misses,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take over what :meth:`state` gave; what cannot be is a ValueError."""
         columns = len(self.controls)
-        truths, misses = (
+        observed, misses = (
             [files.count(one) for one in listed(state[name], columns)]
-            for name in ("truths", "misses")
+            for name in ("observed", "misses")
         )
-        if any(missed > come for missed, come in zip(misses, truths, strict=True)):
+        if any(missed > come for missed, come in zip(misses, observed, strict=True)):
             raise ValueError("more truths were missed than came")
         saved = listed(state["controls"], columns)
         for control, one in zip(self.controls, saved, strict=True):
             control.restore(files.rebuilt(dict, one))
-        self.truths, self.misses = truths, misses
+        self.observed, self.misses = observed, misses
 
 
 def listed(saved: Any, length: int) -> list[Any]:

@@ -14,21 +14,21 @@ import torch
 from torch import Tensor
 
 from ffcp import files, plots
-from ffcp.conformal.asked import asked_alpha
-from ffcp.conformal.draws import checked_seed
+from ffcp.batch import BatchOutput, Requires
+from ffcp.conformal.coverage_level import requested_alpha
 from ffcp.conformal.mondrian import labels_of
+from ffcp.conformal.random_numbers import checked_seed
 from ffcp.metrics import clopper_pearson
-from ffcp.metrics.bands import row_hits
-from ffcp.network import inputs, passes
+from ffcp.metrics.intervals import row_hits
+from ffcp.network import forward, inputs
 from ffcp.network.arrays import target_tensor
-from ffcp.network.buffer import RowBuffer
 from ffcp.network.features import OUTPUT, resolve
-from ffcp.online.kept import told
+from ffcp.network.row_buffer import RowBuffer
 from ffcp.online.lanes import is_number, number
 from ffcp.online.martingales import Average
+from ffcp.online.monitor_table import Trace, text
 from ffcp.online.pvalues import OnlineRanks
-from ffcp.online.report import Trace, text
-from ffcp.pieces import Needs, Seen
+from ffcp.online.state import told
 from ffcp.predictor import Predictor
 from ffcp.regression.joint import BONFERRONI
 
@@ -152,7 +152,7 @@ class Monitor:
         seed: int | None = None,
         **unknown: NoReturn,
     ) -> None:
-        exact = asked_alpha(alpha, confidence_level, unknown)
+        exact = requested_alpha(alpha, confidence_level, unknown)
         if not isinstance(predictor, Predictor) or predictor.task not in _TASKS:
             raise TypeError(
                 f"a Monitor watches predictors of bands or label sets, got "
@@ -175,8 +175,10 @@ class Monitor:
         if self.feature is not None:
             resolve(predictor.model, self.feature)
         scores = predictor.calibration.scores
-        # Several outputs are sorted one by one, so rows are lost: the stream starts from nothing.
-        begin = scores[~scores.isnan()].tolist() if scores.shape[1] == 1 else []
+        # Several outputs are sorted one by one, so rows are lost; and scores that were randomised
+        # to calibrate alone are not like those to come: the stream then starts from nothing.
+        is_alike = scores.shape[1] == 1 and not getattr(predictor, "draws_to_calibrate_only", False)
+        begin = scores[~scores.isnan()].tolist() if is_alike else []
         self.tests: dict[str, Test] = {TRUTH: Test(begin, self._seed(0))}
         names = [PREDICTION] + ([NORM] if self.feature else [])
         self.tests.update({name: Test((), self._seed(i)) for i, name in enumerate(names, 1)})
@@ -263,25 +265,25 @@ class Monitor:
         """Say of inputs what their tests look at, one number per row; values as they are."""
         predictor, feature = self.predictor, self.feature
         predictor._check_weights()  # of others, nothing that was seen says anything
-        needs = Needs() if feature is None else Needs((feature,), (feature,))
+        requires = Requires() if feature is None else Requires((feature,), (feature,))
         buffer, row = RowBuffer(None), 0
         for whole in inputs.Rows(x, inputs.Reader(predictor.model, predictor._layout)):
             for batch in predictor._cut(whole):
-                seen = passes.see(predictor.model, batch, needs, row)
-                row = seen.rows.stop
-                buffer.add(self._noted(seen))
+                out = forward.see(predictor.model, batch, requires, row)
+                row = out.rows.stop
+                buffer.add(self._noted(out))
         if not row:
             raise ValueError("x has no rows")
         names = [PREDICTION] + ([NORM, VALUES] if feature else [])
         return {name: buffer[name] for name in names}
 
-    def _noted(self, seen: Seen) -> dict[str, Tensor]:
-        output = seen.output.double().flatten(1).cpu()
+    def _noted(self, out: BatchOutput) -> dict[str, Tensor]:
+        output = out.output.double().flatten(1).cpu()
         if self.predictor.task == "label sets":
             output = output.softmax(dim=1).amax(dim=1, keepdim=True)
         noted = {PREDICTION: output.mean(dim=1)}
         if self.feature is not None:
-            norms, values = seen.norms[self.feature], seen.values[self.feature]
+            norms, values = out.norms[self.feature], out.values[self.feature]
             noted[NORM] = norms.double().flatten(1).mean(dim=1).cpu()
             noted[VALUES] = values.double().flatten(1).cpu()
         return noted

@@ -15,16 +15,16 @@ from ray.data import ActorPoolStrategy, Dataset
 from ray.data.expressions import col
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from ffcp.calibrating import Batch, Calibrating, Noted
-from ffcp.conformal.asked import NOT_OURS, asked_alphas, refuse_unknown
+from ffcp.calibration_loop import Batch, Calibrating, Noted
+from ffcp.conformal.coverage_level import NOT_OURS, refuse_unknown, requested_alphas
 from ffcp.network import inputs
 from ffcp.network.modes import autocast
 from ffcp.predictor import Predictor
 from ffcp.ray.columns import PATH, Names
 from ffcp.ray.files import WRONG, counted_from, located
 from ffcp.ray.predicted import Predicted, predicted_columns
-from ffcp.ray.work import CUT, Board, Job, Noting, Predicting, Worker, with_cut
-from ffcp.regression.cross import CrossBands
+from ffcp.ray.workers import CUT, Board, Job, Noting, Predicting, Worker, with_cut
+from ffcp.regression.cross_conformal import CrossConformal
 
 P = TypeVar("P", bound=Predictor)
 Result = TypeVar("Result")
@@ -160,8 +160,10 @@ def predict(
         ``prediction`` and ``mask``, of risk control ``sets`` and ``level``. Of several levels the
         columns are called ``lower_0.1`` and so on. Outputs of several numbers are tensors.
     """
-    refuse_unknown({name: None for name in resources if name in NOT_OURS})
-    levels, _ = asked_alphas(alphas, confidence_level)
+    if "alpha" in resources:
+        raise TypeError("unexpected keyword argument 'alpha': give alphas, one or several")
+    refuse_unknown({name: None for name in resources if name in (*NOT_OURS, "pac")})
+    levels, _ = requested_alphas(alphas, confidence_level)
     names = Names(x, None, groups, weights, id)
     columns = _must_be_whole(dataset, names)
     if isinstance(keep, str):
@@ -332,9 +334,10 @@ def pool_of(workers: int | None, resources: Mapping[str, Any]) -> dict[str, Any]
 
 def _must_be_divisible(predictor: Any) -> None:
     """Refuse, at once, what cannot be calibrated in parts."""
-    if isinstance(predictor, CrossBands):
+    if isinstance(predictor, CrossConformal):
         raise TypeError(
-            "CrossBands takes the rows that trained its networks, each to the network of its fold, "
+            "CrossConformal takes the rows that trained its networks, each to the network of its "
+            "fold, "
             "in the order of folds=: calibrate(x, y) on one machine, then ffcp.ray.predict"
         )
     if not isinstance(predictor, Predictor):

@@ -11,12 +11,12 @@ import torch
 from ray.data.block import BlockAccessor
 from torch import Tensor
 
-from ffcp.classification.predictor import LabelSets
+from ffcp.classification.set_predictor import SetPredictor
 from ffcp.ray.columns import Given
-from ffcp.regression.cross import CrossBands
-from ffcp.regression.predictor import BandPredictor
-from ffcp.risk.predictor import RiskControl
-from ffcp.segmentation.predictor import PixelSets
+from ffcp.regression.cross_conformal import CrossConformal
+from ffcp.regression.regression_predictor import RegressionPredictor
+from ffcp.risk.risk_control import RiskControl
+from ffcp.segmentation.pixel_sets import PixelSets
 
 Predicted = dict[str, pa.ChunkedArray]
 
@@ -33,7 +33,9 @@ def predicted_columns(
 
 
 @predicted_columns.register
-def _(predictor: BandPredictor, given: Given, alphas: Sequence[Any], first_row: int) -> Predicted:
+def _(
+    predictor: RegressionPredictor, given: Given, alphas: Sequence[Any], first_row: int
+) -> Predicted:
     more = {"groups": given.groups, "weights": given.weights, "first_row": first_row}
     if len(alphas) == 1:
         band = predictor.predict_interval(given.x, alphas[0], **more)
@@ -47,7 +49,7 @@ def _(predictor: BandPredictor, given: Given, alphas: Sequence[Any], first_row: 
 
 
 @predicted_columns.register
-def _(predictor: CrossBands, given: Given, alphas: Sequence[Any], first_row: int) -> Predicted:
+def _(predictor: CrossConformal, given: Given, alphas: Sequence[Any], first_row: int) -> Predicted:
     _must_lack(predictor, given, "groups", "weights")
     columns: Predicted = {}
     for alpha, end in _ends(alphas):
@@ -58,7 +60,7 @@ def _(predictor: CrossBands, given: Given, alphas: Sequence[Any], first_row: int
 
 
 @predicted_columns.register
-def _(predictor: LabelSets, given: Given, alphas: Sequence[Any], first_row: int) -> Predicted:
+def _(predictor: SetPredictor, given: Given, alphas: Sequence[Any], first_row: int) -> Predicted:
     more = {"groups": given.groups, "weights": given.weights, "first_row": first_row}
     columns: Predicted = {}
     for alpha, end in _ends(alphas):

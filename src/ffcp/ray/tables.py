@@ -19,7 +19,7 @@ import torch
 from ffcp.ray.engine import pool_of
 from ffcp.tables import FittedTable, TableError
 from ffcp.tables.folder import must_be_outside
-from ffcp.tables.reading import base_name, is_parquet
+from ffcp.tables.table_io import base_name, is_parquet
 
 
 @dataclass(frozen=True)

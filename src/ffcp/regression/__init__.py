@@ -1,1 +1,1 @@
-"""Bands for regression: bases, slacks, families of nested bands, and the methods made of them."""
+"""Bands for regression: bases, scales, families of nested bands, and the methods made of them."""

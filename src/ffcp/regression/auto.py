@@ -12,41 +12,41 @@ import torch
 from torch import Tensor, nn
 
 from ffcp import files
+from ffcp.batch import BatchOutput, Requires
 from ffcp.conformal.calibration import Calibration
 from ffcp.conformal.columns import Columns, take
-from ffcp.conformal.draws import Draws
 from ffcp.conformal.local import Local, Localizer
 from ffcp.conformal.marginal import Marginal
 from ffcp.conformal.mondrian import Mondrian
-from ffcp.conformal.rank import exact_alpha, points_needed
+from ffcp.conformal.random_numbers import Draws
+from ffcp.conformal.rank import exact_alpha, rows_needed
 from ffcp.conformal.selection import Chosen
 from ffcp.conformal.weighted import Weighted
-from ffcp.network import checks, inputs, passes
-from ffcp.pieces import Needs, Seen
+from ffcp.network import checks, forward, inputs
 from ffcp.predictor import known_only
 from ffcp.recipes import public
-from ffcp.regression import waiting
+from ffcp.regression import recorded_rows
 from ffcp.regression.bases import Point, columns
 from ffcp.regression.common import Common
-from ffcp.regression.family import Family, SlackBands
+from ffcp.regression.comparison import CRITERIA, SCORE, AutoChoice, Candidate, Comparison
 from ffcp.regression.joint import (
     FEWEST_ROWS,
     Joint,
     checked_joint,
-    checked_scales,
+    checked_output_scales,
     has_own_thresholds,
 )
-from ffcp.regression.judging import CRITERIA, SCORE, AutoChoice, Candidate, Judge
-from ffcp.regression.learned.family import LearnedBands, taught
+from ffcp.regression.learned.feature_columns import KINDS, FeatureColumns, On, checked_on
 from ffcp.regression.learned.knots import KNOTS
+from ffcp.regression.learned.learned_score import LearnedScore, taught
 from ffcp.regression.learned.learners import BOOSTING, NETWORK, checked_learner
 from ffcp.regression.learned.learners import KINDS as LEARNERS
+from ffcp.regression.learned.model_quantiles import ModelQuantiles
 from ffcp.regression.learned.nested import CENTRAL, FAMILIES
-from ffcp.regression.learned.own import OwnQuantiles
-from ffcp.regression.learned.sight import KINDS, On, Sight, checked_on
-from ffcp.regression.learned.teaching import Teachable, no_scales
+from ffcp.regression.learned.training_rows import LearnsFromTraining, no_output_scales
+from ffcp.regression.scaled_score import RegressionScore, ScaledScore
+from ffcp.regression.scales import Constant, GradientNorm
 from ffcp.regression.sides import BOTH, checked_side, shared_out
-from ffcp.regression.slacks import Constant, GradientNorm
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -59,7 +59,7 @@ _TIMES = 4  # ... times as many where nothing was: fewer are missed more than th
 _EARLY = 1000  # rows of which twice the usual share is set aside
 
 
-class Undecided(Family):
+class Undecided(RegressionScore):
     """Bands whose method is being chosen: what the model says is noted of every row."""
 
     is_open = True
@@ -85,21 +85,23 @@ class Undecided(Family):
         self._learners, self.early_rows = tuple(learners), early_rows
         self._on, self._criterion, self.joint, self.side = tuple(on), criterion, joint, side
         self._seed, self._alpha = seed, alpha  # the level at which candidates are compared
-        self._learned: Mapping[str, LearnedBands] = {}
-        self._sight: Sight | None = None
+        self._learned: Mapping[str, LearnedScore] = {}
+        self._sight: FeatureColumns | None = None
         self._own = None if quantiles is None else self._of_model(quantiles)
 
-    def needs(self) -> Needs:
+    def requires(self) -> Requires:
         """Ask for all that any candidate looks at, once the model is known."""
         if self._sight is None:
-            return Needs()
-        return self._sight.needs().joined(Needs() if self._own is None else self._own.needs())
+            return Requires()
+        return self._sight.requires().joined(
+            Requires() if self._own is None else self._own.requires()
+        )
 
     def settings(self) -> dict[str, Any]:
         """Say nothing: nothing is chosen yet."""
         return {}
 
-    def taught_by(self, learned: Mapping[str, LearnedBands], sight: Sight) -> Undecided:
+    def taught_by(self, learned: Mapping[str, LearnedScore], sight: FeatureColumns) -> Undecided:
         """Give the same, with what training rows have taught among the candidates."""
         same = copy.copy(self)
         same._learned, same._sight = dict(learned), sight
@@ -108,21 +110,21 @@ class Undecided(Family):
     def prepared(self, model: Any, x: Any) -> Undecided:
         """Find the layers of the model."""
         if self._own is not None:
-            _check_quantiles(model, x, self._own.needs())
-        return self.taught_by(self._learned, self._sight or Sight.of(model, x, self._on))
+            _check_quantiles(model, x, self._own.requires())
+        return self.taught_by(self._learned, self._sight or FeatureColumns.of(model, x, self._on))
 
-    def note(self, seen: Seen, y: Any) -> dict[str, Any]:
+    def note(self, out: BatchOutput, y: Any) -> dict[str, Any]:
         """Note all that may be learned from."""
         assert self._sight is not None
-        target = checks.target(y, seen.output)
-        return waiting.noted(self._sight.watched(seen), target, self._sight.takes_input)
+        target = checks.target(y, out.output)
+        return recorded_rows.noted(self._sight.watched(out), target, self._sight.takes_input)
 
     @property
     def fewest_rows(self) -> int:  # type: ignore[override]
         """How many rows set aside can teach or compare anything."""
         if not has_own_thresholds(self.joint):
             return FEWEST_ROWS  # which teach the scales of outputs
-        rows = max(_COMPARE, points_needed(shared_out(self._alpha, self.side, False, 1)))
+        rows = max(_COMPARE, rows_needed(shared_out(self._alpha, self.side, False, 1)))
         return rows if self._learned or self._own is not None else _TIMES * rows
 
     def without_choice(self, rows: int, alpha: Any) -> Chosen:
@@ -133,7 +135,7 @@ class Undecided(Family):
         return Chosen(family, {"method": choice})
 
     @property
-    def _simplest(self) -> tuple[str, Family]:
+    def _simplest(self) -> tuple[str, RegressionScore]:
         """What is taken unless another is clearly better."""
         return (PLAIN, self._plain()) if self._own is None else (f"{OWN}, {CENTRAL}", self._own)
 
@@ -141,18 +143,18 @@ class Undecided(Family):
         """Give the family that was chosen and saved."""
         if settings.get("family") == "learned":
             functions = [one for one in self._on if callable(one)]
-            return LearnedBands.from_state(settings, state, functions, self.joint, self.side)
+            return LearnedScore.from_state(settings, state, functions, self.joint, self.side)
         if state:
             raise ValueError(f"it holds {', '.join(sorted(state))}, where nothing is learned")
-        families: dict[str, Callable[[], SlackBands]] = {
+        families: dict[str, Callable[[], ScaledScore]] = {
             "constant": self._plain,
             "gradient norm": lambda: self._at(files.rebuilt(str, settings.get("feature"))),
         }
-        if settings.get("slack") not in families:
+        if settings.get("scale") not in families:
             return self
-        saved = files.rebuilt(tuple[float, ...] | None, settings.get("scales"))
-        scales = None if saved is None else checked_scales(saved, self.joint)
-        return families[str(settings["slack"])]().with_scales(scales)
+        saved = files.rebuilt(tuple[float, ...] | None, settings.get("output_scales"))
+        output_scales = None if saved is None else checked_output_scales(saved, self.joint)
+        return families[str(settings["scale"])]().with_output_scales(output_scales)
 
     def choices_from(self, saved: Mapping[str, Any]) -> dict[str, Any]:
         """Build the choice again."""
@@ -161,27 +163,30 @@ class Undecided(Family):
 
     # -- candidates -------------------------------------------------------------------------
 
-    def _plain(self) -> SlackBands:
-        return SlackBands(Point(), Constant(), self.joint, self.side)
+    def _plain(self) -> ScaledScore:
+        return ScaledScore(Point(), Constant(), self.joint, self.side)
 
-    def _at(self, layer: str) -> SlackBands:
-        return SlackBands(Point(), GradientNorm(layer), self.joint, self.side)
+    def _at(self, layer: str) -> ScaledScore:
+        return ScaledScore(Point(), GradientNorm(layer), self.joint, self.side)
 
-    def _of_model(self, layer: str) -> LearnedBands:
+    def _of_model(self, layer: str) -> LearnedScore:
         """Give bands between the quantiles that the model gives itself."""
         ways = (CENTRAL, self.joint, self.side, "the model")
-        return LearnedBands(
-            Sight(values=layer), OwnQuantiles(), torch.ones(1, dtype=torch.float32), *ways
+        return LearnedScore(
+            FeatureColumns(values=layer),
+            ModelQuantiles(),
+            torch.ones(1, dtype=torch.float32),
+            *ways,
         )
 
     def choose(
         self, aside: Columns, alpha: Any, left: int = 0, weights: Tensor | None = None
     ) -> Chosen:
         """Compare all candidates on rows set aside, and make the best of them."""
-        pair = waiting.again(aside)
+        pair = recorded_rows.again(aside)
         assert pair is not None
-        seen, y = pair
-        judge = Judge(seen, columns(y), alpha, self.side, weights, left)
+        out, y = pair
+        judge = Comparison(out, columns(y), alpha, self.side, weights, left)
         candidates = dict(self._candidates(aside, judge))
         trials = {name: judge.trial(one, candidates[PLAIN]) for name, one in candidates.items()}
         best = min(trials, key=lambda name: getattr(trials[name], self._criterion))
@@ -195,7 +200,7 @@ class Undecided(Family):
         near = None if bandwidth is None else partial(localized, bandwidth=bandwidth)
         return Chosen(family, {"method": choice}, None, near)
 
-    def _candidates(self, aside: Columns, judge: Judge) -> Iterator[tuple[str, Candidate]]:
+    def _candidates(self, aside: Columns, judge: Comparison) -> Iterator[tuple[str, Candidate]]:
         assert self._sight is not None
         plain = judge.scaled(self._plain())
         yield PLAIN, judge.fixed(plain)
@@ -203,7 +208,7 @@ class Undecided(Family):
             yield f"FFCP at {layer!r}", judge.fixed(judge.scaled(self._at(layer)))
         # Localized thresholds have no density ratio.
         can_localize = self._may_be_local and judge.weights is None
-        if judge.rows >= 2 * points_needed(judge.of_each) and can_localize:
+        if judge.rows >= 2 * rows_needed(judge.of_each) and can_localize:
             yield LOCAL, judge.local(plain)
         learned = {f"Learned, training rows, {name}": one for name, one in self._learned.items()}
         if self._own is not None:
@@ -214,7 +219,7 @@ class Undecided(Family):
         if judge.rows >= _FEWEST:
             yield from self._from_aside(aside, judge)
 
-    def _from_aside(self, aside: Columns, judge: Judge) -> Iterator[tuple[str, Candidate]]:
+    def _from_aside(self, aside: Columns, judge: Comparison) -> Iterator[tuple[str, Candidate]]:
         """Learn from rows set aside: judged by folds, and made by all of them."""
         assert self._sight is not None
         for name, (learner, sight) in sights(self._sight, self._learners).items():
@@ -227,18 +232,18 @@ class Undecided(Family):
                 yield name_of_it, Candidate(*judge.crossed(folds, shape), make)
 
     def _taught(
-        self, sight: Sight, aside: Columns, learner: str, rows: Tensor | None = None
-    ) -> LearnedBands:
+        self, sight: FeatureColumns, aside: Columns, learner: str, rows: Tensor | None = None
+    ) -> LearnedScore:
         some = aside if rows is None else take(aside, rows)
         ways = (self.joint, self.side, "rows set aside", self._seed)
         return taught(sight, some, *ways, learner=learner)
 
     @staticmethod
-    def _made(learn: Callable[[], LearnedBands], shape: str) -> tuple[Family, None]:
+    def _made(learn: Callable[[], LearnedScore], shape: str) -> tuple[RegressionScore, None]:
         return learn().shaped(shape), None
 
 
-def sights(sight: Sight, learners: Sequence[str]) -> dict[str, tuple[str, Sight]]:
+def sights(sight: FeatureColumns, learners: Sequence[str]) -> dict[str, tuple[str, FeatureColumns]]:
     """Give who learns from what: from everything, and networks from prediction and norms alone.
 
     Trees leave out by themselves what tells them nothing.
@@ -253,15 +258,15 @@ def sights(sight: Sight, learners: Sequence[str]) -> dict[str, tuple[str, Sight]
     return tried
 
 
-def _check_quantiles(model: Any, x: Any, needs: Needs) -> None:
+def _check_quantiles(model: Any, x: Any, requires: Requires) -> None:
     """Refuse a layer that cannot give the quantiles of one target."""
-    seen = passes.see(model, inputs.take(x, slice(0, 2)), needs)
-    (layer,) = needs.values
-    rows, shape = len(seen.rows), tuple(seen.values[layer].shape)
-    if shape != (rows, len(KNOTS)) or seen.output.numel() != rows:
+    out = forward.see(model, inputs.take(x, slice(0, 2)), requires)
+    (layer,) = requires.values
+    rows, shape = len(out.rows), tuple(out.values[layer].shape)
+    if shape != (rows, len(KNOTS)) or out.output.numel() != rows:
         raise ValueError(
             f"quantiles={layer!r} must give {len(KNOTS)} quantiles of a model's one output, got "
-            f"shape {shape} for an output of {tuple(seen.output.shape)}"
+            f"shape {shape} for an output of {tuple(out.output.shape)}"
         )
 
 
@@ -285,20 +290,23 @@ def _checked(calibration: Calibration | None, pac: bool) -> Calibration:
     if type(inner) not in (Marginal, Weighted):
         also = " LCP is among the candidates already." if isinstance(inner, Local) else ""
         raise ValueError(
-            "Auto compares methods under ffcp.Marginal or ffcp.Weighted, also in the groups of "
-            f"ffcp.Mondrian, got {type(inner).__name__}.{also} For others make the method itself, "
-            "as ffcp.Bands or ffcp.Learned"
+            "Auto compares methods under ffcp.calibrations.Marginal or ffcp.calibrations.Weighted, "
+            "also in the groups of "
+            f"ffcp.calibrations.Mondrian, got {type(inner).__name__}.{also} For others make the "
+            f"method itself, "
+            "as ffcp.IntervalPredictor or ffcp.Learned"
         )
     if pac and isinstance(inner, Weighted):
         raise ValueError(
-            "ffcp.Weighted has no PAC coverage, whose law is known for calibration rows that count "
+            "ffcp.calibrations.Weighted has no PAC coverage, whose law is known for calibration "
+            "rows that count "
             "alike only: leave out pac=True, or the calibration"
         )
     return calibration
 
 
 @public
-class Auto(Teachable):
+class Auto(LearnsFromTraining):
     """The best band that the network allows: all methods compared, honestly.
 
     Candidates are CP, FFCP at every layer, LCP with the nearest predictions (not with ``missing``,
@@ -306,14 +314,14 @@ class Auto(Teachable):
     rows set aside, with everything that a pass sees and with prediction and norms alone, with
     central and with grown sets. They are compared on a share of the calibration rows, which then
     does not calibrate (what these rows themselves taught is judged by folds), so the guarantee is
-    that of every other method. The share is ``choose_fraction`` if that is given; by itself two
+    that of every other method. The share is ``selection_fraction`` if that is given; by itself two
     fifths of the first 1,000 rows and a fifth of those after, since few rows calibrate well, but
     teach and choose badly. Where fewer than 36 rows would be set aside (of about 90, unless
-    ``choose_fraction`` is given) comparing loses more than it gains: none are, and Auto is CP.
+    ``selection_fraction`` is given) comparing loses more than it gains: none are, and Auto is CP.
     After :meth:`fit`, or with ``quantiles``, what is learned is known, and 9 rows are enough;
     10 to learn the scales of outputs that share a threshold. For alpha below 0.1 it is more rows,
-    in proportion. With :class:`ffcp.Weighted` rows count by their density ratio in that comparison
-    too: it is about the inputs to come.
+    in proportion. With :class:`ffcp.calibrations.Weighted` rows count by their density ratio in
+    that comparison too: it is about the inputs to come.
 
     Parameters
     ----------
@@ -328,9 +336,10 @@ class Auto(Teachable):
     learner
         Which learner is tried, as in :class:`Learned`; ``"both"``: both are.
     calibration
-        :class:`ffcp.Marginal` (the default), :class:`ffcp.Weighted` or, of either,
-        :class:`ffcp.Mondrian`; LCP is no candidate with :class:`ffcp.Weighted`. Groups have
-        thresholds of their own, and are not looked at when methods are compared.
+        :class:`ffcp.calibrations.Marginal` (the default), :class:`ffcp.calibrations.Weighted` or,
+        of either, :class:`ffcp.calibrations.Mondrian`; LCP is no candidate with
+        :class:`ffcp.calibrations.Weighted`. Groups have thresholds of their own, and are not looked
+        at when methods are compared.
     quantiles
         A layer of the model, by name, that gives quantiles of the target itself, as learned by
         the pinball loss: of every row nine, at the levels 0.01, 0.05, 0.15, 0.3, 0.5, 0.7, 0.85,
@@ -338,7 +347,7 @@ class Auto(Teachable):
     pac
         Whether PAC coverage will be asked for: LCP, which has none, is then no candidate.
     **common
-        As in :class:`ffcp.Bands`.
+        As in :class:`ffcp.IntervalPredictor`.
 
     Attributes
     ----------
@@ -371,7 +380,7 @@ class Auto(Teachable):
         known_only(type(self), common, Common)
         if criterion not in CRITERIA:
             raise ValueError(f"criterion must be one of {', '.join(CRITERIA)}, got {criterion!r}")
-        no_scales(common)
+        no_output_scales(common)
         joint, side = common.pop("joint", False), common.pop("side", BOTH)
         self._on = checked_on(on)
         seed = common.get("seed") or 0
@@ -379,18 +388,18 @@ class Auto(Teachable):
         sides = (joint, checked_side(side, joint))
         self._learners = LEARNERS if learner == BOTH_LEARNERS else (checked_learner(learner),)
         missing = bool(common.get("missing"))
-        early = 0 if "choose_fraction" in common else _EARLY
-        level = common.get("choose_alpha", 0.1)
+        early = 0 if "selection_fraction" in common else _EARLY
+        level = common.get("selection_alpha", 0.1)
         family = Undecided(
             self._on, criterion, *sides, seed, missing, self._learners, early, quantiles, pac, level
         )
         super().__init__(model, family, _checked(calibration, pac), **common)  # type: ignore[misc]
 
-    def _confident(
-        self, alphas: Sequence[Fraction], sure: Fraction, notes: Columns, random: Draws
+    def _pac_intervals(
+        self, alphas: Sequence[Fraction], sure: Fraction, metadata: Columns, random: Draws
     ) -> Tensor:
         try:
-            return super()._confident(alphas, sure, notes, random)
+            return super()._pac_intervals(alphas, sure, metadata, random)
         except ValueError as error:
             if self.method != LOCAL:
                 raise

@@ -1,4 +1,4 @@
-"""Bases: which outputs of the model are the ends of the band that the slack widens."""
+"""Bases: which outputs of the model are the ends of the band that the scale widens."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ffcp.pieces import Seen, is_traced
+from ffcp.batch import BatchOutput, is_traced
 from ffcp.recipes import public
-from ffcp.regression.bands import Ends, as_float64
+from ffcp.regression.intervals import Ends, as_float64
 
 
 class Base(Protocol):
     """What a base of one's own must have."""
 
-    def __call__(self, seen: Seen, slack: Tensor) -> Ends:
-        """Give the two ends of the base band and the slack of each, (n, m) each.
+    def __call__(self, out: BatchOutput, scale: Tensor) -> Ends:
+        """Give the two ends of the base band and the scale of each, (n, m) each.
 
-        ``slack`` has the shape of the model's output, or is one number for all.
+        ``scale`` has the shape of the model's output, or is one number for all.
         """
 
     def prediction(self, output: Tensor) -> Tensor:
@@ -30,9 +30,9 @@ class Base(Protocol):
 
 @public
 class Point:
-    """The model's output is a point prediction: both ends are it, and one slack serves both.
+    """The model's output is a point prediction: both ends are it, and one scale serves both.
 
-    It is made with nothing, and called with what a pass saw and with the slack.
+    It is made with nothing, and called with what a pass saw and with the scale.
 
     Attributes
     ----------
@@ -48,10 +48,10 @@ class Point:
 
     lowest = 0.0
 
-    def __call__(self, seen: Seen, slack: Tensor) -> Ends:
+    def __call__(self, out: BatchOutput, scale: Tensor) -> Ends:
         """Give the prediction as both ends."""
-        centre, slack = columns(as_float64(seen.output)), columns(as_float64(slack))
-        return Ends(centre, centre, slack, slack)
+        centre, scale = columns(as_float64(out.output)), columns(as_float64(scale))
+        return Ends(centre, centre, scale, scale)
 
     def prediction(self, output: Tensor) -> Tensor:
         """Give the output itself."""
@@ -66,7 +66,7 @@ class Point:
 class Quantiles:
     """The model's last dimension holds quantiles: which are the lower and the upper end.
 
-    Quantiles that cross are put in order, each with its own slack: a fixed function of the
+    Quantiles that cross are put in order, each with its own scale: a fixed function of the
     input, so it costs no coverage.
 
     Parameters
@@ -82,9 +82,9 @@ class Quantiles:
     Examples
     --------
     >>> import torch
-    >>> seen = Seen(None, torch.tensor([[2.0, 1.0]]), {}, {}, range(1))
-    >>> ends = Quantiles()(seen, torch.tensor([[0.1, 0.2]]))
-    >>> ends.lo, ends.slack_lo.float()
+    >>> out = BatchOutput(None, torch.tensor([[2.0, 1.0]]), {}, {}, range(1))
+    >>> ends = Quantiles()(out, torch.tensor([[0.1, 0.2]]))
+    >>> ends.lo, ends.scale_lo.float()
     (tensor([[1.]], dtype=torch.float64), tensor([[0.2000]]))
     >>> Quantiles(0, 2, median=1).prediction(torch.tensor([[1.0, 2.0, 9.0]]))
     tensor([2.])
@@ -103,16 +103,16 @@ class Quantiles:
         if self.of <= max(places):
             raise ValueError(f"of={of} quantiles have no place {max(places)}: places count from 0")
 
-    def __call__(self, seen: Seen, slack: Tensor) -> Ends:
-        """Give the two quantiles in order, each with its slack."""
-        self._check(seen.output)
-        below, above = (as_float64(seen.output.select(-1, p)) for p in (self.lower, self.upper))
+    def __call__(self, out: BatchOutput, scale: Tensor) -> Ends:
+        """Give the two quantiles in order, each with its scale."""
+        self._check(out.output)
+        below, above = (as_float64(out.output.select(-1, p)) for p in (self.lower, self.upper))
         lo, hi = _in_order(below, above)
-        slack = as_float64(slack)
-        if not slack.dim():  # the same for both
-            return Ends(columns(lo), columns(hi), slack, slack)
-        slack = slack.expand_as(seen.output)
-        under, over = slack[..., self.lower], slack[..., self.upper]
+        scale = as_float64(scale)
+        if not scale.dim():  # the same for both
+            return Ends(columns(lo), columns(hi), scale, scale)
+        scale = scale.expand_as(out.output)
+        under, over = scale[..., self.lower], scale[..., self.upper]
         crossed = below > above
         sides = (lo, hi, torch.where(crossed, over, under), torch.where(crossed, under, over))
         return Ends(*(columns(side) for side in sides))

@@ -1,4 +1,4 @@
-"""What all regression methods take besides their own arguments; explained in ``ffcp.Bands``."""
+"""What all regression methods take besides their own arguments: see ``ffcp.IntervalPredictor``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Common(Running, total=False):
     """The keywords that every regression method takes."""
 
     joint: Joint
-    scales: Any
+    output_scales: Any
     side: str
     support: Sequence[float | None] | None
     missing: bool

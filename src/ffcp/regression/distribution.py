@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ffcp.conformal.columns import Columns
-from ffcp.conformal.draws import Draws
+from ffcp.conformal.random_numbers import Draws
 from ffcp.conformal.rank import exact_alphas
 from ffcp.conformal.summaries import Rounded
 from ffcp.network import arrays, checks
@@ -73,7 +73,7 @@ class Summarised(NamedTuple):
 
 
 class Distribution:
-    """The distribution of each row's target, from :meth:`ffcp.Bands.predict_distribution`.
+    """The distribution of each row's target, from ``predict_distribution``.
 
     Of n calibration points 1 / (n + 1) of the mass lies at each infinity: quantiles of levels
     below 1 / (n + 1) and above n / (n + 1) are infinite, and ``crps`` and ``sample`` are those of

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ffcp.conformal.rank import exact_alpha
-from ffcp.metrics.bands import KNOWN, share_of
+from ffcp.metrics.intervals import KNOWN, share_of
 
 BONFERRONI = "bonferroni"
 # Each on its own (False), all at once (True), at least a share of them at once (a number), all at
@@ -86,40 +86,41 @@ def covering(scores: Tensor, share: Any, of_known: bool = False) -> Tensor:
 
 AUTO = "auto"
 FEWEST_ROWS = 10  # below, scales would be more noise than help
-Scales = tuple[float, ...]
+OutputScales = tuple[float, ...]
 
 
-def checked_scales(scales: Any, joint: Joint) -> Scales | str | None:
+def checked_output_scales(output_scales: Any, joint: Joint) -> OutputScales | str | None:
     """Read scales that are given: one positive number per output, ``"auto"`` or ``None``.
 
-    >>> checked_scales([1, 0.5], joint=True)
+    >>> checked_output_scales([1, 0.5], joint=True)
     (1.0, 0.5)
     """
-    if scales is None or (isinstance(scales, str) and scales == AUTO):
-        return None if has_own_thresholds(joint) else scales
+    if output_scales is None or (isinstance(output_scales, str) and output_scales == AUTO):
+        return None if has_own_thresholds(joint) else output_scales
     if has_own_thresholds(joint):
         raise ValueError(
             "scales weigh outputs that share one threshold, and here every output has its own: "
-            "leave out scales, or take joint=True"
+            "leave out output_scales, or take joint=True"
         )
     try:
-        numbers = torch.as_tensor(scales, dtype=torch.float64).flatten()
+        numbers = torch.as_tensor(output_scales, dtype=torch.float64).flatten()
     except (TypeError, ValueError, RuntimeError):
         numbers = torch.tensor([math.nan])
     if not len(numbers) or not bool((numbers.isfinite() & (numbers > 0)).all()):
         raise ValueError(
-            f"scales must be one positive number per output, 'auto' or None, got {scales!r}"
+            f"output_scales must be one positive number per output, 'auto' or None, got "
+            f"{output_scales!r}"
         )
     return tuple(numbers.tolist())
 
 
-def learned_scales(scores: Tensor, alpha: Any) -> Scales | None:
+def learned_output_scales(scores: Tensor, alpha: Any) -> OutputScales | None:
     """Learn how large the scores (n, m) of each output are; None of too few rows.
 
     The scale is the 1 - alpha quantile of their size: the threshold that each output would have
     alone. Where that is zero the largest counts, and an output without any error counts 1.
 
-    >>> learned_scales(torch.tensor([[0.1, 100.0]]).repeat(20, 1).double(), alpha=0.1)
+    >>> learned_output_scales(torch.tensor([[0.1, 100.0]]).repeat(20, 1).double(), alpha=0.1)
     (0.10000000149011612, 100.0)
     """
     if len(scores) < FEWEST_ROWS:
@@ -129,7 +130,7 @@ def learned_scales(scores: Tensor, alpha: Any) -> Scales | None:
     known = (~sizes.isnan()).sum(dim=0)
     share = 1 - exact_alpha(alpha)
     places = [max(1, math.ceil(count * share)) - 1 for count in known.tolist()]
-    scales = ordered.gather(0, torch.tensor(places, device=scores.device)[None])[0]
+    output_scales = ordered.gather(0, torch.tensor(places, device=scores.device)[None])[0]
     largest = sizes.nan_to_num(0.0, posinf=0.0).amax(dim=0)
-    scales = scales.where(scales.isfinite() & (scales > 0), largest)
-    return tuple(scales.where(scales > 0, 1.0).tolist())
+    output_scales = output_scales.where(output_scales.isfinite() & (output_scales > 0), largest)
+    return tuple(output_scales.where(output_scales > 0, 1.0).tolist())

@@ -1,4 +1,4 @@
-"""The named regression methods: each a name for one combination of base, slack and calibration."""
+"""The named regression methods: each a name for one combination of base, scale and calibration."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import torch  # noqa: F401 - for the examples
 from torch import Tensor, nn
 
-from ffcp.conformal.bandwidths import BandwidthChoice
+from ffcp.conformal.bandwidth_selection import BandwidthChoice
 from ffcp.conformal.calibration import Calibration
 from ffcp.conformal.local import FEATURE, Local, Localizer
 from ffcp.network import jacobian
@@ -17,8 +17,8 @@ from ffcp.network.jacobian import Method
 from ffcp.recipes import public
 from ffcp.regression.bases import Base, Point, Quantiles
 from ffcp.regression.common import Common
-from ffcp.regression.composed import Bands
-from ffcp.regression.slacks import AUTO, Constant, GradientNorm, gradient_norm
+from ffcp.regression.interval_predictor import IntervalPredictor
+from ffcp.regression.scales import AUTO, Constant, GradientNorm, gradient_norm
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -28,7 +28,7 @@ Self = TypeVar("Self", bound="Localized")
 
 
 @public
-class CP(Bands):
+class CP(IntervalPredictor):
     """Split conformal prediction: one band width for every input.
 
     Parameters
@@ -36,11 +36,11 @@ class CP(Bands):
     model
         A trained network; forward returns one tensor with a row per input row.
     calibration
-        How scores are kept and thresholds looked up, :class:`ffcp.Marginal` by default;
-        :class:`ffcp.Weighted` where inputs have shifted.
+        How scores are kept and thresholds looked up, :class:`ffcp.calibrations.Marginal` by
+        default; :class:`ffcp.calibrations.Weighted` where inputs have shifted.
     **common
-        ``joint``, ``side``, ``support``, ``missing``, ``choose_fraction``, ``choose_alpha``,
-        ``seed``, ``batch_size`` and ``output``, as in :class:`ffcp.Bands`.
+        ``joint``, ``side``, ``support``, ``missing``, ``selection_fraction``, ``selection_alpha``,
+        ``seed``, ``batch_size`` and ``output``, as in :class:`ffcp.IntervalPredictor`.
 
     Examples
     --------
@@ -77,11 +77,11 @@ class CQR(CP):
         A trained network whose output has shape (n, 2), lower and upper quantile, or (n, m, 2)
         for m targets. See :func:`ffcp.pinball_loss`. Quantiles that cross are put in order.
     calibration
-        How scores are kept and thresholds looked up, :class:`ffcp.Marginal` by default;
-        :class:`ffcp.Weighted` where inputs have shifted.
+        How scores are kept and thresholds looked up, :class:`ffcp.calibrations.Marginal` by
+        default; :class:`ffcp.calibrations.Weighted` where inputs have shifted.
     **common
-        ``joint``, ``side``, ``support``, ``missing``, ``choose_fraction``, ``choose_alpha``,
-        ``seed``, ``batch_size`` and ``output``, as in :class:`ffcp.Bands`.
+        ``joint``, ``side``, ``support``, ``missing``, ``selection_fraction``, ``selection_alpha``,
+        ``seed``, ``batch_size`` and ``output``, as in :class:`ffcp.IntervalPredictor`.
 
     Notes
     -----
@@ -102,23 +102,23 @@ class CQR(CP):
     _base = Quantiles
 
 
-class AtLayer(Bands):
+class AtLayer(IntervalPredictor):
     """What methods that take a gradient show of it."""
 
     @property
     def norm(self) -> float:
         """Norm of the gradient."""
-        return float(self.slack.norm)
+        return float(self.scale.norm)
 
     @property
     def floor(self) -> float:
-        """Smallest slack."""
-        return float(self.slack.floor)
+        """Smallest scale."""
+        return float(self.scale.floor)
 
     @property
     def method(self) -> Method:
         """How the gradients of many outputs are taken."""
-        method: Method = self.slack.method
+        method: Method = self.scale.method
         return method
 
 
@@ -141,17 +141,18 @@ class FFCP(AtLayer):
     norm
         Norm of the gradient: 1, 2 or ``inf``.
     floor
-        Smallest slack, for gradients that vanish. A constant; it must not be estimated from
+        Smallest scale, for gradients that vanish. A constant; it must not be estimated from
         the calibration data.
     method
         How the gradients of many outputs are taken, see :func:`ffcp.gradient_norms`: ``"auto"``,
-        ``"exact"``, ``"coloured"``, ``ffcp.Sketch(probes)`` or ``ffcp.Smooth(sigma, samples)``.
+        ``"exact"``, ``"coloured"``, ``ffcp.scales.Sketch(probes)`` or ``ffcp.scales.Smooth(sigma,
+        samples)``.
     calibration
-        How scores are kept and thresholds looked up, :class:`ffcp.Marginal` by default;
-        :class:`ffcp.Weighted` where inputs have shifted.
+        How scores are kept and thresholds looked up, :class:`ffcp.calibrations.Marginal` by
+        default; :class:`ffcp.calibrations.Weighted` where inputs have shifted.
     **common
-        ``joint``, ``side``, ``support``, ``missing``, ``choose_fraction``, ``choose_alpha``,
-        ``seed``, ``batch_size`` and ``output``, as in :class:`ffcp.Bands`.
+        ``joint``, ``side``, ``support``, ``missing``, ``selection_fraction``, ``selection_alpha``,
+        ``seed``, ``batch_size`` and ``output``, as in :class:`ffcp.IntervalPredictor`.
 
     Attributes
     ----------
@@ -185,13 +186,13 @@ class FFCP(AtLayer):
         calibration: Calibration | None = None,
         **common: Unpack[Common],
     ) -> None:
-        slack = gradient_norm(model, feature, norm, floor, method)
-        super().__init__(model, self._base(), slack, calibration, **common)
+        scale = gradient_norm(model, feature, norm, floor, method)
+        super().__init__(model, self._base(), scale, calibration, **common)
 
 
 @public
 class FFCQR(FFCP):
-    """CQR with the gradient norm of each quantile as its slack (the paper's FFCQR).
+    """CQR with the gradient norm of each quantile as its scale (the paper's FFCQR).
 
     The norms of both quantiles come from the same forward pass.
 
@@ -214,7 +215,7 @@ class FFCQR(FFCP):
     _base = Quantiles
 
 
-class Localized(Bands):
+class Localized(IntervalPredictor):
     """What localized methods show of their calibration."""
 
     calibration: Local
@@ -280,7 +281,7 @@ class LCP(Localized):
     model
         A trained network; forward returns one tensor with a row per input row.
     localizer
-        An :class:`ffcp.Localizer`, or the name of a kernel, ``"nearest"``, ``"gaussian"``,
+        An :class:`ffcp.kernels.Localizer`, or the name of a kernel, ``"nearest"``, ``"gaussian"``,
         ``"laplace"`` or ``"box"``, on the prediction with an automatic bandwidth.
     guarantee
         ``"marginal"``: bands cover with probability at least 1 - alpha; it stands for
@@ -288,10 +289,10 @@ class LCP(Localized):
         the same guarantee by randomisation (Hore and Barber, 2023). ``"none"`` is the plain
         localized quantile, which has no guarantee.
     **common
-        As in :class:`ffcp.Bands`, where ``missing`` cannot be. An automatic bandwidth that
-        :meth:`fit_localizer` has not chosen before is chosen by ``choose_fraction`` of the rows,
-        at most 2,000. ``seed`` is also that of guarantee ``"random"``; without it the operating
-        system seeds those random numbers.
+        As in :class:`ffcp.IntervalPredictor`, where ``missing`` cannot be. An automatic bandwidth
+        that :meth:`fit_localizer` has not chosen before is chosen by ``selection_fraction`` of the
+        rows, at most 2,000. ``seed`` is also that of guarantee ``"random"``; without it the
+        operating system seeds those random numbers.
 
     Attributes
     ----------
@@ -365,8 +366,8 @@ class FFLCP(Localized, AtLayer):
         As in :class:`LCP`; a localizer on ``"feature"`` measures distances at the layer whose
         gradient is taken.
     **common
-        As in :class:`ffcp.Bands`, where ``missing`` cannot be. Feature and bandwidth are chosen on
-        the same share of the rows.
+        As in :class:`ffcp.IntervalPredictor`, where ``missing`` cannot be. Feature and bandwidth
+        are chosen on the same share of the rows.
 
     Examples
     --------
@@ -392,9 +393,9 @@ class FFLCP(Localized, AtLayer):
         guarantee: str = "marginal",
         **common: Unpack[Common],
     ) -> None:
-        slack = gradient_norm(model, feature, norm, floor, method)
-        local = Local(_on_feature(localizer, slack), guarantee)
-        super().__init__(model, self._base(), slack, local, **common)
+        scale = gradient_norm(model, feature, norm, floor, method)
+        local = Local(_on_feature(localizer, scale), guarantee)
+        super().__init__(model, self._base(), scale, local, **common)
 
 
 @public
@@ -422,13 +423,13 @@ class FFLCQR(FFLCP):
     _base = Quantiles
 
 
-def _on_feature(localizer: Localizer | str, slack: GradientNorm) -> Localizer | str:
+def _on_feature(localizer: Localizer | str, scale: GradientNorm) -> Localizer | str:
     """Name the layer that ``on="feature"`` means."""
     if not isinstance(localizer, Localizer) or localizer.on != FEATURE:
         return localizer
-    if slack.feature is None:
+    if scale.feature is None:
         raise ValueError(
             "on='feature' needs one feature by its name: the automatic choice would change the "
             "embedding on the way"
         )
-    return replace(localizer, on=slack.feature)
+    return replace(localizer, on=scale.feature)

@@ -14,9 +14,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from ffcp.batch import BatchOutput
 from ffcp.conformal.rank import exact_alpha
-from ffcp.pieces import Seen
-from ffcp.regression.bands import Ends
+from ffcp.regression.intervals import Ends
 from ffcp.regression.joint import BONFERRONI, Joint, has_own_thresholds, is_share, reduced
 
 BOTH, LOWER, UPPER, EACH = "both", "lower", "upper", "each"
@@ -29,16 +29,18 @@ class Sided(Protocol):
     joint: Joint
     side: str
 
-    def score(self, seen: Seen, y: Tensor) -> Tensor:
+    def score(self, out: BatchOutput, y: Tensor) -> Tensor:
         """Give two-sided scores, (n, m), or (n, 1) if outputs share a threshold."""
 
-    def interval(self, seen: Seen, threshold: Tensor) -> tuple[Tensor, Tensor]:
+    def interval(self, out: BatchOutput, threshold: Tensor) -> tuple[Tensor, Tensor]:
         """Give the ends (levels, n, m) of the bands of two-sided thresholds."""
 
-    def sides(self, seen: Seen, y: Tensor) -> tuple[Tensor, Tensor]:
+    def sides(self, out: BatchOutput, y: Tensor) -> tuple[Tensor, Tensor]:
         """Say how far targets lie below the lower and above the upper end, (n, m) each."""
 
-    def reach(self, seen: Seen, below: Tensor, above: Tensor) -> tuple[Tensor, Tensor]:
+    def interval_ends(
+        self, out: BatchOutput, below: Tensor, above: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Give the ends whose targets have these one-sided scores at most."""
 
 
@@ -79,11 +81,11 @@ def what_reach_is(side: str) -> str:
     return f"; reach: how far the {side} limit lies {there} the prediction, negative if {back}"
 
 
-def kept_scores(family: Sided, seen: Seen, y: Tensor) -> Tensor:
+def kept_scores(family: Sided, out: BatchOutput, y: Tensor) -> Tensor:
     """Give the scores to keep of targets (n, m): those below stand before those above."""
     if family.side == BOTH:
-        return family.score(seen, y)
-    below, above = family.sides(seen, y)
+        return family.score(out, y)
+    below, above = family.sides(out, y)
     parts = {LOWER: [below], UPPER: [above], EACH: [below, above]}[family.side]
     return reduced_sides(torch.cat(parts, dim=1), family.side, family.joint)
 
@@ -100,17 +102,17 @@ def two_sided(scores: Tensor, side: str) -> Tensor:
     return torch.maximum(*scores.chunk(2, dim=1)) if side == EACH else scores
 
 
-def ends_at(family: Sided, seen: Seen, threshold: Tensor) -> tuple[Tensor, Tensor]:
+def ends_at(family: Sided, out: BatchOutput, threshold: Tensor) -> tuple[Tensor, Tensor]:
     """Give the ends (levels, n, m) at thresholds (levels, n or 1, columns of the scores)."""
     if family.side == BOTH:
-        return family.interval(seen, threshold)
+        return family.interval(out, threshold)
     if family.side == EACH:
         below, above = threshold.chunk(2, dim=-1)
-        return family.reach(seen, below, above)
+        return family.interval_ends(out, below, above)
     open_end = torch.full_like(threshold, math.inf)
     if family.side == LOWER:
-        return family.reach(seen, threshold, open_end)
-    return family.reach(seen, open_end, threshold)
+        return family.interval_ends(out, threshold, open_end)
+    return family.interval_ends(out, open_end, threshold)
 
 
 def columns_of(side: str, joint: Joint, outputs: int) -> int:
@@ -139,8 +141,8 @@ def growth(ends: Ends, side: str) -> tuple[Tensor, Tensor]:
 
     Half of the width belongs to each end where each has a threshold; an open side has none.
     """
-    shape = torch.broadcast_shapes(ends.lo.shape, ends.slack_lo.shape)
-    low, high = ends.slack_lo.expand(shape), ends.slack_hi.expand(shape)
+    shape = torch.broadcast_shapes(ends.lo.shape, ends.scale_lo.shape)
+    low, high = ends.scale_lo.expand(shape), ends.scale_hi.expand(shape)
     width = (ends.hi - ends.lo).expand(shape)
     if side == BOTH:
         return width, low + high

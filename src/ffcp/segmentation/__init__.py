@@ -6,7 +6,7 @@ per pixel and class, and CP, FCP or FFCP put a band around each. What a user mos
 every pixel the set of labels that are still possible.
 """
 
-from ffcp.segmentation.predictor import PixelSets
+from ffcp.segmentation.pixel_sets import PixelSets
 from ffcp.segmentation.sets import PixelSet, pixel_coverage
 from ffcp.segmentation.targets import SMALLEST, DoubleLog, double_log, targets
 

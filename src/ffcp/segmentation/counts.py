@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from ffcp.conformal.columns import Columns
-from ffcp.conformal.draws import Draws
-from ffcp.conformal.rank import conformal_rank, exact_alpha, points_needed
+from ffcp.conformal.random_numbers import Draws
+from ffcp.conformal.rank import conformal_rank, exact_alpha, rows_needed
 from ffcp.conformal.risk import Risk
 from ffcp.recipes import public
-from ffcp.regression.bands import as_float64
+from ffcp.regression.intervals import as_float64
 
 # The grid of scores. A constant: chosen by the data it would break exchangeability. A step is half
 # a per cent, some ten steps from p = 0.01 to 0.001; at the default floor scores are below 2**24.
@@ -75,7 +75,7 @@ class PixelCounts(Risk):
         """Say what the grid of scores is."""
         return {**super().settings(), "bins": BINS}
 
-    def add(self, scores: Tensor, notes: Columns | None = None) -> None:
+    def add(self, scores: Tensor, metadata: Columns | None = None) -> None:
         """Keep these counts, of shape (n, BINS), as well."""
         self.keep({"scores": torch.cat([self.scores, scores.detach().to("cpu", torch.int32)])})
 
@@ -90,20 +90,20 @@ class PixelCounts(Risk):
                 raise ValueError("an image has no pixels, or more than there can be")
 
     def threshold(
-        self, alpha: Any, notes: Columns | None = None, random: Draws | None = None
+        self, alpha: Any, metadata: Columns | None = None, random: Draws | None = None
     ) -> Tensor:
         """Look up the largest score of labels in the set, shape (1,).
 
         ``notes["share"]`` says, for every image the same, which share of it is to be covered.
         """
-        share = (notes or {}).get("share", [None])[0]
+        share = (metadata or {}).get("share", [None])[0]
         last = self.risk_bin(alpha) if share is None else self.share_bin(alpha, share)
         edge = math.inf if last == BINS - 1 else float(EDGES[last])
         return torch.tensor([edge], dtype=torch.float64)
 
-    def why_infinite(self, alpha: Any, notes: Columns) -> str:
+    def why_infinite(self, alpha: Any, metadata: Columns) -> str:
         """Say what is missing."""
-        needed = points_needed(alpha)
+        needed = rows_needed(alpha)
         if len(self) < needed:
             return (
                 f": alpha={float(alpha):g} needs at least {needed} calibration images and there "

@@ -5,7 +5,7 @@ Examples
 >>> from sklearn.datasets import load_diabetes
 >>> from sklearn.linear_model import LinearRegression
 >>> x, y = load_diabetes(return_X_y=True)
->>> bands = BandRegressor(LinearRegression(), random_state=0).fit(x, y)
+>>> bands = ConformalRegressor(LinearRegression(), random_state=0).fit(x, y)
 >>> bands.predict_interval(x[:5], alpha=0.1).shape
 (5, 2)
 """
@@ -15,8 +15,8 @@ from ffcp.extras import needed
 needed("sklearn", "sklearn", "ffcp.sklearn")
 
 from ffcp.sklearn.estimators import (  # noqa: E402 - after saying what is missing
-    BandRegressor,
-    SetClassifier,
+    ConformalClassifier,
+    ConformalRegressor,
 )
 
-__all__ = ["BandRegressor", "SetClassifier"]
+__all__ = ["ConformalClassifier", "ConformalRegressor"]

@@ -13,7 +13,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 import ffcp
-from ffcp.conformal.asked import asked_alpha
+from ffcp.conformal.coverage_level import requested_alpha
 from ffcp.sklearn.sources import (
     Array,
     NetworkSource,
@@ -98,8 +98,8 @@ class _Conformal(BaseEstimator):  # type: ignore[misc]
 
     def _level(self, alpha: Any = None, confidence_level: Any = None, **unknown: Any) -> Any:
         """Return the share of misses asked for: of this call, or that of the estimator."""
-        own = asked_alpha(self.alpha, self.confidence_level)
-        return asked_alpha(alpha, confidence_level, unknown, default=own)
+        own = requested_alpha(self.alpha, self.confidence_level)
+        return requested_alpha(alpha, confidence_level, unknown, default=own)
 
     def _x(self, x: Any) -> Array:
         check_is_fitted(self)
@@ -107,7 +107,7 @@ class _Conformal(BaseEstimator):  # type: ignore[misc]
         return checked
 
 
-class BandRegressor(RegressorMixin, _Conformal):  # type: ignore[misc]
+class ConformalRegressor(RegressorMixin, _Conformal):  # type: ignore[misc]
     """A regressor whose predictions have bands with a guarantee.
 
     Parameters
@@ -141,7 +141,7 @@ class BandRegressor(RegressorMixin, _Conformal):  # type: ignore[misc]
     --------
     >>> from sklearn.datasets import make_regression
     >>> x, y = make_regression(400, 5, noise=10, random_state=0)
-    >>> bands = BandRegressor(random_state=0).fit(x[:300], y[:300])
+    >>> bands = ConformalRegressor(random_state=0).fit(x[:300], y[:300])
     >>> bands.predict_interval(x[300:]).shape
     (100, 2)
     """
@@ -163,7 +163,7 @@ class BandRegressor(RegressorMixin, _Conformal):  # type: ignore[misc]
         self.calibration_size = calibration_size
         self.random_state = random_state
 
-    def fit(self, X: Any, y: Any, **unknown: Any) -> BandRegressor:
+    def fit(self, X: Any, y: Any, **unknown: Any) -> ConformalRegressor:
         """Fit the estimator to a part of the rows, and calibrate on the others."""
         self._must_have_no_weights(unknown)
         self._level()
@@ -194,22 +194,22 @@ class BandRegressor(RegressorMixin, _Conformal):  # type: ignore[misc]
         return self._contained(ends, ["lower", "upper"], X)
 
 
-class SetClassifier(ClassifierMixin, _Conformal):  # type: ignore[misc]
+class ConformalClassifier(ClassifierMixin, _Conformal):  # type: ignore[misc]
     """A classifier that gives sets of labels which hold the true one with a guarantee.
 
     The classes are those of the rows that train, or those of an estimator that is fitted already.
     Any other label of a calibration row counts as one that no set can hold but a set of everything,
     so the guarantee holds for all new rows, of labels that no row has shown yet as well: see
-    ``other_labels`` of :class:`ffcp.LabelSets`.
+    ``other_labels`` of :class:`ffcp.SetPredictor`.
 
     Parameters
     ----------
     estimator
-        As in :class:`BandRegressor`; a classifier with ``predict_proba``, or a network of logits
-        in the order of the sorted classes. A trained network may name its classes, in the order of
-        its outputs, by an attribute ``classes_``.
+        As in :class:`ConformalRegressor`; a classifier with ``predict_proba``, or a network of
+        logits in the order of the sorted classes. A trained network may name its classes, in the
+        order of its outputs, by an attribute ``classes_``.
     alpha, confidence_level, calibration_size, random_state
-        As in :class:`BandRegressor`.
+        As in :class:`ConformalRegressor`.
     method
         ``"auto"``, where that of LAC, APS and RAPS is taken whose sets are smallest, on rows that
         then do not calibrate (LAC, with a warning, if there are fewer than 20 of them); ``"raps"``,
@@ -226,7 +226,7 @@ class SetClassifier(ClassifierMixin, _Conformal):  # type: ignore[misc]
     --------
     >>> from sklearn.datasets import load_wine
     >>> x, y = load_wine(return_X_y=True)
-    >>> sets = SetClassifier(method="lac", random_state=0).fit(x[::2], y[::2])
+    >>> sets = ConformalClassifier(method="lac", random_state=0).fit(x[::2], y[::2])
     >>> sets.predict_set(x[1::2]).shape  # three classes, and another label
     (89, 4)
     """
@@ -248,7 +248,7 @@ class SetClassifier(ClassifierMixin, _Conformal):  # type: ignore[misc]
         self.calibration_size = calibration_size
         self.random_state = random_state
 
-    def fit(self, X: Any, y: Any, **unknown: Any) -> SetClassifier:
+    def fit(self, X: Any, y: Any, **unknown: Any) -> ConformalClassifier:
         """Fit the estimator to a part of the rows, and calibrate on the others."""
         self._must_have_no_weights(unknown)
         self._level()
@@ -330,7 +330,7 @@ def _sets(given: Source, method: Any, seed: int) -> Any:
     if callable(method):
         return method(given.model)
     named: dict[str, Any] = {
-        "auto": partial(ffcp.LabelSets, score="auto"),
+        "auto": partial(ffcp.SetPredictor, score="auto"),
         "raps": ffcp.RAPS,
         "aps": ffcp.APS,
         "lac": ffcp.LAC,

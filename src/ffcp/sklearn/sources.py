@@ -11,7 +11,7 @@ from sklearn.base import clone
 from sklearn.frozen import FrozenEstimator
 from torch import Tensor, nn
 
-from ffcp.network import passes
+from ffcp.network import forward
 from ffcp.network.stored import Stored
 
 Array = np.ndarray[Any, Any]
@@ -51,7 +51,7 @@ class NetworkSource:
 
     def outputs(self, x: Array) -> Array:
         """Run the network: numbers (n,), or logits (n, K)."""
-        result = torch.cat([seen.output for seen in passes.over(self.model, self.inputs(x))])
+        result = torch.cat([seen.output for seen in forward.over(self.model, self.inputs(x))])
         return result.double().numpy()
 
 

@@ -15,15 +15,15 @@ import torch
 from torch import Tensor, nn
 
 from ffcp import LabelSet, files
-from ffcp.conformal.asked import asked_alpha
+from ffcp.conformal.coverage_level import requested_alpha
 from ffcp.conformal.rank import exact_alpha
 from ffcp.online.monitor import Monitor
-from ffcp.regression.learned.teaching import row_hashes
-from ffcp.tables import cells, measuring, reading, seen, targets
+from ffcp.regression.learned.training_rows import row_hashes
+from ffcp.tables import cells, evaluation, seen, table_io, targets
 from ffcp.tables import folder as folders
 from ffcp.tables.columns import Columns
 from ffcp.tables.errors import TableError
-from ffcp.tables.measuring import Measured
+from ffcp.tables.evaluation import Measured
 from ffcp.tables.training import Training
 from ffcp.warnings import FFCPWarning
 
@@ -161,7 +161,7 @@ class FittedTable:
 
     def _level(self, alpha: Any, confidence_level: Any = None, **unknown: Any) -> Fraction:
         """Return the share of misses asked for; by default that of the fit."""
-        return asked_alpha(alpha, confidence_level, unknown, exact_alpha(self.about.alpha))
+        return requested_alpha(alpha, confidence_level, unknown, exact_alpha(self.about.alpha))
 
     def _ready(
         self, frame: pd.DataFrame, is_first: bool = True
@@ -223,7 +223,7 @@ class FittedTable:
         labels = made.labels
         return {
             "prediction": [row[0] for row in labels],
-            "labels": [measuring.joined(row) for row in labels],
+            "labels": [evaluation.joined(row) for row in labels],
             "size": made.sizes.numpy().astype(np.float64),
         }
 
@@ -237,16 +237,16 @@ class FittedTable:
         bands.loc[infinite & (bands["reason"] == ""), "reason"] = why
 
     def predict_file(
-        self, table: str | Path, out: str | Path, alpha: Any = None, rows: int = reading.CHUNK
+        self, table: str | Path, out: str | Path, alpha: Any = None, rows: int = table_io.CHUNK
     ) -> Iterator[Predicted]:
         """Predict a table that may be larger than memory, part by part, into a new file.
 
         Yields every part when it is written; the file is there when all of them are.
         """
         folders.must_be_outside(out)
-        with reading.Writer(out) as writer:
+        with table_io.Writer(out) as writer:
             row = 0
-            for frame, original in reading.parts(table, rows):
+            for frame, original in table_io.parts(table, rows):
                 made = self.predicted(frame, alpha, first_row=row)
                 taken = {name: _free(name, frame.columns) for name in made.bands}
                 writer.add(frame, made.bands.rename(columns=taken), original)
@@ -310,7 +310,7 @@ class FittedTable:
         about, name = self.about, group or self.about.group
         groups = None if name is None else targets.groups(frame, name)
         level = float(about.alpha if alpha is None else alpha)
-        made = measuring.measure(
+        made = evaluation.measure(
             bands, y, level, frame, self.columns[0], groups, name, about.classes
         )
         if about.group is None:
@@ -341,11 +341,11 @@ class FittedTable:
         classes = self.about.classes
         numbers = pd.Index(classes).get_indexer(y) if classes else y.astype(np.float32)
         made = []
-        for start in range(0, len(frame), reading.CHUNK):  # all at once would need much memory
-            part = frame.iloc[start : start + reading.CHUNK].copy()
+        for start in range(0, len(frame), table_io.CHUNK):  # all at once would need much memory
+            part = frame.iloc[start : start + table_io.CHUNK].copy()
             part.attrs.update(frame.attrs)
             x, _, _ = self._encode(part, is_first=False)
-            made.append(row_hashes(x, torch.from_numpy(numbers[start : start + reading.CHUNK])))
+            made.append(row_hashes(x, torch.from_numpy(numbers[start : start + table_io.CHUNK])))
         return torch.cat(made)
 
     def _labelled(self, table: Any) -> tuple[pd.DataFrame, np.ndarray[Any, Any], int]:
@@ -408,13 +408,13 @@ class FittedTable:
         hits = round(made.coverage * made.rows)
         if self.about.folds:  # the theorem of the folds has no law: the promise is taken as exact
             alpha = min(0.999, 1 - self.predictor.guarantee(alpha))
-            return measuring.chance_of_fewer(hits, [(made.rows, 10**9)], alpha)
+            return evaluation.chance_of_fewer(hits, [(made.rows, 10**9)], alpha)
         if not made.of_groups:  # no groups, or the test of a fit of 0.2.0
-            return measuring.chance_of_fewer(hits, [(made.rows, self.calibrated)], alpha)
+            return evaluation.chance_of_fewer(hits, [(made.rows, self.calibrated)], alpha)
         counts = self.predictor.calibration.groups
         calibrated = [counts[name] for name in self.about.groups]
         groups = list(zip(made.of_groups, calibrated, strict=True))
-        return measuring.chance_of_fewer(hits, groups, alpha)
+        return evaluation.chance_of_fewer(hits, groups, alpha)
 
     @property
     def calibrated(self) -> int:
@@ -435,7 +435,7 @@ class FittedTable:
                 levels = [{name: ends[name][i] for name in names} for i in range(len(_CURVE))]
         pairs: list[float] = []
         for alpha, bands in zip(_CURVE, levels, strict=True):
-            hits = measuring.covered(pd.DataFrame(bands), y, self.about.classes)
+            hits = evaluation.covered(pd.DataFrame(bands), y, self.about.classes)
             pairs += [1 - alpha, float(hits.mean())]
         return tuple(pairs)
 
@@ -457,7 +457,7 @@ def _by_level(values: Tensor, rows: int) -> np.ndarray[Any, Any]:
 
 
 def _frame(table: Any) -> pd.DataFrame:
-    return reading.named(table) if isinstance(table, pd.DataFrame) else reading.read(table)
+    return table_io.named(table) if isinstance(table, pd.DataFrame) else table_io.read(table)
 
 
 def _why_none(column: pd.Series, name: str) -> str:

@@ -15,16 +15,16 @@ import torch
 from torch import Tensor, nn
 
 import ffcp
-from ffcp.conformal.asked import asked_alpha
+from ffcp.conformal.coverage_level import requested_alpha
 from ffcp.conformal.rank import exact_alpha
-from ffcp.regression.cross import CrossBands
-from ffcp.tables import cells, dividing, labels, reading, report, seen, targets
+from ffcp.regression.cross_conformal import CrossConformal
+from ffcp.tables import cells, labels, report, seen, splitting, table_io, targets
 from ffcp.tables import columns as table_columns
 from ffcp.tables.columns import Columns
-from ffcp.tables.dividing import Division
 from ffcp.tables.errors import TableError
 from ffcp.tables.fitted import BATCH, About, FittedTable
 from ffcp.tables.network import QUANTILES, Placed, TableNetwork
+from ffcp.tables.splitting import Division
 from ffcp.tables.targets import Target
 from ffcp.tables.training import Training, train
 from ffcp.warnings import FFCPWarning
@@ -86,7 +86,7 @@ def fit(
     FittedTable
         ``predict``, ``check``, ``save``; its ``about`` lists everything that was decided.
     """
-    alpha = float(asked_alpha(alpha, confidence_level, unknown))
+    alpha = float(requested_alpha(alpha, confidence_level, unknown))
     frame, source = _read(table)
     low, high = support
     support = (None if low == -np.inf else low, None if high == np.inf else high)
@@ -107,8 +107,8 @@ def fit(
     order = None if time is None else np.argsort(targets.times(known, time), kind="stable")
     crossing = not goal.classes and group is None and time is None and side != "each"
     known = cells.read_once(known, but=group)  # groups are words, "007" and "7" two of them
-    most = dividing.most_rows(known.shape[1])
-    division = dividing.divide(len(known), alpha, seed, crossing=crossing, order=order, most=most)
+    most = splitting.most_rows(known.shape[1])
+    division = splitting.divide(len(known), alpha, seed, crossing=crossing, order=order, most=most)
     if goal.classes:
         goal = labels.of_training(goal, division, target)
     work = _Work(known, goal, division, target, support, alpha, seed, minutes * 60, progress)
@@ -147,9 +147,9 @@ def fit(
 def _read(table: Any) -> tuple[pd.DataFrame, str]:
     if isinstance(table, pd.DataFrame):
         _must_not_be_too_wide(table)
-        return reading.named(table).reset_index(drop=True), "a frame"
-    _must_not_be_too_wide(next(reading.chunks(table, rows=1)))  # reading all would take long
-    return reading.read(table), Path(table).name
+        return table_io.named(table).reset_index(drop=True), "a frame"
+    _must_not_be_too_wide(next(table_io.chunks(table, rows=1)))  # reading all would take long
+    return table_io.read(table), Path(table).name
 
 
 def _must_not_be_too_wide(frame: pd.DataFrame) -> None:
@@ -244,7 +244,7 @@ class _Work:
         predictor = self._predictor(network, side, centre, scale)
         if hasattr(predictor, "fit"):  # what the training rows can teach
             some = np.random.default_rng(self.seed).permutation(parts.train)
-            some = some[: dividing.most_rows(self.frame.shape[1])]
+            some = some[: splitting.most_rows(self.frame.shape[1])]
             predictor.fit(x[some], y[some], disjoint=True)
         predictor.calibrate(x[parts.calibrate], y[parts.calibrate], groups=groups)
         return _Found([columns], [network], [trained], predictor, centre, scale)
@@ -272,7 +272,7 @@ class _Work:
             columns.append(own)
             training.append(trained)
             parts.append(x)
-        predictor = CrossBands(networks, folds, side=side, batch_size=BATCH)
+        predictor = CrossConformal(networks, folds, side=side, batch_size=BATCH)
         predictor.calibrate(torch.cat(parts, dim=1), self.goal.values)
         return _Found(columns, networks, training, predictor, 0.0, 1.0)
 
@@ -336,7 +336,7 @@ class _Work:
 
 def _bands(network: nn.Module, side: str, support: Any, alpha: Any, seed: int) -> Any:
     """Choose the predictor of bands: the one place that does."""
-    given = {"side": side, "support": support, "choose_alpha": alpha, "seed": seed}
+    given = {"side": side, "support": support, "selection_alpha": alpha, "seed": seed}
     return ffcp.Auto(network, batch_size=BATCH, quantiles=QUANTILES, **given)
 
 

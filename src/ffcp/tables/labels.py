@@ -12,9 +12,9 @@ from torch import nn
 import ffcp
 from ffcp.conformal.rank import conformal_rank
 from ffcp.tables import cells
-from ffcp.tables.dividing import Division
 from ffcp.tables.errors import TableError
 from ffcp.tables.fitted import BATCH
+from ffcp.tables.splitting import Division
 from ffcp.tables.targets import Target
 
 
@@ -40,12 +40,12 @@ def of_training(goal: Target, division: Division, name: str) -> Target:
 
 def sets(network: nn.Module, classes: tuple[str, ...], alpha: Any, seed: int) -> Any:
     """Make the predictor of label sets; calibration rows set aside choose its score."""
-    return ffcp.LabelSets(
+    return ffcp.SetPredictor(
         network,
         "auto",
         names=list(classes),
         other_labels=True,
-        choose_alpha=alpha,
+        selection_alpha=alpha,
         seed=seed,
         batch_size=BATCH,
     )

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import ffcp
 from ffcp import files
-from ffcp.regression.cross import CrossBands
+from ffcp.regression.cross_conformal import CrossConformal
 from ffcp.tables import fitted as fits
 from ffcp.tables import seen
 from ffcp.tables.columns import Columns
@@ -136,7 +136,7 @@ def _networks(
 def _predictor(about: About, networks: list[nn.Module], folder: Path, manifest: Any) -> Any:
     path = folder / manifest["files"]["calibration"]
     if about.folds:
-        predictor: Any = CrossBands.load(path, networks, batch_size=BATCH)
+        predictor: Any = CrossConformal.load(path, networks, batch_size=BATCH)
         if predictor.side != about.side:
             raise ValueError("its calibration is of another side")
         return predictor

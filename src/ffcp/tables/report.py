@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ffcp.tables import measuring
+from ffcp.tables import evaluation
 from ffcp.tables.fitted import FittedTable
 from ffcp.tables.training import told
 
@@ -125,8 +125,8 @@ def _widest(
     bands: pd.DataFrame, y: np.ndarray[Any, Any], classes: tuple[str, ...]
 ) -> list[dict[str, Any]]:
     """List the rows of which least is known."""
-    sizes = measuring.sizes(bands)
-    hits = measuring.covered(bands, y, classes)
+    sizes = evaluation.sizes(bands)
+    hits = evaluation.covered(bands, y, classes)
     rows = np.argsort(-np.nan_to_num(sizes, posinf=np.finfo(float).max), kind="stable")[:_WIDEST]
     return [
         {

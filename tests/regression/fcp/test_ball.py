@@ -10,7 +10,7 @@ import torch
 
 import ffcp
 from ffcp.conformal.selection import Division
-from ffcp.regression.fcp.ball import STEP_COUNTS
+from ffcp.regression.fcp.feature_ball import STEP_COUNTS
 from tests.conftest import normal
 from tests.regression.models import leaky, targets
 

@@ -64,7 +64,7 @@ def test_unconverged_points_are_reported() -> None:
         ({"lr": -1.0}, "lr must be a positive number"),
         ({"lr": math.nan}, "lr must be a positive number"),
         ({"optimizer": "lbfgs"}, "optimizer must be one of sgd, adam"),
-        ({"choose_fraction": 0}, "choose_fraction must lie between"),
+        ({"selection_fraction": 0}, "selection_fraction must lie between"),
     ],
 )
 def test_settings_out_of_range(settings: dict, message: str) -> None:

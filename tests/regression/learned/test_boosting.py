@@ -114,7 +114,7 @@ def test_saved_trees_need_no_lightgbm(tmp_path: Path) -> None:
 def test_auto_tries_both_learners() -> None:
     x = normal(600, 4, seed=0)
     y = x[:, 0] * normal(600, seed=1)
-    predictor = ffcp.Auto(small_mlp(), learner="both", choose_fraction=0.5, seed=0)
+    predictor = ffcp.Auto(small_mlp(), learner="both", selection_fraction=0.5, seed=0)
     predictor.fit(x[:200], y[:200]).calibrate(x[200:], y[200:])
     assert predictor.choice is not None
     names = set(predictor.choice.trials)

@@ -51,7 +51,7 @@ def test_rows_that_teach_and_choose_do_not_spoil_the_guarantee(
     rows, used = 150, 120
 
     def covered(x_cal: Tensor, y_cal: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        predictor = make(small_mlp(), choose_fraction=0.2).calibrate(x_cal, y_cal)
+        predictor = make(small_mlp(), selection_fraction=0.2).calibrate(x_cal, y_cal)
         assert len(predictor.calibration) == used
         if getattr(predictor, "method", None) == "LCP":
             covered.local += 1

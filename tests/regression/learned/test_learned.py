@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import ffcp
-from ffcp.regression.learned import network, teaching
-from ffcp.regression.learned.family import LearnedBands, hash_of
+from ffcp.regression.learned import network, training_rows
+from ffcp.regression.learned.learned_score import LearnedScore, hash_of
 from ffcp.regression.learned.nested import LEVELS
-from ffcp.regression.learned.teaching import row_hashes
+from ffcp.regression.learned.training_rows import row_hashes
 from tests.conftest import normal, small_mlp
 
 
@@ -261,7 +261,7 @@ def test_an_image_teaches_without_its_pixels() -> None:
 def test_functions_of_the_users_are_learned_from_and_asked_for_when_loading(
     tmp_path: Path,
 ) -> None:
-    def first_column(seen: ffcp.Seen) -> Tensor:
+    def first_column(seen: ffcp.BatchOutput) -> Tensor:
         return seen.x[:, 0]
 
     x, y = data()
@@ -287,8 +287,8 @@ def test_what_cannot_be_learned_from_is_named() -> None:
     bad = ffcp.Learned(small_mlp(), on=lambda seen: seen.x[:, 0] / 0)
     with pytest.raises(ValueError, match="what is learned from holds"):
         bad.calibrate(x, y)
-    with pytest.raises(ValueError, match="scales"):
-        ffcp.Learned(small_mlp(), joint=True, scales=[1.0])
+    with pytest.raises(ValueError, match="output_scales"):
+        ffcp.Learned(small_mlp(), joint=True, output_scales=[1.0])
 
 
 def test_a_network_that_memorised_its_training_rows_is_noticed() -> None:
@@ -364,7 +364,7 @@ def test_typical_sizes_are_checked_when_they_are_loaded(size: float) -> None:
     family = predictor._scorer
     state = {**family.state(), "typical": torch.full_like(family.typical, size)}
     with pytest.raises(ValueError, match="typical sizes"):
-        LearnedBands.from_state(predictor.settings(), state, (), False, "both")
+        LearnedScore.from_state(predictor.settings(), state, (), False, "both")
 
 
 def test_outputs_that_share_a_threshold_are_not_taken_for_memorised() -> None:
@@ -376,7 +376,7 @@ def test_outputs_that_share_a_threshold_are_not_taken_for_memorised() -> None:
 
 
 def test_of_many_rows_some_teach_and_all_are_known_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(teaching, "MOST_ROWS", 128)
+    monkeypatch.setattr(training_rows, "MOST_ROWS", 128)
     x, y = data(300)
     loader = DataLoader(TensorDataset(x, y), batch_size=64)
     for rows in ((x, y), (loader, None)):

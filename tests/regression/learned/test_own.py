@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import ffcp
 from ffcp.regression.auto import OWN
 from ffcp.regression.learned.knots import KNOTS
-from ffcp.regression.learned.own import OwnQuantiles
+from ffcp.regression.learned.model_quantiles import ModelQuantiles
 from tests.conftest import normal
 
 
@@ -88,11 +88,11 @@ def test_a_layer_that_gives_no_quantiles_of_one_output_is_refused(model: nn.Modu
 
 
 def test_quantiles_that_are_one_number_still_lie_apart() -> None:
-    quantiles = OwnQuantiles()(torch.zeros(3, 11))
+    quantiles = ModelQuantiles()(torch.zeros(3, 11))
     assert bool((quantiles.diff(dim=-1) > 0).all())
 
 
 def test_nothing_else_is_read_from_a_file() -> None:
-    assert isinstance(OwnQuantiles.from_state({}), OwnQuantiles)
+    assert isinstance(ModelQuantiles.from_state({}), ModelQuantiles)
     with pytest.raises(ValueError, match="nothing is learned"):
-        OwnQuantiles.from_state({"w1": torch.zeros(1)})
+        ModelQuantiles.from_state({"w1": torch.zeros(1)})

@@ -6,8 +6,8 @@ together by random probes (:class:`Sketch`). :class:`Smooth` takes the mean over
 features. ``"auto"`` looks at the head and picks.
 """
 
-from ffcp.network.jacobian.choice import take_norms
-from ffcp.network.jacobian.methods import (
+from ffcp.network.jacobian.dispatch import take_norms
+from ffcp.network.jacobian.settings import (
     AUTO,
     COLOURED,
     EXACT,

@@ -24,11 +24,11 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from ffcp.batch import is_traced
 from ffcp.network import heads, inputs
 from ffcp.network.features import Tapped
+from ffcp.network.frozen import original
 from ffcp.network.jacobian.norms import reached, wide
-from ffcp.network.twin import original
-from ffcp.pieces import is_traced
 
 
 class HiddenWindowsError(ValueError):

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
+from ffcp.batch import is_traced
 from ffcp.network.features import Tapped
 from ffcp.network.jacobian.norms import reached, row_norms
-from ffcp.pieces import is_traced
 
 _OUTPUTS_AT_ONCE = 8  # a batched backward pass holds the gradients of at most this many outputs
 _BYTES_AT_ONCE = 2**26  # ... and at most this much memory for what goes in and what comes out

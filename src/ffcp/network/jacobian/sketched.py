@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ffcp.batch import is_traced
+from ffcp.locks import lock
 from ffcp.network import heads, inputs
 from ffcp.network.features import Tapped
-from ffcp.network.jacobian.methods import Sketch
 from ffcp.network.jacobian.norms import wide
-from ffcp.pieces import is_traced
-from ffcp.turns import lock
+from ffcp.network.jacobian.settings import Sketch
 
 # The levels of torch's forward mode are one count for all threads: two at once lose theirs.
 _FORWARD_MODE = lock()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ffcp.network.features import Cut, Tapped
-from ffcp.network.jacobian.methods import Smooth
+from ffcp.network.jacobian.settings import Smooth
 
 
 def smoothed(

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ffcp.batch import is_traced
 from ffcp.extras import needed
-from ffcp.pieces import is_traced
 from ffcp.regression.learned.knots import KNOTS, at_levels
 
 _ROUNDS, _RATE, _LEAVES, _FEWEST = 120, 0.06, 8, 40

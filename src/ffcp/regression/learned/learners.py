@@ -8,13 +8,13 @@ from torch import Tensor
 
 from ffcp.regression.learned import boosting, network
 from ffcp.regression.learned.boosting import BoostedQuantiles
+from ffcp.regression.learned.model_quantiles import ModelQuantiles
 from ffcp.regression.learned.network import QuantileNetwork
-from ffcp.regression.learned.own import OwnQuantiles
 
-Learner = QuantileNetwork | BoostedQuantiles | OwnQuantiles
+Learner = QuantileNetwork | BoostedQuantiles | ModelQuantiles
 NETWORK, BOOSTING = KINDS = ("network", "boosting")
 _SAVED: dict[object, type[Learner]] = {
-    made.kind: made for made in (QuantileNetwork, BoostedQuantiles, OwnQuantiles)
+    made.kind: made for made in (QuantileNetwork, BoostedQuantiles, ModelQuantiles)
 }
 
 

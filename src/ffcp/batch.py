@@ -1,0 +1,137 @@
+"""What a piece of a predictor asks of a pass over the model, and what that pass then hands it.
+
+Scales, bases, scores and calibrations say what they need; the needs are joined, one pass over a
+batch brings all of it, and every piece reads its own part. The module imports nothing of ffcp,
+so that networks and statistics can both speak of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+_TRACED: ContextVar[bool] = ContextVar("traced", default=False)
+
+
+def is_traced() -> bool:
+    """Say whether tensors stand for any values: a graph is being made, and nothing computed.
+
+    What looks at values, to refuse or to take a shorter way, is then left out.
+
+    >>> is_traced()
+    False
+    """
+    return _TRACED.get()
+
+
+@contextmanager
+def traced() -> Iterator[None]:
+    """Let pieces know that what they do becomes a graph."""
+    token = _TRACED.set(True)
+    try:
+        yield
+    finally:
+        _TRACED.reset(token)
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """Say what settings call a function: of it only the name is known.
+
+    >>> name_of(abs)
+    'function abs'
+    """
+    return f"function {getattr(function, '__qualname__', type(function).__name__)}"
+
+
+class Requires(NamedTuple):
+    """What a piece asks of the pass over the model.
+
+    Parameters
+    ----------
+    norms
+        Names of the features whose gradient norms the pass must bring.
+    values
+        Names of the layers whose values it must bring.
+    norm, method
+        Which norm of the gradient, and how it is taken: see :func:`ffcp.gradient_norms`.
+    of
+        A function from the output (n, ...) to one number per row, (n,), whose gradient is taken
+        in place of that of every output. ``None``: of every output.
+
+    Examples
+    --------
+    >>> requires = Requires(norms=("trunk.4",)).joined(Requires(values=("input",)))
+    >>> requires.norms, requires.values
+    (('trunk.4',), ('input',))
+    """
+
+    norms: tuple[str, ...] = ()
+    values: tuple[str, ...] = ()
+    norm: float = 2
+    method: Any = "auto"
+    of: Callable[[Tensor], Tensor] | None = None
+
+    def joined(self, other: Requires) -> Requires:
+        """Ask for what either asks for.
+
+        Raises ValueError if both ask for gradient norms, but not for norms of the same kind.
+        """
+        if not (other.norms or other.values):
+            return self
+        for setting in ("norm", "method", "of"):
+            mine, theirs = getattr(self, setting), getattr(other, setting)
+            if self.norms and other.norms and mine != theirs:
+                raise ValueError(
+                    f"one pass takes one kind of gradient norm, but one piece asks for "
+                    f"{setting}={mine!r} and another for {setting}={theirs!r}: give both the same"
+                )
+        kind = self if self.norms or not other.norms else other
+        return kind._replace(
+            norms=tuple(dict.fromkeys(self.norms + other.norms)),
+            values=tuple(dict.fromkeys(self.values + other.values)),
+        )
+
+
+class BatchOutput(NamedTuple):
+    """What one pass over a batch saw; it serves every piece.
+
+    Attributes
+    ----------
+    x
+        The batch as the model took it.
+    output : Tensor
+        What the model returned, detached: (n, ...).
+    norms : mapping of str to Tensor
+        Gradient norms by feature, in the shape of the output; with ``Requires.of`` (n,) in float64.
+    values : mapping of str to Tensor
+        Values by layer, as they were when the layer returned them.
+    rows : range
+        The numbers of these rows in the data, by which errors name them.
+    groups
+        The groups of these rows, if the user gave any.
+    weights : Tensor or None
+        The weights of these rows, (n,), if the user gave any.
+
+    Examples
+    --------
+    >>> import ffcp, torch
+    >>> def scale(out: BatchOutput) -> torch.Tensor:  # wider where the first column is large
+    ...     return 0.1 + out.x[:, :1].abs()
+    >>> predictor = ffcp.IntervalPredictor(torch.nn.Linear(2, 1), scale=scale)
+    >>> predictor = predictor.calibrate(torch.randn(99, 2), torch.randn(99))
+    >>> width = predictor.predict_interval(torch.tensor([[0.0, 1.0], [2.0, 1.0]])).width
+    >>> round(float(width[1] / width[0]))  # (0.1 + 2) / (0.1 + 0)
+    21
+    """
+
+    x: Any
+    output: Tensor
+    norms: Mapping[str, Tensor]
+    values: Mapping[str, Tensor]
+    rows: range
+    groups: Any = None
+    weights: Tensor | None = None

@@ -1,0 +1,197 @@
+"""The label scores that have a name: those of LAC, APS, RAPS and FFRAPS."""
+
+from __future__ import annotations
+
+from ffcp.classification.rules import FEATURE, SOFTMAX, Cumulative, Threshold
+from ffcp.classification.scores import RuleScore
+from ffcp.network.features import OUTPUT
+from ffcp.recipes import public
+
+
+@public
+def LACScore(temperature: float | str = 1.0) -> RuleScore:  # noqa: N802 - reads as a piece
+    """Make the score of LAC: one minus the label's probability.
+
+    Parameters
+    ----------
+    temperature
+        What logits are divided by; ``"fit"`` chooses it by likelihood on rows that then do not
+        calibrate.
+
+    Returns
+    -------
+    LabelScore
+        For :class:`ffcp.SetPredictor`; :class:`ffcp.LAC` is both in one.
+
+    Examples
+    --------
+    >>> import ffcp, torch
+    >>> _ = torch.manual_seed(0)
+    >>> model, x, y = torch.nn.Linear(4, 3), torch.randn(200, 4), torch.randint(0, 3, (200,))
+    >>> sets = ffcp.SetPredictor(model, LACScore()).calibrate(x, y).predict_set(x[:5], alpha=0.1)
+    >>> sets.mask.shape
+    torch.Size([5, 3])
+    """
+    return RuleScore("lac", {"temperature": temperature}, Threshold)
+
+
+@public
+def APSScore(  # noqa: N802
+    temperature: float | str = 1.0, *, randomized: bool = True
+) -> RuleScore:
+    """Make the score of APS: the probabilities of all labels up to this one.
+
+    Parameters
+    ----------
+    temperature
+        As in :func:`ffcp.scores.LAC`.
+    randomized
+        Count only a random share of the label's own probability. ``False`` draws shares only when
+        calibrating; sets hold every label that some share would let in.
+
+    Returns
+    -------
+    LabelScore
+        For :class:`ffcp.SetPredictor`; :class:`ffcp.APS` is both in one.
+
+    Examples
+    --------
+    >>> import ffcp, torch
+    >>> _ = torch.manual_seed(0)
+    >>> model, x, y = torch.nn.Linear(4, 3), torch.randn(200, 4), torch.randint(0, 3, (200,))
+    >>> sets = ffcp.SetPredictor(model, APSScore(randomized=False)).calibrate(x, y)
+    >>> sets.predict_set(x[:5], alpha=0.1).mask.shape
+    torch.Size([5, 3])
+    """
+    return RuleScore("aps", {"temperature": temperature}, Cumulative, randomized=randomized)
+
+
+@public
+def RAPSScore(  # noqa: N802
+    lam: float | None = None,
+    kreg: int | None = None,
+    *,
+    temperature: float | str = 1.0,
+    tune: str | None = None,
+    randomized: bool = True,
+    allow_empty: bool = False,
+) -> RuleScore:
+    """Make the score of RAPS: that of APS with a price on ranks.
+
+    Parameters
+    ----------
+    lam, kreg
+        A label of rank r, from 1, pays ``lam`` for every rank beyond ``kreg``: the score is that
+        of APS plus lam max(0, r - kreg). 0.01 and 5 where they are neither given nor tuned.
+    temperature
+        As in :func:`ffcp.scores.LAC`.
+    tune
+        ``"size"`` or ``"coverage"``: those of ``lam`` and ``kreg`` that are left out are chosen on
+        rows that then do not calibrate, for small sets, or for equal coverage of sets of all
+        sizes.
+    randomized
+        As in :func:`ffcp.scores.APS`.
+    allow_empty
+        Whether sets may be empty when settings are compared.
+
+    Returns
+    -------
+    LabelScore
+        For :class:`ffcp.SetPredictor`; :class:`ffcp.RAPS` is both in one.
+
+    Examples
+    --------
+    >>> import ffcp, torch
+    >>> _ = torch.manual_seed(0)
+    >>> model, x, y = torch.nn.Linear(4, 9), torch.randn(500, 4), torch.randint(0, 9, (500,))
+    >>> sets = ffcp.SetPredictor(model, RAPSScore(lam=0.1, kreg=2), seed=0).calibrate(x, y)
+    >>> sets.predict_set(x[:5], alpha=0.1).mask.shape
+    torch.Size([5, 9])
+    """
+    given = {"temperature": temperature, "lam": lam, "kreg": kreg}
+    return RuleScore(
+        "raps", given, Cumulative, tune=tune, randomized=randomized, allow_empty=allow_empty
+    )
+
+
+@public
+def FFRAPSScore(  # noqa: N802
+    delta: float | None = None,
+    lam: float | None = None,
+    kreg: int | None = None,
+    gradient: str = SOFTMAX,
+    feature: str | None = None,
+    *,
+    temperature: float | str = 1.0,
+    tune: str | None = None,
+    randomized: bool = True,
+    allow_empty: bool = False,
+) -> RuleScore:
+    """Make the score of FFRAPS: that of RAPS with the size of the gradient in it.
+
+    Parameters
+    ----------
+    delta
+        How much the gradient counts; 0 is RAPS. 0.01 where it is neither given nor tuned.
+    lam, kreg
+        As in :func:`ffcp.scores.RAPS`.
+    gradient
+        ``"softmax"`` takes the gradient of each label's probability in the logits;
+        ``"feature"`` that of the most probable label's probability at a layer.
+    feature
+        The layer for ``gradient="feature"``, by its dotted name, or ``"input"``.
+    temperature, tune, randomized, allow_empty
+        As in :func:`ffcp.scores.RAPS`; ``tune`` also chooses ``delta``, if that is left out.
+
+    Returns
+    -------
+    LabelScore
+        For :class:`ffcp.SetPredictor`; :class:`ffcp.FFRAPS` is both in one.
+
+    Examples
+    --------
+    >>> import ffcp, torch
+    >>> _ = torch.manual_seed(0)
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 9))
+    >>> x, y = torch.randn(500, 4), torch.randint(0, 9, (500,))
+    >>> score = FFRAPSScore(0.05, lam=0.1, kreg=2, gradient="feature", feature="0")
+    >>> sets = ffcp.SetPredictor(model, score, seed=0).calibrate(x, y)
+    >>> sets.predict_set(x[:5], alpha=0.1).mask.shape
+    torch.Size([5, 9])
+    """
+    _check_feature(gradient, feature)
+    given = {
+        "temperature": temperature,
+        "lam": lam,
+        "kreg": kreg,
+        "delta": delta,
+        "gradient": gradient,
+    }
+    return RuleScore(
+        "ffraps",
+        given,
+        Cumulative,
+        tune=tune,
+        randomized=randomized,
+        allow_empty=allow_empty,
+        feature=feature,
+    )
+
+
+def _check_feature(gradient: str, feature: str | None) -> None:
+    """Refuse a layer that has no part in the gradient, or one that is missing."""
+    if gradient == SOFTMAX and feature is not None:
+        raise ValueError(
+            f"feature={feature!r} has no part in gradient={SOFTMAX!r}, which is taken in the "
+            f"logits: leave it out, or use gradient={FEATURE!r}"
+        )
+    if gradient == FEATURE and feature is None:
+        raise ValueError(
+            f"gradient={FEATURE!r} needs a layer: give feature=, a dotted module name, a module "
+            "or 'input'"
+        )
+    if feature == OUTPUT:
+        raise ValueError(
+            f"gradient={FEATURE!r} needs a layer before the output: in the logits themselves use "
+            f"gradient={SOFTMAX!r}"
+        )

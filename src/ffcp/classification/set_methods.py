@@ -1,0 +1,311 @@
+"""The named label-set methods: each a label score and a calibration."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypedDict
+
+import torch  # noqa: F401 - for the examples
+from torch import nn
+
+from ffcp.classification.named_scores import APSScore, FFRAPSScore, LACScore, RAPSScore
+from ffcp.classification.rules import SOFTMAX
+from ffcp.classification.scores import RuleScore
+from ffcp.classification.set_predictor import SetPredictor
+from ffcp.conformal.by_label import ByLabel
+from ffcp.conformal.calibration import Calibration
+from ffcp.network.features import resolve
+from ffcp.network.model_output import Output
+from ffcp.predictor import Running, known_only
+from ffcp.recipes import public
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+
+class Common(TypedDict, total=False):
+    """What all named methods take besides their own arguments; explained in :class:`LAC`."""
+
+    allow_zero_sets: bool
+    class_conditional: bool
+    calibration: Calibration | None
+    tune_fraction: float
+    tune_alpha: float
+    seed: int | None
+    batch_size: int | None
+    output: Output
+    names: Sequence[str] | None
+    other_labels: bool
+
+
+class Named(SetPredictor):
+    """What the named methods show of their score."""
+
+    def __init__(self, model: nn.Module, score: RuleScore, **common: Unpack[Common]) -> None:
+        known_only(type(self), common, Common)
+        class_conditional = common.pop("class_conditional", False)
+        tune_fraction, tune_alpha = common.pop("tune_fraction", 0.2), common.pop("tune_alpha", 0.1)
+        if not 0 < tune_fraction < 1:
+            raise ValueError(f"tune_fraction must lie between 0 and 1, got {tune_fraction}")
+        calibration = common.pop("calibration", None)
+        if class_conditional and calibration is not None:
+            raise ValueError(
+                "class_conditional=True is a calibration of its own, ByLabel(): leave out one of "
+                "the two"
+            )
+        calibration = ByLabel() if class_conditional else calibration
+        choosing: Running = {"selection_fraction": tune_fraction, "selection_alpha": tune_alpha}
+        super().__init__(model, score, calibration, **choosing, **common)  # type: ignore[misc]
+        self.randomized, self.class_conditional = score.randomized, class_conditional
+        self.tune, self.tune_fraction, self.tune_alpha = score.tune, tune_fraction, tune_alpha
+        self.feature = score.feature
+
+    @property
+    def temperature(self) -> float | None:
+        """What logits are divided by; ``None`` until it is fitted."""
+        value: float | None = self.setting("temperature")
+        return value
+
+
+@public
+class LAC(Named):
+    """Least ambiguous sets: all labels of at least a certain probability (Sadinle et al., 2019).
+
+    Sets are the smallest on average, but rows that are hard are covered too rarely. The score is
+    1 - p; probabilities below 2^-20 (1e-6), which that hardly tells apart, have the score
+    1 + log(2^-20 / p).
+
+    Parameters
+    ----------
+    model
+        A trained network; forward returns logits of shape (n, K).
+    temperature
+        What logits are divided by; ``"fit"`` chooses it by likelihood on rows that then do
+        not calibrate.
+    allow_zero_sets
+        Otherwise an empty set gets the most probable label.
+    class_conditional
+        Calibrate each class on its own, so that each is covered with probability 1 - alpha.
+        Classes with too few points are in every set.
+    calibration
+        How scores are kept and thresholds looked up, :class:`ffcp.calibrations.Marginal` by
+        default; :class:`ffcp.calibrations.Weighted` or :class:`ffcp.calibrations.LabelShift` where
+        the data has shifted.
+    tune_fraction, tune_alpha, seed
+        Where something is chosen: the share of the rows that is set aside for it, the level at
+        which settings are compared, and the seed of the division.
+    batch_size
+        Rows per pass over arrays; by default about 16 MB of input (2 MB of images), at most
+        8,192 rows.
+    output
+        Which part of what the model returns is the prediction, if it returns a tuple, a dict or
+        the like: a key (``"logits"``), an index, or a function of what it returns.
+    names
+        The names of the classes, in the order of the model's outputs. Labels may then be names,
+        and the labels of a set are names; integers are taken as before.
+    other_labels
+        Whether a row's label may be one that the model does not know: see
+        :class:`ffcp.SetPredictor`.
+
+    Examples
+    --------
+    >>> _ = torch.manual_seed(0)
+    >>> model, x, y = nn.Linear(4, 3), torch.randn(200, 4), torch.randint(0, 3, (200,))
+    >>> sets = LAC(model).calibrate(x[:100], y[:100]).predict_set(x[100:], alpha=0.1)
+    >>> sets.mask.shape
+    torch.Size([100, 3])
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        temperature: float | str = 1.0,
+        **common: Unpack[Common],
+    ) -> None:
+        super().__init__(model, LACScore(temperature), **common)
+
+
+@public
+class APS(Named):
+    """Adaptive prediction sets: labels in order until their probabilities suffice (Romano, 2020).
+
+    Parameters
+    ----------
+    model, temperature and all others
+        As in :class:`LAC`.
+    randomized
+        Count only a random share of the last label's probability. Coverage is then 1 - alpha, up
+        to 1 / (n + 1) and to what sets gain that would be empty. ``False`` counts none of it when
+        predicting: the label that crosses the threshold is in, nothing is drawn, and the same
+        row has the same set each time. Sets are then a little larger and cover a little more;
+        calibrating draws shares all the same, by ``seed``.
+    seed
+        Seed of the random shares, which go on from call to call, and of the division of rows.
+        Without it the operating system seeds the shares.
+
+    Examples
+    --------
+    >>> _ = torch.manual_seed(0)
+    >>> model, x, y = nn.Linear(4, 3), torch.randn(200, 4), torch.randint(0, 3, (200,))
+    >>> sets = APS(model, seed=0).calibrate(x[:100], y[:100]).predict_set(x[100:], alpha=0.1)
+    >>> sets.coverage(y[100:]) > 0.8
+    True
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        temperature: float | str = 1.0,
+        randomized: bool = True,
+        **common: Unpack[Common],
+    ) -> None:
+        super().__init__(model, APSScore(temperature, randomized=randomized), **common)
+
+
+class Penalised(Named):
+    """What the methods with a price on ranks show of their score."""
+
+    @property
+    def lam(self) -> float | None:
+        """Price of a rank; ``None`` until it is chosen."""
+        value: float | None = self.setting("lam")
+        return value
+
+    @property
+    def kreg(self) -> int | None:
+        """How many ranks are free; ``None`` until it is chosen."""
+        value: int | None = self.setting("kreg")
+        return value
+
+
+@public
+class RAPS(Penalised):
+    """Regularised adaptive prediction sets: APS with a price on ranks (Angelopoulos, 2021).
+
+    The score of the label at rank r grows by ``lam * max(r - kreg, 0)``, which keeps the long
+    tail of improbable labels out.
+
+    Parameters
+    ----------
+    model, temperature and all others
+        As in :class:`LAC`.
+    randomized, seed
+        As in :class:`APS`.
+    lam, kreg
+        Price of a rank, and how many ranks are free. What is left out is chosen by ``tune``,
+        and without ``tune`` is 0.01 and 5.
+    tune
+        ``"size"`` chooses what is left out for small sets, ``"coverage"`` for the smallest
+        size-stratified coverage violation, on rows that then do not calibrate. A fifth of them,
+        at most 10,000; until they are together, the logits of the others wait in memory.
+        Settings are compared by one threshold for all, also if ``class_conditional``.
+
+    Attributes
+    ----------
+    choice : SetChoice or None
+        What tuning saw and took.
+
+    Examples
+    --------
+    >>> _ = torch.manual_seed(0)
+    >>> model, x = nn.Linear(4, 10), torch.randn(600, 4)
+    >>> y = torch.distributions.Categorical(logits=model(x)).sample()
+    >>> predictor = RAPS(model, tune="size").calibrate(x[:500], y[:500])
+    >>> predictor.choice.rows
+    100
+    >>> sets = predictor.predict_set(x[500:], alpha=0.1)
+    >>> len(sets.labels[0]) == sets.sizes[0]
+    tensor(True)
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        lam: float | None = None,
+        kreg: int | None = None,
+        *,
+        temperature: float | str = 1.0,
+        tune: str | None = None,
+        randomized: bool = True,
+        **common: Unpack[Common],
+    ) -> None:
+        score = RAPSScore(
+            lam,
+            kreg,
+            temperature=temperature,
+            tune=tune,
+            randomized=randomized,
+            allow_empty=common.get("allow_zero_sets", False),
+        )
+        super().__init__(model, score, **common)
+
+
+@public
+class FFRAPS(Penalised):
+    """RAPS with the size of the network's gradient in the score (the paper's FFRAPS).
+
+    With ``delta=0`` it is RAPS, to the last bit.
+
+    Parameters
+    ----------
+    model, lam, kreg and all others
+        As in :class:`RAPS`. ``delta`` left out is chosen by ``tune``, and without it is 0.01.
+    delta
+        Weight of the gradient.
+    gradient
+        ``"softmax"``, as in the published code: the probability of label j grows by delta times
+        the norm of its gradient in the logits, p_j sqrt(1 - 2 p_j + sum p^2) / temperature,
+        before labels are sorted and summed. No backward pass.
+
+        ``"feature"``, as in the paper's algorithm: the score of all labels of a row grows by
+        delta times the norm of the gradient of the top label's probability at ``feature``. One
+        backward pass through the layers behind it. The probability is that of the model
+        itself, at temperature 1.
+    feature
+        For ``gradient="feature"``: a dotted module name, a module, or ``"input"``.
+
+    Examples
+    --------
+    >>> _ = torch.manual_seed(0)
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 10))  # yours is trained
+    >>> x, y = torch.randn(200, 4), torch.randint(0, 10, (200,))
+    >>> predictor = FFRAPS(model, gradient="feature", feature="0").calibrate(x[:100], y[:100])
+    >>> predictor.predict_set(x[100:], alpha=0.1).sizes.shape
+    torch.Size([100])
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        delta: float | None = None,
+        lam: float | None = None,
+        kreg: int | None = None,
+        gradient: str = SOFTMAX,
+        feature: str | nn.Module | None = None,
+        *,
+        temperature: float | str = 1.0,
+        tune: str | None = None,
+        randomized: bool = True,
+        **common: Unpack[Common],
+    ) -> None:
+        score = FFRAPSScore(
+            delta,
+            lam,
+            kreg,
+            gradient,
+            None if feature is None else resolve(model, feature),
+            temperature=temperature,
+            tune=tune,
+            randomized=randomized,
+            allow_empty=common.get("allow_zero_sets", False),
+        )
+        super().__init__(model, score, **common)
+        self.gradient = gradient
+
+    @property
+    def delta(self) -> float | None:
+        """Weight of the gradient; ``None`` until it is chosen."""
+        value: float | None = self.setting("delta")
+        return value

@@ -1,0 +1,136 @@
+"""Density ratios learned from rows: a logistic classifier between old inputs and new ones."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_MOST_NUMBERS = 1000  # per row: the classifier solves a system of that size
+_ROUNDS, _ENOUGH = 50, 1e-10
+_RIDGE = 1.0  # on coefficients of standardised numbers; a constant
+
+
+@dataclass(frozen=True)
+class ShiftChoice:
+    """What learning a density ratio saw.
+
+    Parameters
+    ----------
+    rows, new_rows
+        How many calibration rows were set aside for it, and how many new inputs there were.
+    separation
+        How well the classifier tells them apart on these very rows: the share of pairs it puts
+        in order, 0.5 if not at all. Near 1 hardly any old input resembles the new ones.
+    effective_share
+        The effective sample size of the rows set aside under the learned weights, as a share of
+        them: about this share of the calibration rows is left.
+    clipped
+        The share of new inputs whose ratio was clipped.
+
+    Examples
+    --------
+    >>> import ffcp
+    >>> _ = torch.manual_seed(0)
+    >>> model, x, new = torch.nn.Linear(2, 1), torch.randn(1000, 2), 0.5 + torch.randn(300, 2)
+    >>> predictor = ffcp.CP(model, calibration=ffcp.calibrations.Weighted("learn"), seed=0)
+    >>> choice = predictor.calibrate(x, torch.randn(1000), new=new).shift_choice
+    >>> choice.rows, choice.new_rows, 0.5 < choice.separation < 0.8
+    (200, 300, True)
+    """
+
+    rows: int
+    new_rows: int
+    separation: float
+    effective_share: float
+    clipped: float
+
+
+def learned(old: Tensor, new: Tensor, clip: float) -> tuple[tuple[float, ...], ShiftChoice]:
+    """Learn how much likelier inputs are among the new than among the old, as a tilt.
+
+    Returns the intercept and coefficients of the logarithm of the ratio.
+
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> old = torch.randn(4000, 1, generator=generator)
+    >>> tilt, choice = learned(old, 1 + torch.randn(4000, 1, generator=generator), clip=50)
+    >>> [round(number, 1) for number in tilt]  # log of the ratio: x - 1/2
+    [-0.5, 1.0]
+    """
+    if old.shape[1] != new.shape[1]:
+        raise ValueError(f"calibration rows have {old.shape[1]} numbers, new ones {new.shape[1]}")
+    if old.shape[1] > _MOST_NUMBERS:
+        raise ValueError(
+            f"the classifier between old and new inputs would look at {old.shape[1]} numbers per "
+            f"row, and {_MOST_NUMBERS} are the most: name a layer of fewer, on='...'"
+        )
+    x = torch.cat([old, new]).double()
+    centre, scale = x.mean(dim=0), x.std(dim=0, correction=0)
+    scale = torch.where(scale > 0, scale, 1.0)
+    design = torch.cat([x.new_ones(len(x), 1), (x - centre) / scale], dim=1)
+    label = torch.cat([x.new_zeros(len(old)), x.new_ones(len(new))])
+    # Both sides count alike, so that odds are ratios of densities, whatever the numbers of rows.
+    side = torch.where(label > 0, len(x) / (2 * len(new)), len(x) / (2 * len(old)))
+    slope = _logistic(design, label, side)
+    raw = slope[1:] / scale
+    tilt = (float(slope[0] - raw @ centre), *raw.tolist())
+    logs = design @ slope
+    weights = ratio(old, tilt, clip)
+    limit = math.log(clip)
+    return tilt, ShiftChoice(
+        len(old),
+        len(new),
+        _separation(logs[: len(old)], logs[len(old) :]),
+        float(weights.sum() ** 2 / weights.square().sum() / len(old)),
+        float((logs[len(old) :].abs() > limit).double().mean()),
+    )
+
+
+def ratio(embedding: Tensor, tilt: tuple[float, ...], clip: float) -> Tensor:
+    """Give the learned ratio at embedded points, kept within [1 / clip, clip]."""
+    if embedding.shape[1] != len(tilt) - 1:
+        raise ValueError(
+            f"the density ratio was learned on {len(tilt) - 1} numbers per row, got "
+            f"{embedding.shape[1]}"
+        )
+    slope = torch.tensor(tilt, dtype=torch.float64)
+    limit = math.log(clip)
+    # A sum over columns and not a product of matrices, which rounds by the size of the batch.
+    logs = (embedding.double() * slope[1:]).sum(dim=1) + slope[0]
+    return logs.clamp(-limit, limit).exp()
+
+
+def _logistic(design: Tensor, label: Tensor, side: Tensor) -> Tensor:
+    """Fit a ridge logistic regression by Newton's method, halving steps that do not help."""
+    ridge = torch.full((design.shape[1],), _RIDGE, dtype=design.dtype)
+    ridge[0] = 0.0
+
+    def loss(slope: Tensor) -> Tensor:
+        logs = design @ slope
+        fit = side * (torch.nn.functional.softplus(logs) - label * logs)
+        return fit.sum() + 0.5 * (ridge * slope.square()).sum()
+
+    slope = torch.zeros(design.shape[1], dtype=design.dtype)
+    for _ in range(_ROUNDS):
+        share = (design @ slope).sigmoid()
+        gradient = design.T @ (side * (share - label)) + ridge * slope
+        curve = (design * (side * share * (1 - share))[:, None]).T @ design + ridge.diag()
+        curve[0, 0] += _ENOUGH
+        step = torch.linalg.solve(curve, gradient)
+        size = 1.0
+        while size > _ENOUGH and loss(slope - size * step) > loss(slope):
+            size /= 2
+        slope = slope - size * step
+        if float(step.abs().max()) < _ENOUGH:
+            break
+    return slope
+
+
+def _separation(old: Tensor, new: Tensor) -> float:
+    """Share of pairs of an old and a new row that are in order, ties half."""
+    ordered = old.sort().values
+    below = torch.searchsorted(ordered, new)
+    up_to = torch.searchsorted(ordered, new, right=True)
+    return float((below + up_to).double().mean() / (2 * len(old)))

@@ -1,0 +1,142 @@
+"""Guan's exact level of localized quantiles, see ``docs/localized.md`` for the proof.
+
+Let L_i be the weighted share, around point i, of points with a smaller score, the new point among
+them with the score v. The band holds every v at which fewer than k of the calibration points have
+an L_i below that of the new point, k the conformal rank. As v grows the new point's own share can
+only grow and those of the others only fall, so the band ends at one of the calibration scores, and
+bisection finds it.
+
+Whatever the new point is, L_i lies between a_i / (b_i + 1) and (a_i + 1) / (b_i + 1), with a_i and
+b_i the sums over the calibration points alone. Between the k-th smallest of either, few points are
+undecided: only these are looked at.
+
+Sums are whole numbers. A share is the quotient of two of them, rounded to a floating-point number
+in the same way for every point, the new one among them, so that nothing is lost by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from ffcp.conformal.kernel_weights import Entry, Sums, Surroundings, level_target
+from ffcp.conformal.rank import conformal_rank
+
+_MARGIN = 1e-12  # far more than a quotient is rounded by, far less than shares differ by
+
+
+class Around(Protocol):
+    """Weights around some new points."""
+
+    def sums(self, output: int) -> Sums:
+        """Give the weights in the order of one output's scores."""
+
+
+Entering = Callable[[Any, Tensor], Entry]
+
+
+class Enterable(Protocol):
+    """What weighs points, and says what a new point adds around some of them."""
+
+    own: int
+
+    def entering(self, rows: Tensor, around: Surroundings) -> Entering:
+        """Make ready for new points to enter around calibration points ``rows``."""
+
+
+@dataclass(frozen=True)
+class Level:
+    """How the scores of some calibration points lie among those around them, without a new point.
+
+    Parameters
+    ----------
+    rows
+        Which points these are.
+    left
+        How many scores of all are smaller than that of each.
+    around
+        The weight of smaller scores around each, and of all.
+    own
+        The weight 1.
+    """
+
+    rows: Tensor
+    left: Tensor
+    around: Surroundings
+    own: int
+
+    @property
+    def least(self) -> Tensor:
+        """The smallest share that there can be with a new point."""
+        return self.around.smaller / (self.around.everyone + self.own).double()
+
+    @property
+    def most(self) -> Tensor:
+        """The largest share that there can be with a new point."""
+        return (self.around.smaller + self.own) / (self.around.everyone + self.own).double()
+
+    def bound(self, alpha: Any) -> Fraction | None:
+        """Give a level that is enough for every new point; None where no level is."""
+        k = conformal_rank(len(self.rows), alpha)
+        if k > len(self.rows):
+            return None
+        row = int(self.most.argsort(stable=True)[k - 1])
+        smaller, everyone = int(self.around.smaller[row]), int(self.around.everyone[row])
+        return Fraction(smaller + self.own, everyone + self.own)
+
+    def at(self, alpha: Any, weights: Enterable) -> Undecided | None:
+        """Find the points that decide at ``alpha``; None where there are too few points."""
+        k = conformal_rank(len(self.rows), alpha)
+        if k > len(self.rows):
+            return None
+        low = max(0.0, float(self.least.kthvalue(k).values) - _MARGIN)
+        high = float(self.most.kthvalue(k).values) + _MARGIN
+        below = self.most <= low - _MARGIN
+        some = (~below & (self.least < high + _MARGIN)).nonzero()[:, 0]
+        around = self.around.take(some)
+        return Undecided(
+            left=self.left[some, None],
+            around=around,
+            levels=(Fraction(low), Fraction(high)),
+            entering=weights.entering(self.rows[some], around),
+            missing=k - int(below.sum()),
+        )
+
+
+class Undecided(NamedTuple):
+    """Points whose shares may be on either side of the level; the others are known to be."""
+
+    left: Tensor
+    around: Surroundings
+    levels: tuple[Fraction, Fraction]
+    entering: Entering
+    missing: int  # how many of these, below the share of the new point, end the band
+
+    def position(self, near: Around, sums: Sums, x: Tensor, total: Tensor) -> Tensor:
+        """Position of the score that ends the band of each of ``x``, or n.
+
+        ``total`` is all the weight around each, its own among it.
+        """
+        low, high = (sums.position(level_target(total, level)) for level in self.levels)
+        if bool((low == high).all()):
+            return high
+        entry = self.entering(near, x)
+        everyone = self.around.everyone[:, None].double() + entry.total
+        smaller = self.around.smaller[:, None].double()
+        if_smaller = (smaller + entry.if_smaller) / everyone
+        if_not = (smaller + entry.if_not) / everyone
+        while bool((low < high).any()):
+            # Between the scores at this position and the next, so many are smaller: one more.
+            middle = torch.minimum((low + high) // 2, high - 1).clamp_min(0)
+            share = sums.before(middle + 1).double() / total.double()
+            shares = if_smaller.where(self.left > middle, if_not)
+            ends = (shares < share).sum(dim=0) >= self.missing
+            is_open = low < high
+            high = middle.where(is_open & ends, high)
+            low = (middle + 1).where(is_open & ~ends, low)
+        return high

@@ -1,0 +1,159 @@
+"""Random numbers that belong to rows by their number, and a stream that goes on over calls."""
+
+from __future__ import annotations
+
+import functools
+import os
+import secrets
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ffcp.locks import lock
+
+#: Draws some rows of numbers: from a generator, how many rows, how many numbers in each.
+Draw = Callable[[np.random.Generator, int, int], Tensor]
+
+_TOGETHER = 128  # rows that are drawn at once
+_IN_ORDER = 2**18 // _TOGETHER  # draws that follow each other, before each has its own seed
+
+
+def checked_seed(seed: Any) -> int | None:
+    """Refuse what cannot begin a stream of random numbers.
+
+    >>> checked_seed(-1)
+    Traceback (most recent call last):
+    ValueError: seed must be an integer and not negative, got -1
+    """
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or seed < 0):
+        raise ValueError(f"seed must be an integer and not negative, got {seed!r}")
+    return seed
+
+
+class Draws(NamedTuple):
+    """Random numbers for rows: row i has the same ones however rows are cut into batches.
+
+    >>> draws = Draws(entropy=0, stream=1)
+    >>> whole, part = draws.uniform(torch.arange(10)), draws.uniform(torch.tensor([9, 7]))
+    >>> torch.equal(whole[[9, 7]], part)
+    True
+    """
+
+    entropy: int
+    # Not 0: numpy takes [seed, 0] for seed, which divides the rows.
+    stream: int
+
+    def uniform(self, rows: Tensor, width: int = 1) -> Tensor:
+        """Give ``width`` numbers in [0, 1) for each row, shape (n, width)."""
+        if not len(rows):
+            return torch.empty(0, width, dtype=torch.float64)
+        first, last = int(rows.min()), int(rows.max())
+        return self.span(range(first, last + 1), width)[rows - first]
+
+    def span(self, rows: range, width: int = 1) -> Tensor:
+        """Give the numbers of consecutive rows."""
+        bits = np.random.PCG64(_seeds(self.entropy, self.stream))
+        bits.advance(rows.start * width)  # a number takes one step
+        return torch.from_numpy(np.random.Generator(bits).random((len(rows), width)))
+
+    def by(self, draw: Draw, rows: Tensor, width: int) -> Tensor:
+        """Give each row its numbers as ``draw`` makes them, shape (n, width)."""
+        return _series(self.entropy, self.stream, draw, width).of(rows)
+
+
+@functools.lru_cache(maxsize=64)
+def _seeds(entropy: int, stream: int) -> np.random.SeedSequence:
+    return np.random.SeedSequence([entropy, stream])
+
+
+class Series:
+    """Rows of numbers from a function that draws them, which may take any number of steps.
+
+    So it cannot be known where the numbers of a row begin without drawing those before: rows are
+    drawn 128 at a time, always the same ones together, and where each draw began is kept. Draws
+    follow each other for the first 262,144 rows. After that each has a seed of its own, so that
+    the first to ask for a row far away does not wait for all others.
+
+    >>> series = Series(0, 1, lambda random, rows, width: torch.from_numpy(
+    ...     random.standard_normal((rows, width))
+    ... ), width=2)
+    >>> whole = torch.from_numpy(np.random.default_rng(0).standard_normal((256, 2)))
+    >>> torch.equal(series.of(torch.tensor([200, 7])), whole[[200, 7]])
+    True
+    """
+
+    def __init__(self, entropy: int, stream: int, draw: Draw, width: int) -> None:
+        self._entropy, self._stream, self._draw, self._width = entropy, stream, draw, width
+        self._states = [np.random.PCG64(entropy).state]  # before each draw, as far as is known
+        self._lock = lock()
+        most = max(2, 2**17 // (_TOGETHER * width))  # 1 MB
+        self._drawn = functools.lru_cache(maxsize=most)(self._draw_block)
+
+    def of(self, rows: Tensor) -> Tensor:
+        """Give the numbers of rows, in any order."""
+        blocks, which = (rows // _TOGETHER).unique(return_inverse=True)
+        drawn = [self._drawn(block) for block in blocks.tolist()]
+        return torch.cat(drawn)[which * _TOGETHER + rows % _TOGETHER]
+
+    def _draw_block(self, block: int) -> Tensor:
+        if block >= _IN_ORDER:
+            own = np.random.default_rng([self._entropy, self._stream, block])
+            return self._draw(own, _TOGETHER, self._width)
+        random, states = np.random.default_rng(self._entropy), self._states
+        with self._lock:
+            for number in range(min(block, len(states) - 1), block + 1):
+                random.bit_generator.state = states[number]
+                drawn = self._draw(random, _TOGETHER, self._width)
+                if number + 1 == len(states):
+                    states.append(random.bit_generator.state)
+        return drawn
+
+
+@functools.lru_cache(maxsize=64)
+def _series(entropy: int, stream: int, draw: Draw, width: int) -> Series:
+    return Series(entropy, stream, draw, width)
+
+
+class Stream:
+    """Counts rows over all calls and threads, and says which random numbers are theirs.
+
+    Without a seed the operating system gives one, another in every process: the workers of a
+    server must not share their random numbers, also where they are forked or sent a copy.
+    """
+
+    def __init__(self, seed: int | None) -> None:
+        self.seed = seed
+        self._forget()
+
+    def _forget(self) -> None:
+        self._lock = lock()
+        self._next = 0
+        self._drawn_by: tuple[int, int] | None = None  # process, and what the system gave it
+
+    def entropy(self, pinned: bool = False) -> int:
+        """Give the seed, or what the operating system gave this process in its place.
+
+        Numbers that are pinned to rows are those of the seed, 0 if none was given.
+        """
+        if self.seed is not None or pinned:
+            return self.seed or 0
+        with self._lock:
+            if self._drawn_by is None or self._drawn_by[0] != os.getpid():
+                self._drawn_by = (os.getpid(), secrets.randbits(62))
+            return self._drawn_by[1]
+
+    def next_rows(self, rows: int) -> int:
+        """Give the number of the first of the next rows, which nobody else gets."""
+        with self._lock:
+            first, self._next = self._next, self._next + rows
+        return first
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"seed": self.seed}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.seed = state["seed"]
+        self._forget()

@@ -1,0 +1,6 @@
+"""Kernels of localized calibrations, and the localizer that says what they measure."""
+
+from ffcp.conformal.kernels import Box, Gaussian, Kernel, Laplace, Nearest
+from ffcp.conformal.local import Localizer
+
+__all__ = ["Box", "Gaussian", "Kernel", "Laplace", "Localizer", "Nearest"]

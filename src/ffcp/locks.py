@@ -1,0 +1,86 @@
+"""Who may change a predictor that many threads use, and locks that a forked process finds free."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+from weakref import WeakSet
+
+
+class WriterLock:
+    """A lock for long work and one for the moment in which its result takes its place.
+
+    Whoever makes the next calibration from the one there is waits for :attr:`turn`, so that no
+    other's points are lost; who only reads waits for no more than the moment.
+
+    >>> turns, made = WriterLock(), []
+    >>> with turns.turn:  # long work
+    ...     with turns:  # its end
+    ...         made.append("new")
+    """
+
+    def __init__(self) -> None:
+        self.turn = threading.RLock()
+        self._moment = lock()
+        with _ADDING:
+            _TURNS.add(self)
+
+    def __enter__(self) -> None:
+        self._moment.acquire()
+
+    def __exit__(self, *raised: object) -> None:
+        self._moment.release()
+
+
+def lock(*, again: bool = False) -> Any:
+    """Return a lock for short work; one that a thread may take ``again`` while it holds it.
+
+    A forked process has none of its parent's other threads: it would wait forever for a lock that
+    one of them held, and find half done what they were doing. So a process is forked when nobody
+    holds any of these locks.
+    """
+    made = threading.RLock() if again else threading.Lock()
+    with _ADDING:
+        _LOCKS.add(made)
+    return made
+
+
+_ADDING = threading.Lock()
+_LOCKS: WeakSet[Any] = WeakSet()
+_TURNS: WeakSet[WriterLock] = WeakSet()
+_TAKEN: list[Any] = []  # while a process is forked
+
+
+def _take_all() -> None:
+    """Take all locks: wait for one only while holding no other, as others may wait for those."""
+    _ADDING.acquire()
+    locks = [*_LOCKS]
+    held: list[Any] = []
+    while len(held) < len(locks):
+        is_free = locks[len(held)].acquire(blocking=not held)
+        if is_free:
+            held.append(locks[len(held)])
+            continue
+        locks = [*locks[len(held) :], *held]  # next time wait for this one first
+        while held:
+            held.pop().release()
+    _TAKEN.extend(held)
+
+
+def _release_all() -> None:
+    while _TAKEN:
+        _TAKEN.pop().release()
+    _ADDING.release()
+
+
+def _release_in_child() -> None:
+    for turns in _TURNS:  # long work is not waited for, and goes on in the parent only
+        turns.turn = threading.RLock()
+    _release_all()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_take_all, after_in_parent=_release_all, after_in_child=_release_in_child
+    )

@@ -1,0 +1,299 @@
+"""One pass over a batch brings the output, gradient norms and values of layers, all at once."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ffcp.batch import BatchOutput, Requires, is_traced
+from ffcp.network import calling, checks, inputs, jacobian
+from ffcp.network.features import OUTPUT, Cut, is_inside, resolve
+from ffcp.network.frozen import Stamp, borrowed, gives_back, renew, uncompiled
+from ffcp.network.jacobian import AUTO, EXACT, Method, Smooth
+from ffcp.network.model_output import Output, picking
+from ffcp.network.row_buffer import RowBuffer
+from ffcp.network.stack import stack_of
+
+ONLY_OUTPUT = Requires()
+
+
+def see(
+    model: nn.Module,
+    x: Any,
+    requires: Requires = ONLY_OUTPUT,
+    first_row: int = 0,
+    groups: Any = None,
+) -> BatchOutput:
+    """Run the model once on one batch and bring what is needed.
+
+    Parameters
+    ----------
+    model
+        A module whose forward returns one floating-point tensor with a row per input row.
+    x
+        Tensors as the model takes them (see :func:`ffcp.network.inputs.to_tensors`).
+    needs
+        Features by their names (see :func:`ffcp.network.features.resolve`). The norm at
+        ``"output"`` is 1. The value at ``"input"`` is the input, all its tensors side by side
+        if there are several, and that at ``"output"`` the output.
+    first_row
+        The number that errors give to the first row. NaN and infinity in the input, the
+        prediction or a gradient are errors.
+    groups
+        Handed on as it is.
+
+    Examples
+    --------
+    >>> model = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1))
+    >>> out = see(model, torch.ones(4, 2), Requires(norms=("0",), values=("1",)))
+    >>> out.norms["0"].shape, out.values["1"].shape
+    (torch.Size([4, 1]), torch.Size([4, 3]))
+    """
+    return ForwardPass(model, requires)(x, first_row, groups)
+
+
+def over(
+    model: nn.Module,
+    x: Any,
+    requires: Requires = ONLY_OUTPUT,
+    batch_size: int | None = None,
+    first_row: int = 0,
+) -> Iterator[BatchOutput]:
+    """Cut an input into batches and see each; between them the model is as the user left it.
+
+    >>> parts = over(nn.Linear(2, 1), torch.ones(5, 2), batch_size=2)
+    >>> [out.rows for out in parts]
+    [range(0, 2), range(2, 4), range(4, 5)]
+    """
+    if not inputs.row_count(x):
+        raise ValueError("x has no rows")
+    run_batch = ForwardPass(model, requires)
+    for batch in inputs.batches(x, batch_size):
+        out = run_batch(batch, first_row)
+        first_row = out.rows.stop
+        yield out
+
+
+class ForwardPass:
+    """A model made ready for passes of one kind, over as many batches as there are.
+
+    Who has taken the model's stamp and takes it again at the end, to see that nothing changed,
+    can give it as ``now``, and spare every batch the taking.
+    """
+
+    def __init__(
+        self, model: nn.Module, requires: Requires = ONLY_OUTPUT, now: Stamp | None = None
+    ) -> None:
+        self._needs, self._plan = requires, _planned(requires)
+        self._model = uncompiled(model) if self._plan.is_inside else model
+        self._now = now if self._model is model else None
+
+    def __call__(self, x: Any, first_row: int = 0, groups: Any = None) -> BatchOutput:
+        """Run one batch, as :func:`see` does; between batches the model is nobody's."""
+        rows = inputs.row_count(x)
+        if not rows:
+            raise ValueError("x has no rows")
+        numbers = range(first_row, first_row + rows)
+        if isinstance(x, Tensor) and self._plan.only_output and gives_back(self._model):
+            checks.finite(x, "x", first_row)
+            x = checks.output(x, rows, x)  # no other numbers than were looked at
+            return BatchOutput(x, x.detach() if x.requires_grad else x, {}, {}, numbers, groups)
+        with borrowed(self._model, self._now) as frozen:
+            stack = stack_of(frozen) if self._plan.is_plain and not is_traced() else None
+            if stack is not None and stack.takes(x, self._plan.inner):
+                refuse = functools.partial(checks.finite, x, "x", first_row)
+                output, norms = stack.run(x, self._plan.inner, self._needs.norm, refuse)
+                checks.finite(output, "the prediction", first_row)
+                out = BatchOutput(x, output, norms, {}, numbers, groups)
+            else:
+                for key, tensor in inputs.leaves(x, "x"):
+                    checks.finite(tensor, key, first_row)
+                out = self._cut(frozen, x, numbers, groups)
+        for name, values in out.norms.items():
+            checks.finite(values, f"the gradient at feature {name!r}", first_row)
+        return out if self._plan.only_inner else self._with_output(out)
+
+    def _cut(self, frozen: nn.Module, x: Any, rows: range, groups: Any) -> BatchOutput:
+        """Run one batch with hooks at the features, and take gradients from torch's graph."""
+        plan = self._plan
+        with Cut(frozen, plan.tapped, values=plan.recorded) as cut:
+            tap = cut(x)
+            output = tap.prediction.detach()
+            checks.finite(output, "the prediction", rows.start)
+            if plan.only_output:
+                return BatchOutput(x, output, {}, {}, rows, groups)
+            norms = jacobian.take_norms(frozen, x, tap, plan.inner, self._needs)
+        return BatchOutput(x, output, norms, tap.values, rows, groups)
+
+    def _with_output(self, out: BatchOutput) -> BatchOutput:
+        """Add what is known of the output itself without any pass."""
+        return out._replace(norms={**out.norms, OUTPUT: norms_of_output(out.output, self._needs)})
+
+
+class _Plan(NamedTuple):
+    """Which features a pass cuts at, and for what; ``only_output`` if at none."""
+
+    inner: list[str]  # of gradient norms
+    tapped: list[str]  # a graph must reach these
+    recorded: list[str]  # the values of these are kept
+    is_inside: bool  # whether any lies inside the model
+    only_output: bool
+    only_inner: bool  # whether nothing is asked of the output
+    is_plain: bool  # whether nothing is asked but the output, and norms of its exact gradients
+
+
+@functools.lru_cache(maxsize=64)
+def _planned(requires: Requires) -> _Plan:
+    if requires.norms:
+        jacobian.checked_norm(requires.norm)
+        jacobian.checked_method(requires.method)
+    inside = any(map(is_inside, (*requires.norms, *requires.values)))
+    inner = [name for name in dict.fromkeys(requires.norms) if name != OUTPUT]
+    # Smoothing runs the model on perturbed features; the plain pass needs no graph then.
+    tapped = [] if isinstance(requires.method, Smooth) else inner
+    recorded = list(dict.fromkeys(requires.values))
+    only_output = not (requires.norms or requires.values)
+    only_inner = OUTPUT not in requires.norms
+    is_exact = requires.of is None and requires.method in (AUTO, EXACT)
+    is_plain = not recorded and (is_exact or not inner)
+    return _Plan(inner, tapped, recorded, inside, only_output, only_inner, is_plain)
+
+
+def part_of(out: BatchOutput, rows: slice) -> BatchOutput:
+    """Give what a pass saw of some rows; groups are left out.
+
+    >>> whole = see(nn.Linear(2, 1), torch.ones(5, 2))
+    >>> part_of(whole, slice(2, 4)).rows
+    range(2, 4)
+    """
+    return BatchOutput(
+        None if out.x is None else inputs.take(out.x, rows),
+        out.output[rows],
+        {name: norms[rows] for name, norms in out.norms.items()},
+        {name: values[rows] for name, values in out.values.items()},
+        out.rows[rows],
+    )
+
+
+def norms_of_output(output: Tensor, requires: Requires) -> Tensor:
+    """Return the norms at the output itself, all of them 1."""
+    if requires.of is None:
+        return torch.ones_like(output)
+    return torch.ones(len(output), dtype=torch.float64, device=output.device)
+
+
+def gradient_norms(
+    model: nn.Module,
+    x: Any,
+    features: Sequence[str | nn.Module],
+    norm: float = 2,
+    batch_size: int | None = None,
+    method: Method = AUTO,
+    output: Output = None,
+) -> tuple[Tensor, dict[str | nn.Module, Tensor]]:
+    """Predict, and measure how strongly each output reacts to each named feature.
+
+    One forward pass and, for a model with one output, one backward pass give the norms at all
+    features. The part of the model before the earliest feature runs without a graph. The model
+    runs in eval mode and is afterwards as it was: mode, ``requires_grad``, hooks.
+
+    Parameters
+    ----------
+    model
+        Any module whose forward returns one floating-point tensor with a row per input row.
+    x
+        A tensor or array, or a tuple or dict of them as the model takes them.
+    features
+        Dotted module names, modules, ``"input"`` or ``"output"`` (whose norm is 1).
+    norm
+        1, 2 or ``inf``.
+    batch_size
+        Rows per pass; by default about 16 MB of input (2 MB of images), at most 8,192 rows.
+    method
+        How the norms are taken when there are many outputs. ``"exact"``: one row of the Jacobian
+        after the other. ``"coloured"``: the same numbers from far fewer passes, for heads whose
+        outputs see only a window of the feature map (convolutions, pooling, interpolation). One
+        more pass proves on every batch that no output depends on anything outside its window;
+        a head where one does is an error. :class:`Sketch`: an estimate. :class:`Smooth`: the
+        mean over perturbed features. ``"auto"``: exact for up to 64 outputs; else coloured if
+        it needs at most half as many passes and at most 256, and proves right; else exact for
+        up to 4,096 outputs; else ``Sketch(32)``, or exact for norms other than 2.
+    output
+        Which part of what the model returns is the prediction, if that is no tensor: a key, an
+        index or a function.
+
+    Returns
+    -------
+    prediction : Tensor
+        The model's output, detached.
+    norms : dict
+        For each feature as given, the norms in the shape of the output: at output j of row i
+        the norm of the gradient of that output with respect to the feature of row i.
+
+    Examples
+    --------
+    >>> model = nn.Sequential(nn.Linear(2, 1, bias=False))
+    >>> _ = nn.init.constant_(model[0].weight, 3.0)
+    >>> prediction, norms = gradient_norms(model, torch.ones(1, 2), ["input", "output"])
+    >>> norms["input"]  # the norm of (3, 3)
+    tensor([[4.2426]])
+    """
+    names = [resolve(model, feature) for feature in features]
+    model = picking(model, output)
+    x = inputs.to_tensors(x, model)
+    prediction, norms = run(model, x, names, norm, batch_size, method=method)
+    return prediction, {f: norms[name] for f, name in zip(features, names, strict=True)}
+
+
+def run(
+    model: nn.Module,
+    x: Any,
+    names: Sequence[str],
+    norm: float = 2,
+    batch_size: int | None = None,
+    first_row: int = 0,
+    method: Method = AUTO,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Run the model on tensors in batches; return the prediction and the norms by name."""
+    requires = Requires(norms=tuple(dict.fromkeys(names)), norm=norm, method=method)
+    outputs, norms = (RowBuffer(inputs.row_count(x)) for _ in range(2))
+    for out in over(model, x, requires, batch_size, first_row):
+        outputs.add({"": out.output})
+        norms.add(out.norms)
+    return outputs[""], {name: norms[name] for name in requires.norms}
+
+
+def check_rows(model: nn.Module, x: Any, names: Sequence[str], sample: int = 8) -> None:
+    """Refuse a model that mixes rows, by its predictions and by its gradients."""
+    if gives_back(model):
+        return
+    x = inputs.take(x, slice(0, sample))
+    if inputs.row_count(x) == 1:  # a loader of single rows: the row beside itself
+        x = inputs.take(x, torch.tensor([0, 0]))
+    asked = inputs.row_count(x) // 2
+    names = [name for name in names if name != OUTPUT]
+    model = uncompiled(model) if any(map(is_inside, names)) else model
+    renew(model, lambda frozen: checks.output(calling.call(frozen, x), inputs.row_count(x), x))
+    with borrowed(model) as frozen:
+        _check_rows(frozen, x, names, asked)
+
+
+def _check_rows(model: nn.Module, x: Any, names: Sequence[str], asked: int) -> None:
+    # One block around all passes: each of them then draws other random numbers, if it draws.
+    with Cut(model) as cut:
+        checks.rows_independent(lambda batch: cut(batch).prediction, x)
+    if not names or not asked:
+        return
+    with Cut(model, names) as cut:
+        tap = cut(x)
+        flat = [(name, edge) for name, group in tap.edges.items() for edge in group]
+        gradients = torch.autograd.grad(
+            tap.prediction[:asked].sum(), [edge for _, edge in flat], allow_unused=True
+        )
+    for (name, _), gradient in zip(flat, gradients, strict=True):
+        if gradient is not None:
+            checks.gradient_stays_in_row(name, gradient, asked)

@@ -1,0 +1,216 @@
+"""Weights that torch does not list: those of hooks, and of modules kept in plain attributes."""
+
+from __future__ import annotations
+
+import dis
+import functools
+from collections import deque
+from collections.abc import Iterator
+from contextlib import suppress
+from operator import itemgetter
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+from weakref import CallableProxyType, ProxyType
+
+import torch
+from torch import Tensor, nn
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+_TORCHS = [*nn.Module().__dict__]  # what every module has, in this order
+_NUMBERS = {type(None), bool, int, float, complex, str, bytes}
+_PLAIN = _NUMBERS | {type, torch.dtype, torch.device, torch.Size}
+_PLAIN |= {ProxyType, CallableProxyType}  # whose object may be gone
+_LISTS = (dict, list, tuple, deque)
+_FUNCTIONS = (FunctionType, MethodType, functools.partial)
+_MANY = 1000  # things in nested lists and dicts: what more there is is data, and not looked through
+
+
+def function_of(module: nn.Module) -> nn.Module:
+    """Return the module, or the model that it wraps if it is one of this library's predictors.
+
+    A model may have its own predictor as an attribute: scores are no part of what it computes.
+    """
+    return module.model if getattr(type(module), "is_predictor", False) else module  # type: ignore[return-value]
+
+
+def unlisted(module: nn.Module) -> list[tuple[str, Tensor | nn.Module]]:
+    """Return weights and modules that a module reaches beside those that torch lists, by name.
+
+    Those are reached by plain attributes (a module in a list or a dict, or set around torch) and
+    by forward hooks: what their functions enclose, name, are bound to, or are called with. Of
+    tensors parameters count and others that are trained, and all that a function holds by itself;
+    what stands in lists and attributes, or was assigned by the function, may as well be a recording
+    of some pass.
+
+    >>> adapter, model = nn.Linear(1, 1), nn.Linear(1, 1)
+    >>> _ = model.register_forward_hook(lambda module, x, out: out + adapter(x[0]))
+    >>> unlisted(model)
+    [('_forward_hooks.0.adapter', Linear(in_features=1, out_features=1, bias=True))]
+    """
+    own = module.__dict__  # in every call of every predictor: most modules have nothing here
+    names = [*own]
+    # Compared by the last one alone, as it stands behind all others.
+    is_usual = len(names) >= len(_TORCHS) and names[len(_TORCHS) - 1] == _TORCHS[-1]
+    names = names[len(_TORCHS) :] if is_usual else [n for n in names if n not in _TORCHS]
+    names = [name for name in names if type(own[name]) not in _PLAIN]
+    found: list[tuple[str, Tensor | nn.Module]] = []
+    if not (names or module._forward_hooks or module._forward_pre_hooks):
+        return found
+    for name in sorted(names):
+        _look(own[name], name, found, set())
+    for kind in _HOOKS:
+        for place, hook in enumerate(getattr(module, kind).values()):
+            _look(hook, f"{kind}.{place}", found, set(), held=True)
+    return found
+
+
+def _look(
+    value: Any,
+    name: str,
+    found: list[tuple[str, Tensor | nn.Module]],
+    seen: set[int],
+    *,
+    held: bool = False,
+    calls: bool = True,
+) -> None:
+    """Look through one thing, which a function holds or not; and through functions or not.
+
+    By ``type`` and not by ``isinstance``, which would wake what is lazy and ask what is a proxy.
+    """
+    kind = type(value)
+    if issubclass(kind, nn.Module):
+        found.append((name, function_of(value)))
+    elif issubclass(kind, Tensor):
+        if held or _is_trained(value):
+            found.append((name, value))
+    elif kind not in _PLAIN and id(value) not in seen:
+        seen.add(id(value))
+        if issubclass(kind, _FUNCTIONS):
+            for part, inner in _of_function(value) if calls else ():
+                _look(inner, f"{name}.{part}", found, seen, held=True)
+            for part, inner in _globals(value) if calls else ():  # but not their functions
+                _look(inner, f"{name}.{part}", found, seen, held=True, calls=False)
+        elif issubclass(kind, _LISTS):
+            for part, inner in _inside(value):
+                _look(inner, f"{name}{part}", found, seen, calls=calls)
+        elif held and not issubclass(kind, type | ModuleType):
+            # What objects hold, but not what other objects in them do.
+            for part, inner in _attributes(value):
+                _look(inner, f"{name}.{part}", found, seen, calls=False)
+
+
+def _is_trained(tensor: Tensor) -> bool:
+    return isinstance(tensor, nn.Parameter) or (tensor.is_leaf and tensor.requires_grad)
+
+
+def _inside(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield by place what is in a list or a dict and in those in it, unless that is too much.
+
+    >>> [*_inside([torch.relu, [1, torch.tanh]])]
+    [('.0', <built-in method relu of type object at ...>), ('.1.1', <built-in method tanh ...>)]
+    """
+    nested, known, room = deque([("", value)]), {id(value)}, _MANY
+    while nested:
+        name, some = nested.popleft()
+        if len(some) > room:
+            continue
+        # At once: another thread may add to it.
+        things = [*(dict.values(some) if isinstance(some, dict) else some)]
+        room -= len(things)
+        for place, one in enumerate(things):
+            kind = type(one)
+            if kind in _PLAIN:
+                continue
+            if not issubclass(kind, _LISTS):
+                yield f"{name}.{place}", one
+            elif id(one) not in known:
+                known.add(id(one))
+                nested.append((f"{name}.{place}", one))
+
+
+def _attributes(value: Any) -> list[tuple[str, Any]]:
+    """Return the attributes of an object, without asking code of its own for them."""
+    try:
+        own = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return []
+    return sorted(((str(name), one) for name, one in own.items()), key=itemgetter(0))
+
+
+def _of_function(function: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what a function, a method or a partial holds, by name."""
+    if isinstance(function, MethodType):
+        yield from (("self", function.__self__), ("function", function.__func__))
+    elif isinstance(function, functools.partial):
+        yield "function", function.func
+        yield from ((str(place), one) for place, one in enumerate(function.args))
+        yield from sorted(function.keywords.items())
+    else:
+        cells = function.__closure__ or ()
+        for name, cell in zip(function.__code__.co_freevars, cells, strict=True):
+            with suppress(ValueError):  # not set yet
+                if not _is_recorded(name, cell.cell_contents, function.__code__):
+                    yield name, cell.cell_contents
+        yield from ((str(place), one) for place, one in enumerate(function.__defaults__ or ()))
+        yield from sorted((function.__kwdefaults__ or {}).items())
+
+
+def _globals(function: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the global variables that a function names, as hooks in scripts and notebooks do."""
+    if isinstance(function, FunctionType):
+        known = function.__globals__
+        for name in function.__code__.co_names:
+            if name in known and not _is_recorded(name, known[name], function.__code__):
+                yield name, known[name]
+
+
+def _is_recorded(name: str, value: Any, code: CodeType) -> bool:
+    """Say whether a tensor was put there by the function itself, which keeps what it saw."""
+    return issubclass(type(value), Tensor) and not _is_trained(value) and name in _assigned(code)
+
+
+@functools.lru_cache(maxsize=256)
+def _assigned(code: CodeType) -> frozenset[str]:
+    """Return the outer variables that a function assigns, by ``global`` or ``nonlocal``."""
+    kinds = ("STORE_GLOBAL", "STORE_DEREF")
+    return frozenset(str(one.argval) for one in dis.get_instructions(code) if one.opname in kinds)
+
+
+def named_parts(model: nn.Module) -> Iterator[tuple[str, nn.Module | Tensor]]:
+    """Yield all modules of a model by name, then what torch does not list: modules and weights.
+
+    A module with several names is yielded under each of those that torch lists.
+    """
+    modules = [*_listed(model, "", ())]
+    yield from modules
+    known = {id(module) for _, module in modules}
+    known.update(id(tensor) for _, module in modules for _, tensor in weights(module))
+    for name, module in modules:  # which grows
+        for path, thing in unlisted(module):
+            full = f"{name}.{path}" if name else path
+            inner = _listed(thing, full, ()) if isinstance(thing, nn.Module) else [(full, thing)]
+            for part, one in inner:
+                if id(one) in known:
+                    continue
+                known.add(id(one))
+                yield part, one
+                if isinstance(one, nn.Module):
+                    modules.append((part, one))
+                    known.update(id(tensor) for _, tensor in weights(one))
+
+
+def weights(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield the parameters and buffers of one module, without those of its children."""
+    for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+        if tensor is not None:
+            yield name, tensor
+
+
+def _listed(
+    module: nn.Module, name: str, above: tuple[nn.Module, ...]
+) -> Iterator[tuple[str, nn.Module]]:
+    yield name, module
+    for own, child in module._modules.items():
+        inner = None if child is None else function_of(child)
+        if inner is not None and not any(inner is one for one in (*above, module)):
+            yield from _listed(inner, f"{name}.{own}" if name else own, (*above, module))

@@ -1,0 +1,130 @@
+"""Pick how the gradient norms of a pass are taken, and take them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ffcp.batch import Requires
+from ffcp.network.features import Tapped
+from ffcp.network.jacobian import chained, coloured, pushed
+from ffcp.network.jacobian.coloured import HiddenWindowsError
+from ffcp.network.jacobian.exact import exact
+from ffcp.network.jacobian.norms import reached, row_norms
+from ffcp.network.jacobian.settings import AUTO, COLOURED, EXACT, Sketch, Smooth
+from ffcp.network.jacobian.sketched import sketched
+from ffcp.network.jacobian.smoothed import smoothed
+
+# How ``"auto"`` picks: outputs so few that probing the head does not pay; coloured passes and
+# outputs so many that an estimate is better.
+_FEW_OUTPUTS = 64
+_MANY_PASSES = 256
+_MANY_OUTPUTS = 4096
+_PUSHED_COST = 2  # of a tangent pushed forward, against a backward pass
+
+
+def take_norms(
+    model: nn.Module, x: Any, tap: Tapped, names: Sequence[str], requires: Requires
+) -> dict[str, Tensor]:
+    """Take the norms at the named features that ``needs`` asks for, from a pass over ``x``."""
+    if not names:
+        return {}
+    if isinstance(requires.method, Smooth):
+        each = requires._replace(method=requires.method.method)
+
+        def norms_of(moved: Tapped) -> Tensor:
+            (norms,) = _norms(model, x, moved, each).values()
+            return norms
+
+        return {name: smoothed(model, x, name, requires.method, norms_of) for name in names}
+    return _norms(model, x, tap, requires)
+
+
+def _norms(model: nn.Module, x: Any, tap: Tapped, requires: Requires) -> dict[str, Tensor]:
+    method, norm = requires.method, requires.norm
+    if requires.of is not None:
+        return _norms_of_scalar(tap, requires)
+    if isinstance(method, Sketch):
+        if norm != 2:
+            raise ValueError(f"a sketch estimates the L2 norm only, not norm={norm}")
+        return {name: sketched(model, x, name, tap, method) for name in tap.edges}
+    if method == EXACT or tap.prediction[0].numel() == 1:
+        return _exact(model, x, tap, norm)
+    return {name: _mapped(model, x, tap.only(name), name, method, norm) for name in tap.edges}
+
+
+def _exact(model: nn.Module, x: Any, tap: Tapped, norm: float) -> dict[str, Tensor]:
+    """Take exact norms: those at narrow features from their side, the others from the outputs'."""
+    if tap.prediction[0].numel() <= _FEW_OUTPUTS:
+        return exact(tap, norm)
+    tried = {name: _narrow(model, x, tap, name, norm) for name in tap.edges}
+    narrow = {name: norms for name, norms in tried.items() if norms is not None}
+    rest = [name for name in tap.edges if name not in narrow]
+    # One backward pass for each output serves all that are left.
+    return {**narrow, **(exact(tap.only(*rest), norm) if rest else {})}
+
+
+def _narrow(model: nn.Module, x: Any, tap: Tapped, name: str, norm: float) -> Tensor | None:
+    """Take exact norms from the feature's side; ``None`` where that takes more passes."""
+    if tap.moved:
+        return None
+    outputs, width = tap.prediction[0].numel(), pushed.width(tap, name)
+    layers = chained.chain(model, name, tap)
+    if layers is not None and chained.passes(layers, width, norm) < outputs:
+        feature = tap.flat_value(name)
+        if feature is None:  # the next layer has worked in place on it
+            feature = chained.feature_of(model, x, name)
+        return chained.chained(feature, layers, norm).view_as(tap.prediction)
+    if width * _PUSHED_COST > outputs:
+        return None
+    try:
+        return pushed.pushed(model, x, name, tap, norm)
+    except ValueError:  # an operation that no tangent can be pushed through
+        return None
+
+
+def _norms_of_scalar(tap: Tapped, requires: Requires) -> dict[str, Tensor]:
+    """Take the norms (n,), in float64, of the gradient of one number per row."""
+    if isinstance(requires.method, Sketch):
+        raise ValueError("one number per row has one gradient: nothing to sketch, use 'exact'")
+    assert requires.of is not None
+    scalar = requires.of(tap.prediction)
+    edges = [edge for group in tap.edges.values() for edge in group]
+    rest = iter(torch.autograd.grad(scalar.sum(), edges, allow_unused=True))
+    norms = {}
+    for name, group in tap.edges.items():
+        gradients = reached(name, [next(rest) for _ in group])
+        norms[name] = row_norms([gradient.double() for gradient in gradients], requires.norm)
+    return norms
+
+
+def _mapped(model: nn.Module, x: Any, tap: Tapped, name: str, method: str, norm: float) -> Tensor:
+    """Colour if that was asked for or, for ``"auto"``, if it pays and is right."""
+    outputs = tap.prediction[0].numel()
+    if method == AUTO and outputs <= _FEW_OUTPUTS:
+        return exact(tap, norm)[name]
+    estimate = outputs > _MANY_OUTPUTS and norm == 2
+    if method == AUTO and not estimate:
+        narrow = _narrow(model, x, tap, name, norm)
+        if narrow is not None:
+            return narrow
+    colours = coloured.colours(model, x, name)
+    if method == COLOURED:
+        if colours is None:
+            raise ValueError(
+                f"the head behind {name!r} cannot be coloured: its feature has shape "
+                f"{tuple(tap.shapes[name][0])} and its output {tuple(tap.prediction.shape)}, and "
+                "both must be maps (rows, channels, positions ...). Use method='exact' or Sketch"
+            )
+        return coloured.coloured(tap, name, colours, norm)
+    if colours and colours.passes <= min(outputs // 2, _MANY_PASSES):
+        try:
+            return coloured.coloured(tap, name, colours, norm)
+        except HiddenWindowsError:
+            # Rows before these have exact norms. Estimates of the others would be other scores.
+            if colours.proved and estimate:
+                raise
+    return sketched(model, x, name, tap, Sketch()) if estimate else exact(tap, norm)[name]

@@ -1,0 +1,132 @@
+"""Pick the prediction out of what a model returns: a tuple, a dict, a ModelOutput."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from ffcp.batch import name_of
+
+Output = str | int | Callable[[Any], Tensor] | None
+
+
+class Picking(nn.Module):
+    """A model that returns one of the tensors that another one returns.
+
+    It has the very layers and weights of the other, under the same names.
+
+    Parameters
+    ----------
+    model
+        The model.
+    output
+        A key or attribute, an index, or a function of what the model returns.
+
+    Examples
+    --------
+    >>> import torch
+    >>> lstm = nn.LSTM(2, 3, batch_first=True)
+    >>> Picking(lstm, 0)(torch.zeros(4, 5, 2)).shape
+    torch.Size([4, 5, 3])
+    >>> [name for name, _ in Picking(nn.Sequential(nn.Linear(1, 1)), 0).named_modules()]
+    ['', '0']
+    """
+
+    def __init__(self, model: nn.Module, output: str | int | Callable[[Any], Tensor]) -> None:
+        super().__init__()
+        # In a tuple, so that the model is not a part with a name of its own.
+        self.__dict__["_picked"] = (model, output)
+        for kept in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
+            self.__dict__[kept] = getattr(model, kept)
+
+    @property
+    def whole(self) -> nn.Module:
+        """The model itself."""
+        model: nn.Module = self.__dict__["_picked"][0]
+        return model
+
+    @property
+    def training(self) -> bool:
+        """The mode of the model."""
+        return "_picked" in self.__dict__ and self.whole.training
+
+    @training.setter
+    def training(self, mode: bool) -> None:
+        if "_picked" in self.__dict__:
+            self.whole.training = mode
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the model and pick."""
+        model, output = self.__dict__["_picked"]
+        return pick(model(*args, **kwargs), output)
+
+    def extra_repr(self) -> str:
+        """Show the model's own settings, and what is picked."""
+        model, output = self.__dict__["_picked"]
+        own = model.extra_repr()
+        return f"{type(model).__name__}({own}), output={output_name(output)!r}"
+
+
+def picking(model: nn.Module, output: Output) -> nn.Module:
+    """Give a model that returns the picked tensor; the model itself if there is nothing to pick."""
+    if output is None or not isinstance(model, nn.Module):
+        return model
+    if isinstance(output, bool) or not (isinstance(output, (str, int)) or callable(output)):
+        raise TypeError(
+            "output picks the prediction from what the model returns: a key, an index or a "
+            f"function, got {output!r}"
+        )
+    return Picking(model, output)
+
+
+def whole(model: nn.Module) -> nn.Module:
+    """Give the model that a tensor is picked from; any other model as it is."""
+    return model.whole if isinstance(model, Picking) else model
+
+
+def output_name(output: Output) -> str | int | None:
+    """Say what is picked, as a file can hold it: of a function only the name is known.
+
+    >>> output_name("logits"), output_name(lambda returned: returned[0])
+    ('logits', 'function <lambda>')
+    """
+    if output is None or isinstance(output, (str, int)):
+        return output
+    return name_of(output)
+
+
+def pick(returned: Any, output: str | int | Callable[[Any], Any]) -> Any:
+    """Take one tensor of what a model returned.
+
+    >>> pick({"logits": 1, "hidden": 2}, "logits"), pick((3, 4), -1), pick([5], lambda r: r[0])
+    (1, 4, 5)
+    """
+    if callable(output):
+        return output(returned)
+    if isinstance(returned, Tensor):
+        raise TypeError(
+            f"the model returns a tensor, so there is nothing to pick by output={output!r}: leave "
+            "it out"
+        )
+    try:
+        if isinstance(output, str) and not isinstance(returned, Mapping):
+            return getattr(returned, output)
+        if isinstance(output, int) and isinstance(returned, Mapping) and output not in returned:
+            return list(returned.values())[output]
+        return returned[output]
+    except (KeyError, IndexError, TypeError, AttributeError) as error:
+        raise TypeError(f"the model returns {described(returned)}: no {output!r} in it") from error
+
+
+def described(returned: Any) -> str:
+    """Say what there is to pick from."""
+    kind = type(returned).__name__
+    if isinstance(returned, Mapping):
+        return f"a {kind} with keys {list(returned)}"
+    if isinstance(returned, tuple) and hasattr(returned, "_fields"):
+        return f"a {kind} with fields {list(returned._fields)}"
+    if isinstance(returned, (tuple, list)):
+        return f"a {kind} of length {len(returned)}"
+    return f"a {kind}"

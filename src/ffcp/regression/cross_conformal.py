@@ -1,0 +1,338 @@
+"""Bands from networks trained on folds: the jackknife+ and CV+ of Barber et al. (2021).
+
+Where rows are few, those that calibrate are missed in training. Here every row does both: the
+rows are divided into K folds, a network is trained without each of them, and a row's residual is
+that of the network which has not seen it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ffcp import files
+from ffcp.conformal.coverage_level import requested_alpha
+from ffcp.conformal.rank import conformal_rank
+from ffcp.network import arrays, checks, forward, inputs
+from ffcp.network.identity import Identity, fingerprint
+from ffcp.network.modes import checked_autocast
+from ffcp.regression.intervals import Interval
+from ffcp.warnings import warn
+
+Self = TypeVar("Self", bound="CrossConformal")
+BOTH, LOWER, UPPER = "both", "lower", "upper"
+_FEW = 30  # rows up to which each is a fold
+_COUNTS = range(10, 16)  # numbers of folds to choose from above
+_BLOCK = 2**21  # numbers at a time: rows to predict, times rows that calibrate
+
+
+class CrossConformal(nn.Module):
+    """Bands from K networks, each trained without one fold of the rows: jackknife+ and CV+.
+
+    Parameters
+    ----------
+    models
+        K trained networks of one output. Network k was trained without the rows of fold k: they
+        neither fitted it nor stopped its training, chose its settings or scaled its inputs.
+    folds
+        For each row the number of its fold, from 0 to K - 1, in the order in which
+        :meth:`calibrate` gets them. With a fold for every row this is the jackknife+. A row of
+        fold -1 is in none: every network may have been trained with it, and it does not
+        calibrate. Folds of one size promise most: :meth:`even_folds`.
+    side
+        ``"both"``, or ``"lower"`` or ``"upper"`` for a band that is infinite on the other side.
+    batch_size
+        Rows per pass over arrays.
+
+    Notes
+    -----
+    With n rows, residuals R_i and mu_k the network of fold k(i), the band reaches from the
+    floor(alpha (n + 1))-th smallest mu_k(x) - R_i to the ceil((1 - alpha)(n + 1))-th smallest
+    mu_k(x) + R_i. What the theorems promise is in :meth:`guarantee`: 1 - 2 alpha for the
+    jackknife+, a little less for CV+; 1 - alpha is what is usually seen, and is not promised.
+    The training must not depend on the order of the rows, other than by random numbers.
+
+    Examples
+    --------
+    >>> _ = torch.manual_seed(0)
+    >>> x = torch.randn(60, 2)
+    >>> y = x.sum(dim=1) + 0.1 * torch.randn(60)
+    >>> folds = CrossConformal.even_folds(60)
+    >>> def least_squares(x, y):  # your training
+    ...     model = nn.Linear(2, 1, bias=False)
+    ...     model.weight.data = torch.linalg.lstsq(x, y[:, None]).solution.T
+    ...     return model
+    >>> models = [least_squares(x[folds != k], y[folds != k]) for k in range(10)]
+    >>> predictor = CrossConformal(models, folds).calibrate(x, y)
+    >>> band = predictor.predict_interval(torch.randn(3, 2), alpha=0.1)
+    >>> bool((band.upper > band.lower).all()), round(predictor.guarantee(0.1), 3)
+    (True, 0.724)
+    """
+
+    scores: Tensor
+    folds: Tensor
+
+    def __init__(
+        self,
+        models: Sequence[nn.Module],
+        folds: Any,
+        *,
+        side: str = BOTH,
+        batch_size: int | None = None,
+    ) -> None:
+        super().__init__()
+        if side not in (BOTH, LOWER, UPPER):
+            raise ValueError(f"side must be 'both', 'lower' or 'upper', got {side!r}")
+        listed = list(models)
+        wrong = [model for model in listed if not isinstance(model, nn.Module)]
+        if wrong or len(listed) < 2:
+            what = type(wrong[0]).__name__ if wrong else f"{len(listed)} of them"
+            raise TypeError(f"models must be at least two torch.nn.Modules, got {what}")
+        self.models = nn.ModuleList(listed)
+        self.side, self.batch_size = side, batch_size
+        self.register_buffer("folds", _checked_folds(folds, len(listed)))
+        self.register_buffer("scores", torch.empty(0, dtype=torch.float64))
+        self._identities: list[Identity] = []
+        self._layout: dict[str, Any] = {}  # what targets were like, as in inputs.Reader
+
+    # -- what is promised -------------------------------------------------------------------
+
+    @staticmethod
+    def even_folds(rows: int, seed: int = 0) -> Tensor:
+        """Return the number of a fold for each row, in 10 to 15 folds of one size.
+
+        Up to 30 rows each is a fold of its own. The number of folds is the one that leaves out
+        fewest rows: these have the number -1.
+
+        >>> folds = CrossConformal.even_folds(43)
+        >>> int(folds.max()) + 1, int((folds < 0).sum())
+        (14, 1)
+        """
+        if rows < 2:
+            raise ValueError(f"folds need at least two rows, got {rows}")
+        count = rows if rows <= _FEW else min(_COUNTS, key=lambda number: (rows % number, number))
+        folds = torch.full((rows,), -1)
+        inside = np.random.default_rng(seed).permutation(rows)[: rows - rows % count]
+        folds[torch.from_numpy(inside)] = torch.arange(len(inside)) % count
+        return folds
+
+    def guarantee(
+        self, alpha: Any = None, *, confidence_level: Any = None, **unknown: NoReturn
+    ) -> float:
+        """Give the probability with which bands hold the truth at least, by the theorems.
+
+        For K folds of n / K rows it is 1 - 2 alpha - min(2 (1 - 1/K) / (n/K + 1),
+        (1 - K/n) / (K + 1)) (Theorem 4 of Barber et al.), which for the jackknife+ is
+        1 - 2 alpha (their Theorem 1). For folds of several sizes only the first of the two is
+        known; it follows from the weighted mean of the folds' p-values (Vovk and Wang, 2020).
+        """
+        sizes = torch.bincount(self._in_folds)
+        n, k = len(self._in_folds), len(self.models)
+        lost = Fraction(2 * (k - 1), n + k)
+        if len(sizes.unique()) == 1:
+            lost = min(lost, (1 - Fraction(k, n)) / (k + 1))
+        exact = requested_alpha(alpha, confidence_level, unknown)
+        return float(max(Fraction(0), 1 - 2 * exact - lost))
+
+    # -- calibrating and predicting ---------------------------------------------------------
+
+    def calibrate(self: Self, x: Any, y: Any) -> Self:
+        """Take the residual of every row by the network that was trained without it.
+
+        Parameters
+        ----------
+        x, y
+            All rows, those the networks were trained with, in the order of ``folds``.
+        """
+        target = arrays.target_tensor(y)
+        count = len(self.folds)
+        given = [inputs.Reader(model)(x) for model in self._each()]
+        if inputs.row_count(given[0]) != count or len(target) != count:
+            raise ValueError(
+                f"folds has {count} rows, x has {inputs.row_count(given[0])} and y {len(target)}: "
+                "give all rows, in the order of folds"
+            )
+        checks.target(target, torch.empty(count))
+        checks.finite(target, "y")
+        scores = torch.empty(count, dtype=torch.float64)
+        identities = []
+        for fold, (model, own) in enumerate(zip(self._each(), given, strict=True)):
+            identities.append(Identity.of(model))
+            rows = torch.nonzero(self.folds.cpu() == fold)[:, 0]
+            some = inputs.take(own, rows)
+            _must_keep_rows_apart(model, some)
+            error = target[rows].double().reshape(-1) - _output(model, some, self.batch_size)
+            scores[rows] = self._score(error)
+        scores = scores[self.folds.cpu() >= 0]
+        self.scores, self._identities = scores.to(self.folds.device), identities
+        self._layout = {"y": {"row": list(target.shape[1:])}}
+        return self
+
+    @property
+    def _in_folds(self) -> Tensor:
+        """The folds of those rows that are in one."""
+        return self.folds[self.folds >= 0]
+
+    def _score(self, error: Tensor) -> Tensor:
+        """Say how far a target lies beyond a prediction, on the sides that are bounded."""
+        return {BOTH: error.abs(), LOWER: -error, UPPER: error}[self.side]
+
+    def predict_interval(
+        self, x: Any, alpha: Any = None, *, confidence_level: Any = None, **unknown: NoReturn
+    ) -> Interval:
+        """Give bands; with what probability they hold the truth is said by :meth:`guarantee`.
+
+        ``alpha`` is the share of misses allowed, 0.1 if nothing is given; ``confidence_level``, in
+        its place, is 1 - alpha. The prediction is the median, over rows, of what the networks
+        that lack them predict.
+        """
+        alpha = requested_alpha(alpha, confidence_level, unknown)
+        self._must_be_ready()
+        n = len(self.scores)
+        up = conformal_rank(n, alpha)
+        down = n + 1 - up
+        outputs = torch.stack(
+            [_output(model, inputs.Reader(model)(x), self.batch_size) for model in self._each()],
+            dim=1,
+        )
+        folds, scores = self._in_folds.cpu(), self.scores.cpu()
+        parts = []
+        for some in outputs.split(max(1, _BLOCK // n)):
+            each = some[:, folds]
+            infinite = torch.full((len(some),), torch.inf, dtype=torch.float64)
+            lower, upper = -infinite, infinite
+            if self.side != UPPER and down >= 1:
+                lower = (each - scores).kthvalue(down, dim=1).values
+            if self.side != LOWER and up <= n:
+                upper = (each + scores).kthvalue(up, dim=1).values
+            parts.append((lower, upper, each.median(dim=1).values))
+        if up > n:
+            self._warn_of_infinite(alpha)
+        whole = (torch.cat(ends) for ends in zip(*parts, strict=True))
+        lower, upper, middle = (checks.like_target(part, self._layout) for part in whole)
+        return Interval(lower, upper, middle)
+
+    def forward(self, x: Any, alpha: Any = None, **options: Any) -> Interval:
+        """Return intervals, as :meth:`predict_interval` does."""
+        return self.predict_interval(x, alpha, **options)
+
+    def _warn_of_infinite(self, alpha: Fraction) -> None:
+        need = -(-1 // alpha) - 1
+        warn(
+            f"the band is infinite: {len(self.scores)} rows are too few for "
+            f"alpha = {float(alpha):g}, which needs at least {need}"
+        )
+
+    def _must_be_ready(self) -> None:
+        if not len(self.scores):
+            raise RuntimeError("call calibrate(x, y) first, with the rows of all folds")
+        for model, identity in zip(self._each(), self._identities, strict=True):
+            identity.check(model)
+
+    def _each(self) -> Iterator[nn.Module]:
+        return iter(self.models)
+
+    # -- files ------------------------------------------------------------------------------
+
+    def save(self, path: str | Path) -> None:
+        """Write the residuals, folds and settings to a safetensors file; the models are yours."""
+        self._must_be_ready()
+        points = {"scores": self.scores.cpu(), "folds": self.folds.cpu()}
+        settings = {
+            "make": "CrossConformal",
+            "side": self.side,
+            "layout": self._layout,
+            "models": [fingerprint(model) for model in self._each()],
+            "autocast": [identity.autocast for identity in self._identities],
+        }
+        files.write(path, {**points, "settings": files.seal(settings, points)})
+
+    @classmethod
+    def load(
+        cls: type[Self],
+        path: str | Path,
+        models: Sequence[nn.Module],
+        *,
+        batch_size: int | None = None,
+    ) -> Self:
+        """Make the predictor that :meth:`save` wrote again, for the same networks."""
+        tensors = files.read(path)
+        try:
+            if tensors.keys() != {"scores", "folds", "settings"}:
+                raise ValueError("it holds other tensors than those of a CrossConformal")
+            points = {name: tensors[name] for name in ("scores", "folds")}
+            saved = files.unseal(tensors["settings"], points)
+            if saved.get("make") != "CrossConformal":
+                raise ValueError("it was saved by another class")
+            scores = points["scores"]
+            predictor = cls(
+                models,
+                points["folds"],
+                side=files.rebuilt(str, saved.get("side")),
+                batch_size=batch_size,
+            )
+            if scores.dtype != torch.float64 or scores.shape != predictor._in_folds.shape:
+                raise ValueError("it has not one residual for each row")
+            if not bool(scores.isfinite().all()):
+                raise ValueError("it has residuals that are not finite")
+            if predictor.side == BOTH and bool((scores < 0).any()):
+                raise ValueError("it has residuals below 0")
+            layout = files.checked_layout(saved.get("layout", {}))
+            prints: tuple[str, ...] = files.rebuilt(tuple[str, ...], saved.get("models"))
+            identities = [Identity.of(model) for model in predictor._each()]
+            if list(prints) != [identity.fingerprint for identity in identities]:
+                raise ValueError("it belongs to other networks, or to other weights of them")
+            made_under = files.rebuilt(tuple[str, ...], saved.get("autocast", [""] * len(prints)))
+            for identity, autocast in zip(identities, made_under, strict=True):
+                identity.autocast = checked_autocast(autocast)
+        except (ValueError, TypeError) as error:
+            raise files.CalibrationFileError(
+                f"{path} cannot be used: {error}. Calibrate again, or give the file and the "
+                "models that belong together"
+            ) from error
+        predictor.scores, predictor._identities = scores, identities
+        predictor._layout = layout
+        return predictor
+
+    def extra_repr(self) -> str:
+        """Show how many rows and folds there are."""
+        return f"side={self.side!r}, {len(self.models)} folds, {len(self._in_folds)} rows"
+
+
+def _checked_folds(folds: Any, models: int) -> Tensor:
+    array = np.asarray(folds.detach().cpu() if isinstance(folds, Tensor) else folds)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise ValueError(f"folds must be one whole number per row, got shape {array.shape}")
+    numbers = set(array.tolist())
+    if numbers - {-1} != set(range(models)):
+        raise ValueError(
+            f"folds must hold every number from 0 to {models - 1}, one for each of the {models} "
+            f"models, and no other but -1 for rows in no fold; it holds {sorted(numbers)[:10]}"
+        )
+    return torch.from_numpy(array.astype(np.int64))
+
+
+def _must_keep_rows_apart(model: nn.Module, x: Any) -> None:
+    # In float32: a network that ends in float64 may well have computed in less.
+    checks.rows_independent(lambda part: _output(model, part, None).float(), x)
+
+
+def _output(model: nn.Module, x: Any, batch_size: int | None) -> Tensor:
+    """Run a model of one output, in float64 and without gradients; the model is left as it is."""
+    parts = [out.output for out in forward.over(model, x, batch_size=batch_size)]
+    predictions = torch.cat(parts).double().cpu()
+    if predictions.numel() != len(predictions):
+        raise ValueError(
+            f"CrossConformal needs models of one output, got shape {tuple(predictions.shape)}: "
+            "use one for each output"
+        )
+    return predictions.reshape(-1)
+
+
+__all__ = ["CrossConformal"]

@@ -1,0 +1,437 @@
+"""The nested bands of FCP: what the head can say over balls around the feature."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ffcp import bounds, files
+from ffcp.batch import BatchOutput, Requires
+from ffcp.bounds import Bounds
+from ffcp.conformal.columns import Columns
+from ffcp.conformal.rank import exact_alpha
+from ffcp.conformal.selection import Chosen
+from ffcp.network import heads
+from ffcp.network.features import undisturbed
+from ffcp.network.frozen import Stamp, frozen_copy, stamp
+from ffcp.regression import layer_selection
+from ffcp.regression.fcp import inversion
+from ffcp.regression.intervals import as_float64
+from ffcp.regression.joint import (
+    Joint,
+    has_own_thresholds,
+    is_of_known,
+    is_share,
+    needs_whole_rows,
+    reduced,
+)
+from ffcp.regression.scaled_score import RegressionScore
+
+#: The numbers of descent steps that ``steps=None`` chooses from.
+STEP_COUNTS = (1, 2, 3, 5, 8, 12, 20, 30, 50, 80, 120, 200)
+_MOST_OUTPUTS = 4096  # that are inverted one by one
+_ROWS = 8192  # worked on at once when steps are chosen
+_BOUNDS: dict[str, Callable[..., Bounds]] = {"ibp": bounds.ibp, "crown": bounds.crown}
+# How far a feature moves along a ray: a fixed grid, and straight lines between its points.
+_REACHES = (0.0, *(2.0 ** (k / 4) for k in range(-48, 49)))
+
+
+class _CutHead(NamedTuple):
+    """The head as a module, its trace, and the stamp of the model it was cut out of."""
+
+    module: nn.Module
+    traced: bounds.Head
+    made_of: Stamp
+
+
+class Ball(RegressionScore):
+    """Bands that bound the head over a ball, whose radius is the threshold.
+
+    Parameters are those of :class:`ffcp.FCP`.
+    """
+
+    most_rows = 1000
+    lowest = 0.0
+    why_unsigned = "its score is a distance in feature space, which has no side"
+    what_is_open = "the number of steps"
+
+    def __init__(
+        self,
+        model: nn.Module,
+        feature: str,
+        head: nn.Module | None = None,
+        *,
+        norm: float,
+        bound: str,
+        invert: str,
+        steps: int | None,
+        lr: float,
+        optimizer: str,
+        joint: Joint,
+    ) -> None:
+        if is_share(joint) and invert == "descent":
+            raise ValueError("a share of the outputs needs invert='exact'; or take joint=True")
+        if norm not in (2, math.inf):
+            raise ValueError(f"norm must be 2 or float('inf'), got {norm!r}")
+        if bound not in _BOUNDS:
+            raise ValueError(f"bound must be 'ibp' or 'crown', got {bound!r}")
+        if invert not in ("descent", "exact"):
+            raise ValueError(f"invert must be 'descent' or 'exact', got {invert!r}")
+        if steps is not None and steps < 1:
+            raise ValueError(f"steps must be at least 1, or None to choose it, got {steps}")
+        if not 0 < lr < math.inf:
+            raise ValueError(f"lr must be a positive number, got {lr}")
+        if optimizer not in inversion.OPTIMIZERS:
+            known = ", ".join(inversion.OPTIMIZERS)
+            raise ValueError(f"optimizer must be one of {known}, got {optimizer!r}")
+        self._model, self._given_head, self.feature = model, head, feature
+        self.norm, self.bound, self.invert = norm, bound, invert
+        self.steps, self.lr, self.optimizer, self.joint = steps, lr, optimizer, joint
+        self._cut: _CutHead | None = None
+        self._head()  # which raises for what cannot be cut out or bounded
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Cut out of the layers of this model; a copy cuts and traces its own.
+        return {**self.__dict__, "_cut": None}
+
+    def _head(self) -> _CutHead:
+        """Cut the head out of a twin of the model, again whenever the model has changed."""
+        whole = self._model if self._given_head is None else self._given_head
+        now = stamp(whole)
+        cut = self._cut
+        if cut is None or cut.made_of != now:
+            frozen = frozen_copy(whole) or whole
+            with undisturbed(frozen):  # so that tracing sees dropout switched off
+                head = heads.head(frozen, self.feature) if self._given_head is None else frozen
+            cut = self._cut = _CutHead(head, bounds.trace(head), now)
+        return cut
+
+    def requires(self) -> Requires:
+        """Ask for the feature."""
+        return Requires(values=(self.feature,))
+
+    def settings(self) -> dict[str, Any]:
+        """Say what it is."""
+        return {
+            "family": "ball",
+            "feature": self.feature,
+            "norm": float(self.norm),
+            "bound": self.bound,
+            "invert": self.invert,
+            "steps": self.steps,
+            "lr": self.lr,
+            "optimizer": self.optimizer,
+        }
+
+    # -- the head ---------------------------------------------------------------------------
+
+    @contextmanager
+    def _head_at_rest(self) -> Iterator[nn.Module]:
+        """Give the head in eval mode with frozen parameters."""
+        head = self._head().module
+        with undisturbed(head):
+            yield head
+
+    def _check_head(self, out: BatchOutput) -> None:
+        output, v = out.output[:8], out.values[self.feature][:8]
+        with self._head_at_rest() as head, torch.no_grad():
+            again = head(v)
+        if again.shape != output.shape or not torch.allclose(
+            again, output, rtol=1e-2, atol=1e-3 * float(output.abs().max())
+        ):
+            raise ValueError(
+                f"the head behind {self.feature!r} does not give the model's output from the "
+                "feature alone: cut elsewhere, or pass the right head=..."
+            )
+
+    def _distance(
+        self, v: Tensor, y: Tensor, columns: Tensor | None, steps: Sequence[int]
+    ) -> Tensor:
+        """Distance to y, (n, outputs), or in a column (n, 1) each, after each number of steps."""
+        with self._head_at_rest() as head:
+
+            def chosen(moving: Tensor) -> Tensor:
+                outputs: Tensor = head(moving)
+                outputs = outputs.reshape(len(moving), -1)
+                return outputs if columns is None else outputs.gather(1, columns)
+
+            y = y.to(v)
+            if self.invert == "exact":
+                return inversion.exact_distance(
+                    lambda moving: chosen(moving)[:, 0], v, y[:, 0], norm=self.norm
+                )[None]
+            return inversion.descend(
+                chosen, v, y, steps, lr=self.lr, norm=self.norm, optimizer=self.optimizer
+            )
+
+    def _ball_bounds(self, v: Tensor, radius: Tensor) -> Bounds:
+        """Bounds on the head's outputs, (n, outputs), over a ball around each row."""
+        with self._head_at_rest():
+            low, high = _BOUNDS[self.bound](self._head().traced, v, radius.to(v), self.norm)
+        # The bounds round as the head does; widen them by more than that.
+        guard = _guard(low, high)
+        rows = len(v)
+        return Bounds((low - guard).reshape(rows, -1), (high + guard).reshape(rows, -1))
+
+    # -- scores and bands -------------------------------------------------------------------
+
+    def score(self, out: BatchOutput, y: Tensor) -> Tensor:
+        """Say how far the feature must move until the head says y."""
+        if not out.rows.start:
+            self._check_head(out)
+        v = out.values[self.feature]
+        return as_float64(self._scores_after(out.output, v, y, [self.steps or 1])[0])
+
+    def _scores_after(self, output: Tensor, v: Tensor, y: Tensor, steps: Sequence[int]) -> Tensor:
+        """Scores (len(steps), n, outputs or 1) after each number of steps."""
+        if not has_own_thresholds(self.joint) and self.invert == "descent":
+            unknown = y.isnan()
+            lost = unknown.any(dim=1) if needs_whole_rows(self.joint) else unknown.all(dim=1)
+            distances = self._distance(v, y, None, steps)
+            return distances.masked_fill(lost.to(distances.device), math.nan)[..., None]
+        each = self._each_distance(v, y, steps)
+        return torch.stack([reduced(scores, self.joint) for scores in each])
+
+    def _each_distance(self, v: Tensor, y: Tensor, steps: Sequence[int]) -> Tensor:
+        """Give the distances (len(steps), n, outputs) of every output on its own."""
+        rows, outputs = y.shape
+        if outputs > _MOST_OUTPUTS:
+            raise ValueError(
+                f"FCP would have to invert each of {outputs} outputs on its own: take joint=True "
+                "with invert='descent', which inverts all of them at once"
+            )
+        counts = len(steps) if self.invert == "descent" else 1
+        distances = v.new_empty(counts, rows, outputs)
+        for column in range(outputs):
+            place = torch.full((rows, 1), column, device=v.device)
+            distances[..., column] = self._distance(v, y[:, column : column + 1], place, steps)
+        # The distance of a missing target means nothing.
+        return distances.masked_fill(y.isnan().to(distances.device), math.nan)
+
+    def interval(self, out: BatchOutput, threshold: Tensor) -> tuple[Tensor, Tensor]:
+        """Bound the head over the ball of this radius."""
+        if not out.rows.start:
+            self._check_head(out)
+        v = out.values[self.feature]
+        radii = threshold.expand(len(threshold), len(v), threshold.shape[-1])
+        lower, upper = zip(*(self._ends(out.output, v, radius) for radius in radii), strict=True)
+        return torch.stack(lower), torch.stack(upper)
+
+    def _ends(self, output: Tensor, v: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
+        """Give the ends of the bands, (n, outputs) each, for thresholds (n, outputs or 1)."""
+        if radius.shape[1] == 1:
+            return self._ball_bounds(v, radius[:, 0])
+        # Each output has a ball of its own, and of its bounds only that output counts.
+        ends = [self._ball_bounds(v, own) for own in radius.T]
+        lower, upper = (
+            torch.stack([end[side][:, column] for column, end in enumerate(ends)], dim=1)
+            for side in (0, 1)
+        )
+        return lower, upper
+
+    # -- choosing the number of steps -------------------------------------------------------
+
+    @property
+    def is_open(self) -> bool:  # type: ignore[override]
+        """Whether the number of steps is still to be chosen."""
+        return self.steps is None and self.invert == "descent"
+
+    def note(self, out: BatchOutput, y: Any) -> dict[str, Any]:
+        """Note the scores; or, while the number of steps is open, what they are made of."""
+        if not self.is_open:
+            return super().note(out, y)
+        if not out.rows.start:
+            self._check_head(out)
+        target = self.target(out, y)
+        return {"output": out.output, "feature": out.values[self.feature], "target": target}
+
+    def scores(self, noted: Columns) -> Tensor:
+        """Give the scores of rows that were noted, also before the steps were chosen."""
+        if "score" in noted:
+            return torch.as_tensor(noted["score"])
+        parts = [self._scores_after(*some, [self.steps or 1])[0] for some in _noted_parts(noted)]
+        return as_float64(torch.cat(parts))
+
+    def choose(
+        self, aside: Columns, alpha: Any, left: int = 0, weights: Tensor | None = None
+    ) -> Chosen:
+        """Take the smallest number of steps whose bands cover enough of the rows set aside.
+
+        One trajectory, and one sweep of bounds over all numbers of steps at once.
+        """
+        scores = torch.cat(
+            [self._scores_after(*some, STEP_COUNTS) for some in _noted_parts(aside)], dim=1
+        )
+        level = 1 - exact_alpha(alpha)
+        thresholds = torch.stack(
+            [layer_selection.plain_quantile(one.cpu(), alpha) for one in scores]
+        )
+        thresholds = thresholds.nan_to_num(0.0).to(scores.device)  # where no score is known
+        coverage = {
+            count: self._coverage(aside, threshold)
+            for count, threshold in zip(STEP_COUNTS, thresholds, strict=True)
+        }
+        enough = [count for count, share in coverage.items() if share >= float(level)]
+        return Chosen(
+            self._with_steps(enough[0] if enough else STEP_COUNTS[-1]), {"steps": coverage}
+        )
+
+    def _coverage(self, aside: Columns, threshold: Tensor) -> float:
+        """Measure the share of known targets, or of rows if all count at once, in the bands."""
+        hits = known = 0.0
+        for output, v, y in _noted_parts(aside):
+            lower, upper = self._ends(output, v, threshold.expand(len(v), len(threshold)))
+            target = y.to(lower)
+            inside = ((lower <= target) & (target <= upper)).cpu()
+            counted = ~target.isnan().cpu()
+            if self.joint is not False:
+                inside = (inside | ~counted).all(dim=1, keepdim=True)
+                of_known = is_of_known(self.joint)
+                counted = (counted.any(dim=1) if of_known else counted.all(dim=1))[:, None]
+            hits += float((inside & counted).sum())
+            known += float(counted.sum())
+        return hits / max(1.0, known)
+
+    def _with_steps(self, steps: int) -> Ball:
+        settled = object.__new__(type(self))
+        settled.__dict__.update({**self.__dict__, "steps": steps})
+        return settled
+
+    def restored(self, settings: Mapping[str, Any]) -> Ball:
+        """Take the number of steps that was saved, if it is open here."""
+        steps = settings.get("steps")
+        if not self.is_open or steps is None:
+            return self
+        return self._with_steps(files.count(steps, least=1))
+
+    def choices_from(self, saved: Mapping[str, Any]) -> dict[str, Any]:
+        """Build the choice of the number of steps again."""
+        coverage = files.rebuilt(dict[str, float] | None, saved.get("steps"))
+        return {} if coverage is None else {"steps": {int(k): v for k, v in coverage.items()}}
+
+
+class _Inward(NamedTuple):
+    """How far both ends, (n, 2), have come inward when the feature has moved by a reach."""
+
+    interval_ends: float
+    ends: Tensor
+
+
+class QuantileBallScore(Ball):
+    """The bands of FCQR: the lower quantile bounded from below over a ball, the upper from above.
+
+    Inside the two quantiles the score goes by rays: along the steepest direction of each quantile
+    in feature space, how far the feature moves before the quantile has come to y. A negative
+    threshold moves both ends inward by as much.
+    """
+
+    lowest = -math.inf
+
+    def settings(self) -> dict[str, Any]:
+        """Say what it is."""
+        return {**super().settings(), "base": "quantiles"}
+
+    def prediction(self, output: Tensor) -> Tensor:
+        """Give the middle of the two quantiles."""
+        if output.dim() != 2 or output.shape[1] != 2:
+            raise ValueError(
+                f"the model's output has shape {tuple(output.shape)}; FCQR needs two outputs "
+                "per row, the lower and the upper quantile: (n, 2). For a point prediction use FCP"
+            )
+        return output.mean(dim=-1)
+
+    def _scores_after(self, output: Tensor, v: Tensor, y: Tensor, steps: Sequence[int]) -> Tensor:
+        ends, order = output.sort(dim=1)
+        # Both ends of all rows in one batch: columns[:n] are the lower ends.
+        columns = order.T.reshape(-1, 1)
+        twice = v.repeat(2, *[1] * (v.dim() - 1))
+        below, above = self._distance(twice, y.repeat(2, 1), columns, steps).chunk(2, dim=1)
+        y = y[:, 0].to(ends)
+        from_lower, from_upper = self._reaches_inside(v, order, ends, y)
+        return torch.maximum(
+            torch.where(ends[:, 0] > y, below, -from_lower),
+            torch.where(y > ends[:, 1], above, -from_upper),
+        )[..., None]
+
+    def _ends(self, output: Tensor, v: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
+        ends, order = output.sort(dim=1)
+        low, high = self._ball_bounds(v, radius[:, 0].clamp_min(0))
+        lower, upper = low.gather(1, order[:, :1]), high.gather(1, order[:, 1:])
+        shrinks = (radius < 0).to(v.device)
+        if bool(shrinks.any()):
+            inner = self._shrunk(v, order, ends, -radius[:, 0].to(v.device))
+            lower = torch.where(shrinks, inner[:, :1], lower)
+            upper = torch.where(shrinks, inner[:, 1:], upper)
+        return lower, upper
+
+    def _along_rays(self, v: Tensor, order: Tensor, ends: Tensor) -> Iterator[_Inward]:
+        """Yield reaches, from 0, with how far both ends have come inward by then."""
+        with self._head_at_rest() as head, torch.inference_mode(False), torch.enable_grad():
+            rays = [
+                _steepest(head, v, order[:, side : side + 1], self.norm) * (1 - 2 * side)
+                for side in (0, 1)
+            ]
+            lower, upper = ends.unbind(dim=1)
+            for interval_ends in _REACHES:
+                with torch.no_grad():
+                    low, high = (
+                        head(v + interval_ends * ray).gather(1, order[:, side : side + 1])[:, 0]
+                        for side, ray in enumerate(rays)
+                    )
+                lower, upper = torch.fmax(lower, low), torch.fmin(upper, high)
+                yield _Inward(interval_ends, torch.stack([lower, upper], dim=1))
+
+    def _reaches_inside(
+        self, v: Tensor, order: Tensor, ends: Tensor, y: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Say how far the feature moves before each end has passed y."""
+        reaches = [torch.zeros_like(y, dtype=torch.float64) for _ in range(2)]
+        for before, after in pairwise(self._along_rays(v, order, ends)):
+            for side, inside in enumerate((y - before.ends.T[0], before.ends.T[1] - y)):
+                moved = (after.ends - before.ends).T[side].abs()
+                share = (inside.double() / moved.double()).clamp(0, 1)
+                interval_ends = before.interval_ends + share * (
+                    after.interval_ends - before.interval_ends
+                )
+                reaches[side] = torch.where(inside >= 0, interval_ends, reaches[side])
+        return reaches[0], reaches[1]
+
+    def _shrunk(self, v: Tensor, order: Tensor, ends: Tensor, reaches: Tensor) -> Tensor:
+        """Give both ends, (n, 2), moved inward by a reach; a band that is empty is a point."""
+        inner = ends.clone()
+        for before, after in pairwise(self._along_rays(v, order, ends)):
+            share = (reaches - before.interval_ends) / (after.interval_ends - before.interval_ends)
+            moved = torch.lerp(before.ends, after.ends, share.clamp(0, 1).to(ends)[:, None])
+            inner = torch.where((share >= 0)[:, None], moved, inner)
+        lower, upper = inner.unbind(dim=1)
+        guard = _guard(*ends.unbind(dim=1))
+        lower, upper = lower - guard, upper + guard
+        middle = (lower + upper) / 2
+        return torch.stack([torch.minimum(lower, middle), torch.maximum(upper, middle)], dim=1)
+
+
+def _steepest(head: nn.Module, v: Tensor, column: Tensor, norm: float) -> Tensor:
+    """Give the direction of norm 1 in which an output grows fastest; zero where it does not."""
+    moving = v.detach().clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(head(moving).gather(1, column).sum(), moving)
+    if norm != 2:
+        return gradient.sign()
+    length = torch.linalg.vector_norm(gradient.reshape(len(v), -1), dim=1)
+    direction: Tensor = gradient / inversion.like(length, v).clamp_min(torch.finfo(v.dtype).tiny)
+    return direction
+
+
+def _guard(low: Tensor, high: Tensor) -> Tensor:
+    """Give more than what rounding can take from two ends."""
+    return (32 * torch.finfo(low.dtype).eps * (low.abs() + high.abs())).nan_to_num(0.0, 0.0)
+
+
+def _noted_parts(noted: Columns) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    columns = (noted["output"], noted["feature"], noted["target"])
+    yield from zip(*(column.split(_ROWS) for column in columns), strict=True)

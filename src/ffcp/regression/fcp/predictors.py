@@ -1,0 +1,228 @@
+"""FCP and FCQR: the score is a distance in feature space, the band bounds the head over a ball.
+
+The opponents of FFCP. Each point to score needs an optimisation
+(:mod:`ffcp.regression.fcp.inversion`), each band a propagation of bounds (:mod:`ffcp.bounds`).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+
+import torch  # noqa: F401 - for the examples
+from torch import nn
+
+from ffcp.calibration_loop import Calibrating
+from ffcp.conformal.calibration import Calibration
+from ffcp.conformal.coverage_level import requested_alpha
+from ffcp.metrics import Coverage
+from ffcp.network.features import resolve
+from ffcp.network.model_output import picking
+from ffcp.predictor import known_only, steady
+from ffcp.recipes import public
+from ffcp.regression.common import Common
+from ffcp.regression.fcp.feature_ball import Ball, QuantileBallScore
+from ffcp.regression.joint import AUTO, BONFERRONI, checked_joint
+from ffcp.regression.regression_predictor import RegressionPredictor
+from ffcp.regression.sides import BOTH, checked_side
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+
+@public
+class FCP(RegressionPredictor):
+    """Feature conformal prediction (Teng et al., 2022), the slow method that FFCP replaces.
+
+    The score of a point is the distance from its feature to the nearest feature for which the
+    head says y; the band is a bound on the head over the ball whose radius is the threshold.
+
+    Parameters
+    ----------
+    model
+        A trained network with one input tensor.
+    feature
+        Where to cut: a dotted module name, a module, or ``"input"``. Nothing but the feature may
+        pass the cut.
+    norm
+        Norm of the ball: ``inf`` (as in the paper) or 2.
+    bound
+        ``"ibp"`` (as in the paper) or ``"crown"``, which is tighter and slower.
+    invert
+        ``"descent"``, as in the paper: gradient descent, stopped after ``steps`` steps.
+        ``"exact"``: until the head provably takes the value y within the distance.
+    steps, lr, optimizer
+        Of the descent. ``steps=None`` chooses the number on a part of the calibration data that
+        is then left out of the scores; ``optimizer`` is ``"sgd"`` or ``"adam"``.
+    head
+        The module from feature to output, if it cannot be read out of the model.
+    calibration
+        How scores are kept and thresholds looked up, :class:`ffcp.calibrations.Marginal` by
+        default; :class:`ffcp.calibrations.Weighted` where inputs have shifted.
+    **common
+        As in :class:`ffcp.IntervalPredictor`; ``side`` can only be ``"both"``. With several outputs
+        ``joint=False`` inverts each on its own and gives it a threshold, so that each is covered
+        with probability 1 - alpha; ``"bonferroni"`` does so at alpha / m and covers all at once.
+        ``True`` has one ball for all outputs: with ``"descent"`` the feature moves until all
+        outputs say y at once, as in the paper; with ``"exact"`` its radius is the largest of the
+        distances of the outputs, so that the box provably covers. A share, as 0.9, asks for that
+        share of the outputs (``"exact"`` only). ``selection_fraction`` of the rows choose
+        ``steps``; ``output`` needs a ``head``, too.
+
+    Attributes
+    ----------
+    steps : int or None
+        The number of steps in use.
+    step_coverage : dict
+        For each number of steps tried, the coverage of its bands on the choosing points.
+    unconverged : list of int
+        The rows of the last calibration that the exact inversion gave up, counted from 0. They
+        count as infinitely far.
+
+    Notes
+    -----
+    With ``invert="exact"`` the band covers y with probability at least 1 - alpha. With
+    ``"descent"`` only the *feature-space* coverage (:meth:`feature_coverage`) has that
+    guarantee: stopped early, the feature reached does not give y, its distance is too small, and
+    so is the ball. A loose bound hides this; a tight one shows it. Report both coverages.
+
+    Examples
+    --------
+    >>> _ = torch.manual_seed(0)
+    >>> model = nn.Sequential(nn.Linear(2, 8), nn.LeakyReLU(), nn.Linear(8, 1))  # yours is trained
+    >>> x = torch.randn(100, 2)
+    >>> y = model(x).detach()[:, 0] + 0.02 * torch.randn(100)
+    >>> predictor = FCP(model, "0", invert="exact").calibrate(x, y)
+    >>> band = predictor.predict_interval(x, alpha=0.1)
+    >>> bool(band.contains(y).double().mean() >= 0.9)
+    True
+    """
+
+    _family: ClassVar[type[Ball]] = Ball
+    _scorer: Ball
+
+    def __init__(
+        self,
+        model: nn.Module,
+        feature: str | nn.Module,
+        *,
+        norm: float = math.inf,
+        bound: str = "ibp",
+        invert: str = "descent",
+        steps: int | None = None,
+        lr: float = 0.01,
+        optimizer: str = "sgd",
+        head: nn.Module | None = None,
+        calibration: Calibration | None = None,
+        **common: Unpack[Common],
+    ) -> None:
+        known_only(type(self), common, Common)
+        joint, side = common.pop("joint", False), common.pop("side", BOTH)
+        if checked_side(side) != BOTH:
+            raise ValueError(
+                f"{type(self).__name__} bounds the head over a ball, which reaches to both sides, "
+                f"and has no score of one side: leave out side={side!r}, or take another method"
+            )
+        if common.pop("output_scales", AUTO) not in (None, AUTO):
+            raise ValueError(
+                f"{type(self).__name__} scores how far the feature moves, which has no units of "
+                "outputs: leave out output_scales"
+            )
+        self.feature = resolve(model, feature)
+        ball = self._family(
+            picking(model, common.get("output")),
+            self.feature,
+            head,
+            norm=norm,
+            bound=bound,
+            invert=invert,
+            steps=steps,
+            lr=lr,
+            optimizer=optimizer,
+            joint=checked_joint(joint),
+        )
+        self.unconverged: list[int] = []
+        super().__init__(model, ball, calibration, **common)  # type: ignore[misc]
+
+    @property
+    def steps(self) -> int | None:
+        """The number of descent steps in use; ``None`` until it is chosen."""
+        return self._scorer.steps
+
+    @property
+    def step_coverage(self) -> dict[int, float]:
+        """For each number of steps tried, the coverage of its bands on the choosing points."""
+        coverage: dict[int, float] = self._choices.get("steps", {})
+        return coverage
+
+    def _take_over(self, run: Calibrating) -> None:
+        super()._take_over(run)
+        lost = run.columns["score"].isinf().any(dim=1)
+        self.unconverged = lost.nonzero()[:, 0].tolist()
+        if self.unconverged:
+            rows = ", ".join(map(str, self.unconverged[:5]))
+            more = ", ..." if len(self.unconverged) > 5 else ""
+            run.warnings.append(
+                f"the inversion found no feature that gives y for {len(self.unconverged)} "
+                f"calibration points (rows {rows}{more}); they count as infinitely far, which "
+                "widens the bands"
+            )
+
+    @steady
+    def feature_coverage(
+        self,
+        /,
+        x: Any,
+        y: Any,
+        alpha: Any = None,
+        *,
+        confidence_level: Any = None,
+        **unknown: NoReturn,
+    ) -> Coverage:
+        """Measure coverage in feature space: the share of points whose score is in the ball.
+
+        This is what the published code reports beside the length of the *output* band, though
+        it describes another object: with an inversion stopped early, a point can be covered
+        here and missed by its band. Compare with ``metrics.coverage`` of the band.
+        """
+        asked = requested_alpha(alpha, confidence_level, unknown)
+        exact = self.alpha_of_each(asked, self.calibration.coordinates)
+        scores = self.score(x, y)
+        scores = scores.reshape(len(scores), -1)
+        inside = (scores <= self.calibration.threshold(exact)).double()
+        inside = inside.masked_fill(scores.isnan(), math.nan)  # of targets that are not known
+        inside = inside.amin(dim=1) if self.joint == BONFERRONI else inside
+        counted = ~inside.reshape(len(inside), -1).isnan().all(dim=1)
+        return Coverage(float(inside.nanmean()), int(counted.sum()))
+
+
+@public
+class FCQR(FCP):
+    """Feature conformalized quantile regression: FCP for a model of two quantiles.
+
+    Notes
+    -----
+    The score of a target outside the two quantiles is how far the feature must move until the
+    nearer one reaches it. Inside it is negative: how far the feature can move, straight along the
+    steepest direction, before the lower quantile rises to y or the upper one falls to it. So a
+    negative threshold shrinks the band, and score and band describe one nested family.
+
+    Parameters
+    ----------
+    model
+        A network whose forward returns the lower and the upper quantile, (n, 2). Quantiles that
+        cross are put in order.
+    feature, norm, bound, invert, steps, lr, optimizer, head, calibration, **common
+        As in :class:`FCP`.
+
+    Examples
+    --------
+    >>> _ = torch.manual_seed(0)
+    >>> model = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 2))  # yours is trained
+    >>> x, y = torch.randn(100, 2), torch.randn(100)
+    >>> predictor = FCQR(model, "0", steps=20).calibrate(x, y)
+    >>> predictor.predict_interval(x).lower.shape
+    torch.Size([100])
+    """
+
+    _family = QuantileBallScore

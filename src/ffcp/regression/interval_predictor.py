@@ -1,0 +1,207 @@
+"""Bands put together from pieces: a base, a scale and a calibration."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ffcp.conformal.calibration import Calibration
+from ffcp.conformal.columns import Table
+from ffcp.network import forward, inputs
+from ffcp.predictor import known_only
+from ffcp.recipes import public
+from ffcp.regression.bases import Base, Point
+from ffcp.regression.common import Common
+from ffcp.regression.joint import (
+    AUTO,
+    checked_joint,
+    checked_output_scales,
+    has_own_thresholds,
+    learned_output_scales,
+)
+from ffcp.regression.layer_selection import Choice
+from ffcp.regression.regression_predictor import RegressionPredictor
+from ffcp.regression.scaled_score import ScaledScore
+from ffcp.regression.scales import as_scale
+from ffcp.regression.sides import BOTH, checked_side
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+Self = TypeVar("Self", bound="IntervalPredictor")
+
+
+@public
+class IntervalPredictor(RegressionPredictor):
+    """Prediction bands put together from pieces: a base, a scale and a calibration.
+
+    Every named regression method is such a combination: ``CP`` is ``Point`` with ``Constant``
+    and ``Marginal``, ``FFLCQR`` is ``Quantiles`` with ``GradientNorm`` and ``Local``.
+
+    Parameters
+    ----------
+    model
+        A trained network; forward returns one tensor with a row per input row.
+    base
+        Which outputs are the ends of the band: :class:`ffcp.scores.Point` (the default) or
+        :class:`ffcp.scores.Quantiles`.
+    scale
+        How wide one unit of the threshold is at each input: :class:`ffcp.scales.Constant` (the
+        default), :class:`ffcp.scales.GradientNorm`, any function of what one pass saw
+        (:class:`ffcp.BatchOutput`), or a list of them to choose from.
+    calibration
+        How scores are kept and thresholds looked up: :class:`ffcp.calibrations.Marginal` (the
+        default), :class:`ffcp.calibrations.Mondrian` or :class:`ffcp.calibrations.Local`.
+    **common
+        Of these the named methods take any:
+
+    joint
+        With several outputs: ``False`` covers each on its own with probability 1 - alpha.
+        ``True`` covers all of them at once, by the largest of their scores. ``0.9`` (any number
+        between 0 and 1) covers at least that share of the outputs of a row at once.
+        ``"bonferroni"`` covers all at once too, with a threshold of its own for every output at
+        level alpha / m. With ``missing``, ``"known"`` covers all known outputs of a row at once,
+        and ``(0.9, "known")`` at least that share of them.
+    side
+        ``"both"``: the target is between the two ends with probability 1 - alpha. ``"lower"`` or
+        ``"upper"``: it is above the lower, or below the upper end with that probability; the
+        other end is infinite, or the end of the support. ``"each"``: it is below the lower end
+        with probability alpha / 2 at most, and above the upper end likewise; each end has a
+        threshold of its own, which suits skewed noise.
+    support
+        The smallest and the largest value that targets can take, ``None`` where there is none:
+        ``(0, None)``. Bands are cut to it, the prediction is not, and other targets are refused.
+    scales
+        What is large for each output, where they share a threshold (``joint=True`` or a share):
+        one positive number per output; ``"auto"``, learned on calibration rows that then do not
+        calibrate, unless :meth:`fit_output_scales` has learned them from other rows, so that bands
+        do not depend on the units of the outputs; or ``None``, all outputs as they are. With one
+        output, more than 4,096, or too few rows, ``"auto"`` is ``None``.
+    missing
+        Whether NaN in ``y`` stands for a target that is not known. Each output is calibrated on
+        the rows that have it; with ``joint=True`` or a share only complete rows calibrate. What
+        is promised then holds for all targets if they are missing completely at random, whatever
+        their values and inputs. With ``joint="known"`` every row with a known target calibrates,
+        and the promise is about the known outputs of rows with the same missingness.
+    selection_fraction, selection_alpha, seed
+        Where something is left open: the share of the calibration rows that choose it and then
+        do not calibrate, the level at which candidates are compared, and the seed of the
+        division.
+    batch_size
+        Rows per pass over arrays; by default about 16 MB of input (2 MB of images), at most
+        8,192 rows.
+    output
+        Which part of what the model returns is the prediction, if it returns a tuple, a dict or
+        the like: a key (``"logits"``), an index, or a function of what it returns.
+
+    Examples
+    --------
+    >>> _ = torch.manual_seed(0)
+    >>> model, x, y = nn.Linear(2, 1), torch.randn(300, 2), torch.randn(300)  # yours is trained
+    >>> predictor = IntervalPredictor(model, scale=lambda out: 1 + out.output.abs()).calibrate(x, y)
+    >>> predictor.predict_interval(x[:5], alpha=0.1).lower.shape
+    torch.Size([5])
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        base: Base | None = None,
+        scale: Any = None,
+        calibration: Calibration | None = None,
+        **common: Unpack[Common],
+    ) -> None:
+        known_only(type(self), common, Common)
+        joint, side = checked_joint(common.pop("joint", False)), common.pop("side", BOTH)
+        output_scales = checked_output_scales(common.pop("output_scales", AUTO), joint)
+        pieces = base or Point(), as_scale(scale)
+        family = ScaledScore(*pieces, joint, checked_side(side, joint), output_scales=output_scales)
+        super().__init__(model, family, calibration, **common)  # type: ignore[misc]
+
+    @property
+    def scale(self) -> Any:
+        """The scale in use."""
+        return self._family.scale
+
+    @property
+    def feature(self) -> str | None:
+        """The layer whose gradient is taken; ``None`` until it is chosen, or if there is none."""
+        feature: str | None = getattr(self.scale, "feature", None)
+        return feature
+
+    @property
+    def choice(self) -> Choice | None:
+        """What the automatic choice of the scale saw and took."""
+        choice: Choice | None = self._choices.get("layer")
+        return choice
+
+    @property
+    def _family(self) -> ScaledScore:
+        assert isinstance(self._scorer, ScaledScore)
+        return self._scorer
+
+    @property
+    def output_scales(self) -> Tensor | None:
+        """What is large for each output, if outputs share a threshold and it is known."""
+        output_scales = self._family.output_scales
+        return None if output_scales is None else torch.tensor(output_scales, dtype=torch.float64)
+
+    def fit_output_scales(self: Self, x: Any, y: Any) -> Self:
+        """Learn the scales of outputs on points of their own, so that all others calibrate.
+
+        Training rows will do: scales only say which output's errors are larger. The points must
+        not calibrate. Only for outputs that share a threshold, and scales that were not given.
+        """
+        given, calibration = self._given
+        assert isinstance(given, ScaledScore)
+        if has_own_thresholds(self.joint):
+            raise ValueError("every output has a threshold of its own here: no scales are needed")
+        if given.output_scales is not None and not self._has_fitted_output_scales:
+            raise ValueError("the scales were given when the predictor was made")
+        plain = given.with_output_scales(None)
+        if plain.is_open:
+            raise RuntimeError(
+                f"{plain.what_is_open} is not chosen yet, and scales depend on it: name it when "
+                "the predictor is made, or leave the scales to calibrate"
+            )
+        each, table = ScaledScore(plain.base, plain.scale), Table()
+        with torch.inference_mode(False):
+            for batch in self._batches(x, y, None):
+                out = forward.see(self.model, batch.x, each.requires(), batch.row)
+                table.add({"score": each.note(out, batch.y)["score"].cpu()})
+        if not len(table):
+            raise ValueError("x has no rows")
+        fitted = given.with_output_scales(
+            learned_output_scales(table.columns["score"], self.selection_alpha)
+        )
+        self._given, self._has_fitted_output_scales = (fitted, calibration), True
+        if not len(self.calibration):
+            self._scorer = fitted
+        return self
+
+    _has_fitted_output_scales = False
+
+    def _fit_calibration(self, x: Any, y: Any, planned: int | None) -> None:
+        """Choose what the calibration leaves open on points of their own."""
+        if self._family.learns_output_scales and not self._family.with_output_scales(None).is_open:
+            self.fit_output_scales(x, y)  # the same points teach both
+        self._must_be_settled()
+        _, calibration = self._given
+        with torch.inference_mode(False):
+            ((x, y),) = inputs.pairs(x, y, inputs.Reader(self.model))
+            order = np.random.default_rng(self.seed or 0).permutation(len(y))
+            order = order[: calibration.most_rows]
+            picked = torch.from_numpy(np.sort(order))
+            run, table = self._calibrating(self._scorer, calibration, update=False), Table()
+            run.must_take(None, None)
+            for batch in self._batches(inputs.take(x, picked), y[picked], None):
+                table.add(run.note(batch))
+            run.choose_calibration(table.columns, planned or len(y))
+        self._given = (self._given[0], run.calibration)
+        self._fitted.update(run.choices)
+        if not len(self.calibration):
+            self.calibration = run.calibration.empty()
+            self._choices.update(run.choices)

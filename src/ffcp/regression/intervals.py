@@ -1,0 +1,298 @@
+"""The one formula of the regression family: base band and scale give score and interval.
+
+    score(x, y)   = max( (lo - y) / s_lo , (y - hi) / s_hi )
+    interval(x,q) = [ lo - q * s_lo , hi + q * s_hi ]
+
+CP has lo = hi = f(x) and scale 1; FFCP has the gradient norm as scale; the quantile methods
+have two quantiles as lo and hi. Arithmetic is in float64 whatever the model's type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ffcp import plots
+from ffcp.batch import is_traced
+from ffcp.extras import needed
+from ffcp.network import arrays, checks
+from ffcp.regression.support import checked_support
+
+
+class _Interval(NamedTuple):
+    lower: Tensor
+    upper: Tensor
+    prediction: Tensor
+
+
+class Interval(_Interval):
+    """A prediction interval for each row: ``lower, upper, prediction``.
+
+    They have the shape of the targets that calibrated: (n,), (n, 1) or (n, m). Of several levels
+    the two ends have a first dimension more, one entry for each of ``alpha``.
+
+    Parameters
+    ----------
+    lower, upper : Tensor
+        The ends of the bands.
+    prediction : Tensor
+        The model's point prediction.
+    alpha : float, tuple of floats or None
+        The level that was asked for, or the several levels of the first dimension.
+
+    Examples
+    --------
+    >>> band = Interval(torch.zeros(2), torch.ones(2), torch.full((2,), 0.5))
+    >>> band.width
+    tensor([1., 1.])
+    >>> lower, upper, prediction = band
+    """
+
+    #: The level that was asked for, or the several levels of the first dimension.
+    alpha: float | tuple[float, ...] | None = None
+
+    def __new__(
+        cls,
+        lower: Tensor,
+        upper: Tensor,
+        prediction: Tensor,
+        alpha: float | tuple[float, ...] | None = None,
+    ) -> Interval:
+        """Put the parts together."""
+        self = super().__new__(cls, lower, upper, prediction)
+        self.alpha = alpha
+        return self
+
+    @property
+    def width(self) -> Tensor:
+        """How long bands are: upper - lower."""
+        return self.upper - self.lower
+
+    @property
+    def _has_levels(self) -> bool:
+        return self.lower.dim() > self.prediction.dim()
+
+    def contains(self, y: Any) -> Tensor:
+        """Say which targets lie in their band, in the shape of the ends; NaN lies in none.
+
+        >>> band = Interval(torch.zeros(2), torch.ones(2), torch.full((2,), 0.5))
+        >>> band.contains([0.5, 3.0])
+        tensor([ True, False])
+        """
+        target = checks.target(arrays.target_tensor(y).to(self.lower.device), self.prediction)
+        if self.lower.shape[int(self._has_levels) :] != target.shape:
+            raise ValueError(
+                f"target has shape {tuple(target.shape)}, the ends of the interval "
+                f"{tuple(self.lower.shape)}: they must be equal, but for a first dimension of "
+                "levels"
+            )
+        return (self.lower <= target) & (target <= self.upper)
+
+    def clip(self, low: float | None = None, high: float | None = None) -> Interval:
+        """Cut bands to a range; one that lies outside altogether becomes the nearest point.
+
+        A range known before calibrating is better given then, ``support=``: targets outside it
+        are refused.
+
+        >>> band = Interval(torch.tensor([-1.0]), torch.tensor([1.0]), torch.tensor([0.0]))
+        >>> band.clip(0).lower
+        tensor([0.])
+        """
+        ends = checked_support((low, high))
+        lower, upper = (
+            (self.lower, self.upper) if ends is None else ends.cut(self.lower, self.upper)
+        )
+        return Interval(lower, upper, self.prediction, self.alpha)
+
+    def to_frame(self, index: Any = None, names: Sequence[str] | None = None) -> Any:
+        """Put bands into a pandas frame: a row for each row.
+
+        Columns are ``prediction``, ``lower`` and ``upper``; of several levels ``lower 0.1`` and so
+        on. Several outputs have a level of columns above, by number or by ``names``.
+        """
+        pandas = needed("pandas", "frames", "to_frame()")
+        rows = len(self.prediction)
+        levels = self.alpha if isinstance(self.alpha, tuple) else (None,)
+        if self._has_levels and len(levels) != len(self.lower):
+            levels = tuple(range(len(self.lower)))
+        parts = {"prediction": self.prediction}
+        for place, level in enumerate(levels):
+            ends = (self.lower[place], self.upper[place]) if self._has_levels else self[:2]
+            word = "" if level is None or not self._has_levels else f" {level:g}"
+            parts.update({f"lower{word}": ends[0], f"upper{word}": ends[1]})
+        columns = {n: t.detach().cpu().reshape(rows, -1).numpy() for n, t in parts.items()}
+        outputs = columns["prediction"].shape[1]
+        if names is not None and len(names) != outputs:
+            raise ValueError(f"there are {len(names)} names and {outputs} outputs")
+        if outputs == 1 and names is None:
+            return pandas.DataFrame({n: c[:, 0] for n, c in columns.items()}, index=index)
+        labels = range(outputs) if names is None else names
+        return pandas.DataFrame(
+            {(label, n): c[:, j] for j, label in enumerate(labels) for n, c in columns.items()},
+            index=index,
+        ).rename_axis(columns=["output", "part"])
+
+    def plot(self, x: Any = None, y: Any = None, **options: Any) -> Any:
+        """Draw bands against a feature, or the prediction; see :func:`ffcp.plots.bands`."""
+        return plots.bands(self, x, y, **options)
+
+
+class Ends(NamedTuple):
+    """What a model says of a batch: a base band and a scale on each side, (n, m) each.
+
+    A base of one's own gives it; the band of a threshold t is [lo - t slack_lo, hi + t slack_hi].
+
+    Parameters
+    ----------
+    lo, hi : Tensor
+        The ends of the base band; the same tensor where the base is a point.
+    slack_lo, slack_hi : Tensor
+        How much each end moves with the threshold.
+
+    Examples
+    --------
+    >>> centre, scale = torch.zeros(3, 1), torch.ones(3, 1)
+    >>> Ends(centre, centre, scale, scale).is_symmetric
+    True
+    >>> Ends(centre - 1, centre + 1, scale, scale).is_symmetric
+    False
+    """
+
+    lo: Tensor
+    hi: Tensor
+    scale_lo: Tensor
+    scale_hi: Tensor
+
+    @property
+    def is_symmetric(self) -> bool:
+        """Whether one centre and one scale serve both sides, which halves the arithmetic."""
+        return self.lo is self.hi and self.scale_lo is self.scale_hi
+
+
+def score(ends: Ends, y: Tensor) -> Tensor:
+    """How far ``y`` lies outside the base band, in units of the scale (negative inside).
+
+    >>> one, two = torch.tensor([1.0]), torch.tensor([2.0])
+    >>> ends = Ends(one, one, two, two)
+    >>> score(ends, torch.tensor([5.0]))
+    tensor([2.], dtype=torch.float64)
+    """
+    y = as_float64(y).to(ends.lo.device)
+    if ends.is_symmetric:
+        return _over((y - ends.lo).abs_(), ends.scale_lo)
+    below, above = _over(ends.lo - y, ends.scale_lo), _over(y - ends.hi, ends.scale_hi)
+    return torch.maximum(below, above, out=below)
+
+
+def signed_score(ends: Ends, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Give the scores of targets around one centre, and say which lie below it, on the CPU.
+
+    >>> one, two = torch.tensor([1.0, 1.0]), torch.tensor(2.0)
+    >>> signed_score(Ends(one, one, two, two), torch.tensor([5.0, 0.0]))
+    (tensor([2.0000, 0.5000], dtype=torch.float64), tensor([False,  True]))
+    """
+    return score(ends, y), (as_float64(y).to(ends.lo.device) < ends.lo).cpu()
+
+
+def _over(values: Tensor, scale: Tensor) -> Tensor:
+    """Divide in place by a scale; by the number 1, which most scales are, nothing changes."""
+    if not scale.dim() and scale.item() == 1:
+        return values
+    return values.div_(scale)
+
+
+def sides(ends: Ends, y: Tensor) -> tuple[Tensor, Tensor]:
+    """How far ``y`` lies below the lower and above the upper end, in units of their scales.
+
+    >>> one, two = torch.tensor([1.0]), torch.tensor([2.0])
+    >>> [side.item() for side in sides(Ends(one, one, two, two), torch.tensor([5.0]))]
+    [-2.0, 2.0]
+    """
+    y = as_float64(y).to(ends.lo.device)
+    above = (y - ends.hi) / ends.scale_hi
+    return -above if ends.is_symmetric else (ends.lo - y) / ends.scale_lo, above
+
+
+def interval(ends: Ends, threshold: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """All y whose score is at most ``threshold``, as bounds of the given type.
+
+    >>> one, two = torch.tensor([1.0]), torch.tensor([2.0])
+    >>> ends = Ends(one, one, two, two)
+    >>> interval(ends, torch.tensor(2.0), torch.float32)
+    (tensor([-3.0000]), tensor([5.0000]))
+    """
+    return interval_ends(ends, threshold, threshold, dtype)
+
+
+def interval_ends(
+    ends: Ends, below: Tensor, above: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """All y that lie at most so far below the lower and above the upper end, as bounds of a type.
+
+    Thresholds may have a further dimension, of levels, before those of the ends.
+
+    The bounds are rounded outward. A target with exactly the threshold's score, the one that
+    the guarantee counts on when scores tie, must not fall out by rounding: score and bound
+    round in float64, and the bound once more on its way to ``dtype``.
+
+    >>> one, two = torch.tensor([1.0]), torch.tensor([2.0])
+    >>> ends = Ends(one, one, two, two)
+    >>> interval_ends(ends, torch.tensor(2.0), torch.tensor(torch.inf), torch.float32)
+    (tensor([-3.0000]), tensor([inf]))
+    """
+    device, is_shared = ends.lo.device, ends.is_symmetric and below is above
+    below = as_float64(below).to(device)
+    down = _lengthened(ends.lo, below * ends.scale_lo, dtype)
+    above = below if is_shared else as_float64(above).to(device)
+    up = down if is_shared else _lengthened(ends.hi, above * ends.scale_hi, dtype)
+    if bool((below < 0).any()) or (not is_shared and bool((above < 0).any())):
+        # Quantile bands can shrink, a bound then pass the largest number of a short type, and
+        # the cast turn it into infinity on the wrong side.
+        largest = torch.finfo(dtype).max
+        lower = (ends.lo - down).clamp_max(largest)
+        upper = (ends.hi + up).clamp_min(-largest)
+        # A band that shrank to nothing is a point, not a negative length.
+        is_empty, middle = lower > upper, (lower + upper) / 2
+        return lower.where(~is_empty, middle).to(dtype), upper.where(~is_empty, middle).to(dtype)
+    # Not by torch.broadcast_shapes, which imports a computer algebra system, for half a second.
+    lower, upper = (torch.empty(end.shape, dtype=dtype, device=device) for end in (down, up))
+    torch.sub(ends.lo, down, out=lower)  # casts on the way, without another pass
+    torch.add(ends.hi, up, out=upper)
+    return lower, upper
+
+
+def outward(start: Tensor, step: Tensor, sign: int, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """Give ``start + step``, rounded away from the band: down for sign -1, up for 1.
+
+    ``scale`` is the size of the numbers that the step was worked out from.
+
+    >>> zero, third = torch.zeros(1, dtype=torch.float64), torch.full((1,), 1 / 3).double()
+    >>> bool(outward(zero, third, 1, third, torch.float16) >= third)
+    True
+    """
+    limits, exact = torch.finfo(dtype), 16 * torch.finfo(torch.float64).eps
+    unit = max(0.51 * limits.eps, exact)
+    guard = unit * (start.abs() + step.abs()) + exact * scale + limits.tiny
+    return (start + step + sign * guard).to(dtype)
+
+
+def _lengthened(start: Tensor, step: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a step from ``start``, lengthened by all that rounding can take from it."""
+    limits = torch.finfo(dtype)
+    unit = max(0.51 * limits.eps, 4 * torch.finfo(torch.float64).eps)
+    guarded = step.abs().mul_(unit).add_(step).add_(limits.tiny)
+    return start.abs().mul_(unit) + guarded
+
+
+def as_float64(values: Tensor) -> Tensor:
+    """Convert to float64, on the CPU for devices that have no such type.
+
+    A graph that is being made keeps the type it has, and rounds its bands outward by more.
+    """
+    if values.dtype == torch.float64 or is_traced():
+        return values
+    values = values.cpu() if values.device.type == "mps" else values
+    return values.double()

@@ -1,0 +1,102 @@
+"""Prediction intervals around predictions that exist already, as a function of arrays."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import numpy as np  # noqa: F401 - for the example
+import torch
+from torch import Tensor
+
+from ffcp.batch import BatchOutput
+from ffcp.conformal.coverage_level import requested_alphas
+from ffcp.conformal.rank import conformal_quantile, rows_needed
+from ffcp.network import arrays, checks, inputs
+from ffcp.network.stored import Stored
+from ffcp.regression import intervals
+from ffcp.regression.bases import Base, Point, Quantiles, columns
+from ffcp.regression.intervals import Ends, Interval
+from ffcp.warnings import warn
+
+
+def intervals_from(
+    prediction: Any,
+    y: Any,
+    new: Any,
+    alpha: Any = None,
+    *,
+    confidence_level: Any = None,
+    quantiles: bool = False,
+    **unknown: NoReturn,
+) -> Interval:
+    """Return split conformal prediction intervals around new predictions.
+
+    They are those of ``CP(Stored())`` or ``CQR(Stored())``, for those who need them once: nothing
+    is kept. Other scales, sides, groups and levels that are asked for later need a predictor:
+    :class:`ffcp.Stored`.
+
+    Parameters
+    ----------
+    prediction, y
+        Predictions of a model for rows that did not train it, and their targets; of one output
+        with the shape (n,) each.
+    new
+        Predictions for the rows whose intervals are wanted.
+    alpha
+        Share of misses allowed, or a sequence of such shares; 0.1 if nothing is given.
+    confidence_level
+        In place of ``alpha``: the coverage asked for, 1 - alpha.
+    quantiles
+        Whether predictions are two quantiles, lower and upper, in a last dimension of two.
+
+    Returns
+    -------
+    Interval
+        ``(lower, upper, prediction)``, as :meth:`ffcp.CP.predict_interval` gives them.
+
+    Examples
+    --------
+    >>> y = np.random.default_rng(0).normal(size=1000)
+    >>> band = intervals_from(np.zeros(1000), y, np.array([0.0, 5.0]), alpha=0.1)
+    >>> [round(float(end), 2) for end in (band.upper - band.lower)]
+    [3.11, 3.11]
+    """
+    levels, are_many = requested_alphas(alpha, confidence_level, unknown)
+    base: Base = Quantiles() if quantiles else Point()
+    known, ahead = _read(prediction, "prediction"), _read(new, "new")
+    if known.shape[1:] != ahead.shape[1:]:
+        raise ValueError(
+            f"new predictions have shape {tuple(ahead.shape)}, the others {tuple(known.shape)}: "
+            "both must have the same outputs"
+        )
+    given = arrays.target_tensor(y)
+    target = checks.target(given, base.prediction(known))
+    checks.finite(target, "y")
+    scores = intervals.score(_ends(base, known), columns(target))
+    thresholds = torch.stack([conformal_quantile(scores, level) for level in levels])[:, None]
+    if bool(thresholds.isinf().any()):
+        warn(
+            f"the interval is infinite: alpha={float(min(levels)):g} needs at least "
+            f"{rows_needed(min(levels))} calibration rows and there are {len(scores)}"
+        )
+    ends = intervals.interval(_ends(base, ahead), thresholds, ahead.dtype)
+    shape = (len(ahead), *given.shape[1:])
+    lower, upper = (end.reshape(len(levels), *shape) for end in ends)
+    shown = base.prediction(ahead).reshape(shape).clone()  # the caller may write to the array
+    if are_many:
+        return Interval(lower, upper, shown, tuple(map(float, levels)))
+    return Interval(lower[0], upper[0], shown, float(levels[0]))
+
+
+def _read(values: Any, what: str) -> Tensor:
+    """Return predictions as a tensor of finite numbers, a row per row."""
+    read: Tensor = inputs.to_tensors(values, Stored())
+    if not len(read):
+        raise ValueError(f"{what} has no rows")
+    checks.finite(read, what)
+    return read
+
+
+def _ends(base: Base, output: Tensor) -> Ends:
+    one = torch.ones((), dtype=torch.float64)
+    return base(BatchOutput(None, output, {}, {}, range(len(output))), one)

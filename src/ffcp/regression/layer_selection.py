@@ -1,0 +1,241 @@
+"""Choosing the scale honestly: on rows that do not calibrate, plain CP among the candidates."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ffcp.conformal.rank import exact_alpha, rows_needed
+from ffcp.network.features import OUTPUT
+from ffcp.regression.sides import BOTH, EACH, LOWER, UPPER, extent, what_reach_is
+
+# A gradient that is the same everywhere gives the bands of plain CP, up to rounding.
+_TIE = 1 - 1e-6
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """How one feature did on the rows set aside for choosing.
+
+    Attributes
+    ----------
+    mean_length
+        How long its bands are on average; with ``side="lower"`` or ``"upper"`` their mean reach,
+        how far that limit lies beyond the prediction, negative on its other side; with ``"each"``
+        half of the length.
+    rank_correlation
+        That of its scale and the residual: near 1 if it knows where errors are large.
+
+    Examples
+    --------
+    >>> Candidate(mean_length=1.5, rank_correlation=0.7).mean_length
+    1.5
+    """
+
+    mean_length: float
+    rank_correlation: float
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which feature was chosen, and why.
+
+    Attributes
+    ----------
+    feature
+        The chosen feature; ``"output"`` means plain CP.
+    candidates
+        For each candidate its mean band length and the rank correlation between its scale and
+        the residual (0 for plain CP, whose scale is constant).
+    rows
+        How many rows chose. They took no part in the calibration.
+    alpha
+        The level at which lengths were compared.
+    side
+        Which side of bands is promised; of one side reaches are compared, see
+        :class:`ffcp.regression.layer_selection.Candidate`.
+
+    Examples
+    --------
+    >>> import ffcp
+    >>> _ = torch.manual_seed(0)
+    >>> model = torch.nn.Sequential(torch.nn.Linear(1, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+    >>> x = 3 * torch.randn(500, 1)  # known up to noise; and your model is trained
+    >>> y = model(x + 0.5 * torch.randn(500, 1)).detach()
+    >>> choice = ffcp.FFCP(model, seed=0).calibrate(x, y).choice
+    >>> print(str(choice).splitlines()[0])  # and a line for every candidate, the best first
+    feature 'input', chosen on 100 rows at alpha=0.1
+    >>> choice.candidates[choice.feature].mean_length < choice.candidates["output"].mean_length
+    True
+    """
+
+    feature: str
+    candidates: Mapping[str, Candidate]
+    rows: int
+    alpha: float
+    side: str = BOTH
+
+    @property
+    def _what(self) -> str:
+        return "half length" if self.side == EACH else f"mean {extent(self.side)}"
+
+    def __str__(self) -> str:
+        first = f"feature {self.feature!r}, chosen on {self.rows} rows at alpha={self.alpha}"
+        lines = [first + what_reach_is(self.side)]
+        for name, candidate in sorted(self.candidates.items(), key=lambda c: c[1].mean_length):
+            lines.append(
+                f"  {name:<24} {self._what} {candidate.mean_length:<10.4g} "
+                f"rank correlation {candidate.rank_correlation:+.2f}"
+            )
+        return "\n".join(lines)
+
+
+class Trial(NamedTuple):
+    """What one candidate says of some rows.
+
+    ``scores`` has shape (n, m) for m outputs, or (n, 1) if one threshold serves them all;
+    ``scales`` is (n, m): how much the two sides together grow with the threshold. Where each side
+    has thresholds of its own both are twice as wide, those of the lower side first.
+    """
+
+    scores: Tensor
+    scales: Tensor
+
+
+def choose(widths: Tensor, trials: Mapping[str, Trial], alpha: Any) -> Choice:
+    """Pick the feature with the shortest mean band; a tie goes to plain CP.
+
+    Parameters
+    ----------
+    widths
+        Width of the base band of the choosing rows (0 for point predictions), shape (n, m).
+    trials
+        Scores and scales under each candidate; plain CP, ``"output"``, must be among them.
+    alpha
+        Level at which lengths are compared.
+
+    Notes
+    -----
+    With several outputs, lengths count relative to those of plain CP, so that an output in
+    large units does not decide alone.
+
+    Examples
+    --------
+    >>> residuals = torch.tensor([[1.0], [2.0], [4.0]])
+    >>> plain = Trial(residuals, 2 * torch.ones(3, 1))
+    >>> knowing = Trial(torch.ones(3, 1), 2 * residuals)  # knows where the noise is
+    >>> choose(torch.zeros(3, 1), {"output": plain, "trunk": knowing}, alpha=0.1).feature
+    'trunk'
+    """
+    lengths = {name: _lengths(widths, trial, alpha) for name, trial in trials.items()}
+    reference = lengths[OUTPUT].abs().clamp_min(torch.finfo(torch.float64).tiny)
+    ratios = {name: float((length / reference).nanmean()) for name, length in lengths.items()}
+    best = min(ratios, key=lambda name: ratios[name])
+    if not ratios[best] <= _TIE * ratios[OUTPUT]:  # also where no score is known
+        best = OUTPUT
+    residuals = trials[OUTPUT].scores
+    scales = {name: _as_many(trial.scales, residuals.shape[1]) for name, trial in trials.items()}
+    related = rank_correlations(residuals, scales.values())
+    candidates = {
+        name: Candidate(float(lengths[name].nanmean()), correlation)
+        for name, correlation in zip(trials, related, strict=True)
+    }
+    return Choice(best, candidates, len(widths), float(exact_alpha(alpha)))
+
+
+def _as_many(scales: Tensor, columns: int) -> Tensor:
+    """Give one scale per score: the mean over the outputs that share one."""
+    return scales.reshape(len(scales), columns, -1).mean(dim=2)
+
+
+def _lengths(widths: Tensor, trial: Trial, alpha: Any) -> Tensor:
+    """Mean band length per output, with the plain empirical quantile of these rows.
+
+    No n + 1 here: the comparison needs no guarantee, and stays finite on few rows.
+    """
+    thresholds = plain_quantile(trial.scores, alpha)
+    thresholds = thresholds.repeat_interleave(trial.scales.shape[1] // len(thresholds))
+    return widths.mean(dim=0) + thresholds * trial.scales.mean(dim=0)
+
+
+def plain_quantile(scores: Tensor, alpha: Any) -> Tensor:
+    """Give the plain empirical quantile of each column; NaN are scores that are not known.
+
+    >>> plain_quantile(torch.tensor([[1.0, 1.0], [2.0, torch.nan], [3.0, torch.nan]]), 0.1)
+    tensor([3., 1.])
+    """
+    counts, columns = (~scores.isnan()).sum(dim=0).unique(return_inverse=True)
+    level = 1 - exact_alpha(alpha)
+    places = torch.tensor([max(1, math.ceil(count * level)) - 1 for count in counts.tolist()])
+    # In numpy, where it takes a tenth of the time. NaN come last.
+    ordered = torch.from_numpy(np.sort(scores.numpy(), axis=0))
+    return ordered.gather(0, places[columns][None])[0]
+
+
+def rank_correlations(a: Tensor, others: Iterable[Tensor]) -> list[float]:
+    """Return Spearman's rank correlations with others, over all entries of ``a`` that are known.
+
+    It is 0 where one side is constant.
+
+    >>> numbers = torch.tensor([1.0, 2.0, 3.0])
+    >>> rank_correlations(numbers, [numbers**2, -numbers, torch.ones(3)])
+    [1.0, -1.0, 0.0]
+    """
+    known = ~a.isnan()
+    ranks = _centred_ranks(a[known])
+    return [_cosine(ranks, _centred_ranks(b[known])) for b in others]
+
+
+def _cosine(a: Tensor, b: Tensor) -> float:
+    scale = float(a.norm() * b.norm())
+    return round(float(a @ b) / scale, 12) if scale > 0 else 0.0
+
+
+def _centred_ranks(values: Tensor) -> Tensor:
+    _, inverse, counts = np.unique(values.numpy(), return_inverse=True, return_counts=True)
+    # Equal values share the mean of the ranks they take up.
+    ranks = torch.from_numpy((counts.cumsum() - (counts - 1) / 2)[inverse])
+    return ranks - ranks.mean()
+
+
+def why_plain(choice: Choice, what: str = "feature") -> str:
+    """Say why plain CP was chosen among features, or among scales of any kind."""
+    plain = choice.candidates[OUTPUT].mean_length
+    others = {
+        name: candidate
+        for name, candidate in choice.candidates.items()
+        # A scale that is the same everywhere is plain CP by another name.
+        if name != OUTPUT and abs(candidate.mean_length - plain) > 1e-6 * abs(plain)
+    }
+    by_layer = what == "feature"
+    if math.isnan(plain):
+        return "plain CP is used: no row set aside has all targets, so that none could be compared"
+    if len(choice.candidates) == 1:
+        return "plain CP is used: no layer of this model passes a gradient to the output"
+    if not others:
+        same = "at every layer the gradient has" if by_layer else "all scales have"
+        return f"plain CP is used: {same} the same size for all inputs"
+    name = min(others, key=lambda key: others[key].mean_length)
+    best = others[name]
+    return (
+        f"plain CP was chosen: on {choice.rows} rows set aside no {'layer' if by_layer else what} "
+        f"gave {'tighter limits' if choice.side in (LOWER, UPPER) else 'shorter bands'} "
+        f"(best: {name!r} with {choice._what} {best.mean_length:.4g} against "
+        f"{plain:.4g}). {'The gradient' if by_layer else 'It'} says little about the noise here: "
+        f"its rank correlation with the residual is {best.rank_correlation:+.2f}"
+    )
+
+
+def why_no_choice(rows: int, alpha: Any, what: str = "feature") -> str:
+    """Say why nothing was chosen."""
+    return (
+        f"plain CP is used: of {rows} rows none can be spared to choose the "
+        f"{'layer' if what == 'feature' else what}, as alpha={float(exact_alpha(alpha)):g} needs "
+        f"{rows_needed(alpha)} to calibrate. Give more rows, or name the {what}"
+    )

@@ -1,0 +1,181 @@
+"""What is learned from: columns of numbers that one pass over the model brings anyway."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ffcp.batch import BatchOutput, Requires, is_traced, name_of
+from ffcp.network import checks, forward, inputs
+from ffcp.network.candidates import candidates
+from ffcp.network.features import INPUT
+from ffcp.regression.bases import columns
+
+PREDICTION, NORMS, VALUES = "prediction", "norms", "values"
+KINDS = (PREDICTION, NORMS, VALUES, INPUT)
+_MOST_COLUMNS = 1024  # of a layer's values or of the input; more are left out
+_MOST_OUTPUTS = 64
+_SMALL_NORM, _SMALL_PREDICTION = 1e-3, 1e-2  # of what is typical; logarithms end there
+
+On = str | Callable[[BatchOutput], Tensor]
+
+
+class FeatureColumns:
+    """Which parts of a pass are learned from.
+
+    Parameters
+    ----------
+    norms
+        Layers whose gradient norms are columns.
+    values
+        A layer whose values are columns; ``None``: none.
+    takes_input
+        Whether the columns of the input are among them.
+    functions
+        Functions of :class:`ffcp.BatchOutput` that give further columns, (n,) or (n, k).
+
+    Examples
+    --------
+    >>> out = BatchOutput(None, torch.ones(3, 1), {"0": torch.ones(3, 1)}, {}, range(3))
+    >>> FeatureColumns(norms=("0",)).columns(out).shape  # prediction, and norm
+    torch.Size([3, 2])
+    """
+
+    def __init__(
+        self,
+        norms: Sequence[str] = (),
+        values: str | None = None,
+        takes_input: bool = False,
+        functions: Sequence[Callable[[BatchOutput], Tensor]] = (),
+    ) -> None:
+        self.norms, self.values, self.takes_input = tuple(norms), values, takes_input
+        self.functions = tuple(functions)
+
+    @classmethod
+    def of(cls, model: nn.Module, x: Any, on: Sequence[On]) -> FeatureColumns:
+        """Find the layers of a model, and leave out what is no table of numbers."""
+        names = candidates(model, x) if {NORMS, VALUES} & set(on) else []
+        inner = [name for name in names if name != INPUT][-1:] if VALUES in on else []
+        first = forward.see(model, inputs.take(x, slice(0, 2)), Requires(values=tuple(inner)))
+        outputs = first.output[0].numel()
+        if outputs > _MOST_OUTPUTS:
+            raise ValueError(
+                f"the model has {outputs} outputs, and quantiles are learned for at most "
+                f"{_MOST_OUTPUTS}: use ffcp.CP or ffcp.FFCP"
+            )
+        small = [name for name in inner if first.values[name][0].numel() <= _MOST_COLUMNS]
+        last = small[0] if small else None
+        functions = [one for one in on if callable(one)]
+        norms = tuple(names) if NORMS in on else ()
+        return cls(norms, last, INPUT in on and _is_table(x), functions)
+
+    def few(self) -> FeatureColumns:
+        """Give one that sees prediction and norms only, for few rows to learn from."""
+        return FeatureColumns(self.norms)
+
+    def requires(self) -> Requires:
+        """Ask for norms and values."""
+        return Requires(norms=self.norms, values=() if self.values is None else (self.values,))
+
+    def settings(self) -> dict[str, Any]:
+        """Say what is learned from."""
+        return {
+            "norms_of": list(self.norms),
+            "values_of": self.values,
+            "from_input": self.takes_input,
+            "functions": [name_of(function) for function in self.functions],
+        }
+
+    @classmethod
+    def restored(
+        cls, settings: Mapping[str, Any], functions: Sequence[Callable[[BatchOutput], Tensor]]
+    ) -> FeatureColumns:
+        """Make it again from saved settings and the functions that no file holds."""
+        norms, values = settings.get("norms_of"), settings.get("values_of")
+        if not isinstance(norms, list) or not all(isinstance(name, str) for name in norms):
+            raise ValueError(f"{norms!r} stands where names of layers were saved")
+        if not (values is None or isinstance(values, str)):
+            raise ValueError(f"{values!r} stands where the name of a layer was saved")
+        used = functions if settings.get("functions") else ()
+        return cls(norms, values, settings.get("from_input") is True, used)
+
+    def watched(self, out: BatchOutput) -> BatchOutput:
+        """Put the functions' columns among the values, so that rows can be learned from later."""
+        if not self.functions:
+            return out
+        own = {_key(i): _table(f(out), len(out.rows)) for i, f in enumerate(self.functions)}
+        return out._replace(values={**out.values, **own})
+
+    def columns(self, out: BatchOutput) -> Tensor:
+        """Give the columns (n, k) in float32 on the CPU, as they are."""
+        rows = out.output.shape[0]
+        parts = [columns(out.output)]
+        parts += [columns(out.norms[name]) for name in self.norms]
+        if self.values is not None:
+            parts.append(_table(out.values[self.values], rows))
+        if self.takes_input:
+            parts.append(_table(next(tensor for _, tensor in inputs.leaves(out.x)), rows))
+        for number, function in enumerate(self.functions):
+            known = out.values.get(_key(number))
+            parts.append(_table(function(out), rows) if known is None else known)
+        table = torch.cat([part.detach().to("cpu", torch.float32) for part in parts], dim=1)
+        if not is_traced():
+            checks.finite(table, "what is learned from", out.rows.start)
+        return table
+
+    def logarithmic(self, columns: Tensor, outputs: int, typical: Tensor) -> Tensor:
+        """Add logarithms of predictions, and take those of norms, cut where they are tiny."""
+        logs = columns[:, : outputs * (1 + len(self.norms))].abs().maximum(typical).log()
+        rest = columns[:, logs.shape[1] :]
+        return torch.cat([columns[:, :outputs], logs, rest], dim=1)
+
+    def typical(self, columns: Tensor, outputs: int) -> Tensor:
+        """Learn below which size predictions and norms are tiny."""
+        sizes = columns[:, : outputs * (1 + len(self.norms))].abs().median(dim=0).values
+        share = torch.full_like(sizes, _SMALL_NORM)
+        share[:outputs] = _SMALL_PREDICTION
+        return (sizes * share).clamp_min(torch.finfo(torch.float32).tiny)
+
+
+def checked_on(on: str | On | Sequence[On]) -> tuple[On, ...]:
+    """Read what is to be learned from.
+
+    >>> checked_on("norms")
+    ('norms',)
+    """
+    chosen = (on,) if isinstance(on, str) or callable(on) else tuple(on)
+    bad = [one for one in chosen if not (callable(one) or one in KINDS)]
+    if bad or not chosen:
+        raise ValueError(
+            f"quantiles are learned from {', '.join(map(repr, KINDS))}, or functions of what a "
+            f"pass saw; got {on!r}"
+        )
+    return chosen
+
+
+def _key(number: int) -> str:
+    return f"learned from {number}"
+
+
+def _table(values: Any, rows: int) -> Tensor:
+    tensor = torch.as_tensor(values)
+    if tensor.dim() == 0 or tensor.shape[0] != rows:
+        raise ValueError(
+            f"what is learned from has shape {tuple(tensor.shape)} for {rows} rows: it needs one "
+            "row for each"
+        )
+    return tensor.detach().reshape(rows, -1).to("cpu", torch.float32)
+
+
+def _is_table(x: Any) -> bool:
+    """Say whether an input is one table of numbers, and no image or text."""
+    tensors = [tensor for _, tensor in inputs.leaves(x)]
+    return (
+        len(tensors) == 1
+        and tensors[0].is_floating_point()
+        and tensors[0].dim() == 2
+        and tensors[0].shape[1] <= _MOST_COLUMNS
+    )

@@ -1,0 +1,173 @@
+"""Learned: bands between learned quantiles of the network's residual."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from ffcp.conformal.calibration import Calibration
+from ffcp.predictor import known_only
+from ffcp.recipes import public
+from ffcp.regression.common import Common
+from ffcp.regression.joint import checked_joint
+from ffcp.regression.learned.feature_columns import KINDS, On, checked_on
+from ffcp.regression.learned.learned_score import LearnedScore, LearnedSelection, taught
+from ffcp.regression.learned.learners import NETWORK, checked_learner
+from ffcp.regression.learned.nested import CENTRAL, FAMILIES, LEVELS, MIDDLE
+from ffcp.regression.learned.training_rows import LearnsFromTraining, no_output_scales
+from ffcp.regression.sides import BOTH, checked_side
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+Self = TypeVar("Self", bound="Learned")
+# Training rows flatter if sets that should hold half of new rows hold less than this.
+_HALF, _TOO_FEW = 0.5, 0.3
+
+
+@public
+class Learned(LearnsFromTraining):
+    """Bands between learned quantiles of the residual.
+
+    What the network computes anyway (its prediction, the gradient norms at its layers, the values
+    of its last hidden layer, its input) says more about its errors than any one of them. Small
+    networks learn from it many quantiles of the residual at once, so that any alpha is served; the
+    score of a target is the number of the first of the nested sets between them that holds it, and
+    calibration makes the bands cover as every other score does.
+
+    Parameters
+    ----------
+    model
+        A trained network; forward returns one tensor with a row per input row, at most 64
+        numbers each.
+    on
+        What is learned from: any of ``"prediction"`` (always is), ``"norms"``, ``"values"`` (of
+        the last layer before the output), ``"input"`` (left out unless it is one table of
+        numbers), and functions of :class:`ffcp.BatchOutput` that give one or more numbers per row.
+    nested
+        ``"central"``: sets between two quantiles as far below as above the median. ``"grown"``:
+        grown from the densest part outward, shorter where noise is skewed.
+    learner
+        ``"network"``: small networks, which need nothing more. ``"boosting"``: boosted
+        trees by LightGBM (``pip install 'ffcp[trees]'``), not for :meth:`export`. They are saved
+        as tensors, and loaded without LightGBM.
+    calibration
+        As in :class:`ffcp.IntervalPredictor`.
+    **common
+        As in :class:`ffcp.IntervalPredictor`.
+
+    Notes
+    -----
+    :meth:`fit` learns from the rows that trained the model, and all calibration rows calibrate.
+    A network that has memorised its training rows teaches too little there; a warning says so
+    when that shows in calibration. Without :meth:`fit` a share of the calibration rows
+    (``selection_fraction``) teaches, and does not calibrate.
+
+    Examples
+    --------
+    >>> _ = torch.manual_seed(0)
+    >>> x = torch.rand(1200, 1)
+    >>> y = x[:, 0] * torch.randn(1200)  # noise grows to the right
+    >>> model = nn.Linear(1, 1)  # yours is trained
+    >>> predictor = Learned(model).fit(x[:600], y[:600]).calibrate(x[600:], y[600:])
+    >>> band = predictor.predict_interval(torch.tensor([[0.1], [0.9]]), alpha=0.1)
+    >>> bool(band.width[0] < band.width[1])
+    True
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        on: On | Sequence[On] = KINDS,
+        nested: str = CENTRAL,
+        learner: str = NETWORK,
+        calibration: Calibration | None = None,
+        **common: Unpack[Common],
+    ) -> None:
+        known_only(type(self), common, Common)
+        if nested not in FAMILIES:
+            raise ValueError(f"nested must be one of {', '.join(FAMILIES)}, got {nested!r}")
+        no_output_scales(common)
+        joint, side = common.pop("joint", False), common.pop("side", BOTH)
+        seed = common.get("seed") or 0
+        self._on = checked_on(on)
+        joint = checked_joint(joint)
+        ways = (joint, checked_side(side, joint), seed, checked_learner(learner))
+        family = LearnedSelection(self._on, nested, *ways)
+        super().__init__(model, family, calibration, **common)  # type: ignore[misc]
+
+    def fit(self: Self, x: Any, y: Any = None, *, disjoint: bool = False) -> Self:
+        """Learn from rows that will not calibrate: those that trained the model will do.
+
+        Parameters
+        ----------
+        x, y
+            As in :meth:`calibrate`. At most 20,000 rows teach: of arrays a random part, of a
+            loader the first, so let it shuffle.
+        disjoint
+            Whether calibration rows are known to be others, because the caller divided the data.
+            Otherwise they are compared with these, and a calibration is refused if far more of
+            them are equal than the data's own repeated rows explain.
+        """
+        untaught = self._untaught
+        lesson = self._lesson(x, y, disjoint)
+        family = taught(
+            lesson.sight,
+            lesson.rows,
+            untaught.joint,
+            untaught.side,
+            "training rows",
+            self.seed or 0,
+            untaught.shape,
+            untaught.kind,
+            self._taught,
+        )
+        with self._lock:
+            _, calibration = self._given
+            self._given = (family, calibration)
+            self._scorer, self.calibration = family, calibration.empty()
+            self._choices, self._set_aside, self._identity, self._runs = {}, 0, None, ()
+        return self
+
+    def _recall_settings(
+        self, settings: Mapping[str, Any], kept: Mapping[str, Any], learned: Mapping[str, Tensor]
+    ) -> None:
+        super()._recall_settings(settings, kept, learned)
+        if self._taught is not None:  # what training rows taught serves a new calibration too
+            self._given = (self._scorer, self._given[1])
+
+    @property
+    def _untaught(self) -> Any:
+        family, _ = self._given
+        return family
+
+    @property
+    def learned_from(self) -> str | None:
+        """Which rows taught: ``"training rows"``, ``"rows set aside"``; ``None`` until they do."""
+        return getattr(self._scorer, "source", None)
+
+    def _take_over(self, run: Any) -> None:
+        super()._take_over(run)
+        family = self._scorer
+        if isinstance(family, LearnedScore) and family.source == "training rows":
+            share = held_in_half(family, self.calibration.scores)
+            if share is not None and share < _TOO_FEW:
+                run.warnings.append(
+                    f"the network knows its training rows too well to learn from: sets that "
+                    f"should hold {_HALF:.0%} of new rows hold {share:.0%} of the calibration "
+                    "rows. Bands cover all the same, but would be shorter without fit, when rows "
+                    "set aside from calibration teach; ffcp.Auto compares"
+                )
+
+
+def held_in_half(family: LearnedScore, scores: Tensor) -> float | None:
+    """Give the share of rows in the central set that should hold half; ``None`` if unknown."""
+    # Several outputs at once are held less often than each of them.
+    if family.shape != CENTRAL or family.side != BOTH or family.learner.outputs > 1:
+        return None
+    half = float(torch.searchsorted(LEVELS, (1 + _HALF) / 2)) - MIDDLE
+    known = scores[~scores.isnan()]
+    return float((known <= half).double().mean()) if len(known) else None

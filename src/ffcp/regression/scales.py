@@ -1,0 +1,352 @@
+"""Scales: how wide one unit of the threshold is at each input."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from ffcp.batch import BatchOutput, Requires, is_traced, name_of
+from ffcp.network import jacobian
+from ffcp.network.candidates import candidates
+from ffcp.network.features import OUTPUT, resolve
+from ffcp.network.jacobian import Method
+from ffcp.recipes import public
+from ffcp.regression.intervals import as_float64
+
+AUTO = "auto"
+
+
+class Scale(Protocol):
+    """What a user's scale must have; a plain function of :class:`ffcp.BatchOutput` will do too."""
+
+    def requires(self) -> Requires:
+        """Say which layers' norms or values the pass over the model must bring."""
+
+    def __call__(self, out: BatchOutput) -> Tensor:
+        """Give one positive number per row, (n,) or (n, 1), or per output of the model."""
+
+    def settings(self) -> dict[str, Any]:
+        """Say what it is; saved, and compared when merging."""
+
+
+@public
+class Constant:
+    """The same scale everywhere: plain conformal prediction.
+
+    It is made with nothing, and called with what a pass saw.
+
+    Parameters
+    ----------
+    seen : Seen
+        Of the call: what one pass over a batch saw; only its device counts.
+
+    Examples
+    --------
+    >>> out = BatchOutput(None, torch.zeros(3, 1), {}, {}, range(3))
+    >>> Constant()(out)
+    tensor(1., dtype=torch.float64)
+    """
+
+    def requires(self) -> Requires:
+        """Ask for nothing."""
+        return Requires()
+
+    def __call__(self, out: BatchOutput) -> Tensor:
+        """Give the number 1."""
+        return _one(out.output.device)
+
+    def settings(self) -> dict[str, Any]:
+        """Say what it is."""
+        return {"scale": "constant"}
+
+
+@public
+class GradientNorm:
+    """The norm of the gradient of each output with respect to a layer (the paper's FFCP).
+
+    Parameters
+    ----------
+    feature
+        Where the gradient is taken: a dotted module name, ``"input"``, ``"output"`` (scale 1),
+        ``"auto"``, or a list of names to choose from. ``"auto"`` tries at most 8 layers spread
+        over the depth, and plain CP.
+    norm
+        1, 2 or ``inf``.
+    floor
+        Smallest scale, for gradients that vanish. A constant; it must not be estimated from the
+        calibration data.
+    method
+        How the gradients of many outputs are taken, see :func:`ffcp.gradient_norms`.
+
+    Examples
+    --------
+    >>> scale = GradientNorm("trunk.4", floor=0.5)
+    >>> scale.requires().norms
+    ('trunk.4',)
+    >>> norms = {"trunk.4": torch.tensor([[0.1], [2.0]])}
+    >>> scale(BatchOutput(None, torch.zeros(2, 1), norms, {}, range(2)))[:, 0]
+    tensor([0.5000, 2.0000], dtype=torch.float64)
+    """
+
+    what_is_open = "the feature"
+
+    def __init__(
+        self,
+        feature: str | Sequence[str] = AUTO,
+        norm: float = 2,
+        floor: float = 1e-6,
+        method: Method = jacobian.AUTO,
+    ) -> None:
+        if not 0 < floor < math.inf:
+            raise ValueError(f"floor must be a positive number, got {floor}")
+        names = [feature] if isinstance(feature, str) else list(feature)
+        if not names:
+            raise ValueError("the list of candidate features is empty")
+        if not all(isinstance(name, str) for name in names):
+            raise TypeError(f"feature must be the name of a layer, got {feature!r}")
+        self._candidates = None if feature == AUTO else names
+        self.feature = feature if isinstance(feature, str) and feature != AUTO else None
+        self.norm = jacobian.checked_norm(norm)
+        self.method = jacobian.checked_method(method)
+        self.floor = floor
+
+    def requires(self) -> Requires:
+        """Ask for the norms at the feature."""
+        names = tuple(self._candidates or ()) if self.feature is None else (self.feature,)
+        return Requires(norms=names, norm=self.norm, method=self.method)
+
+    def __call__(self, out: BatchOutput) -> Tensor:
+        """Give the norms, no smaller than the floor."""
+        assert self.feature is not None
+        if self.feature == OUTPUT:
+            return _one(out.output.device)
+        return floored(out.norms[self.feature], self.floor)
+
+    def settings(self) -> dict[str, Any]:
+        """Say what it is."""
+        return {
+            "scale": "gradient norm",
+            "feature": self.feature,
+            "norm": float(self.norm),
+            "floor": self.floor,
+            "gradient": str(self.method),
+        }
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the feature is still to be chosen."""
+        return self.feature is None
+
+    def options(self, model: nn.Module, x: Any) -> dict[str, Scale]:
+        """Name the scales there are to choose from; plain CP is always one."""
+        names = self._candidates or candidates(model, x)
+        return {name: self._at(name) for name in dict.fromkeys([OUTPUT, *names])}
+
+    def restored(self, settings: Mapping[str, Any]) -> Scale:
+        """Give the scale that was chosen and saved."""
+        feature = settings.get("feature")
+        if feature is None:
+            return self
+        if not isinstance(feature, str) or feature not in [
+            OUTPUT,
+            *(self._candidates or [feature]),
+        ]:
+            raise ValueError(f"the feature {feature!r} is none of those to choose from")
+        return self._at(feature)
+
+    def _at(self, name: str) -> GradientNorm:
+        return GradientNorm([name], self.norm, self.floor, self.method)._named(name)
+
+    def _named(self, name: str) -> GradientNorm:
+        self.feature = name
+        return self
+
+
+class FunctionScale:
+    """A scale from a function of what one pass saw.
+
+    Parameters
+    ----------
+    function
+        From :class:`ffcp.BatchOutput` to one positive number per row, (n,), or per output.
+    norms, values
+        Layers whose gradient norms or values it looks at.
+    name
+        What saved settings call it; the function's own name by default.
+
+    Examples
+    --------
+    >>> spread = FunctionScale(lambda out: 0.1 + out.values["0"].std(dim=1), values=["0"])
+    >>> spread.requires().values
+    ('0',)
+    """
+
+    def __init__(
+        self,
+        function: Callable[[BatchOutput], Tensor],
+        norms: Sequence[str] = (),
+        values: Sequence[str] = (),
+        name: str | None = None,
+    ) -> None:
+        if not callable(function):
+            raise TypeError(f"a scale is a function of what a pass saw, got {function!r}")
+        self._function = function
+        self._needs = Requires(norms=tuple(norms), values=tuple(values))
+        self.name = name or name_of(function)
+
+    def requires(self) -> Requires:
+        """Ask for the layers it looks at."""
+        return self._needs
+
+    def __call__(self, out: BatchOutput) -> Tensor:
+        """Call the function."""
+        return torch.as_tensor(self._function(out))
+
+    def settings(self) -> dict[str, Any]:
+        """Say what it is: of the function only the name is known."""
+        return {
+            "scale": self.name,
+            "norms": list(self._needs.norms),
+            "values": list(self._needs.values),
+        }
+
+
+class CandidateScales:
+    """Scales to choose from, by the length of their bands on rows that do not calibrate.
+
+    Plain CP is always among them.
+
+    >>> CandidateScales([GradientNorm("0"), lambda out: 1 + out.output.abs()]).is_open
+    True
+    """
+
+    is_open = True
+    what_is_open = "the scale"
+
+    def __init__(self, scales: Sequence[Any]) -> None:
+        self._slacks = [as_scale(scale) for scale in scales]
+        if any(getattr(scale, "is_open", False) for scale in self._slacks):
+            raise ValueError("a list of scales to choose from cannot hold one that is open itself")
+        settings = [scale.settings() for scale in self._slacks]
+        twice = [one for number, one in enumerate(settings) if one in settings[:number]]
+        if twice:
+            raise ValueError(
+                f"two scales are both called {twice[0]['scale']!r}, so a saved choice could not "
+                "tell them apart: give each a name, ffcp.scales.FunctionScale(function, name=...)"
+            )
+
+    def requires(self) -> Requires:
+        """Ask for what any of them asks for."""
+        requires = Requires()
+        for scale in self._slacks:
+            requires = requires.joined(scale.requires())
+        return requires
+
+    def settings(self) -> dict[str, Any]:
+        """Say that nothing is chosen yet."""
+        return {"scale": None}
+
+    def options(self, model: nn.Module, x: Any) -> dict[str, Scale]:
+        """Name the scales there are to choose from."""
+        options: dict[str, Scale] = {OUTPUT: Constant()}
+        for scale in self._slacks:
+            settings = scale.settings()
+            name = settings.get("feature") or settings["scale"]
+            options[name if name not in options else f"{name} {len(options)}"] = scale
+        return options
+
+    def restored(self, settings: Mapping[str, Any]) -> Any:
+        """Give the scale that was chosen and saved."""
+        for scale in (Constant(), *self._slacks):
+            mine = scale.settings()
+            if all(settings.get(key) == value for key, value in mine.items()):
+                return scale
+        return self
+
+
+def gradient_norm(
+    model: nn.Module,
+    feature: str | nn.Module | Sequence[str | nn.Module] = AUTO,
+    norm: float = 2,
+    floor: float = 1e-6,
+    method: Method = jacobian.AUTO,
+) -> GradientNorm:
+    """Make the scale of FFCP for a model, whose layers may be given as modules.
+
+    >>> model = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1))
+    >>> gradient_norm(model, model[0]).feature
+    '0'
+    """
+    names: str | list[str]
+    if isinstance(feature, (str, nn.Module)):
+        names = AUTO if feature == AUTO else resolve(model, feature)
+    else:
+        names = [resolve(model, one) for one in feature]
+    return GradientNorm(names, norm, floor, method)
+
+
+def as_scale(scale: Any) -> Any:
+    """Take a scale as it is; make one of a function.
+
+    >>> as_scale(lambda out: out.output.abs()).requires()
+    Requires(norms=(), values=(), norm=2, method='auto', of=None)
+    """
+    if scale is None:
+        return Constant()
+    if isinstance(scale, (list, tuple)):
+        return CandidateScales(scale)
+    return scale if hasattr(scale, "requires") else FunctionScale(scale)
+
+
+def floored(norms: Tensor, floor: float) -> Tensor:
+    """Turn gradient norms into scales: a zero gradient is legal and gets the fixed ``floor``."""
+    return as_float64(norms).clamp_min(floor)
+
+
+def _one(device: torch.device) -> Tensor:
+    """Give the number 1; nothing writes to scales."""
+    # A tensor of a graph that is being made has no value, and must not be kept.
+    return torch.ones((), device=device) if is_traced() else _kept_one(device)
+
+
+@functools.cache
+def _kept_one(device: torch.device) -> Tensor:
+    with torch.inference_mode(False):
+        dtype = torch.float32 if device.type == "mps" else torch.float64
+        return torch.ones((), dtype=dtype, device=device)
+
+
+def checked_scale(scale: Tensor, out: BatchOutput) -> Tensor:
+    """Bring a scale to the shape of the output, or to one number; refuse what is not positive."""
+    output = out.output
+    if scale.dim() == 0 or scale.shape == output.shape:
+        whole = scale
+        if is_traced():
+            return whole
+        if scale.numel() == 1:
+            low = high = scale.item()
+        else:
+            low, high = (end.item() for end in scale.aminmax())
+        if low > 0 and high < math.inf:  # neither is so of NaN
+            return whole
+    elif scale.shape in ((len(output),), (len(output), 1)):
+        whole = scale.reshape(-1, *[1] * (output.dim() - 1)).expand_as(output)
+    else:
+        raise ValueError(
+            f"the scale has shape {tuple(scale.shape)}, the model output {tuple(output.shape)}: it "
+            "needs one number per row, (n,), or one per output"
+        )
+    if is_traced():
+        return whole
+    bad = ~((scale > 0) & scale.isfinite())
+    if bool(bad.any()):
+        row = out.rows[int(bad.reshape(len(output), -1).any(dim=1).nonzero()[0, 0])]
+        raise ValueError(
+            f"the scale of row {row} is not a positive number: add a small constant to it"
+        )
+    return whole

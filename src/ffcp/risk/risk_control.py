@@ -1,0 +1,261 @@
+"""Risk control: sets that grow with a level, and the level at which the expected loss is small."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from functools import partial
+from typing import Any, NamedTuple, NoReturn
+
+import torch
+from torch import Tensor, nn
+
+from ffcp.batch import BatchOutput, name_of
+from ffcp.conformal.columns import Table, take
+from ffcp.conformal.coverage_level import refuse_unknown
+from ffcp.conformal.rank import exact_alpha
+from ffcp.conformal.risk import Losses
+from ffcp.conformal.selection import Score
+from ffcp.network.model_output import Output
+from ffcp.network.row_buffer import RowBuffer
+from ffcp.predictor import Predictor, steady
+from ffcp.recipes import public
+from ffcp.risk.losses import NAMED
+from ffcp.warnings import warn
+
+SIGMOID = "sigmoid"
+_STEPS = 1000  # of the default grid of levels
+
+
+class Controlled(NamedTuple):
+    """Sets at the level that controls their risk, from :meth:`ffcp.RiskControl.predict_set`.
+
+    Attributes
+    ----------
+    sets
+        The sets, as the function that makes them gives them.
+    level : Tensor
+        The level of each row, (n,).
+
+    Examples
+    --------
+    >>> import ffcp
+    >>> _ = torch.manual_seed(0)
+    >>> model, x = nn.Linear(4, 5), torch.randn(200, 4)  # five tags, each there or not
+    >>> tags = torch.rand(200, 5) < model(x).detach().sigmoid()
+    >>> risk = ffcp.RiskControl(model, "false_negatives").calibrate(x, tags)
+    >>> controlled = risk.predict_set(x[:3], alpha=0.1)
+    >>> controlled.sets.shape, controlled.level.shape
+    (torch.Size([3, 5]), torch.Size([3]))
+    """
+
+    sets: Any
+    level: Tensor
+
+
+def sigmoid_sets(output: Tensor, level: float) -> Tensor:
+    """Take the items whose probability is at least 1 - level; the model returns logits.
+
+    >>> sigmoid_sets(torch.tensor([[0.0, 2.0, -2.0]]), 0.6)
+    tensor([[ True,  True, False]])
+    """
+    # At level 1 all items, also those whose probability was rounded to 0.
+    return output.detach().double().sigmoid() >= 1 - level
+
+
+class LossScore(Score):
+    """What is lost of each row at every level."""
+
+    def __init__(
+        self,
+        loss: Callable[[Any, Tensor], Any],
+        sets: Callable[[Tensor, float], Any],
+        grid: Sequence[float],
+        bound: float,
+    ) -> None:
+        self.loss, self.sets, self.grid, self.bound = loss, sets, tuple(grid), bound
+
+    def settings(self) -> dict[str, Any]:
+        """Say what loss and sets are; functions by their names."""
+        return {"loss": name_of(self.loss), "sets": name_of(self.sets), "bound": self.bound}
+
+    def note(self, out: BatchOutput, y: Any) -> dict[str, Any]:
+        """Note the losses (n, levels), in units of the bound."""
+        columns = [self._losses(out, y, level) for level in self.grid]
+        losses = torch.stack(columns, dim=1) / self.bound
+        growing = losses.diff(dim=1) > 0
+        if bool(growing.any()):
+            row, level = (int(i) for i in growing.nonzero()[0])
+            raise ValueError(
+                f"the loss of row {out.rows[row]} grows from level {self.grid[level]:g} to "
+                f"{self.grid[level + 1]:g}: sets must grow with the level, and a loss must never "
+                "grow with the set"
+            )
+        return {"score": losses}
+
+    def _losses(self, out: BatchOutput, y: Tensor, level: float) -> Tensor:
+        losses = torch.as_tensor(self.loss(self.sets(out.output, level), y)).detach()
+        losses = losses.to("cpu", torch.float64)
+        if losses.shape != (len(out.rows),):
+            raise ValueError(
+                f"the loss has shape {tuple(losses.shape)} for {len(out.rows)} rows: it needs "
+                "one number for each"
+            )
+        bad = ~((losses >= 0) & (losses <= self.bound))
+        if bool(bad.any()):
+            row = int(bad.nonzero()[0, 0])
+            raise ValueError(
+                f"the loss of row {out.rows[row]} is {float(losses[row]):g}, and bound says that "
+                f"losses lie between 0 and {self.bound:g}: give the largest there can be"
+            )
+        return losses
+
+
+@public
+class RiskControl(Predictor):
+    """Sets whose expected loss is at most alpha, for any bounded loss that sets only reduce.
+
+    Parameters
+    ----------
+    model
+        A trained network.
+    loss
+        What is lost: ``"false_negatives"``, the share of a row's true items that its set misses;
+        ``"any_missed"``, whether it misses one; or a function ``loss(sets, y)`` to one number per
+        row, (n,). It must never grow when the set does.
+    sets
+        How sets follow from the model's output at a level: ``"sigmoid"``, the items whose
+        probability is at least 1 - level, of a model of logits (n, ...), the classes of a
+        multi-label classifier or the pixels of a mask; or a function ``sets(output, level)``
+        whose sets grow with the level, and at the last level lose nothing.
+    grid
+        The levels, ascending; by default 0 to 1 in steps of 0.001. A constant, not looked up in
+        the calibration data.
+    bound
+        The largest loss there can be.
+    seed, batch_size, output
+        As in :class:`ffcp.SetPredictor`.
+
+    Notes
+    -----
+    Promised, for exchangeable rows: the expected loss of a new row is at most alpha, on average
+    over calibration sets too. It is a mean: single rows may lose everything.
+
+    Examples
+    --------
+    >>> _ = torch.manual_seed(0)
+    >>> model, x = nn.Linear(4, 6), torch.randn(400, 4)  # yours is trained
+    >>> y = torch.rand(400, 6) < model(x).sigmoid()
+    >>> risk = RiskControl(model, "false_negatives").calibrate(x[:300], y[:300])
+    >>> controlled = risk.predict_set(x[300:], alpha=0.1)
+    >>> controlled.sets.shape
+    torch.Size([100, 6])
+    """
+
+    task = "risk control"
+    _scorer: LossScore
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Callable[[Any, Tensor], Any] | str = "false_negatives",
+        *,
+        sets: Callable[[Tensor, float], Any] | str = SIGMOID,
+        grid: Sequence[float] | None = None,
+        bound: float = 1.0,
+        seed: int | None = None,
+        batch_size: int | None = None,
+        output: Output = None,
+    ) -> None:
+        if isinstance(loss, str):
+            if loss not in NAMED:
+                raise ValueError(f"unknown loss {loss!r}: choose one of {', '.join(NAMED)}")
+            loss = NAMED[loss]
+        if isinstance(sets, str):
+            if sets != SIGMOID:
+                raise ValueError(f"sets must be {SIGMOID!r} or a function, got {sets!r}")
+            sets = sigmoid_sets
+        if isinstance(bound, bool) or not 0 < bound < math.inf:
+            raise ValueError(f"bound must be a positive number, got {bound!r}")
+        levels = [step / _STEPS for step in range(_STEPS + 1)] if grid is None else list(grid)
+        super().__init__(
+            model,
+            LossScore(loss, sets, levels, float(bound)),
+            Losses(levels),
+            seed=seed,
+            batch_size=batch_size,
+            output=output,
+        )
+
+    def _own_settings(self) -> dict[str, Any]:
+        return {}
+
+    @steady
+    def predict_set(
+        self, /, x: Any, alpha: Any = 0.1, *, groups: Any = None, **unknown: NoReturn
+    ) -> Controlled:
+        """Give sets whose expected loss is at most ``alpha``, in the units of the loss.
+
+        Parameters
+        ----------
+        x
+            Inputs, as the model takes them, or a loader of them.
+        alpha
+            The mean loss allowed, between 0 and the bound. Any value, without calibrating again.
+        groups
+            The group of each row, if the calibration had groups.
+
+        Returns
+        -------
+        Controlled
+            ``(sets, level)``. Where no level is known to do, the last one is taken, the level is
+            infinite, and a warning says why.
+        """
+        refuse_unknown(unknown)
+        exact = self._share(alpha)
+        self._must_be_calibrated()
+        given = self._rows(x)
+        buffer, lost = RowBuffer(None), Table()
+        look_up = partial(self.calibration.threshold, exact)
+        for out, metadata, thresholds in self._looked_up(given, look_up, groups, None):
+            levels = thresholds.reshape(-1, 1).expand(len(out.rows), 1)[:, 0].clone()
+            if bool(levels.isinf().any()):
+                lost.add(take(metadata, levels.isinf()))
+            buffer.add({"sets": self._sets(out, levels), "level": levels})
+        if len(lost):
+            warn(
+                f"the risk of {len(lost)} of {given.count} sets is not controlled"
+                f"{self._why_infinite(exact, lost.columns)}"
+            )
+        return Controlled(buffer["sets"], buffer["level"])
+
+    def _share(self, alpha: Any) -> Fraction:
+        """Give alpha in units of the largest loss."""
+        bound = Fraction(str(self._scorer.bound))
+        if bound == 1:
+            return exact_alpha(alpha)
+        if isinstance(alpha, bool) or not 0 < alpha < bound:
+            raise ValueError(
+                f"alpha must lie between 0 and the largest loss, {float(bound):g}, got {alpha}"
+            )
+        return exact_alpha(Fraction(str(alpha)) / bound)
+
+    def _sets(self, out: BatchOutput, levels: Tensor) -> Tensor:
+        """Give the sets of rows, of which groups may have levels of their own."""
+        last = self._scorer.grid[-1]
+        whole: Tensor | None = None
+        for level in levels.unique().tolist():
+            rows = levels == level
+            sets = torch.as_tensor(self._scorer.sets(out.output, min(level, last)))
+            rows = rows.to(sets.device)
+            whole = torch.empty_like(sets) if whole is None else whole
+            whole[rows] = sets[rows]
+        assert whole is not None
+        return whole
+
+    @steady
+    def losses(self, x: Any, y: Any = None) -> Tensor:
+        """Return what rows with known targets lose at every level, (n, levels)."""
+        parts = [self._scorer.note(out, part)["score"] for out, part in self._targeted(x, y)]
+        return torch.cat(parts) * self._scorer.bound

@@ -1,0 +1,21 @@
+"""Nonconformity scores to build with: base intervals for regression, label scores for classes."""
+
+from ffcp.classification import named_scores
+from ffcp.classification.scores import FunctionScore, LabelScore
+from ffcp.regression.bases import Point, Quantiles
+from ffcp.regression.intervals import Ends
+
+LAC, APS = named_scores.LACScore, named_scores.APSScore
+RAPS, FFRAPS = named_scores.RAPSScore, named_scores.FFRAPSScore
+
+__all__ = [
+    "APS",
+    "FFRAPS",
+    "LAC",
+    "RAPS",
+    "Ends",
+    "FunctionScore",
+    "LabelScore",
+    "Point",
+    "Quantiles",
+]

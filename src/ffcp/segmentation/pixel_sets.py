@@ -1,0 +1,406 @@
+"""Label sets for the pixels of a segmentation network, with two guarantees from one calibration."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+
+from ffcp import files
+from ffcp.batch import BatchOutput, Requires
+from ffcp.calibration_loop import Batch, Calibrating
+from ffcp.conformal.columns import Columns, Table, take
+from ffcp.conformal.coverage_level import requested_alpha
+from ffcp.conformal.selection import Score
+from ffcp.network import jacobian
+from ffcp.network.features import INPUT, OUTPUT, resolve
+from ffcp.network.jacobian import Method
+from ffcp.network.model_output import Output, output_name, picking
+from ffcp.network.row_buffer import RowBuffer
+from ffcp.predictor import Predictor, steady
+from ffcp.recipes import public
+from ffcp.regression.intervals import as_float64
+from ffcp.regression.scales import floored
+from ffcp.segmentation.counts import BINS, PixelCounts, exact_share, to_bins
+from ffcp.segmentation.sets import Maps, PixelSet, check_maps, label_maps
+from ffcp.segmentation.targets import DoubleLog
+from ffcp.warnings import warn
+
+LOGITS, DOUBLE_LOG = "logits", "double_log"
+_NETWORK = "network"  # the user's model, inside the one that ends in log(-log p)
+_BLOCK = 2**20  # numbers per step of the float64 arithmetic
+_IMAGES = 256  # images counted at once
+_PIXELS = 2**18  # of input per pass, by default
+
+
+class PixelScore(Score):
+    """The score of a label at a pixel: how far the band of its output would have to reach.
+
+    Parameters are those of :class:`PixelSets`.
+    """
+
+    sample = 4  # images can be large
+
+    def __init__(
+        self,
+        feature: str,
+        ignore: int | None,
+        norm: float,
+        floor: float,
+        smallest: float,
+        method: Method,
+    ) -> None:
+        self.feature, self.ignore = feature, ignore
+        self.norm, self.method = jacobian.checked_norm(norm), jacobian.checked_method(method)
+        self.floor, self.smallest = floor, smallest
+
+    def requires(self) -> Requires:
+        """Ask for the gradient norms at the feature."""
+        if self.feature == OUTPUT:
+            return Requires()
+        return Requires((self.feature,), norm=self.norm, method=self.method)
+
+    def settings(self) -> dict[str, Any]:
+        """Say what it is."""
+        return {
+            "feature": self.feature,
+            "ignore": self.ignore,
+            "norm": float(self.norm),
+            "floor": self.floor,
+            "smallest": self.smallest,
+            "gradient": str(self.method),
+        }
+
+    def note(self, out: BatchOutput, y: Any) -> dict[str, Any]:
+        """Count the labelled pixels of each image by the bins of their scores."""
+        check_maps(out.output)
+        maps = label_maps(y.to(out.output.device), out.output, self.ignore, out.rows.start)
+        size = max(1, min(_IMAGES, _BLOCK // out.output[0, 0].numel()))
+        parts = [
+            self._counts(out, maps, slice(start, start + size))
+            for start in range(0, len(out.rows), size)
+        ]
+        return {"score": torch.cat(parts)}
+
+    def _counts(self, out: BatchOutput, maps: Maps, part: slice) -> Tensor:
+        bins = to_bins(self.of_labels(out, maps.labels, part))
+        known = maps.known[part].to(bins.device)
+        images = torch.arange(len(bins), device=bins.device)[:, None, None]
+        counts = torch.bincount((images * BINS + bins)[known], minlength=len(bins) * BINS)
+        return counts.view(-1, BINS).int().cpu()
+
+    def of_labels(self, out: BatchOutput, labels: Tensor, part: slice = slice(None)) -> Tensor:
+        """Score one label at each pixel of some images."""
+        output, scale, index = out.output[part], self._scale(out), labels[part, None]
+        own = None if scale is None else scale[part].gather(1, index)[:, 0]
+        scores = self._distance(output.gather(1, index)[:, 0], own)
+        is_top = output.argmin(dim=1) == labels[part]
+        return scores.masked_fill_(is_top.to(scores.device), 0.0)
+
+    def mask(self, out: BatchOutput, level: Tensor) -> Tensor:
+        """Mark the labels whose score is at most a level for each image, (n, 1) or (1,)."""
+        output, scale = out.output, self._scale(out)
+        levels = level.expand(len(output), 1)[:, :, None, None]
+        mask = torch.empty(output.shape, dtype=torch.bool, device=output.device)
+        for part in _tiles(output.shape):
+            own = None if scale is None else scale[part]
+            distance = self._distance(output[part], own)
+            mask[part] = (distance <= levels[part[0]].to(distance.device)).to(output.device)
+        return mask.scatter_(1, output.argmin(dim=1)[:, None], True)
+
+    def _scale(self, out: BatchOutput) -> Tensor | None:
+        return None if self.feature == OUTPUT else out.norms[self.feature]
+
+    def _distance(self, output: Tensor, scale: Tensor | None) -> Tensor:
+        """Measure how far outputs lie above those of a certain pixel, in units of the scale."""
+        certain = math.log(-math.log1p(-self.smallest))
+        distance = (as_float64(output) - certain).clamp_min_(0)
+        return distance if scale is None else distance.div_(floored(scale, self.floor))
+
+
+@public
+class PixelSets(Predictor):
+    """Label sets for the pixels of a segmentation network, with a guarantee for every image.
+
+    The network's outputs are taken as f_c = log(-log p_c) for every pixel and class. A certain
+    pixel of class c has f_c = t = log(-log(1 - smallest)). The score of label c is
+    max(0, f_c - t) / scale, the scale being the norm of the gradient of f_c with respect to the
+    feature: label c is in the set if and only if the FFCP band around f_c reaches t. The most
+    likely label has score 0, so no set is empty.
+
+    Two guarantees rest on the same calibration, and both assume nothing but that images are
+    exchangeable (see docs/segmentation.md): of the mean share of missed pixels, and of the
+    probability that an image is covered to a given share.
+
+    Parameters
+    ----------
+    model
+        A trained network; forward returns (n, classes, height, width).
+    feature
+        Where the gradient is taken: a dotted module name of the model, a module, ``"input"``,
+        or ``"output"`` (scale 1, plain conformal prediction).
+    outputs
+        What the model returns: ``"logits"``, or ``"double_log"`` for log(-log p), as networks do
+        that were trained on :func:`ffcp.segmentation.targets`.
+    ignore
+        The label of pixels that have none. They do not count.
+    norm
+        Norm of the gradient: 1, 2 or ``inf``.
+    floor
+        Smallest scale, for gradients that vanish. A constant; it must not be estimated from the
+        calibration data.
+    smallest
+        A certain pixel has probability 1 - smallest.
+    method
+        How gradient norms are taken, as in :func:`ffcp.gradient_norms`.
+    batch_size
+        Images per pass over arrays; by default about 2**18 pixels, one image of 512 x 512, since
+        outputs and norms take memory for every class.
+    output
+        Which part of what the model returns is the prediction, if it returns a tuple, a dict or
+        the like: a key (``"logits"``), an index, or a function of what it returns.
+
+    Attributes
+    ----------
+    skipped : int
+        How many images of the calibration had no labelled pixel. They do not calibrate, and the
+        guarantees are about images that have one.
+
+    Examples
+    --------
+    >>> _ = torch.manual_seed(0)
+    >>> model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 4, 1))
+    >>> x, y = torch.randn(40, 3, 6, 6), torch.randint(0, 4, (40, 6, 6))  # yours are real
+    >>> sets = PixelSets(model, feature="0").calibrate(x[:30], y[:30])
+    >>> sets.predict_set(x[30:], alpha=0.2).mask.shape
+    torch.Size([10, 4, 6, 6])
+    """
+
+    task = "pixel sets"
+    _scorer: PixelScore
+
+    def __init__(
+        self,
+        model: nn.Module,
+        feature: str | nn.Module = OUTPUT,
+        *,
+        outputs: str = LOGITS,
+        ignore: int | None = None,
+        norm: float = 2,
+        floor: float = 1e-6,
+        smallest: float = 0.01,
+        method: Method = jacobian.AUTO,
+        batch_size: int | None = None,
+        output: Output = None,
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"the model must be a torch.nn.Module, got {type(model).__name__}")
+        if outputs not in (LOGITS, DOUBLE_LOG):
+            raise ValueError(f"outputs must be {LOGITS!r} or {DOUBLE_LOG!r}, got {outputs!r}")
+        if ignore is not None and (isinstance(ignore, bool) or not isinstance(ignore, int)):
+            raise TypeError(f"ignore must be an integer label or None, got {ignore!r}")
+        if not 0 < floor < math.inf:
+            raise ValueError(f"floor must be a positive number, got {floor}")
+        if not 0 < smallest < 0.5:
+            raise ValueError(f"smallest must lie between 0 and 0.5, got {smallest}")
+        self.feature, self.outputs, self.ignore = resolve(model, feature), outputs, ignore
+        self.classes: int | None = None
+        self.skipped = 0
+        self._picked = output_name(output)
+        name, model = self.feature, picking(model, output)
+        if outputs == LOGITS:
+            model, name = _with_double_log(model), _inside(self.feature)
+        score = PixelScore(name, ignore, norm, floor, smallest, method)
+        super().__init__(model, score, PixelCounts(), batch_size=batch_size)
+
+    def _own_settings(self) -> dict[str, Any]:
+        picked = {} if self._picked is None else {"output": self._picked}
+        return {"outputs": self.outputs, **picked}
+
+    # -- calibrating ------------------------------------------------------------------------
+
+    def _calibrating(self, scorer: Any, calibration: Any, update: bool) -> Calibrating:
+        run = CalibratingPixels(self.model, scorer, calibration, self._choosing, update)
+        run.classes = self.classes if update else None
+        return run
+
+    def _entries(self, columns: Columns) -> tuple[Tensor, Columns]:
+        """Leave out images without a labelled pixel."""
+        labelled = columns["score"].any(dim=1)
+        if not bool(labelled.any()):
+            raise ValueError("the calibration data is empty: no image has a labelled pixel")
+        return super()._entries(take(columns, labelled))
+
+    def _take_over(self, run: Calibrating) -> None:
+        assert isinstance(run, CalibratingPixels)
+        super()._take_over(run)
+        counts = run.columns["score"]
+        images, skipped = len(counts), int((~counts.any(dim=1)).sum())
+        self.classes = run.classes
+        self.skipped = skipped + (self.skipped if run.is_update else 0)
+        if skipped:
+            run.warnings.append(
+                f"{skipped} of {images} images have no labelled pixel and do not calibrate: the "
+                "guarantees are about images that have one"
+            )
+
+    def _rows_at_once(self, x: Any) -> int | None:
+        if self.batch_size is None and isinstance(x, Tensor) and x.dim() > 2:
+            return max(1, _PIXELS // max(1, x.shape[2:].numel()))
+        return self.batch_size
+
+    # -- using the calibration --------------------------------------------------------------
+
+    @steady
+    def score(self, x: Any, y: Any = None) -> Tensor:
+        """Return the scores of one label at each pixel, (n, height, width), in float64.
+
+        ``x`` may be a loader of pairs ``(x, y)``, passed alone. NaN where the label
+        is the ignored one. Not rounded to the grid.
+        """
+        buffer = RowBuffer(None)
+        for out, part in self._targeted(x, y):
+            self._check_classes(out.output)
+            maps = label_maps(part.to(out.output.device), out.output, self.ignore, out.rows.start)
+            scores = self._scorer.of_labels(out, maps.labels)
+            unknown = ~maps.known.to(scores.device)
+            buffer.add({"scores": scores.masked_fill_(unknown, math.nan)})
+        return buffer["scores"]
+
+    @steady
+    def predict_set(
+        self,
+        /,
+        x: Any,
+        alpha: Any = None,
+        *,
+        confidence_level: Any = None,
+        share: Any = None,
+        groups: Any = None,
+        **unknown: NoReturn,
+    ) -> PixelSet:
+        """Give every pixel a set of labels.
+
+        Parameters
+        ----------
+        x
+            Images, (n, channels, height, width); or a loader of such batches, or of pairs
+            ``(x, y)``, whose sets come back in one piece.
+        alpha
+            What may be missed, in (0, 1); 0.1 if nothing is given. Any value, without calibrating
+            again.
+        confidence_level
+            In place of ``alpha``: what is to be covered, 1 - alpha.
+        share
+            ``None``: of a new image's labelled pixels a share of at most ``alpha`` is missed on
+            average over images. A number in (0, 1]: with probability at least 1 - alpha, at
+            least this share of a new image's labelled pixels is covered; 1 means all of them.
+        groups
+            The group of each image, if the calibration had groups.
+
+        Returns
+        -------
+        PixelSet
+            The mask of labels and the most likely label of every pixel.
+        """
+        exact = requested_alpha(alpha, confidence_level, unknown)
+        self._must_be_calibrated()
+        asked = None if share is None else exact_share(share)
+        given = self._rows(x)
+        buffer, infinite = RowBuffer(given.count), Table()
+        for out in self._seen(given, groups):
+            self._check_classes(out.output)
+            metadata = {**self.calibration.note(out), "share": [asked] * len(out.rows)}
+            level = self.calibration.threshold(exact, metadata)
+            lost = level.isinf().any(dim=-1).expand(len(out.rows))
+            if bool(lost.any()):
+                infinite.add(take(metadata, lost))
+            mask = self._scorer.mask(out, level)
+            buffer.add({"mask": mask, "prediction": out.output.argmin(dim=1)})
+        if len(infinite):
+            what = "every set holds all labels"
+            if given.count is not None and len(infinite) < given.count:
+                what = f"the sets of {len(infinite)} of {given.count} images hold all labels"
+            warn(f"{what}{self._why_infinite(exact, infinite.columns)}")
+        return PixelSet(buffer["mask"], buffer["prediction"])
+
+    def forward(self, x: Any, alpha: Any = None, **options: Any) -> PixelSet:
+        """Return a set of labels for every pixel, as :meth:`predict_set`: ``predictor(x)``."""
+        return self.predict_set(x, alpha, **options)
+
+    def _check_classes(self, output: Tensor) -> None:
+        check_maps(output)
+        if self.classes is not None and output.shape[1] != self.classes:
+            raise ValueError(
+                f"calibrated on {self.classes} classes, but the model now gives {output.shape[1]}"
+            )
+
+    # -- sharing the calibration ------------------------------------------------------------
+
+    def _check_merge(self, other: Any) -> None:
+        if self.classes not in (None, other.classes):
+            raise ValueError(
+                f"calibrated on {self.classes} classes, the predictor to merge on {other.classes}"
+            )
+
+    def _merged(self, other: Any) -> None:
+        self.classes, self.skipped = other.classes, self.skipped + other.skipped
+
+    def _remembered(self) -> dict[str, Any]:
+        return {**super()._remembered(), "classes": self.classes, "skipped": self.skipped}
+
+    def _recall(self, saved: Any) -> None:
+        super()._recall(saved)
+        self.classes = files.count(saved["classes"], least=1) if len(self.calibration) else None
+        self.skipped = files.count(saved["skipped"])
+
+
+class CalibratingPixels(Calibrating):
+    """A calibration of pixel sets under way: it checks that all images have the same classes."""
+
+    def see(self, batch: Batch) -> BatchOutput:
+        """Run the model on a batch of images."""
+        out = super().see(batch)
+        check_maps(out.output)
+        self.count(len(out.rows), out.output.shape[1])
+        return out
+
+
+def _with_double_log(model: nn.Module) -> nn.Sequential:
+    scores = DoubleLog()
+    scores.register_forward_pre_hook(_check_logits)
+    return nn.Sequential(OrderedDict({_NETWORK: model, "scores": scores}))
+
+
+def _inside(feature: str) -> str:
+    """Name a feature of the user's model as one of the model around it.
+
+    >>> _inside("output"), _inside("input[0]"), _inside("trunk.4")
+    ('output', 'input[0]', 'network.trunk.4')
+    """
+    if feature == OUTPUT or feature.partition("[")[0] == INPUT:
+        return feature
+    return f"{_NETWORK}.{feature.removeprefix('.')}"  # a dot marks modules named "input"
+
+
+def _tiles(shape: torch.Size) -> Iterator[tuple[slice, slice, slice]]:
+    """Cut (n, classes, height, width) into images, or rows of one, of about a million numbers.
+
+    >>> len(list(_tiles(torch.Size([2, 8, 1024, 1024]))))
+    16
+    """
+    n, classes, height, width = shape
+    images = max(1, _BLOCK // (classes * height * width))
+    rows = max(1, min(height, _BLOCK // (classes * width)))
+    for i in range(0, n, images):
+        for j in range(0, height, rows):
+            yield slice(i, i + images), slice(None), slice(j, j + rows)
+
+
+def _check_logits(module: nn.Module, args: tuple[Any, ...]) -> None:
+    # Before log(-log p) is taken, which would fail in a way that says nothing of the model.
+    check_maps(args[0])

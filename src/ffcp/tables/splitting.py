@@ -1,0 +1,104 @@
+"""Which rows train, which stop the training, which calibrate and which test."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ffcp.conformal.rank import exact_alpha
+from ffcp.regression.cross_conformal import CrossConformal
+from ffcp.tables.errors import TableError
+
+Rows = np.ndarray[Any, Any]
+_MOST = 20_000  # rows that calibrate, and rows that test: more tell little more
+_WIDE = 350  # columns; of wider tables fewer rows, since no time limit holds for passes over them
+_FEWEST = 1_000  # of these rows, however wide the table
+_FEW = 400  # rows; with fewer a division in four would leave too little of each
+_LEAST = 100  # calibration rows that a division must leave, and ...
+_TIMES = 10  # ... times 1 / alpha
+
+
+@dataclass(frozen=True)
+class Division:
+    """Numbers of rows. With ``folds`` (one for each training row) there are no others.
+
+    Rows of fold -1 train every network and calibrate none, so that folds have one size.
+    """
+
+    train: Rows
+    stop: Rows
+    calibrate: Rows
+    test: Rows
+    folds: Rows | None = None
+
+    def counts(self) -> dict[str, int]:
+        """Say how many rows do what."""
+        if self.folds is not None:
+            left_out = int((self.folds < 0).sum())
+            counts = {"train and calibrate, in folds": len(self.train) - left_out}
+            return {**counts, "train only": left_out} if left_out else counts
+        parts = {
+            "train": self.train,
+            "stop the training": self.stop,
+            "calibrate": self.calibrate,
+            "test": self.test,
+        }
+        return {name: len(rows) for name, rows in parts.items()}
+
+
+def least_rows(alpha: Any) -> int:
+    """Give the fewest rows with which any finite band at this level can be promised.
+
+    >>> least_rows(0.1)
+    10
+    """
+    return max(10, -(-1 // exact_alpha(alpha)) - 1)
+
+
+def most_rows(columns: int) -> int:
+    """Return how many rows of a table so wide calibrate or test at most.
+
+    >>> most_rows(10), most_rows(700), most_rows(3000)
+    (20000, 5000, 1000)
+    """
+    share = min(1.0, _WIDE / max(1, columns)) ** 2
+    return max(_FEWEST, int(_MOST * share))
+
+
+def divide(
+    rows: int,
+    alpha: Any,
+    seed: int,
+    *,
+    crossing: bool,
+    order: Rows | None = None,
+    most: int = _MOST,
+) -> Division:
+    """Divide rows by chance, or by their order: the past trains, the last rows test.
+
+    At most ``most`` rows calibrate, and as many test. With few rows, and if ``crossing`` is
+    allowed, all of them train and calibrate in folds.
+
+    >>> divide(1000, 0.1, 0, crossing=True).counts()
+    {'train': 472, 'stop the training': 78, 'calibrate': 250, 'test': 200}
+    """
+    if rows < least_rows(alpha):
+        raise TableError(
+            f"the table has {rows} rows with a target: no band can be promised at alpha = "
+            f"{alpha} from fewer than {least_rows(alpha)}"
+        )
+    shuffled = np.random.default_rng(seed).permutation(rows) if order is None else order
+    calibrate = min(most, rows // 4)
+    test = min(most, rows // 5)
+    enough = max(_LEAST, int(_TIMES / exact_alpha(alpha)))
+    if crossing and order is None and (rows < _FEW or calibrate < enough):
+        none = np.empty(0, dtype=np.int64)
+        folds = CrossConformal.even_folds(rows, seed).numpy()
+        return Division(np.arange(rows), none, none, none, folds)
+    train = rows - calibrate - test
+    stop = min(most // 2, max(1, train // 7))
+    ends = np.cumsum([train - stop, stop, calibrate])
+    parts = np.split(shuffled, ends)
+    return Division(*(np.sort(part) for part in parts))
