@@ -106,6 +106,7 @@ def fit(
     _check_support(goal, support, target)
     order = None if time is None else np.argsort(targets.times(known, time), kind="stable")
     crossing = not goal.classes and group is None and time is None and side != "each"
+    known = cells.read_once(known, but=group)  # groups are words, "007" and "7" two of them
     most = splitting.most_rows(known.shape[1])
     division = splitting.divide(len(known), alpha, seed, crossing=crossing, order=order, most=most)
     if goal.classes:

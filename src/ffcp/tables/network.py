@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from ffcp.regression.learned.knots import KNOTS
 from ffcp.regression.learned.network import ascending, unordered
 
-_BINS = 48
-_EMBEDDING, _LEAST, _WIDEST = 12, 4, 1400  # of a number; fewer where rows would be wider than this
+_BINS, _FEWEST, _IN_ALL = 48, 16, 50_000  # of a number; fewer where numbers are many
+_EMBEDDING, _LEAST, _WIDEST = 12, 2, 1400  # of a number; fewer where rows would be wider than this
 _FEW = 3000  # rows, which would be remembered with less dropout
 QUANTILES = "quantiles"  # the layer that gives them
 _BENDS = (0.01, 0.1, 0.3, 1.0, 3.0, 10.0)  # how strongly the tails of targets are drawn in ...
@@ -133,6 +133,7 @@ class TableNetwork(nn.Module):
         if shape.has_quantiles:
             self.spread = LinearEnsemble(shape.width, len(KNOTS), k=shape.members)
             self.quantiles = QuantileHead()
+        self.float()  # as rows are, whatever torch's default type is
 
     @classmethod
     def for_rows(
@@ -195,7 +196,8 @@ def _edges(numbers: Tensor) -> list[Tensor]:
     """Cut every column of numbers into bins that hold about equally many training rows."""
     if not numbers.shape[1]:
         return []
-    steps = torch.linspace(0, 1, min(_BINS, max(2, len(numbers) // 4)) + 1)
+    bins = max(_FEWEST, min(_BINS, _IN_ALL // numbers.shape[1]))
+    steps = torch.linspace(0, 1, min(bins, max(2, len(numbers) // 4)) + 1, dtype=numbers.dtype)
     edges = []
     for column in numbers.T:
         some = column[torch.randperm(len(column))[: 2**20]] if len(column) > 2**20 else column

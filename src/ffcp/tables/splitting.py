@@ -13,9 +13,8 @@ from ffcp.tables.errors import TableError
 
 Rows = np.ndarray[Any, Any]
 _MOST = 20_000  # rows that calibrate, and rows that test: more tell little more
-_CELLS = (
-    5_000_000  # of these rows: of wide tables fewer, since no time limit holds for their passes
-)
+_WIDE = 350  # columns; of wider tables fewer rows, since no time limit holds for passes over them
+_FEWEST = 1_000  # of these rows, however wide the table
 _FEW = 400  # rows; with fewer a division in four would leave too little of each
 _LEAST = 100  # calibration rows that a division must leave, and ...
 _TIMES = 10  # ... times 1 / alpha
@@ -61,10 +60,11 @@ def least_rows(alpha: Any) -> int:
 def most_rows(columns: int) -> int:
     """Return how many rows of a table so wide calibrate or test at most.
 
-    >>> most_rows(10), most_rows(3000)
-    (20000, 1666)
+    >>> most_rows(10), most_rows(700), most_rows(3000)
+    (20000, 5000, 1000)
     """
-    return max(1000, min(_MOST, _CELLS // max(1, columns)))
+    share = min(1.0, _WIDE / max(1, columns)) ** 2
+    return max(_FEWEST, int(_MOST * share))
 
 
 def divide(

@@ -105,8 +105,10 @@ def read(frame: pd.DataFrame, name: str, classes: tuple[str, ...]) -> Target:
 
 def times(frame: pd.DataFrame, name: str) -> np.ndarray[Any, Any]:
     """Read the column that orders rows: numbers, or dates as seconds."""
-    series = column(frame, name, "--time")
-    values, missing, bad = cells.numbers(series, frame.attrs.get("decimal", "."))
+    series, decimal = column(frame, name, "--time"), frame.attrs.get("decimal", ".")
+    values, missing, bad = cells.numbers(series, decimal)
+    if not (missing | bad).any():
+        return cells.exact(series, decimal)
     if bad.any():
         form = cells.date_format(series)
         if form is None:
