@@ -12,6 +12,7 @@ import multiprocessing
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ def workers() -> list[Any]:
     made = []
     for _ in range(WORKERS):
         predictor = ffcp.CP(model).calibrate(torch.zeros(20), torch.ones(20))
-        predictor.calibration = summary(random)
+        predictor._state = replace(predictor._state, calibration=summary(random))
         made.append(predictor)
     return made
 

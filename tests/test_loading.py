@@ -143,7 +143,10 @@ def test_a_predictor_is_made_again_from_its_file(make, path: Path) -> None:
         "allow_zero_sets",
     ):
         assert getattr(new, option, None) == getattr(old, option, None)
-    assert (getattr(new, "choice", None), new._runs) == (getattr(old, "choice", None), old._runs)
+    assert (getattr(new, "choice", None), new._state.runs) == (
+        getattr(old, "choice", None),
+        old._state.runs,
+    )
     assert same_bands(old, new, None if groups is None else groups[:30])
     new.save(path)  # and once more
     assert same_bands(old, ffcp.load(path, of_model(old)), None if groups is None else groups[:30])

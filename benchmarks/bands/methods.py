@@ -125,8 +125,7 @@ def _learned(case: Case, on: str, nested: str) -> Made:
     family, predictor = _taught(case, on)
     # The same quantiles serve both families of sets; only a benchmark wants both.
     shaped = family.shaped(nested)
-    predictor._given = (shaped, predictor._given[1])
-    predictor._scorer = shaped
+    predictor._learn(shaped)
     return _ready(predictor, case)
 
 

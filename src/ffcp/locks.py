@@ -9,28 +9,20 @@ from weakref import WeakSet
 
 
 class WriterLock:
-    """A lock for long work and one for the moment in which its result takes its place.
+    """Held by whoever makes the next state of a predictor from the one there is.
 
-    Whoever makes the next calibration from the one there is waits for :attr:`turn`, so that no
-    other's points are lost; who only reads waits for no more than the moment.
+    So no other's scores are lost. Who only reads waits for nobody: a state is replaced by one
+    assignment. A forked process gets a new one, as the work under way goes on in its parent only.
 
-    >>> turns, made = WriterLock(), []
-    >>> with turns.turn:  # long work
-    ...     with turns:  # its end
-    ...         made.append("new")
+    >>> writing = WriterLock()
+    >>> with writing.turn:
+    ...     pass
     """
 
     def __init__(self) -> None:
         self.turn = threading.RLock()
-        self._moment = lock()
         with _ADDING:
             _TURNS.add(self)
-
-    def __enter__(self) -> None:
-        self._moment.acquire()
-
-    def __exit__(self, *raised: object) -> None:
-        self._moment.release()
 
 
 def lock(*, again: bool = False) -> Any:
@@ -74,7 +66,7 @@ def _release_all() -> None:
     _ADDING.release()
 
 
-def _release_in_child() -> None:
+def _release_in_child() -> None:  # pragma: no cover - of which no lines are counted
     for turns in _TURNS:  # long work is not waited for, and goes on in the parent only
         turns.turn = threading.RLock()
     _release_all()

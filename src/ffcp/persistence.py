@@ -1,21 +1,19 @@
-"""What is done with a finished calibration: keep it steady, merge, save and load it."""
+"""What is done with a finished calibration: merge, compress, save and load it."""
 
 from __future__ import annotations
 
 import copy
-import functools
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, is_dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, is_dataclass, replace
 from pathlib import Path
-from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
-import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from ffcp import files
 from ffcp.batch import Requires
+from ffcp.calibrated import Calibrated
 from ffcp.conformal.calibration import Calibration
 from ffcp.conformal.columns import prefixed, with_prefix
 from ffcp.conformal.compressed import ERROR
@@ -25,84 +23,43 @@ from ffcp.conformal.random_numbers import Stream
 from ffcp.conformal.selection import Score
 from ffcp.locks import WriterLock
 from ffcp.network.features import resolve
-from ffcp.network.frozen import Stamp, runs_itself, stamped, were_written
+from ffcp.network.frozen import Stamp
 from ffcp.network.identity import Identity, fingerprint
 from ffcp.network.model_output import Output, output_name
 from ffcp.network.modes import checked_autocast
 from ffcp.recipes import recipe_of
 
 Self = TypeVar("Self", bound="Persistent")
-P = ParamSpec("P")
-Result = TypeVar("Result")
-
-
-def steady(
-    method: Callable[Concatenate[Self, P], Result],
-) -> Callable[Concatenate[Self, P], Result]:
-    """Let a method work on one calibration from beginning to end, and on the weights it is of.
-
-    Another thread may calibrate meanwhile, or train the model: the result is that of the
-    calibration at the beginning, or an error.
-    """
-
-    @functools.wraps(method)
-    def call(self: Self, *args: P.args, **kwargs: P.kwargs) -> Result:
-        if torch.compiler.is_dynamo_compiling() or _is_exported():
-            # By torch.compile(predictor), or around a call of it.
-            torch.compiler.disable(self.compile)()
-        snapshot = self._snapshot()
-        now, tensors = stamped(snapshot.model)
-        snapshot.__dict__["_stamp"] = now  # serves the whole call
-        snapshot._check_weights(now)
-        try:
-            return method(snapshot, *args, **kwargs)
-        finally:  # also where weights that moved on the way made something else go wrong
-            if were_written(tensors, now) or runs_itself(snapshot.model):
-                snapshot._check_weights()
-
-    return call  # type: ignore[return-value]
-
-
-def _is_exported() -> bool:
-    """Say whether torch.export traces this thread: torch itself knows only of all together."""
-    return torch.compiler.is_compiling() and _get_current_dispatch_mode() is not None
-
-
-class Calibrated(NamedTuple):
-    """What a calibration has made, the model apart: see :meth:`Sharing.calibrated`."""
-
-    scorer: Score
-    calibration: Calibration
-    fingerprint: str  # of the weights that were calibrated
-    layout: dict[str, Any]  # what inputs were like, see inputs.Reader
-
-    @property
-    def requires(self) -> Requires:
-        """What the pass over the model must bring for a row to be predicted."""
-        return self.scorer.requires().joined(self.calibration.requires())
 
 
 class Persistent(nn.Module):
     """A model, a scorer and a calibration that can be merged, saved, loaded and copied."""
 
     model: nn.Module
-    calibration: Calibration
     output: Output
     is_predictor = True  # see ffcp.network.hidden_weights.function_of
     #: What is predicted; only predictors of the same kind can be merged.
     task = ""
-    _scorer: Score
     _given: tuple[Score, Calibration]  # as given, with whatever they leave open
-    _choices: dict[str, Any]
-    _fitted: dict[str, Any]  # choices made before calibrating, on other points
-    _set_aside: int
-    _layout: dict[str, Any]  # what inputs were like, see inputs.Reader
-    _identity: Identity | None  # of the model that was calibrated
-    _runs: tuple[str, ...]  # the names of the calibrations whose points these are
+    _fitted: Mapping[str, Any]  # choices made before calibrating, on other points
+    _state: Calibrated  # replaced by one assignment
     seed: int | None
     _stream: Stream
-    _lock: WriterLock  # held while one calibration takes the place of another
+    _lock: WriterLock  # held by whoever makes the next state from the one there is
     _stamp: Stamp | None = None  # of the model when a call began, see steady
+
+    @property
+    def calibration(self) -> Calibration:
+        """The calibration in use, with its scores."""
+        return self._state.calibration
+
+    @property
+    def _scorer(self) -> Any:
+        return self._state.scorer
+
+    @property
+    def _layout(self) -> Mapping[str, Any]:
+        return self._state.layout
 
     # -- what a task defines ----------------------------------------------------------------
 
@@ -114,9 +71,9 @@ class Persistent(nn.Module):
         """Give what is saved with the settings though no score depends on it."""
         return {"layout": self._layout}
 
-    def _recall(self, saved: Mapping[str, Any]) -> None:
-        """Take over what :meth:`_remembered` gave; refuse, by ValueError, what it cannot give."""
-        self._layout = files.checked_layout(saved.get("layout", {}))
+    def _recalled_counts(self, saved: Mapping[str, Any], scores: int) -> dict[str, Any]:
+        """Return the counts of a saved calibration with so many scores; refuse what cannot be."""
+        return {}
 
     def _check_points(self) -> None:
         """Refuse, by ValueError, a loaded calibration with scores that cannot be."""
@@ -164,16 +121,15 @@ class Persistent(nn.Module):
 
     def _check_weights(self, now: Stamp | None = None) -> None:
         """Refuse a model that is not run as it was when it was calibrated, or has other weights."""
-        if self._identity is not None:
-            self._identity.check(self.model, now)
+        if self._state.identity is not None:
+            self._state.identity.check(self.model, now)
 
     def _snapshot(self: Self) -> Self:
-        """Give a predictor that nothing changes any more, with the pieces in use now."""
-        with self._lock:
-            snapshot = object.__new__(type(self))
-            snapshot.__dict__.update(self.__dict__)
-            snapshot.__dict__["_modules"] = modules = dict(self._modules)
-            snapshot.__dict__.update(modules)  # found at once there, not in torch's second look
+        """Return a predictor with the state of now, which nothing changes any more."""
+        snapshot = object.__new__(type(self))
+        snapshot.__dict__.update(self.__dict__)
+        snapshot.__dict__["_modules"] = modules = dict(self._modules)
+        snapshot.__dict__.update(modules)  # found at once there, not in torch's second look
         return snapshot
 
     def _must_be_calibrated(self) -> None:
@@ -184,16 +140,13 @@ class Persistent(nn.Module):
             )
 
     def calibrated(self) -> Calibrated:
-        """Return what is calibrated: scorer, calibration, fingerprint and layout; or refuse."""
+        """Return what is calibrated, or refuse."""
         self._must_be_calibrated()
-        assert self._identity is not None
-        weights = self._identity.fingerprint
-        return Calibrated(self._scorer, self.calibration, weights, self._layout)
+        return self._state
 
     def _must_have(self, theirs: str, whose: str) -> None:
         """Refuse scores of a network with another fingerprint."""
-        mine = None if self._identity is None else self._identity.fingerprint
-        if theirs != (mine or fingerprint(self.model)):
+        if theirs != (self._state.fingerprint or fingerprint(self.model)):
             raise ValueError(
                 f"{whose} are those of other weights, and would not cover here: calibrate the "
                 "same model"
@@ -214,39 +167,36 @@ class Persistent(nn.Module):
         if other is self:
             raise ValueError("a predictor cannot be merged with itself: points would count twice")
         with self._lock.turn:
-            self._merge(other._snapshot())
+            self._state = self._merged(other._snapshot())
         return self
 
-    def _merge(self, other: Persistent) -> None:
-        """Merge a predictor that nothing changes meanwhile, while nothing else changes this one."""
+    def _merged(self, other: Persistent) -> Calibrated:
+        """Return the state with the scores of a predictor that nothing changes meanwhile."""
         if not len(other.calibration):
             raise ValueError(
                 "the predictor to merge has no calibration: call calibrate(x, y) on it first"
             )
         if not len(self.calibration) and other.calibration.takes_groups:
-            mine = self._settings_of(self._scorer, by_groups(self.calibration))
+            settings = self._settings_of(self._scorer, by_groups(self.calibration))
         else:
-            mine = self.settings()
-        self._must_have_chosen(mine, other.settings())
-        self._must_match(mine, other.settings(), "the predictor to merge")
+            settings = self.settings()
+        self._must_have_chosen(settings, other.settings())
+        self._must_match(settings, other.settings(), "the predictor to merge")
         self._check_merge(other)
-        self._must_have_columns(other)
-        assert other._identity is not None
-        self._must_have(other._identity.fingerprint, "the scores to merge")
-        if self._identity is not None:
-            self._identity.must_be_run_alike(other._identity.autocast)
-        if not set(self._runs).isdisjoint(other._runs):
-            raise ValueError(
-                "points of the predictor to merge are here already: it is a copy of this one, was "
-                "loaded from the same file, or was merged before, and points would count twice"
-            )
-        merged = joined(self.calibration, other.calibration)
-        with self._lock:
-            self.calibration = merged
-            self._identity = self._identity or copy.copy(other._identity)  # with no stamp
-            self._layout = {**other._layout, **self._layout}
-            self._runs += other._runs
-            self._merged(other)
+        mine, theirs = self._state, other.calibrated()
+        assert theirs.identity is not None
+        self._must_have(theirs.identity.fingerprint, "the scores to merge")
+        if mine.identity is not None:
+            mine.identity.must_be_run_alike(theirs.identity.autocast)
+        mine.check_merge(theirs)
+        return replace(
+            mine,
+            calibration=joined(mine.calibration, theirs.calibration),
+            identity=mine.identity or copy.copy(theirs.identity),  # with no stamp
+            layout={**theirs.layout, **mine.layout},
+            runs=mine.runs + theirs.runs,
+            counts=self._merged_counts(mine.counts, theirs.counts),
+        )
 
     def compress(self: Self, rank_error: Any = 1e-4) -> Self:
         """Keep a summary of the scores in place of all of them.
@@ -270,21 +220,10 @@ class Persistent(nn.Module):
         (5000, 99)
         """
         with self._lock.turn:
-            self._must_be_calibrated()
-            smaller = compressed(self.calibration, rank_error)
-            with self._lock:
-                self.calibration = smaller
+            state = self.calibrated()
+            smaller = compressed(state.calibration, rank_error)
+            self._state = replace(state, calibration=smaller)
         return self
-
-    def _must_have_columns(self, other: Persistent) -> None:
-        for key in self._layout.keys() & other._layout.keys():
-            mine, theirs = (p._layout[key].get("columns") for p in (self, other))
-            if mine and theirs and mine != theirs:
-                raise ValueError(
-                    f"the predictor to merge was calibrated on a frame with columns {theirs}, this "
-                    f"one on {mine}: the model saw other numbers. Give both the same columns in "
-                    "the same order"
-                )
 
     def _must_have_chosen(self, mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
         """Refuse scores of a worker that chose otherwise, and say what to do."""
@@ -312,7 +251,8 @@ class Persistent(nn.Module):
         of them, on rows of their own can be merged. ``seed`` is that of its random numbers, of
         which each worker needs others; by default the operating system seeds them.
         """
-        return self._without_scores(self._scorer, self.calibration, self._choices, seed)
+        state = self._state
+        return self._without_scores(state.scorer, state.calibration, state.choices, seed)
 
     def uncalibrated(self: Self, seed: int | None = None) -> Self:
         """Return a predictor of the same model as this one was before it was calibrated."""
@@ -327,35 +267,38 @@ class Persistent(nn.Module):
     ) -> Self:
         fresh = self._snapshot()
         fresh._given = (scorer, calibration.empty())
-        fresh._scorer, fresh.calibration = scorer, calibration.empty()
-        fresh._fitted, fresh._choices = dict(choices), dict(choices)
-        fresh._identity, fresh._runs, fresh._set_aside = None, (), 0
+        fresh._fitted = choices
+        fresh._state = Calibrated(
+            scorer, calibration.empty(), None, self._layout, choices, counts=self._state.counts
+        )
         fresh._lock, fresh.seed, fresh._stream = WriterLock(), seed, Stream(seed)
         if (recipe := recipe_of(self)) is not None and "seed" in recipe["with"]:
             fresh.__dict__["_recipe"] = {**recipe, "with": {**recipe["with"], "seed": seed}}
         return fresh
 
     def _check_merge(self, other: Any) -> None:
-        """Refuse another predictor whose points cannot stand beside these."""
+        """Refuse another predictor whose scores cannot stand beside these."""
 
-    def _merged(self, other: Any) -> None:
-        """Take over what else belongs to the points of another predictor."""
+    def _merged_counts(self, mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what two calibrations counted together."""
+        return {}
 
     def get_extra_state(self) -> Tensor:
         """Pack the settings for ``state_dict``, as a tensor so that any format can hold it.
 
         They come with a checksum over them and over the points.
         """
-        choices = {n: asdict(c) if is_dataclass(c) else c for n, c in self._choices.items()}  # type: ignore[arg-type]
-        points = self.calibration.points()
-        learned = self._scorer.state()
+        state = self._state
+        choices = {n: asdict(c) if is_dataclass(c) else c for n, c in state.choices.items()}  # type: ignore[arg-type]
+        points = state.calibration.points()
+        learned = state.scorer.state()
         kept = {
             "choices": choices,
-            "set_aside": self._set_aside,
-            "fingerprint": None if self._identity is None else self._identity.fingerprint,
-            "autocast": "" if self._identity is None else self._identity.autocast,
+            "set_aside": state.set_aside,
+            "fingerprint": state.fingerprint,
+            "autocast": "" if state.identity is None else state.identity.autocast,
             "shapes": {name: list(tensor.shape) for name, tensor in points.items()},
-            "runs": list(self._runs),
+            "runs": list(state.runs),
             **self._remembered(),
         }
         saved = {
@@ -379,6 +322,7 @@ class Persistent(nn.Module):
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination.update(prefixed(f"{prefix}calibration.", self.calibration.points()))
         destination.update(prefixed(f"{prefix}scorer.", self._scorer.state()))
 
     def _load_from_state_dict(
@@ -390,13 +334,15 @@ class Persistent(nn.Module):
             with files.refused("the calibration in this state_dict"):
                 fresh = self.restored(own, strict)
                 # Weights of an owner may be loaded after this; they are looked at when predicting.
-                if fresh._identity is not None and "model" in self._modules:
+                identity = fresh._state.identity
+                if identity is not None and "model" in self._modules:
                     weights = with_prefix(f"{prefix}model.", state_dict)
                     assign = metadata.get("assign_to_params_buffers", False)
-                    fresh._identity.must_be_that_of(self.model, weights, assign)
+                    identity.must_be_that_of(self.model, weights, assign)
             self.take_over(fresh)
-        learned = f"{prefix}scorer."  # no part of any module, and taken over above
-        rest = {name: t for name, t in state_dict.items() if not name.startswith(learned)}
+        # What is no part of any module was taken over above.
+        ours = (f"{prefix}scorer.", f"{prefix}calibration.")
+        rest = {name: t for name, t in state_dict.items() if not name.startswith(ours)}
         super()._load_from_state_dict(rest, prefix, metadata, strict, *others)
 
     def state(self) -> dict[str, Tensor]:
@@ -422,22 +368,27 @@ class Persistent(nn.Module):
         saved = files.unseal(own["_extra_state"], {**points, **learned})
         if saved.get("format") != files.FORMAT:
             raise ValueError("it was saved by another version of ffcp: calibrate again")
-        fresh = self._snapshot()
-        fresh._recall_settings(saved["settings"], saved["kept"], with_prefix("scorer.", learned))
         if saved["kept"]["shapes"] != {name: list(t.shape) for name, t in points.items()}:
             raise ValueError("its points have other shapes than were saved")
-        fresh.calibration.check(points)
-        fresh.calibration.keep({n: t.detach().to("cpu", copy=True) for n, t in points.items()})
-        if bool(len(fresh.calibration)) != (fresh._identity is not None):
-            raise ValueError("it has points without the weights they belong to, or the reverse")
-        fresh._recall(saved["kept"])
+        fresh = self._snapshot()
+        fresh._state = self._recalled(
+            saved["settings"], saved["kept"], points, with_prefix("scorer.", learned)
+        )
         fresh._check_points()
+        fresh._restore_fit()
         return fresh
 
-    def _recall_settings(
-        self, settings: Mapping[str, Any], kept: Mapping[str, Any], learned: Mapping[str, Tensor]
-    ) -> None:
-        """Check that a calibration was made with this predictor's settings; take what is open."""
+    def _restore_fit(self) -> None:
+        """Take what training rows taught out of a state that was loaded."""
+
+    def _recalled(
+        self,
+        settings: Mapping[str, Any],
+        kept: Mapping[str, Any],
+        points: Mapping[str, Tensor],
+        learned: Mapping[str, Tensor],
+    ) -> Calibrated:
+        """Return a saved state, if it was made with this predictor's settings."""
         given, calibration = self._given
         scorer = given.recalled(settings, learned)
         calibration = self._kept_by(calibration, settings).restored(settings)
@@ -447,17 +398,28 @@ class Persistent(nn.Module):
         mine = self._settings_of(scorer, calibration)
         self._must_match(mine, settings, "the loaded calibration")
         self._check_features(scorer.requires().joined(calibration.requires()))
-        self._scorer, self.calibration = scorer, calibration.empty()
-        self._choices = {
-            **given.choices_from(kept["choices"]),
-            **scorer.choices_from(kept["choices"]),
-            **calibration.choices_from(kept["choices"]),
-        }
-        self._set_aside = files.count(kept["set_aside"])
-        self._runs = files.rebuilt(tuple[str, ...], kept["runs"])
+        scores = calibration.empty()
+        scores.check(points)
+        scores.keep({n: t.detach().to("cpu", copy=True) for n, t in points.items()})
         saved = files.rebuilt(str | None, kept["fingerprint"])
+        if bool(len(scores)) != (saved is not None):
+            raise ValueError("it has points without the weights they belong to, or the reverse")
         autocast = checked_autocast(files.rebuilt(str, kept.get("autocast", "")))
-        self._identity = None if saved is None else Identity(saved, autocast)
+        choices = kept["choices"]
+        return Calibrated(
+            scorer,
+            scores,
+            None if saved is None else Identity(saved, autocast),
+            files.checked_layout(kept.get("layout", {})),
+            {
+                **given.choices_from(choices),
+                **scorer.choices_from(choices),
+                **calibration.choices_from(choices),
+            },
+            files.count(kept["set_aside"]),
+            files.rebuilt(tuple[str, ...], kept["runs"]),
+            self._recalled_counts(kept, len(scores)),
+        )
 
     def _kept_by(self, calibration: Calibration, settings: Mapping[str, Any]) -> Calibration:
         """Give the calibration that kept what was saved, where it may be another than was given."""
@@ -465,10 +427,7 @@ class Persistent(nn.Module):
 
     def take_over(self, fresh: Persistent) -> None:
         """Take over all that another predictor of this model has, at once."""
-        with self._lock:
-            modules = self._modules
-            modules["calibration"] = fresh.calibration
-            self.__dict__.update({**fresh.__dict__, "_modules": modules})
+        self.__dict__.update({**fresh.__dict__, "_modules": self._modules})
 
     def save(self, path: str | Path) -> None:
         """Write the calibration, without the model's weights, to a safetensors file.
@@ -476,7 +435,8 @@ class Persistent(nn.Module):
         The file is written whole or not at all.
         """
         now = self._snapshot()
-        if now._identity is not None and now._identity.fingerprint != fingerprint(now.model):
+        weights = now._state.fingerprint
+        if weights is not None and weights != fingerprint(now.model):
             raise RuntimeError(
                 "the model's weights are no longer those of the calibration: calibrate again "
                 "before saving"
@@ -494,14 +454,13 @@ class Persistent(nn.Module):
         tensors = files.read(path)
         with files.refused(path):
             fresh = self.restored(tensors)
-            if fresh._identity is not None:
-                fresh._identity.must_be_that_of(self.model)
+            if fresh._state.identity is not None:
+                fresh._state.identity.must_be_that_of(self.model)
         self.take_over(fresh)
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        with self._lock:
-            state = {**self.__dict__, "_modules": dict(self._modules)}
+        state = {**self.__dict__, "_modules": dict(self._modules)}
         del state["_lock"]
         return state
 
@@ -519,12 +478,11 @@ class Persistent(nn.Module):
         """
         model = self._modules.get("model")
         if model is not None and any(part is self for part in model.modules()):
-            with self._lock:
-                self.__dict__["model"] = model
-                self._modules.pop("model", None)
+            self.__dict__["model"] = model
+            self._modules.pop("model", None)
 
     def named_children(self) -> Iterator[tuple[str, nn.Module]]:
-        """Yield the model, unless this predictor is a part of it, and the calibration."""
+        """Yield the model, unless this predictor is a part of it."""
         self._hold_owner_apart()  # before .to(), train() and others go through them
         yield from super().named_children()
 

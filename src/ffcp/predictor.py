@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, NoReturn, TypedDict, TypeVar
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ffcp.batch import BatchOutput
+from ffcp.calibrated import Calibrated, steady
 from ffcp.calibration_loop import (
     NO_WEIGHTS,
     Batch,
@@ -39,7 +40,7 @@ from ffcp.network.frozen import Stamp, refuse_unusable
 from ffcp.network.identity import Identity, fingerprint
 from ffcp.network.model_output import Output, picking
 from ffcp.network.modes import autocast, outside_inference_mode
-from ffcp.persistence import Persistent, steady
+from ffcp.persistence import Persistent
 from ffcp.warnings import warn
 
 __all__ = ["Predictor", "Running", "known_only", "steady"]
@@ -120,17 +121,10 @@ class Predictor(Persistent):
         # As given, with whatever they leave open; in a tuple, so that no module is held twice.
         self._given: tuple[Score, Calibration] = (scorer, calibration)
         self._check_features(scorer.requires().joined(calibration.requires()))
-        # As they are in use.
-        self._scorer = scorer
-        self._choices: dict[str, Any] = {}
-        self._fitted: dict[str, Any] = {}  # choices made before calibrating, on other points
-        self._set_aside = 0
-        self._layout: dict[str, Any] = {}  # what inputs were like, see inputs.Reader
-        self._identity: Identity | None = None  # of the model that was calibrated
-        self._runs: tuple[str, ...] = ()  # the names of the calibrations whose points these are
-        self.calibration = calibration.empty()
+        self._fitted: Mapping[str, Any] = {}  # choices made before calibrating, on other points
+        self._state = Calibrated(scorer, calibration.empty())
         self._stream = Stream(seed)
-        self._lock = WriterLock()  # held while one calibration takes the place of another
+        self._lock = WriterLock()
 
     # -- what a task defines ----------------------------------------------------------------
 
@@ -218,9 +212,9 @@ class Predictor(Persistent):
         """Begin a calibration: refuse what it cannot take before any row is looked at."""
         run = self._run_of(groups, update and len(self.calibration) > 0)
         run.check_arguments(weights, new)
-        if run.is_update and self._identity is not None:
+        if run.is_update and self._state.identity is not None:
             self._must_have(fingerprint(self.model), "the scores there are")
-            self._identity.must_be_run_alike(autocast(self.model))
+            self._state.identity.must_be_run_alike(autocast(self.model))
         read = inputs.Reader(self.model, self._layout if run.is_update else None)
         run.with_target_inputs(lambda: self._noted_new(new, run.calibration, read))
         return run, read
@@ -239,23 +233,30 @@ class Predictor(Persistent):
         run.layout = read.layout
         if kept is None:
             run.calibration.add(*self._entries(run.columns))
-        self._ended(run, identity, secrets.token_hex(16))
-        for message in run.warnings:
-            warn(message)
-        return self
-
-    def _ended(self, run: Calibrating, identity: Identity, name: str) -> None:
-        """Take over a calibration, by its name, if the model still has the weights it is of."""
         identity.note_hooks(self.model)
         if not identity.is_that_of(self.model):
             raise RuntimeError(
                 "the model's weights changed while it was calibrated: calibrate when nothing "
                 "trains it, and let no hook write to tensors that it encloses"
             )
-        with self._lock:
-            self._identity = identity
-            self._runs = (*(self._runs if run.is_update else ()), name)
-            self._take_over(run)
+        self._state = self._calibrated_by(run, identity)
+        for message in run.warnings:
+            warn(message)
+        return self
+
+    def _calibrated_by(self, run: Calibrating, identity: Identity) -> Calibrated:
+        """Return the state that a calibration ends with."""
+        before, name = self._state, secrets.token_hex(16)
+        if run.is_update:
+            same = before.choices, before.set_aside, (*before.runs, name)
+        else:
+            same = {**self._fitted, **run.choices}, run.selection.set_aside, (name,)
+        counts = self._counts_of(run)
+        return Calibrated(run.scorer, run.calibration, identity, run.layout, *same, counts)
+
+    def _counts_of(self, run: Calibrating) -> dict[str, Any]:
+        """Return what a task counts besides scores; it may warn by ``run.warnings``."""
+        return {}
 
     def _all_new(self, batches: Iterable[Batch | Noted]) -> Iterator[Batch | Noted]:
         """Count on the way how many rows were given to ``fit``, and at the end refuse many."""
@@ -288,14 +289,6 @@ class Predictor(Persistent):
     def _entries(self, columns: Columns) -> tuple[Tensor, Columns]:
         """Give the scores and notes that the calibration is to keep."""
         return columns["score"], with_prefix("note.", columns)
-
-    def _take_over(self, run: Calibrating) -> None:
-        """Take over a calibration that has ended well."""
-        self._scorer, self.calibration = run.scorer, run.calibration
-        self._layout = run.layout
-        if not run.is_update:
-            self._choices = {**self._fitted, **run.choices}
-            self._set_aside = run.selection.set_aside
 
     def _noted_new(self, new: Any, calibration: Calibration, read: inputs.Reader) -> Columns:
         """Run the model on new inputs, and note what the calibration is to learn from."""
@@ -493,7 +486,7 @@ class Predictor(Persistent):
     def _why_infinite(self, alpha: Any, metadata: Columns) -> str:
         """Go on behind "the band is infinite": why, and what to do."""
         reason = self.calibration.why_infinite(alpha, metadata)
-        if self._set_aside:
+        if self._state.set_aside:
             what = " and ".join(piece.what_is_open for piece in self._given if piece.is_open)
-            reason += f" ({self._set_aside} more rows chose {what}, and so do not calibrate)"
+            reason += f" ({self._state.set_aside} more rows chose {what}, and so do not calibrate)"
         return reason

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -157,7 +158,9 @@ def test_seeds_survive_saving(tmp_path) -> None:
 @pytest.mark.parametrize("seed", [None, 2**64 - 1, 10**30])
 def test_seeds_of_any_size_can_be_saved(seed: int | None, tmp_path) -> None:
     predictor = ffcp.APS(network(), seed=seed).calibrate(X, Y)
-    predictor._drawn = {2**64 - 1: 5, **predictor._drawn}  # as the operating system may give
+    drawn = {2**64 - 1: 5, **predictor._drawn}  # as the operating system may give
+    counts = {**predictor._state.counts, "drawn": drawn}
+    predictor._state = replace(predictor._state, counts=counts)
     predictor.save(tmp_path / "sets.safetensors")
     assert ffcp.APS(network()).load(tmp_path / "sets.safetensors")._drawn == predictor._drawn
 

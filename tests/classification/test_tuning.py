@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -47,7 +48,8 @@ def test_only_rows_that_do_not_calibrate_tune(name: str, temperature: object) ->
     # The scores are those of an untuned predictor with the chosen values.
     plain = rebuilt(predictor)
     for row in (~split).nonzero()[:, 0].tolist():
-        plain._drawn = {0: row}
+        counts = {**plain._state.counts, "drawn": {0: row}}
+        plain._state = replace(plain._state, counts=counts)
         plain.calibrate(X[row : row + 1], Y[row : row + 1], update=True)
     torch.testing.assert_close(
         plain.calibration.scores, predictor.calibration.scores, rtol=0, atol=1e-5

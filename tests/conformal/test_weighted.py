@@ -192,8 +192,8 @@ def test_calibrations_merge_update_and_come_back_from_a_file(tmp_path: Any) -> N
     assert torch.equal(
         loaded.predict_interval(asked).upper, predictor.predict_interval(asked).upper
     )
-    assert loaded._choices == predictor._choices
-    assert loaded._choices["shift"].new_rows == 200
+    assert loaded._state.choices == predictor._state.choices
+    assert loaded._state.choices["shift"].new_rows == 200
     given = ffcp.CP(model, calibration=ffcp.calibrations.Weighted("given"))
     other = ffcp.CP(model, calibration=ffcp.calibrations.Weighted("given"))
     whole = ffcp.CP(model, calibration=ffcp.calibrations.Weighted("given"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +118,7 @@ def uniform(rank: int, seed: int | None = None) -> Any:
 def updated(rank: int, rank_error: Any = None) -> Any:
     predictor = ffcp.CP(small_mlp()).calibrate(X[:100], Y[:100])
     torch.manual_seed(0)
-    predictor._runs = ("the same in every process",)
+    predictor._state = replace(predictor._state, runs=("the same in every process",))
     rows = slice(100 + 200 * rank, 300 + 200 * rank)
     call = ffcp.distributed.calibrate
     return call(predictor, X[rows], Y[rows], update=True, rank_error=rank_error)

@@ -258,7 +258,7 @@ def test_a_group_of_one_gives_what_calibrate_does(name: str) -> None:
     assert mine.keys() == theirs.keys()
     assert all(torch.equal(mine[kind], theirs[kind]) for kind in mine)
     assert one.settings() == other.settings()
-    assert one._set_aside == other._set_aside
+    assert one._state.set_aside == other._state.set_aside
 
 
 @pytest.mark.usefixtures("alone")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -32,7 +34,8 @@ def calibrated(model: nn.Module, layer: str, x: Tensor, y: Tensor, nested: str) 
     predictor = ffcp.Auto(model, on="prediction", quantiles=layer, seed=0).calibrate(x, y)
     assert predictor.method == f"{OWN}, central"
     if nested != "central":
-        predictor._scorer = predictor._scorer.shaped(nested)
+        shaped = predictor._scorer.shaped(nested)
+        predictor._state = replace(predictor._state, scorer=shaped)
     return predictor
 
 

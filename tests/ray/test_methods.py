@@ -96,7 +96,7 @@ def same(one: Any, other: Any) -> None:
         assert torch.equal(tensor, theirs[name]), name
     assert one.settings() == other.settings()
     assert str(getattr(one, "choice", None)) == str(getattr(other, "choice", None))
-    assert one._set_aside == other._set_aside
+    assert one._state.set_aside == other._state.set_aside
     state = {n: t for n, t in one._scorer.state().items()}
     assert all(torch.equal(t, other._scorer.state()[n]) for n, t in state.items())
 
@@ -168,10 +168,10 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_rows_after_a_choice_are_scored_by_what_was_chosen(name: str) -> None:
     make, data = {**BANDS, **JOINT}[name], numbers(3 if name in JOINT else 1)
     one = make().calibrate(data["x"], data["y"])
-    assert 0 < one._set_aside <= 50
+    assert 0 < one._state.set_aside <= 50
     same(one, calibrate(make(), Rows.of(data, seed=1), x="x", y="y", id="id"))
     two = calibrate(make(), Rows.of(data, seed=1), x="x", y="y")
-    assert len(two.calibration) == N - one._set_aside
+    assert len(two.calibration) == N - one._state.set_aside
     assert two.settings().keys() == one.settings().keys()
     assert torch.allclose(one.calibration.scores, two.calibration.scores, atol=1e-4)
 
@@ -186,7 +186,7 @@ def test_without_numbers_bands_are_the_same_within_rounding(name: str) -> None:
     one = make().calibrate(data["x"], data["y"])
     two = calibrate(make(), Rows.of(data, seed=1), x="x", y="y")
     assert len(one.calibration) == len(two.calibration)
-    assert one._set_aside == two._set_aside
+    assert one._state.set_aside == two._state.set_aside
     for key, tensor in one.calibration.points().items():
         assert torch.allclose(tensor.double(), two.calibration.points()[key].double(), atol=1e-4), (
             key

@@ -142,7 +142,7 @@ def test_every_kind_of_choice_is_saved_and_loaded(
         assert torch.equal(other.predict_interval(x[:9], **new).upper, band.upper)
     again = ffcp.load(tmp_path / "auto.safetensors", model)
     assert again.choice == predictor.choice
-    assert again._choices == predictor._choices
+    assert again._state.choices == predictor._state.choices
 
 
 @pytest.mark.long

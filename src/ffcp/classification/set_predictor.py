@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -94,7 +94,6 @@ class SetPredictor(Predictor):
 
     task = "label sets"
     _scorer_draws = True
-    _scorer: LabelScore
 
     def __init__(
         self,
@@ -111,8 +110,6 @@ class SetPredictor(Predictor):
         self.names = None if names is None else checked_names(names)
         self.other_labels = other_labels
         self.allow_zero_sets = allow_zero_sets
-        self.classes: int | None = None
-        self._drawn: dict[int, int] = {}  # by seed, how many random numbers are used up
         calibration = Marginal() if calibration is None else calibration
         score = score_of(score, allow_zero_sets)
         if other_labels:
@@ -124,13 +121,13 @@ class SetPredictor(Predictor):
     @property
     def choice(self) -> SetChoice | ScoreChoice | None:
         """What the automatic choice of the settings, or of the score, saw and took."""
-        choice: SetChoice | ScoreChoice | None = self._choices.get("sets")
-        return choice or self._choices.get("score")
+        choice: SetChoice | ScoreChoice | None = self._state.choices.get("sets")
+        return choice or self._state.choices.get("score")
 
     @property
     def shift_choice(self) -> ShiftChoice | None:
         """What learning a density ratio saw, with :class:`ffcp.calibrations.Weighted`."""
-        choice: ShiftChoice | None = self._choices.get("shift")
+        choice: ShiftChoice | None = self._state.choices.get("shift")
         return choice
 
     def setting(self, name: str) -> Any:
@@ -157,12 +154,22 @@ class SetPredictor(Predictor):
         run.names = self.names
         return run
 
-    def _take_over(self, run: Calibrating) -> None:
+    @property
+    def classes(self) -> int | None:
+        """How many classes the calibrated model has; ``None`` before it is calibrated."""
+        classes: int | None = self._state.counts.get("classes")
+        return classes
+
+    @property
+    def _drawn(self) -> Mapping[int, int]:
+        """How many random numbers calibrations drew, by what they were drawn with."""
+        drawn: Mapping[int, int] = self._state.counts.get("drawn", {})
+        return drawn
+
+    def _counts_of(self, run: Calibrating) -> dict[str, Any]:
         assert isinstance(run, CalibratingLabels)
-        super()._take_over(run)
-        self.classes = run.classes
         drawn = self._drawn if run.is_update else {}
-        self._drawn = {**drawn, run.entropy: run.drawn}
+        return {"classes": run.classes, "drawn": {**drawn, run.entropy: run.drawn}}
 
     # -- using the calibration --------------------------------------------------------------
 
@@ -291,10 +298,11 @@ class SetPredictor(Predictor):
         return self._scorer.draws and not self._scorer.randomized
 
     def _drawing(self, first_row: int | None, first_number: int) -> LabelScore:
-        if not self._scorer.randomized:
-            return self._scorer.drawing(None)
+        score: LabelScore = self._scorer
+        if not score.randomized:
+            return score.drawing(None)
         draws = Draws(self._stream.entropy(pinned=first_row is not None), _PREDICTION)
-        return self._scorer.drawing(Shares(draws, first_number))
+        return score.drawing(Shares(draws, first_number))
 
     def _start(self, out: BatchOutput, first_row: int | None) -> int:
         """Give the number of the call's first row, as far as a batch can tell."""
@@ -316,7 +324,7 @@ class SetPredictor(Predictor):
     # -- sharing the calibration ------------------------------------------------------------
 
     def _check_merge(self, other: Any) -> None:
-        shared = sorted(self._drawn.keys() & other._drawn.keys())
+        shared = sorted(self._drawn.keys() & other.calibrated().counts["drawn"].keys())
         if self._scorer.draws and shared:
             raise ValueError(
                 f"both predictors drew their random numbers with seed {shared[0]}, so their "
@@ -327,18 +335,20 @@ class SetPredictor(Predictor):
                 f"calibrated on {self.classes} classes, the predictor to merge on {other.classes}"
             )
 
-    def _merged(self, other: Any) -> None:
-        self.classes, self._drawn = other.classes, {**self._drawn, **other._drawn}
+    def _merged_counts(self, mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
+        drawn = {**mine.get("drawn", {}), **theirs["drawn"]}
+        return {"classes": theirs["classes"], "drawn": drawn}
 
     def _remembered(self) -> dict[str, Any]:
         own = {"classes": self.classes, "drawn": list(self._drawn.items())}
         return {**super()._remembered(), **own}
 
-    def _recall(self, saved: Any) -> None:
-        super()._recall(saved)
-        self.classes = files.count(saved["classes"], least=2) if len(self.calibration) else None
+    def _recalled_counts(self, saved: Mapping[str, Any], scores: int) -> dict[str, Any]:
         drawn = files.rebuilt(tuple[tuple[int, ...], ...], saved["drawn"])
-        self._drawn = {seed: files.count(rows) for seed, rows in drawn}  # a seed has any size
+        return {
+            "classes": files.count(saved["classes"], least=2) if scores else None,
+            "drawn": {seed: files.count(rows) for seed, rows in drawn},  # a seed has any size
+        }
 
     def _check_points(self) -> None:
         super()._check_points()

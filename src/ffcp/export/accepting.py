@@ -38,7 +38,8 @@ def check(predictor: Predictor) -> None:
 
 
 def _reasons(predictor: Predictor) -> Any:
-    scorer, calibration = predictor.calibrated()[:2]
+    state = predictor.calibrated()
+    scorer, calibration = state.scorer, state.calibration
     if isinstance(predictor, SetPredictor):
         if type(scorer) is not RuleScore:
             yield f"its label score is {_called(scorer)}, {_FOREIGN}"

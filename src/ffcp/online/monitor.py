@@ -424,8 +424,7 @@ class Monitor:
         }
 
     def _fingerprint(self) -> str:
-        assert self.predictor._identity is not None
-        return self.predictor._identity.fingerprint
+        return str(self.predictor.calibrated().fingerprint)
 
     def save(self, path: str | Path) -> None:
         """Write all that was seen to a file, whole or not at all."""

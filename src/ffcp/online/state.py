@@ -161,8 +161,7 @@ class StreamState:
         return one
 
     def _fingerprint(self) -> str:
-        assert self.predictor._identity is not None
-        return self.predictor._identity.fingerprint
+        return str(self.predictor.calibrated().fingerprint)
 
     def __getstate__(self) -> dict[str, Any]:
         # What changes is copied at one moment: pickling takes its time, and the stream goes on.

@@ -432,7 +432,7 @@ class Auto(LearnsFromTraining):
             Otherwise they are compared with these, and a calibration is refused if far more of
             them are equal than the data's own repeated rows explain.
         """
-        family, calibration = self._given
+        family, _ = self._given
         assert isinstance(family, MethodSelection)
         lesson = self._lesson(x, y, disjoint)
         learned = {
@@ -448,16 +448,13 @@ class Auto(LearnsFromTraining):
             )
             for name, (learner, sight) in sights(lesson.sight, self._learners).items()
         }
-        with self._lock:
-            self._given = (family.taught_by(learned, lesson.sight), calibration)
-            self._scorer, self.calibration = self._given[0], calibration.empty()
-            self._choices, self._set_aside, self._identity, self._runs = {}, 0, None, ()
+        self._learn(family.taught_by(learned, lesson.sight))
         return self
 
     @property
     def choice(self) -> AutoChoice | None:
         """What was compared, and what was taken; ``None`` until it is."""
-        choice: AutoChoice | None = self._choices.get("method")
+        choice: AutoChoice | None = self._state.choices.get("method")
         return choice
 
     @property

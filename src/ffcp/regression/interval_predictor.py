@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -135,7 +136,7 @@ class IntervalPredictor(RegressionPredictor):
     @property
     def choice(self) -> Choice | None:
         """What the automatic choice of the scale saw and took."""
-        choice: Choice | None = self._choices.get("layer")
+        choice: Choice | None = self._state.choices.get("layer")
         return choice
 
     @property
@@ -179,7 +180,7 @@ class IntervalPredictor(RegressionPredictor):
         )
         self._given, self._has_fitted_output_scales = (fitted, calibration), True
         if not len(self.calibration):
-            self._scorer = fitted
+            self._state = replace(self._state, scorer=fitted)
         return self
 
     _has_fitted_output_scales = False
@@ -201,7 +202,7 @@ class IntervalPredictor(RegressionPredictor):
                 table.add(run.record(batch))
             run.choose_calibration(table.columns, planned or len(y))
         self._given = (self._given[0], run.calibration)
-        self._fitted.update(run.choices)
+        self._fitted = {**self._fitted, **run.choices}
         if not len(self.calibration):
-            self.calibration = run.calibration.empty()
-            self._choices.update(run.choices)
+            choices = {**self._state.choices, **run.choices}
+            self._state = replace(self._state, calibration=run.calibration.empty(), choices=choices)

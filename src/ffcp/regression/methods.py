@@ -244,7 +244,7 @@ class Localized(IntervalPredictor):
     @property
     def bandwidth_choice(self) -> BandwidthChoice | None:
         """What the automatic choice of the bandwidth saw and took."""
-        choice: BandwidthChoice | None = self._choices.get("bandwidth")
+        choice: BandwidthChoice | None = self._state.choices.get("bandwidth")
         return choice
 
     def bandwidth_for(self, embedding: Tensor, alpha: Any = 0.1) -> float | None:

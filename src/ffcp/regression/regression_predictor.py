@@ -43,7 +43,6 @@ class RegressionPredictor(Predictor):
     """A family of nested bands and a calibration that says which of them covers."""
 
     task = "bands"
-    _scorer: RegressionScore
 
     def __init__(
         self,
@@ -78,7 +77,7 @@ class RegressionPredictor(Predictor):
     @property
     def shift_choice(self) -> ShiftChoice | None:
         """What learning a density ratio saw, with :class:`ffcp.calibrations.Weighted`."""
-        choice: ShiftChoice | None = self._choices.get("shift")
+        choice: ShiftChoice | None = self._state.choices.get("shift")
         return choice
 
     def _own_settings(self) -> dict[str, Any]:

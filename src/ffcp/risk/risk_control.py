@@ -154,7 +154,6 @@ class RiskControl(Predictor):
     """
 
     task = "risk control"
-    _scorer: LossScore
 
     def __init__(
         self,
@@ -258,4 +257,5 @@ class RiskControl(Predictor):
     def losses(self, x: Any, y: Any = None) -> Tensor:
         """Return what rows with known targets lose at every level, (n, levels)."""
         parts = [self._scorer.record(out, part)["score"] for out, part in self._targeted(x, y)]
-        return torch.cat(parts) * self._scorer.bound
+        losses: Tensor = torch.cat(parts) * self._scorer.bound
+        return losses

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 import torch
@@ -181,7 +181,6 @@ class PixelSets(Predictor):
     """
 
     task = "pixel sets"
-    _scorer: PixelScore
 
     def __init__(
         self,
@@ -208,8 +207,6 @@ class PixelSets(Predictor):
         if not 0 < smallest < 0.5:
             raise ValueError(f"smallest must lie between 0 and 0.5, got {smallest}")
         self.feature, self.outputs, self.ignore = resolve(model, feature), outputs, ignore
-        self.classes: int | None = None
-        self.skipped = 0
         self._picked = output_name(output)
         name, model = self.feature, picking(model, output)
         if outputs == LOGITS:
@@ -235,18 +232,29 @@ class PixelSets(Predictor):
             raise ValueError("the calibration data is empty: no image has a labelled pixel")
         return super()._entries(take(columns, labelled))
 
-    def _take_over(self, run: Calibrating) -> None:
+    @property
+    def classes(self) -> int | None:
+        """How many classes the calibrated model has; ``None`` before it is calibrated."""
+        classes: int | None = self._state.counts.get("classes")
+        return classes
+
+    @property
+    def skipped(self) -> int:
+        """How many images without a labelled pixel were left out of the calibration."""
+        skipped: int = self._state.counts.get("skipped", 0)
+        return skipped
+
+    def _counts_of(self, run: Calibrating) -> dict[str, Any]:
         assert isinstance(run, CalibratingPixels)
-        super()._take_over(run)
         counts = run.columns["score"]
         images, skipped = len(counts), int((~counts.any(dim=1)).sum())
-        self.classes = run.classes
-        self.skipped = skipped + (self.skipped if run.is_update else 0)
         if skipped:
             run.warnings.append(
                 f"{skipped} of {images} images have no labelled pixel and do not calibrate: the "
                 "guarantees are about images that have one"
             )
+        before = self.skipped if run.is_update else 0
+        return {"classes": run.classes, "skipped": before + skipped}
 
     def _rows_at_once(self, x: Any) -> int | None:
         if self.batch_size is None and isinstance(x, Tensor) and x.dim() > 2:
@@ -347,16 +355,16 @@ class PixelSets(Predictor):
                 f"calibrated on {self.classes} classes, the predictor to merge on {other.classes}"
             )
 
-    def _merged(self, other: Any) -> None:
-        self.classes, self.skipped = other.classes, self.skipped + other.skipped
+    def _merged_counts(self, mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
+        skipped = mine.get("skipped", 0) + theirs["skipped"]
+        return {"classes": theirs["classes"], "skipped": skipped}
 
     def _remembered(self) -> dict[str, Any]:
         return {**super()._remembered(), "classes": self.classes, "skipped": self.skipped}
 
-    def _recall(self, saved: Any) -> None:
-        super()._recall(saved)
-        self.classes = files.count(saved["classes"], least=1) if len(self.calibration) else None
-        self.skipped = files.count(saved["skipped"])
+    def _recalled_counts(self, saved: Mapping[str, Any], scores: int) -> dict[str, Any]:
+        classes = files.count(saved["classes"], least=1) if scores else None
+        return {"classes": classes, "skipped": files.count(saved["skipped"])}
 
 
 class CalibratingPixels(Calibrating):

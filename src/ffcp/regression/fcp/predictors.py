@@ -99,7 +99,6 @@ class FCP(RegressionPredictor):
     """
 
     _family: ClassVar[type[FeatureBallScore]] = FeatureBallScore
-    _scorer: FeatureBallScore
 
     def __init__(
         self,
@@ -141,32 +140,34 @@ class FCP(RegressionPredictor):
             optimizer=optimizer,
             joint=checked_joint(joint),
         )
-        self.unconverged: list[int] = []
         super().__init__(model, ball, calibration, **common)  # type: ignore[misc]
 
     @property
     def steps(self) -> int | None:
         """The number of descent steps in use; ``None`` until it is chosen."""
-        return self._scorer.steps
+        steps: int | None = self._scorer.steps
+        return steps
 
     @property
     def step_coverage(self) -> dict[int, float]:
         """For each number of steps tried, the coverage of its bands on the choosing points."""
-        coverage: dict[int, float] = self._choices.get("steps", {})
+        coverage: dict[int, float] = self._state.choices.get("steps", {})
         return coverage
 
-    def _take_over(self, run: Calibrating) -> None:
-        super()._take_over(run)
-        lost = run.columns["score"].isinf().any(dim=1)
-        self.unconverged = lost.nonzero()[:, 0].tolist()
-        if self.unconverged:
-            rows = ", ".join(map(str, self.unconverged[:5]))
-            more = ", ..." if len(self.unconverged) > 5 else ""
+    @property
+    def unconverged(self) -> list[int]:
+        """The calibration rows for which no feature was found that gives y."""
+        return list(self._state.counts.get("unconverged", ()))
+
+    def _counts_of(self, run: Calibrating) -> dict[str, Any]:
+        lost = run.columns["score"].isinf().any(dim=1).nonzero()[:, 0].tolist()
+        if lost:
+            rows = ", ".join(map(str, lost[:5])) + (", ..." if len(lost) > 5 else "")
             run.warnings.append(
-                f"the inversion found no feature that gives y for {len(self.unconverged)} "
-                f"calibration points (rows {rows}{more}); they count as infinitely far, which "
-                "widens the bands"
+                f"the inversion found no feature that gives y for {len(lost)} calibration points "
+                f"(rows {rows}); they count as infinitely far, which widens the bands"
             )
+        return {"unconverged": lost}
 
     @steady
     def feature_coverage(

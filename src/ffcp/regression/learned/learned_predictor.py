@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from ffcp.calibration_loop import Calibrating
 from ffcp.conformal.calibration import Calibration
 from ffcp.predictor import known_only
 from ffcp.recipes import public
@@ -125,17 +126,11 @@ class Learned(LearnsFromTraining):
             untaught.kind,
             self._taught,
         )
-        with self._lock:
-            _, calibration = self._given
-            self._given = (family, calibration)
-            self._scorer, self.calibration = family, calibration.empty()
-            self._choices, self._set_aside, self._identity, self._runs = {}, 0, None, ()
+        self._learn(family)
         return self
 
-    def _recall_settings(
-        self, settings: Mapping[str, Any], kept: Mapping[str, Any], learned: Mapping[str, Tensor]
-    ) -> None:
-        super()._recall_settings(settings, kept, learned)
+    def _restore_fit(self) -> None:
+        super()._restore_fit()
         if self._taught is not None:  # what training rows taught serves a new calibration too
             self._given = (self._scorer, self._given[1])
 
@@ -149,11 +144,10 @@ class Learned(LearnsFromTraining):
         """Which rows taught: ``"training rows"``, ``"rows set aside"``; ``None`` until they do."""
         return getattr(self._scorer, "source", None)
 
-    def _take_over(self, run: Any) -> None:
-        super()._take_over(run)
-        family = self._scorer
+    def _counts_of(self, run: Calibrating) -> dict[str, Any]:
+        family = run.scorer
         if isinstance(family, LearnedScore) and family.source == "training rows":
-            share = held_in_half(family, self.calibration.scores)
+            share = held_in_half(family, run.calibration.scores)
             if share is not None and share < _TOO_FEW:
                 run.warnings.append(
                     f"the network knows its training rows too well to learn from: sets that "
@@ -161,6 +155,7 @@ class Learned(LearnsFromTraining):
                     "rows. Bands cover all the same, but would be shorter without fit, when rows "
                     "set aside from calibration teach; ffcp.Auto compares"
                 )
+        return {}
 
 
 def held_in_half(family: LearnedScore, scores: Tensor) -> float | None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ffcp.calibrated import Calibrated
 from ffcp.calibration_loop import Batch
 from ffcp.conformal.columns import Table
 from ffcp.network import checks, forward, inputs
@@ -17,6 +18,7 @@ from ffcp.regression.common import Common
 from ffcp.regression.joint import AUTO
 from ffcp.regression.learned.feature_columns import FeatureColumns, On
 from ffcp.regression.regression_predictor import RegressionPredictor
+from ffcp.regression.scaled_score import RegressionScore
 
 MOST_ROWS = 20_000  # that teach; more take their time and add little
 # Data can hold equal rows by chance. What the share of known rows exceeds the share of repeated
@@ -57,11 +59,14 @@ class LearnsFromTraining(RegressionPredictor):
         self._taught = torch.cat(hashes).sort().values
         return Lesson(sight, table.columns)
 
-    def _recall_settings(
-        self, settings: Mapping[str, Any], kept: Mapping[str, Any], learned: Mapping[str, Tensor]
-    ) -> None:
-        super()._recall_settings(settings, kept, learned)
+    def _restore_fit(self) -> None:
         self._taught = getattr(self._scorer, "rows", None)
+
+    def _learn(self, family: RegressionScore) -> None:
+        """Take what training rows taught; scores of before are dropped."""
+        _, calibration = self._given
+        self._given = (family, calibration)
+        self._state = Calibrated(family, calibration.empty(), layout=self._layout)
 
     def _teaching_batches(self, x: Any, y: Any) -> Iterator[Batch]:
         """Give batches of the rows; of large arrays, in an order that leaves any out evenly."""
