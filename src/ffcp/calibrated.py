@@ -93,15 +93,15 @@ def steady(
         if torch.compiler.is_dynamo_compiling() or _is_exported():
             # By torch.compile(predictor), or around a call of it.
             torch.compiler.disable(self.compile)()
-        snapshot = self._snapshot()
+        snapshot = self.snapshot()
         now, tensors = stamped(snapshot.model)
         snapshot.__dict__["_stamp"] = now  # serves the whole call
-        snapshot._check_weights(now)
+        snapshot.check_weights(now)
         try:
             return method(snapshot, *args, **kwargs)
         finally:  # also where weights that moved on the way made something else go wrong
             if were_written(tensors, now) or runs_itself(snapshot.model):
-                snapshot._check_weights()
+                snapshot.check_weights()
 
     return call  # type: ignore[return-value]
 

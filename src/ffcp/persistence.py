@@ -58,8 +58,14 @@ class Persistent(nn.Module):
         return self._state.scorer
 
     @property
-    def _layout(self) -> Mapping[str, Any]:
+    def layout(self) -> Mapping[str, Any]:
+        """What inputs and targets were like, see :class:`ffcp.network.inputs.Reader`."""
         return self._state.layout
+
+    @property
+    def identity(self) -> Identity | None:
+        """Of the model that was calibrated; ``None`` where there are no scores."""
+        return self._state.identity
 
     # -- what a task defines ----------------------------------------------------------------
 
@@ -69,13 +75,13 @@ class Persistent(nn.Module):
 
     def _remembered(self) -> dict[str, Any]:
         """Give what is saved with the settings though no score depends on it."""
-        return {"layout": self._layout}
+        return {"layout": self.layout}
 
     def _recalled_counts(self, saved: Mapping[str, Any], scores: int) -> dict[str, Any]:
         """Return the counts of a saved calibration with so many scores; refuse what cannot be."""
         return {}
 
-    def _check_points(self) -> None:
+    def check_scores(self) -> None:
         """Refuse, by ValueError, a loaded calibration with scores that cannot be."""
         scores = self.calibration.scores
         if bool((scores < self._scorer.lowest).any() or (scores == -math.inf).any()):
@@ -119,17 +125,18 @@ class Persistent(nn.Module):
                 f"{whose} has other settings, so its scores mean another thing: {listed}"
             )
 
-    def _check_weights(self, now: Stamp | None = None) -> None:
+    def check_weights(self, now: Stamp | None = None) -> None:
         """Refuse a model that is not run as it was when it was calibrated, or has other weights."""
         if self._state.identity is not None:
             self._state.identity.check(self.model, now)
 
-    def _snapshot(self: Self) -> Self:
-        """Return a predictor with the state of now, which nothing changes any more."""
+    def snapshot(self: Self, **changes: Any) -> Self:
+        """Return a predictor with the state of now, or changed so, which nothing else changes."""
         snapshot = object.__new__(type(self))
         snapshot.__dict__.update(self.__dict__)
         snapshot.__dict__["_modules"] = modules = dict(self._modules)
         snapshot.__dict__.update(modules)  # found at once there, not in torch's second look
+        snapshot.__dict__.update(changes)
         return snapshot
 
     def _must_be_calibrated(self) -> None:
@@ -167,7 +174,7 @@ class Persistent(nn.Module):
         if other is self:
             raise ValueError("a predictor cannot be merged with itself: points would count twice")
         with self._lock.turn:
-            self._state = self._merged(other._snapshot())
+            self._state = self._merged(other.snapshot())
         return self
 
     def _merged(self, other: Persistent) -> Calibrated:
@@ -209,11 +216,11 @@ class Persistent(nn.Module):
         ----------
         rank_error
             By how many ranks a threshold may become larger, as a share of the calibration points
-            of its group (of their weight, for ``ffcp.calibrations.Weighted``).
+            of its group.
 
         Examples
         --------
-        >>> import ffcp
+        >>> import ffcp, torch
         >>> model, x, y = nn.Linear(3, 1), torch.randn(5000, 3), torch.randn(5000)
         >>> predictor = ffcp.CP(model).calibrate(x, y).compress(rank_error=0.01)
         >>> len(predictor.calibration), len(predictor.calibration.scores)
@@ -265,16 +272,19 @@ class Persistent(nn.Module):
         choices: Mapping[str, Any],
         seed: int | None,
     ) -> Self:
-        fresh = self._snapshot()
-        fresh._given = (scorer, calibration.empty())
-        fresh._fitted = choices
-        fresh._state = Calibrated(
-            scorer, calibration.empty(), None, self._layout, choices, counts=self._state.counts
+        empty, counts = calibration.empty(), self._state.counts
+        recipe = recipe_of(self)
+        if recipe is not None and "seed" in recipe["with"]:
+            recipe = {**recipe, "with": {**recipe["with"], "seed": seed}}
+        return self.snapshot(
+            seed=seed,
+            _given=(scorer, empty),
+            _fitted=choices,
+            _state=Calibrated(scorer, empty, None, self.layout, choices, counts=counts),
+            _lock=WriterLock(),
+            _stream=Stream(seed),
+            **({} if recipe is None else {"_recipe": recipe}),
         )
-        fresh._lock, fresh.seed, fresh._stream = WriterLock(), seed, Stream(seed)
-        if (recipe := recipe_of(self)) is not None and "seed" in recipe["with"]:
-            fresh.__dict__["_recipe"] = {**recipe, "with": {**recipe["with"], "seed": seed}}
-        return fresh
 
     def _check_merge(self, other: Any) -> None:
         """Refuse another predictor whose scores cannot stand beside these."""
@@ -313,12 +323,9 @@ class Persistent(nn.Module):
         """Do nothing: loading has taken over all of it at once, points and settings together."""
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Return model and calibration, as they are at one moment: others may calibrate meanwhile.
-
-        See :meth:`torch.nn.Module.state_dict`.
-        """
+        """Return model and calibration, as they are at one moment; see torch's own."""
         self._hold_owner_apart()
-        return nn.Module.state_dict(self._snapshot(), *args, **kwargs)
+        return nn.Module.state_dict(self.snapshot(), *args, **kwargs)
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -334,11 +341,10 @@ class Persistent(nn.Module):
             with files.refused("the calibration in this state_dict"):
                 fresh = self.restored(own, strict)
                 # Weights of an owner may be loaded after this; they are looked at when predicting.
-                identity = fresh._state.identity
-                if identity is not None and "model" in self._modules:
+                if fresh.identity is not None and "model" in self._modules:
                     weights = with_prefix(f"{prefix}model.", state_dict)
                     assign = metadata.get("assign_to_params_buffers", False)
-                    identity.must_be_that_of(self.model, weights, assign)
+                    fresh.identity.must_be_that_of(self.model, weights, assign)
             self.take_over(fresh)
         # What is no part of any module was taken over above.
         ours = (f"{prefix}scorer.", f"{prefix}calibration.")
@@ -347,7 +353,7 @@ class Persistent(nn.Module):
 
     def state(self) -> dict[str, Tensor]:
         """Return the calibration as tensors, without the model's weights: what a file holds."""
-        now = self._snapshot()
+        now = self.snapshot()
         now._modules.pop("model", None)
         return dict(nn.Module.state_dict(now))
 
@@ -370,15 +376,13 @@ class Persistent(nn.Module):
             raise ValueError("it was saved by another version of ffcp: calibrate again")
         if saved["kept"]["shapes"] != {name: list(t.shape) for name, t in points.items()}:
             raise ValueError("its points have other shapes than were saved")
-        fresh = self._snapshot()
-        fresh._state = self._recalled(
-            saved["settings"], saved["kept"], points, with_prefix("scorer.", learned)
-        )
-        fresh._check_points()
-        fresh._restore_fit()
+        tensors = points, with_prefix("scorer.", learned)
+        fresh = self.snapshot(_state=self._recalled(saved["settings"], saved["kept"], *tensors))
+        fresh.check_scores()
+        fresh.restore_fit()
         return fresh
 
-    def _restore_fit(self) -> None:
+    def restore_fit(self) -> None:
         """Take what training rows taught out of a state that was loaded."""
 
     def _recalled(
@@ -434,9 +438,8 @@ class Persistent(nn.Module):
 
         The file is written whole or not at all.
         """
-        now = self._snapshot()
-        weights = now._state.fingerprint
-        if weights is not None and weights != fingerprint(now.model):
+        now = self.snapshot()
+        if now.identity is not None and now.identity.fingerprint != fingerprint(now.model):
             raise RuntimeError(
                 "the model's weights are no longer those of the calibration: calibrate again "
                 "before saving"
@@ -454,8 +457,8 @@ class Persistent(nn.Module):
         tensors = files.read(path)
         with files.refused(path):
             fresh = self.restored(tensors)
-            if fresh._state.identity is not None:
-                fresh._state.identity.must_be_that_of(self.model)
+            if fresh.identity is not None:
+                fresh.identity.must_be_that_of(self.model)
         self.take_over(fresh)
         return self
 

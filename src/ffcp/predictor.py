@@ -128,7 +128,7 @@ class Predictor(Persistent):
 
     # -- what a task defines ----------------------------------------------------------------
 
-    def _read_target(self, y: Any) -> Tensor:
+    def read_target(self, y: Any) -> Tensor:
         """Turn targets into a tensor."""
         return arrays.target_tensor(y)
 
@@ -136,7 +136,7 @@ class Predictor(Persistent):
         """Refuse targets that cannot be meant."""
         return y
 
-    def _count_fitted(self, batch: Batch) -> int:
+    def count_fitted(self, batch: Batch) -> int:
         """Count rows from which something was learned before."""
         return 0
 
@@ -201,25 +201,25 @@ class Predictor(Persistent):
         """
         # The scores outlive the caller's inference_mode.
         with self._lock.turn, outside_inference_mode():
-            run, read = self._begin(groups, weights, new, update)
+            run, read = self.begin_calibration(groups, weights, new, update)
             run.inputs_stay = y is not None
-            batches = self._batches(x, y, groups, read, weights=weights)
-            return self._finish(run, read, batches, rank_error)
+            batches = self.batches(x, y, groups, read, weights=weights)
+            return self.finish_calibration(run, read, batches, rank_error)
 
-    def _begin(
+    def begin_calibration(
         self, groups: Any, weights: Any, new: Any, update: bool
     ) -> tuple[Calibrating, inputs.Reader]:
         """Begin a calibration: refuse what it cannot take before any row is looked at."""
         run = self._run_of(groups, update and len(self.calibration) > 0)
         run.check_arguments(weights, new)
-        if run.is_update and self._state.identity is not None:
+        if run.is_update and self.identity is not None:
             self._must_have(fingerprint(self.model), "the scores there are")
-            self._state.identity.must_be_run_alike(autocast(self.model))
-        read = inputs.Reader(self.model, self._layout if run.is_update else None)
+            self.identity.must_be_run_alike(autocast(self.model))
+        read = inputs.Reader(self.model, self.layout if run.is_update else None)
         run.with_target_inputs(lambda: self._noted_new(new, run.calibration, read))
         return run, read
 
-    def _finish(
+    def finish_calibration(
         self: Self,
         run: Calibrating,
         read: inputs.Reader,
@@ -262,7 +262,7 @@ class Predictor(Persistent):
         """Count on the way how many rows were given to ``fit``, and at the end refuse many."""
         met = rows = 0
         for batch in batches:
-            met += batch.met if isinstance(batch, Noted) else self._count_fitted(batch)
+            met += batch.met if isinstance(batch, Noted) else self.count_fitted(batch)
             rows += batch.rows if isinstance(batch, Noted) else batch.y.shape[0]
             yield batch
         self._refuse_fitted(met, rows)
@@ -294,7 +294,7 @@ class Predictor(Persistent):
         """Run the model on new inputs, and note what the calibration is to learn from."""
         table, row = Table(), 0
         for whole in inputs.Rows(new, read):
-            for batch in self._cut(whole):
+            for batch in self.cut(whole):
                 out = forward.see(self.model, batch, calibration.requires(), row)
                 table.add(calibration.metadata_of_new(out))
                 row = out.rows.stop
@@ -302,7 +302,7 @@ class Predictor(Persistent):
             raise ValueError("new has no rows")
         return table.columns
 
-    def _batches(
+    def batches(
         self,
         x: Any,
         y: Any,
@@ -315,10 +315,10 @@ class Predictor(Persistent):
         """Cut the data into batches that the model takes at once."""
         labels, weighed = as_labels(groups), as_weights(weights)
         row = 0
-        read = inputs.Reader(self.model, self._layout) if read is None else read
-        for whole, target in inputs.pairs(x, y, read, self._read_target, call):
+        read = inputs.Reader(self.model, self.layout) if read is None else read
+        for whole, target in inputs.pairs(x, y, read, self.read_target, call):
             start, rows = 0, target.shape[0]  # not len, which torch asks of Python
-            for batch in self._cut(whole) if rows else ():
+            for batch in self.cut(whole) if rows else ():
                 count = inputs.row_count(batch)
                 part = target if count == rows else target[start : start + count]
                 part = self._checked_target(part, first_row + row)
@@ -328,10 +328,11 @@ class Predictor(Persistent):
         self._must_have_labels(labels, row)
         must_have_weights(weighed, row)
 
-    def _cut(self, x: Any) -> Iterator[Any]:
-        return inputs.batches(x, self._rows_at_once(x))
+    def cut(self, x: Any) -> Iterator[Any]:
+        """Yield an input in batches that the model takes at once."""
+        return inputs.batches(x, self.rows_at_once(x))
 
-    def _rows_at_once(self, x: Any) -> int | None:
+    def rows_at_once(self, x: Any) -> int | None:
         """Say how many rows of an input make a batch, where their size alone does not."""
         return self.batch_size or getattr(self.model, "rows_at_once", None)
 
@@ -339,9 +340,9 @@ class Predictor(Persistent):
 
     def _rows(self, x: Any) -> inputs.Rows:
         """Read what is to be predicted: an input, or a loader of inputs."""
-        return inputs.Rows(x, inputs.Reader(self.model, self._layout, self._stamp))
+        return inputs.Rows(x, inputs.Reader(self.model, self.layout, self._stamp))
 
-    def _seen(
+    def batch_outputs(
         self, x: inputs.Rows, groups: Any = None, weights: Any = None
     ) -> Iterator[BatchOutput]:
         """Run the model on rows to predict, batch by batch."""
@@ -357,7 +358,7 @@ class Predictor(Persistent):
         must_have_weights(weighed, x.count)
         row, run = 0, self._pass(self._stamp)
         for whole in x:
-            for batch in self._cut(whole):
+            for batch in self.cut(whole):
                 own = None
                 if labels is not None:
                     own = groups_of(labels, batch, row, inputs.row_count(batch))
@@ -380,7 +381,7 @@ class Predictor(Persistent):
     def _targeted(self, x: Any, y: Any) -> Iterator[tuple[BatchOutput, Tensor]]:
         """Run the model on rows whose targets are known, or on a loader of pairs."""
         row, run = 0, self._pass(self._stamp)
-        for batch in self._batches(x, y, None, call="score"):
+        for batch in self.batches(x, y, None, call="score"):
             out = run(batch.x, batch.row)
             row = out.rows.stop
             yield out, batch.y
@@ -396,17 +397,17 @@ class Predictor(Persistent):
         weights: Any = None,
     ) -> Iterator[tuple[BatchOutput, Columns, Tensor]]:
         """Give batches with what the calibration notes of them, and their thresholds."""
-        for out, metadata, draws in self._noted(x, groups, first_row, weights):
+        for out, metadata, draws in self.with_metadata(x, groups, first_row, weights):
             yield out, metadata, look_up(metadata, draws)
 
-    def _noted(
+    def with_metadata(
         self, x: inputs.Rows, groups: Any, first_row: int | None = None, weights: Any = None
     ) -> Iterator[tuple[BatchOutput, dict[str, Any], Draws | None]]:
         """Give batches with what the calibration notes of them, and random numbers for them."""
         calibration, draws = self.calibration, None
         if calibration.draws or self._scorer_draws:
             draws = Draws(self._stream.entropy(pinned=first_row is not None), _LOOK_UP)
-        for out in self._seen(x, groups, weights):
+        for out in self.batch_outputs(x, groups, weights):
             metadata = calibration.metadata(out)
             if draws is None:
                 self._first_number(out, first_row)

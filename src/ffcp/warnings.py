@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import inspect
 import warnings
 from pathlib import Path
 from types import FrameType
@@ -21,8 +21,8 @@ def warn(message: str) -> None:
 
 def lines_up() -> int:
     """Say which ``stacklevel`` points at the user's line: the first outside this library."""
-    frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and _is_ours(frame):
+    frame, level = inspect.currentframe(), 0
+    while frame is not None and frame.f_back is not None and _is_ours(frame):
         frame, level = frame.f_back, level + 1
     return level
 

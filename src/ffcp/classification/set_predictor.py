@@ -140,7 +140,8 @@ class SetPredictor(Predictor):
 
     # -- calibrating ------------------------------------------------------------------------
 
-    def _read_target(self, y: Any) -> Tensor:
+    def read_target(self, y: Any) -> Tensor:
+        """Return the number of the class of each row."""
         return label_tensor(y, self.names, self.other_labels)
 
     def _calibrating(self, scorer: Score, calibration: Calibration, update: bool) -> Calibrating:
@@ -259,7 +260,7 @@ class SetPredictor(Predictor):
     def _order(self, score: LabelScore, x: Any) -> Iterator[Tensor]:
         # No groups here: only the labels' order is asked for.
         run = self._pass()
-        for batch in self._cut(x):
+        for batch in self.cut(x):
             yield from score.order(run(batch))
 
     @steady
@@ -286,7 +287,7 @@ class SetPredictor(Predictor):
         self._must_be_settled()
         given = self._rows(x)
         buffer = RowBuffer(given.count)
-        for out in self._seen(given):
+        for out in self.batch_outputs(given):
             score = self._drawing(first_row, self._start(out, first_row))
             self._check_classes(out.output)
             buffer.add({"scores": score.of_all(out).double()})
@@ -350,8 +351,9 @@ class SetPredictor(Predictor):
             "drawn": {seed: files.count(rows) for seed, rows in drawn},  # a seed has any size
         }
 
-    def _check_points(self) -> None:
-        super()._check_points()
+    def check_scores(self) -> None:
+        """Refuse, by ValueError, a loaded calibration with scores or labels that cannot be."""
+        super().check_scores()
         points = self.calibration.points()
         if len(self.calibration) and points["scores"].shape[1] != 1:
             raise ValueError("it has several scores for each label")

@@ -88,7 +88,7 @@ class Compressed(Calibration):
     def columns(self) -> list[Rounded]:
         """Give the summary of every output."""
         if "columns" not in self._cache:
-            held = self._held()
+            held = self.held()
             both = zip(held.pieces, held.lowest.tolist(), strict=True)
             self._cache["columns"] = [Rounded(pieces, lowest) for pieces, lowest in both]
         columns: list[Rounded] = self._cache["columns"]
@@ -96,7 +96,8 @@ class Compressed(Calibration):
 
     # -- pieces, and buffers made of them when somebody looks at these --------------------------
 
-    def _held(self) -> _Held:
+    def held(self) -> _Held:
+        """Return the pieces of every output, and its smallest score."""
         if "held" not in self._cache:
             points = super().points()
             lowest = points["lowest"].numpy()
@@ -115,7 +116,7 @@ class Compressed(Calibration):
         if self.__dict__.get("_is_loose", False):
             with _PACKING:
                 if self._is_loose:
-                    self._buffers.update(_packed(self._held()))
+                    self._buffers.update(_packed(self.held()))
                     self._is_loose = False  # last: who sees it sees all
 
     def __getattr__(self, name: str) -> Any:
@@ -152,7 +153,7 @@ class Compressed(Calibration):
 
     def _grow(self, new: Sequence[Sequence[Piece]], lowest: Numbers) -> None:
         """Put pieces beside those there are; thin out what becomes too many."""
-        held = self._held()
+        held = self.held()
         here = held.pieces or [[] for _ in new]
         if len(new) != len(here):
             raise ValueError(f"the calibration has scores for {len(here)} outputs, got {len(new)}")
@@ -164,7 +165,7 @@ class Compressed(Calibration):
         """Thin out as far as the rank error allows; a larger one may be asked for."""
         self.wanted = allowed(self, rank_error)
         if len(self):
-            held = self._held()
+            held = self.held()
             self._hold([settled(column, self.wanted) for column in held.pieces], held.lowest)
 
     def check(self, points: Mapping[str, Tensor]) -> None:
@@ -186,7 +187,7 @@ class Compressed(Calibration):
 
     def __len__(self) -> int:
         if "rows" not in self._cache:
-            counts = [sum(piece.total for piece in column) for column in self._held().pieces]
+            counts = [sum(piece.total for piece in column) for column in self.held().pieces]
             self._cache["rows"] = max(counts, default=0)
         rows: int = self._cache["rows"]
         return rows
@@ -272,7 +273,7 @@ def allowed(summary: Any, rank_error: Any) -> Fraction:
 
 def _pieces_of(calibration: Calibration) -> _Held:
     if isinstance(calibration, Compressed):
-        return calibration._held()
+        return calibration.held()
     return _exact(calibration.scores)
 
 

@@ -66,7 +66,7 @@ class LabelShift(Reweighted):
         else:
             self.ratio = _checked(ratio)
         self._is_learned = self.ratio is None
-        self._new: Callable[[], Columns] | None = None
+        self.new_inputs: Callable[[], Columns] | None = None
         self.register_buffer("label", torch.empty(0, dtype=torch.int64))
 
     @property
@@ -95,18 +95,18 @@ class LabelShift(Reweighted):
     def with_target_inputs(self, new: Callable[[], Columns]) -> LabelShift:
         """Give a calibration that can learn the ratio; ``new`` notes new inputs when called."""
         fresh = self.empty()
-        fresh._new = new
+        fresh.new_inputs = new
         return fresh
 
     def choose(
         self, scores: Tensor, metadata: Columns, planned: int, alpha: Any
     ) -> tuple[LabelShift, dict[str, Any]]:
         """Learn the shares of classes on points that do not calibrate, and on new inputs."""
-        assert self._new is not None
-        new = self._new()["predicted"]
+        assert self.new_inputs is not None
+        new = self.new_inputs()["predicted"]
         chosen = self.empty()
         chosen.ratio = class_ratios(metadata["predicted"], metadata["label"], new)
-        chosen._new = None
+        chosen.new_inputs = None
         return chosen, {"rows": len(metadata["label"]), "new_rows": len(new)}
 
     def restored(self, settings: Mapping[str, Any]) -> LabelShift:

@@ -231,7 +231,7 @@ class Mondrian(Calibration):
         for label, rows in rows_of_groups(groups).items():
             parts[label] = self._copy(parts.get(label))
             parts[label].add(scores[rows], take(metadata, rows))
-        self._pack(parts)
+        self.pack(parts)
 
     def merge(self, other: Calibration) -> None:
         """Take over the points of another calibration by groups."""
@@ -242,7 +242,7 @@ class Mondrian(Calibration):
         for label, theirs in other.parts().items():
             parts[label] = self._copy(parts.get(label))
             parts[label].merge(theirs)
-        self._pack(parts)
+        self.pack(parts)
 
     def _copy(self, part: Calibration | None) -> Calibration:
         """Give a group's calibration that may grow; the old one stays as it is."""
@@ -255,10 +255,11 @@ class Mondrian(Calibration):
         """Give a calibration whose groups have these calibrations."""
         fresh = self.empty()
         if parts:
-            fresh._pack(parts)
+            fresh.pack(parts)
         return fresh
 
-    def _pack(self, parts: Mapping[Label, Calibration]) -> None:
+    def pack(self, parts: Mapping[Label, Calibration]) -> None:
+        """Keep the scores of all groups, one below the other."""
         tables = [part.points() for part in parts.values()]
         points = {name: _stacked([table[name] for table in tables]) for name in tables[0]}
         counts = [len(part) for part in parts.values()]

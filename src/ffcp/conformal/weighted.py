@@ -225,7 +225,7 @@ class Weighted(Reweighted):
             raise ValueError(f"clip must be a number above 1, got {clip!r}")
         self.ratio, self.on, self.clip = ratio, on, float(clip)
         self.tilt: tuple[float, ...] | None = None
-        self._new: Callable[[], Columns] | None = None
+        self.new_inputs: Callable[[], Columns] | None = None
         self.register_buffer("weight", torch.empty(0, dtype=torch.float64))
 
     # -- what it is -------------------------------------------------------------------------
@@ -276,19 +276,19 @@ class Weighted(Reweighted):
     def with_target_inputs(self, new: Callable[[], Columns]) -> Weighted:
         """Give a calibration that can learn the ratio; ``new`` notes new inputs when called."""
         fresh = self.empty()
-        fresh._new = new
+        fresh.new_inputs = new
         return fresh
 
     def choose(
         self, scores: Tensor, metadata: Columns, planned: int, alpha: Any
     ) -> tuple[Weighted, ShiftChoice]:
         """Learn the ratio on points that do not calibrate, and on new inputs."""
-        assert self._new is not None
+        assert self.new_inputs is not None
         tilt, choice = density_ratio.learned(
-            metadata["embedding"], self._new()["embedding"], self.clip
+            metadata["embedding"], self.new_inputs()["embedding"], self.clip
         )
         chosen = self.empty()
-        chosen.tilt, chosen._new = tilt, None
+        chosen.tilt, chosen.new_inputs = tilt, None
         return chosen, choice
 
     def restored(self, settings: Mapping[str, Any]) -> Weighted:

@@ -162,7 +162,7 @@ class Monitor:
             raise ValueError(f"threshold must be above 1, got {threshold!r}: 100 is 1 in 100")
         if not isinstance(window, int) or isinstance(window, bool) or window < 1:
             raise ValueError(f"window must be a whole number of at least 1, got {window!r}")
-        predictor._must_be_calibrated()
+        predictor.calibrated()
         if predictor.calibration.is_summary:
             raise ValueError(
                 "a Monitor ranks new scores among single ones, and these were compressed: give a "
@@ -264,11 +264,11 @@ class Monitor:
     def _features(self, x: Any) -> dict[str, Tensor]:
         """Say of inputs what their tests look at, one number per row; values as they are."""
         predictor, feature = self.predictor, self.feature
-        predictor._check_weights()  # of others, nothing that was seen says anything
+        predictor.check_weights()  # of others, nothing that was seen says anything
         requires = Requires() if feature is None else Requires((feature,), (feature,))
         buffer, row = RowBuffer(None), 0
-        for whole in inputs.Rows(x, inputs.Reader(predictor.model, predictor._layout)):
-            for batch in predictor._cut(whole):
+        for whole in inputs.Rows(x, inputs.Reader(predictor.model, predictor.layout)):
+            for batch in predictor.cut(whole):
                 out = forward.see(predictor.model, batch, requires, row)
                 row = out.rows.stop
                 buffer.add(self._noted(out))
@@ -307,7 +307,7 @@ class Monitor:
             hits = row_hits(band, target, joint, predictor.missing)
         else:
             mask = predictor.predict_set(x, self.alpha, **asked).mask
-            labels = predictor._read_target(y).to(mask.device)
+            labels = predictor.read_target(y).to(mask.device)
             hits = mask[torch.arange(rows, device=mask.device), labels].double()
         names: list[Any] = []
         if groups is not None:

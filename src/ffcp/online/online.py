@@ -131,7 +131,7 @@ class Online(StreamState):
         _check_predictor(predictor, method, forget)
         self.method, self.alpha = method, requested_alpha(alpha, confidence_level, unknown)
         # As it is now: the stream's past are the scores of this calibration and no other.
-        self.predictor = predictor._snapshot()
+        self.predictor = predictor.snapshot()
         self.settings = {
             "method": method,
             "alpha": str(self.alpha),
@@ -188,19 +188,19 @@ class Online(StreamState):
         """
         with self._lock:
             predictor = self.predictor
-            predictor._check_weights()
+            predictor.check_weights()
             parts: list[Interval] = []
             points: list[tuple[str, list[Asked], Any]] = []
             ask = self._looked_up if self._stands else self._asked()
-            rows = inputs.Rows(x, inputs.Reader(predictor.model, predictor._layout))
-            for out, metadata, draws in predictor._noted(rows, groups, None, weights):
+            rows = inputs.Rows(x, inputs.Reader(predictor.model, predictor.layout))
+            for out, metadata, draws in predictor.with_metadata(rows, groups, None, weights):
                 labels = metadata.get("group", [None] * len(out.rows))
                 self._must_know(labels)
                 asked = ask(labels, metadata, draws)
                 thresholds = [[one.threshold for one in row] for row in asked]
                 parts.append(self._band(out, torch.tensor(thresholds, dtype=torch.float64)))
                 points += zip(_keys(out.x, len(out.rows)), asked, labels, strict=True)
-            predictor._check_weights()
+            predictor.check_weights()
             for key, row, label in points:
                 self._remember(key, Waiting(self.rows, [*row], label))
                 self.rows += 1
@@ -239,8 +239,8 @@ class Online(StreamState):
     def _band(self, out: BatchOutput, thresholds: Tensor) -> Interval:
         """Give bands; where a threshold covers nothing, the prediction alone."""
         predictor = self.predictor
-        nothing = (thresholds == -math.inf) | (thresholds < predictor._scorer.lowest)
-        points = predictor._band(out, thresholds.masked_fill(nothing, 0.0)[None])
+        nothing = (thresholds == -math.inf) | (thresholds < predictor.calibrated().scorer.lowest)
+        points = predictor.interval_at(out, thresholds.masked_fill(nothing, 0.0)[None])
         band = Interval(points.lower[0], points.upper[0], points.prediction)
         if not bool(nothing.any()):
             return band
@@ -276,22 +276,22 @@ class Online(StreamState):
     def _scored(self, x: Any, target: Tensor) -> tuple[list[str], Tensor]:
         """Give the names and scores of rows."""
         predictor = self.predictor
-        predictor._check_weights()
+        predictor.check_weights()
         checks.finite(target.masked_fill(target.isnan(), 0.0), "y", 0)
         parts, keys = [], []
-        rows = inputs.Rows(x, inputs.Reader(predictor.model, predictor._layout))
-        for out in predictor._seen(rows):
+        rows = inputs.Rows(x, inputs.Reader(predictor.model, predictor.layout))
+        for out in predictor.batch_outputs(rows):
             start, stop = out.rows.start, out.rows.stop
             if len(target) < stop:
                 raise ValueError(f"y has {len(target)} rows, fewer than x")
-            family = predictor._scorer
+            family: Any = predictor.calibrated().scorer
             own = family.target(out, target[start:stop].to(out.output.device))
             parts.append(kept_scores(family, out, own).cpu())
             has_own = parts[-1].shape[1] >= own.shape[1] > 1  # outputs have scores of their own
             if bool(own.isnan().any()) and not has_own:
                 raise ValueError("y holds NaN: leave out rows whose truth has not come yet")
             keys += _keys(out.x, len(out.rows))
-        predictor._check_weights()
+        predictor.check_weights()
         if len(target) != len(keys):
             raise ValueError(f"y has {len(target)} rows, x has {len(keys)}")
         return keys, torch.cat(parts)
@@ -300,8 +300,8 @@ class Online(StreamState):
         """Say which rows were predicted and wait for a truth: what is left of a batch, say."""
         with self._lock:
             predictor = self.predictor
-            rows = inputs.Rows(x, inputs.Reader(predictor.model, predictor._layout))
-            batches = (one for whole in rows for one in predictor._cut(whole))
+            rows = inputs.Rows(x, inputs.Reader(predictor.model, predictor.layout))
+            batches = (one for whole in rows for one in predictor.cut(whole))
             keys = [key for one in batches for key in _keys(one, inputs.row_count(one))]
             return [key in self._by_input for key in keys]
 
@@ -412,7 +412,7 @@ def _check_predictor(predictor: Any, method: str, forget: float) -> None:
             f"a stream needs a predictor of bands, as CP, FFCP or CQR, got "
             f"{type(predictor).__name__}: label sets have no stream"
         )
-    predictor._must_be_calibrated()
+    predictor.calibrated()
     if predictor.calibration.is_local and (what := _of_windows(method, forget)):
         raise ValueError(
             f"{what}, and this predictor's calibration, which has a threshold for every input, "

@@ -133,7 +133,7 @@ class StreamState:
         size, forget = self.settings["window"], self.settings["forget"]
         if scores.dtype != torch.float64 or scores.dim() != 1 or len(scores) > size:
             raise ValueError("a window is no list of scores")
-        if bool((scores.isnan() | (scores < self.predictor._scorer.lowest)).any()):
+        if bool((scores.isnan() | (scores < self.predictor.calibrated().scorer.lowest)).any()):
             raise ValueError("a window holds what is no score")
         return Window(size, forget, scores.tolist())
 

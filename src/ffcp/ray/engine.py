@@ -99,12 +99,12 @@ def calibrate(
     columns = _must_be_whole(dataset, names)
     dataset = dataset.select_columns([*names.all(), *_paths(columns)])
     with torch.inference_mode(False):
-        run, read = predictor._begin(groups, weights, new, update)
+        run, read = predictor.begin_calibration(groups, weights, new, update)
 
         def first_of(rows: pa.Table, row: int) -> Batch:
             with_cut(rows, id)
             given = names.read(rows, row)
-            return next(predictor._batches(given.x, given.y, given.groups, read, first_row=row))
+            return next(predictor.batches(given.x, given.y, given.groups, read, first_row=row))
 
         first = _tried(first_of, dataset, names, "calibration ")
         run.prepare(first.x)
@@ -112,12 +112,12 @@ def calibrate(
             _without_points(predictor),
             names,
             read.layout,
-            predictor._rows_at_once(first.x) or inputs.usual_batch(first.x),
+            predictor.rows_at_once(first.x) or inputs.usual_batch(first.x),
             threads=int(resources.get("num_cpus", 1)) or 1,
         )
         pool = pool_of(workers, resources)
         noted = _by_number if id is not None else _as_they_come
-        return predictor._finish(run, read, noted(run, dataset, job, pool), rank_error)
+        return predictor.finish_calibration(run, read, noted(run, dataset, job, pool), rank_error)
 
 
 def predict(
@@ -206,7 +206,7 @@ def _rows_at_once(predictor: Any, x: Any) -> int:
     """Say how many rows are a batch on one machine."""
     model = predictor.model if isinstance(predictor, Predictor) else predictor.models[0]
     read = inputs.Reader(model)(x)
-    size = predictor._rows_at_once(read) if isinstance(predictor, Predictor) else None
+    size = predictor.rows_at_once(read) if isinstance(predictor, Predictor) else None
     return size or getattr(predictor, "batch_size", None) or inputs.usual_batch(read)
 
 
@@ -262,7 +262,7 @@ def _by_number(
 
 def _without_points(predictor: P) -> P:
     """Give the same predictor for workers that score points, without those it has."""
-    sent = predictor._snapshot()
+    sent = predictor.snapshot()
     sent.__dict__["_modules"]["calibration"] = empty = sent.calibration.empty()
     sent.__dict__["calibration"] = empty
     return sent

@@ -55,10 +55,10 @@ class Worker:
     def __call__(self, block: pa.Table) -> Iterator[pa.Table]:
         """Work on a block, batch by batch."""
         if block.num_rows:
-            for row, batch in self._batches(block):
+            for row, batch in self.batches(block):
                 yield self.work(batch, row)
 
-    def _batches(self, block: pa.Table) -> Iterator[tuple[int | None, pa.Table]]:
+    def batches(self, block: pa.Table) -> Iterator[tuple[int | None, pa.Table]]:
         """Give batches with the number of their first row, ``None`` if rows have none."""
         name, size = self.job.names.id, self.job.size
         access = BlockAccessor.for_block(block)
@@ -117,8 +117,8 @@ class Noting(Worker):
             run.draw_from(secrets.randbits(_FRESH))
         with torch.inference_mode(False):
             return [
-                run.record_remotely(part, predictor._count_fitted(part))
-                for part in predictor._batches(
+                run.record_remotely(part, predictor.count_fitted(part))
+                for part in predictor.batches(
                     given.x, given.y, given.groups, read, weights=given.weights, first_row=row
                 )
             ]

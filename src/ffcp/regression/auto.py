@@ -106,7 +106,7 @@ class MethodSelection(RegressionScore):
     ) -> MethodSelection:
         """Give the same, with what training rows have taught among the candidates."""
         same = copy.copy(self)
-        same._learned, same._sight = dict(learned), sight
+        same.__dict__.update(_learned=dict(learned), _sight=sight)
         return same
 
     def prepared(self, model: Any, x: Any) -> MethodSelection:

@@ -170,7 +170,7 @@ class IntervalPredictor(RegressionPredictor):
             )
         each, table = ScaledScore(plain.base, plain.scale), Table()
         with torch.inference_mode(False):
-            for batch in self._batches(x, y, None):
+            for batch in self.batches(x, y, None):
                 out = forward.see(self.model, batch.x, each.requires(), batch.row)
                 table.add({"score": each.record(out, batch.y)["score"].cpu()})
         if not len(table):
@@ -198,7 +198,7 @@ class IntervalPredictor(RegressionPredictor):
             picked = torch.from_numpy(np.sort(order))
             run, table = self._calibrating(self._scorer, calibration, update=False), Table()
             run.check_arguments(None, None)
-            for batch in self._batches(inputs.take(x, picked), y[picked], None):
+            for batch in self.batches(inputs.take(x, picked), y[picked], None):
                 table.add(run.record(batch))
             run.choose_calibration(table.columns, planned or len(y))
         self._given = (self._given[0], run.calibration)

@@ -82,7 +82,8 @@ class Choice:
     side: str = BOTH
 
     @property
-    def _what(self) -> str:
+    def what_is_compared(self) -> str:
+        """What candidates are compared by."""
         return "half length" if self.side == EACH else f"mean {extent(self.side)}"
 
     def __str__(self) -> str:
@@ -90,7 +91,7 @@ class Choice:
         lines = [first + what_reach_is(self.side)]
         for name, candidate in sorted(self.candidates.items(), key=lambda c: c[1].mean_length):
             lines.append(
-                f"  {name:<24} {self._what} {candidate.mean_length:<10.4g} "
+                f"  {name:<24} {self.what_is_compared} {candidate.mean_length:<10.4g} "
                 f"rank correlation {candidate.rank_correlation:+.2f}"
             )
         return "\n".join(lines)
@@ -226,7 +227,7 @@ def why_plain(choice: Choice, what: str = "feature") -> str:
     return (
         f"plain CP was chosen: on {choice.rows} rows set aside no {'layer' if by_layer else what} "
         f"gave {'tighter limits' if choice.side in (LOWER, UPPER) else 'shorter bands'} "
-        f"(best: {name!r} with {choice._what} {best.mean_length:.4g} against "
+        f"(best: {name!r} with {choice.what_is_compared} {best.mean_length:.4g} against "
         f"{plain:.4g}). {'The gradient' if by_layer else 'It'} says little about the noise here: "
         f"its rank correlation with the residual is {best.rank_correlation:+.2f}"
     )

@@ -102,8 +102,9 @@ class RegressionPredictor(Predictor):
     def _takes_nan(self) -> bool:
         return self.missing
 
-    def _check_points(self) -> None:
-        super()._check_points()
+    def check_scores(self) -> None:
+        """Refuse, by ValueError, a loaded calibration with scores that cannot be."""
+        super().check_scores()
         columns = self.calibration.coordinates
         if not has_own_thresholds(self.joint) and columns > columns_of(self.side, self.joint, 1):
             raise ValueError("it has several scores for outputs that are covered jointly")
@@ -126,7 +127,7 @@ class RegressionPredictor(Predictor):
             for part, rows in _blocks(out):
                 buffer.add({"score": self._scorer.record(part, target[rows])["score"]})
             if has_own_thresholds(self.joint):
-                shape = checks.like_target(target, self._layout).shape[1:]
+                shape = checks.like_target(target, self.layout).shape[1:]
         scores = buffer["score"].cpu()
         if self.side == EACH:
             return scores.view(len(scores), 2, -1).movedim(1, -1).reshape(-1, *shape, 2)
@@ -213,7 +214,7 @@ class RegressionPredictor(Predictor):
                         finite = None
             for part, rows in _blocks(out, len(alphas)):
                 own = thresholds if thresholds.shape[1] == 1 else thresholds[:, rows]
-                band = self._band(part, own, are_many)
+                band = self.interval_at(part, own, are_many)
                 ends.add({"lower": band.lower, "upper": band.upper})
                 predictions.add({"prediction": band.prediction})
         if len(infinite):
@@ -258,7 +259,7 @@ class RegressionPredictor(Predictor):
         given = self._rows(x)
         buffer = RowBuffer(given.count)
         curve: dict[str, Tensor] | None = None
-        for out in self._seen(given, groups):
+        for out in self.batch_outputs(given, groups):
             curve, outcome = self._scorer.curve(out), self._prediction(out)
             if curve is None:
                 raise ValueError(self._no_distribution(self._scorer.why_unsigned))
@@ -339,9 +340,9 @@ class RegressionPredictor(Predictor):
 
     def _prediction(self, out: BatchOutput) -> Tensor:
         """Return the point prediction in the shape of the targets that calibrated."""
-        return checks.like_target(self._scorer.prediction(out.output), self._layout)
+        return checks.like_target(self._scorer.prediction(out.output), self.layout)
 
-    def _band(self, out: BatchOutput, threshold: Tensor, has_levels: bool = True) -> Interval:
+    def interval_at(self, out: BatchOutput, threshold: Tensor, has_levels: bool = True) -> Interval:
         """Give bands whose ends have a first dimension of levels, unless there is only one."""
         outcome = self._prediction(out)
         columns = columns_of(self.side, self.joint, outcome.numel() // outcome.shape[0])

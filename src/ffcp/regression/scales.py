@@ -160,9 +160,10 @@ class GradientNorm:
         return self._at(feature)
 
     def _at(self, name: str) -> GradientNorm:
-        return GradientNorm([name], self.norm, self.floor, self.method)._named(name)
+        return GradientNorm([name], self.norm, self.floor, self.method).at(name)
 
-    def _named(self, name: str) -> GradientNorm:
+    def at(self, name: str) -> GradientNorm:
+        """Return the scale at one of its candidate features."""
         self.feature = name
         return self
 

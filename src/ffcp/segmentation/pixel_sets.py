@@ -256,7 +256,8 @@ class PixelSets(Predictor):
         before = self.skipped if run.is_update else 0
         return {"classes": run.classes, "skipped": before + skipped}
 
-    def _rows_at_once(self, x: Any) -> int | None:
+    def rows_at_once(self, x: Any) -> int | None:
+        """Return how many images make a batch: about a million pixels."""
         if self.batch_size is None and isinstance(x, Tensor) and x.dim() > 2:
             return max(1, _PIXELS // max(1, x.shape[2:].numel()))
         return self.batch_size
@@ -320,7 +321,7 @@ class PixelSets(Predictor):
         asked = None if share is None else exact_share(share)
         given = self._rows(x)
         buffer, infinite = RowBuffer(given.count), Table()
-        for out in self._seen(given, groups):
+        for out in self.batch_outputs(given, groups):
             self._check_classes(out.output)
             metadata = {**self.calibration.metadata(out), "share": [asked] * len(out.rows)}
             level = self.calibration.threshold(exact, metadata)

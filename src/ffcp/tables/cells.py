@@ -55,7 +55,7 @@ def words(series: pd.Series) -> np.ndarray[Any, Any]:
     ['red', '', '3', '', 'True']
     """
     if is_number(series):
-        return np.array([_spelled(value) for value in series.tolist()], dtype=object)
+        return np.array([spelled(value) for value in series.tolist()], dtype=object)
     if is_date(series):
         series = series.dt.strftime("%Y-%m-%dT%H:%M:%S")
     cells = series.astype(object).to_numpy()
@@ -67,11 +67,11 @@ def _word(cell: Any) -> str:
         text = cell.strip()
         return "" if text.lower() in MISSING else text
     if isinstance(cell, (int, float, np.number)) and not isinstance(cell, bool):
-        return _spelled(cell)
+        return spelled(cell)
     return "" if cell is None or cell is pd.NA or cell is pd.NaT else _word(str(cell))
 
 
-def _spelled(value: Any) -> str:
+def spelled(value: Any) -> str:
     """Spell a number as a table would: 3 for 3.0, and large whole numbers with all digits."""
     if value is None or value is pd.NA or value != value:
         return ""

@@ -308,7 +308,7 @@ def _learn_number(
         if not some:
             return Column(name, LEFT_OUT, f"always {known[0]:g}")
         return Column(
-            name, CATEGORY, f"{known[0]:g} or missing", True, levels=(cells._spelled(known[0]),)
+            name, CATEGORY, f"{known[0]:g} or missing", True, levels=(cells.spelled(known[0]),)
         )
     if not some and _counts_rows(known):
         return Column(name, LEFT_OUT, "counts the rows")

@@ -129,8 +129,9 @@ class Learned(LearnsFromTraining):
         self._learn(family)
         return self
 
-    def _restore_fit(self) -> None:
-        super()._restore_fit()
+    def restore_fit(self) -> None:
+        """Take what training rows taught out of a state that was loaded."""
+        super().restore_fit()
         if self._taught is not None:  # what training rows taught serves a new calibration too
             self._given = (self._scorer, self._given[1])
 

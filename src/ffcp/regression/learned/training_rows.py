@@ -59,26 +59,27 @@ class LearnsFromTraining(RegressionPredictor):
         self._taught = torch.cat(hashes).sort().values
         return Lesson(sight, table.columns)
 
-    def _restore_fit(self) -> None:
+    def restore_fit(self) -> None:
+        """Take the hashes of training rows out of a state that was loaded."""
         self._taught = getattr(self._scorer, "rows", None)
 
     def _learn(self, family: RegressionScore) -> None:
         """Take what training rows taught; scores of before are dropped."""
         _, calibration = self._given
         self._given = (family, calibration)
-        self._state = Calibrated(family, calibration.empty(), layout=self._layout)
+        self._state = Calibrated(family, calibration.empty(), layout=self.layout)
 
     def _teaching_batches(self, x: Any, y: Any) -> Iterator[Batch]:
         """Give batches of the rows; of large arrays, in an order that leaves any out evenly."""
         count = None if y is None or inputs.is_loader(x) else len(y)
         if count is None or count <= MOST_ROWS:
-            yield from self._batches(x, y, None, call="fit")
+            yield from self.batches(x, y, None, call="fit")
             return
-        ((x, y),) = inputs.pairs(x, y, inputs.Reader(self.model, self._layout), self._read_target)
+        ((x, y),) = inputs.pairs(x, y, inputs.Reader(self.model, self.layout), self.read_target)
         order = torch.from_numpy(np.random.default_rng(self.seed or 0).permutation(count))
-        yield from self._batches(inputs.take(x, order), y[order], None, call="fit")
+        yield from self.batches(inputs.take(x, order), y[order], None, call="fit")
 
-    def _count_fitted(self, batch: Batch) -> int:
+    def count_fitted(self, batch: Batch) -> int:
         """Count rows that taught."""
         known = self._taught
         return 0 if known is None else int(torch.isin(row_hashes(batch.x, batch.y), known).sum())
