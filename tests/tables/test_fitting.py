@@ -471,7 +471,7 @@ def test_a_wide_table_takes_no_longer_than_its_cells(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(
         metrics, "clopper_pearson", lambda *given: counted.append(1) or exact(*given)
     )
-    monkeypatch.setattr(cells, "_spelled", None)  # numbers need not be spelled
+    monkeypatch.setattr(cells, "spelled", None)  # numbers need not be spelled
     draw = np.random.default_rng(0)
     frame = pd.DataFrame(draw.normal(size=(90, 1000))).rename(columns=str)
     learned_columns = learn(frame, "0")
