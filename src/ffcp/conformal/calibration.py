@@ -55,7 +55,7 @@ class Calibration(nn.Module):
     looks_at_labels = False
     #: Whether it keeps which scores are the size of a negative number, for distributions.
     keeps_signs = False
-    #: Whether thresholds may depend on random numbers, those of ``notes["row"]``.
+    #: Whether thresholds may depend on random numbers, those of ``metadata["row"]``.
     draws = True
     #: Whether thresholds differ from point to point, so that some may be infinite.
     is_local = False
@@ -98,10 +98,10 @@ class Calibration(nn.Module):
         ----------
         alpha
             Share of misses allowed.
-        notes
+        metadata
             What :meth:`metadata` says of the new points.
         random
-            Random numbers, for calibrations that use them: those of ``notes["row"]``.
+            Random numbers, for calibrations that use them: those of ``metadata["row"]``.
         """
         raise NotImplementedError
 
@@ -128,15 +128,6 @@ class Calibration(nn.Module):
     def signed(self) -> Tensor | None:
         """Give the signed scores (n, m), each column sorted; ``None`` where none are kept."""
         return None
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        """Let a threshold of one's own count for several levels, and promise no PAC coverage."""
-        super().__init_subclass__(**options)
-        if "threshold" in vars(cls):
-            for name in ("thresholds", "pac_thresholds"):
-                if name not in vars(cls):
-                    setattr(cls, name, vars(Calibration)[name])
-            cls.draws = vars(cls).get("draws", True)
 
     def requires(self) -> Requires:
         """Say what the pass over the model must bring for :meth:`metadata`."""
@@ -184,7 +175,7 @@ class Calibration(nn.Module):
     def metadata_after_selection(
         self, out: BatchOutput, y: Tensor, metadata: Columns
     ) -> dict[str, Any]:
-        """Note points of which the calibration that this one takes the place of noted ``notes``."""
+        """Return the metadata of rows that another calibration, which this one replaces, noted."""
         return self.metadata(out, y)
 
     def metadata_of_new(self, out: BatchOutput) -> dict[str, Any]:

@@ -35,7 +35,6 @@ from ffcp.conformal.summaries import (
 from ffcp.locks import lock
 
 _PACKING = lock()
-_MOST_LEVELS = 256  # whose thresholds are remembered
 ERROR = "rank_error"  # among the settings of a summary
 
 
@@ -217,21 +216,7 @@ class Compressed(Calibration):
         self, alpha: Any, metadata: Columns | None = None, random: Draws | None = None
     ) -> Tensor:
         """Look up the conformal quantile of each output, rounded up, shape (m,)."""
-        return self.thresholds([alpha])[0, 0]
-
-    def thresholds(
-        self, alphas: Sequence[Any], metadata: Columns | None = None, random: Draws | None = None
-    ) -> Tensor:
-        """Look up the thresholds of several levels: (levels, 1, m)."""
-        asked = tuple(map(exact_alpha, alphas))
-        result: dict[Any, Tensor] = self._cache.setdefault("levels", {})
-        thresholds = result.get(asked)
-        if thresholds is None:
-            thresholds = self._upper([partial(conformal_rank, alpha=alpha) for alpha in asked])
-            if len(result) >= _MOST_LEVELS:
-                result.clear()
-            result[asked] = thresholds
-        return thresholds
+        return self._upper([partial(conformal_rank, alpha=exact_alpha(alpha))])[0, 0]
 
     def pac_thresholds(
         self, alphas: Sequence[Any], pac: Any, metadata: Columns | None = None

@@ -25,7 +25,7 @@ def summary_like(calibration: Calibration, rank_error: Any) -> Calibration:
         return fresh
     kind = type(calibration)
     # A calibration of one's own may be a kind of Marginal, with another threshold.
-    if isinstance(calibration, Marginal) and kind.thresholds is Marginal.thresholds:
+    if isinstance(calibration, Marginal) and kind.threshold is Marginal.threshold:
         return Compressed(rank_error)
     why = "its thresholds look at more than the order of scores"
     if calibration.is_local:

@@ -124,7 +124,7 @@ class LabelShift(Reweighted):
         return {} if choice is None else {"classes": files.rebuilt(dict[str, int], choice)}
 
     def add(self, scores: Tensor, metadata: Columns | None = None) -> None:
-        """Keep these points; ``notes["label"]`` is the class of each."""
+        """Keep these points; ``metadata["label"]`` is the class of each."""
         assert metadata is not None
         label = metadata["label"]
         if self.ratio is not None and len(label) and int(label.max()) >= len(self.ratio):

@@ -219,7 +219,7 @@ class Local(Calibration):
             raise ValueError("embeddings have no numbers")
 
     def add(self, scores: Tensor, metadata: Columns | None = None) -> None:
-        """Keep these points; ``notes["embedding"]`` says where they lie."""
+        """Keep these points; ``metadata["embedding"]`` says where they lie."""
         assert metadata is not None
         embedding = metadata["embedding"].detach().to("cpu", torch.float32)
         if len(self):

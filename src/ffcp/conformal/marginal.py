@@ -41,7 +41,11 @@ class Marginal(Calibration):
     signs: Tensor
     takes_missing = True
     keeps_signs = True
-    draws = False
+
+    @property
+    def draws(self) -> bool:  # type: ignore[override]
+        """Whether thresholds may take random numbers: those of a user's subclass may."""
+        return type(self).threshold is not Marginal.threshold
 
     def __init__(self) -> None:
         super().__init__()
@@ -92,16 +96,12 @@ class Marginal(Calibration):
         """Look up the conformal quantile of each output, shape (m,)."""
         return sorted_quantile(self.scores, alpha)
 
-    def thresholds(
-        self, alphas: Sequence[Any], metadata: Columns | None = None, random: Draws | None = None
-    ) -> Tensor:
-        """Look up the thresholds of several levels: (levels, 1, m)."""
-        return torch.stack([sorted_quantile(self.scores, alpha) for alpha in alphas])[:, None]
-
     def pac_thresholds(
         self, alphas: Sequence[Any], pac: Any, metadata: Columns | None = None
     ) -> Tensor:
-        """Look up thresholds that cover 1 - alpha given these points, so surely: (levels, 1, m)."""
+        """Return thresholds with PAC coverage, (levels, 1, m): a user's subclass has none."""
+        if type(self).threshold is not Marginal.threshold:
+            return super().pac_thresholds(alphas, pac, metadata)
         kept = [sorted_quantile(self.scores, alpha, pac) for alpha in alphas]
         return torch.stack(kept)[:, None]
 

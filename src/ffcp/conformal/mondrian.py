@@ -224,7 +224,7 @@ class Mondrian(Calibration):
             super()._check_rows({n: t for n, t in points.items() if n != "names"})
 
     def add(self, scores: Tensor, metadata: Columns | None = None) -> None:
-        """Keep these points; ``notes["group"]`` says whose they are."""
+        """Keep these points; ``metadata["group"]`` says whose they are."""
         metadata = dict(metadata or {})
         parts = dict(self.parts())
         groups = metadata.pop("group")

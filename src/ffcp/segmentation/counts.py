@@ -94,7 +94,7 @@ class PixelCounts(Risk):
     ) -> Tensor:
         """Look up the largest score of labels in the set, shape (1,).
 
-        ``notes["share"]`` says, for every image the same, which share of it is to be covered.
+        ``metadata["share"]`` says, for every image the same, which share of it is to be covered.
         """
         share = (metadata or {}).get("share", [None])[0]
         last = self.risk_bin(alpha) if share is None else self.share_bin(alpha, share)
