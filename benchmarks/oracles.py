@@ -201,7 +201,7 @@ def bands() -> None:
         made.calibrate(cal.x, cal.y, groups=given)
         return ends(made.predict_interval(new.x, ALPHA, groups=asked))
 
-    hard = ffcp.IntervalPredictor(Columns(0), scale=lambda seen: seen.x[:, 3])
+    hard = ffcp.IntervalPredictor(Columns(0), scale=lambda out: out.x[:, 3])
     rows: list[tuple[str, Array, Mapping[str, Peer]]] = [
         ("CP", ours(ffcp.CP(Columns(0))), {
             "crepes": lambda: crepes(cal, new),

@@ -143,13 +143,13 @@ class Interval(_Interval):
 class Ends(NamedTuple):
     """What a model says of a batch: a base band and a scale on each side, (n, m) each.
 
-    A base of one's own gives it; the band of a threshold t is [lo - t slack_lo, hi + t slack_hi].
+    A base of one's own gives it; the band of a threshold t is [lo - t scale_lo, hi + t scale_hi].
 
     Parameters
     ----------
     lo, hi : Tensor
         The ends of the base band; the same tensor where the base is a point.
-    slack_lo, slack_hi : Tensor
+    scale_lo, scale_hi : Tensor
         How much each end moves with the threshold.
 
     Examples

@@ -230,10 +230,10 @@ class CandidateScales:
     what_is_open = "the scale"
 
     def __init__(self, scales: Sequence[Any]) -> None:
-        self._slacks = [as_scale(scale) for scale in scales]
-        if any(getattr(scale, "is_open", False) for scale in self._slacks):
+        self._scales = [as_scale(scale) for scale in scales]
+        if any(getattr(scale, "is_open", False) for scale in self._scales):
             raise ValueError("a list of scales to choose from cannot hold one that is open itself")
-        settings = [scale.settings() for scale in self._slacks]
+        settings = [scale.settings() for scale in self._scales]
         twice = [one for number, one in enumerate(settings) if one in settings[:number]]
         if twice:
             raise ValueError(
@@ -244,7 +244,7 @@ class CandidateScales:
     def requires(self) -> Requires:
         """Ask for what any of them asks for."""
         requires = Requires()
-        for scale in self._slacks:
+        for scale in self._scales:
             requires = requires.joined(scale.requires())
         return requires
 
@@ -255,7 +255,7 @@ class CandidateScales:
     def options(self, model: nn.Module, x: Any) -> dict[str, Scale]:
         """Name the scales there are to choose from."""
         options: dict[str, Scale] = {OUTPUT: Constant()}
-        for scale in self._slacks:
+        for scale in self._scales:
             settings = scale.settings()
             name = settings.get("feature") or settings["scale"]
             options[name if name not in options else f"{name} {len(options)}"] = scale
@@ -263,7 +263,7 @@ class CandidateScales:
 
     def restored(self, settings: Mapping[str, Any]) -> Any:
         """Give the scale that was chosen and saved."""
-        for scale in (Constant(), *self._slacks):
+        for scale in (Constant(), *self._scales):
             mine = scale.settings()
             if all(settings.get(key) == value for key, value in mine.items()):
                 return scale
