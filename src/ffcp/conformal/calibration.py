@@ -243,12 +243,7 @@ class Calibration(nn.Module):
 
     def keep(self, points: Mapping[str, Tensor]) -> None:
         """Keep exactly these points, a tensor for each buffer."""
-        buffers = self.__dict__["_buffers"]
-        for name, values in points.items():
-            if name in buffers:
-                buffers[name] = values
-            else:
-                setattr(self, name, values)
+        self._buffers.update(points)
         self._cache = {}
 
     def points(self) -> dict[str, Tensor]:
@@ -283,14 +278,6 @@ class Calibration(nn.Module):
 
     def _apply(self: Self, fn: Any, recurse: bool = True) -> Self:
         return self  # stays where it is, as it is
-
-    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
-        # Any number of points may have been saved; the parent class insists on equal shapes.
-        saved = {n: state_dict[prefix + n] for n in self.points() if prefix + n in state_dict}
-        if saved:
-            self.check(saved)
-            self.keep({n: t.detach().to("cpu", copy=True) for n, t in saved.items()})
-        super()._load_from_state_dict(state_dict, prefix, *args)
 
 
 def _listed(names: Iterable[str]) -> str:
