@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -219,3 +220,13 @@ def test_as_many_labels_as_rows_at_prediction() -> None:
     predictor = ffcp.CP(small_mlp()).calibrate(X, Y, groups=GROUPS)
     with pytest.raises(ValueError, match="groups has 3 labels, but x has 2 rows"):
         predictor.predict_interval(X[:2], groups=["left"] * 3)
+
+
+def test_a_threshold_of_a_subclass_counts_for_several_levels() -> None:
+    class Widest(ffcp.calibrations.Mondrian):
+        def threshold(self, alpha: Any, metadata: Any = None, random: Any = None) -> torch.Tensor:
+            return self.scores.amax(dim=0) / float(alpha)
+
+    scores = Widest()
+    scores.add(torch.arange(1.0, 9.0)[:, None], {"group": ["a", "b"] * 4})
+    assert scores.thresholds([0.5, 0.25]).flatten().tolist() == [16.0, 32.0]

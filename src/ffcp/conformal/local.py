@@ -244,7 +244,9 @@ class Local(Calibration):
     def thresholds(
         self, alphas: Sequence[Any], metadata: Columns | None = None, random: Draws | None = None
     ) -> Tensor:
-        """Give the localized quantiles (levels, n, m) of several levels by the same weights."""
+        """Return the localized quantiles (levels, n, m) of several levels by the same weights."""
+        if type(self).threshold is not Local.threshold:  # a user's subclass has its own
+            return super().thresholds(alphas, metadata, random)
         assert metadata is not None
         assert self.bandwidth is not None
         self._check_width(metadata["embedding"])

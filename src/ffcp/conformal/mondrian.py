@@ -295,7 +295,9 @@ class Mondrian(Calibration):
     def thresholds(
         self, alphas: Sequence[Any], metadata: Columns | None = None, random: Draws | None = None
     ) -> Tensor:
-        """Look up the thresholds of each point's group at several levels, (levels, n, m)."""
+        """Return the thresholds of each row's group at several levels, (levels, n, m)."""
+        if type(self).threshold is not Mondrian.threshold:  # a user's subclass has its own
+            return super().thresholds(alphas, metadata, random)
         return self._by_group(metadata, lambda part, own: part.thresholds(alphas, own, random))
 
     def pac_thresholds(
