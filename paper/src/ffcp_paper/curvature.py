@@ -7,6 +7,7 @@ output by about t * (|gradient| + t / 2 * |curvature|), where the curvature is t
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from ffcp import BatchOutput, Requires
 
 
+@dataclass(frozen=True)
 class Curvature:
     """The gradient norm at a layer plus half a step of the head's curvature along the gradient.
 
@@ -30,32 +32,32 @@ class Curvature:
         Smallest scale.
     """
 
-    def __init__(
-        self, model: nn.Sequential, feature: str, step: float = 1.0, floor: float = 1e-6
-    ) -> None:
-        self.feature, self.step, self.floor = feature, step, floor
-        self._head = model if feature == "input" else model[int(feature) + 1 :]
+    model: nn.Sequential
+    feature: str
+    step: float = 1.0
+    floor: float = 1e-6
 
     def requires(self) -> Requires:
         """Require the values of the feature."""
         return Requires(values=(self.feature,))
 
-    def __call__(self, seen: BatchOutput) -> Tensor:
+    def __call__(self, out: BatchOutput) -> Tensor:
         """Return the scale of every row, (n, 1)."""
-        value = seen.values[self.feature].detach()
+        value = out.values[self.feature].detach()
+        head = self.model[0 if self.feature == "input" else int(self.feature) + 1 :]
         with torch.enable_grad():
             leaf = value.clone().requires_grad_()
-            (gradient,) = torch.autograd.grad(self._head(leaf).sum(), leaf)
+            (gradient,) = torch.autograd.grad(head(leaf).sum(), leaf)
         norm = gradient.norm(dim=1, keepdim=True)
         # Where the gradient is zero there is no direction, and no curvature along it.
         move = gradient * (self.step / norm.where(norm > 0, 1.0))
         with torch.no_grad():
-            forth, here, back = (self._head(v) for v in (value + move, value, value - move))
+            forth, here, back = (head(v) for v in (value + move, value, value - move))
         curvature = (forth - 2 * here + back).abs() / self.step**2
         scale: Tensor = norm + self.step / 2 * curvature
         return scale.double().clamp_min(self.floor)
 
     def settings(self) -> dict[str, Any]:
         """Return what identifies the scale."""
-        said = {"feature": self.feature, "step": self.step, "floor": self.floor}
-        return {"scale": "curvature", **said}
+        where = f"{self.feature}, step {self.step:g}, floor {self.floor:g}"
+        return {"scale": f"curvature at {where}"}
