@@ -23,7 +23,7 @@ def test_every_row_is_followed_by_every_method(
     assert {len(one.hits) for one in result.followed.values()} == {500}
     assert result.followed["aci"].hits[350:].mean() > result.followed["CP"].hits[350:].mean()
     assert result.alarms["truth"] is not None
-    assert len(streams.rows_of(result)) == 6
+    assert len(streams.rows_of(result)) == 5
     streams.picture([result, result]).savefig(tmp_path / "stream.png")
 
 

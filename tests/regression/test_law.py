@@ -52,7 +52,7 @@ METHODS = {
 def test_coverage_follows_the_beta_binomial_law(name: str) -> None:
     covered = covered_by(METHODS[name])
     repeats = FEWER if "chosen" in name else REPEATS
-    hits = draw_hits(heteroscedastic, covered, n=N, t=T, repeats=repeats)[:, 0]
+    hits = draw_hits(heteroscedastic, covered, n=N, t=T, repeats=repeats)
     used = covered.used
     assert used == (32 if "chosen" in name else N)  # a fifth of the rows chooses
     assert p_value(hits, T, used, conformal_rank(used, ALPHA)) > ERROR_RATE

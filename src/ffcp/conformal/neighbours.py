@@ -149,8 +149,13 @@ def _among_all(embedding: Tensor) -> Search:
     places = Places(embedding, fine=EXACT)
 
     def search(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        squared, rows = places.from_each(places.moved(x)).topk(k, largest=False, sorted=False)
-        return rows, squared
+        squared = places.from_each(places.moved(x))
+        nearest, rows = squared.topk(k, largest=False)
+        # Of rows that are equally far the first ones count, whatever the batch.
+        tied = (squared <= nearest[:, -1:]).sum(dim=1) > k
+        if bool(tied.any()):
+            rows[tied] = squared[tied].argsort(dim=1, stable=True)[:, :k]
+        return rows, nearest
 
     return search
 
