@@ -131,13 +131,13 @@ def sorted_quantile(scores: Tensor, alpha: Any, pac: Any = None) -> Tensor:
     >>> sorted_quantile(torch.tensor([[1.0, 1.0], [2.0, 2.0], [3.0, torch.nan]]), alpha=0.3)
     tensor([3., inf])
     """
-    counts = known(scores)
+    counts = known(scores).tolist()
     rank_of = conformal_rank if pac is None else partial(pac_rank, pac=pac)
-    ranks = {count: rank_of(count, alpha) for count in counts.unique().tolist()}
+    ranks = {count: rank_of(count, alpha) for count in set(counts)}
     if len(ranks) == 1:
         ((count, rank),) = ranks.items()
         enough = 0 < rank <= count
         return scores[rank - 1] if enough else scores.new_full(scores.shape[1:], math.inf)
-    place = torch.tensor([ranks[count] for count in counts.tolist()])
+    place = torch.tensor([ranks[count] for count in counts])
     quantiles = scores.gather(0, (place - 1).clamp(max=len(scores) - 1)[None])[0]
-    return quantiles.masked_fill(place > counts, math.inf)
+    return quantiles.masked_fill(place > torch.tensor(counts), math.inf)
