@@ -7,7 +7,7 @@ so that networks and statistics can both speak of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
@@ -38,15 +38,6 @@ def traced() -> Iterator[None]:
         _TRACED.reset(token)
 
 
-def name_of(function: Callable[..., Any]) -> str:
-    """Say what settings call a function: of it only the name is known.
-
-    >>> name_of(abs)
-    'function abs'
-    """
-    return f"function {getattr(function, '__qualname__', type(function).__name__)}"
-
-
 class Requires(NamedTuple):
     """What a piece asks of the pass over the model.
 
@@ -61,6 +52,8 @@ class Requires(NamedTuple):
     of
         A function from the output (n, ...) to one number per row, (n,), whose gradient is taken
         in place of that of every output. ``None``: of every output.
+    input
+        Whether the input itself is looked at, so that rows that wait for a selection keep it.
 
     Examples
     --------
@@ -74,13 +67,14 @@ class Requires(NamedTuple):
     norm: float = 2
     method: Any = "auto"
     of: Callable[[Tensor], Tensor] | None = None
+    input: bool = False
 
     def joined(self, other: Requires) -> Requires:
         """Ask for what either asks for.
 
         Raises ValueError if both ask for gradient norms, but not for norms of the same kind.
         """
-        if not (other.norms or other.values):
+        if not (other.norms or other.values or other.input):
             return self
         for setting in ("norm", "method", "of"):
             mine, theirs = getattr(self, setting), getattr(other, setting)
@@ -93,6 +87,7 @@ class Requires(NamedTuple):
         return kind._replace(
             norms=tuple(dict.fromkeys(self.norms + other.norms)),
             values=tuple(dict.fromkeys(self.values + other.values)),
+            input=self.input or other.input,
         )
 
 
@@ -109,12 +104,14 @@ class BatchOutput(NamedTuple):
         Gradient norms by feature, in the shape of the output; with ``Requires.of`` (n,) in float64.
     values : mapping of str to Tensor
         Values by layer, as they were when the layer returned them.
-    rows : range
+    rows : range or list of int
         The numbers of these rows in the data, by which errors name them.
     groups
         The groups of these rows, if the user gave any.
     weights : Tensor or None
         The weights of these rows, (n,), if the user gave any.
+    random : Tensor or None
+        A uniform random number for each row, (n,), where a score is randomised.
 
     Examples
     --------
@@ -132,6 +129,7 @@ class BatchOutput(NamedTuple):
     output: Tensor
     norms: Mapping[str, Tensor]
     values: Mapping[str, Tensor]
-    rows: range
+    rows: Sequence[int]
     groups: Any = None
     weights: Tensor | None = None
+    random: Tensor | None = None

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
@@ -12,7 +13,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from ffcp.batch import Requires
 from ffcp.conformal.calibration import Calibration
-from ffcp.conformal.selection import Score
+from ffcp.conformal.compressed import joined
 from ffcp.network.frozen import runs_itself, stamped, were_written
 from ffcp.network.identity import Identity
 
@@ -22,35 +23,71 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
+class Counts:
+    """What is counted in a calibration besides scores.
+
+    Attributes
+    ----------
+    classes : int or None
+        How many classes the model has.
+    drawn : tuple of pairs
+        Seeds of random numbers, and how many were drawn with each.
+    skipped : int
+        Images without a labelled pixel, which do not calibrate.
+    unconverged : tuple of int
+        Rows for which FCP found no feature that gives the target.
+    """
+
+    classes: int | None = None
+    drawn: tuple[tuple[int, ...], ...] = ()
+    skipped: int = 0
+    unconverged: tuple[int, ...] = ()
+
+    def merged(self, other: Counts) -> Counts:
+        """Return the counts of both; refuse other classes, and random numbers of the same seed."""
+        if self.classes not in (None, other.classes):
+            raise ValueError(
+                f"calibrated on {self.classes} classes, the predictor to merge on {other.classes}"
+            )
+        shared = {seed for seed, _ in self.drawn} & {seed for seed, _ in other.drawn}
+        if shared:
+            raise ValueError(
+                f"both predictors drew their random numbers with seed {min(shared)}, so their rows "
+                "share them: give each worker its own seed"
+            )
+        drawn, skipped = self.drawn + other.drawn, self.skipped + other.skipped
+        return Counts(other.classes, drawn, skipped)
+
+
+@dataclass(frozen=True)
 class Calibrated:
     """Everything that a calibration ended with, the model apart; replaced whole, never changed.
 
     Attributes
     ----------
-    scorer, calibration
-        Both settled; before the first calibration as they were given.
-    identity
-        Of the model that was calibrated; ``None`` where there are no scores.
-    layout
+    score, calibration
+        Settled, unless nothing was calibrated yet.
+    identity : Identity or None
+        The weights that were calibrated; ``None`` where there are no scores.
+    layout : mapping
         What inputs and targets were like, see :class:`ffcp.network.inputs.Reader`.
-    choices
-        What selections saw and took, by name.
-    set_aside
+    report : mapping
+        What was selected or learned, and what it was compared with.
+    set_aside : int
         How many rows selected, and so do not calibrate.
-    runs
-        The names of the calibrations whose scores these are.
-    counts
-        What a task counted besides: classes, random numbers, images left out.
+    runs : tuple of str
+        Names of the calibrations whose scores these are, so that none is counted twice.
+    counts : Counts
     """
 
-    scorer: Score
+    score: Any
     calibration: Calibration
     identity: Identity | None = None
     layout: Mapping[str, Any] = field(default_factory=dict)
-    choices: Mapping[str, Any] = field(default_factory=dict)
+    report: Mapping[str, Any] = field(default_factory=dict)
     set_aside: int = 0
     runs: tuple[str, ...] = ()
-    counts: Mapping[str, Any] = field(default_factory=dict)
+    counts: Counts = field(default_factory=Counts)
 
     @property
     def fingerprint(self) -> str | None:
@@ -60,23 +97,32 @@ class Calibrated:
     @property
     def requires(self) -> Requires:
         """What the pass over the model must bring for a row to be predicted."""
-        return self.scorer.requires().joined(self.calibration.requires())
+        return self.score.requires().joined(self.calibration.requires())
 
-    def check_merge(self, other: Calibrated) -> None:
-        """Refuse scores of frames with other columns, and scores that are here already."""
+    def merged(self, other: Calibrated) -> Calibrated:
+        """Return a state with the scores of both; refuse those that cannot stand together."""
         for key in self.layout.keys() & other.layout.keys():
             mine, theirs = (state.layout[key].get("columns") for state in (self, other))
             if mine and theirs and mine != theirs:
                 raise ValueError(
                     f"the predictor to merge was calibrated on a frame with columns {theirs}, this "
-                    f"one on {mine}: the model saw other numbers. Give both the same columns in "
-                    "the same order"
+                    f"one on {mine}: give both the same columns in the same order"
                 )
         if not set(self.runs).isdisjoint(other.runs):
             raise ValueError(
-                "points of the predictor to merge are here already: it is a copy of this one, was "
-                "loaded from the same file, or was merged before, and points would count twice"
+                "rows of the predictor to merge are here already: it is a copy of this one, was "
+                "loaded from the same file, or was merged before, and rows would count twice"
             )
+        if self.identity is not None and other.identity is not None:
+            self.identity.must_be_run_alike(other.identity.autocast)
+        return replace(
+            self,
+            calibration=joined(self.calibration, other.calibration),
+            identity=self.identity or copy.copy(other.identity),  # with no stamp
+            layout={**other.layout, **self.layout},
+            runs=self.runs + other.runs,
+            counts=self.counts.merged(other.counts),
+        )
 
 
 def steady(

@@ -1,28 +1,27 @@
-"""One calibration under way: run the model on batches, choose what is open, score the rest."""
+"""The calibration loop: select what is left open on rows set aside, then score all other rows."""
 
 from __future__ import annotations
 
-import copy
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Iterable
+from itertools import chain
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ffcp.batch import BatchOutput
+from ffcp.batch import BatchOutput, Requires
+from ffcp.calibrated import Counts
 from ffcp.conformal.calibration import Calibration
-from ffcp.conformal.columns import Columns, Table, prefixed, take, with_prefix
-from ffcp.conformal.compression import compressed, settled, summary_like
-from ffcp.conformal.selection import Chosen, Division, Score, Selection
-from ffcp.network import arrays, forward, inputs
+from ffcp.conformal.columns import Columns, Table
+from ffcp.conformal.compressed import joined, settled, summary_of
+from ffcp.conformal.rank import rows_needed
+from ffcp.conformal.score import Score
+from ffcp.conformal.selection import Aside, Division, Selection
+from ffcp.network import arrays, forward
 
-Self = TypeVar("Self", bound="Calibrating")
-NO_WEIGHTS = (
-    "weights=... are for ffcp.calibrations.Weighted('given'): make the predictor with that "
-    "calibration"
-)
+EMPTY = "the calibration data is empty: there are no rows to score"
+_AT_ONCE = 2**17  # rows that are added to a summary together
 
 
 class Batch(NamedTuple):
@@ -31,359 +30,224 @@ class Batch(NamedTuple):
     x: Any
     y: Tensor
     row: int
-    groups: Any
+    groups: Any = None
     weights: Tensor | None = None
-    whole: Batch | None = None  # what these rows are a part of, in which they have numbers
-
-    def part(self, rows: Tensor) -> Batch:
-        """Give some of the rows, by a mask; the first of them has the number of the first of all.
-
-        >>> batch = Batch(torch.arange(3.0), torch.zeros(3), 10, ["a", "b", "c"])
-        >>> batch.part(torch.tensor([False, True, True])).groups
-        ['b', 'c']
-        """
-        groups = take({"group": self.groups}, rows)["group"] if self.groups is not None else None
-        weights = None if self.weights is None else self.weights[rows]
-        return Batch(inputs.take(self.x, rows), self.y[rows], self.row, groups, weights, self)
 
 
-class Noted(NamedTuple):
-    """What another process has noted of a batch: see :meth:`Calibrating.elsewhere`."""
+class Looks:
+    """Runs the model on the batches of one calibration; tasks check and count on the way."""
 
-    columns: Columns
-    row: int
-    rows: int
-    met: int  # how many of them :meth:`Predictor.fit` has seen
-    classes: int | None
+    sample = 8  # rows by which a model that mixes rows is found
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+
+    def __call__(self, batch: Batch, requires: Requires) -> BatchOutput:
+        """Return what one pass gives for a batch."""
+        out = forward.see(self.model, batch.x, requires, batch.row, batch.groups)
+        return out if batch.weights is None else out._replace(weights=batch.weights)
+
+    def finish(self, result: Result) -> Counts:
+        """Return what was counted; warnings may be added to those of the result."""
+        return Counts()
 
 
-class Choosing(NamedTuple):
-    """How what is open is chosen: the share of rows set aside, the level, and the seed."""
+class Settings(NamedTuple):
+    """How something is selected: the share of rows set aside, the level, and the seed."""
 
     fraction: float
     alpha: Any
     seed: int
-    alpha_of_each: Callable[[Any, int], Any]  # of several thresholds, given the level of all
+    alpha_of_each: Callable[[Any, int], Any]
+    target_inputs: Callable[[Requires], Iterable[BatchOutput]]
 
 
-class Calibrating:
-    """One calibration under way; nothing of it is seen outside until it has ended well."""
+class Result(NamedTuple):
+    """What a calibration ends with; ``scores`` are in the order of rows, if they were kept."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        scorer: Score,
-        calibration: Calibration,
-        choosing: Choosing,
-        is_update: bool,
-    ) -> None:
-        self._model, self._choosing = model, choosing
-        self.scorer = scorer
-        self.calibration = calibration.empty()
-        if is_update:
-            self.calibration.keep(calibration.points())
-        self.is_update = is_update
-        self.choices: dict[str, Any] = {}
-        self.columns: Columns = {}  # scores and notes of the rows that calibrate
-        self.layout: dict[str, Any] = {}  # what inputs are like, see inputs.Reader
-        self.warnings: list[str] = []
-        self.classes: int | None = None  # of the outputs so far, where they are classes
-        self._is_first = True
-        self._has_new_calibration = False  # one that was chosen: it has notes of its own
-        #: Whether inputs stay in memory until the end, so that some rows can wait for a choice.
-        self.inputs_stay = False
-        # Held weakly: in a circle all scores would stay until Python looks for circles.
-        work: Any = weakref.proxy(self)
-        self.selection: Selection[Batch | Noted] = Selection(
-            work, self._division(), choosing.alpha, scorer.fewest_rows
-        )
-
-    def check_arguments(self, weights: Any, new: Any) -> None:
-        """Refuse weights and new inputs that nothing here looks at, and missing ones."""
-        if weights is not None and not self.calibration.takes_weights:
-            raise ValueError(NO_WEIGHTS)
-        if new is not None and self.is_update:
-            raise ValueError("what was learned from new inputs stays: leave out new=, or update=")
-        if new is not None and not self.calibration.takes_new:
-            raise ValueError(
-                "new=... are inputs to learn from, for ffcp.calibrations.Weighted('learn') or "
-                "ffcp.calibrations.LabelShift(): make the predictor with that calibration"
-            )
-        if new is None and self.calibration.takes_new and self.calibration.is_open:
-            raise ValueError(
-                f"{type(self.calibration).__name__} is to learn how the data has moved: pass "
-                "calibrate(x, y, new=...), inputs like those to come, without targets"
-            )
-
-    def with_target_inputs(self, new: Callable[[], Columns]) -> None:
-        """Let the calibration, if it learns from new inputs, do so when it comes to choose."""
-        if self.calibration.takes_new and not self.is_update:
-            self.calibration = self.calibration.with_target_inputs(new)
-
-    def _division(self) -> Division | None:
-        open_pieces = [p for p in (self.scorer, self.calibration) if p.is_open]
-        if not open_pieces:
-            return None
-        most = max(piece.most_rows for piece in open_pieces)
-        early = self.scorer.early_rows if self.scorer.is_open else 0
-        return Division(self._choosing.fraction, self._choosing.seed, most, early)
-
-    def selecting_first(self, batches: Iterable[Batch | Noted]) -> Iterator[Batch | Noted]:
-        """Give the batches; where a choice looks at much of a row, choose, then give other rows.
-
-        Where inputs stay in memory, the rows set aside pass the model before all others, of which
-        only what was chosen is then worked out. Every row passes once.
-        """
-        waiting: list[Batch] = []
-        for batch in batches:
-            division = None if isinstance(batch, Noted) else self._division_before(batch)
-            if isinstance(batch, Noted) or division is None:
-                yield batch
-                continue
-            waiting.append(batch)
-            if sum(len(one.y) for one in waiting) >= division.end:
-                yield from self._others(waiting, division)
-                waiting = []
-        if waiting and self.selection.division is not None:
-            yield from self._others(waiting, self.selection.division)
-
-    def _division_before(self, batch: Batch) -> Division | None:
-        """Say how rows are divided, if this batch is to wait, unseen, for a choice."""
-        if not self.inputs_stay:
-            return None
-        self.prepare(batch.x)  # which may show that nothing is open
-        is_costly = self.scorer.is_open and self.scorer.is_costly
-        return self.selection.division if is_costly else None
-
-    def _others(self, batches: Sequence[Batch], division: Division) -> Iterator[Batch]:
-        """Choose on some rows of these batches, and give the others."""
-        ends = np.cumsum([len(batch.y) for batch in batches]).tolist()
-        masks = [division.mask(range(e - len(b.y), e)) for b, e in zip(batches, ends, strict=True)]
-        rows = sum(int(mask.sum()) for mask in masks)
-
-        def aside() -> Columns:
-            table = Table()
-            for batch, mask in zip(batches, masks, strict=True):
-                if bool(mask.any()):
-                    table.add(self.record(batch.part(mask)))
-            return table.columns
-
-        has_chosen = self.selection.chosen_on(aside, rows, ends[-1] - rows)
-        self.selection.division = None
-        for batch, mask in zip(batches, masks, strict=True):
-            if not has_chosen or not bool(mask.any()):
-                yield batch
-            elif not bool(mask.all()):
-                yield batch.part(~mask)
-
-    def record(self, batch: Batch | Noted) -> Columns:
-        """Run the model on a batch, and note of its rows what scores and choices need."""
-        if isinstance(batch, Noted):  # another process has
-            self.count(batch.rows, batch.classes)
-            return batch.columns
-        out, y = self._see_by_number(batch), batch.y
-        return {
-            **prefixed("score.", self.scorer.record(out, y)),
-            **prefixed("note.", self.calibration.metadata(out, y)),
-        }
-
-    def _see_by_number(self, batch: Batch) -> BatchOutput:
-        """Run the model on a batch; errors name rows by their number in all."""
-        try:
-            return self.see(batch)
-        except ValueError:
-            if batch.whole is not None:
-                self.see(batch.whole)
-            raise
-
-    @property
-    def is_open(self) -> bool:
-        """Whether something is still to be chosen, which is noted of every row until then."""
-        return self.scorer.is_open or self.calibration.is_open
-
-    def for_worker(self: Self) -> Self:
-        """Give what another process needs to note batches :meth:`elsewhere`.
-
-        That has the model already (:meth:`using`), and needs no points.
-        """
-        sent = copy.copy(self)
-        empty = self.calibration.empty()
-        sent.calibration = empty.with_target_inputs(dict) if empty.takes_new else empty
-        for name in ("selection", "columns", "_choosing", "_model"):
-            del sent.__dict__[name]
-        return sent
-
-    def using(self: Self, model: nn.Module) -> Self:
-        """Use this model: in another process, where the calibration came without one."""
-        self._model = model
-        return self
-
-    def record_remotely(self, batch: Batch, met: int = 0) -> Noted:
-        """Note a batch for a calibration that is under way in another process.
-
-        Who divides the work prepares here, sends what is :meth:`portable` there, and gives what
-        comes back to the selection, in the order of the rows.
-        """
-        columns = {
-            # Cloned: a part of a larger tensor would take all of it along.
-            name: column.detach().cpu().clone() if isinstance(column, Tensor) else column
-            for name, column in self.record(batch).items()
-        }
-        return Noted(columns, batch.row, len(batch.y), met, self.classes)
-
-    def prepare(self, x: Any) -> None:
-        """Look at some first rows, once: what is to choose from, and what a model must not do."""
-        if not self._is_first:
-            return
-        if self.is_open:
-            self.scorer = self.scorer.prepared(self._model, x)
-            self.selection.division = self._division()  # how many rows choose, too, is known now
-        forward.check_rows(self._model, x, self.scorer.requires().norms, self.scorer.sample)
-        self._is_first = False
-
-    def see(self, batch: Batch) -> BatchOutput:
-        """Run the model on a batch; look at the first one for what the model must not do."""
-        self.prepare(batch.x)
-        requires = self.scorer.requires().joined(self.calibration.requires())
-        out = forward.see(self._model, batch.x, requires, batch.row, batch.groups)
-        return out._replace(weights=batch.weights)
-
-    def draw_from(self, row: int) -> None:
-        """Let random numbers, where rows draw any, be those from this row on."""
-
-    def count(self, rows: int, classes: int | None) -> None:
-        """Count rows; refuse other classes, where outputs are classes, than those before."""
-        if None not in (classes, self.classes) and classes != self.classes:
-            raise ValueError(
-                f"calibrated on {self.classes} classes, but the model now gives {classes}"
-            )
-        self.classes = classes
-
-    def choose(self, aside: Columns, left: int) -> None:
-        """Choose what is open, of the scorer and of the calibration.
-
-        A ratio of densities comes first, as it looks at no scores: rows can count by it then.
-        """
-        if self.calibration.is_open and not self.calibration.looks_at_scores:
-            metadata, alpha = with_prefix("note.", aside), self._choosing.alpha
-            self._choose_next(torch.empty(0, 0), metadata, left, alpha)
-        if self.scorer.is_open:
-            noted = with_prefix("score.", aside)
-            weights = self.calibration.weight_of(with_prefix("note.", aside))
-            self._settle(self.scorer.choose(noted, self._choosing.alpha, left, weights))
-        if self.calibration.is_open:
-            self.choose_calibration(aside, left)
-
-    def choose_calibration(self, aside: Columns, left: int) -> None:
-        """Choose what the calibration leaves open; ``left`` other rows will calibrate."""
-        scores = self.scorer.scores(self._scored(with_prefix("score.", aside)))
-        metadata = with_prefix("note.", aside)
-        alpha = self._choosing.alpha_of_each(self._choosing.alpha, scores.shape[1])
-        self._choose_next(scores, metadata, left, alpha)  # again, where it was chosen before
-        while self.calibration.is_open:  # a ratio and a bandwidth, say: one after the other
-            self._choose_next(scores, metadata, left, alpha)
-
-    def _choose_next(self, scores: Tensor, metadata: Columns, left: int, alpha: Any) -> None:
-        name = self.calibration.choice_name
-        self.calibration, choice = self.calibration.choose(scores, metadata, left, alpha)
-        self.choices[name] = choice
-
-    def _settle(self, chosen: Chosen) -> None:
-        self.scorer = chosen.scorer
-        if chosen.calibration is not None:
-            self._has_new_calibration = True
-            self.calibration = chosen.calibration(self.calibration)
-        self.choices.update(chosen.choices)
-        self.warnings += [chosen.warning] if chosen.warning else []
-
-    def select_without_rows(self, rows: int) -> bool:
-        """Settle the scorer without rows, where it can be and nothing else is open."""
-        if self.calibration.is_open:
-            return False
-        settled = self.scorer.without_choice(rows, self._choosing.alpha)
-        if settled is None:
-            return False
-        self._settle(settled)
-        return True
-
-    def _scored(self, own: Columns) -> Columns:
-        """Score rows that waited for a choice as if the model had just seen them."""
-        waited = self.scorer.replay(own)
-        return own if waited is None else self.scorer.record(*waited)
-
-    def finish(self, noted: Columns) -> Columns:
-        """Turn what was noted into scores and notes to keep."""
-        own, metadata = with_prefix("score.", noted), with_prefix("note.", noted)
-        waited = self.scorer.replay(own)
-        if waited is not None:
-            if self._has_new_calibration:
-                metadata = self.calibration.metadata_after_selection(*waited, metadata)
-            own = self.scorer.record(*waited)
-        scores = self.scorer.scores(own).cpu()
-        if not self.scorer.gives_new:
-            scores = scores.clone()
-        # What is noted may be a part of the user's data.
-        kept = {n: c.clone() if isinstance(c, Tensor) else c for n, c in metadata.items()}
-        signs = self.scorer.signs(own) if self.calibration.keeps_signs else None
-        if signs is not None:
-            kept["signs"] = signs.cpu()
-        return {"score": scores, **prefixed("note.", kept)}
+    score: Score
+    calibration: Calibration
+    report: dict[str, Any]
+    set_aside: int
+    warnings: list[str]
+    scores: Tensor | None
 
 
-class Summing:
-    """Takes the scores of a calibration under way into a summary, in place of a table of all.
+def calibrate(
+    score: Score | Selection,
+    calibration: Calibration,
+    batches: Iterable[Batch],
+    look: Looks,
+    settings: Settings,
+    rank_error: Any = None,
+) -> Result:
+    """Score the rows of all batches, but for those on which something is selected first.
 
-    Parameters
-    ----------
-    run
-        The calibration under way: its points, if it has any, and all that come are compressed.
-    rank_error
-        The rank error of the summary.
-    entries
-        What gives the scores and notes to keep of rows.
+    Every row passes the model once. While something is left open, what the pass gave for a row
+    waits; as soon as enough rows are set aside they select, and all others are scored. Rows are
+    added to those that the calibration has. ``rank_error`` keeps a summary of the scores.
     """
-
-    rows_at_once = 2**17
-
-    def __init__(
-        self,
-        run: Calibrating,
-        rank_error: Any,
-        entries: Callable[[Columns], tuple[Tensor, Columns]],
-    ) -> None:
-        summary_like(run.calibration, rank_error)  # refused before the work begins
-        self._run, self._error, self._entries = run, rank_error, entries
-        self._waiting, self._rows = Table(), 0
-
-    def __len__(self) -> int:
-        return self._rows
-
-    def add(self, columns: Columns) -> None:
-        """Take rows in."""
-        if not self._rows:  # what was open is chosen now
-            self._run.calibration = compressed(self._run.calibration, self._error)
-        self._waiting.add(columns)
-        self._rows += len(columns["score"])
-        if len(self._waiting) >= self.rows_at_once:
-            self._flush()
-
-    def _flush(self) -> None:
-        if len(self._waiting):
-            self._run.calibration.add(*self._entries(self._waiting.columns))
-        self._waiting = Table()
-
-    @property
-    def columns(self) -> Columns:
-        """Nothing: all of it is in the summary, which is now as small as it may be."""
-        self._flush()
-        self._run.calibration = settled(self._run.calibration)
-        return {}
+    batches = iter(batches)
+    first = next(batches, None)
+    if first is None:
+        raise ValueError(EMPTY)
+    batches = chain([first], batches)
+    score = _prepared(score, look.model, first.x)
+    requires = score.requires().joined(calibration.requires())
+    forward.check_rows(look.model, first.x, requires.norms, look.sample)
+    waiting: list[_Waiting] = []
+    selections, report, warnings, set_aside = selections_of(score, calibration), {}, [], 0
+    if selections:
+        most, early = (max(getattr(s, n) for s in selections) for n in ("most_rows", "early_rows"))
+        division = Division(settings.fraction, settings.seed, most, early)
+        for batch in batches:
+            waiting.append(_Waiting.of(look(batch, requires), batch.y, requires))
+            if sum(len(part.y) for part in waiting) >= division.end:
+                break
+        chosen, waiting = _select(selections, score, calibration, waiting, division, settings)
+        score, calibration, report, warnings, set_aside = chosen
+        requires = score.requires().joined(calibration.requires())
+    empty = calibration if rank_error is None else summary_of(calibration, rank_error)
+    kept, filled, scores = Table(), empty.with_state({}), None
+    for out, y in chain(waiting, ((look(batch, requires), batch.y) for batch in batches)):
+        kept.add(_columns(score, calibration, out, y))
+        if rank_error is not None and len(kept) >= _AT_ONCE:
+            filled, kept = filled.merge(_filled(empty, kept.columns)), Table()
+    if len(kept):
+        scores = kept.columns["scores"]
+        filled = filled.merge(_filled(empty, kept.columns))
+    if not len(filled):
+        raise ValueError(EMPTY)
+    filled = joined(calibration, filled) if len(calibration) else filled
+    filled = filled if rank_error is None else settled(filled)
+    return Result(score, filled, report, set_aside, warnings, scores)
 
 
-def as_labels(groups: Any) -> Any:
-    """Read the labels of all rows; ``None`` and functions stay as they are."""
-    if groups is None or callable(groups):
-        return groups
+def selections_of(score: Score | Selection, calibration: Calibration) -> list[Selection]:
+    """Return what is left open, in the order in which it is selected.
+
+    A density ratio comes first, as it looks at no scores: candidates can be weighed by it.
+    """
+    method = score if isinstance(score, Selection) else score.selection()
+    place = calibration.selection()
+    ordered = [place, method] if place is not None and place.takes_new else [method, place]
+    return [selection for selection in ordered if selection is not None]
+
+
+def _prepared(score: Score | Selection, model: nn.Module, x: Any) -> Any:
+    """Look at the model for candidates; return a settled score where there is only one."""
+    selection = score if isinstance(score, Selection) else score.selection()
+    return score if selection is None else selection.prepared(model, x)
+
+
+def _columns(score: Score, calibration: Calibration, out: BatchOutput, y: Tensor) -> Columns:
+    """Return what is kept of rows: their scores, signs and metadata."""
+    columns = {"scores": score.score(out, y).cpu(), **calibration.metadata(out, y)}
+    signs = score.signs(out, y) if calibration.traits.signs else None
+    return columns if signs is None else {**columns, "signs": signs.cpu()}
+
+
+def _filled(empty: Any, columns: Columns) -> Any:
+    return empty.fit(columns["scores"], {n: c for n, c in columns.items() if n != "scores"})
+
+
+class _Waiting(NamedTuple):
+    """What a pass gave for rows that wait for a selection, and their targets."""
+
+    out: BatchOutput
+    y: Tensor
+
+    @classmethod
+    def of(cls, out: BatchOutput, y: Tensor, requires: Requires) -> _Waiting:
+        """Copy what must outlive the batch, which may be a buffer that the user fills again."""
+        out = out if requires.input else out._replace(x=None)
+        return cls(forward.part_of(out, torch.ones(len(y), dtype=torch.bool)), y.clone())
+
+    def part(self, mask: Tensor) -> _Waiting:
+        """Return some of the rows."""
+        return _Waiting(forward.part_of(self.out, mask), self.y[mask])
+
+
+class _Chosen(NamedTuple):
+    """What was selected, and on how many rows."""
+
+    score: Any
+    calibration: Any
+    report: dict[str, Any]
+    warnings: list[str]
+    set_aside: int
+
+
+def _select(
+    selections: list[Selection],
+    score: Any,
+    calibration: Calibration,
+    waiting: list[_Waiting],
+    division: Division,
+    settings: Settings,
+) -> tuple[_Chosen, list[_Waiting]]:
+    """Select on some of the rows that wait; return the others."""
+    rows = [len(part.y) for part in waiting]
+    mask = division.mask(sum(rows))
+    count, left = int(mask.sum()), int((~mask).sum())
+    fewest = max(selection.fewest_rows for selection in selections)
+    if left < rows_needed(settings.alpha) or count < fewest:
+        simplest = [one.without_rows(sum(rows), settings.alpha) for one in selections]
+        if len(simplest) == 1 and simplest[0] is not None:
+            score, _, report, warning = simplest[0]
+            return _Chosen(score, calibration, report, [warning] if warning else [], 0), waiting
+    if not left or not count:
+        raise ValueError(
+            f"{count + left} rows cannot be divided into some that select and some that calibrate: "
+            "give more rows, or values for all that is left open"
+        )
+    masks = list(zip(waiting, mask.split(rows), strict=True))
+    parts = [part.part(own) for part, own in masks if bool(own.any())]
+    out, y = forward.joined([part.out for part in parts]), torch.cat([part.y for part in parts])
+    ways = (settings.alpha, left, settings.alpha_of_each, settings.target_inputs)
+    chosen = _Chosen(score, calibration, {}, [], count)
+    for selection in selections:
+        selected = selection.select(Aside(out, y, chosen.score, chosen.calibration, *ways))
+        warnings = [*chosen.warnings, *([selected.warning] if selected.warning else [])]
+        report = {**chosen.report, **selected.report}
+        chosen = _Chosen(selected.score, selected.calibration, report, warnings, count)
+    return chosen, [part.part(~own) for part, own in masks if not bool(own.all())]
+
+
+class BesideRows:
+    """Groups and weights that were given beside the rows, one for each."""
+
+    def __init__(self, groups: Any, weights: Any) -> None:
+        self._groups, self._weights = groups, None
+        if groups is not None and not callable(groups):
+            self._groups = _labels(groups)
+        if weights is not None:
+            values = arrays.target_tensor(weights)
+            if not values.dim():
+                raise ValueError(f"weights must be one number for each row, got {weights!r}")
+            self._weights = values[:, None].flatten(1)
+
+    def of(self, x: Any, row: int, count: int) -> tuple[Any, Tensor | None]:
+        """Return the groups and weights of some rows."""
+        groups = self._groups
+        if callable(groups):
+            groups = groups(x)
+        elif groups is not None:
+            if len(groups) < row + count:
+                raise ValueError(f"groups has {len(groups)} labels, fewer than x has rows")
+            groups = groups[row : row + count]
+        return groups, None if self._weights is None else self._weights[row : row + count]
+
+    def check(self, rows: int | None) -> None:
+        """Refuse groups or weights that are more or fewer than rows."""
+        groups = None if callable(self._groups) else self._groups
+        for name, given in (("groups", groups), ("weights", self._weights)):
+            if None not in (given, rows) and len(given) != rows:
+                raise ValueError(f"{name} has {len(given)} entries, but x has {rows} rows")
+
+
+def _labels(groups: Any) -> list[Any]:
+    """Read the labels of all rows."""
     if isinstance(groups, Tensor):
         groups = groups.detach().cpu()
     if not hasattr(groups, "__array__"):
@@ -391,34 +255,5 @@ def as_labels(groups: Any) -> Any:
     array = np.asarray(groups)
     if array.ndim != 1:
         raise ValueError(f"groups must be one label per row, got shape {array.shape}")
-    return array.tolist()
-
-
-def groups_of(labels: Any, batch: Any, row: int, count: int) -> Any:
-    """Give the groups of some rows: a part of the labels, or what the function says."""
-    if labels is None or callable(labels):
-        return None if labels is None else labels(batch)
-    if len(labels) < row + count:
-        raise ValueError(f"groups has {len(labels)} labels, fewer than x has rows")
-    return labels[row : row + count]
-
-
-def as_weights(weights: Any) -> Tensor | None:
-    """Read the weights of all rows."""
-    if weights is None:
-        return None
-    values = arrays.target_tensor(weights)
-    if not values.dim():
-        raise ValueError(f"weights must be one number for each row, got {weights!r}")
-    return values[:, None].flatten(1)
-
-
-def weights_of(weights: Tensor | None, row: int, count: int) -> Tensor | None:
-    """Give the weights of some rows."""
-    return None if weights is None else weights[row : row + count]
-
-
-def must_have_weights(weights: Tensor | None, rows: int | None) -> None:
-    """Refuse weights that are more or fewer than rows."""
-    if weights is not None and rows is not None and len(weights) != rows:
-        raise ValueError(f"weights has {len(weights)} numbers, but x has {rows} rows")
+    labels: list[Any] = array.tolist()
+    return labels

@@ -9,9 +9,8 @@ import torch  # noqa: F401 - for the example
 from torch import nn
 
 from ffcp import files
-from ffcp.conformal.columns import with_prefix
+from ffcp.description import build, class_named, unsaved
 from ffcp.persistence import Persistent
-from ffcp.recipes import build, maker_of, unsaved_arguments
 
 
 def load(path: str | Path, model: nn.Module, **given: Any) -> Any:
@@ -46,26 +45,26 @@ def load(path: str | Path, model: nn.Module, **given: Any) -> Any:
     """
     tensors = files.read(path)
     with files.refused(path):
-        sealed = {
-            **with_prefix("calibration.", tensors),
-            **{name: t for name, t in tensors.items() if name.startswith("scorer.")},
-        }
-        recipe = files.unseal(tensors["_extra_state"], sealed)["recipe"]
-        if recipe is None:
+        own = {n: t for n, t in tensors.items() if n.startswith(("score.", "calibration."))}
+        described = files.unseal(tensors["_extra_state"], own)["predictor"]
+        kind = described.get("class")
+        if kind is None:
             raise ValueError(
                 "it was saved by a class of your own: make the predictor yourself, and call "
                 f"its load({str(path)!r})"
             )
-        maker = maker_of(recipe)
-        if not (isinstance(maker, type) and issubclass(maker, Persistent)):
-            raise ValueError(f"{recipe['make']} is no predictor")
-        lost = {k: v for k, v in unsaved_arguments(recipe).items() if k not in given}
-        if lost:
-            listed = ", ".join(f"{name}=... ({what})" for name, what in lost.items())
+        if not issubclass(class_named(kind), Persistent):
+            raise ValueError(f"{kind} is no predictor")
+        described = {name: value for name, value in described.items() if name not in given}
+        lost = {name: list(unsaved(value)) for name, value in described.items()}
+        listed = ", ".join(f"{name}=... ({', '.join(what)})" for name, what in lost.items() if what)
+        if listed:
             raise ValueError(
-                f"this {recipe['make']} has parts of your own, which no file holds: give "
+                f"this {kind} has parts of your own, which no file holds: give "
                 f"ffcp.load(path, model, {listed}), or make the predictor yourself and call its "
                 "load(path)"
             )
-        predictor = build(recipe, model=model, **given)
+        del described["class"]
+        arguments = {name: build(value, model) for name, value in described.items()}
+        predictor = class_named(kind)(model=model, **arguments, **given)
     return predictor.load(path)

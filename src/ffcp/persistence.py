@@ -1,49 +1,47 @@
-"""What is done with a finished calibration: merge, compress, save and load it."""
+"""Saving and loading: a file holds class names, configs, states, a checksum and a fingerprint."""
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, is_dataclass, replace
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
 from ffcp import files
-from ffcp.batch import Requires
-from ffcp.calibrated import Calibrated
+from ffcp.calibrated import Calibrated, Counts
+from ffcp.calibration_loop import selections_of
 from ffcp.conformal.calibration import Calibration
 from ffcp.conformal.columns import prefixed, with_prefix
-from ffcp.conformal.compressed import ERROR
-from ffcp.conformal.compression import compressed, joined, recalled
+from ffcp.conformal.compressed import is_summary, uncompressed
 from ffcp.conformal.mondrian import by_groups
 from ffcp.conformal.random_numbers import Stream
-from ffcp.conformal.selection import Score
+from ffcp.conformal.selection import Selection
+from ffcp.description import Described, build, class_named, describe, differences, own_objects
 from ffcp.locks import WriterLock
 from ffcp.network.features import resolve
 from ffcp.network.frozen import Stamp
 from ffcp.network.identity import Identity, fingerprint
-from ffcp.network.model_output import Output, output_name
 from ffcp.network.modes import checked_autocast
-from ffcp.recipes import recipe_of
 
 Self = TypeVar("Self", bound="Persistent")
+_PARTS = ("score.", "calibration.")  # of a state_dict, besides the model
+_OPEN = (None, "auto", "fit")  # arguments that are left to be selected
 
 
-class Persistent(nn.Module):
-    """A model, a scorer and a calibration that can be merged, saved, loaded and copied."""
+class Persistent(nn.Module, Described):
+    """A model, a score and a calibration that can be saved, loaded and copied."""
 
     model: nn.Module
-    output: Output
     is_predictor = True  # see ffcp.network.hidden_weights.function_of
-    #: What is predicted; only predictors of the same kind can be merged.
-    task = ""
-    _given: tuple[Score, Calibration]  # as given, with whatever they leave open
-    _fitted: Mapping[str, Any]  # choices made before calibrating, on other points
-    _state: Calibrated  # replaced by one assignment
+    #: Arguments that scores depend on, besides score and calibration.
+    compared: tuple[str, ...] = ("output",)
     seed: int | None
+    _given: tuple[Any, Calibration]  # as given, with whatever they leave open
+    _fitted: Mapping[str, Any]  # what was selected before calibrating, on other rows
+    _state: Calibrated  # replaced by one assignment
     _stream: Stream
     _lock: WriterLock  # held by whoever makes the next state from the one there is
     _stamp: Stamp | None = None  # of the model when a call began, see steady
@@ -53,77 +51,14 @@ class Persistent(nn.Module):
         """The calibration in use, with its scores."""
         return self._state.calibration
 
-    @property
-    def _scorer(self) -> Any:
-        return self._state.scorer
-
-    @property
-    def layout(self) -> Mapping[str, Any]:
-        """What inputs and targets were like, see :class:`ffcp.network.inputs.Reader`."""
-        return self._state.layout
-
-    @property
-    def identity(self) -> Identity | None:
-        """Of the model that was calibrated; ``None`` where there are no scores."""
-        return self._state.identity
-
-    # -- what a task defines ----------------------------------------------------------------
-
-    def _own_settings(self) -> dict[str, Any]:
-        """Say what scores depend on besides model, scorer and calibration."""
-        return {}
-
-    def _remembered(self) -> dict[str, Any]:
-        """Give what is saved with the settings though no score depends on it."""
-        return {"layout": self.layout}
-
-    def _recalled_counts(self, saved: Mapping[str, Any], scores: int) -> dict[str, Any]:
-        """Return the counts of a saved calibration with so many scores; refuse what cannot be."""
-        return {}
-
-    def check_scores(self) -> None:
-        """Refuse, by ValueError, a loaded calibration with scores that cannot be."""
-        scores = self.calibration.scores
-        if bool((scores < self._scorer.lowest).any() or (scores == -math.inf).any()):
-            raise ValueError(f"it has scores below {self._scorer.lowest:g}, where none can be")
-        if not self._scorer.takes_infinity and bool(scores.isinf().any()):
-            raise ValueError("it has infinite scores, where none can be")
-        if not self._takes_nan and bool(scores.isnan().any()):
-            raise ValueError("it has scores that are not numbers")
-
-    @property
-    def _takes_nan(self) -> bool:
-        """Whether NaN may stand for a score that is not known."""
-        return False
-
-    # -- settings ---------------------------------------------------------------------------
-
-    def _check_features(self, requires: Requires) -> None:
-        for name in (*requires.norms, *requires.values):
-            resolve(self.model, name)
-
-    def settings(self) -> dict[str, Any]:
-        """Everything, the model apart, that a threshold depends on."""
-        return self._settings_of(self._scorer, self.calibration)
-
-    def _settings_of(self, scorer: Score, calibration: Calibration) -> dict[str, Any]:
-        return {
-            "task": self.task,
-            **scorer.settings(),
-            **calibration.settings(),
-            **self._own_settings(),
-            **({} if self.output is None else {"output": output_name(self.output)}),
-        }
-
-    def _must_match(self, mine: Mapping[str, Any], theirs: Mapping[str, Any], whose: str) -> None:
-        keys = dict.fromkeys([*mine, *theirs])
-        keys.pop(ERROR, None)  # summaries and whole calibrations can stand beside each other
-        differing = [key for key in keys if mine.get(key) != theirs.get(key)]
-        if differing:
-            listed = ", ".join(f"{k}={theirs.get(k)!r} (here {mine.get(k)!r})" for k in differing)
-            raise ValueError(
-                f"{whose} has other settings, so its scores mean another thing: {listed}"
+    def calibrated(self) -> Calibrated:
+        """Return what is calibrated, or refuse."""
+        if not len(self.calibration):
+            raise RuntimeError(
+                f"this {type(self).__name__} has no calibration: call calibrate(x, y) first, with "
+                "rows that did not train the model"
             )
+        return self._state
 
     def check_weights(self, now: Stamp | None = None) -> None:
         """Refuse a model that is not run as it was when it was calibrated, or has other weights."""
@@ -139,307 +74,168 @@ class Persistent(nn.Module):
         snapshot.__dict__.update(changes)
         return snapshot
 
-    def _must_be_calibrated(self) -> None:
-        if not len(self.calibration):
-            raise RuntimeError(
-                f"this {type(self).__name__} has no calibration: call calibrate(x, y) first, with "
-                "points that did not train the model"
-            )
-
-    def calibrated(self) -> Calibrated:
-        """Return what is calibrated, or refuse."""
-        self._must_be_calibrated()
-        return self._state
-
-    def _must_have(self, theirs: str, whose: str) -> None:
-        """Refuse scores of a network with another fingerprint."""
-        if theirs != (self._state.fingerprint or fingerprint(self.model)):
-            raise ValueError(
-                f"{whose} are those of other weights, and would not cover here: calibrate the "
-                "same model"
-            )
-
-    # -- sharing the calibration ------------------------------------------------------------
-
-    def merge(self: Self, other: Persistent) -> Self:
-        """Add the scores of another predictor of the same model, calibrated on other points.
-
-        So calibration can be divided over workers and put together here. What is known to be
-        here already is refused: the same predictor, a copy of it, or one loaded from its file.
-        Where something is chosen automatically, let one worker choose, and give what it found
-        to the others.
-        """
-        if not isinstance(other, Persistent) or other.task != self.task:
-            raise TypeError(f"cannot merge a {type(other).__name__}")
-        if other is self:
-            raise ValueError("a predictor cannot be merged with itself: points would count twice")
-        with self._lock.turn:
-            self._state = self._merged(other.snapshot())
-        return self
-
-    def _merged(self, other: Persistent) -> Calibrated:
-        """Return the state with the scores of a predictor that nothing changes meanwhile."""
-        if not len(other.calibration):
-            raise ValueError(
-                "the predictor to merge has no calibration: call calibrate(x, y) on it first"
-            )
-        if not len(self.calibration) and other.calibration.takes_groups:
-            settings = self._settings_of(self._scorer, by_groups(self.calibration))
-        else:
-            settings = self.settings()
-        self._must_have_chosen(settings, other.settings())
-        self._must_match(settings, other.settings(), "the predictor to merge")
-        self._check_merge(other)
-        mine, theirs = self._state, other.calibrated()
-        assert theirs.identity is not None
-        self._must_have(theirs.identity.fingerprint, "the scores to merge")
-        if mine.identity is not None:
-            mine.identity.must_be_run_alike(theirs.identity.autocast)
-        mine.check_merge(theirs)
-        return replace(
-            mine,
-            calibration=joined(mine.calibration, theirs.calibration),
-            identity=mine.identity or copy.copy(theirs.identity),  # with no stamp
-            layout={**theirs.layout, **mine.layout},
-            runs=mine.runs + theirs.runs,
-            counts=self._merged_counts(mine.counts, theirs.counts),
-        )
-
-    def compress(self: Self, rank_error: Any = 1e-4) -> Self:
-        """Keep a summary of the scores in place of all of them.
-
-        Of every group and output at most 1 / rank_error are kept, 80 kB at 1e-4. Thresholds are
-        rounded up, so what is promised holds; ``calibration.rank_error`` says by how much at most.
-        Summaries merge with each other and with whole calibrations: errors, in ranks, add up.
-
-        Parameters
-        ----------
-        rank_error
-            By how many ranks a threshold may become larger, as a share of the calibration points
-            of its group.
-
-        Examples
-        --------
-        >>> import ffcp, torch
-        >>> model, x, y = nn.Linear(3, 1), torch.randn(5000, 3), torch.randn(5000)
-        >>> predictor = ffcp.CP(model).calibrate(x, y).compress(rank_error=0.01)
-        >>> len(predictor.calibration), len(predictor.calibration.scores)
-        (5000, 99)
-        """
-        with self._lock.turn:
-            state = self.calibrated()
-            smaller = compressed(state.calibration, rank_error)
-            self._state = replace(state, calibration=smaller)
-        return self
-
-    def _must_have_chosen(self, mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
-        """Refuse scores of a worker that chose otherwise, and say what to do."""
-        given = self._settings_of(*self._given)
-        chosen = {key: mine.get(key) for key, value in given.items() if value is None}
-        differing = {k: v for k, v in chosen.items() if v is not None and v != theirs.get(k)}
-        if differing:
-            listed = ", ".join(f"{k}={theirs.get(k)!r} (here {v!r})" for k, v in differing.items())
-            chosen_here = ", ".join(f"{key}={value!r}" for key, value in differing.items())
-            raise ValueError(
-                f"each worker chose for itself, and the predictor to merge has other settings: "
-                f"{listed}. Let one worker choose, and hand its predictor.settled() to all others; "
-                f"or make them with what it chose: {chosen_here}"
-            )
+    # -- without scores ---------------------------------------------------------------------
 
     @property
     def is_settled(self) -> bool:
         """Whether nothing is left to be selected when this predictor is calibrated."""
-        return not any(piece.is_open for piece in self._given)
+        return not selections_of(*self._given)
 
     def settled(self: Self, seed: int | None = None) -> Self:
-        """Return a predictor of the same model without scores, for which nothing is open any more.
+        """Return a predictor of the same model without scores, for which nothing is left open.
 
         What was selected or learned here stays: workers that calibrate such predictors, or copies
         of them, on rows of their own can be merged. ``seed`` is that of its random numbers, of
         which each worker needs others; by default the operating system seeds them.
         """
-        state = self._state
-        return self._without_scores(state.scorer, state.calibration, state.choices, seed)
+        return self._without_scores(self._state.score, self.calibration, self._state.report, seed)
 
     def uncalibrated(self: Self, seed: int | None = None) -> Self:
         """Return a predictor of the same model as this one was before it was calibrated."""
         return self._without_scores(*self._given, self._fitted, seed)
 
     def _without_scores(
-        self: Self,
-        scorer: Score,
-        calibration: Calibration,
-        choices: Mapping[str, Any],
-        seed: int | None,
+        self: Self, score: Any, calibration: Calibration, report: Any, seed: int | None
     ) -> Self:
-        empty, counts = calibration.empty(), self._state.counts
-        recipe = recipe_of(self)
-        if recipe is not None and "seed" in recipe["with"]:
-            recipe = {**recipe, "with": {**recipe["with"], "seed": seed}}
+        empty = calibration.with_state({})
         return self.snapshot(
             seed=seed,
-            _given=(scorer, empty),
-            _fitted=choices,
-            _state=Calibrated(scorer, empty, None, self.layout, choices, counts=counts),
+            _given=(score, empty),
+            _fitted=report,
+            _state=Calibrated(score, empty, None, self._state.layout, report),
             _lock=WriterLock(),
             _stream=Stream(seed),
-            **({} if recipe is None else {"_recipe": recipe}),
         )
 
-    def _check_merge(self, other: Any) -> None:
-        """Refuse another predictor whose scores cannot stand beside these."""
+    # -- one description --------------------------------------------------------------------
 
-    def _merged_counts(self, mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what two calibrations counted together."""
-        return {}
+    def comparable(self) -> dict[str, Any]:
+        """Return what scores depend on, in plain data: equal for predictors that can be merged."""
+        return self._comparable(self._state.score, self.calibration)
+
+    def _comparable(self, score: Any, calibration: Calibration) -> dict[str, Any]:
+        config = self.config()
+        return {
+            "score": describe(score, self.model),
+            "calibration": describe(uncompressed(calibration), self.model),
+            **{name: describe(config.get(name), self.model) for name in self.compared},
+        }
 
     def get_extra_state(self) -> Tensor:
-        """Pack the settings for ``state_dict``, as a tensor so that any format can hold it.
+        """Return the description, as a tensor so that any format can hold it.
 
-        They come with a checksum over them and over the points.
+        It comes with a checksum over itself and over all tensors of the state.
         """
         state = self._state
-        choices = {n: asdict(c) if is_dataclass(c) else c for n, c in state.choices.items()}  # type: ignore[arg-type]
-        points = state.calibration.points()
-        learned = state.scorer.state()
-        kept = {
-            "choices": choices,
-            "set_aside": state.set_aside,
-            "fingerprint": state.fingerprint,
-            "autocast": "" if state.identity is None else state.identity.autocast,
-            "shapes": {name: list(tensor.shape) for name, tensor in points.items()},
-            "runs": list(state.runs),
-            **self._remembered(),
-        }
         saved = {
             "format": files.FORMAT,
-            "settings": self.settings(),
-            "kept": kept,
-            "recipe": recipe_of(self),
+            "predictor": describe(self, self.model),
+            "compared": self.comparable(),
+            "calibration": describe(state.calibration, self.model),
+            "fingerprint": state.fingerprint,
+            "autocast": "" if state.identity is None else state.identity.autocast,
+            "layout": state.layout,
+            "report": {name: _plain(one) for name, one in state.report.items()},
+            "set_aside": state.set_aside,
+            "runs": list(state.runs),
+            "counts": asdict(state.counts),
         }
-        return files.seal(saved, {**points, **prefixed("scorer.", learned)})
+        return files.seal(saved, self._tensors())
+
+    def _tensors(self) -> dict[str, Tensor]:
+        score = {} if isinstance(self._state.score, Selection) else self._state.score.state()
+        return prefixed("score.", score) | prefixed("calibration.", self.calibration.state())
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Do nothing: loading has taken over all of it at once, points and settings together."""
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Return model and calibration, as they are at one moment; see torch's own."""
-        self._hold_owner_apart()
-        return nn.Module.state_dict(self.snapshot(), *args, **kwargs)
-
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        destination.update(prefixed(f"{prefix}calibration.", self.calibration.points()))
-        destination.update(prefixed(f"{prefix}scorer.", self._scorer.state()))
-
-    def _load_from_state_dict(
-        self, state_dict: Any, prefix: str, metadata: Any, strict: bool, *others: Any
-    ) -> None:
-        self._hold_owner_apart()
-        own = _own(with_prefix(prefix, state_dict))
-        if own:  # otherwise it holds a model alone, and the calibration stays
-            with files.refused("the calibration in this state_dict"):
-                fresh = self.restored(own, strict)
-                # Weights of an owner may be loaded after this; they are looked at when predicting.
-                if fresh.identity is not None and "model" in self._modules:
-                    weights = with_prefix(f"{prefix}model.", state_dict)
-                    assign = metadata.get("assign_to_params_buffers", False)
-                    fresh.identity.must_be_that_of(self.model, weights, assign)
-            self.take_over(fresh)
-        # What is no part of any module was taken over above.
-        ours = (f"{prefix}scorer.", f"{prefix}calibration.")
-        rest = {name: t for name, t in state_dict.items() if not name.startswith(ours)}
-        super()._load_from_state_dict(rest, prefix, metadata, strict, *others)
+        """Do nothing: loading has taken over all of it at once."""
 
     def state(self) -> dict[str, Tensor]:
         """Return the calibration as tensors, without the model's weights: what a file holds."""
         now = self.snapshot()
-        now._modules.pop("model", None)
-        return dict(nn.Module.state_dict(now))
+        return {"_extra_state": now.get_extra_state(), **now._tensors()}
 
     def restored(self: Self, own: Mapping[str, Tensor], strict: bool = True) -> Self:
-        """Return this predictor with the calibration of a :meth:`state`, once all is checked.
-
-        Nothing here is changed. What was left open here comes from there. Whether the model has the
-        weights it belongs to is for the caller to look at.
-        """
-        points = with_prefix("calibration.", own)
-        learned = prefixed("scorer.", with_prefix("scorer.", own))
-        known = ["_extra_state", *prefixed("calibration.", points), *learned]
-        strange = [name for name in own if name not in known]
+        """Return this predictor with the calibration of a :meth:`state`, once all is checked."""
+        strange = [n for n in own if n != "_extra_state" and not n.startswith(_PARTS)]
         if strict and strange:
             raise ValueError(f"it does not fit a {type(self).__name__}: {', '.join(strange)}")
         if "_extra_state" not in own:
-            raise ValueError("its settings are missing")
-        saved = files.unseal(own["_extra_state"], {**points, **learned})
+            raise ValueError("its description is missing")
+        tensors = {name: tensor for name, tensor in own.items() if name.startswith(_PARTS)}
+        saved = files.unseal(own["_extra_state"], tensors)
         if saved.get("format") != files.FORMAT:
             raise ValueError("it was saved by another version of ffcp: calibrate again")
-        if saved["kept"]["shapes"] != {name: list(t.shape) for name, t in points.items()}:
-            raise ValueError("its points have other shapes than were saved")
-        tensors = points, with_prefix("scorer.", learned)
-        fresh = self.snapshot(_state=self._recalled(saved["settings"], saved["kept"], *tensors))
+        fresh = self.snapshot(_state=self._built(saved, tensors))
         fresh.check_scores()
         fresh.restore_fit()
         return fresh
 
+    def _built(self, saved: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Calibrated:
+        """Return a saved state, if this predictor could have been calibrated to it."""
+        own = [*own_objects(list(self._given)), *own_objects(list(self.config().values()))]
+        score, described = self._given[0], saved["compared"]["score"]
+        if describe(score, self.model) != described:
+            score = build(described, self.model, own)
+        calibration = build(saved["calibration"], self.model, own)
+        self._must_accept(saved["compared"], score)
+        for name in (*score.requires().norms, *score.requires().values):
+            resolve(self.model, name)
+        copies = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+        if not isinstance(score, Selection):
+            score = score.with_state(with_prefix("score.", copies))
+        calibration = calibration.with_state(with_prefix("calibration.", copies))
+        weights = files.rebuilt(str | None, saved["fingerprint"])
+        if bool(len(calibration)) != (weights is not None):
+            raise ValueError("it has scores without the weights they belong to, or the reverse")
+        autocast = checked_autocast(files.rebuilt(str, saved["autocast"]))
+        return Calibrated(
+            score,
+            calibration,
+            None if weights is None else Identity(weights, autocast),
+            files.checked_layout(saved["layout"]),
+            {name: _report(one) for name, one in saved["report"].items()},
+            files.count(saved["set_aside"]),
+            files.rebuilt(tuple[str, ...], saved["runs"]),
+            files.rebuilt(Counts, saved["counts"]),
+        )
+
+    def _must_accept(self, saved: Mapping[str, Any], score: Any) -> None:
+        """Refuse a saved calibration that this predictor, with what it leaves open, cannot have."""
+        given, calibration = self._given
+        is_mondrian = saved["calibration"].get("class") == "Mondrian"
+        mine = self._comparable(given, by_groups(calibration) if is_mondrian else calibration)
+        if isinstance(given, Selection) and given.accepts(score):
+            mine["score"] = None
+            mine["calibration"] = None if given.selects_calibration else mine["calibration"]
+        if not _is_possible(mine, saved):
+            listed = ", ".join(differences(mine, saved))
+            raise ValueError(f"settings differ, so the scores are not comparable: {listed}")
+
+    def check_scores(self) -> None:
+        """Refuse, by ValueError, a loaded calibration with scores that cannot be."""
+        score, scores = self._state.score, self.calibration.scores
+        if bool((scores < score.lowest).any() or (scores == -math.inf).any()):
+            raise ValueError(f"it has scores below {score.lowest:g}, where none can be")
+        if not score.takes_infinity and bool(scores.isinf().any()):
+            raise ValueError("it has infinite scores, where none can be")
+        if bool(scores.isnan().any()) and not (self.takes_nan or is_summary(self.calibration)):
+            raise ValueError("it has scores that are not numbers")
+
+    takes_nan = False  # whether NaN may stand for the score of a missing target
+
     def restore_fit(self) -> None:
         """Take what training rows taught out of a state that was loaded."""
 
-    def _recalled(
-        self,
-        settings: Mapping[str, Any],
-        kept: Mapping[str, Any],
-        points: Mapping[str, Tensor],
-        learned: Mapping[str, Tensor],
-    ) -> Calibrated:
-        """Return a saved state, if it was made with this predictor's settings."""
-        given, calibration = self._given
-        scorer = given.recalled(settings, learned)
-        calibration = self._kept_by(calibration, settings).restored(settings)
-        if settings.get("groups"):
-            calibration = by_groups(calibration)
-        calibration = recalled(calibration, settings)
-        mine = self._settings_of(scorer, calibration)
-        self._must_match(mine, settings, "the loaded calibration")
-        self._check_features(scorer.requires().joined(calibration.requires()))
-        scores = calibration.empty()
-        scores.check(points)
-        scores.keep({n: t.detach().to("cpu", copy=True) for n, t in points.items()})
-        saved = files.rebuilt(str | None, kept["fingerprint"])
-        if bool(len(scores)) != (saved is not None):
-            raise ValueError("it has points without the weights they belong to, or the reverse")
-        autocast = checked_autocast(files.rebuilt(str, kept.get("autocast", "")))
-        choices = kept["choices"]
-        return Calibrated(
-            scorer,
-            scores,
-            None if saved is None else Identity(saved, autocast),
-            files.checked_layout(kept.get("layout", {})),
-            {
-                **given.choices_from(choices),
-                **scorer.choices_from(choices),
-                **calibration.choices_from(choices),
-            },
-            files.count(kept["set_aside"]),
-            files.rebuilt(tuple[str, ...], kept["runs"]),
-            self._recalled_counts(kept, len(scores)),
-        )
-
-    def _kept_by(self, calibration: Calibration, settings: Mapping[str, Any]) -> Calibration:
-        """Give the calibration that kept what was saved, where it may be another than was given."""
-        return calibration
-
-    def take_over(self, fresh: Persistent) -> None:
-        """Take over all that another predictor of this model has, at once."""
-        self.__dict__.update({**fresh.__dict__, "_modules": self._modules})
+    # -- files and state_dict ---------------------------------------------------------------
 
     def save(self, path: str | Path) -> None:
         """Write the calibration, without the model's weights, to a safetensors file.
 
-        The file is written whole or not at all.
+        The file appears complete or not at all. :func:`ffcp.load` makes the predictor again.
         """
         now = self.snapshot()
-        if now.identity is not None and now.identity.fingerprint != fingerprint(now.model):
+        identity = now._state.identity
+        if identity is not None and identity.fingerprint != fingerprint(now.model):
             raise RuntimeError(
                 "the model's weights are no longer those of the calibration: calibrate again "
                 "before saving"
@@ -449,18 +245,49 @@ class Persistent(nn.Module):
     def load(self: Self, path: str | Path) -> Self:
         """Read a calibration written by :meth:`save`; nothing is unpickled.
 
-        The model must have the very weights it was calibrated with. Every part of the file is
-        checked before any of it is used: where something is wrong,
-        :class:`ffcp.CalibrationFileError` says what, and this predictor stays as it is.
-        :func:`ffcp.load` makes the predictor, too.
+        Nothing is changed where the file is damaged, or has other settings or weights than this
+        predictor: that is a :class:`ffcp.CalibrationFileError`.
         """
         tensors = files.read(path)
         with files.refused(path):
             fresh = self.restored(tensors)
-            if fresh.identity is not None:
-                fresh.identity.must_be_that_of(self.model)
+            if fresh._state.identity is not None:
+                fresh._state.identity.must_be_that_of(self.model)
         self.take_over(fresh)
         return self
+
+    def take_over(self, fresh: Persistent) -> None:
+        """Take over all that another predictor of this model has, at once."""
+        self.__dict__.update({**fresh.__dict__, "_modules": self._modules})
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Return model and calibration, as they are at one moment; see torch's own."""
+        self._hold_owner_apart()
+        return nn.Module.state_dict(self.snapshot(), *args, **kwargs)
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination.update(prefixed(prefix, self._tensors()))
+
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, metadata: Any, strict: bool, *others: Any
+    ) -> None:
+        self._hold_owner_apart()
+        own = with_prefix(prefix, state_dict)
+        own = {name: tensor for name, tensor in own.items() if not name.startswith("model.")}
+        if own:  # otherwise it holds a model alone, and the calibration stays
+            with files.refused("the calibration in this state_dict"):
+                fresh = self.restored(own, strict)
+                # Weights of an owner may be loaded after this; they are looked at when predicting.
+                if fresh._state.identity is not None and "model" in self._modules:
+                    weights = with_prefix(f"{prefix}model.", state_dict)
+                    assign = metadata.get("assign_to_params_buffers", False)
+                    fresh._state.identity.must_be_that_of(self.model, weights, assign)
+            self.take_over(fresh)
+        # What is no part of any module was taken over above.
+        ours = tuple(prefix + part for part in _PARTS)
+        rest = {name: t for name, t in state_dict.items() if not name.startswith(ours)}
+        super()._load_from_state_dict(rest, prefix, metadata, strict, *others)
 
     def __getstate__(self) -> dict[str, Any]:
         state = {**self.__dict__, "_modules": dict(self._modules)}
@@ -471,13 +298,13 @@ class Persistent(nn.Module):
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._lock = WriterLock()
 
-    # -- as an attribute of the model --------------------------------------------------------
+    # -- as an attribute of the model -------------------------------------------------------
 
     def _hold_owner_apart(self) -> None:
         """Take the model out of torch's tree of modules, if this predictor is a part of the model.
 
-        ``self.predictor = ffcp.CP(self)`` makes that tree a circle, which torch goes round until
-        Python stops it. The model then moves, saves and loads what the predictor holds.
+        A LightningModule holds its predictor as an attribute, say: in a circle, ``.to()`` and
+        ``state_dict`` would never end.
         """
         model = self._modules.get("model")
         if model is not None and any(part is self for part in model.modules()):
@@ -490,12 +317,31 @@ class Persistent(nn.Module):
         yield from super().named_children()
 
     def extra_repr(self) -> str:
-        """Show the settings, and how many points calibrate."""
+        """Show what scores depend on, and how many rows calibrate."""
         self._hold_owner_apart()
-        listed = ", ".join(f"{key}={value!r}" for key, value in self.settings().items())
-        return f"{listed}, calibrated on {len(self.calibration)} points"
+        listed = ", ".join(f"{key}={value!r}" for key, value in self.comparable().items())
+        return f"{listed}, calibrated on {len(self.calibration)} rows"
 
 
-def _own(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Give what of a state is not the model's."""
-    return {name: tensor for name, tensor in state.items() if not name.startswith("model.")}
+def _is_possible(given: Any, saved: Any) -> bool:
+    """Whether a saved description can come of a given one, in which something is left open."""
+    if isinstance(given, Mapping) and isinstance(saved, Mapping) and "scales" not in given:
+        return given.keys() == saved.keys() and all(
+            _is_possible(value, saved[name]) for name, value in given.items()
+        )
+    if isinstance(given, Mapping) and "scales" in given:  # candidates, of which one was selected
+        return saved == given or saved == {"class": "Constant"} or saved in given["scales"]
+    is_candidate = isinstance(given, list) and saved in [*given, "output"]
+    return given == saved or given in _OPEN or is_candidate
+
+
+def _plain(report: Any) -> Any:
+    kind = {"class": type(report).__name__}
+    return {**kind, **asdict(report)} if is_dataclass(report) else report  # type: ignore[arg-type]
+
+
+def _report(saved: Any) -> Any:
+    if not isinstance(saved, dict) or "class" not in saved:
+        return saved
+    kind = class_named(saved["class"])
+    return files.rebuilt(kind, {name: one for name, one in saved.items() if name != "class"})

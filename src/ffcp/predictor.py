@@ -1,41 +1,43 @@
-"""What all predictors share: calibrate, and run the model on rows with their thresholds."""
+"""What all predictors share: calibrate, merge, and run the model on rows with their thresholds."""
 
 from __future__ import annotations
 
 import inspect
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, TypedDict, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from ffcp.batch import BatchOutput
+from ffcp.batch import BatchOutput, Requires
 from ffcp.calibrated import Calibrated, steady
 from ffcp.calibration_loop import (
-    NO_WEIGHTS,
     Batch,
-    Calibrating,
-    Choosing,
-    Noted,
-    Summing,
-    as_labels,
-    as_weights,
-    groups_of,
-    must_have_weights,
-    weights_of,
+    BesideRows,
+    Looks,
+    Result,
+    Settings,
+    calibrate,
+    selections_of,
 )
 from ffcp.conformal.calibration import Calibration
-from ffcp.conformal.columns import Columns, Table, with_prefix
+from ffcp.conformal.columns import Columns
+from ffcp.conformal.compressed import compressed
 from ffcp.conformal.coverage_level import ONE_LEVEL
 from ffcp.conformal.mondrian import by_groups
 from ffcp.conformal.random_numbers import Draws, Stream, checked_seed
 from ffcp.conformal.rank import exact_alpha
-from ffcp.conformal.selection import Score
+from ffcp.conformal.score import Score
+from ffcp.conformal.selection import Selection
+from ffcp.description import differences
 from ffcp.locks import WriterLock
 from ffcp.network import arrays, forward, inputs
+from ffcp.network.features import resolve
 from ffcp.network.frozen import Stamp, refuse_unusable
 from ffcp.network.identity import Identity, fingerprint
 from ffcp.network.model_output import Output, picking
@@ -44,9 +46,12 @@ from ffcp.persistence import Persistent
 from ffcp.warnings import warn
 
 __all__ = ["Predictor", "Running", "known_only", "steady"]
-
 Self = TypeVar("Self", bound="Predictor")
 _LOOK_UP = 3  # the stream of random numbers for thresholds
+_NO_WEIGHTS = (
+    "weights=... are for ffcp.calibrations.Weighted('given'): make the predictor with that "
+    "calibration"
+)
 
 
 class Running(TypedDict, total=False):
@@ -90,7 +95,7 @@ class Predictor(Persistent):
     def __init__(
         self,
         model: nn.Module,
-        scorer: Score,
+        score: Score | Selection,
         calibration: Calibration,
         *,
         selection_fraction: float = 0.2,
@@ -113,42 +118,40 @@ class Predictor(Persistent):
         refuse_unusable(model)
         self.model, self.output = picking(model, output), output
         self.batch_size = batch_size
-        self.selection_fraction, self.selection_alpha, self.seed = (
-            selection_fraction,
-            selection_alpha,
-            seed,
-        )
-        # As given, with whatever they leave open; in a tuple, so that no module is held twice.
-        self._given: tuple[Score, Calibration] = (scorer, calibration)
-        self._check_features(scorer.requires().joined(calibration.requires()))
-        self._fitted: Mapping[str, Any] = {}  # choices made before calibrating, on other points
-        self._state = Calibrated(scorer, calibration.empty())
+        self.selection_fraction, self.selection_alpha = selection_fraction, selection_alpha
+        self.seed = seed
+        self._given = (score, calibration.with_state({}))
+        requires = score.requires().joined(calibration.requires())
+        for name in (*requires.norms, *requires.values):
+            resolve(self.model, name)
+        self._fitted: Mapping[str, Any] = {}
+        self._state = Calibrated(*self._given)
         self._stream = Stream(seed)
         self._lock = WriterLock()
 
     # -- what a task defines ----------------------------------------------------------------
 
+    def config(self) -> dict[str, Any]:
+        """Return the constructor arguments, but for the model."""
+        return {
+            "calibration": self._given[1],
+            **{name: getattr(self, name) for name in Running.__annotations__},
+        }
+
     def read_target(self, y: Any) -> Tensor:
         """Turn targets into a tensor."""
         return arrays.target_tensor(y)
 
-    def _checked_target(self, y: Tensor, first_row: int) -> Tensor:
+    def check_target(self, y: Tensor, first_row: int) -> None:
         """Refuse targets that cannot be meant."""
-        return y
-
-    def count_fitted(self, batch: Batch) -> int:
-        """Count rows from which something was learned before."""
-        return 0
-
-    def _refuse_fitted(self, met: int, rows: int) -> None:
-        """Refuse a calibration if so many of its rows were learned from."""
-
-    #: Whether what is predicted takes random numbers of rows, whatever the calibration does.
-    _scorer_draws = False
 
     def alpha_of_each(self, alpha: Any, thresholds: int) -> Fraction:
-        """Give the share of misses that each of several thresholds allows."""
+        """Return the share of misses that each of several thresholds allows."""
         return exact_alpha(alpha)
+
+    def _looks(self, update: bool) -> Looks:
+        """Return what runs the model on the batches of a calibration."""
+        return Looks(self.model)
 
     # -- calibrating ------------------------------------------------------------------------
 
@@ -201,237 +204,268 @@ class Predictor(Persistent):
         """
         # The scores outlive the caller's inference_mode.
         with self._lock.turn, outside_inference_mode():
-            run, read = self.begin_calibration(groups, weights, new, update)
-            run.inputs_stay = y is not None
-            batches = self.batches(x, y, groups, read, weights=weights)
-            return self.finish_calibration(run, read, batches, rank_error)
-
-    def begin_calibration(
-        self, groups: Any, weights: Any, new: Any, update: bool
-    ) -> tuple[Calibrating, inputs.Reader]:
-        """Begin a calibration: refuse what it cannot take before any row is looked at."""
-        run = self._run_of(groups, update and len(self.calibration) > 0)
-        run.check_arguments(weights, new)
-        if run.is_update and self.identity is not None:
-            self._must_have(fingerprint(self.model), "the scores there are")
-            self.identity.must_be_run_alike(autocast(self.model))
-        read = inputs.Reader(self.model, self.layout if run.is_update else None)
-        run.with_target_inputs(lambda: self._noted_new(new, run.calibration, read))
-        return run, read
-
-    def finish_calibration(
-        self: Self,
-        run: Calibrating,
-        read: inputs.Reader,
-        batches: Iterable[Batch | Noted],
-        rank_error: Any = None,
-    ) -> Self:
-        """Go through all batches, and take over what comes of it; nothing if anything is wrong."""
-        identity = Identity.of(self.model)
-        kept = None if rank_error is None else Summing(run, rank_error, self._entries)
-        run.columns = run.selection.run(run.selecting_first(self._all_new(batches)), kept)
-        run.layout = read.layout
-        if kept is None:
-            run.calibration.add(*self._entries(run.columns))
-        identity.note_hooks(self.model)
-        if not identity.is_that_of(self.model):
-            raise RuntimeError(
-                "the model's weights changed while it was calibrated: calibrate when nothing "
-                "trains it, and let no hook write to tensors that it encloses"
+            update = update and len(self.calibration) > 0
+            score, calibration = self._given
+            if update:
+                score, calibration = self._state.score, self.calibration
+                self._must_have(fingerprint(self.model), "the scores there are")
+                self._state.identity.must_be_run_alike(autocast(self.model))  # type: ignore[union-attr]
+            calibration = self._checked(score, calibration, groups, weights, new, update)
+            identity = Identity.of(self.model)
+            read = inputs.Reader(self.model, self._state.layout if update else None)
+            settings = Settings(
+                self.selection_fraction,
+                self.selection_alpha,
+                self.seed or 0,
+                self.alpha_of_each,
+                partial(self._outputs_of, new, calibration.requires(), read),
             )
-        self._state = self._calibrated_by(run, identity)
-        for message in run.warnings:
-            warn(message)
+            looks = self._looks(update)
+            batches = self.batches(x, y, groups, read, weights=weights)
+            result = calibrate(score, calibration, batches, looks, settings, rank_error)
+            counts = looks.finish(result)
+            identity.note_hooks(self.model)
+            if not identity.is_that_of(self.model):
+                raise RuntimeError(
+                    "the model's weights changed while it was calibrated: calibrate when nothing "
+                    "trains it, and let no hook write to tensors that it encloses"
+                )
+            self._state = self._calibrated(result, identity, read.layout, update, counts)
+            for message in result.warnings:
+                warn(message)
         return self
 
-    def _calibrated_by(self, run: Calibrating, identity: Identity) -> Calibrated:
-        """Return the state that a calibration ends with."""
-        before, name = self._state, secrets.token_hex(16)
-        if run.is_update:
-            same = before.choices, before.set_aside, (*before.runs, name)
-        else:
-            same = {**self._fitted, **run.choices}, run.selection.set_aside, (name,)
-        counts = self._counts_of(run)
-        return Calibrated(run.scorer, run.calibration, identity, run.layout, *same, counts)
-
-    def _counts_of(self, run: Calibrating) -> dict[str, Any]:
-        """Return what a task counts besides scores; it may warn by ``run.warnings``."""
-        return {}
-
-    def _all_new(self, batches: Iterable[Batch | Noted]) -> Iterator[Batch | Noted]:
-        """Count on the way how many rows were given to ``fit``, and at the end refuse many."""
-        met = rows = 0
-        for batch in batches:
-            met += batch.met if isinstance(batch, Noted) else self.count_fitted(batch)
-            rows += batch.rows if isinstance(batch, Noted) else batch.y.shape[0]
-            yield batch
-        self._refuse_fitted(met, rows)
-
-    def _run_of(self, groups: Any, update: bool) -> Calibrating:
-        scorer, calibration = (self._scorer, self.calibration) if update else self._given
+    def _checked(
+        self, score: Any, calibration: Calibration, groups: Any, weights: Any, new: Any, update: bool
+    ) -> Calibration:
+        """Refuse groups, weights and inputs that nothing looks at, and missing ones."""
         if groups is not None:
-            if update and not calibration.takes_groups:
+            if update and not calibration.traits.groups:
                 raise ValueError(
-                    "some points have groups and some have none: calibrate all of them with "
+                    "some rows have groups and some have none: calibrate all of them with "
                     "groups=, or none"
                 )
             calibration = by_groups(calibration)
-        return self._calibrating(scorer, calibration, update)
+        if weights is not None and not calibration.traits.weights:
+            raise ValueError(_NO_WEIGHTS)
+        takes_new = any(selection.takes_new for selection in selections_of(score, calibration))
+        if new is not None and not takes_new:
+            raise ValueError(
+                "new=... are unlabelled inputs to learn from, for "
+                "ffcp.calibrations.Weighted('learn') or ffcp.calibrations.LabelShift(), and what "
+                "was learned stays in an update"
+            )
+        if new is None and takes_new:
+            raise ValueError(
+                f"{type(calibration).__name__} learns how the data has moved: pass "
+                "calibrate(x, y, new=...), inputs like those to come, without targets"
+            )
+        return calibration
 
-    def _calibrating(self, scorer: Score, calibration: Calibration, update: bool) -> Calibrating:
-        return Calibrating(self.model, scorer, calibration, self._choosing, update)
+    def _calibrated(
+        self, result: Result, identity: Identity, layout: Any, update: bool, counts: Any
+    ) -> Calibrated:
+        """Return the state that a calibration ends with."""
+        name, before = secrets.token_hex(16), self._state
+        if update:
+            report, aside, runs = before.report, before.set_aside, (*before.runs, name)
+        else:
+            report, aside, runs = {**self._fitted, **result.report}, result.set_aside, (name,)
+        return Calibrated(
+            result.score, result.calibration, identity, layout, report, aside, runs, counts
+        )
 
-    @property
-    def _choosing(self) -> Choosing:
-        alpha, seed = self.selection_alpha, self.seed or 0
-        return Choosing(self.selection_fraction, alpha, seed, self.alpha_of_each)
-
-    def _entries(self, columns: Columns) -> tuple[Tensor, Columns]:
-        """Give the scores and notes that the calibration is to keep."""
-        return columns["score"], with_prefix("note.", columns)
-
-    def _noted_new(self, new: Any, calibration: Calibration, read: inputs.Reader) -> Columns:
-        """Run the model on new inputs, and note what the calibration is to learn from."""
-        table, row = Table(), 0
+    def _outputs_of(
+        self, new: Any, requires: Requires, read: inputs.Reader
+    ) -> Iterator[BatchOutput]:
+        """Run the model on unlabelled inputs."""
+        row = 0
         for whole in inputs.Rows(new, read):
             for batch in self.cut(whole):
-                out = forward.see(self.model, batch, calibration.requires(), row)
-                table.add(calibration.metadata_of_new(out))
-                row = out.rows.stop
-        if not len(table):
+                yield forward.see(self.model, batch, requires, row)
+                row += inputs.row_count(batch)
+        if not row:
             raise ValueError("new has no rows")
-        return table.columns
+
+    def merge(self: Self, other: Predictor) -> Self:
+        """Add the scores of another predictor of the same model, calibrated on other rows.
+
+        So calibration can be divided over workers and put together here. What is known to be
+        here already is refused: the same predictor, a copy of it, or one loaded from its file.
+        Where something is selected, let one worker select, and give its :meth:`settled` to the
+        others.
+        """
+        if not isinstance(other, Predictor):
+            raise TypeError(f"cannot merge a {type(other).__name__}")
+        if other is self:
+            raise ValueError("a predictor cannot be merged with itself: rows would count twice")
+        with self._lock.turn:
+            theirs = other.snapshot()
+            state, added = self._state, theirs.calibrated()
+            if not len(state.calibration) and added.calibration.traits.groups:
+                state = replace(state, calibration=by_groups(state.calibration))
+            mine = self._comparable(state.score, state.calibration)
+            self._must_match(mine, theirs.comparable())
+            self._must_have(str(added.fingerprint), "the scores to merge")
+            self._state = state.merged(added)
+        return self
+
+    def _must_match(self, mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
+        listed = ", ".join(differences(mine, theirs))
+        if listed:
+            advice = (
+                "" if self.is_settled else ". Let one worker select, and hand its "
+                "predictor.settled() to all others"
+            )
+            raise ValueError(f"settings differ, so the scores are not comparable: {listed}{advice}")
+
+    def _must_have(self, theirs: str, whose: str) -> None:
+        """Refuse scores of a network with another fingerprint."""
+        if theirs != (self._state.fingerprint or fingerprint(self.model)):
+            raise ValueError(
+                f"{whose} are those of other weights, and would not cover here: calibrate the "
+                "same model"
+            )
+
+    def compress(self: Self, rank_error: Any = 1e-4) -> Self:
+        """Keep a summary of the scores in place of all of them.
+
+        Of every group and output at most 1 / rank_error are kept, 80 kB at 1e-4. Thresholds are
+        rounded up, so what is promised holds; ``calibration.rank_error`` says by how much at most.
+        Summaries merge with each other and with whole calibrations: errors, in ranks, add up.
+
+        Parameters
+        ----------
+        rank_error
+            By how many ranks a threshold may become larger, as a share of the calibration rows
+            of its group.
+
+        Examples
+        --------
+        >>> import ffcp, torch
+        >>> model, x, y = nn.Linear(3, 1), torch.randn(5000, 3), torch.randn(5000)
+        >>> predictor = ffcp.CP(model).calibrate(x, y).compress(rank_error=0.01)
+        >>> len(predictor.calibration), len(predictor.calibration.scores)
+        (5000, 99)
+        """
+        with self._lock.turn:
+            state = self.calibrated()
+            self._state = replace(state, calibration=compressed(state.calibration, rank_error))
+        return self
+
+    # -- running the model on rows ----------------------------------------------------------
 
     def batches(
         self,
         x: Any,
         y: Any,
-        groups: Any,
+        groups: Any = None,
         read: inputs.Reader | None = None,
         call: str = "",
         weights: Any = None,
         first_row: int = 0,
     ) -> Iterator[Batch]:
         """Cut the data into batches that the model takes at once."""
-        labels, weighed = as_labels(groups), as_weights(weights)
-        row = 0
-        read = inputs.Reader(self.model, self.layout) if read is None else read
+        beside, row = BesideRows(groups, weights), 0
+        read = inputs.Reader(self.model, self._state.layout) if read is None else read
         for whole, target in inputs.pairs(x, y, read, self.read_target, call):
-            start, rows = 0, target.shape[0]  # not len, which torch asks of Python
-            for batch in self.cut(whole) if rows else ():
+            start = 0
+            for batch in self.cut(whole) if len(target) else ():
                 count = inputs.row_count(batch)
-                part = target if count == rows else target[start : start + count]
-                part = self._checked_target(part, first_row + row)
-                some, own = groups_of(labels, batch, row, count), weights_of(weighed, row, count)
-                yield Batch(batch, part, first_row + row, some, own)
+                part = target[start : start + count]
+                self.check_target(part, first_row + row)
+                yield Batch(batch, part, first_row + row, *beside.of(batch, row, count))
                 start, row = start + count, row + count
-        self._must_have_labels(labels, row)
-        must_have_weights(weighed, row)
+        beside.check(row)
 
     def cut(self, x: Any) -> Iterator[Any]:
         """Yield an input in batches that the model takes at once."""
         return inputs.batches(x, self.rows_at_once(x))
 
     def rows_at_once(self, x: Any) -> int | None:
-        """Say how many rows of an input make a batch, where their size alone does not."""
+        """Return how many rows of an input make a batch, where their size alone does not."""
         return self.batch_size or getattr(self.model, "rows_at_once", None)
 
-    # -- predicting -------------------------------------------------------------------------
-
-    def _rows(self, x: Any) -> inputs.Rows:
+    def rows(self, x: Any) -> inputs.Rows:
         """Read what is to be predicted: an input, or a loader of inputs."""
-        return inputs.Rows(x, inputs.Reader(self.model, self.layout, self._stamp))
+        return inputs.Rows(x, inputs.Reader(self.model, self._state.layout, self._stamp))
 
     def batch_outputs(
         self, x: inputs.Rows, groups: Any = None, weights: Any = None
     ) -> Iterator[BatchOutput]:
         """Run the model on rows to predict, batch by batch."""
-        if groups is not None and not self.calibration.takes_groups:
+        if groups is not None and not self.calibration.traits.groups:
             raise ValueError(
                 "this predictor was calibrated without groups: calibrate(x, y, groups=...) gives "
                 "every group a threshold of its own"
             )
-        if weights is not None and not self.calibration.takes_weights:
-            raise ValueError(NO_WEIGHTS)
-        labels, weighed = as_labels(groups), as_weights(weights)
-        self._must_have_labels(labels, x.count)
-        must_have_weights(weighed, x.count)
-        row, run = 0, self._pass(self._stamp)
+        if weights is not None and not self.calibration.traits.weights:
+            raise ValueError(_NO_WEIGHTS)
+        beside, row, run = BesideRows(groups, weights), 0, self._pass(self._stamp)
+        beside.check(x.count)
         for whole in x:
             for batch in self.cut(whole):
-                own = None
-                if labels is not None:
-                    own = groups_of(labels, batch, row, inputs.row_count(batch))
+                count = inputs.row_count(batch)
+                own, weight = beside.of(batch, row, count)
                 out = run(batch, row, own)
-                if weighed is not None:
-                    out = out._replace(weights=weights_of(weighed, row, len(out.rows)))
-                row = out.rows.stop
-                yield out
+                yield out if weight is None else out._replace(weights=weight)
+                row += count
         if not row:
             raise ValueError("x has no rows")
-        self._must_have_labels(labels, row)
-        must_have_weights(weighed, row)
+        beside.check(row)
 
-    @staticmethod
-    def _must_have_labels(labels: Any, rows: int | None) -> None:
-        has_labels = labels is not None and not callable(labels)
-        if has_labels and rows is not None and len(labels) != rows:
-            raise ValueError(f"groups has {len(labels)} labels, but x has {rows} rows")
-
-    def _targeted(self, x: Any, y: Any) -> Iterator[tuple[BatchOutput, Tensor]]:
+    def targeted(self, x: Any, y: Any) -> Iterator[tuple[BatchOutput, Tensor]]:
         """Run the model on rows whose targets are known, or on a loader of pairs."""
         row, run = 0, self._pass(self._stamp)
-        for batch in self.batches(x, y, None, call="score"):
-            out = run(batch.x, batch.row)
-            row = out.rows.stop
-            yield out, batch.y
+        for batch in self.batches(x, y, call="score"):
+            yield run(batch.x, batch.row), batch.y
+            row += len(batch.y)
         if not row:
             raise ValueError("x has no rows")
-
-    def _looked_up(
-        self,
-        x: inputs.Rows,
-        look_up: Callable[[Columns, Draws | None], Tensor],
-        groups: Any,
-        first_row: int | None,
-        weights: Any = None,
-    ) -> Iterator[tuple[BatchOutput, Columns, Tensor]]:
-        """Give batches with what the calibration notes of them, and their thresholds."""
-        for out, metadata, draws in self.with_metadata(x, groups, first_row, weights):
-            yield out, metadata, look_up(metadata, draws)
 
     def with_metadata(
         self, x: inputs.Rows, groups: Any, first_row: int | None = None, weights: Any = None
-    ) -> Iterator[tuple[BatchOutput, dict[str, Any], Draws | None]]:
-        """Give batches with what the calibration notes of them, and random numbers for them."""
-        calibration, draws = self.calibration, None
-        if calibration.draws or self._scorer_draws:
+    ) -> Iterator[tuple[BatchOutput, dict[str, Any], Draws | None, int]]:
+        """Run the model on rows; yield their metadata, random numbers and the first row's number."""
+        draws = None
+        if self.calibration.traits.random:
             draws = Draws(self._stream.entropy(pinned=first_row is not None), _LOOK_UP)
         for out in self.batch_outputs(x, groups, weights):
-            metadata = calibration.metadata(out)
-            if draws is None:
-                self._first_number(out, first_row)
-            else:
-                metadata["row"] = self._row_numbers(out, first_row)
-            yield out, metadata, draws
+            first = self.first_number(out, first_row)
+            metadata = self.calibration.metadata(out)
+            if draws is not None:
+                metadata["row"] = torch.arange(first, first + len(out.output))
+            yield out, metadata, draws, first
 
-    def _row_numbers(self, out: BatchOutput, first_row: int | None) -> Tensor:
-        """Give some rows their numbers in the stream of random numbers, or as they are pinned."""
-        first = self._first_number(out, first_row)
-        return torch.arange(first, first + len(out.rows))
-
-    def _first_number(self, out: BatchOutput, first_row: int | None) -> int:
-        """Give the number of the first of some rows; where they have none yet, the next ones."""
+    def first_number(self, out: BatchOutput, first_row: int | None) -> int:
+        """Return the number of the first of some rows in the stream of random numbers."""
         if first_row is None:
-            return self._stream.next_rows(len(out.rows))
+            return self._stream.next_rows(len(out.output))
         if first_row < 0:
             raise ValueError(f"first_row counts from 0, got {first_row}")
-        return first_row + out.rows.start
+        return first_row + out.rows[0]
 
     def _pass(self, now: Stamp | None = None) -> forward.ForwardPass:
-        """Make the model ready for what scorer and calibration need; see Pass for ``now``."""
-        requires = self._scorer.requires().joined(self.calibration.requires())
-        return forward.ForwardPass(self.model, requires, now)
+        """Make the model ready for what score and calibration require."""
+        return forward.ForwardPass(self.model, self._state.requires, now)
+
+    def must_be_settled(self) -> None:
+        """Refuse to score while what scores depend on is not selected."""
+        score = self._state.score
+        selection = score if isinstance(score, Selection) else score.selection()
+        if selection is not None:
+            raise RuntimeError(
+                f"{selection.what} is not selected yet: call calibrate(x, y) first, or give it "
+                "when the predictor is made"
+            )
+
+    def explain_infinite(self, alpha: Any, metadata: Columns) -> str:
+        """Explain why a threshold is infinite, and what to do."""
+        reason = self.calibration.explain(alpha, metadata)
+        if self._state.set_aside:
+            what = " and ".join(selection.what for selection in selections_of(*self._given))
+            reason += f" ({self._state.set_aside} more rows selected {what} and do not calibrate)"
+        return reason
 
     # -- going elsewhere --------------------------------------------------------------------
 
@@ -483,11 +517,3 @@ class Predictor(Persistent):
             "server. A function that is compiled calls it through "
             "torch.compiler.disable(predictor.forward)"
         )
-
-    def _why_infinite(self, alpha: Any, metadata: Columns) -> str:
-        """Go on behind "the band is infinite": why, and what to do."""
-        reason = self.calibration.why_infinite(alpha, metadata)
-        if self._state.set_aside:
-            what = " and ".join(piece.what_is_open for piece in self._given if piece.is_open)
-            reason += f" ({self._state.set_aside} more rows chose {what}, and so do not calibrate)"
-        return reason

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from ffcp.classification.rules import FEATURE, SOFTMAX, Cumulative, Threshold
-from ffcp.classification.scores import RuleScore
-from ffcp.network.features import OUTPUT
-from ffcp.recipes import public
+from ffcp.classification.rules import SOFTMAX
+from ffcp.classification.scores import APS, FFRAPS, LAC, RAPS, RuleScore
 
 
-@public
 def LACScore(temperature: float | str = 1.0) -> RuleScore:  # noqa: N802 - reads as a piece
     """Make the score of LAC: one minus the label's probability.
 
@@ -32,10 +29,9 @@ def LACScore(temperature: float | str = 1.0) -> RuleScore:  # noqa: N802 - reads
     >>> sets.mask.shape
     torch.Size([5, 3])
     """
-    return RuleScore("lac", {"temperature": temperature}, Threshold)
+    return RuleScore(LAC, temperature, randomized=False)
 
 
-@public
 def APSScore(  # noqa: N802
     temperature: float | str = 1.0, *, randomized: bool = True
 ) -> RuleScore:
@@ -63,10 +59,9 @@ def APSScore(  # noqa: N802
     >>> sets.predict_set(x[:5], alpha=0.1).mask.shape
     torch.Size([5, 3])
     """
-    return RuleScore("aps", {"temperature": temperature}, Cumulative, randomized=randomized)
+    return RuleScore(APS, temperature, randomized=randomized)
 
 
-@public
 def RAPSScore(  # noqa: N802
     lam: float | None = None,
     kreg: int | None = None,
@@ -108,13 +103,11 @@ def RAPSScore(  # noqa: N802
     >>> sets.predict_set(x[:5], alpha=0.1).mask.shape
     torch.Size([5, 9])
     """
-    given = {"temperature": temperature, "lam": lam, "kreg": kreg}
-    return RuleScore(
-        "raps", given, Cumulative, tune=tune, randomized=randomized, allow_empty=allow_empty
-    )
+    _check_tuning(tune, lam=lam, kreg=kreg)
+    settings = {"tune": tune, "randomized": randomized, "allow_empty": allow_empty}
+    return RuleScore(RAPS, temperature, lam, kreg, **settings)  # type: ignore[arg-type]
 
 
-@public
 def FFRAPSScore(  # noqa: N802
     delta: float | None = None,
     lam: float | None = None,
@@ -159,39 +152,15 @@ def FFRAPSScore(  # noqa: N802
     >>> sets.predict_set(x[:5], alpha=0.1).mask.shape
     torch.Size([5, 9])
     """
-    _check_feature(gradient, feature)
-    given = {
-        "temperature": temperature,
-        "lam": lam,
-        "kreg": kreg,
-        "delta": delta,
-        "gradient": gradient,
-    }
-    return RuleScore(
-        "ffraps",
-        given,
-        Cumulative,
-        tune=tune,
-        randomized=randomized,
-        allow_empty=allow_empty,
-        feature=feature,
-    )
+    _check_tuning(tune, lam=lam, kreg=kreg, delta=delta)
+    settings = {"tune": tune, "randomized": randomized, "allow_empty": allow_empty}
+    rule = (FFRAPS, temperature, lam, kreg, delta, gradient, feature)
+    return RuleScore(*rule, **settings)  # type: ignore[arg-type]
 
 
-def _check_feature(gradient: str, feature: str | None) -> None:
-    """Refuse a layer that has no part in the gradient, or one that is missing."""
-    if gradient == SOFTMAX and feature is not None:
+def _check_tuning(tune: str | None, **given: float | None) -> None:
+    if tune and None not in given.values():
         raise ValueError(
-            f"feature={feature!r} has no part in gradient={SOFTMAX!r}, which is taken in the "
-            f"logits: leave it out, or use gradient={FEATURE!r}"
-        )
-    if gradient == FEATURE and feature is None:
-        raise ValueError(
-            f"gradient={FEATURE!r} needs a layer: give feature=, a dotted module name, a module "
-            "or 'input'"
-        )
-    if feature == OUTPUT:
-        raise ValueError(
-            f"gradient={FEATURE!r} needs a layer before the output: in the logits themselves use "
-            f"gradient={SOFTMAX!r}"
+            f"tune={tune!r} has nothing to tune: leave out those of {', '.join(given)} that are "
+            "to be tuned"
         )

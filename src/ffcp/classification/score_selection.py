@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
 
-from ffcp import files
 from ffcp.classification import rules, tuning
-from ffcp.classification.named_scores import APSScore, LACScore, RAPSScore
 from ffcp.classification.rules import Cumulative, LabelRows, Threshold
-from ffcp.classification.scores import FIT, LabelScore, RuleScore, as_score, known_rows
-from ffcp.conformal.columns import Columns
+from ffcp.classification.scores import APS, LAC, RAPS, RuleScore, as_score, known_rows
 from ffcp.conformal.rank import exact_alpha
-from ffcp.conformal.selection import Chosen
+from ffcp.conformal.selection import Aside, Selected, Selection
+from ffcp.description import Described
 
 AUTO = "auto"
 _FEWEST = 20  # rows set aside below which mean sizes say nothing
-_NAMED: Mapping[str, Callable[..., RuleScore]] = {
-    "lac": LACScore,
-    "aps": APSScore,
-    "raps": RAPSScore,
-}
 
 
 @dataclass(frozen=True)
-class ScoreChoice:
+class ScoreChoice(Described):
     """Which label score was chosen, and how all candidates did.
 
     Attributes
@@ -67,43 +60,37 @@ class ScoreChoice:
         return "\n".join([f"{self.score}, {by}", *lines])
 
 
-class LabelScoreSelection(RuleScore):
-    """A label score that is being chosen: of every row the logits are noted, and a random share."""
+@dataclass(frozen=True)
+class LabelScoreSelection(Selection):
+    """Selects the label score whose sets are smallest, LAC, APS or RAPS."""
 
-    what_is_open = "the label score"
+    allow_empty: bool = False
+    other_labels: bool = False
+    what = "the label score"
     fewest_rows = _FEWEST
+    draws = randomized = takes_logits = True
 
-    def __init__(self, allow_empty: bool = False) -> None:
-        given = {"temperature": FIT, "lam": None, "kreg": None}
-        super().__init__(
-            AUTO, given, Cumulative, tune=tuning.SIZE, randomized=True, allow_empty=allow_empty
-        )
+    def with_other_labels(self) -> LabelScoreSelection:
+        """Return the same selection for labels that may be none of the classes."""
+        return replace(self, other_labels=True)
 
-    def restored(self, settings: Mapping[str, Any]) -> Any:
-        """Give the score that was chosen and saved."""
-        name = settings.get("score")
-        return self._named(name, settings) if name in _NAMED else self
+    def accepts(self, score: Any) -> bool:
+        """Whether a score is one of the candidates."""
+        is_candidate = isinstance(score, RuleScore) and score.name in (LAC, APS, RAPS)
+        return is_candidate and score.other_labels == self.other_labels
 
-    def choices_from(self, saved: Mapping[str, Any]) -> dict[str, Any]:
-        """Build the choice again."""
-        choice = saved.get("score")
-        return {} if choice is None else {"score": files.rebuilt(ScoreChoice, choice)}
-
-    def without_choice(self, rows: int, alpha: Any) -> Chosen:
-        """Take LAC, and no row to choose it."""
-        score = self._named("lac", {"temperature": 1.0})
+    def without_rows(self, rows: int, alpha: Any) -> Selected:
+        """Take LAC, and no row to select it."""
         choice = ScoreChoice(_called(Threshold()), {}, 0, float(exact_alpha(alpha)))
         why = (
-            f"LAC is used: of {rows} rows none can be spared to choose the label score. Give more "
+            f"LAC is used: of {rows} rows none can be spared to select the label score. Give more "
             "rows, or name the score"
         )
-        return Chosen(score, {"score": choice}, why)
+        return Selected(self._made(Threshold()), None, {"score": choice}, why)
 
-    def choose(
-        self, aside: Columns, alpha: Any, left: int = 0, weights: Tensor | None = None
-    ) -> Chosen:
+    def select(self, aside: Aside) -> Selected:
         """Compare all candidates on rows set aside, and take the one with the smallest sets."""
-        rows, labels, level = known_rows(aside, alpha)
+        rows, labels, level = known_rows(self._made(Cumulative()), aside)
         trials = list(self._trials(rows, labels, level))
         (plain, _), (rule, _) = trials[0], min(trials, key=lambda trial: trial[1])
         # The best of many is a little lucky: where rows tell no difference, plain LAC is taken.
@@ -111,15 +98,16 @@ class LabelScoreSelection(RuleScore):
         if not gain.mean() > gain.std() / len(gain) ** 0.5:
             rule = plain
         sizes = {_called(one): size for one, size in trials}
-        level = float(exact_alpha(alpha))
-        choice = ScoreChoice(_called(rule), sizes, len(aside["label"]), level)
-        settings = {"temperature": rule.temperature}
-        if isinstance(rule, Cumulative) and rule.lam:
-            settings.update(lam=rule.lam, kreg=rule.kreg)
-        chosen = self._named(_kind(rule), settings)
-        if chosen.draws:  # rows that are still to come go on in the stream of random numbers
-            chosen = chosen.drawing(self.shares)
-        return Chosen(chosen, {"score": choice})
+        choice = ScoreChoice(_called(rule), sizes, len(aside.y), float(exact_alpha(aside.alpha)))
+        return Selected(self._made(rule), aside.calibration, {"score": choice})
+
+    def _made(self, rule: Threshold | Cumulative) -> RuleScore:
+        """Return the score of a candidate, for the labels that this selection takes."""
+        name, penalties = _kind(rule), {}
+        if isinstance(rule, Cumulative) and name == RAPS:
+            penalties = {"lam": rule.lam, "kreg": rule.kreg}
+        draws = {"randomized": name != LAC, "other_labels": self.other_labels}
+        return RuleScore(name, rule.temperature, **penalties, **draws)  # type: ignore[arg-type]
 
     def _trials(
         self, rows: LabelRows, labels: Tensor, alpha: Any
@@ -132,7 +120,7 @@ class LabelScoreSelection(RuleScore):
             tuned = tuning.tune(
                 rows, labels, Cumulative(temperature), kreg=None,
                 lams=(0.0, *tuning.LAMS[tuning.SIZE]), deltas=(0.0,), criterion=tuning.SIZE,
-                alpha=alpha, allow_empty=self._allow_empty, randomized=True,
+                alpha=alpha, allow_empty=self.allow_empty, randomized=True,
             )  # fmt: skip
             for one in tuned.candidates:
                 yield Cumulative(temperature, lam=one.lam, kreg=one.kreg), one.mean_size
@@ -142,18 +130,11 @@ class LabelScoreSelection(RuleScore):
     ) -> Tensor:
         """Count the labels in the set of each row."""
         threshold = tuning.quantile(rules.label_scores(rule, rows, labels), alpha)
-        mask = rules.label_mask(rule, rows, threshold, allow_empty=self._allow_empty)
+        mask = rules.label_mask(rule, rows, threshold, allow_empty=self.allow_empty)
         return mask.sum(dim=1).double()
 
-    def _named(self, name: Any, settings: Mapping[str, Any]) -> RuleScore:
-        """Give a score by its name and settings, for the labels that this one takes."""
-        taken = {"lac": ("temperature",), "aps": ("temperature",)}
-        keys = taken.get(name, ("temperature", "lam", "kreg"))
-        score = _NAMED[name](**{key: settings.get(key) for key in keys})
-        return score.with_other_labels() if self.other_labels else score
 
-
-def score_of(score: Any, allow_empty: bool) -> LabelScore:
+def score_of(score: Any, allow_empty: bool) -> Any:
     """Take a label score as it is; make one of a function, or one to be chosen of ``"auto"``."""
     return (
         LabelScoreSelection(allow_empty)
@@ -164,8 +145,8 @@ def score_of(score: Any, allow_empty: bool) -> LabelScore:
 
 def _kind(rule: Threshold | Cumulative) -> str:
     if isinstance(rule, Threshold):
-        return "lac"
-    return "raps" if rule.lam else "aps"
+        return LAC
+    return RAPS if rule.lam else APS
 
 
 def _called(rule: Threshold | Cumulative) -> str:

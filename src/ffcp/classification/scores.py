@@ -1,61 +1,47 @@
-"""Label scores: how surprising each label of a row is, by a rule or by a function of one's own."""
+"""Label scores: how surprising each label of a row is, by a rule or by a function of your own."""
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ffcp import files
-from ffcp.batch import BatchOutput, Requires, name_of
+from ffcp.batch import BatchOutput, Requires
 from ffcp.classification import rules, tuning
-from ffcp.classification.rules import SOFTMAX, Cumulative, LabelRows, Rule
+from ffcp.classification.rules import FEATURE, SOFTMAX, Cumulative, LabelRows, Rule, Threshold
 from ffcp.classification.weights import blocks, in_order
-from ffcp.conformal.columns import Columns
-from ffcp.conformal.random_numbers import Draws
 from ffcp.conformal.rank import exact_alpha
-from ffcp.conformal.selection import Chosen, Score
+from ffcp.conformal.score import Score
+from ffcp.conformal.selection import Aside, Selected, Selection
+from ffcp.network.features import OUTPUT
 
 FIT = "fit"
+LAC, APS, RAPS, FFRAPS = RULES = ("lac", "aps", "raps", "ffraps")
+#: What each rule has besides its temperature, and the values that are taken if none are given.
 _DEFAULTS = {"lam": 0.01, "kreg": 5, "delta": 0.01}
+_TAKES = {LAC: (), APS: (), RAPS: ("lam", "kreg"), FFRAPS: ("lam", "kreg", "delta")}
 Self = TypeVar("Self", bound="LabelScore")
-
-
-class Shares(NamedTuple):
-    """Random numbers in [0, 1) for the rows of a call, which stand somewhere in a stream."""
-
-    draws: Draws
-    first_row: int
-
-    def __call__(self, rows: range) -> Tensor:
-        """Give the numbers of some rows."""
-        numbers = range(self.first_row + rows.start, self.first_row + rows.stop)
-        return self.draws.span(numbers)[:, 0]
 
 
 class LabelScore(Score):
     """How surprising each label of a row is; the base of all label scores.
 
-    A score of one's own defines :meth:`of_all`; or give a function of :class:`ffcp.BatchOutput`, of
+    A score of your own defines :meth:`of_all`; or give a function of :class:`ffcp.BatchOutput`, of
     which :class:`ffcp.scores.FunctionScore` makes one.
 
     Attributes
     ----------
     randomized : bool
-        Whether sets use a random number per row.
+        Whether sets use the random number of a row, ``out.random``.
     draws : bool
         Whether calibrating does.
-    shares
-        The random numbers; ``None`` where none are drawn.
-    open_settings : sequence of str
-        The names of settings that are still to be chosen.
     other_labels : bool
         Whether a label may be none of the classes; it has the number behind the last, and no
         threshold but an infinite one lets it in.
@@ -66,20 +52,17 @@ class LabelScore(Score):
     >>> class Margin(LabelScore):  # how far a logit is below the largest
     ...     def of_all(self, out):
     ...         return out.output.amax(dim=1, keepdim=True) - out.output
-    ...
-    ...     def settings(self):
-    ...         return {"score": "margin"}
     >>> logits, y = torch.tensor([[2.0, 1.0, 0.0]]).repeat(9, 1), torch.tensor([0] * 5 + [1] * 4)
     >>> sets = ffcp.SetPredictor(torch.nn.Identity(), Margin()).calibrate(logits, y)
     >>> sets.predict_set(logits[:1], alpha=0.2).labels
     [tensor([0, 1])]
     """
 
-    randomized = False
+    randomized: Any = False
     draws = False
-    shares: Shares | None = None
-    open_settings: Sequence[str] = ()
     other_labels = False
+    #: Whether outputs are taken as logits, so that probabilities are refused.
+    takes_logits = False
 
     def of_all(self, out: BatchOutput) -> Tensor:
         """Score every label of each row: (n, K), the smaller the better a label fits."""
@@ -88,6 +71,14 @@ class LabelScore(Score):
     def of_labels(self, out: BatchOutput, labels: Tensor) -> Tensor:
         """Score one label of each row, (n,)."""
         return self.of_all(out).double().gather(1, labels[:, None])[:, 0]
+
+    def score(self, out: BatchOutput, y: Tensor) -> Tensor:
+        """Score the true label of each row, (n, 1): infinity if it is none of the classes."""
+        check_logits(out.output)
+        labels = checked_labels(y, out, self.other_labels)
+        beyond = labels >= out.output.shape[1]
+        scores = self.of_labels(out, labels.masked_fill(beyond, 0))
+        return scores.masked_fill(beyond, math.inf)[:, None]
 
     def mask(self, out: BatchOutput, threshold: Tensor, *, allow_empty: bool) -> Tensor:
         """Mark the labels whose score is at most the threshold, (n, K)."""
@@ -104,30 +95,14 @@ class LabelScore(Score):
         places = self.of_all(out).argsort(dim=1, stable=True).argsort(dim=1)
         yield (places.shape[1] - places).double()
 
-    def record(self, out: BatchOutput, y: Any) -> dict[str, Any]:
-        """Note the scores of the true labels."""
-        check_logits(out.output)
-        return {"score": self.of_truth(out, y)[:, None].cpu()}
-
-    def of_truth(self, out: BatchOutput, y: Tensor) -> Tensor:
-        """Score the true label of each row, (n,): infinity if it is none of the classes."""
-        labels = checked_labels(y, out, self.other_labels)
-        return _infinite_beyond(labels, out.output.shape[1], partial(self.of_labels, out))
-
     def with_other_labels(self: Self) -> Self:
-        """Give the same score for labels that may be none of the classes."""
+        """Return the same score for labels that may be none of the classes."""
         other = copy.copy(self)
-        other.other_labels = other.takes_infinity = True
-        return other
-
-    def drawing(self: Self, shares: Shares | None) -> Self:
-        """Give the same score with other random numbers, or without any."""
-        other = object.__new__(type(self))
-        other.__dict__.update(self.__dict__)  # as copy.copy does, which looks at more on the way
-        other.shares = shares
+        other.__dict__["other_labels"] = other.__dict__["takes_infinity"] = True
         return other
 
 
+@dataclass(frozen=True)
 class FunctionScore(LabelScore):
     """A label score from a function of what one pass saw.
 
@@ -150,30 +125,23 @@ class FunctionScore(LabelScore):
     [tensor([0, 1])]
     """
 
-    def __init__(
-        self,
-        function: Callable[[BatchOutput], Tensor],
-        norms: Sequence[str] = (),
-        values: Sequence[str] = (),
-        name: str | None = None,
-    ) -> None:
-        if not callable(function):
-            raise TypeError(f"a label score is a function of what a pass saw, got {function!r}")
-        self._function = function
-        self._needs = Requires(norms=tuple(norms), values=tuple(values))
-        self.name = name or name_of(function)
+    function: Callable[[BatchOutput], Tensor]
+    norms: Sequence[str] = ()
+    values: Sequence[str] = ()
+    name: str | None = None
+    other_labels: bool = False
+
+    def __post_init__(self) -> None:
+        if not callable(self.function):
+            raise TypeError(f"a label score is a function of a BatchOutput, got {self.function!r}")
 
     def requires(self) -> Requires:
-        """Ask for the layers it looks at."""
-        return self._needs
-
-    def settings(self) -> dict[str, Any]:
-        """Say what it is: of the function only the name is known."""
-        return {"score": self.name}
+        """Return the layers it looks at."""
+        return Requires(norms=tuple(self.norms), values=tuple(self.values))
 
     def of_all(self, out: BatchOutput) -> Tensor:
         """Call the function."""
-        scores = torch.as_tensor(self._function(out))
+        scores = torch.as_tensor(self.function(out))
         if scores.shape != out.output.shape or bool(scores.isnan().any()):
             raise ValueError(
                 f"the label score has shape {tuple(scores.shape)}, the logits "
@@ -182,212 +150,200 @@ class FunctionScore(LabelScore):
         return scores
 
 
+@dataclass(frozen=True)
 class RuleScore(LabelScore):
-    """A score by one of the exact rules, whose settings may be left to be chosen.
+    """A score by one of the exact rules, whose settings may be left to be tuned.
 
     Parameters
     ----------
     name
-        What saved settings call it.
-    given
+        ``"lac"``, ``"aps"``, ``"raps"`` or ``"ffraps"``.
+    temperature, lam, kreg, delta
         Settings of the rule: ``None`` for those to be tuned, ``temperature="fit"``.
-    rule
-        What makes a rule of settings that are all known.
+    gradient, feature
+        Where FFRAPS takes its gradient.
     tune
         ``None``, ``"size"`` or ``"coverage"``.
     randomized
         Whether only a random share of a label's own weight counts. If ``False`` so it is when
-        calibrating only, and sets hold every label that some share would let in. ``None`` for a
-        rule that uses no random numbers.
+        calibrating only, and sets hold every label that some share would let in.
     allow_empty
         Whether sets may be empty, when settings are compared.
-    feature
-        The layer for ``gradient="feature"``.
     """
 
+    name: str
+    temperature: Any = 1.0
+    lam: float | None = None
+    kreg: int | None = None
+    delta: float | None = None
+    gradient: str = SOFTMAX
+    feature: str | None = None
+    tune: str | None = None
+    randomized: bool = True
+    allow_empty: bool = False
+    other_labels: bool = False
     lowest = 0.0
-    takes_infinity = False
+    takes_logits = True
 
-    def __init__(
-        self,
-        name: str,
-        given: Mapping[str, Any],
-        rule: Callable[..., Rule],
-        *,
-        tune: str | None = None,
-        randomized: bool | None = None,
-        allow_empty: bool = False,
-        feature: str | None = None,
-    ) -> None:
-        self.name, self.tune, self.feature = name, tune, feature
-        self.randomized, self.draws = bool(randomized), randomized is not None
-        self._make, self._allow_empty = rule, allow_empty
-        self._given = self._checked(given)
-        self.open_settings = [k for k, v in self._given.items() if v is None or v == FIT]
-        self.rule: Rule | None = None if self.open_settings else rule(**self._given)
-
-    # -- settings ---------------------------------------------------------------------------
-
-    def _checked(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Fill in defaults where nothing is tuned, and refuse values out of range."""
+    def __post_init__(self) -> None:
+        if self.name not in RULES:
+            raise ValueError(f"unknown rule {self.name!r}: choose one of {', '.join(RULES)}")
         if self.tune not in (None, tuning.SIZE, tuning.COVERAGE):
             raise ValueError(
                 f"tune must be None, {tuning.SIZE!r} or {tuning.COVERAGE!r}, got {self.tune!r}"
             )
-        if isinstance(given["temperature"], str | None) and given["temperature"] != FIT:
+        if isinstance(self.temperature, str | None) and self.temperature != FIT:
             raise ValueError(
-                f"temperature must be a positive number or {FIT!r}, got {given['temperature']!r}"
+                f"temperature must be a positive number or {FIT!r}, got {self.temperature!r}"
             )
-        # Plain numbers: they are saved as JSON.
-        known = {k: v.item() if isinstance(v, np.generic) else v for k, v in given.items()}
-        missing = {key: _DEFAULTS[key] for key, value in given.items() if value is None}
-        if self.tune and not missing:
-            raise ValueError(
-                f"tune={self.tune!r} has nothing to tune: leave out those of "
-                f"{', '.join(key for key in given if key in _DEFAULTS)} that are to be chosen"
-            )
+        missing = [name for name in self._takes if getattr(self, name) is None]
         if not self.tune:
-            known.update(missing)
-        fitted = {"temperature": 1.0} if known["temperature"] == FIT else {}
-        self._make(**{**known, **missing, **fitted})  # which raises for values out of range
-        return known
+            for name in missing:
+                object.__setattr__(self, name, _DEFAULTS[name])
+        for name in ("temperature", *self._takes):
+            value = getattr(self, name)
+            if isinstance(value, np.generic):  # plain numbers: they are saved as JSON
+                object.__setattr__(self, name, value.item())
+        self._check_feature()
+        known = {name: _DEFAULTS[name] for name in missing}
+        fitted = 1.0 if self.temperature == FIT else self.temperature
+        self._rule(temperature=fitted, **known)  # which refuses values out of range
+
+    def _check_feature(self) -> None:
+        """Refuse a layer that has no part in the gradient, or one that is missing."""
+        if self.gradient == SOFTMAX and self.feature is not None:
+            raise ValueError(
+                f"feature={self.feature!r} has no part in gradient={SOFTMAX!r}, which is taken in "
+                f"the logits: leave it out, or use gradient={FEATURE!r}"
+            )
+        if self.gradient == FEATURE and self.feature in (None, OUTPUT):
+            raise ValueError(
+                f"gradient={FEATURE!r} needs a layer before the output: give feature=, a dotted "
+                "module name, a module or 'input'"
+            )
 
     @property
-    def is_open(self) -> bool:  # type: ignore[override]
-        """Whether settings are still to be chosen."""
-        return self.rule is None
+    def _takes(self) -> Sequence[str]:
+        return _TAKES[self.name]
 
-    def settings(self) -> dict[str, Any]:
-        """Say what the rule is."""
-        values = dict.fromkeys(self._given) if self.rule is None else asdict(self.rule)
-        return {
-            "score": self.name,
-            **{key: values[key] for key in self._given},
-            "feature": self.feature,
-            "randomized": self.randomized,
-        }
+    def _rule(self, **settings: Any) -> Rule:
+        known = {name: getattr(self, name) for name in ("temperature", *self._takes)} | settings
+        if self.name == LAC:
+            return Threshold(**known)
+        return Cumulative(**known, gradient=self.gradient)
+
+    @property
+    def rule(self) -> Rule | None:
+        """The rule; ``None`` until all settings are known."""
+        return None if self.open_settings else self._rule()
+
+    @property
+    def takes_infinity(self) -> bool:  # type: ignore[override]
+        """Whether a score may be infinite: of labels that are none of the classes."""
+        return self.other_labels
+
+    @property
+    def draws(self) -> bool:  # type: ignore[override]
+        """Whether calibrating uses random numbers."""
+        return self.name != LAC
+
+    @property
+    def open_settings(self) -> list[str]:
+        """The names of settings that are still to be tuned."""
+        missing = [name for name in self._takes if getattr(self, name) is None]
+        return [*(["temperature"] if self.temperature == FIT else []), *missing]
+
+    def selection(self) -> Selection | None:
+        """Return what tunes the settings that are left open."""
+        return _Tuning(self) if self.open_settings else None
 
     def requires(self) -> Requires:
-        """Ask for the gradient of the top label's probability, if the rule uses it."""
+        """Return the gradient of the top label's probability, if the rule uses it."""
         return Requires() if self.feature is None else Requires((self.feature,), of=top_probability)
-
-    def restored(self, settings: Mapping[str, Any]) -> RuleScore:
-        """Take open settings as they were saved."""
-        known = {**self._given, **{key: settings.get(key) for key in self.open_settings}}
-        return self if None in known.values() else self._settled(known)
-
-    def choices_from(self, saved: Mapping[str, Any]) -> dict[str, Any]:
-        """Build the choice of the settings again."""
-        sets = saved.get("sets")
-        return {} if sets is None else {"sets": files.rebuilt(tuning.SetChoice, sets)}
-
-    def _settled(self, settings: Mapping[str, Any]) -> RuleScore:
-        other = copy.copy(self)
-        other.rule = self._make(**settings)
-        return other
 
     # -- scores -----------------------------------------------------------------------------
 
-    def _rows(self, out: BatchOutput) -> LabelRows:
+    def label_rows(self, out: BatchOutput) -> LabelRows:
+        """Return what the rule looks at."""
         check_logits(out.output)
         # No share of its own weight: the label that crosses the threshold is in the set, so that
         # it holds those of all shares, and covers as they do.
-        share = torch.zeros(len(out.rows), dtype=torch.float64)
-        if self.shares is not None:
-            share = self.shares(out.rows)
+        share = out.random
+        if share is None:
+            share = torch.zeros(len(out.output), dtype=torch.float64)
         norms = None if self.feature is None else out.norms[self.feature]
         return LabelRows(out.output, share.to(out.output.device), norms)
 
-    def _known_rule(self) -> Rule:
-        assert self.rule is not None
-        return self.rule
-
     def of_all(self, out: BatchOutput) -> Tensor:
         """Score every label of each row, (n, K)."""
-        return rules.all_scores(self._known_rule(), self._rows(out))
+        return rules.all_scores(self._rule(), self.label_rows(out))
 
     def of_labels(self, out: BatchOutput, labels: Tensor) -> Tensor:
         """Score one label of each row, (n,)."""
-        return rules.label_scores(self._known_rule(), self._rows(out), labels)
+        return rules.label_scores(self._rule(), self.label_rows(out), labels)
 
     def mask(self, out: BatchOutput, threshold: Tensor, *, allow_empty: bool) -> Tensor:
         """Mark the labels whose score is at most the threshold, (n, K)."""
-        return rules.label_mask(
-            self._known_rule(), self._rows(out), threshold, allow_empty=allow_empty
-        )
+        rows = self.label_rows(out)
+        return rules.label_mask(self._rule(), rows, threshold, allow_empty=allow_empty)
 
     def order(self, out: BatchOutput) -> Iterator[Tensor]:
         """Yield how many labels stand behind each."""
         behind = torch.arange(out.output.shape[1], device=out.output.device).flip(0).double()
         for block in blocks(*out.output.shape):
             logits = out.output[block]
-            labels = in_order(self._known_rule().weights(logits), logits)[1]
+            labels = in_order(self._rule().weights(logits), logits)[1]
             yield torch.empty(logits.shape, dtype=behind.dtype, device=logits.device).scatter_(
                 1, labels, behind.expand(len(logits), -1)
             )
 
-    # -- choosing settings ------------------------------------------------------------------
 
-    def record(self, out: BatchOutput, y: Any) -> dict[str, Any]:
-        """Note the scores of the true labels; or, while settings are open, all they need."""
-        check_logits(out.output)
-        if not out.rows.start:
-            refuse_probabilities(out.output)
-        if not self.is_open:
-            return super().record(out, y)
-        rows = self._rows(out)
-        labels = checked_labels(y, out, self.other_labels)
-        noted = {"label": labels, "logits": rows.logits, "share": rows.share}
-        return noted if rows.norms is None else {**noted, "norms": rows.norms}
+class _Tuning(Selection):
+    """Fits the temperature and tunes the penalties of a rule."""
 
-    def scores(self, noted: Columns) -> Tensor:
-        """Give the scores of rows that were noted, also while settings were open."""
-        if "score" in noted:
-            return torch.as_tensor(noted["score"])
-        rows = _noted_rows(noted)
-        score = partial(rules.label_scores, self._known_rule(), rows)
-        return _infinite_beyond(noted["label"], rows.logits.shape[1], score)[:, None].cpu()
+    def __init__(self, score: RuleScore) -> None:
+        self.score, self.what = score, ", ".join(score.open_settings)
 
-    def choose(
-        self, aside: Columns, alpha: Any, left: int = 0, weights: Tensor | None = None
-    ) -> Chosen:
-        """Fit the temperature and tune what is open."""
-        (rows, labels, level), settings = known_rows(aside, alpha), dict(self._given)
-        if settings["temperature"] == FIT:
-            settings["temperature"] = tuning.fit_temperature(rows.logits, labels)
-        if self.tune:
-            choice = replace(
-                self._tuned(settings, rows, labels, level),
-                rows=len(aside["label"]),
-                alpha=float(alpha),
-            )
-            settings.update(kreg=choice.kreg, lam=choice.lam)
-            if "delta" in settings:
-                settings["delta"] = choice.delta
+    def requires(self) -> Requires:
+        """Return what the rule requires."""
+        return self.score.requires()
+
+    def select(self, aside: Aside) -> Selected:
+        """Return the score with the settings whose sets are smallest, or cover most evenly."""
+        score, count = self.score, len(aside.y)
+        rows, labels, level = known_rows(score, aside)
+        temperature = score.temperature
+        if temperature == FIT:
+            temperature = tuning.fit_temperature(rows.logits, labels)
+        score = replace(score, temperature=temperature)
+        settings = {name: getattr(score, name) for name in ("kreg", "lam", "delta")}
+        if score.tune:
+            tuned = self._tuned(score, rows, labels, level)
+            choice = replace(tuned, rows=count, alpha=float(aside.alpha))
+            takes = _TAKES[score.name]
+            settings = {name: getattr(choice, name) if name in takes else None for name in settings}
         else:
-            kept = {key: settings.get(key) for key in ("kreg", "lam", "delta")}
             choice = tuning.SetChoice(
-                settings["temperature"], **kept, rows=len(aside["label"]), alpha=float(alpha),
+                temperature, **settings, rows=count, alpha=float(aside.alpha),
                 criterion=None, candidates=(),
             )  # fmt: skip
-        return Chosen(self._settled(settings), {"sets": choice})
+        return Selected(replace(score, **settings), aside.calibration, {"sets": choice})
 
-    def _tuned(
-        self, settings: Mapping[str, Any], rows: LabelRows, labels: Tensor, alpha: Any
-    ) -> tuning.SetChoice:
-        assert self.tune is not None
-        lam, delta = settings["lam"], settings.get("delta", 0.0)
+    @staticmethod
+    def _tuned(score: RuleScore, rows: LabelRows, labels: Tensor, alpha: Any) -> tuning.SetChoice:
+        assert score.tune is not None
+        delta = score.delta if score.name == FFRAPS else 0.0
         return tuning.tune(
             rows,
             labels,
-            Cumulative(settings["temperature"], gradient=settings.get("gradient", SOFTMAX)),
-            kreg=settings["kreg"],
-            lams=tuning.LAMS[self.tune] if lam is None else (lam,),
+            Cumulative(score.temperature, gradient=score.gradient),
+            kreg=score.kreg,
+            lams=tuning.LAMS[score.tune] if score.lam is None else (score.lam,),
             deltas=tuning.DELTAS if delta is None else (delta,),
-            criterion=self.tune,
+            criterion=score.tune,
             alpha=alpha,
-            allow_empty=self._allow_empty,
-            randomized=self.randomized,
+            allow_empty=score.allow_empty,
+            randomized=score.randomized,
         )
 
 
@@ -397,31 +353,20 @@ def as_score(score: Any) -> LabelScore:
 
 
 def top_probability(logits: Tensor) -> Tensor:
-    """Give the probability of the most likely label of each row."""
+    """Return the probability of the most likely label of each row."""
     check_logits(logits)
     return logits.double().softmax(dim=1).amax(dim=1)
 
 
-def _noted_rows(noted: Columns) -> LabelRows:
-    return LabelRows(noted["logits"], noted["share"], noted.get("norms"))
-
-
-def _infinite_beyond(labels: Tensor, classes: int, score: Callable[[Tensor], Tensor]) -> Tensor:
-    """Score labels; those beyond the classes, which no rule can score, with infinity."""
-    beyond = labels >= classes
-    if not bool(beyond.any()):
-        return score(labels)
-    return score(labels.masked_fill(beyond, 0)).masked_fill(beyond, math.inf)
-
-
-def known_rows(aside: Columns, alpha: Any) -> tuple[LabelRows, Tensor, Any]:
-    """Give rows set aside whose label is one of the classes, and the level to compare them at.
+def known_rows(score: RuleScore, aside: Aside) -> tuple[LabelRows, Tensor, Any]:
+    """Return rows set aside whose label is one of the classes, and the level to compare them at.
 
     A threshold over all rows leaves out the others first: of n rows, of which m are known, it is
     that of the m at the level that allows for n alpha - (n - m) misses. Where there are more
     others than that, it is infinite whatever is chosen.
     """
-    rows, labels = _noted_rows(aside), aside["label"]
+    rows, alpha = score.label_rows(aside.out), aside.alpha
+    labels = checked_labels(aside.y, aside.out, score.other_labels)
     known = labels < rows.logits.shape[1]
     count = int(known.sum())
     if count == len(labels):

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch  # noqa: F401 - for the examples
 from torch import nn
 
 from ffcp.classification.named_scores import APSScore, FFRAPSScore, LACScore, RAPSScore
 from ffcp.classification.rules import SOFTMAX
-from ffcp.classification.scores import RuleScore
+from ffcp.classification.scores import FIT, RuleScore
 from ffcp.classification.set_predictor import SetPredictor
 from ffcp.conformal.by_label import ByLabel
 from ffcp.conformal.calibration import Calibration
 from ffcp.network.features import resolve
 from ffcp.network.model_output import Output
 from ffcp.predictor import Running, known_only
-from ffcp.recipes import public
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -60,6 +59,25 @@ class Named(SetPredictor):
         self.tune, self.tune_fraction, self.tune_alpha = score.tune, tune_fraction, tune_alpha
         self.feature = score.feature
 
+    #: The arguments of the class that are settings of its score.
+    _settings: tuple[str, ...] = ("temperature",)
+
+    def config(self) -> dict[str, Any]:
+        """Return the constructor arguments, but for the model."""
+        given = super().config()
+        score, calibration = given.pop("score"), given.pop("calibration")
+        del given["selection_fraction"], given["selection_alpha"]
+        own = {name: getattr(score, name) for name in self._settings}
+        shared = {name: getattr(self, name) for name in ("tune_fraction", "tune_alpha")}
+        conditional = {"class_conditional": self.class_conditional}
+        plain = None if self.class_conditional else calibration
+        return {**given, **own, **shared, **conditional, "calibration": plain}
+
+    def setting(self, name: str) -> Any:
+        """Return a setting of the score; ``None`` until it is selected."""
+        value = getattr(self._state.score, name)
+        return None if value == FIT else value
+
     @property
     def temperature(self) -> float | None:
         """What logits are divided by; ``None`` until it is fitted."""
@@ -67,7 +85,6 @@ class Named(SetPredictor):
         return value
 
 
-@public
 class LAC(Named):
     """Least ambiguous sets: all labels of at least a certain probability (Sadinle et al., 2019).
 
@@ -126,7 +143,6 @@ class LAC(Named):
         super().__init__(model, LACScore(temperature), **common)
 
 
-@public
 class APS(Named):
     """Adaptive prediction sets: labels in order until their probabilities suffice (Romano, 2020).
 
@@ -152,6 +168,8 @@ class APS(Named):
     >>> sets.coverage(y[100:]) > 0.8
     True
     """
+
+    _settings = ("temperature", "randomized")
 
     def __init__(
         self,
@@ -180,7 +198,6 @@ class Penalised(Named):
         return value
 
 
-@public
 class RAPS(Penalised):
     """Regularised adaptive prediction sets: APS with a price on ranks (Angelopoulos, 2021).
 
@@ -220,6 +237,8 @@ class RAPS(Penalised):
     tensor(True)
     """
 
+    _settings = ("lam", "kreg", "temperature", "tune", "randomized")
+
     def __init__(
         self,
         model: nn.Module,
@@ -242,7 +261,6 @@ class RAPS(Penalised):
         super().__init__(model, score, **common)
 
 
-@public
 class FFRAPS(Penalised):
     """RAPS with the size of the network's gradient in the score (the paper's FFRAPS).
 
@@ -275,6 +293,8 @@ class FFRAPS(Penalised):
     >>> predictor.predict_set(x[100:], alpha=0.1).sizes.shape
     torch.Size([100])
     """
+
+    _settings = ("delta", "lam", "kreg", "gradient", "feature", "temperature", "tune", "randomized")
 
     def __init__(
         self,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -11,24 +10,27 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from ffcp import files
-from ffcp.batch import BatchOutput
-from ffcp.calibration_loop import Batch, Calibrating
+from ffcp.batch import BatchOutput, Requires
+from ffcp.calibrated import Counts
+from ffcp.calibration_loop import Batch, Looks, Result
 from ffcp.classification.names import checked_names, label_tensor
-from ffcp.classification.score_selection import ScoreChoice, score_of
-from ffcp.classification.scores import LabelScore, Shares, check_logits
+from ffcp.classification.score_selection import (
+    AUTO,
+    LabelScoreSelection,
+    ScoreChoice,
+    score_of,
+)
+from ffcp.classification.scores import LabelScore, check_logits, refuse_probabilities
 from ffcp.classification.sets import LabelSet
 from ffcp.classification.tuning import SetChoice
 from ffcp.conformal.calibration import Calibration
-from ffcp.conformal.columns import Table, take
+from ffcp.conformal.columns import Columns, Table, take
 from ffcp.conformal.coverage_level import requested_alpha
 from ffcp.conformal.density_ratio import ShiftChoice
 from ffcp.conformal.marginal import Marginal
 from ffcp.conformal.random_numbers import Draws
-from ffcp.conformal.selection import Score
 from ffcp.network.row_buffer import RowBuffer
 from ffcp.predictor import Predictor, Running, known_only, steady
-from ffcp.recipes import public
 from ffcp.warnings import warn
 
 if TYPE_CHECKING:
@@ -38,7 +40,6 @@ if TYPE_CHECKING:
 _CALIBRATION, _PREDICTION = 1, 2
 
 
-@public
 class SetPredictor(Predictor):
     """Sets of labels put together from pieces: a label score and a calibration.
 
@@ -92,8 +93,7 @@ class SetPredictor(Predictor):
     torch.Size([100, 3])
     """
 
-    task = "label sets"
-    _scorer_draws = True
+    compared = ("names", "other_labels", "output")
 
     def __init__(
         self,
@@ -118,59 +118,38 @@ class SetPredictor(Predictor):
             score = score.with_other_labels()
         super().__init__(model, score, calibration, **running)
 
+    def config(self) -> dict[str, Any]:
+        """Return the constructor arguments, but for the model."""
+        score = AUTO if isinstance(self._given[0], LabelScoreSelection) else self._given[0]
+        names = ("allow_zero_sets", "names", "other_labels")
+        own = {"score": score, **{name: getattr(self, name) for name in names}}
+        return {**own, **super().config()}
+
     @property
     def choice(self) -> SetChoice | ScoreChoice | None:
-        """What the automatic choice of the settings, or of the score, saw and took."""
-        choice: SetChoice | ScoreChoice | None = self._state.choices.get("sets")
-        return choice or self._state.choices.get("score")
+        """What the automatic selection of the settings, or of the score, saw and took."""
+        choice: SetChoice | ScoreChoice | None = self._state.report.get("sets")
+        return choice or self._state.report.get("score")
 
     @property
     def shift_choice(self) -> ShiftChoice | None:
         """What learning a density ratio saw, with :class:`ffcp.calibrations.Weighted`."""
-        choice: ShiftChoice | None = self._state.choices.get("shift")
+        choice: ShiftChoice | None = self._state.report.get("shift")
         return choice
 
-    def setting(self, name: str) -> Any:
-        """Give a setting of the score; ``None`` until it is chosen."""
-        return self._scorer.settings().get(name)
-
-    def _own_settings(self) -> dict[str, Any]:
-        named = {} if self.names is None else {"names": self.names}
-        return {**named, **({"other_labels": True} if self.other_labels else {})}
-
-    # -- calibrating ------------------------------------------------------------------------
+    @property
+    def classes(self) -> int | None:
+        """How many classes the calibrated model has; ``None`` before it is calibrated."""
+        return self._state.counts.classes
 
     def read_target(self, y: Any) -> Tensor:
         """Return the number of the class of each row."""
         return label_tensor(y, self.names, self.other_labels)
 
-    def _calibrating(self, scorer: Score, calibration: Calibration, update: bool) -> Calibrating:
-        assert isinstance(scorer, LabelScore)
-        entropy = self._stream.entropy()
-        start = self._drawn.get(entropy, 0) if update else 0
-        if scorer.draws:
-            scorer = scorer.drawing(Shares(Draws(entropy, _CALIBRATION), start))
-        run = CalibratingLabels(self.model, scorer, calibration, self._choosing, update)
-        run.classes, run.entropy, run.drawn = (self.classes if update else None), entropy, start
-        run.names = self.names
-        return run
-
-    @property
-    def classes(self) -> int | None:
-        """How many classes the calibrated model has; ``None`` before it is calibrated."""
-        classes: int | None = self._state.counts.get("classes")
-        return classes
-
-    @property
-    def _drawn(self) -> Mapping[int, int]:
-        """How many random numbers calibrations drew, by what they were drawn with."""
-        drawn: Mapping[int, int] = self._state.counts.get("drawn", {})
-        return drawn
-
-    def _counts_of(self, run: Calibrating) -> dict[str, Any]:
-        assert isinstance(run, CalibratingLabels)
-        drawn = self._drawn if run.is_update else {}
-        return {"classes": run.classes, "drawn": {**drawn, run.entropy: run.drawn}}
+    def _looks(self, update: bool) -> Looks:
+        counts = self._state.counts if update else Counts()
+        return _LabelLooks(self.model, self._state.score if update else self._given[0], counts,
+                           self._stream.entropy(), self.names)
 
     # -- using the calibration --------------------------------------------------------------
 
@@ -216,42 +195,52 @@ class SetPredictor(Predictor):
             The mask of labels, their number and, on request, the labels in order.
         """
         exact = requested_alpha(alpha, confidence_level, unknown)
-        self._must_be_calibrated()
-        given, ordered = self._rows(x), []
+        calibration = self.calibrated().calibration
+        score, given, ordered = self._state.score, self.rows(x), []
         buffer, lost, in_all = RowBuffer(given.count), Table(), torch.tensor(False)
-        look_up = partial(self.calibration.thresholds, [exact])
-        for out, metadata, thresholds in self._looked_up(
-            given, look_up, groups, first_row, weights
-        ):
-            self._check_classes(out.output)
-            score = self._drawing(first_row, int(metadata["row"][0]) - out.rows.start)
-            thresholds = self._for_all_classes(thresholds[0])
-            if thresholds.numel() > 1 or math.isinf(thresholds.item()):
-                infinite = thresholds.isinf().reshape(-1, thresholds.shape[-1])
+        for out, metadata, draws in self._drawn(given, first_row, groups, weights):
+            q = self._for_all_classes(calibration.quantiles([exact], metadata, draws)[0])
+            infinite = q.isinf()
+            if bool(infinite.any()):
                 in_all = in_all | infinite.any(dim=0)
-                lost.add(take(metadata, infinite.any(dim=1).expand(len(out.rows))))
-            levels = thresholds.expand(len(out.rows), -1)
+                rows = {"number": torch.tensor(out.rows), **metadata}
+                lost.add(take(rows, infinite.any(dim=1).expand(len(out.output))))
+            levels = q.expand(len(out.output), -1)
             mask = score.mask(out, levels, allow_empty=self.allow_zero_sets)
             if self.other_labels:
                 mask = torch.cat([mask, levels.isposinf().to(mask.device)], dim=1)
             buffer.add({"mask": mask})
             if given.whole is None:  # a loader need not yield the same rows again
                 ordered += LabelSet(mask, partial(score.order, out)).ordered
-        if len(lost):
+        if bool(in_all.any()):
             assert given.count is not None
             what = _what_is_infinite(in_all, len(lost), given.count)
-            warn(f"{what}{self._why_infinite(exact, lost.columns)}")
+            warn(f"{what}{self.explain_infinite(exact, lost.columns)}")
         if given.whole is None:
             return LabelSet(buffer["mask"], None, ordered, self.names, self.other_labels)
-        weights = partial(self._order, self._scorer, given.whole)
-        return LabelSet(buffer["mask"], weights, None, self.names, self.other_labels)
+        order = partial(self._order, score, given.whole)
+        return LabelSet(buffer["mask"], order, None, self.names, self.other_labels)
 
     def forward(self, x: Any, alpha: Any = None, **options: Any) -> LabelSet:
         """Return sets of labels, as :meth:`predict_set` does: ``predictor(x)``."""
         return self.predict_set(x, alpha, **options)
 
+    def _drawn(
+        self, x: Any, first_row: int | None, groups: Any, weights: Any
+    ) -> Iterator[tuple[BatchOutput, Columns, Draws | None]]:
+        """Run the model on rows, which have random numbers where sets are randomised."""
+        for out, metadata, draws, first in self.with_metadata(x, groups, first_row, weights):
+            self._check_classes(out.output)
+            yield self._with_random(out, first_row, first), metadata, draws
+
+    def _with_random(self, out: BatchOutput, first_row: int | None, first: int) -> BatchOutput:
+        if not self._state.score.randomized:
+            return out
+        draws = Draws(self._stream.entropy(pinned=first_row is not None), _PREDICTION)
+        return out._replace(random=draws.span(range(first, first + len(out.output)))[:, 0])
+
     def _for_all_classes(self, thresholds: Tensor) -> Tensor:
-        """Complete thresholds by class, if they are: classes without points are in every set."""
+        """Complete thresholds by class, if they are: classes without rows are in every set."""
         if thresholds.shape[-1] == 1:
             return thresholds
         assert self.classes is not None
@@ -270,11 +259,11 @@ class SetPredictor(Predictor):
         ``x`` may be a loader of pairs ``(x, y)``, passed alone. Random numbers are
         those of :meth:`predict_set`, not of the calibration: with ``randomized=False`` none.
         """
-        self._must_be_settled()
+        self.must_be_settled()
         buffer = RowBuffer(None)
-        for out, y_seen in self._targeted(x, y):
-            score = self._drawing(first_row, self._start(out, first_row))
-            buffer.add({"scores": score.of_truth(out, y_seen)})
+        for out, target in self.targeted(x, y):
+            drawn = self._with_random(out, first_row, self.first_number(out, first_row))
+            buffer.add({"scores": self._state.score.score(drawn, target)[:, 0]})
         return buffer["scores"]
 
     @steady
@@ -284,30 +273,20 @@ class SetPredictor(Predictor):
         Random numbers are those of :meth:`predict_set`, not of the calibration: with
         ``randomized=False`` none.
         """
-        self._must_be_settled()
-        given = self._rows(x)
+        self.must_be_settled()
+        given = self.rows(x)
         buffer = RowBuffer(given.count)
         for out in self.batch_outputs(given):
-            score = self._drawing(first_row, self._start(out, first_row))
             self._check_classes(out.output)
-            buffer.add({"scores": score.of_all(out).double()})
+            drawn = self._with_random(out, first_row, self.first_number(out, first_row))
+            buffer.add({"scores": self._state.score.of_all(drawn).double()})
         return buffer["scores"]
 
     @property
     def draws_to_calibrate_only(self) -> bool:
         """Whether scores are randomised in the calibration, and not in :meth:`score`."""
-        return self._scorer.draws and not self._scorer.randomized
-
-    def _drawing(self, first_row: int | None, first_number: int) -> LabelScore:
-        score: LabelScore = self._scorer
-        if not score.randomized:
-            return score.drawing(None)
-        draws = Draws(self._stream.entropy(pinned=first_row is not None), _PREDICTION)
-        return score.drawing(Shares(draws, first_number))
-
-    def _start(self, out: BatchOutput, first_row: int | None) -> int:
-        """Give the number of the call's first row, as far as a batch can tell."""
-        return int(self._row_numbers(out, first_row)[0]) - out.rows.start
+        score = self._state.score
+        return bool(score.draws and not score.randomized)
 
     def _check_classes(self, logits: Tensor) -> None:
         if self.classes is not None and logits.shape[-1] != self.classes:
@@ -315,81 +294,54 @@ class SetPredictor(Predictor):
                 f"calibrated on {self.classes} classes, but the model now gives {logits.shape[-1]}"
             )
 
-    def _must_be_settled(self) -> None:
-        if self._scorer.is_open:
-            names = ", ".join(self._scorer.open_settings)
-            raise RuntimeError(
-                f"{names} not chosen yet: call calibrate(x, y) first, or give values"
-            )
-
-    # -- sharing the calibration ------------------------------------------------------------
-
-    def _check_merge(self, other: Any) -> None:
-        shared = sorted(self._drawn.keys() & other.calibrated().counts["drawn"].keys())
-        if self._scorer.draws and shared:
-            raise ValueError(
-                f"both predictors drew their random numbers with seed {shared[0]}, so their "
-                "points share them: give each worker its own seed"
-            )
-        if self.classes not in (None, other.classes):
-            raise ValueError(
-                f"calibrated on {self.classes} classes, the predictor to merge on {other.classes}"
-            )
-
-    def _merged_counts(self, mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
-        drawn = {**mine.get("drawn", {}), **theirs["drawn"]}
-        return {"classes": theirs["classes"], "drawn": drawn}
-
-    def _remembered(self) -> dict[str, Any]:
-        own = {"classes": self.classes, "drawn": list(self._drawn.items())}
-        return {**super()._remembered(), **own}
-
-    def _recalled_counts(self, saved: Mapping[str, Any], scores: int) -> dict[str, Any]:
-        drawn = files.rebuilt(tuple[tuple[int, ...], ...], saved["drawn"])
-        return {
-            "classes": files.count(saved["classes"], least=2) if scores else None,
-            "drawn": {seed: files.count(rows) for seed, rows in drawn},  # a seed has any size
-        }
-
     def check_scores(self) -> None:
         """Refuse, by ValueError, a loaded calibration with scores or labels that cannot be."""
         super().check_scores()
-        points = self.calibration.points()
-        if len(self.calibration) and points["scores"].shape[1] != 1:
+        if len(self.calibration) and self.calibration.scores.shape[1] != 1:
             raise ValueError("it has several scores for each label")
-        if bool((points.get("label", torch.zeros(0)) >= (self.classes or 0)).any()):
-            raise ValueError(f"it has labels beyond its {self.classes} classes")
+        for part in getattr(self.calibration, "parts", {None: self.calibration}).values():
+            label = part.state().get("label", torch.zeros(0))
+            if bool((label >= (self.classes or 0)).any()):
+                raise ValueError(f"it has labels beyond its {self.classes} classes")
 
 
-class CalibratingLabels(Calibrating):
-    """A calibration of label sets under way: it counts classes and random numbers."""
+class _LabelLooks(Looks):
+    """Runs a classifier on the rows of a calibration, which have random numbers; counts classes."""
 
-    names: list[str] | None = None
-    entropy: int  # what random numbers are drawn with
-    drawn = 0  # how many are
+    def __init__(
+        self, model: nn.Module, score: Any, counts: Counts, entropy: int, names: Any
+    ) -> None:
+        super().__init__(model)
+        self._score, self._classes, self._names = score, counts.classes, names
+        self._drawn, self._entropy = dict(counts.drawn), entropy
 
-    def see(self, batch: Batch) -> BatchOutput:
-        """Run the model on a batch of rows; refuse another number of classes."""
-        out = super().see(batch)
+    def __call__(self, batch: Batch, requires: Requires) -> BatchOutput:
+        """Return what one pass gives for a batch of rows; refuse another number of classes."""
+        out = super().__call__(batch, requires)
         check_logits(out.output)
-        self.count(len(out.rows), out.output.shape[1])
-        if self.names is not None and len(self.names) != out.output.shape[1]:
+        if self._score.takes_logits and not batch.row:
+            refuse_probabilities(out.output)
+        classes = out.output.shape[1]
+        if self._classes not in (None, classes):
             raise ValueError(
-                f"there are {len(self.names)} names, and the model has {out.output.shape[1]} "
-                "classes: give one name for each, in the order of the outputs"
+                f"calibrated on {self._classes} classes, but the model now gives {classes}"
             )
-        return out
+        if self._names is not None and len(self._names) != classes:
+            raise ValueError(
+                f"there are {len(self._names)} names, and the model has {classes} classes: give "
+                "one name for each, in the order of the outputs"
+            )
+        self._classes = classes
+        if not self._score.draws:
+            return out
+        first = self._drawn.get(self._entropy, 0)
+        self._drawn[self._entropy] = first + len(out.output)
+        draws = Draws(self._entropy, _CALIBRATION)
+        return out._replace(random=draws.span(range(first, first + len(out.output)))[:, 0])
 
-    def draw_from(self, row: int) -> None:
-        """Let random numbers be those from this row on."""
-        assert isinstance(self.scorer, LabelScore)
-        if self.scorer.shares is not None:
-            self.scorer = self.scorer.drawing(self.scorer.shares._replace(first_row=row))
-
-    def count(self, rows: int, classes: int | None) -> None:
-        """Count rows, each of which draws a random number; refuse other classes."""
-        super().count(rows, classes)
-        self.drawn += rows
+    def finish(self, result: Result) -> Counts:
+        """Return the number of classes, and how many random numbers were drawn."""
+        return Counts(self._classes, tuple(self._drawn.items()))
 
 
 def _must_not_ask_for_labels(calibration: Calibration) -> None:
@@ -399,7 +351,7 @@ def _must_not_ask_for_labels(calibration: Calibration) -> None:
     calibrate nothing; of a shift of labels nobody could say how much more frequent they became.
     """
     inner = getattr(calibration, "inner", calibration)
-    if inner.looks_at_labels:
+    if inner.traits.labels:
         raise ValueError(
             f"other_labels=True does not go with {type(inner).__name__}, which counts rows by "
             "their class, and labels that the model does not know have none: leave out one of the "

@@ -13,6 +13,7 @@ from torch import Tensor
 from ffcp.classification.rules import Cumulative, LabelRows
 from ffcp.classification.weights import Place, blocks, largest, places
 from ffcp.conformal.rank import exact_alpha
+from ffcp.description import Described
 from ffcp.metrics.sets import stratified_violation
 
 SIZE = "size"
@@ -30,7 +31,7 @@ _COOLEST, _HOTTEST = 0.05, 20.0  # temperatures further off fit only data that n
 
 
 @dataclass(frozen=True)
-class SetCandidate:
+class SetCandidate(Described):
     """How one combination of settings did on the rows set aside for tuning.
 
     Attributes
@@ -63,7 +64,7 @@ class SetCandidate:
 
 
 @dataclass(frozen=True)
-class SetChoice:
+class SetChoice(Described):
     """Which settings were chosen for label sets, and why.
 
     Attributes

@@ -12,12 +12,13 @@ from torch import Tensor
 
 from ffcp.conformal.kernels import Kernel, as_kernel
 from ffcp.conformal.rank import exact_alpha, rows_needed
+from ffcp.description import Described
 
 __all__ = ["BandwidthChoice", "BandwidthTrial", "as_kernel", "choose_bandwidth", "enough_bandwidth"]
 
 
 @dataclass(frozen=True)
-class BandwidthTrial:
+class BandwidthTrial(Described):
     """How one bandwidth did on the rows set aside: the smaller the loss, the better."""
 
     bandwidth: float
@@ -26,7 +27,7 @@ class BandwidthTrial:
 
 
 @dataclass(frozen=True)
-class BandwidthChoice:
+class BandwidthChoice(Described):
     """Which bandwidth was chosen, on how many rows, and how all candidates did.
 
     Attributes

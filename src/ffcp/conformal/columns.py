@@ -44,67 +44,21 @@ def with_prefix(prefix: str, columns: Columns) -> dict[str, Any]:
     return {n.removeprefix(prefix): c for n, c in columns.items() if n.startswith(prefix)}
 
 
-class RowTensor:
-    """Rows that arrive batch by batch, in one tensor that doubles when it is full.
-
-    A list of small tensors would be kept between the large intermediates of the batches, and
-    hold the heap open far beyond its own size.
-
-    Rows that come all at once are not copied if it ``borrows`` them.
-
-    >>> rows = RowTensor()
-    >>> for part in torch.arange(5.0)[:, None].split(2):
-    ...     rows.extend(part)
-    >>> rows.filled[:, 0]
-    tensor([0., 1., 2., 3., 4.])
-    """
-
-    def __init__(self, borrows: bool = False) -> None:
-        self._borrows = borrows
-        self._room: Tensor | None = None
-        self._count = 0
-
-    def extend(self, rows: Tensor) -> None:
-        """Append rows."""
-        rows = rows.detach() if rows.requires_grad else rows
-        end = self._count + rows.shape[0]
-        if self._room is None and self._borrows:  # the next ones find no room, and all are copied
-            self._room, self._count = rows, end
-            return
-        if self._room is None:
-            self._room = rows.new_empty((0, *rows.shape[1:]))
-        if end > self._room.shape[0]:
-            more = self._room.new_empty((max(end, 2 * self._room.shape[0]), *rows.shape[1:]))
-            more[: self._count] = self._room[: self._count]
-            self._room = more
-        self._room[self._count : end] = rows
-        self._count = end
-
-    @property
-    def filled(self) -> Tensor:
-        """All rows so far, in the order they came."""
-        assert self._room is not None
-        if self._count == self._room.shape[0]:
-            return self._room
-        rows = self._room[: self._count]
-        return rows.clone() if self._borrows else rows  # to be kept, without the room behind
-
-
 class Table:
     """Columns that grow batch by batch.
+
+    Tensors double when they are full: a list of small ones would be kept between the large
+    intermediates of the batches, and hold the heap open far beyond its own size.
 
     >>> table = Table()
     >>> table.add({"score": torch.zeros(2, 1), "group": ["a", "b"]})
     >>> table.add({"score": torch.ones(1, 1), "group": ["a"]})
-    >>> len(table), table.columns["group"]
-    (3, ['a', 'b', 'a'])
-
-    Where nobody else writes to columns, it can borrow them, see :class:`RowTensor`.
+    >>> len(table), table.columns["score"][:, 0], table.columns["group"]
+    (3, tensor([0., 0., 1.]), ['a', 'b', 'a'])
     """
 
-    def __init__(self, borrows: bool = False) -> None:
-        self._borrows = borrows
-        self._tensors: dict[str, RowTensor] = {}
+    def __init__(self) -> None:
+        self._tensors: dict[str, Tensor] = {}
         self._lists: dict[str, list[Any]] = {}
         self._rows = 0
 
@@ -113,19 +67,24 @@ class Table:
 
     def add(self, columns: Columns) -> None:
         """Append rows to every column."""
-        rows = 0
+        end = self._rows + max(map(len, columns.values()))
         for name, column in columns.items():
-            if isinstance(column, Tensor):
-                if name not in self._tensors:
-                    self._tensors[name] = RowTensor(self._borrows)
-                self._tensors[name].extend(column)
-                rows = column.shape[0]
-            else:
+            if not isinstance(column, Tensor):
                 self._lists.setdefault(name, []).extend(column)
-                rows = len(column)
-        self._rows += rows
+                continue
+            old = self._tensors.get(name, column[:0])
+            if end > len(old):
+                size = max(end, 2 * len(old))
+                self._tensors[name] = column.new_empty((size, *column.shape[1:]))
+                self._tensors[name][: self._rows] = old[: self._rows]
+            self._tensors[name][self._rows : end] = column.detach()
+        self._rows = end
 
     @property
     def columns(self) -> dict[str, Any]:
-        """All columns so far."""
-        return {**{name: rows.filled for name, rows in self._tensors.items()}, **self._lists}
+        """All columns so far, without the room behind them."""
+        filled = {
+            name: tensor if len(tensor) == self._rows else tensor[: self._rows].clone()
+            for name, tensor in self._tensors.items()
+        }
+        return {**filled, **self._lists}

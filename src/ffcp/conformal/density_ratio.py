@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from ffcp.description import Described
 
 _MOST_NUMBERS = 1000  # per row: the classifier solves a system of that size
 _ROUNDS, _ENOUGH = 50, 1e-10
@@ -14,7 +17,7 @@ _RIDGE = 1.0  # on coefficients of standardised numbers; a constant
 
 
 @dataclass(frozen=True)
-class ShiftChoice:
+class ShiftChoice(Described):
     """What learning a density ratio saw.
 
     Parameters
@@ -88,7 +91,7 @@ def learned(old: Tensor, new: Tensor, clip: float) -> tuple[tuple[float, ...], S
     )
 
 
-def ratio(embedding: Tensor, tilt: tuple[float, ...], clip: float) -> Tensor:
+def ratio(embedding: Tensor, tilt: Sequence[float], clip: float) -> Tensor:
     """Give the learned ratio at embedded points, kept within [1 / clip, clip]."""
     if embedding.shape[1] != len(tilt) - 1:
         raise ValueError(

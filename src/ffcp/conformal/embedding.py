@@ -16,7 +16,9 @@ On = str | Callable[[Any], Any]
 
 def requires_of(on: On) -> Requires:
     """Ask for the values of the layer that points are embedded by, if it is one."""
-    return Requires(values=(on,)) if isinstance(on, str) and on != PREDICTION else Requires()
+    if callable(on):
+        return Requires(input=True)
+    return Requires() if on == PREDICTION else Requires(values=(on,))
 
 
 def embedded(out: BatchOutput, on: On) -> Tensor:
@@ -24,7 +26,7 @@ def embedded(out: BatchOutput, on: On) -> Tensor:
 
     ``on`` is ``"prediction"``, a layer or ``"input"``, or a function of a batch of inputs.
     """
-    rows = len(out.rows)
+    rows = len(out.output)
     if callable(on):
         values = torch.as_tensor(on(out.x))
     else:

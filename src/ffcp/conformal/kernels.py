@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ffcp.recipes import public
+from ffcp.description import Described
 
 
-class Kernel:
+class Kernel(Described):
     """How much points count at a distance; the base of all kernels.
 
     A kernel of one's own has a name and :meth:`log_weight`; with :meth:`steps` it also serves
@@ -57,7 +57,6 @@ class Kernel:
         raise TypeError(f"the kernel {self.name!r} is no density to draw from")
 
 
-@public
 class Gaussian(Kernel):
     """The weight exp(-d^2 / 2h^2) at distance d, h the bandwidth.
 
@@ -88,7 +87,6 @@ class Gaussian(Kernel):
         return torch.from_numpy(random.standard_normal((rows, dimensions)))
 
 
-@public
 class Laplace(Kernel):
     """The weight exp(-d / h) at distance d, h the bandwidth.
 
@@ -120,7 +118,6 @@ class Laplace(Kernel):
         return direction * torch.from_numpy(random.gamma(dimensions, 1.0, (rows, 1)))
 
 
-@public
 class Box(Kernel):
     """The weight 1 up to the bandwidth and 0 beyond it.
 
@@ -154,7 +151,6 @@ class Box(Kernel):
         return direction * torch.from_numpy(random.random((rows, 1)) ** (1 / dimensions))
 
 
-@public
 class Nearest(Kernel):
     """The weight 1 for the nearest calibration points, however far; the bandwidth is how many.
 

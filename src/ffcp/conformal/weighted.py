@@ -14,27 +14,26 @@ added to the mass at infinity: the threshold can only grow by it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ffcp import files
-from ffcp.batch import BatchOutput, Requires, name_of
+from ffcp.batch import BatchOutput, Requires
 from ffcp.conformal import density_ratio
-from ffcp.conformal.calibration import Calibration
+from ffcp.conformal.calibration import Calibration, Traits, too_few
 from ffcp.conformal.columns import Columns
-from ffcp.conformal.density_ratio import ShiftChoice
 from ffcp.conformal.embedding import On, embedded, requires_of
 from ffcp.conformal.kernel_weights import ONE, plain_target
 from ffcp.conformal.random_numbers import Draws
-from ffcp.conformal.rank import exact_alpha, rows_needed
-from ffcp.recipes import public
+from ffcp.conformal.rank import exact_alpha
+from ffcp.conformal.selection import Aside, Selected, Selection
 
 LEARN, GIVEN = "learn", "given"
 _MOST = 2**61  # of units at infinity: beyond, thresholds are infinite anyway
-Self = TypeVar("Self", bound="Reweighted")
 
 
 class Ladder(NamedTuple):
@@ -114,69 +113,57 @@ def weighted_quantile(scores: Tensor, weights: Tensor, own: Any, alpha: Any) -> 
     return ladder(scores, weights / largest).quantile(own_units(own / largest), alpha)
 
 
+@dataclass(frozen=True)
 class Reweighted(Calibration):
-    """What calibrations by weights share: weights beside the scores, and how much they leave."""
+    """What calibrations by weights of rows share; subclasses define :attr:`weights`."""
 
-    takes_missing = True
-    is_local = True
+    traits = Traits(missing=True, rows=True)
 
+    @property
     def weights(self) -> Tensor:
-        """Give the weight of every calibration point, (n,), the largest being 1."""
+        """The weight of every calibration row, (n,), the largest being 1."""
         raise NotImplementedError
 
     @property
     def effective_size(self) -> float:
-        """How many points of equal weight say as much: (sum of weights)^2 / sum of squares."""
-        return effective_size(self.weights())
+        """How many rows of equal weight say as much: (sum of weights)^2 / sum of squares."""
+        return effective_size(self.weights)
 
-    def _ladder(self, output: int) -> Ladder:
-        key, cache = ("ladder", output), self._cache
-        if key not in cache:
-            cache[key] = ladder(self.scores[:, output], self.weights())
-        steps: Ladder = cache[key]
-        return steps
+    @cached_property
+    def _ladders(self) -> list[Ladder]:
+        return [ladder(column, self.weights) for column in self.scores.T]
 
-    def _thresholds(self, own: Tensor, alpha: Any) -> Tensor:
-        """Look up quantiles (n, m) for points of these weights, in units of the largest."""
+    def weighted_quantiles(self, own: Tensor, alpha: Any) -> Tensor:
+        """Return quantiles (n, m) for rows of these weights, in units of the largest."""
         units = own_units(own)
-        columns = [self._ladder(i).quantile(units, alpha) for i in range(self.coordinates)]
-        return torch.stack(columns, dim=1)
+        return torch.stack([one.quantile(units, alpha) for one in self._ladders], dim=1)
 
-    def _why_infinite(self, own: Tensor, alpha: Any, what: str) -> str:
-        """Say how much the new points weigh against all calibration points."""
-        exact, needed = exact_alpha(alpha), rows_needed(alpha)
-        has_score = ~self.scores.isnan()
-        fewest = int(has_score.sum(dim=0).min())
-        if fewest < needed:
-            return (
-                f": alpha={float(alpha):g} needs at least {needed} calibration points and there "
-                f"are {fewest}"
-            )
-        total = float((self.weights()[:, None] * has_score).sum(dim=0).min())
-        allowed = float(exact / (1 - exact))
+    def explain_weights(self, own: Tensor, alpha: Any, what: str) -> str:
+        """Say how much new rows weigh against all calibration rows."""
+        few = too_few(self.scores, alpha)
+        if few:
+            return few
+        total = float((self.weights[:, None] * ~self.scores.isnan()).sum(dim=0).min())
         if not total:
-            return f": every calibration point has weight 0, so nothing there resembles {what}"
+            return f": every calibration row has weight 0, so none resembles {what}"
+        exact = exact_alpha(alpha)
         return (
-            f", for nothing in the calibration resembles {what}: one of them weighs up to "
-            f"{float(own.max()) / total:.2g} times what all {len(self)} calibration points do "
+            f": density ratio too large, no calibration row resembles {what}. One of them weighs "
+            f"up to {float(own.max()) / total:.2g} times what all {len(self)} calibration rows do "
             f"together (effective sample size {self.effective_size:.4g}), and "
-            f"alpha={float(alpha):g} allows for {allowed:.2g}. Calibrate with points like them, "
-            "or with a ratio that is bounded"
+            f"alpha={float(alpha):g} allows for {float(exact / (1 - exact)):.2g}. Calibrate with "
+            "rows like them, or with a ratio that is bounded"
         )
 
-    def extra_repr(self) -> str:
-        """Show how many points there are, and how many equal ones say as much."""
-        return f"{len(self)} points, effective sample size {self.effective_size:.4g}"
 
-
-@public
+@dataclass(frozen=True)
 class Weighted(Reweighted):
-    """Weights points by the ratio of the densities of new inputs and calibration inputs.
+    """Weights rows by the ratio of the densities of new inputs and calibration inputs.
 
     Parameters
     ----------
     ratio
-        How much likelier an input is among new points than among those that calibrate; only
+        How much likelier an input is among new rows than among those that calibrate; only
         ratios of ratios matter. A function from a batch of inputs to one number per row;
         ``"given"``: numbers for every row, as ``weights=`` of ``calibrate`` and of
         ``predict_interval`` or ``predict_set``; or ``"learn"``: the odds of a logistic classifier
@@ -187,81 +174,61 @@ class Weighted(Reweighted):
         function from a batch of inputs to rows of numbers (whose squares, say, are among them).
     clip
         Learned ratios are kept within [1 / clip, clip].
+    learned
+        Intercept and slopes of the classifier, of a calibration that a file holds.
 
     Notes
     -----
     Promised, if the law of y given x is the same for both: coverage of at least 1 - alpha for new
-    points whose inputs have this very ratio to those of the calibration. With ``"learn"`` that is
-    the learned ratio, not the true one: what the classifier did not see is not corrected. Points
+    rows whose inputs have this very ratio to those of the calibration. With ``"learn"`` that is
+    the learned ratio, not the true one: what the classifier did not see is not corrected. Rows
     in ``new`` that are predicted later, too, were seen by the classifier; give others if you can.
 
     Examples
     --------
-    >>> scores = Weighted("given")
-    >>> scores.add(torch.tensor([[4.0], [1.0], [3.0], [2.0]]), {"weight": torch.ones(4)})
-    >>> scores.threshold(0.4, {"weight": torch.tensor([1.0, 3.0])})[:, 0]
+    >>> weights = {"weight": torch.ones(4).double()}
+    >>> scores = Weighted("given").fit(torch.tensor([[4.0], [1.0], [3.0], [2.0]]), weights)
+    >>> scores.quantile(0.4, {"weight": torch.tensor([1.0, 3.0])})[:, 0]
     tensor([3., inf], dtype=torch.float64)
     """
 
-    weight: Tensor
-    what_is_open = "the density ratio"
-    choice_name = "shift"
-    looks_at_scores = False
-    most_rows = 10_000
+    ratio: Callable[[Any], Any] | str = GIVEN
+    on: On = "input"
+    clip: float = 50.0
+    learned: Sequence[float] | None = None
 
-    def __init__(
-        self,
-        ratio: Callable[[Any], Any] | str = GIVEN,
-        on: On = "input",
-        clip: float = 50.0,
-    ) -> None:
-        super().__init__()
-        if not callable(ratio) and ratio not in (LEARN, GIVEN):
+    def __post_init__(self) -> None:
+        if not callable(self.ratio) and self.ratio not in (LEARN, GIVEN):
             raise ValueError(
-                f"ratio must be a function of the input, {GIVEN!r} or {LEARN!r}, got {ratio!r}: "
-                "numbers per row go into calibrate(x, y, weights=...)"
+                f"ratio must be a function of the input, {GIVEN!r} or {LEARN!r}, got "
+                f"{self.ratio!r}: numbers per row go into calibrate(x, y, weights=...)"
             )
-        if isinstance(clip, bool) or not 1 < clip < math.inf:
-            raise ValueError(f"clip must be a number above 1, got {clip!r}")
-        self.ratio, self.on, self.clip = ratio, on, float(clip)
-        self.tilt: tuple[float, ...] | None = None
-        self.new_inputs: Callable[[], Columns] | None = None
-        self.register_buffer("weight", torch.empty(0, dtype=torch.float64))
-
-    # -- what it is -------------------------------------------------------------------------
+        if isinstance(self.clip, bool) or not 1 < self.clip < math.inf:
+            raise ValueError(f"clip must be a number above 1, got {self.clip!r}")
+        if self.learned is not None and not all(map(math.isfinite, self.learned)):
+            raise ValueError(f"the learned density ratio is {self.learned}")
 
     @property
-    def is_open(self) -> bool:  # type: ignore[override]
-        """Whether the ratio is still to be learned."""
-        return self.ratio == LEARN and self.tilt is None
+    def traits(self) -> Traits:  # type: ignore[override]
+        """Whether rows come with a weight depends on the ratio."""
+        return Traits(missing=True, rows=True, weights=self.ratio == GIVEN)
 
-    @property
-    def takes_new(self) -> bool:  # type: ignore[override]
-        """Whether it learns from new inputs."""
-        return self.ratio == LEARN
-
-    @property
-    def takes_weights(self) -> bool:  # type: ignore[override]
-        """Whether every row comes with its weight."""
-        return self.ratio == GIVEN
+    def selection(self) -> Selection | None:
+        """Return what learns the density ratio, if it is not known."""
+        return _DensityRatio() if self.ratio == LEARN and self.learned is None else None
 
     def requires(self) -> Requires:
-        """Ask for the layer that the classifier looks at."""
-        return requires_of(self.on) if self.ratio == LEARN else Requires()
-
-    def settings(self) -> dict[str, Any]:
-        """Say what thresholds depend on besides the points; a function by its name."""
-        said = {**super().settings(), "ratio": _name(self.ratio)}
+        """Return the layer that the classifier looks at."""
         if self.ratio == LEARN:
-            tilt = None if self.tilt is None else list(self.tilt)
-            said.update(on=_name(self.on), clip=self.clip, tilt=tilt)
-            said["numbers"] = None if self.tilt is None else len(self.tilt) - 1  # of each row
-        return said
+            return requires_of(self.on)
+        return Requires(input=callable(self.ratio))
 
     def metadata(self, out: BatchOutput, y: Tensor | None = None) -> dict[str, Any]:
-        """Note what each row weighs, or where it lies if that is learned."""
+        """Return the weight of each row."""
         if self.ratio == LEARN:
-            return {"embedding": embedded(out, self.on)}
+            assert self.learned is not None
+            ratio = density_ratio.ratio(embedded(out, self.on), self.learned, self.clip)
+            return {"weight": ratio}
         if callable(self.ratio):
             return {"weight": checked_weights(self.ratio(out.x), out.rows, "the ratio")}
         if out.weights is None:
@@ -271,82 +238,46 @@ class Weighted(Reweighted):
             )
         return {"weight": checked_weights(out.weights, out.rows, "weights")}
 
-    # -- learning ---------------------------------------------------------------------------
+    def fit(self, scores: Tensor, metadata: Columns | None = None) -> Weighted:
+        """Return this calibration with these rows; ``metadata["weight"]`` says how they count."""
+        filled = super().fit(scores, metadata)
+        checked_weights(filled.rows["weight"], range(len(filled)), "the weight")
+        return filled
 
-    def with_target_inputs(self, new: Callable[[], Columns]) -> Weighted:
-        """Give a calibration that can learn the ratio; ``new`` notes new inputs when called."""
-        fresh = self.empty()
-        fresh.new_inputs = new
-        return fresh
-
-    def choose(
-        self, scores: Tensor, metadata: Columns, planned: int, alpha: Any
-    ) -> tuple[Weighted, ShiftChoice]:
-        """Learn the ratio on points that do not calibrate, and on new inputs."""
-        assert self.new_inputs is not None
-        tilt, choice = density_ratio.learned(
-            metadata["embedding"], self.new_inputs()["embedding"], self.clip
-        )
-        chosen = self.empty()
-        chosen.tilt, chosen.new_inputs = tilt, None
-        return chosen, choice
-
-    def restored(self, settings: Mapping[str, Any]) -> Weighted:
-        """Take the learned ratio that was saved, if it is open here."""
-        known = self.empty()
-        if self.is_open:
-            known.tilt = tilt = files.rebuilt(tuple[float, ...] | None, settings.get("tilt"))
-            if tilt is not None and not all(map(math.isfinite, tilt)):
-                raise ValueError(f"the learned density ratio is {tilt}")
-            if known.settings()["numbers"] != settings.get("numbers"):
-                raise ValueError("the learned density ratio is of another number of columns")
-        return known
-
-    def choices_from(self, saved: Mapping[str, Any]) -> dict[str, Any]:
-        """Build what was said of the learned ratio again."""
-        if saved.get("shift") is None:
-            return {}
-        return {"shift": files.rebuilt(ShiftChoice, saved["shift"])}
-
-    def weight_of(self, metadata: Columns) -> Tensor:
-        """Give the weights of points that were noted."""
-        if "weight" in metadata:
-            return torch.as_tensor(metadata["weight"]).double()
-        assert self.tilt is not None
-        return density_ratio.ratio(metadata["embedding"], self.tilt, self.clip)
-
-    # -- keeping points, and thresholds -----------------------------------------------------
-
-    def add(self, scores: Tensor, metadata: Columns | None = None) -> None:
-        """Keep these points; the notes say what they weigh, or where they lie."""
-        super().add(scores, {"weight": self.weight_of(metadata or {})})
-
-    def check(self, points: Mapping[str, Tensor]) -> None:
-        """Refuse weights that are none."""
-        super().check(points)
-        weight = points["weight"]
-        if weight.dim() != 1 or not bool((weight.isfinite() & (weight >= 0)).all()):
-            raise ValueError("weights are not numbers of at least 0, one for each point")
-
-    def weights(self) -> Tensor:
-        """Give the weight of every calibration point, (n,), the largest being 1."""
-        return self.weight / self._largest
-
-    @property
+    @cached_property
     def _largest(self) -> float:
-        largest = float(self.weight.max()) if len(self) else 0.0
-        return largest or 1.0
+        return float(self.rows["weight"].max()) or 1.0
 
-    def threshold(
+    @cached_property
+    def weights(self) -> Tensor:  # type: ignore[override]
+        """The weight of every calibration row, (n,), the largest being 1."""
+        return self.rows["weight"] / self._largest
+
+    def quantile(
         self, alpha: Any, metadata: Columns | None = None, random: Draws | None = None
     ) -> Tensor:
-        """Give the weighted quantiles (n, m), each with its point's own weight at infinity."""
+        """Return the weighted quantiles (n, m), each with its row's own weight at infinity."""
         assert metadata is not None
-        return self._thresholds(self.weight_of(metadata) / self._largest, alpha)
+        return self.weighted_quantiles(metadata["weight"].double() / self._largest, alpha)
 
-    def why_infinite(self, alpha: Any, metadata: Columns) -> str:
-        """Say how much the new points weigh against all calibration points."""
-        return self._why_infinite(self.weight_of(metadata) / self._largest, alpha, "these inputs")
+    def explain(self, alpha: Any, metadata: Columns) -> str:
+        """Say how much the new rows weigh against all calibration rows."""
+        return self.explain_weights(metadata["weight"] / self._largest, alpha, "these inputs")
+
+
+class _DensityRatio(Selection):
+    """Learns the density ratio on rows set aside and on unlabelled inputs."""
+
+    what = "the density ratio"
+    takes_new = True
+
+    def select(self, aside: Aside) -> Selected:
+        """Return the calibration with the odds of a classifier between old and new inputs."""
+        weighted = aside.calibration
+        new = torch.cat([embedded(out, weighted.on) for out in aside.target_inputs()])
+        old = embedded(aside.out, weighted.on)
+        learned, choice = density_ratio.learned(old, new, weighted.clip)
+        return Selected(aside.score, replace(weighted, learned=learned), {"shift": choice})
 
 
 def checked_weights(weights: Any, rows: range, what: str) -> Tensor:
@@ -367,7 +298,3 @@ def checked_weights(weights: Any, rows: range, what: str) -> Tensor:
             "of at least 0"
         )
     return values
-
-
-def _name(value: Any) -> Any:
-    return name_of(value) if callable(value) else value

@@ -163,19 +163,54 @@ def _planned(requires: Requires) -> _Plan:
     return _Plan(inner, tapped, recorded, inside, only_output, only_inner, is_plain)
 
 
-def part_of(out: BatchOutput, rows: slice) -> BatchOutput:
-    """Give what a pass saw of some rows; groups are left out.
+def part_of(out: BatchOutput, rows: slice | Tensor) -> BatchOutput:
+    """Return what a pass gave for some rows, by a slice, a mask or numbers.
 
     >>> whole = see(nn.Linear(2, 1), torch.ones(5, 2))
-    >>> part_of(whole, slice(2, 4)).rows
-    range(2, 4)
+    >>> part_of(whole, slice(2, 4)).rows, part_of(whole, torch.arange(5) > 2).rows
+    (range(2, 4), [3, 4])
     """
+    numbers = rows
+    if isinstance(rows, Tensor) and rows.dtype == torch.bool:
+        numbers = rows.nonzero()[:, 0]
+
+    def part(column: Any) -> Any:
+        if column is None or isinstance(column, Tensor):
+            return None if column is None else column[numbers]
+        if isinstance(numbers, slice):
+            return column[numbers]
+        return [column[number] for number in numbers.tolist()]
+
     return BatchOutput(
-        None if out.x is None else inputs.take(out.x, rows),
-        out.output[rows],
-        {name: norms[rows] for name, norms in out.norms.items()},
-        {name: values[rows] for name, values in out.values.items()},
-        out.rows[rows],
+        None if out.x is None else inputs.take(out.x, numbers),
+        out.output[numbers],
+        {name: norms[numbers] for name, norms in out.norms.items()},
+        {name: values[numbers] for name, values in out.values.items()},
+        *(part(column) for column in out[4:]),
+    )
+
+
+def joined(outs: Sequence[BatchOutput]) -> BatchOutput:
+    """Return what several passes gave as if it had been one.
+
+    >>> whole = see(nn.Linear(2, 1), torch.ones(5, 2))
+    >>> joined([part_of(whole, slice(0, 2)), part_of(whole, slice(2, 5))]).rows
+    [0, 1, 2, 3, 4]
+    """
+    first = outs[0]
+
+    def all_of(column: Any) -> Any:
+        columns = [column(out) for out in outs]
+        if columns[0] is None or isinstance(columns[0], Tensor):
+            return None if columns[0] is None else torch.cat(columns)
+        return [one for some in columns for one in some]
+
+    return BatchOutput(
+        None if first.x is None else inputs.join([out.x for out in outs]),
+        all_of(lambda out: out.output),
+        {name: all_of(lambda out, n=name: out.norms[n]) for name in first.norms},
+        {name: all_of(lambda out, n=name: out.values[n]) for name in first.values},
+        *(all_of(lambda out, n=number: out[n]) for number in range(4, 8)),
     )
 
 

@@ -8,7 +8,7 @@ handed to the model as it is.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -136,6 +136,13 @@ def usual_batch(x: Any) -> int:
 def take(x: Any, rows: slice | Tensor) -> Any:
     """Select rows of every tensor of one input."""
     return _map(lambda leaf: leaf[rows] if isinstance(leaf, Tensor) else leaf, x)
+
+
+def join(parts: Sequence[Any]) -> Any:
+    """Put the rows of several inputs of one kind below each other."""
+    tensors = [dict(leaves(part)) for part in parts]
+    whole = {name: torch.cat([part[name] for part in tensors]) for name in tensors[0]}
+    return replace(parts[0], whole)
 
 
 def side_by_side(x: Any) -> Tensor:

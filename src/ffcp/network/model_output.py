@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ffcp.batch import name_of
+from ffcp.description import name_of
 
 Output = str | int | Callable[[Any], Tensor] | None
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -11,21 +11,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ffcp import files
-from ffcp.batch import BatchOutput, Requires
+from ffcp.batch import Requires
 from ffcp.conformal.calibration import Calibration
-from ffcp.conformal.columns import Columns, take
-from ffcp.conformal.local import Local, Localizer
+from ffcp.conformal.columns import Columns
+from ffcp.conformal.local import Local
 from ffcp.conformal.marginal import Marginal
 from ffcp.conformal.mondrian import Mondrian
-from ffcp.conformal.random_numbers import Draws
 from ffcp.conformal.rank import exact_alpha, rows_needed
-from ffcp.conformal.selection import Chosen
+from ffcp.conformal.selection import Aside, Selected, Selection
 from ffcp.conformal.weighted import Weighted
 from ffcp.network import checks, forward, inputs
 from ffcp.predictor import known_only
-from ffcp.recipes import public
-from ffcp.regression import recorded_rows
 from ffcp.regression.bases import Point, columns
 from ffcp.regression.common import Common
 from ffcp.regression.comparison import CRITERIA, SCORE, AutoChoice, Comparison, MethodCandidate
@@ -33,7 +29,6 @@ from ffcp.regression.joint import (
     FEWEST_ROWS,
     Joint,
     checked_joint,
-    checked_output_scales,
     has_own_thresholds,
 )
 from ffcp.regression.learned.feature_columns import KINDS, FeatureColumns, On, checked_on
@@ -59,194 +54,159 @@ _TIMES = 4  # ... times as many where nothing was: fewer are missed more than th
 _EARLY = 1000  # rows of which twice the usual share is set aside
 
 
-class MethodSelection(RegressionScore):
-    """Bands whose method is being chosen: what the model says is noted of every row."""
+@dataclass(frozen=True)
+class MethodSelection(Selection):
+    """Selects the method: what one pass gives for the rows set aside serves all candidates."""
 
-    is_open = True
-    what_is_open = "the method"
-
-    def __init__(
-        self,
-        on: Sequence[On],
-        criterion: str,
-        joint: Joint,
-        side: str,
-        seed: int,
-        missing: bool = False,
-        learners: Sequence[str] = (NETWORK,),
-        early_rows: int = 0,
-        quantiles: str | None = None,
-        pac: bool = False,
-        alpha: Any = 0.1,
-    ) -> None:
-        # Localized thresholds need all targets, those of rows that will calibrate too, and cover
-        # on average over calibration sets only.
-        self._may_be_local = not missing and not pac
-        self._learners, self.early_rows = tuple(learners), early_rows
-        self._on, self._criterion, self.joint, self.side = tuple(on), criterion, joint, side
-        self._seed, self._alpha = seed, alpha  # the level at which candidates are compared
-        self._learned: Mapping[str, LearnedScore] = {}
-        self._sight: FeatureColumns | None = None
-        self._own = None if quantiles is None else self._of_model(quantiles)
-
-    def requires(self) -> Requires:
-        """Ask for all that any candidate looks at, once the model is known."""
-        if self._sight is None:
-            return Requires()
-        return self._sight.requires().joined(
-            Requires() if self._own is None else self._own.requires()
-        )
-
-    def settings(self) -> dict[str, Any]:
-        """Say nothing: nothing is chosen yet."""
-        return {}
-
-    def taught_by(
-        self, learned: Mapping[str, LearnedScore], sight: FeatureColumns
-    ) -> MethodSelection:
-        """Give the same, with what training rows have taught among the candidates."""
-        same = copy.copy(self)
-        same.__dict__.update(_learned=dict(learned), _sight=sight)
-        return same
+    on: Sequence[On]
+    criterion: str
+    joint: Joint
+    side: str
+    seed: int
+    learners: Sequence[str]
+    alpha: Any
+    early_rows: int = 0
+    can_localize: bool = True
+    quantiles: str | None = None
+    sight: FeatureColumns | None = None
+    learned: Mapping[str, LearnedScore] = field(default_factory=dict)
+    what = "the method"
+    selects_calibration = True
 
     def prepared(self, model: Any, x: Any) -> MethodSelection:
         """Find the layers of the model."""
-        if self._own is not None:
+        if self.quantiles is not None:
             _check_quantiles(model, x, self._own.requires())
-        return self.taught_by(self._learned, self._sight or FeatureColumns.of(model, x, self._on))
+        return replace(self, sight=self.sight or FeatureColumns.of(model, x, self.on))
 
-    def record(self, out: BatchOutput, y: Any) -> dict[str, Any]:
-        """Note all that may be learned from."""
-        assert self._sight is not None
-        target = checks.target(y, out.output)
-        return recorded_rows.noted(self._sight.watched(out), target, self._sight.takes_input)
+    def prediction(self, output: Tensor) -> Tensor:
+        """Return the point prediction: the output itself."""
+        return output
+
+    def requires(self) -> Requires:
+        """Return all that any candidate looks at, once the model is known."""
+        if self.sight is None:
+            return Requires()
+        own = Requires() if self.quantiles is None else self._own.requires()
+        return self.sight.requires().joined(own)
 
     @property
     def fewest_rows(self) -> int:  # type: ignore[override]
         """How many rows set aside can teach or compare anything."""
         if not has_own_thresholds(self.joint):
             return FEWEST_ROWS  # which teach the scales of outputs
-        rows = max(_COMPARE, rows_needed(shared_out(self._alpha, self.side, False, 1)))
-        return rows if self._learned or self._own is not None else _TIMES * rows
+        rows = max(_COMPARE, rows_needed(shared_out(self.alpha, self.side, False, 1)))
+        return rows if self.learned or self.quantiles is not None else _TIMES * rows
 
-    def without_choice(self, rows: int, alpha: Any) -> Chosen:
-        """Take the simplest method, and no row to choose it."""
-        method, family = self._simplest
-        level = float(exact_alpha(alpha))
-        choice = AutoChoice(method, {}, self._criterion, 0, level, self.side)
-        return Chosen(family, {"method": choice})
+    def without_rows(self, rows: int, alpha: Any) -> Selected:
+        """Take the simplest method, and no row to select it."""
+        name, score = self._simplest
+        choice = AutoChoice(name, {}, self.criterion, 0, float(exact_alpha(alpha)), self.side)
+        return Selected(score, None, {"method": choice})
+
+    def accepts(self, score: Any) -> bool:
+        """Whether a score is one of the candidates."""
+        is_candidate = isinstance(score, (ScaledScore, LearnedScore))
+        return is_candidate and (score.joint, score.side) == (self.joint, self.side)
+
+    # -- candidates -------------------------------------------------------------------------
+
+    def _scaled(self, scale: Any) -> ScaledScore:
+        return ScaledScore(Point(), scale, self.joint, self.side)
+
+    @property
+    def _own(self) -> LearnedScore:
+        """Intervals between the quantiles that the model gives itself."""
+        return LearnedScore(
+            FeatureColumns(values=self.quantiles),
+            ModelQuantiles.kind,
+            CENTRAL,
+            self.joint,
+            self.side,
+            "the model",
+            learner=ModelQuantiles(),
+            typical=torch.ones(1, dtype=torch.float32),
+        )
 
     @property
     def _simplest(self) -> tuple[str, RegressionScore]:
         """What is taken unless another is clearly better."""
-        return (PLAIN, self._plain()) if self._own is None else (f"{OWN}, {CENTRAL}", self._own)
+        if self.quantiles is None:
+            return PLAIN, self._scaled(Constant())
+        return f"{OWN}, {CENTRAL}", self._own
 
-    def recalled(self, settings: Mapping[str, Any], state: Mapping[str, Tensor]) -> Any:
-        """Give the family that was chosen and saved."""
-        if settings.get("family") == "learned":
-            functions = [one for one in self._on if callable(one)]
-            return LearnedScore.from_state(settings, state, functions, self.joint, self.side)
-        if state:
-            raise ValueError(f"it holds {', '.join(sorted(state))}, where nothing is learned")
-        families: dict[str, Callable[[], ScaledScore]] = {
-            "constant": self._plain,
-            "gradient norm": lambda: self._at(files.rebuilt(str, settings.get("feature"))),
-        }
-        if settings.get("scale") not in families:
-            return self
-        saved = files.rebuilt(tuple[float, ...] | None, settings.get("output_scales"))
-        output_scales = None if saved is None else checked_output_scales(saved, self.joint)
-        return families[str(settings["scale"])]().with_output_scales(output_scales)
-
-    def choices_from(self, saved: Mapping[str, Any]) -> dict[str, Any]:
-        """Build the choice again."""
-        method = saved.get("method")
-        return {} if method is None else {"method": files.rebuilt(AutoChoice, method)}
-
-    # -- candidates -------------------------------------------------------------------------
-
-    def _plain(self) -> ScaledScore:
-        return ScaledScore(Point(), Constant(), self.joint, self.side)
-
-    def _at(self, layer: str) -> ScaledScore:
-        return ScaledScore(Point(), GradientNorm(layer), self.joint, self.side)
-
-    def _of_model(self, layer: str) -> LearnedScore:
-        """Give bands between the quantiles that the model gives itself."""
-        ways = (CENTRAL, self.joint, self.side, "the model")
-        return LearnedScore(
-            FeatureColumns(values=layer),
-            ModelQuantiles(),
-            torch.ones(1, dtype=torch.float32),
-            *ways,
-        )
-
-    def choose(
-        self, aside: Columns, alpha: Any, left: int = 0, weights: Tensor | None = None
-    ) -> Chosen:
+    def select(self, aside: Aside) -> Selected:
         """Compare all candidates on rows set aside, and make the best of them."""
-        pair = recorded_rows.replay(aside)
-        assert pair is not None
-        out, y = pair
-        judge = Comparison(out, columns(y), alpha, self.side, weights, left)
-        candidates = dict(self._candidates(aside, judge))
+        y = checks.target(aside.y, aside.out.output)
+        weights = _inner(aside.calibration).metadata(aside.out).get("weight")
+        judge = Comparison(aside.out, columns(y), aside.alpha, self.side, weights, aside.left)
+        candidates = dict(self._candidates(judge, aside))
         trials = {name: judge.trial(one, candidates[PLAIN]) for name, one in candidates.items()}
-        best = min(trials, key=lambda name: getattr(trials[name], self._criterion))
+        best = min(trials, key=lambda name: getattr(trials[name], self.criterion))
         # The best of many is a little lucky: where rows tell no difference, the simplest is taken.
         simplest, _ = self._simplest
-        if not judge.is_clearly_better(candidates[best], candidates[simplest], self._criterion):
+        if not judge.is_clearly_better(candidates[best], candidates[simplest], self.criterion):
             best = simplest
-        family, bandwidth = candidates[best].make()
-        level = float(exact_alpha(alpha))
-        choice = AutoChoice(best, trials, self._criterion, len(y), level, self.side)
-        near = None if bandwidth is None else partial(localized, bandwidth=bandwidth)
-        return Chosen(family, {"method": choice}, None, near)
+        score, bandwidth = candidates[best].make()
+        level = float(exact_alpha(aside.alpha))
+        choice = AutoChoice(best, trials, self.criterion, len(y), level, self.side)
+        calibration = aside.calibration
+        if bandwidth is not None:
+            calibration = localized(calibration, bandwidth)
+        return Selected(score, calibration, {"method": choice})
 
     def _candidates(
-        self, aside: Columns, judge: Comparison
+        self, judge: Comparison, aside: Aside
     ) -> Iterator[tuple[str, MethodCandidate]]:
-        assert self._sight is not None
-        plain = judge.scaled(self._plain())
+        assert self.sight is not None
+        plain = judge.scaled(self._scaled(Constant()))
         yield PLAIN, judge.fixed(plain)
-        for layer in self._sight.norms:
-            yield f"FFCP at {layer!r}", judge.fixed(judge.scaled(self._at(layer)))
+        for layer in self.sight.norms:
+            scaled = judge.scaled(self._scaled(GradientNorm(layer)))
+            yield f"FFCP at {layer!r}", judge.fixed(scaled)
         # Localized thresholds have no density ratio.
-        can_localize = self._may_be_local and judge.weights is None
+        can_localize = self.can_localize and judge.weights is None
         if judge.rows >= 2 * rows_needed(judge.of_each) and can_localize:
             yield LOCAL, judge.local(plain)
-        learned = {f"Learned, training rows, {name}": one for name, one in self._learned.items()}
-        if self._own is not None:
+        learned = {f"Learned, training rows, {name}": one for name, one in self.learned.items()}
+        if self.quantiles is not None:
             learned[OWN] = self._own
-        for name, family in learned.items():
+        for name, score in learned.items():
             for shape in FAMILIES:
-                yield f"{name}, {shape}", judge.fixed(family.shaped(shape))
+                yield f"{name}, {shape}", judge.fixed(score.shaped(shape))
         if judge.rows >= _FEWEST:
-            yield from self._from_aside(aside, judge)
+            yield from self._from_aside(judge, aside)
 
     def _from_aside(
-        self, aside: Columns, judge: Comparison
+        self, judge: Comparison, aside: Aside
     ) -> Iterator[tuple[str, MethodCandidate]]:
         """Learn from rows set aside: judged by folds, and made by all of them."""
-        assert self._sight is not None
-        for name, (learner, sight) in sights(self._sight, self._learners).items():
-            learn = partial(self._taught, sight, aside, learner)
+        assert self.sight is not None
+        for name, (kind, sight) in sights(self.sight, self.learners).items():
+            learn = partial(self._taught, sight, kind, aside)
             folds = judge.folds(learn)
-
             for shape in FAMILIES:
-                make = partial(self._made, learn, shape)
+                make = partial(_made, learn, shape)
                 name_of_it = f"Learned, rows set aside, {name}, {shape}"
                 yield name_of_it, MethodCandidate(*judge.crossed(folds, shape), make)
 
     def _taught(
-        self, sight: FeatureColumns, aside: Columns, learner: str, rows: Tensor | None = None
+        self, sight: FeatureColumns, kind: str, aside: Aside, rows: Tensor | None = None
     ) -> LearnedScore:
-        some = aside if rows is None else take(aside, rows)
-        ways = (self.joint, self.side, "rows set aside", self._seed)
-        return taught(sight, some, *ways, learner=learner)
+        out, y = aside.out, aside.y
+        if rows is not None:
+            out, y = forward.part_of(out, rows), y[rows]
+        ways = {"joint": self.joint, "side": self.side, "source": "rows set aside"}
+        return taught(sight, out, y, kind=kind, seed=self.seed, **ways)
 
-    @staticmethod
-    def _made(learn: Callable[[], LearnedScore], shape: str) -> tuple[RegressionScore, None]:
-        return learn().shaped(shape), None
+
+def _made(learn: Callable[[], LearnedScore], shape: str) -> tuple[RegressionScore, None]:
+    return learn().shaped(shape), None
+
+
+def _inner(calibration: Calibration) -> Calibration:
+    """Return the calibration of groups, or the calibration itself."""
+    return calibration.inner if isinstance(calibration, Mondrian) else calibration
 
 
 def sights(sight: FeatureColumns, learners: Sequence[str]) -> dict[str, tuple[str, FeatureColumns]]:
@@ -257,7 +217,7 @@ def sights(sight: FeatureColumns, learners: Sequence[str]) -> dict[str, tuple[st
     tried = {}
     if NETWORK in learners:
         tried["all"] = (NETWORK, sight)
-        if sight.few().settings() != sight.settings():
+        if sight.few() != sight:
             tried["few"] = (NETWORK, sight.few())
     if BOOSTING in learners:
         tried["boosted"] = (BOOSTING, sight)
@@ -276,23 +236,21 @@ def _check_quantiles(model: Any, x: Any, requires: Requires) -> None:
         )
 
 
-def localized(calibration: Calibration, bandwidth: float | None = None) -> Calibration:
+def localized(calibration: Calibration, bandwidth: float) -> Calibration:
     """Return the calibration of LCP, also in groups.
 
-    >>> type(localized(Marginal())).__name__
+    >>> type(localized(Mondrian(), 20.0).inner).__name__
     'Local'
     """
     if isinstance(calibration, Mondrian):
         return Mondrian(localized(calibration.inner, bandwidth), calibration.by)
-    local = Local(Localizer("nearest"))
-    local.bandwidth = bandwidth
-    return local
+    return Local("nearest", bandwidth=bandwidth)
 
 
 def _checked(calibration: Calibration | None, pac: bool) -> Calibration:
     """Refuse calibrations under which candidates cannot be compared, or give no PAC coverage."""
     calibration = Marginal() if calibration is None else calibration
-    inner = calibration.inner if isinstance(calibration, Mondrian) else calibration
+    inner = _inner(calibration)
     if type(inner) not in (Marginal, Weighted):
         also = " LCP is among the candidates already." if isinstance(inner, Local) else ""
         raise ValueError(
@@ -311,7 +269,6 @@ def _checked(calibration: Calibration | None, pac: bool) -> Calibration:
     return calibration
 
 
-@public
 class Auto(LearnsFromTraining):
     """The best band that the network allows: all methods compared, honestly.
 
@@ -387,37 +344,42 @@ class Auto(LearnsFromTraining):
         if criterion not in CRITERIA:
             raise ValueError(f"criterion must be one of {', '.join(CRITERIA)}, got {criterion!r}")
         no_output_scales(common)
-        joint, side = common.pop("joint", False), common.pop("side", BOTH)
-        self._on = checked_on(on)
-        seed = common.get("seed") or 0
-        joint = checked_joint(joint)
-        sides = (joint, checked_side(side, joint))
+        joint = checked_joint(common.pop("joint", False))
+        side = checked_side(common.pop("side", BOTH), joint)
+        self.criterion, self.on, self.learner = criterion, checked_on(on), learner
+        self.quantiles, self.pac = quantiles, pac
         self._learners = LEARNERS if learner == BOTH_LEARNERS else (checked_learner(learner),)
-        missing = bool(common.get("missing"))
-        early = 0 if "selection_fraction" in common else _EARLY
-        level = common.get("selection_alpha", 0.1)
-        family = MethodSelection(
-            self._on, criterion, *sides, seed, missing, self._learners, early, quantiles, pac, level
+        selection = MethodSelection(
+            self.on,
+            criterion,
+            joint,
+            side,
+            common.get("seed") or 0,
+            self._learners,
+            common.get("selection_alpha", 0.1),
+            early_rows=0 if "selection_fraction" in common else _EARLY,
+            # Localized thresholds need all targets, those of rows that will calibrate too, and
+            # cover on average over calibration sets only.
+            can_localize=not common.get("missing") and not pac,
+            quantiles=quantiles,
         )
-        super().__init__(model, family, _checked(calibration, pac), **common)  # type: ignore[misc]
+        super().__init__(  # type: ignore[misc]
+            model, selection, _checked(calibration, pac), joint=joint, side=side, **common
+        )
 
-    def _pac_intervals(
-        self, alphas: Sequence[Fraction], sure: Fraction, metadata: Columns, random: Draws
-    ) -> Tensor:
-        try:
-            return super()._pac_intervals(alphas, sure, metadata, random)
-        except ValueError as error:
-            if self.method != LOCAL:
-                raise
+    def config(self) -> dict[str, Any]:
+        """Return the constructor arguments, but for the model."""
+        names = ("criterion", "on", "learner", "quantiles", "pac")
+        return {**{name: getattr(self, name) for name in names}, **super().config()}
+
+    def pac_quantiles(self, alphas: Sequence[Fraction], sure: Fraction, metadata: Columns) -> Tensor:
+        """Return thresholds with PAC coverage, which LCP has not."""
+        if self.method == LOCAL:
             raise ValueError(
-                "LCP was chosen, which has no PAC coverage: make the predictor with pac=True, and "
-                "calibrate it again without such candidates"
-            ) from error
-
-    def _kept_by(self, calibration: Calibration, settings: Mapping[str, Any]) -> Calibration:
-        """Give a localized calibration if that was chosen."""
-        is_local = settings.get("calibration") == Local.__name__
-        return localized(calibration) if is_local else calibration
+                "LCP was selected, which has no PAC coverage: make the predictor with pac=True, "
+                "and calibrate it again without such candidates"
+            )
+        return super().pac_quantiles(alphas, sure, metadata)
 
     def fit(self: Self, x: Any, y: Any = None, *, disjoint: bool = False) -> Self:
         """Let rows teach that will not calibrate: those that trained the model will do.
@@ -432,34 +394,27 @@ class Auto(LearnsFromTraining):
             Otherwise they are compared with these, and a calibration is refused if far more of
             them are equal than the data's own repeated rows explain.
         """
-        family, _ = self._given
-        assert isinstance(family, MethodSelection)
+        selection, _ = self._given
         lesson = self._lesson(x, y, disjoint)
+        ways = {"joint": self.joint, "side": self.side, "source": "training rows"}
         learned = {
             name: taught(
-                sight,
-                lesson.rows,
-                family.joint,
-                family.side,
-                "training rows",
-                self.seed or 0,
-                learner=learner,
-                hashes=self._taught,
+                sight, *lesson[1:], kind=kind, seed=self.seed or 0, hashes=self._taught, **ways
             )
-            for name, (learner, sight) in sights(lesson.sight, self._learners).items()
+            for name, (kind, sight) in sights(lesson.sight, self._learners).items()
         }
-        self._learn(family.taught_by(learned, lesson.sight))
+        self._learn(replace(selection, learned=learned, sight=lesson.sight))
         return self
 
     @property
     def choice(self) -> AutoChoice | None:
         """What was compared, and what was taken; ``None`` until it is."""
-        choice: AutoChoice | None = self._state.choices.get("method")
+        choice: AutoChoice | None = self._state.report.get("method")
         return choice
 
     @property
     def method(self) -> str | None:
         """The method in use; ``None`` until it is chosen."""
-        if self._scorer.is_open:
+        if isinstance(self._state.score, Selection):
             return None
         return PLAIN if self.choice is None else self.choice.method

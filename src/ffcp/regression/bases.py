@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from ffcp.batch import BatchOutput, is_traced
-from ffcp.recipes import public
+from ffcp.description import Described
 from ffcp.regression.intervals import Ends, as_float64
 
 
@@ -24,12 +25,9 @@ class Base(Protocol):
     def prediction(self, output: Tensor) -> Tensor:
         """Give the point prediction, in the shape of the target."""
 
-    def settings(self) -> dict[str, Any]:
-        """Say what it is; saved, and compared when merging."""
 
 
-@public
-class Point:
+class Point(Described):
     """The model's output is a point prediction: both ends are it, and one scale serves both.
 
     It is made with nothing, and called with what a pass saw and with the scale.
@@ -57,13 +55,9 @@ class Point:
         """Give the output itself."""
         return output
 
-    def settings(self) -> dict[str, Any]:
-        """Say what it is."""
-        return {"base": "point"}
 
-
-@public
-class Quantiles:
+@dataclass(frozen=True)
+class Quantiles(Described):
     """The model's last dimension holds quantiles: which are the lower and the upper end.
 
     Quantiles that cross are put in order, each with its own scale: a fixed function of the
@@ -90,18 +84,23 @@ class Quantiles:
     tensor([2.])
     """
 
-    def __init__(
-        self, lower: int = 0, upper: int = 1, median: int | None = None, of: int | None = None
-    ) -> None:
-        places = [lower, upper] if median is None else [lower, upper, median]
+    lower: int = 0
+    upper: int = 1
+    median: int | None = None
+    of: int | None = None
+
+    def __post_init__(self) -> None:
+        places = [p for p in (self.lower, self.upper, self.median) if p is not None]
         if any(isinstance(p, bool) or not isinstance(p, int) or p < 0 for p in places):
             raise ValueError(f"places of quantiles count from 0, got {places}")
         if len(set(places)) < len(places):
             raise ValueError(f"lower, upper and median must be different places, got {places}")
-        self.lower, self.upper, self.median = lower, upper, median
-        self.of = max(places) + 1 if of is None else of
-        if self.of <= max(places):
-            raise ValueError(f"of={of} quantiles have no place {max(places)}: places count from 0")
+        if self.of is None:
+            object.__setattr__(self, "of", max(places) + 1)
+        elif self.of <= max(places):
+            raise ValueError(
+                f"of={self.of} quantiles have no place {max(places)}: places count from 0"
+            )
 
     def __call__(self, out: BatchOutput, scale: Tensor) -> Ends:
         """Give the two quantiles in order, each with its scale."""
@@ -124,15 +123,6 @@ class Quantiles:
             return output.select(-1, self.median)
         below, above = output.select(-1, self.lower), output.select(-1, self.upper)
         return (below.to(wide := _wide(output.dtype)) + above.to(wide)).mul_(0.5).to(output.dtype)
-
-    def target_like(self, output: Tensor) -> Tensor:
-        """Give something in the shape of the target."""
-        self._check(output)
-        return output.select(-1, self.lower)
-
-    def settings(self) -> dict[str, Any]:
-        """Say what it is."""
-        return {"base": "quantiles", "places": [self.lower, self.upper, self.median, self.of]}
 
     def _check(self, output: Tensor) -> None:
         if output.dim() < 2 or output.shape[-1] != self.of:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -12,9 +12,12 @@ from torch import Tensor
 
 from ffcp.batch import BatchOutput
 from ffcp.conformal.columns import take
-from ffcp.conformal.local import Local, Localizer
+from ffcp.conformal.bandwidth_selection import choose_bandwidth
+from ffcp.conformal.local import CHOOSING_ROWS, Local, Localizer
 from ffcp.conformal.rank import conformal_quantile, exact_alpha, rows_needed
 from ffcp.conformal.weighted import effective_size, weighted_quantile
+from ffcp.description import Described
+from ffcp.network import forward
 from ffcp.regression.bases import columns
 from ffcp.regression.joint import has_own_thresholds, learned_output_scales
 from ffcp.regression.learned.learned_score import LearnedScore
@@ -23,7 +26,6 @@ from ffcp.regression.sides import (
     BOTH,
     LOWER,
     UPPER,
-    ends_at,
     extent,
     shared_out,
     two_sided,
@@ -35,7 +37,7 @@ _FOLDS = 3  # rows that teach are judged by what the other folds taught
 
 
 @dataclass(frozen=True)
-class MethodTrial:
+class MethodTrial(Described):
     """How one candidate did on the rows set aside.
 
     Both numbers are relative to those of CP if there are several outputs, so that one in large
@@ -47,7 +49,7 @@ class MethodTrial:
 
 
 @dataclass(frozen=True)
-class AutoChoice:
+class AutoChoice(Described):
     """Which method was chosen, and how all candidates did.
 
     Attributes
@@ -142,9 +144,8 @@ class Comparison:
         """Bring outputs that share a threshold to one scale, learned here."""
         if has_own_thresholds(family.joint) or self._y.shape[1] == 1:
             return family
-        alone = ScaledScore(family.base, family.scale, False, family.side)
-        scores = two_sided(self._scores(alone), family.side)
-        return family.with_output_scales(learned_output_scales(scores, self._alpha))
+        scores = two_sided(self._scores(replace(family, joint=False)), family.side)
+        return replace(family, output_scales=learned_output_scales(scores, self._alpha))
 
     def fixed(self, family: RegressionScore) -> MethodCandidate:
         """Give the bands of a family that nothing here was chosen for, at its own threshold."""
@@ -152,8 +153,7 @@ class Comparison:
         return MethodCandidate(lower, upper, lambda: (family, None))
 
     def _scores(self, family: RegressionScore) -> Tensor:
-        scores: Tensor = family.record(self._seen, self._y_as_given())["score"].cpu()
-        return scores
+        return family.score(self._seen, self._y_as_given()).cpu()
 
     def _y_as_given(self) -> Tensor:
         return self._y.reshape(self._seen.output.shape)
@@ -176,25 +176,27 @@ class Comparison:
         return weights * min(1.0, among / self._left)
 
     def _bands(self, family: RegressionScore, threshold: Tensor) -> tuple[Tensor, Tensor]:
-        lower, upper = ends_at(family, self._seen, threshold)
+        lower, upper = family.region(self._seen, threshold)
         return lower[0].double().cpu(), upper[0].double().cpu()
 
     def local(self, family: ScaledScore) -> MethodCandidate:
         """Judge LCP by halves, each with the thresholds of the other."""
         scores, left = self._scores(family), self._left
         alpha = shared_out(self._alpha, family.side, family.joint, scores.shape[1])
-        open_one = Local(Localizer("nearest"))
-        metadata = open_one.metadata(self._seen)
-        chosen, _ = open_one.choose(scores.nan_to_num(0), metadata, left, alpha)
+        near = Local("nearest")
+        metadata, few = near.metadata(self._seen), slice(0, CHOOSING_ROWS)
+        chosen = choose_bandwidth(
+            near.kernel, scores.nan_to_num(0)[few], metadata["embedding"][few], alpha, left
+        )
         halves = torch.arange(self.rows) % 2 == 0
         thresholds = torch.empty_like(scores)
         for half in (halves, ~halves):
             there = int((~half).sum())
-            share = float(chosen.bandwidth or 1) * there / left
-            near = max(rows_needed(alpha) + 1, min(there, round(share)))
-            part = Local(Localizer("nearest", bandwidth=min(near, there)))
-            part.add(scores[~half], take(metadata, ~half))
-            thresholds[half] = part.threshold(alpha, take(metadata, half))
+            share = chosen.bandwidth * there / left
+            neighbours = min(there, max(rows_needed(alpha) + 1, min(there, round(share))))
+            part = Local(Localizer("nearest", bandwidth=neighbours))
+            part = part.fit(scores[~half], take(metadata, ~half))
+            thresholds[half] = part.quantile(alpha, take(metadata, half))
         lower, upper = self._bands(family, thresholds[None])
         return MethodCandidate(lower, upper, lambda: (family, chosen.bandwidth))
 
@@ -209,27 +211,17 @@ class Comparison:
         self, folds: Sequence[tuple[Tensor, LearnedScore]], shape: str
     ) -> tuple[Tensor, Tensor]:
         """Give the bands of all folds at one threshold."""
-        parts = [(rows, family.shaped(shape), self._part(rows)) for rows, family in folds]
+        parts = [(rows, one.shaped(shape), forward.part_of(self._seen, rows)) for rows, one in folds]
         y = self._y_as_given()
-        scores = torch.cat([f.record(out, y[rows])["score"].cpu() for rows, f, out in parts])
+        scores = torch.cat([family.score(out, y[rows]).cpu() for rows, family, out in parts])
         order = torch.cat([rows for rows, _, _ in parts])
         threshold = self._threshold(parts[0][1], scores, order)
         lower, upper = torch.empty_like(self._y), torch.empty_like(self._y)
         for rows, family, out in parts:
             own = threshold if len(threshold[0]) == 1 else threshold[:, torch.isin(order, rows)]
-            low, high = ends_at(family, out, own)
+            low, high = family.region(out, own)
             lower[rows], upper[rows] = low[0].double(), high[0].double()
         return lower, upper
-
-    def _part(self, rows: Tensor) -> BatchOutput:
-        out = self._seen
-        return BatchOutput(
-            None if out.x is None else out.x[rows],
-            out.output[rows],
-            {name: norms[rows] for name, norms in out.norms.items()},
-            {name: values[rows] for name, values in out.values.items()},
-            range(len(rows)),
-        )
 
     def trial(self, one: MethodCandidate, plain: MethodCandidate) -> MethodTrial:
         """Measure a candidate; of several outputs each relative to plain CP."""

@@ -9,25 +9,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ffcp.calibration_loop import Batch
 from ffcp.conformal.calibration import Calibration
-from ffcp.conformal.columns import Table
+from ffcp.conformal.selection import Aside
 from ffcp.network import forward, inputs
 from ffcp.predictor import known_only
-from ffcp.recipes import public
 from ffcp.regression.bases import Base, Point
 from ffcp.regression.common import Common
-from ffcp.regression.joint import (
-    AUTO,
-    checked_joint,
-    checked_output_scales,
-    has_own_thresholds,
-    learned_output_scales,
-)
+from ffcp.regression.joint import AUTO, has_own_thresholds, learned_output_scales
 from ffcp.regression.layer_selection import Choice
 from ffcp.regression.regression_predictor import RegressionPredictor
 from ffcp.regression.scaled_score import ScaledScore
-from ffcp.regression.scales import as_scale
-from ffcp.regression.sides import BOTH, checked_side
+from ffcp.regression.sides import BOTH
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -35,7 +28,6 @@ if TYPE_CHECKING:
 Self = TypeVar("Self", bound="IntervalPredictor")
 
 
-@public
 class IntervalPredictor(RegressionPredictor):
     """Prediction bands put together from pieces: a base, a scale and a calibration.
 
@@ -75,7 +67,7 @@ class IntervalPredictor(RegressionPredictor):
     support
         The smallest and the largest value that targets can take, ``None`` where there is none:
         ``(0, None)``. Bands are cut to it, the prediction is not, and other targets are refused.
-    scales
+    output_scales
         What is large for each output, where they share a threshold (``joint=True`` or a share):
         one positive number per output; ``"auto"``, learned on calibration rows that then do not
         calibrate, unless :meth:`fit_output_scales` has learned them from other rows, so that bands
@@ -116,93 +108,102 @@ class IntervalPredictor(RegressionPredictor):
         **common: Unpack[Common],
     ) -> None:
         known_only(type(self), common, Common)
-        joint, side = checked_joint(common.pop("joint", False)), common.pop("side", BOTH)
-        output_scales = checked_output_scales(common.pop("output_scales", AUTO), joint)
-        pieces = base or Point(), as_scale(scale)
-        family = ScaledScore(*pieces, joint, checked_side(side, joint), output_scales=output_scales)
-        super().__init__(model, family, calibration, **common)  # type: ignore[misc]
+        score = ScaledScore(
+            base or Point(),
+            scale,
+            common.pop("joint", False),
+            common.pop("side", BOTH),
+            common.pop("output_scales", AUTO),
+        )
+        super().__init__(  # type: ignore[misc]
+            model, score, calibration, joint=score.joint, side=score.side, **common
+        )
+
+    def config(self) -> dict[str, Any]:
+        """Return the constructor arguments, but for the model."""
+        score = self._given[0]
+        own = {"base": score.base, "scale": score.scale, "output_scales": score.output_scales}
+        return {**own, **super().config()}
 
     @property
     def scale(self) -> Any:
         """The scale in use."""
-        return self._family.scale
+        return self._state.score.scale
 
     @property
     def feature(self) -> str | None:
-        """The layer whose gradient is taken; ``None`` until it is chosen, or if there is none."""
-        feature: str | None = getattr(self.scale, "feature", None)
-        return feature
+        """The layer whose gradient is taken; ``None`` until it is selected, or if there is none."""
+        is_open = getattr(self.scale, "is_open", False)
+        return None if is_open else getattr(self.scale, "feature", None)
 
     @property
     def choice(self) -> Choice | None:
-        """What the automatic choice of the scale saw and took."""
-        choice: Choice | None = self._state.choices.get("layer")
+        """What the automatic selection of the scale saw and took."""
+        choice: Choice | None = self._state.report.get("layer")
         return choice
-
-    @property
-    def _family(self) -> ScaledScore:
-        assert isinstance(self._scorer, ScaledScore)
-        return self._scorer
 
     @property
     def output_scales(self) -> Tensor | None:
         """What is large for each output, if outputs share a threshold and it is known."""
-        output_scales = self._family.output_scales
-        return None if output_scales is None else torch.tensor(output_scales, dtype=torch.float64)
+        scales = self._state.score.output_scales
+        return None if scales in (None, AUTO) else torch.tensor(scales, dtype=torch.float64)
 
     def fit_output_scales(self: Self, x: Any, y: Any) -> Self:
-        """Learn the scales of outputs on points of their own, so that all others calibrate.
+        """Learn the scales of outputs on rows of their own, so that all others calibrate.
 
-        Training rows will do: scales only say which output's errors are larger. The points must
+        Training rows will do: scales only say which output's errors are larger. The rows must
         not calibrate. Only for outputs that share a threshold, and scales that were not given.
         """
         given, calibration = self._given
-        assert isinstance(given, ScaledScore)
         if has_own_thresholds(self.joint):
             raise ValueError("every output has a threshold of its own here: no scales are needed")
-        if given.output_scales is not None and not self._has_fitted_output_scales:
+        if given.output_scales != AUTO and not self._has_fitted_output_scales:
             raise ValueError("the scales were given when the predictor was made")
-        plain = given.with_output_scales(None)
-        if plain.is_open:
+        alone = replace(given, joint=False, output_scales=None)
+        if alone.selection() is not None:
             raise RuntimeError(
-                f"{plain.what_is_open} is not chosen yet, and scales depend on it: name it when "
-                "the predictor is made, or leave the scales to calibrate"
+                f"{alone.selection().what} is not selected yet, and scales depend on it: name it "
+                "when the predictor is made, or leave the scales to calibrate"
             )
-        each, table = ScaledScore(plain.base, plain.scale), Table()
         with torch.inference_mode(False):
-            for batch in self.batches(x, y, None):
-                out = forward.see(self.model, batch.x, each.requires(), batch.row)
-                table.add({"score": each.record(out, batch.y)["score"].cpu()})
-        if not len(table):
+            parts = [
+                alone.score(self._output_of(batch), batch.y).cpu() for batch in self.batches(x, y)
+            ]
+        if not parts:
             raise ValueError("x has no rows")
-        fitted = given.with_output_scales(
-            learned_output_scales(table.columns["score"], self.selection_alpha)
-        )
-        self._given, self._has_fitted_output_scales = (fitted, calibration), True
+        learned = learned_output_scales(torch.cat(parts), self.selection_alpha)
+        self._given = (replace(given, output_scales=learned), calibration)
+        self._has_fitted_output_scales = True
         if not len(self.calibration):
-            self._state = replace(self._state, scorer=fitted)
+            self._state = replace(self._state, score=self._given[0])
         return self
 
     _has_fitted_output_scales = False
 
+    def _output_of(self, batch: Batch) -> Any:
+        score, calibration = self._given
+        requires = score.requires().joined(calibration.requires())
+        return forward.see(self.model, batch.x, requires, batch.row)
+
     def _fit_calibration(self, x: Any, y: Any, planned: int | None) -> None:
-        """Choose what the calibration leaves open on points of their own."""
-        if self._family.learns_output_scales and not self._family.with_output_scales(None).is_open:
-            self.fit_output_scales(x, y)  # the same points teach both
-        self._must_be_settled()
-        _, calibration = self._given
+        """Select what the calibration leaves open on rows of their own."""
+        alone = replace(self._given[0], output_scales=None)
+        if self._given[0].output_scales == AUTO and alone.selection() is None:
+            self.fit_output_scales(x, y)  # the same rows teach both
+        self.must_be_settled()
+        score, calibration = self._given
+        selection = calibration.selection()
         with torch.inference_mode(False):
             ((x, y),) = inputs.pairs(x, y, inputs.Reader(self.model))
             order = np.random.default_rng(self.seed or 0).permutation(len(y))
-            order = order[: calibration.most_rows]
-            picked = torch.from_numpy(np.sort(order))
-            run, table = self._calibrating(self._scorer, calibration, update=False), Table()
-            run.check_arguments(None, None)
-            for batch in self.batches(inputs.take(x, picked), y[picked], None):
-                table.add(run.record(batch))
-            run.choose_calibration(table.columns, planned or len(y))
-        self._given = (self._given[0], run.calibration)
-        self._fitted = {**self._fitted, **run.choices}
+            picked = torch.from_numpy(np.sort(order[: selection.most_rows]))
+            batches = list(self.batches(inputs.take(x, picked), y[picked]))
+            out = forward.joined([self._output_of(batch) for batch in batches])
+            target, left = torch.cat([batch.y for batch in batches]), planned or len(y)
+            ways = (self.selection_alpha, left, self.alpha_of_each, lambda: iter(()))
+            selected = selection.select(Aside(out, target, score, calibration, *ways))
+        self._given = (score, selected.calibration)
+        self._fitted = {**self._fitted, **selected.report}
         if not len(self.calibration):
-            choices = {**self._state.choices, **run.choices}
-            self._state = replace(self._state, calibration=run.calibration.empty(), choices=choices)
+            report = {**self._state.report, **selected.report}
+            self._state = replace(self._state, calibration=selected.calibration, report=report)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ffcp.conformal.rank import exact_alpha, rows_needed
+from ffcp.description import Described
 from ffcp.network.features import OUTPUT
 from ffcp.regression.sides import BOTH, EACH, LOWER, UPPER, extent, what_reach_is
 
@@ -20,7 +21,7 @@ _TIE = 1 - 1e-6
 
 
 @dataclass(frozen=True)
-class Candidate:
+class Candidate(Described):
     """How one feature did on the rows set aside for choosing.
 
     Attributes
@@ -43,7 +44,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Choice:
+class Choice(Described):
     """Which feature was chosen, and why.
 
     Attributes

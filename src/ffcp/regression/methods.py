@@ -14,7 +14,6 @@ from ffcp.conformal.calibration import Calibration
 from ffcp.conformal.local import FEATURE, Local, Localizer
 from ffcp.network import jacobian
 from ffcp.network.jacobian import Method
-from ffcp.recipes import public
 from ffcp.regression.bases import Base, Point, Quantiles
 from ffcp.regression.common import Common
 from ffcp.regression.interval_predictor import IntervalPredictor
@@ -27,7 +26,6 @@ Feature = str | nn.Module | Sequence[str | nn.Module]
 Self = TypeVar("Self", bound="Localized")
 
 
-@public
 class CP(IntervalPredictor):
     """Split conformal prediction: one band width for every input.
 
@@ -63,8 +61,11 @@ class CP(IntervalPredictor):
     ) -> None:
         super().__init__(model, self._base(), Constant(), calibration, **common)
 
+    def config(self) -> dict[str, Any]:
+        """Return the constructor arguments, but for the model."""
+        return _without(super().config(), "base", "scale")
 
-@public
+
 class CQR(CP):
     """Conformalized quantile regression (Romano, Patterson and Candes, 2019).
 
@@ -122,7 +123,6 @@ class AtLayer(IntervalPredictor):
         return method
 
 
-@public
 class FFCP(AtLayer):
     """Fast feature conformal prediction: the band is as wide as the gradient is long.
 
@@ -189,8 +189,12 @@ class FFCP(AtLayer):
         scale = gradient_norm(model, feature, norm, floor, method)
         super().__init__(model, self._base(), scale, calibration, **common)
 
+    def config(self) -> dict[str, Any]:
+        """Return the constructor arguments, but for the model."""
+        config = super().config()
+        return {**_without(config, "base", "scale"), **config["scale"].config()}
 
-@public
+
 class FFCQR(FFCP):
     """CQR with the gradient norm of each quantile as its scale (the paper's FFCQR).
 
@@ -218,7 +222,11 @@ class FFCQR(FFCP):
 class Localized(IntervalPredictor):
     """What localized methods show of their calibration."""
 
-    calibration: Local
+    def config(self) -> dict[str, Any]:
+        """Return the constructor arguments, but for the model."""
+        local = self._given[1]
+        own = {"localizer": local.localizer, "guarantee": local.guarantee}
+        return {**_without(super().config(), "calibration"), **own}
 
     @property
     def _local(self) -> Local:
@@ -229,7 +237,8 @@ class Localized(IntervalPredictor):
     @property
     def localizer(self) -> Localizer:
         """Which calibration points are near."""
-        return self._local.localizer
+        localizer: Localizer = self._local.localizer  # type: ignore[assignment]
+        return localizer
 
     @property
     def guarantee(self) -> str:
@@ -244,7 +253,7 @@ class Localized(IntervalPredictor):
     @property
     def bandwidth_choice(self) -> BandwidthChoice | None:
         """What the automatic choice of the bandwidth saw and took."""
-        choice: BandwidthChoice | None = self._state.choices.get("bandwidth")
+        choice: BandwidthChoice | None = self._state.report.get("bandwidth")
         return choice
 
     def bandwidth_for(self, embedding: Tensor, alpha: Any = 0.1) -> float | None:
@@ -252,7 +261,7 @@ class Localized(IntervalPredictor):
 
         With groups it is one that does in every group.
         """
-        parts = getattr(self.calibration, "parts", lambda: {"all": self.calibration})()
+        parts = getattr(self.calibration, "parts", {"all": self.calibration})
         wide = [part.bandwidth_for(embedding, alpha) for part in parts.values()]
         return None if None in wide else max(bandwidth for bandwidth in wide if bandwidth)
 
@@ -272,7 +281,6 @@ class Localized(IntervalPredictor):
         return self
 
 
-@public
 class LCP(Localized):
     """Localized conformal prediction (Guan, 2023): near calibration points count more.
 
@@ -326,8 +334,11 @@ class LCP(Localized):
     ) -> None:
         super().__init__(model, self._base(), Constant(), Local(localizer, guarantee), **common)
 
+    def config(self) -> dict[str, Any]:
+        """Return the constructor arguments, but for the model."""
+        return _without(super().config(), "base", "scale")
 
-@public
+
 class LCQR(LCP):
     """Localized conformalized quantile regression: :class:`LCP` on a model for :class:`CQR`.
 
@@ -351,7 +362,6 @@ class LCQR(LCP):
     _base = Quantiles
 
 
-@public
 class FFLCP(Localized, AtLayer):
     """Localized fast feature conformal prediction (the paper's FFLCP).
 
@@ -397,8 +407,12 @@ class FFLCP(Localized, AtLayer):
         local = Local(_on_feature(localizer, scale), guarantee)
         super().__init__(model, self._base(), scale, local, **common)
 
+    def config(self) -> dict[str, Any]:
+        """Return the constructor arguments, but for the model."""
+        config = super().config()
+        return {**_without(config, "base", "scale"), **config["scale"].config()}
 
-@public
+
 class FFLCQR(FFLCP):
     """Localized FFCQR: :class:`FFLCP` on a model for :class:`CQR`.
 
@@ -423,13 +437,17 @@ class FFLCQR(FFLCP):
     _base = Quantiles
 
 
+def _without(config: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in config.items() if name not in names}
+
+
 def _on_feature(localizer: Localizer | str, scale: GradientNorm) -> Localizer | str:
     """Name the layer that ``on="feature"`` means."""
     if not isinstance(localizer, Localizer) or localizer.on != FEATURE:
         return localizer
-    if scale.feature is None:
+    if scale.is_open:
         raise ValueError(
             "on='feature' needs one feature by its name: the automatic choice would change the "
             "embedding on the way"
         )
-    return replace(localizer, on=scale.feature)
+    return replace(localizer, on=str(scale.feature))

@@ -1,11 +1,9 @@
-"""Bands from a family and a calibration: score, predict_interval, once for all methods."""
+"""Prediction intervals from a score and a calibration, once for all regression methods."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
-from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -14,101 +12,97 @@ from torch import Tensor, nn
 from ffcp.batch import BatchOutput
 from ffcp.conformal.calibration import Calibration
 from ffcp.conformal.columns import Columns, Table, prefixed, take
-from ffcp.conformal.compressed import Compressed
+from ffcp.conformal.compressed import is_summary
 from ffcp.conformal.coverage_level import requested_alphas
 from ffcp.conformal.density_ratio import ShiftChoice
 from ffcp.conformal.marginal import Marginal
-from ffcp.conformal.random_numbers import Draws
+from ffcp.conformal.mondrian import pac_quantiles
 from ffcp.conformal.rank import exact_alpha, rows_needed
+from ffcp.conformal.selection import Selection
 from ffcp.network import checks, forward
 from ffcp.network.frozen import gives_back
 from ffcp.network.row_buffer import RowBuffer
 from ffcp.predictor import Predictor, Running, steady
-from ffcp.regression.distribution import Distribution, Summarised
+from ffcp.regression.distribution import Distribution
 from ffcp.regression.intervals import Interval
 from ffcp.regression.joint import has_own_thresholds, is_of_known, needs_whole_rows
 from ffcp.regression.scaled_score import RegressionScore
-from ffcp.regression.sides import BOTH, EACH, LOWER, columns_of, ends_at, shared_out
+from ffcp.regression.sides import BOTH, EACH, LOWER, columns_of, shared_out
 from ffcp.regression.support import checked_support
 from ffcp.warnings import warn
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-_MARGINAL = Marginal()  # what predictors have is an empty copy of what they are given
 _BLOCK = 2**18  # numbers per step of the float64 arithmetic
 
 
 class RegressionPredictor(Predictor):
     """A family of nested bands and a calibration that says which of them covers."""
 
-    task = "bands"
+    compared = ("joint", "side", "missing", "support", "output")
 
     def __init__(
         self,
         model: nn.Module,
-        family: RegressionScore,
+        score: RegressionScore | Selection,
         calibration: Calibration | None = None,
         *,
+        joint: Any = False,
+        side: str = BOTH,
         missing: bool = False,
         support: Sequence[float | None] | None = None,
         **running: Unpack[Running],
     ) -> None:
-        calibration = _MARGINAL if calibration is None else calibration
-        if calibration.looks_at_labels:
+        calibration = Marginal() if calibration is None else calibration
+        if calibration.traits.labels:
             raise ValueError(
-                f"{type(calibration).__name__} looks at the classes of targets, and a band has "
-                "none: it is for label sets, as LAC and RAPS"
+                f"{type(calibration).__name__} needs class labels: use it with LAC or RAPS"
             )
-        if missing and not calibration.takes_missing:
+        if missing and not calibration.traits.missing:
             raise ValueError(
                 f"{type(calibration).__name__} needs all targets: leave out missing=True, and "
                 "rows whose target is not known"
             )
-        if is_of_known(family.joint) and not missing:
+        if is_of_known(joint) and not missing:
             raise ValueError(
-                f"joint={family.joint!r} is for missing targets: add missing=True, or take "
-                "joint=True or a share where all targets are known"
+                f"joint={joint!r} is for missing targets: add missing=True, or take joint=True or "
+                "a share where all targets are known"
             )
-        self.joint, self.side, self.missing = family.joint, family.side, missing
+        self.joint, self.side, self.missing = joint, side, missing
+        self.takes_nan = missing
         self.support = checked_support(support)
-        super().__init__(model, family, calibration, **running)
+        super().__init__(model, score, calibration, **running)
+
+    def config(self) -> dict[str, Any]:
+        """Return the constructor arguments, but for the model."""
+        support = None if self.support is None else self.support.config()
+        own = {"joint": self.joint, "side": self.side, "missing": self.missing}
+        return {**super().config(), **own, "support": support}
 
     @property
     def shift_choice(self) -> ShiftChoice | None:
         """What learning a density ratio saw, with :class:`ffcp.calibrations.Weighted`."""
-        choice: ShiftChoice | None = self._state.choices.get("shift")
+        choice: ShiftChoice | None = self._state.report.get("shift")
         return choice
 
-    def _own_settings(self) -> dict[str, Any]:
-        joint = list(self.joint) if isinstance(self.joint, tuple) else self.joint  # as in files
-        own: dict[str, Any] = {"joint": joint, "missing": self.missing}
-        own.update({} if self.side == BOTH else {"side": self.side})
-        own.update({} if self.support is None else {"support": self.support.settings()})
-        return own
-
-    def _checked_target(self, y: Tensor, first_row: int) -> Tensor:
+    def check_target(self, y: Tensor, first_row: int) -> None:
         """Refuse NaN, unless it stands for a missing target, infinity, and what has no support."""
         checks.finite(y.masked_fill(y.isnan(), 0) if self.missing else y, "y", first_row)
         if self.support is not None:
             self.support.check(y, first_row)
-        return y
 
     def alpha_of_each(self, alpha: Any, thresholds: int) -> Fraction:
-        """Give the share of misses that each of several thresholds allows."""
+        """Return the share of misses that each of several thresholds allows."""
         return shared_out(alpha, self.side, self.joint, thresholds)
-
-    @property
-    def _takes_nan(self) -> bool:
-        return self.missing
 
     def check_scores(self) -> None:
         """Refuse, by ValueError, a loaded calibration with scores that cannot be."""
         super().check_scores()
-        columns = self.calibration.coordinates
+        columns = self.calibration.scores.shape[1]
         if not has_own_thresholds(self.joint) and columns > columns_of(self.side, self.joint, 1):
             raise ValueError("it has several scores for outputs that are covered jointly")
-        if len(self.calibration) and columns % columns_of(self.side, True, 1):
+        if columns % columns_of(self.side, True, 1):
             raise ValueError("it has scores of one side only, where each has its own")
 
     # -- using the calibration --------------------------------------------------------------
@@ -121,13 +115,13 @@ class RegressionPredictor(Predictor):
         that calibrated, or (n,) if outputs are covered jointly. With ``side="each"`` the scores
         below and those above come one after the other in a last dimension of two.
         """
-        self._must_be_settled()
+        self.must_be_settled()
         buffer, shape = RowBuffer(None), torch.Size()
-        for out, target in self._targeted(x, y):
+        for out, target in self.targeted(x, y):
             for part, rows in _blocks(out):
-                buffer.add({"score": self._scorer.record(part, target[rows])["score"]})
+                buffer.add({"score": self._state.score.score(part, target[rows])})
             if has_own_thresholds(self.joint):
-                shape = checks.like_target(target, self.layout).shape[1:]
+                shape = checks.like_target(target, self._state.layout).shape[1:]
         scores = buffer["score"].cpu()
         if self.side == EACH:
             return scores.view(len(scores), 2, -1).movedim(1, -1).reshape(-1, *shape, 2)
@@ -187,45 +181,41 @@ class RegressionPredictor(Predictor):
             about a point its band is infinite, and a warning says what to do.
         """
         asked, are_many = requested_alphas(alpha, confidence_level, unknown)
-        self._must_be_calibrated()
-        alphas = [self.alpha_of_each(level, self.calibration.coordinates) for level in asked]
+        calibration = self.calibrated().calibration
+        thresholds = calibration.scores.shape[1]
+        alphas = [self.alpha_of_each(level, thresholds) for level in asked]
         sure = None
         if pac is not None:
-            doubt = 1 - exact_alpha(pac, "pac")
-            sure = 1 - self.alpha_of_each(doubt, self.calibration.coordinates)
-        given, strictest = self._rows(x), alphas.index(min(alphas))
-        ends, predictions = (
-            RowBuffer(given.count, int(are_many)),
-            RowBuffer(given.count),
-        )
+            sure = 1 - self.alpha_of_each(1 - exact_alpha(pac, "pac"), thresholds)
+        given, strictest = self.rows(x), alphas.index(min(alphas))
+        ends, predictions = RowBuffer(given.count, int(are_many)), RowBuffer(given.count)
         infinite = Table()
-        look_up = partial(self.calibration.thresholds, alphas)
-        if sure is not None:
-            look_up = partial(self._pac_intervals, alphas, sure)
-        finite: Tensor | None = None  # thresholds that are, where the next batch has the same
-        looked_up = self._looked_up(given, look_up, groups, first_row, weights)
-        for out, metadata, thresholds in looked_up:
-            if thresholds is not finite:
-                finite = thresholds
-                if thresholds.numel() > 1 or math.isinf(thresholds.item()):
-                    lost = thresholds[strictest].isinf().any(dim=-1).expand(len(out.rows))
-                    if bool(lost.any()):
-                        infinite.add(take({"row": torch.tensor(out.rows), **metadata}, lost))
-                        finite = None
+        for out, metadata, draws, _ in self.with_metadata(given, groups, first_row, weights):
+            if sure is None:
+                q = calibration.quantiles(alphas, metadata, draws)
+            else:
+                q = self.pac_quantiles(alphas, sure, metadata)
+            lost = q[strictest].isinf().any(dim=-1)
+            if bool(lost.any()):
+                lost = lost.expand(len(out.output))
+                infinite.add(take({"number": torch.tensor(out.rows), **metadata}, lost))
             for part, rows in _blocks(out, len(alphas)):
-                own = thresholds if thresholds.shape[1] == 1 else thresholds[:, rows]
-                band = self.interval_at(part, own, are_many)
-                ends.add({"lower": band.lower, "upper": band.upper})
-                predictions.add({"prediction": band.prediction})
+                own = q if q.shape[1] == 1 else q[:, rows]
+                interval = self.interval_at(part, own, are_many)
+                ends.add({"lower": interval.lower, "upper": interval.upper})
+                predictions.add({"prediction": interval.prediction})
         if len(infinite):
             assert given.count is not None
             self._warn_of_infinite(alphas[strictest], infinite, given.count, sure)
-        lower, upper, prediction = ends["lower"], ends["upper"], predictions["prediction"]
+        prediction = predictions["prediction"]
         if gives_back(self.model):  # what may be the caller's own array, who may write to it
             prediction = prediction.clone()
-        if are_many:
-            return Interval(lower, upper, prediction, tuple(map(float, asked)))
-        return Interval(lower, upper, prediction, float(asked[0]))
+        levels = tuple(map(float, asked)) if are_many else float(asked[0])
+        return Interval(ends["lower"], ends["upper"], prediction, levels)
+
+    def pac_quantiles(self, alphas: Sequence[Fraction], sure: Fraction, metadata: Columns) -> Tensor:
+        """Return thresholds with PAC coverage."""
+        return pac_quantiles(self.calibration, alphas, sure, metadata)
 
     @steady
     def predict_distribution(
@@ -252,78 +242,58 @@ class RegressionPredictor(Predictor):
         ValueError
             If the score of the method has no sign, or the calibration keeps none.
         """
-        self._must_be_calibrated()
-        parts = getattr(self.calibration, "parts", lambda: {None: self.calibration})()
+        calibration, score = self.calibrated().calibration, self._state.score
+        parts = getattr(calibration, "parts", {None: calibration})
         tables = [self._signed_scores(part) for part in parts.values()]
         number = {label: place for place, label in enumerate(parts)}
-        given = self._rows(x)
+        given = self.rows(x)
         buffer = RowBuffer(given.count)
         curve: dict[str, Tensor] | None = None
         for out in self.batch_outputs(given, groups):
-            curve, outcome = self._scorer.curve(out), self._prediction(out)
+            curve, prediction = score.curve(out), self._prediction(out)
             if curve is None:
-                raise ValueError(self._no_distribution(self._scorer.why_unsigned))
-            self._must_be_signed(tables[0], outcome[0].numel())
-            labels = self.calibration.metadata(out).get("group", [None] * len(outcome))
-            self._must_know(labels, number)
+                raise ValueError(self._no_distribution(score.why_unsigned))
+            self._must_be_signed(tables[0], prediction[0].numel())
+            labels = calibration.metadata(out).get("group", [None] * len(prediction))
+            _must_know(labels, number)
+            first = self.first_number(out, first_row)
             rows = {
                 "group": torch.tensor([number[label] for label in labels]),
-                "row": self._row_numbers(out, first_row),
+                "row": torch.arange(first, first + len(prediction)),
             }
-            buffer.add({"prediction": outcome.cpu(), **rows, **prefixed("curve.", curve)})
+            buffer.add({"prediction": prediction.cpu(), **rows, **prefixed("curve.", curve)})
         return Distribution(
-            self._scorer,
+            score,
             {name: buffer[f"curve.{name}"] for name in curve or ()},
             buffer["prediction"],
-            [table for table in tables if table is not None],
+            tables,
             buffer["group"],
             buffer["row"],
             self._stream.entropy(pinned=first_row is not None),
             self.support,
         )
 
-    def _must_know(self, labels: Sequence[Any], known: Mapping[Any, int]) -> None:
-        unseen = [label for label in dict.fromkeys(labels) if label not in known]
-        if unseen:
-            raise ValueError(
-                f"no calibration point belongs to group {', '.join(map(repr, unseen[:8]))}: "
-                "calibrate with points of that group, or merge it into another"
-            )
-
-    def _signed_scores(self, part: Calibration) -> Tensor | Summarised | None:
-        """Give the signed scores of points, each column sorted, NaN last; or a summary of them."""
-        if isinstance(part, Compressed):
-            return self._signed_summary(part)
-        if not part.keeps_signs:
+    def _signed_scores(self, part: Calibration) -> Tensor:
+        """Return the signed scores of rows, each column sorted, NaN last."""
+        if is_summary(part):
+            why = "a summary keeps no signs of scores: calibrate without compressing"
+            raise ValueError(self._no_distribution(why))
+        if not part.traits.signs:
             raise ValueError(
                 self._no_distribution(
-                    f"{type(part).__name__} keeps no signs of scores, and its thresholds are no "
-                    "quantiles of one distribution: calibrate with ffcp.calibrations.Marginal or "
-                    "ffcp.calibrations.Mondrian"
+                    f"{type(part).__name__} keeps no signs of scores: calibrate with "
+                    "ffcp.calibrations.Marginal or ffcp.calibrations.Mondrian"
                 )
             )
         if self.side == BOTH:
-            return part.signed()
+            signed: Tensor = part.signed  # type: ignore[attr-defined]
+            return signed
         above = part.scores.chunk(2, dim=1)[1] if self.side == EACH else part.scores
         return (-above).sort(dim=0).values if self.side == LOWER else above
 
-    def _signed_summary(self, part: Compressed) -> Summarised:
-        if self.side == BOTH:
-            why = (
-                "a summary keeps no signs of scores: calibrate without compressing, or make the "
-                "predictor with side='each', whose scores have signs of their own"
-            )
-            raise ValueError(self._no_distribution(why))
-        columns = part.columns()
-        above = columns[len(columns) // 2 :] if self.side == EACH else columns
-        return Summarised(above, is_negated=self.side == LOWER)
-
-    def _must_be_signed(self, scores: Tensor | Summarised | None, outputs: int) -> None:
+    def _must_be_signed(self, scores: Tensor, outputs: int) -> None:
         if not has_own_thresholds(self.joint) and outputs > 1:
             why = f"with joint={self.joint!r} one score is kept of all outputs: leave out joint="
-            raise ValueError(self._no_distribution(why))
-        if scores is None:
-            why = "its calibration was saved before signs of scores were kept: calibrate again"
             raise ValueError(self._no_distribution(why))
         if outputs != scores.shape[1]:
             raise ValueError(
@@ -333,46 +303,37 @@ class RegressionPredictor(Predictor):
     def _no_distribution(self, why: str) -> str:
         return f"{type(self).__name__} has no distribution of the target: {why}"
 
-    def _pac_intervals(
-        self, alphas: Sequence[Fraction], sure: Fraction, metadata: Columns, random: Draws
-    ) -> Tensor:
-        return self.calibration.pac_thresholds(alphas, sure, metadata)
-
     def _prediction(self, out: BatchOutput) -> Tensor:
         """Return the point prediction in the shape of the targets that calibrated."""
-        return checks.like_target(self._scorer.prediction(out.output), self.layout)
+        return checks.like_target(self._state.score.prediction(out.output), self._state.layout)
 
-    def interval_at(self, out: BatchOutput, threshold: Tensor, has_levels: bool = True) -> Interval:
-        """Give bands whose ends have a first dimension of levels, unless there is only one."""
-        outcome = self._prediction(out)
-        columns = columns_of(self.side, self.joint, outcome.numel() // outcome.shape[0])
-        if columns != threshold.shape[-1]:
+    def interval_at(self, out: BatchOutput, q: Tensor, has_levels: bool = True) -> Interval:
+        """Return intervals whose ends have a first dimension of levels, unless there is only one."""
+        prediction = self._prediction(out)
+        columns = columns_of(self.side, self.joint, prediction.numel() // len(prediction))
+        if columns != q.shape[-1]:
             sides = 2 if self.side == EACH else 1
             raise ValueError(
-                f"calibrated on {threshold.shape[-1] // sides} outputs, but the model now gives "
+                f"calibrated on {q.shape[-1] // sides} outputs, but the model now gives "
                 f"{columns // sides}"
             )
-        lower, upper = ends_at(self._scorer, out, threshold)
+        lower, upper = self._state.score.region(out, q)
         if self.support is not None:
             lower, upper = self.support.cut(lower, upper)
-        if lower.device != outcome.device:
-            lower, upper = lower.to(outcome.device), upper.to(outcome.device)
-        shape = (len(threshold), *outcome.shape) if has_levels else outcome.shape
-        if lower.shape != shape:
-            lower, upper = lower.reshape(shape), upper.reshape(shape)
-        return Interval(lower, upper, outcome)
+        shape = (len(q), *prediction.shape) if has_levels else prediction.shape
+        lower, upper = (end.to(prediction.device).reshape(shape) for end in (lower, upper))
+        return Interval(lower, upper, prediction)
 
     def _warn_of_infinite(self, alpha: Any, infinite: Table, rows: int, pac: Any = None) -> None:
-        metadata = infinite.columns
-        some = f"{len(infinite)} of {rows} bands are"
-        what = some if self.calibration.is_local else "the band is"
+        is_all = not self.calibration.traits.rows
+        what = "the interval is" if is_all else f"{len(infinite)} of {rows} intervals are"
         if pac is None:
-            why = self._why_infinite(alpha, metadata)
+            why = self.explain_infinite(alpha, infinite.columns)
         else:
-            each = " in each group" if self.calibration.takes_groups else ""
+            each = " in each group" if self.calibration.traits.groups else ""
             why = (
                 f": alpha={float(alpha):g} with pac={float(pac):g} needs at least "
-                f"{rows_needed(alpha, pac)} calibration points{each}"
+                f"{rows_needed(alpha, pac)} calibration rows{each}"
             )
         if self.missing and needs_whole_rows(self.joint):
             why += (
@@ -381,13 +342,14 @@ class RegressionPredictor(Predictor):
             )
         warn(f"{what} infinite{why}")
 
-    def _must_be_settled(self) -> None:
-        """Raise if something must be chosen before there are scores at all."""
-        if self._scorer.is_open:
-            raise RuntimeError(
-                f"{self._scorer.what_is_open} is not chosen yet: call calibrate(x, y) first, or "
-                "give it when the predictor is made"
-            )
+
+def _must_know(labels: Sequence[Any], known: Mapping[Any, int]) -> None:
+    unseen = [label for label in dict.fromkeys(labels) if label not in known]
+    if unseen:
+        raise ValueError(
+            f"no calibration row belongs to group {', '.join(map(repr, unseen[:8]))}: "
+            "calibrate with rows of that group, or merge it into another"
+        )
 
 
 def _blocks(out: BatchOutput, levels: int = 1) -> Iterator[tuple[BatchOutput, slice]]:

@@ -4,38 +4,35 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from ffcp.batch import BatchOutput, Requires, is_traced, name_of
+from ffcp.batch import BatchOutput, Requires, is_traced
+from ffcp.description import Described, describe, name_of
 from ffcp.network import jacobian
 from ffcp.network.candidates import candidates
 from ffcp.network.features import OUTPUT, resolve
 from ffcp.network.jacobian import Method
-from ffcp.recipes import public
 from ffcp.regression.intervals import as_float64
 
 AUTO = "auto"
 
 
 class Scale(Protocol):
-    """What a user's scale must have; a plain function of :class:`ffcp.BatchOutput` will do too."""
+    """What a scale of your own must have; a plain function of :class:`ffcp.BatchOutput` will do."""
 
     def requires(self) -> Requires:
-        """Say which layers' norms or values the pass over the model must bring."""
+        """Return which layers' norms or values the pass over the model must bring."""
 
     def __call__(self, out: BatchOutput) -> Tensor:
-        """Give one positive number per row, (n,) or (n, 1), or per output of the model."""
-
-    def settings(self) -> dict[str, Any]:
-        """Say what it is; saved, and compared when merging."""
+        """Return one positive number per row, (n,) or (n, 1), or per output of the model."""
 
 
-@public
-class Constant:
+class Constant(Described):
     """The same scale everywhere: plain conformal prediction.
 
     It is made with nothing, and called with what a pass saw.
@@ -60,13 +57,9 @@ class Constant:
         """Give the number 1."""
         return _one(out.output.device)
 
-    def settings(self) -> dict[str, Any]:
-        """Say what it is."""
-        return {"scale": "constant"}
 
-
-@public
-class GradientNorm:
+@dataclass(frozen=True)
+class GradientNorm(Described):
     """The norm of the gradient of each output with respect to a layer (the paper's FFCP).
 
     Parameters
@@ -93,82 +86,50 @@ class GradientNorm:
     tensor([0.5000, 2.0000], dtype=torch.float64)
     """
 
-    what_is_open = "the feature"
+    feature: str | Sequence[str] = AUTO
+    norm: float = 2
+    floor: float = 1e-6
+    method: Method = jacobian.AUTO
+    what = "the feature"
 
-    def __init__(
-        self,
-        feature: str | Sequence[str] = AUTO,
-        norm: float = 2,
-        floor: float = 1e-6,
-        method: Method = jacobian.AUTO,
-    ) -> None:
-        if not 0 < floor < math.inf:
-            raise ValueError(f"floor must be a positive number, got {floor}")
-        names = [feature] if isinstance(feature, str) else list(feature)
+    def __post_init__(self) -> None:
+        if not 0 < self.floor < math.inf:
+            raise ValueError(f"floor must be a positive number, got {self.floor}")
+        names = [self.feature] if isinstance(self.feature, str) else list(self.feature)
         if not names:
             raise ValueError("the list of candidate features is empty")
         if not all(isinstance(name, str) for name in names):
-            raise TypeError(f"feature must be the name of a layer, got {feature!r}")
-        self._candidates = None if feature == AUTO else names
-        self.feature = feature if isinstance(feature, str) and feature != AUTO else None
-        self.norm = jacobian.checked_norm(norm)
-        self.method = jacobian.checked_method(method)
-        self.floor = floor
+            raise TypeError(f"feature must be the name of a layer, got {self.feature!r}")
+        jacobian.checked_norm(self.norm)
+        jacobian.checked_method(self.method)
 
     def requires(self) -> Requires:
-        """Ask for the norms at the feature."""
-        names = tuple(self._candidates or ()) if self.feature is None else (self.feature,)
-        return Requires(norms=names, norm=self.norm, method=self.method)
+        """Return the norms at the feature, or at all that are named."""
+        names = (self.feature,) if isinstance(self.feature, str) else tuple(self.feature)
+        return Requires(
+            norms=() if self.feature == AUTO else names, norm=self.norm, method=self.method
+        )
 
     def __call__(self, out: BatchOutput) -> Tensor:
-        """Give the norms, no smaller than the floor."""
-        assert self.feature is not None
+        """Return the norms, no smaller than the floor."""
+        assert isinstance(self.feature, str)
         if self.feature == OUTPUT:
             return _one(out.output.device)
         return floored(out.norms[self.feature], self.floor)
 
-    def settings(self) -> dict[str, Any]:
-        """Say what it is."""
-        return {
-            "scale": "gradient norm",
-            "feature": self.feature,
-            "norm": float(self.norm),
-            "floor": self.floor,
-            "gradient": str(self.method),
-        }
-
     @property
     def is_open(self) -> bool:
-        """Whether the feature is still to be chosen."""
-        return self.feature is None
+        """Whether the feature is still to be selected."""
+        return self.feature == AUTO or not isinstance(self.feature, str)
 
     def options(self, model: nn.Module, x: Any) -> dict[str, Scale]:
-        """Name the scales there are to choose from; plain CP is always one."""
-        names = self._candidates or candidates(model, x)
-        return {name: self._at(name) for name in dict.fromkeys([OUTPUT, *names])}
-
-    def restored(self, settings: Mapping[str, Any]) -> Scale:
-        """Give the scale that was chosen and saved."""
-        feature = settings.get("feature")
-        if feature is None:
-            return self
-        if not isinstance(feature, str) or feature not in [
-            OUTPUT,
-            *(self._candidates or [feature]),
-        ]:
-            raise ValueError(f"the feature {feature!r} is none of those to choose from")
-        return self._at(feature)
-
-    def _at(self, name: str) -> GradientNorm:
-        return GradientNorm([name], self.norm, self.floor, self.method).at(name)
-
-    def at(self, name: str) -> GradientNorm:
-        """Return the scale at one of its candidate features."""
-        self.feature = name
-        return self
+        """Return the scales there are to select from; plain CP is always one."""
+        names = candidates(model, x) if self.feature == AUTO else self.feature
+        return {name: replace(self, feature=name) for name in dict.fromkeys([OUTPUT, *names])}
 
 
-class FunctionScale:
+@dataclass(frozen=True)
+class FunctionScale(Described):
     """A scale from a function of what one pass saw.
 
     Parameters
@@ -187,37 +148,26 @@ class FunctionScale:
     ('0',)
     """
 
-    def __init__(
-        self,
-        function: Callable[[BatchOutput], Tensor],
-        norms: Sequence[str] = (),
-        values: Sequence[str] = (),
-        name: str | None = None,
-    ) -> None:
-        if not callable(function):
-            raise TypeError(f"a scale is a function of what a pass saw, got {function!r}")
-        self._function = function
-        self._needs = Requires(norms=tuple(norms), values=tuple(values))
-        self.name = name or name_of(function)
+    function: Callable[[BatchOutput], Tensor]
+    norms: Sequence[str] = ()
+    values: Sequence[str] = ()
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        if not callable(self.function):
+            raise TypeError(f"a scale is a function of a BatchOutput, got {self.function!r}")
 
     def requires(self) -> Requires:
-        """Ask for the layers it looks at."""
-        return self._needs
+        """Return the layers it looks at, and the input."""
+        return Requires(tuple(self.norms), tuple(self.values), input=True)
 
     def __call__(self, out: BatchOutput) -> Tensor:
         """Call the function."""
-        return torch.as_tensor(self._function(out))
-
-    def settings(self) -> dict[str, Any]:
-        """Say what it is: of the function only the name is known."""
-        return {
-            "scale": self.name,
-            "norms": list(self._needs.norms),
-            "values": list(self._needs.values),
-        }
+        return torch.as_tensor(self.function(out))
 
 
-class CandidateScales:
+@dataclass(frozen=True)
+class CandidateScales(Described):
     """Scales to choose from, by the length of their bands on rows that do not calibrate.
 
     Plain CP is always among them.
@@ -226,48 +176,41 @@ class CandidateScales:
     True
     """
 
+    scales: Sequence[Any]
     is_open = True
-    what_is_open = "the scale"
+    what = "the scale"
 
-    def __init__(self, scales: Sequence[Any]) -> None:
-        self._scales = [as_scale(scale) for scale in scales]
-        if any(getattr(scale, "is_open", False) for scale in self._scales):
-            raise ValueError("a list of scales to choose from cannot hold one that is open itself")
-        settings = [scale.settings() for scale in self._scales]
-        twice = [one for number, one in enumerate(settings) if one in settings[:number]]
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "scales", tuple(as_scale(scale) for scale in self.scales))
+        if any(getattr(scale, "is_open", False) for scale in self.scales):
+            raise ValueError("a list of scales to select from cannot hold one that is open itself")
+        described = [describe(scale) for scale in self.scales]
+        twice = [one for number, one in enumerate(described) if one in described[:number]]
         if twice:
             raise ValueError(
-                f"two scales are both called {twice[0]['scale']!r}, so a saved choice could not "
-                "tell them apart: give each a name, ffcp.scales.FunctionScale(function, name=...)"
+                f"two scales are both {twice[0]}, so that a file could not tell them apart: give "
+                "each a name, ffcp.scales.FunctionScale(function, name=...)"
             )
 
     def requires(self) -> Requires:
-        """Ask for what any of them asks for."""
-        requires = Requires()
-        for scale in self._scales:
-            requires = requires.joined(scale.requires())
-        return requires
-
-    def settings(self) -> dict[str, Any]:
-        """Say that nothing is chosen yet."""
-        return {"scale": None}
+        """Return what any of them requires."""
+        requires = functools.reduce(Requires.joined, (scale.requires() for scale in self.scales))
+        # A scale of the user's may look at the input without saying so.
+        are_ours = all(isinstance(scale, (Constant, GradientNorm)) for scale in self.scales)
+        return requires._replace(input=not are_ours)
 
     def options(self, model: nn.Module, x: Any) -> dict[str, Scale]:
-        """Name the scales there are to choose from."""
+        """Name the scales there are to select from."""
         options: dict[str, Scale] = {OUTPUT: Constant()}
-        for scale in self._scales:
-            settings = scale.settings()
-            name = settings.get("feature") or settings["scale"]
+        for scale in self.scales:
+            name = getattr(scale, "feature", None) or _called(scale)
             options[name if name not in options else f"{name} {len(options)}"] = scale
         return options
 
-    def restored(self, settings: Mapping[str, Any]) -> Any:
-        """Give the scale that was chosen and saved."""
-        for scale in (Constant(), *self._scales):
-            mine = scale.settings()
-            if all(settings.get(key) == value for key, value in mine.items()):
-                return scale
-        return self
+
+def _called(scale: Any) -> str:
+    own = getattr(scale, "name", None) or getattr(scale, "function", None)
+    return own if isinstance(own, str) else name_of(scale if own is None else own)
 
 
 def gradient_norm(

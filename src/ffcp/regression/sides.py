@@ -7,41 +7,18 @@ and which thresholds move which end is decided here, once for all families.
 
 from __future__ import annotations
 
-import math
 from fractions import Fraction
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ffcp.batch import BatchOutput
 from ffcp.conformal.rank import exact_alpha
 from ffcp.regression.intervals import Ends
 from ffcp.regression.joint import BONFERRONI, Joint, has_own_thresholds, is_share, reduced
 
 BOTH, LOWER, UPPER, EACH = "both", "lower", "upper", "each"
 SIDES = (BOTH, LOWER, UPPER, EACH)
-
-
-class Sided(Protocol):
-    """What is asked of a family of nested bands."""
-
-    joint: Joint
-    side: str
-
-    def score(self, out: BatchOutput, y: Tensor) -> Tensor:
-        """Give two-sided scores, (n, m), or (n, 1) if outputs share a threshold."""
-
-    def interval(self, out: BatchOutput, threshold: Tensor) -> tuple[Tensor, Tensor]:
-        """Give the ends (levels, n, m) of the bands of two-sided thresholds."""
-
-    def sides(self, out: BatchOutput, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Say how far targets lie below the lower and above the upper end, (n, m) each."""
-
-    def interval_ends(
-        self, out: BatchOutput, below: Tensor, above: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Give the ends whose targets have these one-sided scores at most."""
 
 
 def checked_side(side: Any, joint: Joint = False) -> str:
@@ -81,15 +58,6 @@ def what_reach_is(side: str) -> str:
     return f"; reach: how far the {side} limit lies {there} the prediction, negative if {back}"
 
 
-def kept_scores(family: Sided, out: BatchOutput, y: Tensor) -> Tensor:
-    """Give the scores to keep of targets (n, m): those below stand before those above."""
-    if family.side == BOTH:
-        return family.score(out, y)
-    below, above = family.sides(out, y)
-    parts = {LOWER: [below], UPPER: [above], EACH: [below, above]}[family.side]
-    return reduced_sides(torch.cat(parts, dim=1), family.side, family.joint)
-
-
 def reduced_sides(scores: Tensor, side: str, joint: Joint) -> Tensor:
     """Turn the scores of all outputs, those below before those above, into those to keep."""
     if side != EACH:
@@ -100,19 +68,6 @@ def reduced_sides(scores: Tensor, side: str, joint: Joint) -> Tensor:
 def two_sided(scores: Tensor, side: str) -> Tensor:
     """Turn the scores of all outputs into one for each, whichever end it lies beyond."""
     return torch.maximum(*scores.chunk(2, dim=1)) if side == EACH else scores
-
-
-def ends_at(family: Sided, out: BatchOutput, threshold: Tensor) -> tuple[Tensor, Tensor]:
-    """Give the ends (levels, n, m) at thresholds (levels, n or 1, columns of the scores)."""
-    if family.side == BOTH:
-        return family.interval(out, threshold)
-    if family.side == EACH:
-        below, above = threshold.chunk(2, dim=-1)
-        return family.interval_ends(out, below, above)
-    open_end = torch.full_like(threshold, math.inf)
-    if family.side == LOWER:
-        return family.interval_ends(out, threshold, open_end)
-    return family.interval_ends(out, open_end, threshold)
 
 
 def columns_of(side: str, joint: Joint, outputs: int) -> int:

@@ -24,8 +24,8 @@ class Support(NamedTuple):
         words += [f"to {self.high:g}"] if math.isfinite(self.high) else []
         return " ".join(words)
 
-    def settings(self) -> list[float | None]:
-        """Say what it is: ``None`` where there is no end."""
+    def config(self) -> list[float | None]:
+        """Return the argument: ``None`` where there is no end."""
         return [end if math.isfinite(end) else None for end in self]
 
     def check(self, y: Tensor, first_row: int) -> None:

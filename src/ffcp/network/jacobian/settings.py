@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ffcp.recipes import public
+from ffcp.description import Described
 
 EXACT, COLOURED, AUTO = "exact", "coloured", "auto"
 
 
-@public
 @dataclass(frozen=True)
-class Sketch:
+class Sketch(Described):
     """Estimate the norms of all rows at once from random probes (L2 norm only).
 
     For random signs u, the mean of (J u)^2 is the squared norm of every row of J; ``probes`` of
@@ -49,9 +48,8 @@ class Sketch:
         return f"sketch({self.probes}, seed={self.seed})"
 
 
-@public
 @dataclass(frozen=True)
-class Smooth:
+class Smooth(Described):
     """Take the mean norm over perturbed features, for gradients that vanish.
 
     Where ReLUs are dead the gradient is zero though a small step would change the output. The

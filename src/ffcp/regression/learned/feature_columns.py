@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ffcp.batch import BatchOutput, Requires, is_traced, name_of
+from ffcp.batch import BatchOutput, Requires, is_traced
+from ffcp.description import Described
 from ffcp.network import checks, forward, inputs
 from ffcp.network.candidates import candidates
 from ffcp.network.features import INPUT
@@ -23,7 +25,8 @@ _SMALL_NORM, _SMALL_PREDICTION = 1e-3, 1e-2  # of what is typical; logarithms en
 On = str | Callable[[BatchOutput], Tensor]
 
 
-class FeatureColumns:
+@dataclass(frozen=True)
+class FeatureColumns(Described):
     """Which parts of a pass are learned from.
 
     Parameters
@@ -44,15 +47,10 @@ class FeatureColumns:
     torch.Size([3, 2])
     """
 
-    def __init__(
-        self,
-        norms: Sequence[str] = (),
-        values: str | None = None,
-        takes_input: bool = False,
-        functions: Sequence[Callable[[BatchOutput], Tensor]] = (),
-    ) -> None:
-        self.norms, self.values, self.takes_input = tuple(norms), values, takes_input
-        self.functions = tuple(functions)
+    norms: Sequence[str] = ()
+    values: str | None = None
+    takes_input: bool = False
+    functions: Sequence[Callable[[BatchOutput], Tensor]] = ()
 
     @classmethod
     def of(cls, model: nn.Module, x: Any, on: Sequence[On]) -> FeatureColumns:
@@ -77,37 +75,11 @@ class FeatureColumns:
         return FeatureColumns(self.norms)
 
     def requires(self) -> Requires:
-        """Ask for norms and values."""
-        return Requires(norms=self.norms, values=() if self.values is None else (self.values,))
-
-    def settings(self) -> dict[str, Any]:
-        """Say what is learned from."""
-        return {
-            "norms_of": list(self.norms),
-            "values_of": self.values,
-            "from_input": self.takes_input,
-            "functions": [name_of(function) for function in self.functions],
-        }
-
-    @classmethod
-    def restored(
-        cls, settings: Mapping[str, Any], functions: Sequence[Callable[[BatchOutput], Tensor]]
-    ) -> FeatureColumns:
-        """Make it again from saved settings and the functions that no file holds."""
-        norms, values = settings.get("norms_of"), settings.get("values_of")
-        if not isinstance(norms, list) or not all(isinstance(name, str) for name in norms):
-            raise ValueError(f"{norms!r} stands where names of layers were saved")
-        if not (values is None or isinstance(values, str)):
-            raise ValueError(f"{values!r} stands where the name of a layer was saved")
-        used = functions if settings.get("functions") else ()
-        return cls(norms, values, settings.get("from_input") is True, used)
-
-    def watched(self, out: BatchOutput) -> BatchOutput:
-        """Put the functions' columns among the values, so that rows can be learned from later."""
-        if not self.functions:
-            return out
-        own = {_key(i): _table(f(out), len(out.rows)) for i, f in enumerate(self.functions)}
-        return out._replace(values={**out.values, **own})
+        """Return norms, values and whether the input is looked at."""
+        values = () if self.values is None else (self.values,)
+        return Requires(
+            tuple(self.norms), values, input=self.takes_input or bool(self.functions)
+        )
 
     def columns(self, out: BatchOutput) -> Tensor:
         """Give the columns (n, k) in float32 on the CPU, as they are."""
@@ -118,12 +90,10 @@ class FeatureColumns:
             parts.append(_table(out.values[self.values], rows))
         if self.takes_input:
             parts.append(_table(next(tensor for _, tensor in inputs.leaves(out.x)), rows))
-        for number, function in enumerate(self.functions):
-            known = out.values.get(_key(number))
-            parts.append(_table(function(out), rows) if known is None else known)
+        parts += [_table(function(out), rows) for function in self.functions]
         table = torch.cat([part.detach().to("cpu", torch.float32) for part in parts], dim=1)
         if not is_traced():
-            checks.finite(table, "what is learned from", out.rows.start)
+            checks.finite(table, "what is learned from", out.rows[0])
         return table
 
     def logarithmic(self, columns: Tensor, outputs: int, typical: Tensor) -> Tensor:
@@ -154,10 +124,6 @@ def checked_on(on: str | On | Sequence[On]) -> tuple[On, ...]:
             f"pass saw; got {on!r}"
         )
     return chosen
-
-
-def _key(number: int) -> str:
-    return f"learned from {number}"
 
 
 def _table(values: Any, rows: int) -> Tensor:

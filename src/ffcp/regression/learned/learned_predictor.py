@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ffcp.calibration_loop import Calibrating
+from ffcp.batch import BatchOutput, Requires
+from ffcp.calibrated import Counts
+from ffcp.calibration_loop import Batch, Looks, Result
 from ffcp.conformal.calibration import Calibration
 from ffcp.predictor import known_only
-from ffcp.recipes import public
 from ffcp.regression.common import Common
 from ffcp.regression.joint import checked_joint
 from ffcp.regression.learned.feature_columns import KINDS, On, checked_on
@@ -29,7 +30,6 @@ Self = TypeVar("Self", bound="Learned")
 _HALF, _TOO_FEW = 0.5, 0.3
 
 
-@public
 class Learned(LearnsFromTraining):
     """Bands between learned quantiles of the residual.
 
@@ -92,13 +92,19 @@ class Learned(LearnsFromTraining):
         if nested not in FAMILIES:
             raise ValueError(f"nested must be one of {', '.join(FAMILIES)}, got {nested!r}")
         no_output_scales(common)
-        joint, side = common.pop("joint", False), common.pop("side", BOTH)
+        joint = checked_joint(common.pop("joint", False))
+        side = checked_side(common.pop("side", BOTH), joint)
+        self.on, self.nested, self.learner = checked_on(on), nested, checked_learner(learner)
         seed = common.get("seed") or 0
-        self._on = checked_on(on)
-        joint = checked_joint(joint)
-        ways = (joint, checked_side(side, joint), seed, checked_learner(learner))
-        family = LearnedSelection(self._on, nested, *ways)
-        super().__init__(model, family, calibration, **common)  # type: ignore[misc]
+        selection = LearnedSelection(self.on, learner, seed, nested, joint, side)
+        super().__init__(  # type: ignore[misc]
+            model, selection, calibration, joint=joint, side=side, **common
+        )
+
+    def config(self) -> dict[str, Any]:
+        """Return the constructor arguments, but for the model."""
+        own = {"on": self.on, "nested": self.nested, "learner": self.learner}
+        return {**own, **super().config()}
 
     def fit(self: Self, x: Any, y: Any = None, *, disjoint: bool = False) -> Self:
         """Learn from rows that will not calibrate: those that trained the model will do.
@@ -113,50 +119,55 @@ class Learned(LearnsFromTraining):
             Otherwise they are compared with these, and a calibration is refused if far more of
             them are equal than the data's own repeated rows explain.
         """
-        untaught = self._untaught
         lesson = self._lesson(x, y, disjoint)
-        family = taught(
-            lesson.sight,
-            lesson.rows,
-            untaught.joint,
-            untaught.side,
-            "training rows",
-            self.seed or 0,
-            untaught.shape,
-            untaught.kind,
-            self._taught,
-        )
-        self._learn(family)
+        ways = {"shape": self.nested, "joint": self.joint, "side": self.side}
+        self._learn(
+            taught(
+                *lesson, kind=self.learner, seed=self.seed or 0, hashes=self._taught,
+                source="training rows", **ways,
+            )
+        )  # fmt: skip
         return self
 
     def restore_fit(self) -> None:
         """Take what training rows taught out of a state that was loaded."""
         super().restore_fit()
         if self._taught is not None:  # what training rows taught serves a new calibration too
-            self._given = (self._scorer, self._given[1])
-
-    @property
-    def _untaught(self) -> Any:
-        family, _ = self._given
-        return family
+            self._given = (self._state.score, self._given[1])
 
     @property
     def learned_from(self) -> str | None:
         """Which rows taught: ``"training rows"``, ``"rows set aside"``; ``None`` until they do."""
-        return getattr(self._scorer, "source", None)
+        return getattr(self._state.score, "source", None)
 
-    def _counts_of(self, run: Calibrating) -> dict[str, Any]:
-        family = run.scorer
-        if isinstance(family, LearnedScore) and family.source == "training rows":
-            share = held_in_half(family, run.calibration.scores)
+    def _looks(self, update: bool) -> Looks:
+        return _Flattered(super()._looks(update))
+
+
+class _Flattered(Looks):
+    """Warns where training rows taught too little, as the network knows them too well."""
+
+    def __init__(self, inner: Looks) -> None:
+        super().__init__(inner.model)
+        self._inner = inner
+
+    def __call__(self, batch: Batch, requires: Requires) -> BatchOutput:
+        """Return what one pass gives for a batch."""
+        return self._inner(batch, requires)
+
+    def finish(self, result: Result) -> Counts:
+        """Compare how many rows the sets hold with how many they should."""
+        score = result.score
+        if isinstance(score, LearnedScore) and score.source == "training rows":
+            share = held_in_half(score, result.calibration.scores)
             if share is not None and share < _TOO_FEW:
-                run.warnings.append(
+                result.warnings.append(
                     f"the network knows its training rows too well to learn from: sets that "
                     f"should hold {_HALF:.0%} of new rows hold {share:.0%} of the calibration "
-                    "rows. Bands cover all the same, but would be shorter without fit, when rows "
-                    "set aside from calibration teach; ffcp.Auto compares"
+                    "rows. Intervals cover all the same, but would be shorter without fit, when "
+                    "rows set aside from calibration teach; ffcp.Auto compares"
                 )
-        return {}
+        return self._inner.finish(result)
 
 
 def held_in_half(family: LearnedScore, scores: Tensor) -> float | None:

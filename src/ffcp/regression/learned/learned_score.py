@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -12,15 +11,14 @@ from torch import Tensor
 
 from ffcp.batch import BatchOutput, Requires, is_traced
 from ffcp.conformal.columns import Columns, prefixed, with_prefix
-from ffcp.conformal.selection import Chosen
+from ffcp.conformal.selection import Aside, Selected, Selection
 from ffcp.network import checks, forward
-from ffcp.regression import recorded_rows
 from ffcp.regression.bases import columns
 from ffcp.regression.intervals import as_float64, outward
-from ffcp.regression.joint import Joint, has_own_thresholds, reduced
+from ffcp.regression.joint import Joint
 from ffcp.regression.learned import learners
 from ffcp.regression.learned.feature_columns import FeatureColumns, On
-from ffcp.regression.learned.learners import NETWORK, Learner
+from ffcp.regression.learned.learners import NETWORK
 from ffcp.regression.learned.nested import (
     CENTRAL,
     FAMILIES,
@@ -32,124 +30,82 @@ from ffcp.regression.learned.nested import (
     signed_position,
 )
 from ffcp.regression.scaled_score import RegressionScore
-from ffcp.regression.sides import BOTH, kept_scores
+from ffcp.regression.sides import BOTH
 
 _ROWS = 4096  # whose quantiles are worked out at once
 
 
+@dataclass(frozen=True)
 class LearnedScore(RegressionScore):
-    """The model's prediction, plus nested sets between learned quantiles of its residual."""
+    """The model's prediction, plus nested sets between learned quantiles of its residual.
 
+    Learner, typical sizes and the hashes of training rows are its state.
+    """
+
+    sight: FeatureColumns
+    kind: str
+    shape: str = CENTRAL
+    joint: Joint = False
+    side: str = BOTH
+    source: str = "training rows"
+    learner: Any = field(default=None, kw_only=True, repr=False, compare=False)
+    typical: Any = field(default=None, kw_only=True, repr=False, compare=False)
+    #: Sorted hashes of the training rows, known again if they come to calibrate.
+    rows: Tensor | None = field(default=None, kw_only=True, repr=False, compare=False)
     takes_infinity = False
-    lowest = 0.0
 
-    def __init__(
-        self,
-        sight: FeatureColumns,
-        learner: Learner,
-        typical: Tensor,
-        shape: str = CENTRAL,
-        joint: Joint = False,
-        side: str = "both",
-        source: str = "training rows",
-        rows: Tensor | None = None,
-    ) -> None:
-        self.sight, self.learner, self.typical = sight, learner, typical
-        self.shape, self.joint, self.side, self.source = shape, joint, side, source
-        self.rows = (
-            rows  # sorted hashes of the training rows, known again if they come to calibrate
-        )
-        if side != "both":
-            self.lowest = -torch.inf
+    def __post_init__(self) -> None:
+        if self.shape not in FAMILIES:
+            raise ValueError(f"{self.shape!r} is no family of nested sets")
 
-    def requires(self) -> Requires:
-        """Ask for what is learned from."""
-        return self.sight.requires()
-
-    def settings(self) -> dict[str, Any]:
-        """Say what was learned, by its hash, and from what."""
-        return {
-            "family": "learned",
-            "learner": self.learner.kind,
-            "nested": self.shape,
-            "source": self.source,
-            "learned": hash_of(self.state(), self.sight.settings()),
-            **self.sight.settings(),
-        }
+    def config(self) -> dict[str, Any]:
+        """Return the constructor arguments, without what was learned."""
+        learned = ("learner", "typical", "rows")
+        return {name: value for name, value in super().config().items() if name not in learned}
 
     @property
-    def kind(self) -> str:
-        """Which learner it was."""
-        return self.learner.kind
+    def lowest(self) -> float:  # type: ignore[override]
+        """No score is below this."""
+        return 0.0 if self.side == BOTH else -torch.inf
+
+    def requires(self) -> Requires:
+        """Return what is learned from."""
+        return self.sight.requires()
 
     def state(self) -> dict[str, Tensor]:
-        """Give all that was learned, and hashes of the training rows."""
+        """Return all that was learned, and hashes of the training rows."""
         rows = {} if self.rows is None else {"rows": self.rows}
         return {**prefixed("learner.", self.learner.state()), "typical": self.typical, **rows}
 
-    def recalled(self, settings: Mapping[str, Any], state: Mapping[str, Tensor]) -> Any:
-        """Give what was learned and saved in place of this."""
-        if settings.get("learned") is None:
-            return super().recalled(settings, state)
-        return self.from_state(settings, state, self.sight.functions, self.joint, self.side)
-
-    @classmethod
-    def from_state(
-        cls,
-        settings: Mapping[str, Any],
-        state: Mapping[str, Tensor],
-        functions: Sequence[Callable[[BatchOutput], Tensor]],
-        joint: Joint,
-        side: str,
-    ) -> LearnedScore:
-        """Make the family again from saved settings and tensors, once they are checked."""
-        sight = FeatureColumns.restored(settings, functions)
-        learner = learners.from_state(settings.get("learner"), with_prefix("learner.", state))
-        typical, shape = state.get("typical"), settings.get("nested")
-        if typical is None or typical.dtype != torch.float32 or not _are_sizes(typical):
-            raise ValueError("what was learned has no typical sizes")
-        if shape not in FAMILIES:
-            raise ValueError(f"{shape!r} is no family of nested sets")
-        rows = state.get("rows")
+    def with_state(self, state: Mapping[str, Tensor]) -> LearnedScore:
+        """Return the score with what was learned, once it is checked."""
+        learner = learners.from_state(self.kind, with_prefix("learner.", state))
+        typical, rows = state["typical"], state.get("rows")
+        sizes = (learner.outputs * (1 + len(self.sight.norms)),)
+        are_sizes = typical.dtype == torch.float32 and bool((typical > 0).all())
+        if tuple(typical.shape) != sizes or not are_sizes or not bool(typical.isfinite().all()):
+            raise ValueError("what was learned has no typical sizes of its columns")
         if rows is not None and not _are_hashes(rows):
             raise ValueError("what was learned has no hashes of its rows")
-        source = str(settings.get("source"))
-        family = cls(sight, learner, typical, shape, joint, side, source, rows)
-        outputs = learner.outputs
-        if tuple(typical.shape) != (outputs * (1 + len(sight.norms)),):
-            raise ValueError("what was learned has typical sizes of other columns")
-        return family
+        return replace(self, learner=learner, typical=typical, rows=rows)
 
     def shaped(self, shape: str) -> LearnedScore:
-        """Give the same quantiles with other nested sets."""
-        rest = (self.joint, self.side, self.source, self.rows)
-        return LearnedScore(self.sight, self.learner, self.typical, shape, *rest)
+        """Return the same quantiles with other nested sets."""
+        return replace(self, shape=shape)
 
     def quantiles(self, out: BatchOutput) -> Tensor:
         """Give the quantiles of the residual, (n, m, levels)."""
         raw = self.sight.columns(out)
         return self.learner(self.sight.logarithmic(raw, self.learner.outputs, self.typical))
 
-    def score(self, out: BatchOutput, y: Tensor) -> Tensor:
-        """Say which is the first of the nested sets that holds each target."""
-        scores = torch.cat(
+    def outside(self, out: BatchOutput, y: Tensor) -> Tensor:
+        """Return which is the first of the nested sets that holds each target."""
+        return torch.cat(
             [
-                position(
-                    nested(self.quantiles(part), self.shape), y[rows].double().cpu() - _centre(part)
-                )
+                position(nested(self.quantiles(part), self.shape), _residual(part, y[rows]))
                 for part, rows in _parts(out)
             ]
         )
-        return reduced(scores, self.joint)
-
-    def record(self, out: BatchOutput, y: Any) -> dict[str, Any]:
-        """Note scores and, of central sets, signs; quantiles are worked out once for both."""
-        target = self.target(out, y)
-        is_folded = has_own_thresholds(self.joint) or target.shape[1] == 1
-        if self.shape != CENTRAL or self.side != BOTH or not is_folded:
-            return {"score": kept_scores(self, out, target)}
-        places = self._places(out, target)
-        return {"score": places.abs(), "sign": places < 0}
 
     why_unsigned = "sets grown from the densest part are not central: give nested='central'"
 
@@ -170,27 +126,24 @@ class LearnedScore(RegressionScore):
         quantiles = _as_many(curve["quantiles"], signed)
         return torch.as_tensor(curve["centre"] + quantile_at(quantiles, signed))
 
-    def interval(self, out: BatchOutput, threshold: Tensor) -> tuple[Tensor, Tensor]:
-        """Give the ends (levels, n, m) of the sets of these numbers."""
+    def region_of_both(self, out: BatchOutput, q: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the ends (levels, n, m) of the sets of these numbers."""
 
         def ends(quantiles: Tensor, number: Tensor) -> tuple[Tensor, Tensor]:
             return ends_at(Sets(*nested(quantiles, self.shape)), number)
 
-        return self._ends(out, (threshold,), ends)
+        return self._ends(out, (q,), ends)
 
     def sides(self, out: BatchOutput, y: Tensor) -> tuple[Tensor, Tensor]:
         """Say how far below and above the median targets lie, counted in quantiles."""
-        places = self._places(out, y)
-        return -places, places
-
-    def _places(self, out: BatchOutput, y: Tensor) -> Tensor:
-        places = [
+        parts = [
             signed_position(self.quantiles(part), _residual(part, y[rows]))
             for part, rows in _parts(out)
         ]
-        return torch.cat(places)
+        places = torch.cat(parts)
+        return -places, places
 
-    def interval_ends(
+    def region_of_sides(
         self, out: BatchOutput, below: Tensor, above: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Give the quantiles at these places as ends; a lower one that passes the upper, neither.
@@ -231,104 +184,68 @@ class LearnedScore(RegressionScore):
 
 def taught(
     sight: FeatureColumns,
-    seen_rows: Columns,
-    joint: Joint,
-    side: str,
-    source: str,
-    seed: int,
-    shape: str = CENTRAL,
-    learner: str = NETWORK,
+    out: BatchOutput,
+    y: Tensor,
+    *,
+    kind: str = NETWORK,
+    seed: int = 0,
     hashes: Tensor | None = None,
+    **config: Any,
 ) -> LearnedScore:
-    """Learn the quantiles of the residual from rows that were noted; keep hashes of them."""
-    pair = recorded_rows.replay(seen_rows)
-    assert pair is not None
-    out, y = pair
-    y = columns(y)
-    outputs = y.shape[1]
+    """Learn the quantiles of the residual from rows; keep hashes of training rows."""
+    y = columns(checks.target(y, out.output))
     raw = sight.columns(out)
-    typical = sight.typical(raw, outputs)
-    residuals = y.double() - columns(as_float64(out.output)).cpu()
-    made = learners.learn(learner, sight.logarithmic(raw, outputs, typical), residuals, seed)
-    return LearnedScore(sight, made, typical, shape, joint, side, source, hashes)
+    typical = sight.typical(raw, y.shape[1])
+    residuals = y.double().cpu() - _centre(out)
+    learner = learners.learn(kind, sight.logarithmic(raw, y.shape[1], typical), residuals, seed)
+    return LearnedScore(sight, kind, **config, learner=learner, typical=typical, rows=hashes)
 
 
-class LearnedSelection(RegressionScore):
-    """Learned bands that are not learned yet: rows set aside from calibration teach them."""
+@dataclass(frozen=True)
+class LearnedSelection(Selection):
+    """Learns the quantiles of the residual from rows set aside from calibration."""
 
-    is_open = True
-    what_is_open = "what is learned"
-
-    def __init__(
-        self,
-        on: Sequence[On],
-        shape: str,
-        joint: Joint,
-        side: str,
-        seed: int,
-        learner: str = NETWORK,
-        sight: Any = None,
-    ) -> None:
-        self._on, self.shape, self.joint, self.side = tuple(on), shape, joint, side
-        self._seed, self.kind = seed, learner
-        self._sight: FeatureColumns | None = sight
-
-    def requires(self) -> Requires:
-        """Ask for what is learned from, once the model is known."""
-        return Requires() if self._sight is None else self._sight.requires()
-
-    def settings(self) -> dict[str, Any]:
-        """Say that nothing is learned yet."""
-        return {
-            "family": "learned",
-            "learner": self.kind,
-            "nested": self.shape,
-            "learned": None,
-        }
+    on: Sequence[On]
+    kind: str
+    seed: int
+    shape: str
+    joint: Joint
+    side: str
+    sight: FeatureColumns | None = None
+    what = "what is learned"
 
     def prepared(self, model: Any, x: Any) -> LearnedSelection:
         """Find the layers there are to learn from."""
-        sight = FeatureColumns.of(model, x, self._on)
-        kept = (self._on, self.shape, self.joint, self.side, self._seed, self.kind)
-        return LearnedSelection(*kept, sight)
+        return replace(self, sight=FeatureColumns.of(model, x, self.on))
 
-    def record(self, out: BatchOutput, y: Any) -> dict[str, Any]:
-        """Note all that may be learned from."""
-        assert self._sight is not None
-        target = checks.target(y, self.prediction(out.output))
-        return recorded_rows.noted(self._sight.watched(out), target, self._sight.takes_input)
+    def requires(self) -> Requires:
+        """Return what is learned from, once the model is known."""
+        return Requires() if self.sight is None else self.sight.requires()
 
-    def choose(
-        self, aside: Columns, alpha: Any, left: int = 0, weights: Tensor | None = None
-    ) -> Chosen:
+    def prediction(self, output: Tensor) -> Tensor:
+        """Return the point prediction: the output itself."""
+        return output
+
+    def select(self, aside: Aside) -> Selected:
         """Learn from the rows set aside."""
-        assert self._sight is not None
-        ways = (self.joint, self.side, "rows set aside", self._seed, self.shape, self.kind)
-        return Chosen(taught(self._sight, aside, *ways), {})
+        assert self.sight is not None
+        ways = {"shape": self.shape, "joint": self.joint, "side": self.side}
+        learned = taught(
+            self.sight, aside.out, aside.y, kind=self.kind, seed=self.seed,
+            source="rows set aside", **ways,
+        )  # fmt: skip
+        return Selected(learned, aside.calibration, {})
 
-    def recalled(self, settings: Mapping[str, Any], state: Mapping[str, Tensor]) -> Any:
-        """Give the family that was learned and saved."""
-        if settings.get("learned") is None:
-            return super().recalled(settings, state)
-        functions = [one for one in self._on if callable(one)]
-        return LearnedScore.from_state(settings, state, functions, self.joint, self.side)
+    def accepts(self, score: Any) -> bool:
+        """Whether a score is one that it could have learned."""
+        mine = (self.kind, self.shape, self.joint, self.side)
+        is_learned = isinstance(score, LearnedScore)
+        return is_learned and (score.kind, score.shape, score.joint, score.side) == mine
 
 
 def _are_hashes(tensor: Tensor) -> bool:
     is_list = tensor.dtype == torch.int64 and tensor.dim() == 1
     return is_list and bool((tensor.diff() >= 0).all())
-
-
-def _are_sizes(tensor: Tensor) -> bool:
-    return bool((tensor > 0).all() and tensor.isfinite().all())
-
-
-def hash_of(state: Mapping[str, Tensor], sight: Mapping[str, Any]) -> str:
-    """Give a short hash of all that was learned, and of the columns it was learned from."""
-    digest = hashlib.sha256(json.dumps(sight, sort_keys=True).encode())
-    for name in sorted(state):
-        digest.update(state[name].detach().cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()[:16]
 
 
 def _as_many(quantiles: Tensor, like: Tensor) -> Tensor:

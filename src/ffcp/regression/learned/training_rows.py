@@ -3,104 +3,108 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from ffcp.calibrated import Calibrated
-from ffcp.calibration_loop import Batch
-from ffcp.conformal.columns import Table
-from ffcp.network import checks, forward, inputs
-from ffcp.regression import recorded_rows
+from ffcp.batch import BatchOutput, Requires
+from ffcp.calibrated import Calibrated, Counts
+from ffcp.calibration_loop import Batch, Looks, Result
+from ffcp.network import forward, inputs
 from ffcp.regression.common import Common
 from ffcp.regression.joint import AUTO
 from ffcp.regression.learned.feature_columns import FeatureColumns, On
 from ffcp.regression.regression_predictor import RegressionPredictor
-from ffcp.regression.scaled_score import RegressionScore
 
 MOST_ROWS = 20_000  # that teach; more take their time and add little
 # Data can hold equal rows by chance. What the share of known rows exceeds the share of repeated
 # ones by, before it counts as a mistake: so much, and so many standard errors.
 _EXCESS, _ERRORS = 0.05, 4.0
-Self = TypeVar("Self", bound="LearnsFromTraining")
-
 
 class Lesson(NamedTuple):
-    """What the model said of rows that teach, and where to look for it."""
+    """What the model gave for rows that teach, their targets, and where to look for what."""
 
     sight: FeatureColumns
-    rows: dict[str, Any]
+    out: BatchOutput
+    y: Tensor
 
 
 class LearnsFromTraining(RegressionPredictor):
-    """Bands that training rows can teach; rows that teach must not calibrate."""
+    """Intervals that training rows can teach; rows that teach must not calibrate."""
 
-    _on: tuple[On, ...]
+    on: tuple[On, ...]
     _taught: Tensor | None = None  # sorted hashes of the rows that taught
 
     def _lesson(self, x: Any, y: Any, disjoint: bool) -> Lesson:
         """Run the model on rows that teach, at most so many; hash all, unless ``disjoint``."""
-        table, hashes, sight = Table(), [], None
+        outs, targets, hashes, sight = [], [], [], None
         with torch.inference_mode(False):
             for batch in self._teaching_batches(x, y):
                 hashes.append(row_hashes(batch.x, batch.y)[: 0 if disjoint else None])
-                if len(table) >= MOST_ROWS:
+                if sum(map(len, targets)) >= MOST_ROWS:
                     continue
                 if sight is None:
-                    sight = FeatureColumns.of(self.model, batch.x, self._on)
+                    sight = FeatureColumns.of(self.model, batch.x, self.on)
                     forward.check_rows(self.model, batch.x, sight.norms)
                 out = forward.see(self.model, batch.x, sight.requires(), batch.row)
-                target = checks.target(batch.y, self._scorer.prediction(out.output))
-                table.add(recorded_rows.noted(sight.watched(out), target, sight.takes_input))
+                outs.append(out if sight.requires().input else out._replace(x=None))
+                targets.append(batch.y)
         if sight is None:
             raise ValueError("there are no rows to learn from")
         self._taught = torch.cat(hashes).sort().values
-        return Lesson(sight, table.columns)
+        return Lesson(sight, forward.joined(outs), torch.cat(targets))
 
     def restore_fit(self) -> None:
         """Take the hashes of training rows out of a state that was loaded."""
-        self._taught = getattr(self._scorer, "rows", None)
+        self._taught = getattr(self._state.score, "rows", None)
 
-    def _learn(self, family: RegressionScore) -> None:
+    def _learn(self, score: Any) -> None:
         """Take what training rows taught; scores of before are dropped."""
-        _, calibration = self._given
-        self._given = (family, calibration)
-        self._state = Calibrated(family, calibration.empty(), layout=self.layout)
+        self._given = (score, self._given[1])
+        self._state = Calibrated(*self._given, layout=self._state.layout)
 
     def _teaching_batches(self, x: Any, y: Any) -> Iterator[Batch]:
         """Give batches of the rows; of large arrays, in an order that leaves any out evenly."""
         count = None if y is None or inputs.is_loader(x) else len(y)
         if count is None or count <= MOST_ROWS:
-            yield from self.batches(x, y, None, call="fit")
+            yield from self.batches(x, y, call="fit")
             return
-        ((x, y),) = inputs.pairs(x, y, inputs.Reader(self.model, self.layout), self.read_target)
+        ((x, y),) = inputs.pairs(x, y, inputs.Reader(self.model, self._state.layout), self.read_target)
         order = torch.from_numpy(np.random.default_rng(self.seed or 0).permutation(count))
-        yield from self.batches(inputs.take(x, order), y[order], None, call="fit")
+        yield from self.batches(inputs.take(x, order), y[order], call="fit")
 
-    def count_fitted(self, batch: Batch) -> int:
-        """Count rows that taught."""
-        known = self._taught
-        return 0 if known is None else int(torch.isin(row_hashes(batch.x, batch.y), known).sum())
+    def _looks(self, update: bool) -> Looks:
+        return Looks(self.model) if self._taught is None else _NewRows(self.model, self._taught)
 
-    def _refuse_fitted(self, met: int, rows: int) -> None:
-        """Refuse rows that taught, unless so few that chance may have made them equal.
 
-        New rows drawn as those of ``fit`` equal one of them about as often as these equal one
-        another. Refused is a share more than 5 percentage points and 4 standard errors above.
-        """
-        known = self._taught
-        if known is None or not met:
-            return
-        share = met / rows
-        error = (share / min(rows, len(known))) ** 0.5
-        if share - _repeated(known) > max(_EXCESS, _ERRORS * error):
-            raise ValueError(
-                f"{met} of {rows} calibration rows were given to fit as well: what was learned "
-                "from a row knows its error, and bands would cover too little. Calibrate with "
-                "rows that neither trained the model nor were given to fit"
-            )
+class _NewRows(Looks):
+    """Counts the rows of a calibration that were given to fit, and refuses many."""
+
+    def __init__(self, model: nn.Module, taught: Tensor) -> None:
+        super().__init__(model)
+        self._taught, self._met, self._rows = taught, 0, 0
+
+    def __call__(self, batch: Batch, requires: Requires) -> BatchOutput:
+        """Return what one pass gives for a batch."""
+        self._met += int(torch.isin(row_hashes(batch.x, batch.y), self._taught).sum())
+        self._rows += len(batch.y)
+        return super().__call__(batch, requires)
+
+    def finish(self, result: Result) -> Counts:
+        """Refuse rows that taught, unless so few that chance may have made them equal."""
+        if self._met:
+            share = self._met / self._rows
+            error = (share / min(self._rows, len(self._taught))) ** 0.5
+            if share - _repeated(self._taught) > max(_EXCESS, _ERRORS * error):
+                raise ValueError(
+                    f"{self._met} of {self._rows} calibration rows were given to fit as well: "
+                    "what was learned from a row knows its error, and intervals would cover too "
+                    "little. Calibrate with rows that neither trained the model nor were given to "
+                    "fit"
+                )
+        return super().finish(result)
 
 
 def row_hashes(x: Any, y: Tensor) -> Tensor:

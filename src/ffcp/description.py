@@ -1,0 +1,150 @@
+"""Config: what an object was made with, in plain data that a file can hold."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+_KIND, _OWN, _LAYER, _FRACTION = "class", "yours", "layer", "fraction"
+
+
+class Described:
+    """An object of this library that a file can describe: its class and its config."""
+
+    def config(self) -> dict[str, Any]:
+        """Return the constructor arguments: of dataclasses, their fields."""
+        return {f.name: getattr(self, f.name) for f in fields(self)} if is_dataclass(self) else {}
+
+
+def name_of(thing: Any) -> str:
+    """Return how files call something of the user's, of which they hold nothing else.
+
+    >>> name_of(len), name_of(3 + 1j)
+    ('function len', 'complex')
+    """
+    if hasattr(thing, "__qualname__") and callable(thing):
+        return f"function {thing.__qualname__}"
+    return str(getattr(thing, "name", type(thing).__qualname__))
+
+
+def describe(value: Any, model: nn.Module | None = None) -> Any:
+    """Return a value in plain data: an object as its class and config, a layer by its name.
+
+    >>> describe([0.5, Fraction(1, 3), len])
+    [0.5, {'fraction': '1/3'}, {'yours': 'function len'}]
+    """
+    value = value.item() if isinstance(value, np.generic) else value
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, (list, tuple)):
+        return [describe(one, model) for one in value]
+    if isinstance(value, (numbers.Rational, Decimal)):
+        return {_FRACTION: str(Fraction(value))}
+    if isinstance(value, nn.Module) and not isinstance(value, Described):
+        for layer, module in model.named_modules() if model is not None else ():
+            if module is value:
+                return {_LAYER: layer}
+    config = value.config() if hasattr(value, "config") and not isinstance(value, type) else {}
+    kind = {_KIND: type(value).__name__} if _is_ours(type(value)) else {_OWN: name_of(value)}
+    return {**kind, **{name: describe(one, model) for name, one in config.items()}}
+
+
+def build(described: Any, model: nn.Module | None = None, own: Sequence[Any] = ()) -> Any:
+    """Make again what was described; of the user's own objects, take those that are given.
+
+    Constructors check their arguments, so that a file cannot ask for what a caller could not.
+
+    >>> build([0.5, {"fraction": "1/3"}, {"yours": "function len"}], own=[len])
+    [0.5, Fraction(1, 3), <built-in function len>]
+    """
+    if isinstance(described, list):
+        return [build(one, model, own) for one in described]
+    if not isinstance(described, Mapping):
+        return described
+    if _FRACTION in described:
+        return Fraction(described[_FRACTION])
+    if _LAYER in described and model is not None:
+        return model.get_submodule(described[_LAYER])
+    if _OWN in described:
+        for thing in own:
+            if describe(thing, model) == described:
+                return thing
+        raise ValueError(f"{described[_OWN]} is not in the file: give it again")
+    config = {name: value for name, value in described.items() if name != _KIND}
+    return class_named(described.get(_KIND))(
+        **{name: build(value, model, own) for name, value in config.items()}
+    )
+
+
+def class_named(name: Any) -> type[Any]:
+    """Return a class of this library by its name.
+
+    >>> class_named("Nothing")
+    Traceback (most recent call last):
+        ...
+    ValueError: unknown class 'Nothing' in the file
+    """
+    for kind in _subclasses(Described):
+        if kind.__name__ == name and _is_ours(kind):
+            return kind
+    raise ValueError(f"unknown class {name!r} in the file")
+
+
+def _subclasses(kind: type[Any]) -> Iterator[type[Any]]:
+    for one in kind.__subclasses__():
+        yield one
+        yield from _subclasses(one)
+
+
+def _is_ours(kind: type[Any]) -> bool:
+    return issubclass(kind, Described) and kind.__module__.partition(".")[0] == "ffcp"
+
+
+def own_objects(value: Any) -> Iterator[Any]:
+    """Yield what is the user's own in a config: functions, and objects of foreign classes."""
+    if isinstance(value, (list, tuple)):
+        for one in value:
+            yield from own_objects(one)
+    elif _is_ours(type(value)):
+        yield from own_objects(list(value.config().values()))
+    elif not isinstance(value, (type(None), bool, int, float, str, numbers.Number, Decimal)):
+        yield value
+
+
+def unsaved(described: Any) -> Iterator[str]:
+    """Name what of a description no file holds.
+
+    >>> list(unsaved({"class": "IntervalPredictor", "scale": {"yours": "function f"}}))
+    ['function f']
+    """
+    if isinstance(described, list):
+        for one in described:
+            yield from unsaved(one)
+    elif isinstance(described, Mapping):
+        if _OWN in described:
+            yield str(described[_OWN])
+        yield from unsaved(list(described.values()))
+
+
+def differences(mine: Any, theirs: Any, name: str = "") -> Iterator[str]:
+    """Say in which arguments two descriptions differ.
+
+    >>> list(differences({"class": "GradientNorm", "norm": 2}, {"class": "GradientNorm", "norm": 1}))
+    ['norm=1 (here 2)']
+    """
+    if isinstance(mine, Mapping) and isinstance(theirs, Mapping):
+        for key in dict.fromkeys([*mine, *theirs]):
+            yield from differences(mine.get(key), theirs.get(key), name if key == _KIND else key)
+    elif mine != theirs:
+        yield f"{name}={_short(theirs)} (here {_short(mine)})"
+
+
+def _short(value: Any) -> str:
+    return str(value.get(_KIND, value.get(_OWN))) if isinstance(value, Mapping) else repr(value)
