@@ -23,10 +23,8 @@ from ffcp.conformal.random_numbers import Stream
 from ffcp.conformal.selection import Score
 from ffcp.locks import WriterLock
 from ffcp.network.features import resolve
-from ffcp.network.frozen import Stamp
-from ffcp.network.identity import Identity, fingerprint
+from ffcp.network.model import Identity, Stamp, checked_autocast, fingerprint
 from ffcp.network.model_output import Output, output_name
-from ffcp.network.modes import checked_autocast
 from ffcp.recipes import recipe_of
 
 Self = TypeVar("Self", bound="Persistent")

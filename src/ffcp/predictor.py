@@ -35,11 +35,9 @@ from ffcp.conformal.random_numbers import Draws, Stream, checked_seed
 from ffcp.conformal.rank import exact_alpha
 from ffcp.conformal.selection import Score
 from ffcp.locks import WriterLock
-from ffcp.network import arrays, forward, inputs
-from ffcp.network.frozen import Stamp, refuse_unusable
-from ffcp.network.identity import Identity, fingerprint
+from ffcp.network import arrays, checks, forward, inputs
+from ffcp.network.model import Identity, Stamp, autocast, fingerprint
 from ffcp.network.model_output import Output, picking
-from ffcp.network.modes import autocast, outside_inference_mode
 from ffcp.persistence import Persistent
 from ffcp.warnings import warn
 
@@ -110,7 +108,7 @@ class Predictor(Persistent):
             )
         checked_seed(seed)
         exact_alpha(selection_alpha)
-        refuse_unusable(model)
+        checks.refuse_unusable(model)
         self.model, self.output = picking(model, output), output
         self.batch_size = batch_size
         self.selection_fraction, self.selection_alpha, self.seed = (
@@ -200,7 +198,7 @@ class Predictor(Persistent):
             Unchanged if anything goes wrong on the way.
         """
         # The scores outlive the caller's inference_mode.
-        with self._lock.turn, outside_inference_mode():
+        with self._lock.turn, torch.inference_mode(False):
             run, read = self.begin_calibration(groups, weights, new, update)
             run.inputs_stay = y is not None
             batches = self.batches(x, y, groups, read, weights=weights)
@@ -328,7 +326,7 @@ class Predictor(Persistent):
         self._must_have_labels(labels, row)
         must_have_weights(weighed, row)
 
-    def cut(self, x: Any) -> Iterator[Any]:
+    def cut(self, x: Any) -> Iterable[Any]:
         """Yield an input in batches that the model takes at once."""
         return inputs.batches(x, self.rows_at_once(x))
 
@@ -340,7 +338,7 @@ class Predictor(Persistent):
 
     def _rows(self, x: Any) -> inputs.Rows:
         """Read what is to be predicted: an input, or a loader of inputs."""
-        return inputs.Rows(x, inputs.Reader(self.model, self.layout, self._stamp))
+        return inputs.Rows(x, inputs.Reader(self.model, self.layout))
 
     def batch_outputs(
         self, x: inputs.Rows, groups: Any = None, weights: Any = None

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import ffcp
-from ffcp.network.features import Cut
-from ffcp.network.frozen import borrowed
+from ffcp.network.cut import Cut
 from ffcp.network.jacobian import Method, coloured, exact, sketched, smoothed
+from ffcp.network.model import borrowed
 from ffcp.scales import Sketch, Smooth
 from tests.conftest import normal, small_mlp
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import ffcp
-from ffcp.network.features import Cut
+from ffcp.network.cut import Cut
 from ffcp.network.jacobian import chained, dispatch
 from ffcp.network.jacobian.exact import exact
 from tests.conftest import normal

@@ -26,7 +26,7 @@ from ffcp.conformal.density_ratio import ShiftChoice
 from ffcp.conformal.marginal import Marginal
 from ffcp.conformal.random_numbers import Draws
 from ffcp.conformal.selection import Score
-from ffcp.network.row_buffer import RowBuffer
+from ffcp.network.inputs import RowBuffer
 from ffcp.predictor import Predictor, Running, known_only, steady
 from ffcp.recipes import public
 from ffcp.warnings import warn

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from ffcp.network import checks, inputs
-from ffcp.network.features import INPUT, OUTPUT, Cut, resolve, undisturbed
+from ffcp.network.cut import Cut, checked_output, undisturbed
+from ffcp.network.features import INPUT, OUTPUT, resolve
 
 
 def head(model: nn.Module, feature: str | nn.Module) -> nn.Module:
@@ -205,7 +206,7 @@ def behind(
             rows = len(values[0])
             if alone is not None:
                 value = values[0].clone() if alone.in_place else values[0]
-                return checks.output(alone.head(value), rows)
+                return checked_output(alone.head(value), rows)
             swap.given = iter(values)
             numbers = torch.arange(rows) % inputs.row_count(x)
             return cut(x if rows == inputs.row_count(x) else inputs.take(x, numbers)).prediction

@@ -21,8 +21,7 @@ from ffcp.conformal.marginal import Marginal
 from ffcp.conformal.random_numbers import Draws
 from ffcp.conformal.rank import exact_alpha, rows_needed
 from ffcp.network import checks, forward
-from ffcp.network.frozen import gives_back
-from ffcp.network.row_buffer import RowBuffer
+from ffcp.network.inputs import RowBuffer
 from ffcp.predictor import Predictor, Running, steady
 from ffcp.regression.distribution import Distribution, Summarised
 from ffcp.regression.intervals import Interval
@@ -221,8 +220,6 @@ class RegressionPredictor(Predictor):
             assert given.count is not None
             self._warn_of_infinite(alphas[strictest], infinite, given.count, sure)
         lower, upper, prediction = ends["lower"], ends["upper"], predictions["prediction"]
-        if gives_back(self.model):  # what may be the caller's own array, who may write to it
-            prediction = prediction.clone()
         if are_many:
             return Interval(lower, upper, prediction, tuple(map(float, asked)))
         return Interval(lower, upper, prediction, float(asked[0]))

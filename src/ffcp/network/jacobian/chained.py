@@ -17,8 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from ffcp.network import heads
-from ffcp.network.features import Cut, Tapped, has_hooks
+from ffcp.network.cut import Cut, Tapped
 from ffcp.network.jacobian.norms import row_norms
+from ffcp.network.model import is_frozen_copy
 
 _NUMBERS = 2**22  # of a product at once: 16 MB in float32
 _SORTED = 8  # times as many rows are sorted, where dead units are left out
@@ -38,12 +39,15 @@ def chain(model: nn.Module, name: str, tap: Tapped) -> list[nn.Module] | None:
     """Give the layers behind a feature, if all are linear or activations; else ``None``.
 
     >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 9))
-    >>> with Cut(model, ["0"]) as cut:
-    ...     chain(model, "0", cut(torch.randn(4, 2)))
+    >>> from ffcp.network.model import borrowed
+    >>> with borrowed(model) as frozen, Cut(frozen, ["0"]) as cut:
+    ...     chain(frozen, "0", cut(torch.randn(4, 2)))
     [ReLU(), Linear(in_features=3, out_features=9, bias=True)]
     """
     shapes = tap.shapes[name]
     if len(shapes) != 1 or len(shapes[0]) != 2 or type(model) is not nn.Sequential:
+        return None
+    if not is_frozen_copy(model):  # it may have hooks, which may change what a layer returns
         return None
     try:
         layers = list(_flat(heads.head(model, name)))
@@ -59,8 +63,7 @@ def _flat(module: nn.Module) -> Iterator[nn.Module]:
         for child in module:
             yield from _flat(child)
     elif type(module) not in _IDLE:
-        # A hook may change what a layer gives: then this is no layer that we know.
-        yield nn.Sequential() if has_hooks(module) else module
+        yield module
 
 
 def passes(layers: list[nn.Module], width: int, norm: float) -> int:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ffcp.batch import Requires
-from ffcp.network.features import Tapped
+from ffcp.network.cut import Tapped
 from ffcp.network.jacobian import chained, coloured, pushed
 from ffcp.network.jacobian.coloured import HiddenWindowsError
 from ffcp.network.jacobian.exact import exact

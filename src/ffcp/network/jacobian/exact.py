@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from ffcp.batch import is_traced
-from ffcp.network.features import Tapped
+from ffcp.network.cut import Tapped
 from ffcp.network.jacobian.norms import reached, row_norms
 
 _OUTPUTS_AT_ONCE = 8  # a batched backward pass holds the gradients of at most this many outputs

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ffcp.network import heads, inputs
-from ffcp.network.features import Tapped
+from ffcp.network.cut import Tapped
 from ffcp.network.jacobian.norms import wide
 from ffcp.network.jacobian.sketched import push
 

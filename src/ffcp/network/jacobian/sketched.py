@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ffcp.batch import is_traced
 from ffcp.locks import lock
 from ffcp.network import heads, inputs
-from ffcp.network.features import Tapped
+from ffcp.network.cut import Tapped
 from ffcp.network.jacobian.norms import wide
 from ffcp.network.jacobian.settings import Sketch
 

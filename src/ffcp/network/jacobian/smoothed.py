@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ffcp.network.features import Cut, Tapped
+from ffcp.network.cut import Cut, Tapped
 from ffcp.network.jacobian.settings import Smooth
 
 

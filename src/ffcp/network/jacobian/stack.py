@@ -7,19 +7,17 @@ forward and backward, are called without either; results are the same to the las
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as all_modules
 
-from ffcp.network.features import INPUT, has_hooks
-from ffcp.network.frozen import has_hooks_of_all, is_private
+from ffcp.network.features import INPUT
 from ffcp.network.jacobian.norms import row_norms
-from ffcp.network.modes import gradients
+from ffcp.network.model import is_frozen_copy
 
-_FEW = 2**12  # numbers that are looked at as soon as one
 _MOST_OUTPUTS = 8  # more of them are better taken several at once
 _KEPT = "_ffcp_stack"  # an attribute of twins, which nobody else has
 _IDLE = (nn.Identity, nn.Dropout)  # in eval mode
@@ -92,46 +90,23 @@ class Stack:
             and all(name in self._places for name in names)
             and all(kind.forward is _FORWARDS[kind] for kind in self._kinds)
             and not torch.is_autocast_enabled(x.device.type)
-            and not has_hooks_of_all()
+            and not (all_modules._global_forward_hooks or all_modules._global_forward_pre_hooks)
         )
 
-    def run(
-        self,
-        x: Tensor,
-        names: Sequence[str],
-        norm: float,
-        refuse: Callable[[], None] = lambda: None,
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Give the output of a batch (n, d), and the norms at features in its shape (n, m).
-
-        ``refuse`` is called, before all but the first layer are run, if x may hold NaN or infinity.
-        """
-        with gradients(False):
-            value = self._steps[0].forward(x)
-            if self._may_be_bad(x, value):
-                refuse()
-            if not names:
-                for step in self._steps[1:]:
-                    value = step.forward(value)
-                return value, {}
-            values = [x, value]
-            for step in self._steps[1:]:
+    def run(self, x: Tensor, names: Sequence[str], norm: float) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the output of a batch (n, d), and the norms at features in its shape (n, m)."""
+        with torch.inference_mode(False), torch.no_grad():
+            values = [x]
+            for step in self._steps:
                 values.append(step.forward(values[-1]))
+                if not names:
+                    values = values[-1:]
+            if not names:
+                return values[-1], {}
             columns = [self._back(values, names, norm, j) for j in range(self._outputs)]
-        if len(columns) == 1:
-            return values[-1], {name: norms[:, None] for name, norms in columns[0].items()}
-        sides = {name: torch.stack([norms[name] for norms in columns], dim=1) for name in names}
-        return values[-1], sides
-
-    def _may_be_bad(self, x: Tensor, first: Tensor) -> bool:
-        """Say whether x may hold NaN or infinity.
-
-        Either makes every sum of products with weights one of them, even where a weight is 0. So
-        one output of a linear layer shows both, in far fewer numbers than x has.
-        """
-        weight = self._steps[0].weight
-        is_told = weight is not None and weight.shape[0] > 0 and x.numel() > _FEW
-        return not math.isfinite((first[:, 0] if is_told else x).sum().item())
+        return values[-1], {
+            name: torch.stack([norms[name] for norms in columns], dim=1) for name in names
+        }
 
     def _back(
         self, values: list[Tensor], names: Sequence[str], norm: float, output: int
@@ -163,7 +138,7 @@ class Stack:
 
 def stack_of(frozen: nn.Module) -> Stack | None:
     """Give the stack that a twin is, if it is one; read once, as nobody changes a twin."""
-    if not is_private(frozen):
+    if not is_frozen_copy(frozen):
         return None
     kept = frozen.__dict__.get(_KEPT, False)
     if kept is False:
@@ -182,8 +157,8 @@ def _flat(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _does_more(layer: nn.Module) -> bool:
-    """Say whether a layer is not just what its type says: it has hooks, or a forward of its own."""
-    return has_hooks(layer) or "forward" in layer.__dict__
+    """Whether a layer is not just what its type says: it has hooks, or a forward of its own."""
+    return bool(layer._forward_hooks or layer._forward_pre_hooks or "forward" in layer.__dict__)
 
 
 def _step_of(layer: nn.Module) -> Step | None:
