@@ -8,7 +8,7 @@ forward and backward, are called without either; results are the same to the las
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,24 +19,36 @@ from ffcp.network.jacobian.norms import row_norms
 from ffcp.network.model import is_frozen_copy
 
 _MOST_OUTPUTS = 8  # more of them are better taken several at once
-_KEPT = "_ffcp_stack"  # an attribute of twins, which nobody else has
-_IDLE = (nn.Identity, nn.Dropout)  # in eval mode
-
-Slope = Callable[[Tensor, Tensor, Tensor], Tensor]  # gradient, value before, value after
+_KEPT = "_ffcp_stack"  # an attribute of frozen copies, which nobody else has
 _aten = torch.ops.aten
 
-
-class Step(NamedTuple):
-    """One layer: how it maps values, and how a gradient goes back through it."""
-
-    kind: type[nn.Module]
-    forward: Callable[[Tensor], Tensor]
-    backward: Slope
-    weight: Tensor | None = None  # of a linear layer
+# The very operations that torch's backward pass calls, given the layer, the gradient behind it,
+# and the values before and behind it.
+_BACKWARD: dict[type[nn.Module], Callable[[Any, Tensor, Tensor, Tensor], Tensor]] = {
+    nn.Linear: lambda layer, g, before, after: g @ layer.weight,
+    nn.ReLU: lambda layer, g, before, after: _aten.threshold_backward.default(g, after, 0),
+    nn.LeakyReLU: lambda layer, g, before, after: _aten.leaky_relu_backward.default(
+        g, before, layer.negative_slope, False
+    ),
+    nn.ELU: lambda layer, g, before, after: _aten.elu_backward.default(
+        g, layer.alpha, 1, 1, False, before
+    ),
+    nn.GELU: lambda layer, g, before, after: _aten.gelu_backward.default(
+        g, before, approximate=layer.approximate
+    ),
+    nn.SiLU: lambda layer, g, before, after: _aten.silu_backward.default(g, before),
+    nn.Tanh: lambda layer, g, before, after: _aten.tanh_backward.default(g, after),
+    nn.Sigmoid: lambda layer, g, before, after: _aten.sigmoid_backward.default(g, after),
+    nn.Softplus: lambda layer, g, before, after: _aten.softplus_backward.default(
+        g, before, layer.beta, layer.threshold
+    ),
+}
+# As torch has them: who exchanges one of them for all layers means it.
+_FORWARDS: dict[type[nn.Module], Any] = {kind: kind.forward for kind in _BACKWARD}
 
 
 class Stack:
-    """The steps of a model, and after how many of them each of its features stands.
+    """The layers of a model, and behind how many of them each of its features stands.
 
     >>> model = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1))
     >>> stack = Stack.of(model)
@@ -47,40 +59,38 @@ class Stack:
     True
     """
 
-    def __init__(self, steps: list[Step], places: dict[str, int]) -> None:
-        self._steps, self._places = steps, places
-        self._kinds = {step.kind for step in steps}
-        weights = [step.weight for step in steps if step.weight is not None]
-        self._columns, self._outputs = weights[0].shape[1], weights[-1].shape[0]
-        self._dtype = weights[0].dtype
+    def __init__(self, layers: list[Any], places: dict[str, int]) -> None:
+        self._layers, self._places = layers, places
+        self._kinds = {type(layer) for layer in layers}
+        linear = [layer for layer in layers if type(layer) is nn.Linear]
+        self._columns, self._outputs = linear[0].in_features, linear[-1].out_features
+        self._dtype = linear[0].weight.dtype
 
     @classmethod
     def of(cls, model: nn.Module) -> Stack | None:
         """Read a model; ``None`` if it is anything but such a stack."""
-        steps: list[Step] = []
+        layers: list[nn.Module] = []
         places = {INPUT: 0}
         known: set[int] = set()
-        for name, layer in _flat(model, ""):
-            if type(layer) is nn.Sequential or type(layer) in _IDLE:
-                pass
-            elif (step := _step_of(layer)) is not None:
-                if steps and steps[-1].weight is not None:  # a value that nobody else has
-                    step = step._replace(forward=_IN_PLACE.get(step.kind, step.forward))
-                steps.append(step)
-            else:
-                return None
+        for name, layer in layers_of(model):
             # A layer in two places has no feature of its own, one named "input" another name.
             if id(layer) in known or name in places or _does_more(layer):
                 return None
             known.add(id(layer))
-            places[name] = len(steps)
-        if all(step.weight is None for step in steps):
+            if not is_idle(layer):
+                # What works in place leaves no value before it; ReLU needs none.
+                in_place = getattr(layer, "inplace", False) and type(layer) is not nn.ReLU
+                if type(layer) not in _BACKWARD or in_place:
+                    return None
+                layers.append(layer)
+            places[name] = len(layers)
+        if not any(type(layer) is nn.Linear for layer in layers):
             return None
         places.pop("")
-        return cls(steps, places)
+        return cls(layers, places)
 
     def takes(self, x: Any, names: Sequence[str]) -> bool:
-        """Say whether this input can be run by hand, and the norms at these features taken."""
+        """Whether this input can be run by hand, and the norms at these features taken."""
         return (
             isinstance(x, Tensor)
             and x.dim() == 2
@@ -97,10 +107,10 @@ class Stack:
         """Return the output of a batch (n, d), and the norms at features in its shape (n, m)."""
         with torch.inference_mode(False), torch.no_grad():
             values = [x]
-            for step in self._steps:
-                values.append(step.forward(values[-1]))
-                if not names:
-                    values = values[-1:]
+            for layer in self._layers:
+                values.append(layer.forward(values[-1]))
+                if not names:  # others are not needed again
+                    del values[0]
             if not names:
                 return values[-1], {}
             columns = [self._back(values, names, norm, j) for j in range(self._outputs)]
@@ -112,102 +122,48 @@ class Stack:
         self, values: list[Tensor], names: Sequence[str], norm: float, output: int
     ) -> dict[str, Tensor]:
         """Take one output back to the earliest of some features; note the norms on the way."""
-        wanted = [(self._places[name], name) for name in names]
-        earliest = min(place for place, _ in wanted)
-        gradient, place = self._start(values, output)
+        place, last = len(self._layers), self._layers[-1]
+        if type(last) is nn.Linear:  # a row of its weights is the gradient before it
+            place -= 1
+            gradient = last.weight[output].expand(len(values[-1]), -1)
+        else:
+            gradient = torch.zeros_like(values[-1])
+            gradient[:, output] = 1
         norms: dict[str, Tensor] = {}
         while True:
-            for own, name in wanted:
-                if own == place:
-                    norms[name] = row_norms([gradient], norm)
-            if place == earliest:
+            here = [name for name in names if self._places[name] == place]
+            norms.update({name: row_norms([gradient], norm) for name in here})
+            if len(norms) == len(names):
                 return norms
             place -= 1
-            gradient = self._steps[place].backward(gradient, values[place], values[place + 1])
-
-    def _start(self, values: list[Tensor], output: int) -> tuple[Tensor, int]:
-        """Give the gradient of one output behind the last layer, or already before it."""
-        last, place = self._steps[-1], len(self._steps)
-        if last.weight is not None:
-            row = last.weight[output]
-            return row.expand(len(values[-1]), -1), place - 1
-        gradient = torch.zeros_like(values[-1])
-        gradient[:, output] = 1
-        return gradient, place
+            layer, before, after = self._layers[place], values[place], values[place + 1]
+            gradient = _BACKWARD[type(layer)](layer, gradient, before, after)
 
 
 def stack_of(frozen: nn.Module) -> Stack | None:
-    """Give the stack that a twin is, if it is one; read once, as nobody changes a twin."""
+    """Return the stack that a frozen copy is, if it is one; read once, as nobody changes a copy."""
     if not is_frozen_copy(frozen):
         return None
-    kept = frozen.__dict__.get(_KEPT, False)
-    if kept is False:
-        kept = frozen.__dict__[_KEPT] = Stack.of(frozen)
-    stack: Stack | None = kept
+    if _KEPT not in frozen.__dict__:
+        frozen.__dict__[_KEPT] = Stack.of(frozen)
+    stack: Stack | None = frozen.__dict__[_KEPT]
     return stack
 
 
-def _flat(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
+def layers_of(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
     """Yield the layers of nested Sequentials in their order; a container behind its layers."""
     if type(module) is nn.Sequential:
         for key, child in module._modules.items():
             if child is not None:
-                yield from _flat(child, f"{name}.{key}" if name else key)
+                yield from layers_of(child, f"{name}.{key}" if name else key)
     yield name, module
+
+
+def is_idle(layer: nn.Module) -> bool:
+    """Whether a layer hands on what it is given, in eval mode."""
+    return type(layer) in (nn.Sequential, nn.Identity, nn.Dropout)
 
 
 def _does_more(layer: nn.Module) -> bool:
     """Whether a layer is not just what its type says: it has hooks, or a forward of its own."""
     return bool(layer._forward_hooks or layer._forward_pre_hooks or "forward" in layer.__dict__)
-
-
-def _step_of(layer: nn.Module) -> Step | None:
-    if type(layer) is nn.Linear:
-        weight, bias = layer.weight, layer.bias
-        return Step(
-            nn.Linear,
-            lambda value: nn.functional.linear(value, weight, bias),
-            lambda gradient, before, after: gradient @ weight,
-            weight,
-        )
-    slope = _SLOPES.get(type(layer))
-    # What works in place leaves no value before it; the slope of ReLU needs none.
-    if slope is None or (getattr(layer, "inplace", False) and type(layer) is not nn.ReLU):
-        return None
-    return Step(type(layer), layer.forward, slope(layer))
-
-
-# The very operations that torch's backward pass calls.
-_SLOPES: dict[type[nn.Module], Callable[[Any], Slope]] = {
-    nn.ReLU: lambda layer: lambda g, before, after: _aten.threshold_backward.default(g, after, 0),
-    nn.LeakyReLU: lambda layer: (
-        lambda g, before, after: _aten.leaky_relu_backward.default(
-            g, before, layer.negative_slope, False
-        )
-    ),
-    nn.ELU: lambda layer: (
-        lambda g, before, after: _aten.elu_backward.default(g, layer.alpha, 1, 1, False, before)
-    ),
-    nn.GELU: lambda layer: (
-        lambda g, before, after: _aten.gelu_backward.default(
-            g, before, approximate=layer.approximate
-        )
-    ),
-    nn.SiLU: lambda layer: lambda g, before, after: _aten.silu_backward.default(g, before),
-    nn.Tanh: lambda layer: lambda g, before, after: _aten.tanh_backward.default(g, after),
-    nn.Sigmoid: lambda layer: lambda g, before, after: _aten.sigmoid_backward.default(g, after),
-    nn.Softplus: lambda layer: (
-        lambda g, before, after: _aten.softplus_backward.default(
-            g, before, layer.beta, layer.threshold
-        )
-    ),
-}
-
-# Spares memory; their slopes need no value before them.
-_IN_PLACE: dict[type[nn.Module], Callable[[Tensor], Tensor]] = {
-    nn.ReLU: torch.relu_, nn.Tanh: torch.tanh_, nn.Sigmoid: torch.sigmoid_,
-}  # fmt: skip
-
-# As torch has them: who exchanges one of them for all layers means it.
-_FORWARDS: dict[type[nn.Module], Any] = {kind: kind.forward for kind in _SLOPES}
-_FORWARDS[nn.Linear] = nn.Linear.forward
