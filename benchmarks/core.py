@@ -16,9 +16,8 @@ from torch import Tensor, nn
 
 import ffcp
 from benchmarks.timing import Resident, best_of, show, table, verdict
-from ffcp.network.features import Cut
-from ffcp.network.inputs import batches
-from ffcp.network.row_buffer import RowBuffer
+from ffcp.network.cut import Cut
+from ffcp.network.inputs import RowBuffer, batches
 from ffcp_paper.networks import SPLIT_POINTS, mlp
 
 ROWS, COLUMNS = 100_000, 100

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 import ffcp
 from ffcp import files
 from ffcp.conformal.columns import with_prefix
-from ffcp.network.identity import fingerprint
+from ffcp.network.model import fingerprint
 from ffcp.regression.learned.feature_columns import FeatureColumns
 from ffcp.regression.learned.learned_score import hash_of
 

@@ -4,7 +4,7 @@ Against the bare passes of :mod:`benchmarks.core`, on the paper's network, and a
 the network where it has 1,000 classes. The first call is that of a fresh process.
 
 With ``--compiled`` also what ``torch.compile`` could gain: whole bands, compiled without any look
-at weights, numbers or threads, beside what :mod:`ffcp.network.stack` takes for their passes.
+at weights, numbers or threads, beside what :mod:`ffcp.network.jacobian.stack` takes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 import ffcp
 from benchmarks.core import COLUMNS, bare_backward, bare_forward
 from benchmarks.timing import best_of, show, table, verdict
-from ffcp.network.stack import Stack
+from ffcp.network.jacobian.stack import Stack
 from ffcp_paper.networks import SPLIT_POINTS, mlp
 
 _FIRST = """

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import ffcp
 from benchmarks.timing import Resident, best_of, show, table, verdict
 from ffcp import metrics
-from ffcp.network.features import Cut
+from ffcp.network.cut import Cut
 from ffcp.network.jacobian import Method
 from ffcp.network.jacobian.coloured import colours
 from ffcp.network.jacobian.exact import jacobian_rows

@@ -11,7 +11,7 @@ from unittest import mock
 
 from torch import Tensor, nn
 
-from ffcp.network.stack import Stack
+from ffcp.network.jacobian.stack import Stack
 
 
 @dataclass

@@ -14,8 +14,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from ffcp.batch import Requires
 from ffcp.conformal.calibration import Calibration
 from ffcp.conformal.compressed import joined
-from ffcp.network.frozen import runs_itself, stamped, were_written
-from ffcp.network.identity import Identity
+from ffcp.network.model import Identity, stamp
 
 P = ParamSpec("P")
 Owner = TypeVar("Owner", bound=Any)
@@ -140,13 +139,13 @@ def steady(
             # By torch.compile(predictor), or around a call of it.
             torch.compiler.disable(self.compile)()
         snapshot = self.snapshot()
-        now, tensors = stamped(snapshot.model)
+        now = stamp(snapshot.model)
         snapshot.__dict__["_stamp"] = now  # serves the whole call
         snapshot.check_weights(now)
         try:
             return method(snapshot, *args, **kwargs)
         finally:  # also where weights that moved on the way made something else go wrong
-            if were_written(tensors, now) or runs_itself(snapshot.model):
+            if stamp(snapshot.model) != now:
                 snapshot.check_weights()
 
     return call  # type: ignore[return-value]

@@ -85,16 +85,16 @@ def unseal(state: Tensor, points: Mapping[str, Tensor]) -> dict[str, Any]:
 
 def _checksum(text: bytes, points: Mapping[str, Tensor]) -> str:
     digest = hashlib.sha256(text)
-    for name, tensor in sorted(points.items()):
-        hash_tensor(digest, name, tensor)
+    hash_tensors(digest, points)
     return digest.hexdigest()
 
 
-def hash_tensor(digest: Any, name: str, tensor: Tensor) -> None:
-    """Add a tensor to a hash: its name, type, shape and numbers."""
-    digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    digest.update(flat.view(torch.uint8).numpy().data)
+def hash_tensors(digest: Any, tensors: Mapping[str, Tensor]) -> None:
+    """Add tensors to a hash: their names, types, shapes and numbers."""
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())
+        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        digest.update(flat.view(torch.uint8).numpy().data)
 
 
 def rebuilt(kind: Any, saved: Any) -> Any:

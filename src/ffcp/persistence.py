@@ -22,9 +22,7 @@ from ffcp.conformal.selection import Selection
 from ffcp.description import Described, build, class_named, describe, differences, own_objects
 from ffcp.locks import WriterLock
 from ffcp.network.features import resolve
-from ffcp.network.frozen import Stamp
-from ffcp.network.identity import Identity, fingerprint
-from ffcp.network.modes import checked_autocast
+from ffcp.network.model import Identity, Stamp, checked_autocast, fingerprint
 
 Self = TypeVar("Self", bound="Persistent")
 _PARTS = ("score.", "calibration.")  # of a state_dict, besides the model

@@ -36,12 +36,10 @@ from ffcp.conformal.score import Score
 from ffcp.conformal.selection import Selection
 from ffcp.description import differences
 from ffcp.locks import WriterLock
-from ffcp.network import arrays, forward, inputs
+from ffcp.network import arrays, checks, forward, inputs
 from ffcp.network.features import resolve
-from ffcp.network.frozen import Stamp, refuse_unusable
-from ffcp.network.identity import Identity, fingerprint
+from ffcp.network.model import Identity, Stamp, autocast, fingerprint
 from ffcp.network.model_output import Output, picking
-from ffcp.network.modes import autocast, outside_inference_mode
 from ffcp.persistence import Persistent
 from ffcp.warnings import warn
 
@@ -115,7 +113,7 @@ class Predictor(Persistent):
             )
         checked_seed(seed)
         exact_alpha(selection_alpha)
-        refuse_unusable(model)
+        checks.refuse_unusable(model)
         self.model, self.output = picking(model, output), output
         self.batch_size = batch_size
         self.selection_fraction, self.selection_alpha = selection_fraction, selection_alpha
@@ -203,7 +201,7 @@ class Predictor(Persistent):
             Unchanged if anything goes wrong on the way.
         """
         # The scores outlive the caller's inference_mode.
-        with self._lock.turn, outside_inference_mode():
+        with self._lock.turn, torch.inference_mode(False):
             update = update and len(self.calibration) > 0
             score, calibration = self._given
             if update:
@@ -378,7 +376,7 @@ class Predictor(Persistent):
                 start, row = start + count, row + count
         beside.check(row)
 
-    def cut(self, x: Any) -> Iterator[Any]:
+    def cut(self, x: Any) -> Iterable[Any]:
         """Yield an input in batches that the model takes at once."""
         return inputs.batches(x, self.rows_at_once(x))
 
@@ -388,7 +386,7 @@ class Predictor(Persistent):
 
     def rows(self, x: Any) -> inputs.Rows:
         """Read what is to be predicted: an input, or a loader of inputs."""
-        return inputs.Rows(x, inputs.Reader(self.model, self._state.layout, self._stamp))
+        return inputs.Rows(x, inputs.Reader(self.model, self._state.layout))
 
     def batch_outputs(
         self, x: inputs.Rows, groups: Any = None, weights: Any = None

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import ffcp
 from ffcp.network.hidden_weights import unlisted
-from ffcp.network.modes import checked_autocast
+from ffcp.network.model import checked_autocast
 from tests.conftest import normal
 
 X = normal(400, 3, seed=0)

@@ -8,15 +8,16 @@ import math
 import pickle
 import weakref
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 import ffcp
-from ffcp.network.features import Cut
-from ffcp.network.frozen import borrowed
-from ffcp.network.jacobian import Method, coloured, exact, sketched, smoothed
+from ffcp.network.cut import Cut
+from ffcp.network.jacobian import Method, coloured, exact, pushed
+from ffcp.network.model import borrowed
 from ffcp.scales import Sketch, Smooth
 from tests.conftest import normal, small_mlp
 
@@ -362,7 +363,7 @@ def test_the_norm_of_a_row_does_not_depend_on_the_batch(method) -> None:
 def test_a_sketch_in_small_parts_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = HEADS["3x3"](), normal(7, 2, 8, 9, seed=1)
     whole = norms(model, x, Sketch(9))
-    monkeypatch.setattr(sketched, "_PROBE_BYTES", 10_000)
+    monkeypatch.setattr(pushed, "_BYTES", 10_000)
     torch.testing.assert_close(norms(model, x, Sketch(9)), whole)
     exact = norms(model, x, "exact")
     monkeypatch.setattr("ffcp.network.jacobian.exact._BYTES_AT_ONCE", 1)
@@ -411,8 +412,9 @@ def test_smoothing_is_the_mean_over_perturbed_features() -> None:
     v, sigma, samples = model[0](x).detach(), 0.5, 3
     expected = torch.zeros(5, 2)
     for sample in range(samples):
-        noise = smoothed.Noise(sigma, 0, sample)(torch.zeros_like(v))
-        torch.testing.assert_close(noise, noise[:1].expand_as(noise))  # the same for every row
+        seed = int(np.random.SeedSequence([0, sample]).generate_state(1, np.uint64)[0]) >> 1
+        generator = torch.Generator().manual_seed(seed)
+        noise = sigma * torch.randn(v.shape[1:], generator=generator)  # the same for every row
         jacobian = torch.func.vmap(torch.func.jacrev(model[1:], chunk_size=None))
         expected += jacobian((v + noise)[:, None]).reshape(5, 2, -1).norm(dim=2) / samples
     torch.testing.assert_close(norms(model, x, Smooth(sigma, samples)), expected)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import ffcp
-from ffcp.network.features import Cut
+from ffcp.network.cut import Cut
 from ffcp.network.jacobian import chained, dispatch
 from ffcp.network.jacobian.exact import exact
 from tests.conftest import normal
@@ -56,8 +56,7 @@ def by_rows(model: nn.Module, x: Tensor, name: str, norm: float) -> Tensor:
 def test_products_without_dead_units_are_those_of_the_rows(
     kind: str, norm: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chained, "_WORTH", -1)  # whatever is spared
-    monkeypatch.setattr(chained, "_BLOCK", 2 * 8 * 90)  # two rows at once, and one alone
+    monkeypatch.setattr(chained, "_NUMBERS", 2 * 5 * 90)  # two rows at once, and one alone
     model = MODELS[kind]()
     x = X.clone()
     x[3] = -100.0 * X.abs().max()  # where whole layers may be dead

@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 import ffcp
 from ffcp.network import forward
-from ffcp.network.features import Cut
-from ffcp.network.frozen import borrowed
+from ffcp.network.cut import Cut
 from ffcp.network.jacobian.exact import exact
-from ffcp.network.stack import Stack, stack_of
+from ffcp.network.jacobian.stack import Stack, stack_of
+from ffcp.network.model import borrowed
 
 ACTIVATIONS = (
     nn.ReLU(), nn.ReLU(inplace=True), nn.LeakyReLU(0.2), nn.ELU(0.7), nn.GELU(),

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 import ffcp
-from ffcp.network import frozen
 from tests.conftest import normal
 from tests.test_threads import together
 
@@ -111,9 +110,8 @@ def test_models_whose_weights_are_not_here_are_refused_when_a_predictor_is_made(
         ffcp.CP(FullyShardedDataParallel(nn.Linear(4, 1)))
 
 
-def test_hooks_that_only_look_see_the_users_passes_and_those_that_change_stay() -> None:
-    model, seen = plain().eval(), []
-    model[0].register_forward_hook(lambda module, x, out: seen.append(len(out)))
+def test_hooks_that_change_something_are_part_of_the_function() -> None:
+    model = plain().eval()
     model[1].register_forward_hook(lambda module, x, out: 3 * out)
 
     def doubled(module: nn.Module, x: Any, out: Tensor) -> None:
@@ -124,11 +122,7 @@ def test_hooks_that_only_look_see_the_users_passes_and_those_that_change_stay() 
         expected = model(X)
     for predictor in (ffcp.CP(model), ffcp.FFCP(model, "0")):
         predictor.calibrate(X, Y)
-        seen.clear()
         torch.testing.assert_close(predictor.predict_interval(X).prediction, expected[:, 0])
-        assert not seen
-    model(X)
-    assert seen == [60]
 
 
 def looked_at(model: nn.Sequential) -> list[str]:
@@ -183,25 +177,22 @@ def test_hooks_count_as_they_were_when_calibrating() -> None:
     model, seen = plain().eval(), []
     predictor = ffcp.CP(model).calibrate(X, Y)
     before = predictor(X)
-    looks = model[0].register_forward_hook(lambda module, x, out: seen.append(1))
+    model[0].register_forward_hook(lambda module, x, out: seen.append(1))
     changes = model[3].register_forward_hook(lambda module, x, out: 5 * out)
     assert torch.equal(predictor(X).upper, before.upper)
     assert not seen
     later = ffcp.CP(model).calibrate(X, Y)
     torch.testing.assert_close(later(X).prediction, 5 * before.prediction)
-    with pytest.raises(RuntimeError, match="no longer those of the calibration"):
+    with pytest.raises(RuntimeError, match="calibration"):
         predictor(X)
-    looks.remove()
-    later(X)
     changes.remove()
-    with pytest.raises(RuntimeError, match="no longer those of the calibration"):
+    with pytest.raises(RuntimeError, match="calibration"):
         later(X)
 
 
 def test_bands_are_given_while_another_pass_finds_out_what_hooks_do() -> None:
-    model, seen = plain().eval(), []
+    model = plain().eval()
     model[3].register_forward_hook(lambda module, x, out: 3 * out)
-    model[0].register_forward_hook(lambda module, x, out: seen.append(1))
     predictor = ffcp.FFCP(model, "0").calibrate(X, Y)
     expected = predictor(X)
 
@@ -214,39 +205,14 @@ def test_bands_are_given_while_another_pass_finds_out_what_hooks_do() -> None:
             ffcp.FFCP(model, "0").calibrate(X, Y)
 
     assert not together(ask, ask, again, again)
-    seen.clear()
-    predictor(X)
-    assert not seen
 
 
-def test_a_hook_that_looks_stays_so_though_another_pass_begins_to_find_out(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    model = plain().eval()
-    looked_at(model)
-    predictor = ffcp.FFCP(model, "0").calibrate(X, Y)
-    pool, make = frozen._pool(model), frozen.frozen_copy
-    pool.forget()  # a new twin has to be made
-
-    def interrupted(*args: Any) -> Any:
-        pool.forget(hooks=True)  # another thread begins to calibrate
-        return make(*args)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(frozen, "frozen_copy", interrupted)
-        expected = predictor(X)
-    assert torch.equal(predictor(X).upper, expected.upper)
-
-
-def test_a_loaded_predictor_finds_out_what_hooks_do(tmp_path: Any) -> None:
-    ffcp.FFCP(plain(), "0").calibrate(X, Y).save(tmp_path / "one")
+def test_a_loaded_predictor_has_the_hooks_of_its_model(tmp_path: Any) -> None:
+    expected = ffcp.FFCP(plain(), "0").calibrate(X, Y)
+    expected.save(tmp_path / "one")
     model = plain()
-    seen = looked_at(model)
-    loaded = ffcp.load(tmp_path / "one", model)
-    loaded(X)
-    seen.clear()
-    loaded(X)
-    assert not seen
+    looked_at(model)
+    torch.testing.assert_close(ffcp.load(tmp_path / "one", model)(X).upper, expected(X).upper)
 
 
 class Random(nn.Module):

@@ -19,10 +19,11 @@ from ffcp.classification.set_predictor import SetPredictor as SetPredictor
 from ffcp.conformal.kernels import KERNELS
 from ffcp.conformal.selection import Division
 from ffcp.files import put
-from ffcp.network.features import Cut, resolve
+from ffcp.network.cut import Cut
+from ffcp.network.features import resolve
 from ffcp.network.forward import see
-from ffcp.network.identity import fingerprint
 from ffcp.network.jacobian import Method
+from ffcp.network.model import fingerprint
 from ffcp.regression.regression_predictor import RegressionPredictor
 
 __all__ = [

@@ -29,7 +29,7 @@ from ffcp.conformal.coverage_level import requested_alpha
 from ffcp.conformal.density_ratio import ShiftChoice
 from ffcp.conformal.marginal import Marginal
 from ffcp.conformal.random_numbers import Draws
-from ffcp.network.row_buffer import RowBuffer
+from ffcp.network.inputs import RowBuffer
 from ffcp.predictor import Predictor, Running, known_only, steady
 from ffcp.warnings import warn
 

@@ -14,8 +14,7 @@ from ffcp import files
 from ffcp.conformal.rank import exact_alpha
 from ffcp.distributed.ranks import Ranks
 from ffcp.distributed.sampling import OwnRows, Share, must_be_disjoint
-from ffcp.network.identity import fingerprint
-from ffcp.network.modes import autocast
+from ffcp.network.model import autocast, fingerprint
 from ffcp.predictor import Predictor
 
 Kind = TypeVar("Kind", bound=Predictor)

@@ -18,8 +18,10 @@ from ffcp.conformal.calibration import Calibration
 from ffcp.conformal.mondrian import Mondrian
 from ffcp.export.outward import Outward, near
 from ffcp.network import checks, forward, jacobian
-from ffcp.network.features import OUTPUT, Cut
-from ffcp.network.frozen import frozen_copy, uncompiled
+from ffcp.network.cut import Cut
+from ffcp.network.features import OUTPUT
+from ffcp.network.model import frozen_copy
+from ffcp.network.model_output import uncompiled
 from ffcp.predictor import Predictor
 from ffcp.regression.bases import columns
 from ffcp.regression.regression_predictor import RegressionPredictor
@@ -49,7 +51,7 @@ class Steps:
         each = [predictor.alpha_of_each(alpha, calibration.coordinates) for alpha in alphas]
         self._tables = [threshold_table(calibration, alpha, columns) for alpha in each]
         self.requires = self._state.requires
-        frozen = frozen_copy(uncompiled(predictor.model))
+        frozen = frozen_copy(uncompiled(predictor.model), with_hooks=True)
         if frozen is None:
             raise ValueError(
                 "the model is scripted, or has parts that cannot be copied, so torch cannot write "

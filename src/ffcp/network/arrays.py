@@ -2,70 +2,48 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import defaultdict
-from typing import Any, ClassVar
-from weakref import WeakKeyDictionary
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ffcp.network.frozen import Stamp, stamp
+from ffcp.network.model import tensors_of
 
 
 class ModelType:
-    """The type and device that a model takes."""
-
-    _known: ClassVar[WeakKeyDictionary[nn.Module, tuple[Stamp, ModelType]]] = WeakKeyDictionary()
-
-    @classmethod
-    def of(cls, model: nn.Module, now: Stamp | None = None) -> ModelType:
-        """Look up the type of a model, or find it out: going over all its parts takes its time.
-
-        ``now`` is the model's stamp, if it is known.
-        """
-        now = stamp(model) if now is None else now
-        known = cls._known.get(model)
-        if known is None or known[0] != now:
-            cls._known[model] = known = (now, cls(model))
-        return known[1]
+    """The type and device that a model takes: those of its first float parameter or buffer."""
 
     def __init__(self, model: nn.Module) -> None:
-        modules = list(model.modules())  # once: model.parameters() would go over them again
-        parameters = (t for module in modules for t in module._parameters.values())
-        buffers = (t for module in modules for t in module._buffers.values())
-        known = (t for t in itertools.chain(parameters, buffers) if t is not None)
-        tensors = [t for t in known if t.is_floating_point()]
-        self._device = tensors[0].device if tensors else None
-        self._dtype = tensors[0].dtype if tensors else None
-        self._dtypes = {t.dtype for t in tensors}
-        self._has_embedding = any(isinstance(m, _EMBEDDINGS) for m in modules)
+        weights = [tensor for tensor in tensors_of(model) if tensor.is_floating_point()]
+        self._model = model
+        self._device = weights[0].device if weights else None
+        self._dtype = weights[0].dtype if weights else None
+        self._dtypes = {tensor.dtype for tensor in weights}
 
     def convert(self, leaf: Any, alone: bool) -> Any:
         """Convert an array or tensor; ``alone`` if it is all of the input."""
-        if isinstance(leaf, Tensor):
-            return self._tensor(checked_tensor(leaf, "the input"))
-        if not is_arraylike(leaf):
-            return leaf
-        tensor = torch.from_numpy(numbers(leaf, "the input"))
-        is_mask = tensor.dtype == torch.bool and not alone and not is_frame(leaf)
-        if tensor.is_floating_point() or is_mask or self._has_embedding:
+        if not isinstance(leaf, Tensor):
+            if not is_arraylike(leaf):
+                return leaf
+            tensor = torch.from_numpy(numbers(leaf, "the input"))
+            is_mask = tensor.dtype == torch.bool and not alone and not is_frame(leaf)
+            if not (tensor.is_floating_point() or is_mask or self._has_embedding()):
+                # Python and numpy count in float64, as does a model without a type of its own.
+                return tensor.to(self._device, self._dtype or torch.float64)
             # Indices of an embedding are of these types alone.
             is_small = tensor.dtype in (torch.int8, torch.uint8, torch.int16)
-            return self._tensor(tensor.long() if is_small else tensor)
-        # Python and numpy count in float64, so a model without a type of its own gets that.
-        return tensor.to(self._device, self._dtype or torch.float64)
+            leaf = tensor.long() if is_small else tensor
+        leaf = checked_tensor(leaf, "the input").detach()
+        if leaf.is_inference():  # born under inference_mode it can never enter a graph
+            leaf = leaf.clone()
+        if leaf.is_floating_point() and self._dtypes and leaf.dtype not in self._dtypes:
+            return leaf.to(self._device, self._dtype)
+        return leaf if leaf.device == self._device else leaf.to(self._device)
 
-    def _tensor(self, tensor: Tensor) -> Tensor:
-        # A tensor born under inference_mode can never enter a graph; its copy can.
-        tensor = (tensor.clone() if tensor.is_inference() else tensor).detach()
-        if tensor.is_floating_point() and self._dtypes and tensor.dtype not in self._dtypes:
-            return tensor.to(self._device, self._dtype)
-        return tensor if tensor.device == self._device else tensor.to(self._device)
-
-
-_EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
+    def _has_embedding(self) -> bool:
+        return any(isinstance(m, nn.Embedding | nn.EmbeddingBag) for m in self._model.modules())
 
 
 def checked_tensor(tensor: Tensor, what: str) -> Tensor:
@@ -178,14 +156,6 @@ def from_list(x: list[Any]) -> np.ndarray:
             "the input is a list whose rows have different lengths: every row needs the same "
             "numbers of values"
         ) from error
-
-
-def device_and_dtype(model: nn.Module) -> tuple[torch.device | None, torch.dtype]:
-    """Where the model lives and in which float type, read off its first float parameter."""
-    for tensor in itertools.chain(model.parameters(), model.buffers()):
-        if tensor.is_floating_point():
-            return tensor.device, tensor.dtype
-    return None, torch.get_default_dtype()
 
 
 def target_tensor(y: Any) -> Tensor:

@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ffcp.network import calling, checks, inputs
-from ffcp.network.features import INPUT, Cut, NoGradientError, module_names, undisturbed
-from ffcp.network.frozen import borrowed, uncompiled
+from ffcp.network import inputs
+from ffcp.network.cut import Cut, NoGradientError, call, undisturbed
+from ffcp.network.features import INPUT, module_names
+from ffcp.network.model import borrowed
+from ffcp.network.model_output import uncompiled
 
 
 def candidates(model: nn.Module, x: Any, limit: int = 8, sample: int = 8) -> list[str]:
@@ -62,7 +64,7 @@ def _distinct_features(model: nn.Module, x: Any) -> list[str]:
             for name, module in module_names(model).items():
                 if not isinstance(module, torch.jit.ScriptModule):  # those refuse hooks
                     handles.append(module.register_forward_hook(watch(name)))
-            prediction = checks.output(calling.call(model, x), rows, x)
+            prediction = call(model, x, rows)
         finally:
             for handle in handles:
                 handle.remove()

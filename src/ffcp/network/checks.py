@@ -3,14 +3,44 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx, nn
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
-from ffcp.network import inputs
-from ffcp.network.model_output import described
+
+def refuse_unusable(model: nn.Module) -> None:
+    """Refuse models whose weights are not all here: not made yet, or divided over processes.
+
+    >>> refuse_unusable(nn.LazyLinear(3))
+    Traceback (most recent call last):
+    ValueError: the model has layers without weights yet (LazyLinear): run it once on some rows
+    """
+    for module in model.modules():
+        # By names: the parts of torch that define them are slow to import, and may be missing.
+        kinds = {kind.__name__ for kind in type(module).__mro__}
+        if kinds & {"FullyShardedDataParallel", "FSDPModule"}:
+            raise ValueError(
+                "the weights of the model are divided over processes (FSDP): gather them into a "
+                "plain model, and give that"
+            )
+        own = [*module._parameters.values(), *module._buffers.values()]
+        if any(isinstance(tensor, UninitializedParameter | UninitializedBuffer) for tensor in own):
+            raise ValueError(
+                f"the model has layers without weights yet ({type(module).__name__}): run it once "
+                "on some rows"
+            )
+        if isinstance(module, fx.GraphModule) and hasattr(module, "range_constraints"):
+            given = [n.meta.get("val") for n in module.graph.nodes if n.op == "placeholder"]
+            sizes = [value.shape[0] for value in given if isinstance(value, Tensor) and value.dim()]
+            if any(isinstance(size, int) for size in sizes):
+                raise ValueError(
+                    f"the model was exported for exactly {sizes[0]} rows at a time: export it for "
+                    "any number of them, with torch.export.Dim('rows') for dimension 0 in "
+                    "dynamic_shapes, or give the original module"
+                )
 
 
 def finite(values: Tensor, what: str, first_row: int = 0) -> None:
@@ -29,32 +59,6 @@ def finite(values: Tensor, what: str, first_row: int = 0) -> None:
             f"{what} holds {value} in row {first_row + row} (rows count from 0; {int(bad.sum())} "
             f"of {len(values)} rows are bad): remove or repair such rows"
         )
-
-
-def output(prediction: Any, rows: int, x: Any = None) -> Tensor:
-    """Check that the model returned one floating-point tensor with a row for each input row."""
-    if not isinstance(prediction, Tensor):
-        raise TypeError(
-            f"the model returned {described(prediction)}, not a tensor: say by output= which "
-            "part of it is the prediction, a key, an index or a function"
-        )
-    if not prediction.is_floating_point():
-        raise TypeError(
-            f"the model's output has type {prediction.dtype}; a band needs a floating-point "
-            "prediction (does forward end in argmax or round?)"
-        )
-    if prediction.dim() == 0 or prediction.shape[0] != rows:
-        raise ValueError(
-            f"the model's output has shape {tuple(prediction.shape)} for {rows} input rows: "
-            f"its first dimension must be the rows{flat_hint(x)}"
-        )
-    return prediction
-
-
-def flat_hint(x: Any) -> str:
-    """Say how a single row is written, where the input is 1-D."""
-    is_flat = isinstance(x, Tensor) and x.dim() == 1
-    return " (x is 1-D: a single row is written x[None])" if is_flat else ""
 
 
 def target(y: Tensor, prediction: Tensor) -> Tensor:
@@ -88,22 +92,18 @@ def like_target(values: Tensor, layout: Mapping[str, Any]) -> Tensor:
     return values[:, None] if row == [1] and values.dim() == 1 else values
 
 
-def rows_independent(forward: Callable[[Any], Tensor], x: Any) -> None:
+def rows_independent(whole: Tensor, again: Tensor, apart: Tensor, company: Tensor) -> None:
     """Refuse a model whose prediction for one row depends on the other rows of the batch.
 
-    Three passes over these few rows: twice the same, to tell randomness from mixing, and once
-    half of them in another order.
+    ``whole`` and ``again`` are outputs of the same rows, to tell randomness from mixing, and
+    ``apart`` of some of them, ``company``, in another order.
     """
-    rows = torch.arange(inputs.row_count(x))
-    company = rows[: (len(rows) + 1) // 2].flip(0)
-    whole, again = forward(x), forward(x)
     if not close(whole, again):
         raise ValueError(
             "two passes over the same rows disagree: forward is random even in eval mode "
             "(dropout with training=True?). Make it deterministic; the score of a point must "
             "be a fixed number"
         )
-    apart = forward(inputs.take(x, company))
     if not close(whole[company.to(whole.device)], apart):
         raise ValueError(
             "the model mixes rows: its prediction for a row changes with the other rows of the "

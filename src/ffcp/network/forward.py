@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ffcp.batch import BatchOutput, Requires, is_traced
-from ffcp.network import calling, checks, inputs, jacobian
-from ffcp.network.features import OUTPUT, Cut, is_inside, resolve
-from ffcp.network.frozen import Stamp, borrowed, gives_back, renew, uncompiled
+from ffcp.network import checks, inputs, jacobian
+from ffcp.network.cut import Cut, call
+from ffcp.network.features import INPUT, OUTPUT, resolve
+from ffcp.network.inputs import RowBuffer
 from ffcp.network.jacobian import AUTO, EXACT, Method, Smooth
-from ffcp.network.model_output import Output, picking
-from ffcp.network.row_buffer import RowBuffer
-from ffcp.network.stack import stack_of
+from ffcp.network.jacobian.stack import stack_of
+from ffcp.network.model import Stamp, borrowed, renew
+from ffcp.network.model_output import Output, picking, uncompiled
 
 ONLY_OUTPUT = Requires()
 
@@ -88,79 +88,48 @@ class ForwardPass:
     def __init__(
         self, model: nn.Module, requires: Requires = ONLY_OUTPUT, now: Stamp | None = None
     ) -> None:
-        self._needs, self._plan = requires, _planned(requires)
-        self._model = uncompiled(model) if self._plan.is_inside else model
+        if requires.norms:
+            jacobian.checked_norm(requires.norm)
+            jacobian.checked_method(requires.method)
+        self._requires = requires
+        self._inner = [name for name in dict.fromkeys(requires.norms) if name != OUTPUT]
+        self._model = _uncompiled_for(model, (*requires.norms, *requires.values))
         self._now = now if self._model is model else None
+        is_exact = requires.of is None and requires.method in (AUTO, EXACT)
+        #: Whether nothing is asked but the output, and norms of its exact gradients.
+        self._is_plain = not requires.values and (is_exact or not self._inner)
 
     def __call__(self, x: Any, first_row: int = 0, groups: Any = None) -> BatchOutput:
         """Run one batch, as :func:`see` does; between batches the model is nobody's."""
         rows = inputs.row_count(x)
         if not rows:
             raise ValueError("x has no rows")
-        numbers = range(first_row, first_row + rows)
-        if isinstance(x, Tensor) and self._plan.only_output and gives_back(self._model):
-            checks.finite(x, "x", first_row)
-            x = checks.output(x, rows, x)  # no other numbers than were looked at
-            return BatchOutput(x, x.detach() if x.requires_grad else x, {}, {}, numbers, groups)
+        for key, tensor in inputs.leaves(x, "x"):
+            checks.finite(tensor, key, first_row)
+        requires, values = self._requires, dict[str, Tensor]()
         with borrowed(self._model, self._now) as frozen:
-            stack = stack_of(frozen) if self._plan.is_plain and not is_traced() else None
-            if stack is not None and stack.takes(x, self._plan.inner):
-                refuse = functools.partial(checks.finite, x, "x", first_row)
-                output, norms = stack.run(x, self._plan.inner, self._needs.norm, refuse)
-                checks.finite(output, "the prediction", first_row)
-                out = BatchOutput(x, output, norms, {}, numbers, groups)
+            stack = stack_of(frozen) if self._is_plain and not is_traced() else None
+            if stack is not None and stack.takes(x, self._inner):
+                output, norms = stack.run(x, self._inner, requires.norm)
             else:
-                for key, tensor in inputs.leaves(x, "x"):
-                    checks.finite(tensor, key, first_row)
-                out = self._cut(frozen, x, numbers, groups)
-        for name, values in out.norms.items():
-            checks.finite(values, f"the gradient at feature {name!r}", first_row)
-        return out if self._plan.only_inner else self._with_output(out)
-
-    def _cut(self, frozen: nn.Module, x: Any, rows: range, groups: Any) -> BatchOutput:
-        """Run one batch with hooks at the features, and take gradients from torch's graph."""
-        plan = self._plan
-        with Cut(frozen, plan.tapped, values=plan.recorded) as cut:
-            tap = cut(x)
-            output = tap.prediction.detach()
-            checks.finite(output, "the prediction", rows.start)
-            if plan.only_output:
-                return BatchOutput(x, output, {}, {}, rows, groups)
-            norms = jacobian.take_norms(frozen, x, tap, plan.inner, self._needs)
-        return BatchOutput(x, output, norms, tap.values, rows, groups)
-
-    def _with_output(self, out: BatchOutput) -> BatchOutput:
-        """Add what is known of the output itself without any pass."""
-        return out._replace(norms={**out.norms, OUTPUT: norms_of_output(out.output, self._needs)})
+                # Smoothing runs the model on perturbed features; the plain pass needs no graph.
+                tapped = [] if isinstance(requires.method, Smooth) else self._inner
+                with Cut(frozen, tapped, values=requires.values) as cut:
+                    tap = cut(x)
+                    output, values = tap.prediction.detach(), tap.values
+                    norms = jacobian.take_norms(frozen, x, tap, self._inner, requires)
+        checks.finite(output, "the prediction", first_row)
+        for name, norm in norms.items():
+            checks.finite(norm, f"the gradient at feature {name!r}", first_row)
+        if OUTPUT in requires.norms:
+            norms = {**norms, OUTPUT: norms_of_output(output, requires)}
+        return BatchOutput(x, output, norms, values, range(first_row, first_row + rows), groups)
 
 
-class _Plan(NamedTuple):
-    """Which features a pass cuts at, and for what; ``only_output`` if at none."""
-
-    inner: list[str]  # of gradient norms
-    tapped: list[str]  # a graph must reach these
-    recorded: list[str]  # the values of these are kept
-    is_inside: bool  # whether any lies inside the model
-    only_output: bool
-    only_inner: bool  # whether nothing is asked of the output
-    is_plain: bool  # whether nothing is asked but the output, and norms of its exact gradients
-
-
-@functools.lru_cache(maxsize=64)
-def _planned(requires: Requires) -> _Plan:
-    if requires.norms:
-        jacobian.checked_norm(requires.norm)
-        jacobian.checked_method(requires.method)
-    inside = any(map(is_inside, (*requires.norms, *requires.values)))
-    inner = [name for name in dict.fromkeys(requires.norms) if name != OUTPUT]
-    # Smoothing runs the model on perturbed features; the plain pass needs no graph then.
-    tapped = [] if isinstance(requires.method, Smooth) else inner
-    recorded = list(dict.fromkeys(requires.values))
-    only_output = not (requires.norms or requires.values)
-    only_inner = OUTPUT not in requires.norms
-    is_exact = requires.of is None and requires.method in (AUTO, EXACT)
-    is_plain = not recorded and (is_exact or not inner)
-    return _Plan(inner, tapped, recorded, inside, only_output, only_inner, is_plain)
+def _uncompiled_for(model: nn.Module, names: Sequence[str]) -> nn.Module:
+    """Return the model that was compiled, where a feature lies inside it."""
+    bases = {name.partition("[")[0] for name in names}
+    return uncompiled(model) if bases - {INPUT, OUTPUT} else model
 
 
 def part_of(out: BatchOutput, rows: slice | Tensor) -> BatchOutput:
@@ -304,31 +273,28 @@ def run(
 
 def check_rows(model: nn.Module, x: Any, names: Sequence[str], sample: int = 8) -> None:
     """Refuse a model that mixes rows, by its predictions and by its gradients."""
-    if gives_back(model):
-        return
     x = inputs.take(x, slice(0, sample))
     if inputs.row_count(x) == 1:  # a loader of single rows: the row beside itself
         x = inputs.take(x, torch.tensor([0, 0]))
-    asked = inputs.row_count(x) // 2
+    rows = inputs.row_count(x)
+    asked, company = rows // 2, torch.arange((rows + 1) // 2).flip(0)
     names = [name for name in names if name != OUTPUT]
-    model = uncompiled(model) if any(map(is_inside, names)) else model
-    renew(model, lambda frozen: checks.output(calling.call(frozen, x), inputs.row_count(x), x))
+    model = _uncompiled_for(model, names)
+    renew(model, lambda frozen: call(frozen, x, rows))
     with borrowed(model) as frozen:
-        _check_rows(frozen, x, names, asked)
-
-
-def _check_rows(model: nn.Module, x: Any, names: Sequence[str], asked: int) -> None:
-    # One block around all passes: each of them then draws other random numbers, if it draws.
-    with Cut(model) as cut:
-        checks.rows_independent(lambda batch: cut(batch).prediction, x)
-    if not names or not asked:
-        return
-    with Cut(model, names) as cut:
-        tap = cut(x)
-        flat = [(name, edge) for name, group in tap.edges.items() for edge in group]
-        gradients = torch.autograd.grad(
-            tap.prediction[:asked].sum(), [edge for _, edge in flat], allow_unused=True
-        )
+        # One block around all passes: each of them then draws other random numbers, if it draws.
+        with Cut(frozen) as cut:
+            whole, again = cut(x).prediction, cut(x).prediction
+            apart = cut(inputs.take(x, company)).prediction
+            checks.rows_independent(whole, again, apart, company)
+        if not names or not asked:
+            return
+        with Cut(frozen, names) as cut:
+            tap = cut(x)
+            flat = [(name, edge) for name, group in tap.edges.items() for edge in group]
+            gradients = torch.autograd.grad(
+                tap.prediction[:asked].sum(), [edge for _, edge in flat], allow_unused=True
+            )
     for (name, _), gradient in zip(flat, gradients, strict=True):
         if gradient is not None:
             checks.gradient_stays_in_row(name, gradient, asked)

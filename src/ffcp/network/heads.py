@@ -8,15 +8,16 @@ runs the whole model and exchanges the feature on the way.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
-from ffcp.network import checks, inputs
-from ffcp.network.features import INPUT, OUTPUT, Cut, resolve, undisturbed
+from ffcp.network import inputs
+from ffcp.network.cut import Cut, checked_output
+from ffcp.network.features import INPUT, OUTPUT, resolve
+from ffcp.network.model import is_frozen_copy
 
 
 def head(model: nn.Module, feature: str | nn.Module) -> nn.Module:
@@ -40,46 +41,33 @@ def head(model: nn.Module, feature: str | nn.Module) -> nn.Module:
     """
     name = resolve(model, feature)
     if name == OUTPUT:
-        return _as(model, nn.Identity())
+        return nn.Identity().train(model.training)
     if name == INPUT:
         return model
     if "[" in name:
         raise ValueError(f"feature {name!r} is one of several outputs: its head cannot be cut out")
-    rest = _rest_of_sequential(model, name.removeprefix(".").split("."))
+    rest = rest_of_sequential(model, name)
     return rest if rest is not None else _traced_head(model, name.removeprefix("."))
 
 
 def rest_of_sequential(model: nn.Module, name: str) -> nn.Module | None:
-    """Give the modules behind a layer of nested Sequentials; None of any other model.
+    """Return the modules behind a layer of nested Sequentials; None of any other model.
 
     >>> rest_of_sequential(nn.Sequential(nn.Linear(2, 3), nn.ReLU()), "0")
     Sequential(
       (0): ReLU()
     )
     """
-    return _rest_of_sequential(model, name.removeprefix(".").split("."))
-
-
-def _rest_of_sequential(model: nn.Module, path: list[str]) -> nn.Module | None:
-    """Follow nested Sequentials; None where another kind of module is on the way."""
-    if not path:
-        return _as(model, nn.Sequential())
-    if type(model) is not nn.Sequential:
-        return None
-    names = list(model._modules)
-    index = names.index(path[0])
-    inner = _rest_of_sequential(model[index], path[1:])
-    if inner is None:
-        return None
-    own = [inner] if len(inner._modules) else []
-    return _as(model, nn.Sequential(*own, *list(model)[index + 1 :]))
-
-
-def _as(model: nn.Module, made: nn.Module) -> nn.Module:
-    """Put a module that was made in the mode of the model: new ones are in training mode."""
-    # Of a twin's head nothing must be put back then, the random state of all threads least of all.
-    made.training = model.training
-    return made
+    behind: list[nn.Module] = []
+    for part in name.removeprefix(".").split("."):
+        if type(model) is not nn.Sequential or part not in model._modules:
+            return None
+        index = list(model._modules).index(part)
+        behind = [*list(model)[index + 1 :], *behind]
+        rest = nn.Sequential(*behind)
+        # Of the head of a frozen copy nothing must be put back then.
+        rest.training, model = model.training, model[index]
+    return rest
 
 
 class _Tracer(fx.Tracer):
@@ -167,104 +155,40 @@ def _subgraph(
     return fx.GraphModule(model, new)
 
 
-_COMPARED = 8  # rows
-
-
-class _Alone(NamedTuple):
-    """A head that was cut out of a model, and whether it changes its input."""
-
-    head: nn.Module
-    in_place: bool
-
-
-# By the name of the feature; None where the head cannot be cut out.
-_CUT_OUT: WeakKeyDictionary[nn.Module, dict[str, _Alone | None]] = WeakKeyDictionary()
-
-
 @contextmanager
 def behind(
     model: nn.Module, x: Any, name: str
 ) -> Iterator[tuple[tuple[Tensor, ...], Callable[..., Tensor]]]:
-    """Give the feature's tensors, and the model as a function of them, without a graph.
+    """Yield the feature's tensors, and the model as a function of them, without a graph.
 
-    The function takes tensors of any number of rows. It runs the head alone where that can be
-    cut out, else the whole model on the rows of ``x``, over and over.
+    The function takes tensors of any number of rows. It runs the head alone behind a layer of
+    nested Sequentials, else the whole model on the rows of ``x``, over and over.
 
     >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
     >>> with behind(model, torch.randn(4, 2), "0") as ((v,), output):
     ...     output(2 * v[:1]).shape
     torch.Size([1, 1])
     """
-    swap = _Swap()
-    with Cut(model, [name], change=swap, graph=False) as cut, torch.no_grad():
-        prediction = cut(x).prediction
-        kept = tuple(swap.kept)
-        alone = _cut_out(model, name, kept, prediction)
+    kept: list[Tensor] = []
+    given: Iterator[Tensor] | None = None
 
-        def output(*values: Tensor) -> Tensor:
-            rows = len(values[0])
-            if alone is not None:
-                value = values[0].clone() if alone.in_place else values[0]
-                return checks.output(alone.head(value), rows)
-            swap.given = iter(values)
-            numbers = torch.arange(rows) % inputs.row_count(x)
-            return cut(x if rows == inputs.row_count(x) else inputs.take(x, numbers)).prediction
-
-        with ExitStack() as stack:
-            if alone is not None:
-                stack.enter_context(undisturbed(alone.head))
-                stack.enter_context(torch.no_grad())
-            yield kept, output
-
-
-class _Swap:
-    """Keeps the feature of the first pass, and puts given tensors in its place afterwards."""
-
-    def __init__(self) -> None:
-        self.kept: list[Tensor] = []
-        self.given: Iterator[Tensor] | None = None
-
-    def __call__(self, value: Tensor) -> Tensor:
-        if self.given is None:
-            self.kept.append(value.clone())
+    def swap(value: Tensor) -> Tensor:
+        if given is None:
+            kept.append(value.clone())
             return value
-        return next(self.given).clone()  # the next layer may work in place
+        return next(given).clone()  # the next layer may work in place
 
+    # Elsewhere hooks of the user's may stand between the layers.
+    rest = rest_of_sequential(model, name) if is_frozen_copy(model) else None
 
-def _cut_out(
-    model: nn.Module, name: str, kept: tuple[Tensor, ...], prediction: Tensor
-) -> _Alone | None:
-    """Give the head as a module of its own, if there is one that gives the same output.
+    def output(*values: Tensor) -> Tensor:
+        nonlocal given
+        rows = len(values[0])
+        if rest is not None:
+            return checked_output(rest(values[0].clone()), rows)
+        given = iter(values)
+        return cut(inputs.take(x, torch.arange(rows) % inputs.row_count(x))).prediction
 
-    It is remembered, and compared with the model each time: layers may have been exchanged.
-    """
-    if name == INPUT or len(kept) != 1:
-        return None  # nothing comes before the input, so there is nothing to save
-    known = _CUT_OUT.setdefault(model, {})
-    feature, expected = kept[0][:_COMPARED], prediction[:_COMPARED]
-    alone = known.get(name)
-    stale = alone is not None and _changes_input(alone.head, feature, expected) is None
-    if name not in known or stale:
-        known[name] = _fresh(model, name, feature, expected)
-    return known[name]
-
-
-def _fresh(model: nn.Module, name: str, feature: Tensor, expected: Tensor) -> _Alone | None:
-    try:
-        cut = head(model, name)
-    except ValueError:
-        return None
-    in_place = _changes_input(cut, feature, expected)
-    return None if in_place is None else _Alone(cut, in_place)
-
-
-def _changes_input(head: nn.Module, feature: Tensor, expected: Tensor) -> bool | None:
-    """Say whether the head works in place; ``None`` if it does not give the expected output."""
-    given = feature.clone()
-    try:
-        with undisturbed(head), torch.no_grad():
-            output = head(given)
-        same = output.shape == expected.shape and checks.close(output, expected)
-    except Exception:  # whatever a user's layers do when they are called apart
-        return None
-    return not given.equal(feature) if same else None
+    with Cut(model, [name], change=swap, graph=False) as cut, torch.no_grad():
+        cut(x)
+        yield tuple(kept), output

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
-_TORCHS = [*nn.Module().__dict__]  # what every module has, in this order
+_TORCHS = nn.Module().__dict__.keys()  # what every module has
 _NUMBERS = {type(None), bool, int, float, complex, str, bytes}
 _PLAIN = _NUMBERS | {type, torch.dtype, torch.device, torch.Size}
 _PLAIN |= {ProxyType, CallableProxyType}  # whose object may be gone
@@ -25,12 +25,14 @@ _FUNCTIONS = (FunctionType, MethodType, functools.partial)
 _MANY = 1000  # things in nested lists and dicts: what more there is is data, and not looked through
 
 
-def function_of(module: nn.Module) -> nn.Module:
-    """Return the module, or the model that it wraps if it is one of this library's predictors.
+def may_hold_more(module: nn.Module) -> bool:
+    """Whether a module has hooks, or attributes that may hold what torch does not list."""
+    return bool(module._forward_hooks or module._forward_pre_hooks or _own_names(module))
 
-    A model may have its own predictor as an attribute: scores are no part of what it computes.
-    """
-    return module.model if getattr(type(module), "is_predictor", False) else module  # type: ignore[return-value]
+
+def _own_names(module: nn.Module) -> list[str]:
+    own = module.__dict__
+    return sorted(name for name in own.keys() - _TORCHS if type(own[name]) not in _PLAIN)
 
 
 def unlisted(module: nn.Module) -> list[tuple[str, Tensor | nn.Module]]:
@@ -47,17 +49,9 @@ def unlisted(module: nn.Module) -> list[tuple[str, Tensor | nn.Module]]:
     >>> unlisted(model)
     [('_forward_hooks.0.adapter', Linear(in_features=1, out_features=1, bias=True))]
     """
-    own = module.__dict__  # in every call of every predictor: most modules have nothing here
-    names = [*own]
-    # Compared by the last one alone, as it stands behind all others.
-    is_usual = len(names) >= len(_TORCHS) and names[len(_TORCHS) - 1] == _TORCHS[-1]
-    names = names[len(_TORCHS) :] if is_usual else [n for n in names if n not in _TORCHS]
-    names = [name for name in names if type(own[name]) not in _PLAIN]
     found: list[tuple[str, Tensor | nn.Module]] = []
-    if not (names or module._forward_hooks or module._forward_pre_hooks):
-        return found
-    for name in sorted(names):
-        _look(own[name], name, found, set())
+    for name in _own_names(module):
+        _look(module.__dict__[name], name, found, set())
     for kind in _HOOKS:
         for place, hook in enumerate(getattr(module, kind).values()):
             _look(hook, f"{kind}.{place}", found, set(), held=True)
@@ -79,7 +73,7 @@ def _look(
     """
     kind = type(value)
     if issubclass(kind, nn.Module):
-        found.append((name, function_of(value)))
+        found.append((name, value))
     elif issubclass(kind, Tensor):
         if held or _is_trained(value):
             found.append((name, value))
@@ -174,43 +168,3 @@ def _assigned(code: CodeType) -> frozenset[str]:
     """Return the outer variables that a function assigns, by ``global`` or ``nonlocal``."""
     kinds = ("STORE_GLOBAL", "STORE_DEREF")
     return frozenset(str(one.argval) for one in dis.get_instructions(code) if one.opname in kinds)
-
-
-def named_parts(model: nn.Module) -> Iterator[tuple[str, nn.Module | Tensor]]:
-    """Yield all modules of a model by name, then what torch does not list: modules and weights.
-
-    A module with several names is yielded under each of those that torch lists.
-    """
-    modules = [*_listed(model, "", ())]
-    yield from modules
-    known = {id(module) for _, module in modules}
-    known.update(id(tensor) for _, module in modules for _, tensor in weights(module))
-    for name, module in modules:  # which grows
-        for path, thing in unlisted(module):
-            full = f"{name}.{path}" if name else path
-            inner = _listed(thing, full, ()) if isinstance(thing, nn.Module) else [(full, thing)]
-            for part, one in inner:
-                if id(one) in known:
-                    continue
-                known.add(id(one))
-                yield part, one
-                if isinstance(one, nn.Module):
-                    modules.append((part, one))
-                    known.update(id(tensor) for _, tensor in weights(one))
-
-
-def weights(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield the parameters and buffers of one module, without those of its children."""
-    for name, tensor in (*module._parameters.items(), *module._buffers.items()):
-        if tensor is not None:
-            yield name, tensor
-
-
-def _listed(
-    module: nn.Module, name: str, above: tuple[nn.Module, ...]
-) -> Iterator[tuple[str, nn.Module]]:
-    yield name, module
-    for own, child in module._modules.items():
-        inner = None if child is None else function_of(child)
-        if inner is not None and not any(inner is one for one in (*above, module)):
-            yield from _listed(inner, f"{name}.{own}" if name else own, (*above, module))

@@ -7,7 +7,6 @@ handed to the model as it is.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
@@ -16,15 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
-from ffcp.network.arrays import (
-    ModelType,
-    from_list,
-    is_arraylike,
-    is_frame,
-    target_tensor,
-)
-from ffcp.network.frozen import Stamp
-from ffcp.network.model_output import whole
+from ffcp.network.arrays import ModelType, from_list, is_arraylike, is_frame, target_tensor
+from ffcp.network.model_output import described, takes_arguments
 
 # Large enough that Python's share of a pass is small, small enough for the caches: best of
 # 2,048 to 32,768 rows on the paper's network, with and without a graph.
@@ -33,7 +25,7 @@ _MAX_BYTES = 16 * 2**20
 _MAX_IMAGE_BYTES = 2**21
 
 
-def to_tensors(x: Any, model: nn.Module, now: Stamp | None = None) -> Any:
+def to_tensors(x: Any, model: nn.Module) -> Any:
     """Turn arrays, frames and lists into tensors on the model's device and of its float type.
 
     The model's type is that of its first float parameter or buffer. A float tensor of a type that
@@ -49,23 +41,21 @@ def to_tensors(x: Any, model: nn.Module, now: Stamp | None = None) -> Any:
     Columns of a frame may be nullable: what is missing there is NaN. Masked arrays, complex,
     sparse and quantized tensors, and columns of strings or objects are refused.
 
-    ``now`` is the model's stamp, if it is known.
-
     >>> to_tensors([[1, 2], [3, 4]], nn.Linear(2, 1)).dtype
     torch.float32
     >>> to_tensors([[1, 2], [3, 4]], nn.Embedding(5, 1)).dtype
     torch.int64
     """
-    target = ModelType.of(model, now)
-    if isinstance(x, (Tensor, np.ndarray)) and not torch.is_inference_mode_enabled():
-        return target.convert(x, alone=True)  # the common case, once a call
-    if isinstance(x, list) and not any(is_arraylike(v) for v in x):
+    target = ModelType(model)
+    if isinstance(x, list) and not any(map(is_arraylike, x)):
         x = from_list(x)
-    if isinstance(x, Mapping):
+    if isinstance(x, Mapping) and any(isinstance(value, list) for value in x.values()):
         x = _with_lists_read(x)
     alone = not isinstance(x, (Mapping, tuple, list))
     with torch.inference_mode(False):  # or every copy made here were such a tensor again
-        return _map(lambda leaf: target.convert(leaf, alone), x)
+        if alone:
+            return target.convert(x, alone)
+        return _map(lambda leaf, name: target.convert(leaf, alone), x)
 
 
 def _with_lists_read(x: Mapping[Any, Any]) -> Any:
@@ -83,8 +73,6 @@ def _with_lists_read(x: Mapping[Any, Any]) -> Any:
             return value
         return array if array.dtype.kind in "fiub" else value
 
-    if not any(isinstance(value, list) for value in x.values()):
-        return x
     return _like(x, {key: read(value) for key, value in x.items()})
 
 
@@ -107,19 +95,17 @@ def row_count(x: Any) -> int:
     return rows
 
 
-def batches(x: Any, batch_size: int | None = None) -> Iterator[Any]:
+def batches(x: Any, batch_size: int | None = None) -> Iterable[Any]:
     """Cut an input into consecutive batches; ``None`` picks the :func:`usual_batch`."""
     n = row_count(x)
     size = batch_size or (1 if n == 1 else usual_batch(x))
     if 0 < n <= size:
-        yield x
-        return
-    for start in range(0, n, size):
-        yield take(x, slice(start, start + size))
+        return [x]
+    return (take(x, slice(start, start + size)) for start in range(0, n, size))
 
 
 def usual_batch(x: Any) -> int:
-    """Say how many rows like those of an input make a batch, if there are as many.
+    """Return how many rows like those of an input make a batch, if there are as many.
 
     About 16 MB, at most 8,192 rows; about 2 MB of images, because a network makes many times more
     of them.
@@ -128,14 +114,14 @@ def usual_batch(x: Any) -> int:
     (8192, 3)
     """
     tensors = [tensor for _, tensor in leaves(x)]
-    per_row = sum(t.numel() * t.element_size() for t in tensors) / max(row_count(x), 1)
+    per_row = sum(t.numel() * t.element_size() for t in tensors) / max(len(tensors[0]), 1)
     limit = _MAX_IMAGE_BYTES if any(t.dim() > 3 for t in tensors) else _MAX_BYTES
     return int(max(1, min(_MAX_ROWS, limit // max(per_row, 1.0))))
 
 
 def take(x: Any, rows: slice | Tensor) -> Any:
     """Select rows of every tensor of one input."""
-    return _map(lambda leaf: leaf[rows] if isinstance(leaf, Tensor) else leaf, x)
+    return _map(lambda leaf, name: leaf[rows] if isinstance(leaf, Tensor) else leaf, x)
 
 
 def join(parts: Sequence[Any]) -> Any:
@@ -169,88 +155,48 @@ class Reader:
     {'x': {'row': [4]}}
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        layout: Mapping[str, Any] | None = None,
-        now: Stamp | None = None,
-    ) -> None:
-        self.model, self._now = model, now
+    def __init__(self, model: nn.Module, layout: Mapping[str, Any] | None = None) -> None:
+        self.model = model
         self.layout: dict[str, Any] = dict(layout or {})
 
     def __call__(self, x: Any) -> Any:
         """Read one input."""
         columns: dict[str, list[str | int]] = {}
         if not isinstance(x, (Tensor, np.ndarray)):
-            columns = dict(_frames(x, "x"))
-            known = {key: self.layout[key].get("columns") for key in columns if key in self.layout}
-            x = _in_order(x, known, "x")
-        tensors = to_tensors(x, self.model, self._now)
-        parts = [("x", tensors)] if isinstance(tensors, Tensor) else leaves(tensors, "x")
-        for key, tensor in parts:
-            if key in self.layout:
-                _refuse_single_row(key, tensor, self.layout[key]["row"])
-                continue
-            self.layout[key] = {"row": list(tensor.shape[1:])}
-            if key in columns:
-                self.layout[key]["columns"] = columns[key]
+            x = _map(lambda leaf, name: self._in_order(leaf, name, columns), x, "x")
+        tensors = to_tensors(x, self.model)
+        for key, tensor in leaves(tensors, "x"):
+            if key not in self.layout:
+                own = {"columns": columns[key]} if key in columns else {}
+                self.layout[key] = {"row": list(tensor.shape[1:]), **own}
+            elif tensor.dim() == 1 and self.layout[key]["row"] == [len(tensor)] != [1]:
+                raise ValueError(
+                    f"{key} has shape {tuple(tensor.shape)}, as one row of the calibration had: "
+                    f"for a single row write {key}[None]"
+                )
         return tensors
+
+    def _in_order(self, leaf: Any, name: str, columns: dict[str, list[str | int]]) -> Any:
+        """Note the columns of a frame, and put them in the order there was before."""
+        if not is_frame(leaf):
+            return leaf
+        own = {int(c) if isinstance(c, (int, np.integer)) else str(c): c for c in leaf.columns}
+        columns[name] = list(own)
+        known = self.layout.get(name, {}).get("columns", columns[name])
+        missing = [column for column in known if column not in own]
+        unknown = [column for column in own if column not in known]
+        if missing or unknown:
+            wrong = [f"lacks {', '.join(map(repr, missing))}"] if missing else []
+            wrong += [f"has also {', '.join(map(repr, unknown))}"] if unknown else []
+            raise ValueError(
+                f"{name} has other columns than the calibration: it {' and '.join(wrong)}. Give "
+                f"the columns {known}, in any order"
+            )
+        return leaf if known == columns[name] else leaf[[own[column] for column in known]]
 
     def note_target(self, y: Tensor) -> None:
         """Remember what the first targets are like; later ones may be (n,) for (n, 1)."""
         self.layout.setdefault("y", {"row": list(y.shape[1:])})
-
-
-def _frames(x: Any, name: str) -> Iterator[tuple[str, list[str | int]]]:
-    """Yield the columns of every frame of an input."""
-    if is_frame(x):
-        yield name, [_label(column) for column in x.columns]
-    elif isinstance(x, Mapping):
-        for key, value in x.items():
-            yield from _frames(value, f"{name}[{key}]")
-    elif isinstance(x, (tuple, list)):
-        for index, value in enumerate(x):
-            yield from _frames(value, f"{name}[{index}]")
-
-
-def _label(column: Any) -> str | int:
-    """Give the name of a column as a file can hold it."""
-    return int(column) if isinstance(column, (int, np.integer)) else str(column)
-
-
-def _in_order(x: Any, known: Mapping[str, Any], name: str) -> Any:
-    """Put the columns of every frame in the order there was before."""
-    if is_frame(x):
-        return _ordered(x, known[name], name) if known.get(name) else x
-    if isinstance(x, Mapping):
-        return _like(x, {k: _in_order(v, known, f"{name}[{k}]") for k, v in x.items()})
-    if isinstance(x, (tuple, list)) and known:
-        return _like(x, [_in_order(v, known, f"{name}[{i}]") for i, v in enumerate(x)])
-    return x
-
-
-def _ordered(frame: Any, columns: list[str | int], name: str) -> Any:
-    own = {_label(column): column for column in frame.columns}
-    if list(own) == columns:
-        return frame
-    missing = [column for column in columns if column not in own]
-    unknown = [column for column in own if column not in columns]
-    if missing or unknown:
-        wrong = [f"lacks {', '.join(map(repr, missing))}"] if missing else []
-        wrong += [f"has also {', '.join(map(repr, unknown))}"] if unknown else []
-        raise ValueError(
-            f"{name} has other columns than the calibration: it {' and '.join(wrong)}. Give the "
-            f"columns {columns}, in any order"
-        )
-    return frame[[own[column] for column in columns]]
-
-
-def _refuse_single_row(name: str, tensor: Tensor, row: list[int]) -> None:
-    if tensor.dim() == 1 and len(row) == 1 and len(tensor) == row[0] > 1:
-        raise ValueError(
-            f"{name} has shape {tuple(tensor.shape)}, and every row of the calibration had: for a "
-            f"single row write {name}[None]"
-        )
 
 
 class Rows:
@@ -268,10 +214,10 @@ class Rows:
             self.count = row_count(self.whole)
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield inputs as the model takes them."""
-        if self.count is not None:
-            yield self.whole
-            return
+        """Iterate over inputs as the model takes them."""
+        return self._loaded() if self.count is None else iter([self.whole])
+
+    def _loaded(self) -> Iterator[Any]:
         count = 0
         for item in items(self._x):
             batch = self._read(_without_target(item, self._read.model))
@@ -281,9 +227,8 @@ class Rows:
 
 
 def is_loader(x: Any) -> bool:
-    """Say whether this yields batches: a DataLoader, a generator, any other stream."""
-    known = (Tensor, np.ndarray, Mapping, tuple, list, str, bytes)
-    if isinstance(x, known) or is_arraylike(x):
+    """Whether this yields batches: a DataLoader, a generator, any other stream."""
+    if isinstance(x, (Tensor, np.ndarray, Mapping, tuple, list, str, bytes)) or is_arraylike(x):
         return False
     return isinstance(x, Iterable)
 
@@ -292,30 +237,15 @@ def _without_target(item: Any, model: nn.Module) -> Any:
     """Take x of a pair (x, y), where the model says that it must be one."""
     if not isinstance(item, (tuple, list)) or len(item) != 2:
         return item
-    fewest, most = _positional(model)
-    if isinstance(item[0], (tuple, list, Mapping)) or most == 1:
+    if isinstance(item[0], (tuple, list, Mapping)) or not takes_arguments(model, *item):
         return item[0]
-    if fewest >= 2:
+    if not takes_arguments(model, item[0]):
         return item
     raise TypeError(
         "the loader yields pairs, and the model's forward takes one argument or two, so they may "
         "be (x, y) or two inputs: say which, by a generator such as (x for x, y in loader) or "
         "({'a': a, 'b': b} for a, b in loader)"
     )
-
-
-def _positional(model: nn.Module) -> tuple[int, float]:
-    """Give the smallest and largest number of positional arguments of forward."""
-    kinds = inspect.Parameter
-    try:
-        parameters = inspect.signature(whole(model).forward).parameters.values()
-    except (TypeError, ValueError):
-        return 1, 1
-    plain = [
-        p for p in parameters if p.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)
-    ]
-    endless = any(p.kind == kinds.VAR_POSITIONAL for p in parameters)
-    return sum(p.default is kinds.empty for p in plain), float("inf") if endless else len(plain)
 
 
 def items(loader: Iterable[Any]) -> Iterator[Any]:
@@ -353,42 +283,39 @@ def pairs(
     ``target`` reads targets; ``call`` is the name of the method that errors speak of.
     """
     call = call or "calibrate"
-    if y is not None:
-        if not _is_input(x):
-            raise TypeError(
-                f"{call}(x, y) takes arrays or tensors, got {type(x).__name__} for x; "
-                f"a loader that yields (x, y) pairs is passed alone: {call}(loader)"
-            )
-        x, y = read(x), target(y)
-        _same_rows(x, y)
-        read.note_target(y)
-        yield x, y
-        return
-    if is_arraylike(x) or isinstance(x, Mapping) or not isinstance(x, Iterable):
+    if y is not None and is_loader(x):
+        raise TypeError(
+            f"{call}(x, y) takes arrays or tensors, got {type(x).__name__} for x; "
+            f"a loader that yields (x, y) pairs is passed alone: {call}(loader)"
+        )
+    if y is None and not is_loader(x) and not isinstance(x, (tuple, list)):
         raise TypeError(
             f"got {type(x).__name__} and no targets: "
             f"call {call}(x, y), or {call}(loader) with a loader of (x, y) pairs"
         )
-    for number, item in enumerate(items(x)):
+    for number, item in enumerate(items(x) if y is None else [(x, y)]):
         if not isinstance(item, (tuple, list)) or len(item) != 2:
             raise TypeError(
-                f"a loader must yield pairs (x, y); batch {number} is {_describe(item)}. "
+                f"a loader must yield pairs (x, y); batch {number} is {described(item)}. "
                 f"Wrap it: {call}((x, y) for ... in loader)"
             )
         batch, labels = read(item[0]), target(item[1])
-        _same_rows(batch, labels)
+        rows = row_count(batch)
+        if labels.dim() == 0 or labels.shape[0] != rows:
+            raise ValueError(
+                f"x has {rows} rows but the target has shape {tuple(labels.shape)}"
+                f"{_rows_hint(batch, labels)}"
+            )
         read.note_target(labels)
         yield batch, labels
 
 
-def _same_rows(x: Any, y: Tensor) -> None:
-    rows = row_count(x)
-    if y.dim() == 0 or y.shape[0] != rows:
-        is_flat = isinstance(x, Tensor) and x.dim() == 1 and y.numel() == 1
-        hint = ": for a single row write x[None]" if is_flat else ""
-        if isinstance(x, list) and y.dim() and len(x) == len(y):
-            hint = ": a list of tensors is an input of several parts; of rows, give torch.stack(x)"
-        raise ValueError(f"x has {rows} rows but the target has shape {tuple(y.shape)}{hint}")
+def _rows_hint(x: Any, y: Tensor) -> str:
+    if isinstance(x, Tensor) and x.dim() == 1 and y.numel() == 1:
+        return ": for a single row write x[None]"
+    if isinstance(x, list) and y.dim() and len(x) == len(y):
+        return ": a list of tensors is an input of several parts; of rows, give torch.stack(x)"
+    return ""
 
 
 def leaves(x: Any, name: str = "input") -> Iterator[tuple[str, Tensor]]:
@@ -405,22 +332,16 @@ def leaves(x: Any, name: str = "input") -> Iterator[tuple[str, Tensor]]:
 
 def replace(x: Any, new: Mapping[str, Tensor], name: str = "input") -> Any:
     """Copy the structure of ``x`` with the tensors named in ``new`` exchanged."""
-    if isinstance(x, Tensor):
-        return new.get(name, x)
-    if isinstance(x, Mapping):
-        changed = {key: replace(value, new, f"{name}[{key}]") for key, value in x.items()}
-        return _like(x, changed)
-    if isinstance(x, (tuple, list)):
-        return _like(x, [replace(v, new, f"{name}[{i}]") for i, v in enumerate(x)])
-    return x
+    return _map(lambda leaf, key: new.get(key, leaf), x, name)
 
 
-def _map(fn: Callable[[Any], Any], x: Any) -> Any:
+def _map(fn: Callable[[Any, str], Any], x: Any, name: str = "") -> Any:
+    """Apply a function of a leaf and its path to all that an input holds."""
     if isinstance(x, Mapping):
-        return _like(x, {key: _map(fn, value) for key, value in x.items()})
+        return _like(x, {key: _map(fn, value, f"{name}[{key}]") for key, value in x.items()})
     if isinstance(x, (tuple, list)):
-        return _like(x, [_map(fn, value) for value in x])
-    return fn(x)
+        return _like(x, [_map(fn, value, f"{name}[{i}]") for i, value in enumerate(x)])
+    return fn(x, name)
 
 
 def _like(x: Any, values: Any) -> Any:
@@ -430,13 +351,48 @@ def _like(x: Any, values: Any) -> Any:
     return cast(Any, type(x))(values)
 
 
-def _is_input(x: Any) -> bool:
-    return is_arraylike(x) or isinstance(x, (tuple, list, Mapping))
+class RowBuffer:
+    """Puts the results of consecutive batches into whole tensors, made once.
 
+    Keeping the small results in a list until the end would leave a hole in the heap beside each
+    of them, of the size of a batch's intermediates.
 
-def _describe(item: Any) -> str:
-    if isinstance(item, Mapping):
-        return f"a {type(item).__name__} with keys {list(item)}"
-    if isinstance(item, (tuple, list)):
-        return f"a {type(item).__name__} of length {len(item)}"
-    return f"a {type(item).__name__}"
+    >>> buffer = RowBuffer(5)
+    >>> for part in torch.arange(5).split(2):
+    ...     buffer.add({"square": part**2})
+    >>> buffer["square"]
+    tensor([ 0,  1,  4,  9, 16])
+
+    Rows may stand in another dimension than the first, ``dim``.
+    """
+
+    def __init__(self, rows: int | None, dim: int = 0) -> None:
+        self._rows = rows  # None: as many as come, which costs the holes
+        self._dim = dim
+        self._filled = 0
+        self._whole: dict[str, Tensor] = {}
+        self._parts: dict[str, list[Tensor]] = {}
+
+    def add(self, parts: Mapping[str, Tensor]) -> None:
+        """Take the next rows of every tensor."""
+        if self._rows is None:
+            for name, part in parts.items():
+                self._parts.setdefault(name, []).append(part)
+            return
+        rows = 0
+        for name, part in parts.items():
+            rows = part.shape[self._dim]
+            if name not in self._whole:
+                if rows == self._rows:  # all at once
+                    self._whole[name] = part
+                    continue
+                shape = list(part.shape)
+                shape[self._dim] = self._rows
+                self._whole[name] = part.new_empty(shape)
+            self._whole[name].narrow(self._dim, self._filled, rows).copy_(part)
+        self._filled += rows
+
+    def __getitem__(self, name: str) -> Tensor:
+        if self._rows is not None:
+            return self._whole[name]
+        return torch.cat(self._parts[name], dim=self._dim)

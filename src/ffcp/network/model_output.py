@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -84,6 +85,25 @@ def picking(model: nn.Module, output: Output) -> nn.Module:
 def whole(model: nn.Module) -> nn.Module:
     """Give the model that a tensor is picked from; any other model as it is."""
     return model.whole if isinstance(model, Picking) else model
+
+
+def uncompiled(model: nn.Module) -> nn.Module:
+    """Return the module that was compiled; any other as it is.
+
+    Features are cut on the original, so that nothing is compiled anew for the sake of a layer.
+    """
+    if isinstance(model, Picking) or "_orig_mod" not in model._modules:
+        return model
+    return model.get_submodule("_orig_mod")
+
+
+def takes_arguments(model: nn.Module, *args: Any, **kwargs: Any) -> bool:
+    """Whether the model's forward can be called with such arguments; not if nobody can tell."""
+    try:
+        inspect.signature(whole(model).forward).bind(*args, **kwargs)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def output_name(output: Output) -> str | int | None:

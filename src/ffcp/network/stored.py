@@ -44,5 +44,5 @@ class Stored(nn.Module):
         cls.computes = True
 
     def forward(self, prediction: Tensor, **known: Any) -> Tensor:
-        """Return the prediction."""
-        return prediction
+        """Return the prediction, a copy that the caller may write to."""
+        return prediction.clone()

@@ -23,7 +23,7 @@ from ffcp.metrics.intervals import row_hits
 from ffcp.network import forward, inputs
 from ffcp.network.arrays import target_tensor
 from ffcp.network.features import OUTPUT, resolve
-from ffcp.network.row_buffer import RowBuffer
+from ffcp.network.inputs import RowBuffer
 from ffcp.online.lanes import is_number, number
 from ffcp.online.martingales import Average
 from ffcp.online.monitor_table import Trace, text

@@ -18,7 +18,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from ffcp.calibration_loop import Batch, Calibrating, Noted
 from ffcp.conformal.coverage_level import NOT_OURS, refuse_unknown, requested_alphas
 from ffcp.network import inputs
-from ffcp.network.modes import autocast
+from ffcp.network.model import autocast
 from ffcp.predictor import Predictor
 from ffcp.ray.columns import PATH, Names
 from ffcp.ray.files import WRONG, counted_from, located

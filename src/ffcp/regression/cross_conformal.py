@@ -20,8 +20,7 @@ from ffcp import files
 from ffcp.conformal.coverage_level import requested_alpha
 from ffcp.conformal.rank import conformal_rank
 from ffcp.network import arrays, checks, forward, inputs
-from ffcp.network.identity import Identity, fingerprint
-from ffcp.network.modes import checked_autocast
+from ffcp.network.model import Identity, checked_autocast, fingerprint
 from ffcp.regression.intervals import Interval
 from ffcp.warnings import warn
 
@@ -166,7 +165,7 @@ class CrossConformal(nn.Module):
             identities.append(Identity.of(model))
             rows = torch.nonzero(self.folds.cpu() == fold)[:, 0]
             some = inputs.take(own, rows)
-            _must_keep_rows_apart(model, some)
+            forward.check_rows(model, some, ())
             error = target[rows].double().reshape(-1) - _output(model, some, self.batch_size)
             scores[rows] = self._score(error)
         scores = scores[self.folds.cpu() >= 0]
@@ -316,11 +315,6 @@ def _checked_folds(folds: Any, models: int) -> Tensor:
             f"models, and no other but -1 for rows in no fold; it holds {sorted(numbers)[:10]}"
         )
     return torch.from_numpy(array.astype(np.int64))
-
-
-def _must_keep_rows_apart(model: nn.Module, x: Any) -> None:
-    # In float32: a network that ends in float64 may well have computed in less.
-    checks.rows_independent(lambda part: _output(model, part, None).float(), x)
 
 
 def _output(model: nn.Module, x: Any, batch_size: int | None) -> Tensor:

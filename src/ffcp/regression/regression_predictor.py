@@ -20,8 +20,7 @@ from ffcp.conformal.mondrian import pac_quantiles
 from ffcp.conformal.rank import exact_alpha, rows_needed
 from ffcp.conformal.selection import Selection
 from ffcp.network import checks, forward
-from ffcp.network.frozen import gives_back
-from ffcp.network.row_buffer import RowBuffer
+from ffcp.network.inputs import RowBuffer
 from ffcp.predictor import Predictor, Running, steady
 from ffcp.regression.distribution import Distribution
 from ffcp.regression.intervals import Interval
@@ -207,11 +206,8 @@ class RegressionPredictor(Predictor):
         if len(infinite):
             assert given.count is not None
             self._warn_of_infinite(alphas[strictest], infinite, given.count, sure)
-        prediction = predictions["prediction"]
-        if gives_back(self.model):  # what may be the caller's own array, who may write to it
-            prediction = prediction.clone()
         levels = tuple(map(float, asked)) if are_many else float(asked[0])
-        return Interval(ends["lower"], ends["upper"], prediction, levels)
+        return Interval(ends["lower"], ends["upper"], predictions["prediction"], levels)
 
     def pac_quantiles(self, alphas: Sequence[Fraction], sure: Fraction, metadata: Columns) -> Tensor:
         """Return thresholds with PAC coverage."""

@@ -17,8 +17,8 @@ from ffcp.conformal.coverage_level import refuse_unknown
 from ffcp.conformal.rank import exact_alpha
 from ffcp.conformal.risk import Losses
 from ffcp.conformal.selection import Score
+from ffcp.network.inputs import RowBuffer
 from ffcp.network.model_output import Output
-from ffcp.network.row_buffer import RowBuffer
 from ffcp.predictor import Predictor, steady
 from ffcp.recipes import public
 from ffcp.risk.losses import NAMED

@@ -18,9 +18,9 @@ from ffcp.conformal.coverage_level import requested_alpha
 from ffcp.conformal.selection import Score
 from ffcp.network import jacobian
 from ffcp.network.features import INPUT, OUTPUT, resolve
+from ffcp.network.inputs import RowBuffer
 from ffcp.network.jacobian import Method
 from ffcp.network.model_output import Output, output_name, picking
-from ffcp.network.row_buffer import RowBuffer
 from ffcp.predictor import Predictor, steady
 from ffcp.recipes import public
 from ffcp.regression.intervals import as_float64

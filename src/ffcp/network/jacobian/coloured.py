@@ -26,9 +26,9 @@ from torch import Tensor, nn
 
 from ffcp.batch import is_traced
 from ffcp.network import heads, inputs
-from ffcp.network.features import Tapped
-from ffcp.network.frozen import original
+from ffcp.network.cut import Tapped
 from ffcp.network.jacobian.norms import reached, wide
+from ffcp.network.model import original
 
 
 class HiddenWindowsError(ValueError):

@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ffcp.batch import Requires
-from ffcp.network.features import Tapped
+from ffcp.network.cut import Cut, Tapped
 from ffcp.network.jacobian import chained, coloured, pushed
 from ffcp.network.jacobian.coloured import HiddenWindowsError
 from ffcp.network.jacobian.exact import exact
-from ffcp.network.jacobian.norms import reached, row_norms
 from ffcp.network.jacobian.settings import AUTO, COLOURED, EXACT, Sketch, Smooth
-from ffcp.network.jacobian.sketched import sketched
-from ffcp.network.jacobian.smoothed import smoothed
 
 # How ``"auto"`` picks: outputs so few that probing the head does not pay; coloured passes and
 # outputs so many that an estimate is better.
@@ -29,37 +27,48 @@ _PUSHED_COST = 2  # of a tangent pushed forward, against a backward pass
 def take_norms(
     model: nn.Module, x: Any, tap: Tapped, names: Sequence[str], requires: Requires
 ) -> dict[str, Tensor]:
-    """Take the norms at the named features that ``needs`` asks for, from a pass over ``x``."""
+    """Take the norms at the named features that ``requires`` asks for, from a pass over ``x``."""
+    method, norm = requires.method, requires.norm
+    if isinstance(method, Smooth):
+        return {name: _smoothed(model, x, name, requires) for name in names}
     if not names:
         return {}
-    if isinstance(requires.method, Smooth):
-        each = requires._replace(method=requires.method.method)
-
-        def norms_of(moved: Tapped) -> Tensor:
-            (norms,) = _norms(model, x, moved, each).values()
-            return norms
-
-        return {name: smoothed(model, x, name, requires.method, norms_of) for name in names}
-    return _norms(model, x, tap, requires)
-
-
-def _norms(model: nn.Module, x: Any, tap: Tapped, requires: Requires) -> dict[str, Tensor]:
-    method, norm = requires.method, requires.norm
-    if requires.of is not None:
-        return _norms_of_scalar(tap, requires)
     if isinstance(method, Sketch):
+        if requires.of is not None:
+            raise ValueError("one number per row has one gradient: nothing to sketch, use 'exact'")
         if norm != 2:
             raise ValueError(f"a sketch estimates the L2 norm only, not norm={norm}")
-        return {name: sketched(model, x, name, tap, method) for name in tap.edges}
-    if method == EXACT or tap.prediction[0].numel() == 1:
+        return {name: pushed.sketched(model, x, name, tap, method) for name in names}
+    outputs = tap.prediction[0].numel()
+    is_few = outputs <= _FEW_OUTPUTS and method != COLOURED
+    if requires.of is not None or outputs == 1 or is_few:
+        return exact(tap, norm, requires.of)
+    if method == EXACT:
         return _exact(model, x, tap, norm)
-    return {name: _mapped(model, x, tap.only(name), name, method, norm) for name in tap.edges}
+    return {name: _mapped(model, x, tap.only(name), name, method, norm) for name in names}
+
+
+def _smoothed(model: nn.Module, x: Any, name: str, requires: Requires) -> Tensor:
+    """Take the mean norm over features moved by normal noise, the same for every row."""
+    method, totals = requires.method, list[Tensor]()
+    for sample in range(method.samples):
+        # Two numbers make one seed, so that streams of neighbouring seeds do not meet.
+        mixed = np.random.SeedSequence([method.seed, sample]).generate_state(1, np.uint64)
+        generator = torch.Generator().manual_seed(int(mixed[0]) >> 1)
+
+        def moved(value: Tensor, generator: torch.Generator = generator) -> Tensor:
+            shape = value.shape[1:]
+            noise = torch.randn(shape, generator=generator, dtype=torch.float32)
+            return value + method.sigma * noise.to(value)
+
+        with Cut(model, [name], change=moved) as cut:
+            each = requires._replace(method=method.method)
+            totals.append(take_norms(model, x, cut(x), [name], each)[name])
+    return torch.stack(totals).double().mean(dim=0).to(totals[0].dtype)
 
 
 def _exact(model: nn.Module, x: Any, tap: Tapped, norm: float) -> dict[str, Tensor]:
     """Take exact norms: those at narrow features from their side, the others from the outputs'."""
-    if tap.prediction[0].numel() <= _FEW_OUTPUTS:
-        return exact(tap, norm)
     tried = {name: _narrow(model, x, tap, name, norm) for name in tap.edges}
     narrow = {name: norms for name, norms in tried.items() if norms is not None}
     rest = [name for name in tap.edges if name not in narrow]
@@ -86,26 +95,9 @@ def _narrow(model: nn.Module, x: Any, tap: Tapped, name: str, norm: float) -> Te
         return None
 
 
-def _norms_of_scalar(tap: Tapped, requires: Requires) -> dict[str, Tensor]:
-    """Take the norms (n,), in float64, of the gradient of one number per row."""
-    if isinstance(requires.method, Sketch):
-        raise ValueError("one number per row has one gradient: nothing to sketch, use 'exact'")
-    assert requires.of is not None
-    scalar = requires.of(tap.prediction)
-    edges = [edge for group in tap.edges.values() for edge in group]
-    rest = iter(torch.autograd.grad(scalar.sum(), edges, allow_unused=True))
-    norms = {}
-    for name, group in tap.edges.items():
-        gradients = reached(name, [next(rest) for _ in group])
-        norms[name] = row_norms([gradient.double() for gradient in gradients], requires.norm)
-    return norms
-
-
 def _mapped(model: nn.Module, x: Any, tap: Tapped, name: str, method: str, norm: float) -> Tensor:
     """Colour if that was asked for or, for ``"auto"``, if it pays and is right."""
     outputs = tap.prediction[0].numel()
-    if method == AUTO and outputs <= _FEW_OUTPUTS:
-        return exact(tap, norm)[name]
     estimate = outputs > _MANY_OUTPUTS and norm == 2
     if method == AUTO and not estimate:
         narrow = _narrow(model, x, tap, name, norm)
@@ -127,4 +119,4 @@ def _mapped(model: nn.Module, x: Any, tap: Tapped, name: str, method: str, norm:
             # Rows before these have exact norms. Estimates of the others would be other scores.
             if colours.proved and estimate:
                 raise
-    return sketched(model, x, name, tap, Sketch()) if estimate else exact(tap, norm)[name]
+    return pushed.sketched(model, x, name, tap, Sketch()) if estimate else exact(tap, norm)[name]

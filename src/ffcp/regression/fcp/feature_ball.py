@@ -18,8 +18,8 @@ from ffcp.conformal.columns import Columns
 from ffcp.conformal.rank import exact_alpha
 from ffcp.conformal.selection import Chosen
 from ffcp.network import heads
-from ffcp.network.features import undisturbed
-from ffcp.network.frozen import Stamp, frozen_copy, stamp
+from ffcp.network.cut import undisturbed
+from ffcp.network.model import Stamp, frozen_copy, stamp
 from ffcp.regression import layer_selection
 from ffcp.regression.fcp import inversion
 from ffcp.regression.intervals import as_float64
@@ -106,7 +106,7 @@ class FeatureBallScore(RegressionScore):
         now = stamp(whole)
         cut = self._cut
         if cut is None or cut.made_of != now:
-            frozen = frozen_copy(whole) or whole
+            frozen = frozen_copy(whole, with_hooks=True) or whole
             with undisturbed(frozen):  # so that tracing sees dropout switched off
                 head = heads.head(frozen, self.feature) if self._given_head is None else frozen
             cut = self._cut = _CutHead(head, bounds.trace(head), now)

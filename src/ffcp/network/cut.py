@@ -1,0 +1,400 @@
+"""Cut f = g o h at named layers: run h without a graph, start the graph at the feature."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from ffcp.network import inputs
+from ffcp.network.features import INPUT, OUTPUT, module_at
+from ffcp.network.model import OWN_HOOK, is_frozen_copy, tensors_of
+from ffcp.network.model_output import described, takes_arguments, whole
+
+
+class NoGradientError(ValueError):
+    """The model's output has no gradient at any of the features asked for."""
+
+
+@dataclass
+class Tapped:
+    """A forward pass whose graph starts at the earliest of the tapped features.
+
+    ``edges`` gives, for every feature, the places in the graph where its gradient arrives
+    (several for an input of several tensors), ``shapes`` the shapes it has there. ``values``
+    holds what was recorded. ``moved`` says that a feature was changed on the way, so that the model
+    alone, run again, would not give it. ``flat`` holds features of one row of numbers each, and how
+    often they had been written to when they passed.
+    """
+
+    rows: int
+    moved: bool
+    prediction: Tensor = field(default_factory=lambda: torch.empty(0))
+    edges: dict[str, list[GradientEdge]] = field(default_factory=dict)
+    shapes: dict[str, list[torch.Size]] = field(default_factory=dict)
+    values: dict[str, Tensor] = field(default_factory=dict)
+    flat: dict[str, tuple[Tensor, int]] = field(default_factory=dict)
+    called: set[str] = field(default_factory=set)
+
+    def flat_value(self, name: str) -> Tensor | None:
+        """Return the value of a flat feature, if nothing has worked in place on it since."""
+        value, version = self.flat.get(name, (None, 0))
+        return value if value is not None and value._version == version else None
+
+    def only(self, *names: str) -> Tapped:
+        """Return the same pass with some of the features."""
+        return replace(self, edges={name: self.edges[name] for name in names})
+
+
+@contextmanager
+def undisturbed(model: nn.Module) -> Iterator[None]:
+    """Run the model in eval mode with frozen parameters, and leave no trace of it.
+
+    Mode, ``requires_grad`` and random state are restored, also after an exception. Gradients
+    are enabled whatever the caller's setting, so that a band can be asked for under
+    ``torch.no_grad()``.
+    """
+    modules = [] if is_frozen_copy(model) else [*model.modules()]
+    modes = [module for module in modules if module.training]
+    parameters = (p for module in modules for p in module._parameters.values())
+    trained = [p for p in parameters if p is not None and p.requires_grad]
+    # A head cut out of a frozen copy has nothing to restore.
+    kept = _random_state_kept(model) if modes or trained else nullcontext()
+    with kept, torch.inference_mode(False), torch.enable_grad():
+        try:
+            # Modules one by one: an overridden train() may do more than switch the mode.
+            for module in modes:
+                module.training = False
+            # Without trainable parameters nothing before the feature enters a graph, and the
+            # backward pass computes no gradients of weights.
+            for parameter in trained:
+                parameter.requires_grad_(False)
+            yield
+        finally:
+            for parameter in trained:
+                parameter.requires_grad_(True)
+            for module in modes:
+                module.training = True
+
+
+def _random_state_kept(model: nn.Module) -> Any:
+    devices = {tensor.device for tensor in tensors_of(model)}
+    device = next((one for one in devices if one.type not in ("cpu", "meta", "mps")), None)
+    if device is None:
+        return torch.random.fork_rng(devices=[])
+    return torch.random.fork_rng(devices=[device], device_type=device.type)
+
+
+class Cut:
+    """A model cut at named features, ready to run batches inside one ``with`` block.
+
+    Inside the block the model is :func:`undisturbed`. The block can be entered again.
+
+    Parameters
+    ----------
+    model
+        The model.
+    names
+        Features at which gradients are wanted: every pass builds a graph from the earliest of
+        them on, and without names it builds none.
+    change
+        Replaces every tensor of these features, so that the model goes on from another feature
+        than its own.
+    graph
+        ``False`` changes the features only, and builds no graph.
+    values
+        Layers whose values every pass records.
+
+    Examples
+    --------
+    >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
+    >>> with Cut(model, ["0"], values=["1"]) as cut:
+    ...     tap = cut(torch.randn(4, 2))
+    ...     torch.autograd.grad(tap.prediction.sum(), tap.edges["0"])[0].shape
+    torch.Size([4, 3])
+    >>> tap.values["1"].shape
+    torch.Size([4, 3])
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        names: Sequence[str] = (),
+        change: Callable[[Tensor], Tensor] | None = None,
+        graph: bool = True,
+        values: Sequence[str] = (),
+    ) -> None:
+        self._model, self._change, self._graph = model, change, graph
+        self._names = [name for name in dict.fromkeys(names) if name != OUTPUT]
+        self._values = [*dict.fromkeys(values)]
+        bases = dict.fromkeys(name.partition("[")[0] for name in (*self._names, *self._values))
+        self._modules = [base for base in bases if base not in (INPUT, OUTPUT)]
+        self._stack = ExitStack()
+        self._tap: Tapped | None = None  # the pass under way
+
+    def __enter__(self) -> Cut:
+        with ExitStack() as stack:
+            stack.enter_context(undisturbed(self._model))
+            for base in self._modules:
+                module = module_at(self._model, base)
+                stack.callback(module.register_forward_hook(self._hook(base)).remove)
+            stack.enter_context(torch.set_grad_enabled(bool(self._names)))
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._stack.close()
+
+    def __call__(self, x: Any) -> Tapped:
+        """Run one batch."""
+        self._tap = tap = Tapped(inputs.row_count(x), self._change is not None)
+        try:
+            tap.prediction = call(self._model, self._passed(x, INPUT, tap), tap.rows)
+            self._record(tap.prediction, OUTPUT, tap)
+        finally:
+            self._tap = None  # activation checkpointing replays forward during backward
+        missing = [base for base in self._modules if base not in tap.called]
+        if missing:
+            raise ValueError(
+                f"the forward pass never calls {min(missing)!r}, so it has no feature there: "
+                "choose a module that forward calls (a compiled or scripted model hides its "
+                "modules: pass the original one)"
+            )
+        if self._names and self._graph and not tap.prediction.requires_grad:
+            raise NoGradientError(
+                f"the output has no gradient at feature {self._names[0]!r}: the feature does not "
+                "influence the output, or forward cuts the graph after it (torch.no_grad, detach, "
+                ".data, numpy). Remove the cut, choose another feature, or use CP"
+            )
+        return tap
+
+    def _hook(self, base: str) -> Callable[..., Any]:
+        def take_notice(module: nn.Module, args: Any, value: Any) -> Any:
+            tap = self._tap
+            if tap is None:
+                return value
+            if base in tap.called:
+                raise ValueError(
+                    f"module {base!r} is called more than once in a forward pass, so 'its output' "
+                    "is not one feature: give each call its own module, or choose another layer"
+                )
+            tap.called.add(base)
+            return self._passed(value, base, tap)
+
+        setattr(take_notice, OWN_HOOK, True)
+        return take_notice
+
+    def _passed(self, value: Any, base: str, tap: Tapped) -> Any:
+        """Record a value, and start or tap the graph at those of its tensors that are features."""
+        self._record(value, base, tap)
+        names = [name for name in self._names if name.partition("[")[0] == base]
+        if not names:
+            return value
+        if self._graph and not torch.is_grad_enabled():
+            raise ValueError(
+                f"feature {base!r} runs under torch.no_grad or inference_mode inside the model's "
+                "forward, so the output has no gradient there: remove the decorator or context, "
+                "choose a later layer, or use CP"
+            )
+        tensors = dict(inputs.leaves(value, base))
+        changed: dict[str, Tensor] = {}
+        for name in names:
+            keys = _selected(name, tensors)
+            for key in keys:
+                tensor = _checked(name, tensors[key], tap.rows)
+                if self._change is not None:
+                    tensors[key] = changed[key] = tensor = self._change(tensor)
+                if self._graph and not tensor.requires_grad:
+                    tensors[key] = changed[key] = _Root.apply(_SEED, tensor)  # type: ignore[no-untyped-call]
+            own = [tensors[key] for key in keys]
+            tap.shapes[name] = [tensor.shape for tensor in own]
+            if len(own) == 1 and own[0].dim() == 2 and not own[0].is_inference():
+                # Not larger ones: maps are too large to be held for longer.
+                tap.flat[name] = own[0].detach(), own[0]._version
+            if self._graph:
+                # Edges stay put when a later in-place operation moves the tensor on.
+                tap.edges[name] = [get_gradient_edge(tensor) for tensor in own]
+        return inputs.replace(value, changed, base)
+
+    def _record(self, value: Any, base: str, tap: Tapped) -> None:
+        """Keep a copy of the tensors of a value that were asked for."""
+        for name in self._values:
+            if name.partition("[")[0] != base:
+                continue
+            tensors = dict(inputs.leaves(value, base))
+            if name == INPUT and len(tensors) > 1:
+                tap.values[name] = inputs.side_by_side(value)
+                continue
+            key = next(iter(tensors)) if name == INPUT else _selected(name, tensors)[0]
+            kept = _with_rows(name, tensors[key], tap.rows).detach()
+            # A copy of what lies inside: the next layer may work in place.
+            tap.values[name] = kept if base in (INPUT, OUTPUT) else kept.clone()
+
+
+def _checked(name: str, value: Tensor, rows: int) -> Tensor:
+    if not value.is_floating_point():
+        raise TypeError(
+            f"feature {name!r} has type {value.dtype}, which has no gradient: "
+            "choose a floating-point one, such as the embedding behind it"
+        )
+    return _with_rows(name, value, rows)
+
+
+def _with_rows(name: str, value: Tensor, rows: int) -> Tensor:
+    if value.dim() == 0 or value.shape[0] != rows:
+        raise ValueError(
+            f"feature {name!r} has shape {tuple(value.shape)} for {rows} input rows: "
+            "its first dimension must be the rows (a single row is written x[None])"
+        )
+    return value
+
+
+def _selected(name: str, tensors: dict[str, Tensor]) -> list[str]:
+    """Find which tensors of a module's output, or of the input, a feature name means."""
+    if name in tensors:
+        return [name]
+    if name == INPUT:
+        floats = [key for key, tensor in tensors.items() if tensor.is_floating_point()]
+        if floats:
+            return floats
+        kinds = sorted({str(tensor.dtype) for tensor in tensors.values()})
+        raise TypeError(f"the input has type {', '.join(kinds)}, which has no gradient")
+    raise ValueError(
+        f"feature {name!r} does not name one tensor; there are: {', '.join(tensors) or 'none'}"
+    )
+
+
+class _Root(torch.autograd.Function):
+    """The identity on ``value``, made the start of a graph.
+
+    Not a leaf that requires a gradient, because the next layer may work in place (ReLU) and
+    autograd forbids that on leaves; not a copy, because features can be large.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, seed: Tensor, value: Tensor) -> Tensor:
+        return value.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None]:
+        return None, None  # gradients are read where they arrive; nothing lies beyond
+
+
+# A scalar that requires a gradient, which nobody asks for: what every graph of a pass grows from.
+_SEED = torch.ones((), requires_grad=True)
+
+
+# -- calling a model ---------------------------------------------------------------------------
+
+
+def call(model: nn.Module, x: Any, rows: int) -> Tensor:
+    """Call a model on an input, in the way it takes that, and check what it returns.
+
+    A tuple is spread over positional and a dict over keyword arguments if ``forward`` can
+    take them so; otherwise the whole object is its one argument.
+    """
+    try:
+        if isinstance(x, Mapping):
+            returned = model(**x) if takes_arguments(model, **x) else _with_dict(model, x)
+        elif isinstance(x, (tuple, list)) and takes_arguments(model, *x):
+            returned = model(*x)
+        else:
+            returned = model(x)
+    except (RuntimeError, IndexError) as error:
+        if isinstance(x, Tensor) and x.dim() == 1 and not isinstance(error, MemoryError):
+            raise ValueError(
+                f"the model cannot take x of shape {tuple(x.shape)} ({error}). A single row is "
+                "written x[None], rows of one number each x[:, None]"
+            ) from error
+        advice = _advice_on_types(model, x, str(error))
+        if advice:
+            raise ValueError(f"the model cannot take this x ({error}): {advice}") from error
+        raise
+    except AssertionError as error:
+        if "Guard failed" not in str(error):
+            raise
+        raise ValueError(
+            f"the exported model does not take {rows} rows of this shape ({error}): export it for "
+            "any number of rows (dynamic_shapes, with torch.export.Dim('rows') for dimension 0), "
+            "or set batch_size= to what it takes"
+        ) from error
+    return checked_output(returned, rows, x)
+
+
+def checked_output(returned: Any, rows: int, x: Any = None) -> Tensor:
+    """Check that the model returned one floating-point tensor with a row for each input row."""
+    if not isinstance(returned, Tensor):
+        raise TypeError(
+            f"the model returned {described(returned)}, not a tensor: say by output= which "
+            "part of it is the prediction, a key, an index or a function"
+        )
+    if not returned.is_floating_point():
+        raise TypeError(
+            f"the model's output has type {returned.dtype}; expected a floating-point "
+            "prediction (does forward end in argmax or round?)"
+        )
+    if returned.dim() == 0 or returned.shape[0] != rows:
+        is_flat = isinstance(x, Tensor) and x.dim() == 1
+        hint = " (x is 1-D: a single row is written x[None])" if is_flat else ""
+        raise ValueError(
+            f"the model's output has shape {tuple(returned.shape)} for {rows} input rows: "
+            f"its first dimension must be the rows{hint}"
+        )
+    return returned
+
+
+def _advice_on_types(model: nn.Module, x: Any, said: str) -> str:
+    """Say which tensors of an input to convert, if their types are what torch complains of."""
+    is_index = "'indices'" in said  # of an embedding
+    if not is_index and not any(words in said for words in _OF_TYPES):
+        return ""
+    wrong = {
+        key: tensor.dtype
+        for key, tensor in inputs.leaves(x, "x")
+        if tensor.is_floating_point() == is_index
+    }
+    if not wrong:
+        return ""
+    dtypes = [tensor.dtype for tensor in tensors_of(model) if tensor.is_floating_point()]
+    dtype = dtypes[0] if dtypes else torch.get_default_dtype()
+    why = f"the model computes in {dtype}, and tensors of whole numbers stay so, for embeddings"
+    why = "an embedding takes whole numbers" if is_index else why
+    named = " and ".join(f"{key} is {kind}" for key, kind in wrong.items())
+    gives = " or ".join(f"{key}.{'long()' if is_index else f'to({dtype})'}" for key in wrong)
+    return f"{named}; {why}. Give {gives}"
+
+
+_OF_TYPES = ("dtype", "datatype", "scalar type", "Input type", "not implemented for")
+
+
+def _with_dict(model: nn.Module, x: Mapping[str, Any]) -> Any:
+    """Hand a dict over as one argument, if that can be meant."""
+    kinds = inspect.Parameter
+    try:
+        parameters = inspect.signature(whole(model).forward).parameters
+    except (TypeError, ValueError):
+        return model(x)
+    kind = (kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY)
+    named = {name: p for name, p in parameters.items() if p.kind in kind}
+    unknown = [key for key in x if key not in named]
+    missing = [n for n, p in named.items() if p.default is kinds.empty and n not in x]
+    wrong = [f"does not take {', '.join(map(repr, unknown))}"] if unknown else []
+    wrong += [f"needs {', '.join(map(repr, missing))}"] if missing else []
+    message = (
+        f"the model's forward takes the arguments {', '.join(named)}: it {' and '.join(wrong)}. "
+        f"x has the keys {', '.join(map(str, x))}"
+    )
+    if len(named) > 1 and (len(unknown) < len(x) or not takes_arguments(model, x)):
+        raise TypeError(message)
+    try:
+        return model(x)
+    except (TypeError, AttributeError) as error:
+        if len(unknown) == len(x):
+            raise
+        raise TypeError(message) from error  # one argument, and a key of its name

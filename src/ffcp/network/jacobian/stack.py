@@ -1,0 +1,169 @@
+"""A plain stack of linear layers and activations, run and differentiated by hand.
+
+With few rows torch's modules and its graph take longer than the arithmetic does. Where a model is
+nothing but an ``nn.Sequential`` of layers known here, the same operations that torch would call,
+forward and backward, are called without either; results are the same to the last bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as all_modules
+
+from ffcp.network.features import INPUT
+from ffcp.network.jacobian.norms import row_norms
+from ffcp.network.model import is_frozen_copy
+
+_MOST_OUTPUTS = 8  # more of them are better taken several at once
+_KEPT = "_ffcp_stack"  # an attribute of frozen copies, which nobody else has
+_aten = torch.ops.aten
+
+# The very operations that torch's backward pass calls, given the layer, the gradient behind it,
+# and the values before and behind it.
+_BACKWARD: dict[type[nn.Module], Callable[[Any, Tensor, Tensor, Tensor], Tensor]] = {
+    nn.Linear: lambda layer, g, before, after: g @ layer.weight,
+    nn.ReLU: lambda layer, g, before, after: _aten.threshold_backward.default(g, after, 0),
+    nn.LeakyReLU: lambda layer, g, before, after: _aten.leaky_relu_backward.default(
+        g, before, layer.negative_slope, False
+    ),
+    nn.ELU: lambda layer, g, before, after: _aten.elu_backward.default(
+        g, layer.alpha, 1, 1, False, before
+    ),
+    nn.GELU: lambda layer, g, before, after: _aten.gelu_backward.default(
+        g, before, approximate=layer.approximate
+    ),
+    nn.SiLU: lambda layer, g, before, after: _aten.silu_backward.default(g, before),
+    nn.Tanh: lambda layer, g, before, after: _aten.tanh_backward.default(g, after),
+    nn.Sigmoid: lambda layer, g, before, after: _aten.sigmoid_backward.default(g, after),
+    nn.Softplus: lambda layer, g, before, after: _aten.softplus_backward.default(
+        g, before, layer.beta, layer.threshold
+    ),
+}
+# As torch has them: who exchanges one of them for all layers means it.
+_FORWARDS: dict[type[nn.Module], Any] = {kind: kind.forward for kind in _BACKWARD}
+
+
+class Stack:
+    """The layers of a model, and behind how many of them each of its features stands.
+
+    >>> model = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1))
+    >>> stack = Stack.of(model)
+    >>> output, norms = stack.run(torch.zeros(4, 2), ["1"], 2)
+    >>> output.shape, torch.allclose(norms["1"], model[2].weight.norm())
+    (torch.Size([4, 1]), True)
+    >>> Stack.of(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))) is None
+    True
+    """
+
+    def __init__(self, layers: list[Any], places: dict[str, int]) -> None:
+        self._layers, self._places = layers, places
+        self._kinds = {type(layer) for layer in layers}
+        linear = [layer for layer in layers if type(layer) is nn.Linear]
+        self._columns, self._outputs = linear[0].in_features, linear[-1].out_features
+        self._dtype = linear[0].weight.dtype
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Stack | None:
+        """Read a model; ``None`` if it is anything but such a stack."""
+        layers: list[nn.Module] = []
+        places = {INPUT: 0}
+        known: set[int] = set()
+        for name, layer in layers_of(model):
+            # A layer in two places has no feature of its own, one named "input" another name.
+            if id(layer) in known or name in places or _does_more(layer):
+                return None
+            known.add(id(layer))
+            if not is_idle(layer):
+                # What works in place leaves no value before it; ReLU needs none.
+                in_place = getattr(layer, "inplace", False) and type(layer) is not nn.ReLU
+                if type(layer) not in _BACKWARD or in_place:
+                    return None
+                layers.append(layer)
+            places[name] = len(layers)
+        if not any(type(layer) is nn.Linear for layer in layers):
+            return None
+        places.pop("")
+        return cls(layers, places)
+
+    def takes(self, x: Any, names: Sequence[str]) -> bool:
+        """Whether this input can be run by hand, and the norms at these features taken."""
+        return (
+            isinstance(x, Tensor)
+            and x.dim() == 2
+            and x.shape[1] == self._columns  # else torch says what is wrong
+            and x.dtype == self._dtype
+            and (not names or self._outputs <= _MOST_OUTPUTS)
+            and all(name in self._places for name in names)
+            and all(kind.forward is _FORWARDS[kind] for kind in self._kinds)
+            and not torch.is_autocast_enabled(x.device.type)
+            and not (all_modules._global_forward_hooks or all_modules._global_forward_pre_hooks)
+        )
+
+    def run(self, x: Tensor, names: Sequence[str], norm: float) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the output of a batch (n, d), and the norms at features in its shape (n, m)."""
+        with torch.inference_mode(False), torch.no_grad():
+            values = [x]
+            for layer in self._layers:
+                values.append(layer.forward(values[-1]))
+                if not names:  # others are not needed again
+                    del values[0]
+            if not names:
+                return values[-1], {}
+            columns = [self._back(values, names, norm, j) for j in range(self._outputs)]
+        return values[-1], {
+            name: torch.stack([norms[name] for norms in columns], dim=1) for name in names
+        }
+
+    def _back(
+        self, values: list[Tensor], names: Sequence[str], norm: float, output: int
+    ) -> dict[str, Tensor]:
+        """Take one output back to the earliest of some features; note the norms on the way."""
+        place, last = len(self._layers), self._layers[-1]
+        if type(last) is nn.Linear:  # a row of its weights is the gradient before it
+            place -= 1
+            gradient = last.weight[output].expand(len(values[-1]), -1)
+        else:
+            gradient = torch.zeros_like(values[-1])
+            gradient[:, output] = 1
+        norms: dict[str, Tensor] = {}
+        while True:
+            here = [name for name in names if self._places[name] == place]
+            norms.update({name: row_norms([gradient], norm) for name in here})
+            if len(norms) == len(names):
+                return norms
+            place -= 1
+            layer, before, after = self._layers[place], values[place], values[place + 1]
+            gradient = _BACKWARD[type(layer)](layer, gradient, before, after)
+
+
+def stack_of(frozen: nn.Module) -> Stack | None:
+    """Return the stack that a frozen copy is, if it is one; read once, as nobody changes a copy."""
+    if not is_frozen_copy(frozen):
+        return None
+    if _KEPT not in frozen.__dict__:
+        frozen.__dict__[_KEPT] = Stack.of(frozen)
+    stack: Stack | None = frozen.__dict__[_KEPT]
+    return stack
+
+
+def layers_of(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """Yield the layers of nested Sequentials in their order; a container behind its layers."""
+    if type(module) is nn.Sequential:
+        for key, child in module._modules.items():
+            if child is not None:
+                yield from layers_of(child, f"{name}.{key}" if name else key)
+    yield name, module
+
+
+def is_idle(layer: nn.Module) -> bool:
+    """Whether a layer hands on what it is given, in eval mode."""
+    return type(layer) in (nn.Sequential, nn.Identity, nn.Dropout)
+
+
+def _does_more(layer: nn.Module) -> bool:
+    """Whether a layer is not just what its type says: it has hooks, or a forward of its own."""
+    return bool(layer._forward_hooks or layer._forward_pre_hooks or "forward" in layer.__dict__)
