@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from ffcp.batch import BatchOutput
 from ffcp.conformal.calibration import Calibration
 from ffcp.conformal.columns import Columns, Table, prefixed, take
-from ffcp.conformal.compressed import Compressed
 from ffcp.conformal.coverage_level import requested_alphas
 from ffcp.conformal.density_ratio import ShiftChoice
 from ffcp.conformal.marginal import Marginal
@@ -24,7 +23,7 @@ from ffcp.network import checks, forward
 from ffcp.network.frozen import gives_back
 from ffcp.network.row_buffer import RowBuffer
 from ffcp.predictor import Predictor, Running, steady
-from ffcp.regression.distribution import Distribution, Summarised
+from ffcp.regression.distribution import Distribution
 from ffcp.regression.intervals import Interval
 from ffcp.regression.joint import has_own_thresholds, is_of_known, needs_whole_rows
 from ffcp.regression.scaled_score import RegressionScore
@@ -244,8 +243,7 @@ class RegressionPredictor(Predictor):
         -------
         Distribution
             With ``quantile(levels)``, ``cdf(y)``, ``p_value(y)``, ``crps(y)`` and ``sample(n)``.
-            1 / (n + 1) of its mass lies at each infinity. Of compressed scores, which need a
-            ``side``, quantiles alone: rounded away from the middle.
+            1 / (n + 1) of its mass lies at each infinity.
 
         Raises
         ------
@@ -290,10 +288,8 @@ class RegressionPredictor(Predictor):
                 "calibrate with points of that group, or merge it into another"
             )
 
-    def _signed_scores(self, part: Calibration) -> Tensor | Summarised | None:
-        """Give the signed scores of points, each column sorted, NaN last; or a summary of them."""
-        if isinstance(part, Compressed):
-            return self._signed_summary(part)
+    def _signed_scores(self, part: Calibration) -> Tensor | None:
+        """Return the signed scores of points, each column sorted, NaN last."""
         if not part.keeps_signs:
             raise ValueError(
                 self._no_distribution(
@@ -307,18 +303,7 @@ class RegressionPredictor(Predictor):
         above = part.scores.chunk(2, dim=1)[1] if self.side == EACH else part.scores
         return (-above).sort(dim=0).values if self.side == LOWER else above
 
-    def _signed_summary(self, part: Compressed) -> Summarised:
-        if self.side == BOTH:
-            why = (
-                "a summary keeps no signs of scores: calibrate without compressing, or make the "
-                "predictor with side='each', whose scores have signs of their own"
-            )
-            raise ValueError(self._no_distribution(why))
-        columns = part.columns()
-        above = columns[len(columns) // 2 :] if self.side == EACH else columns
-        return Summarised(above, is_negated=self.side == LOWER)
-
-    def _must_be_signed(self, scores: Tensor | Summarised | None, outputs: int) -> None:
+    def _must_be_signed(self, scores: Tensor | None, outputs: int) -> None:
         if not has_own_thresholds(self.joint) and outputs > 1:
             why = f"with joint={self.joint!r} one score is kept of all outputs: leave out joint="
             raise ValueError(self._no_distribution(why))
