@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import torch
@@ -32,8 +32,7 @@ from ffcp.warnings import warn
 
 LOGITS, DOUBLE_LOG = "logits", "double_log"
 _NETWORK = "network"  # the user's model, inside the one that ends in log(-log p)
-_BLOCK = 2**20  # numbers per step of the float64 arithmetic
-_IMAGES = 256  # images counted at once
+_BLOCK = 2**20  # numbers per step of the float64 arithmetic, of whole images
 _PIXELS = 2**18  # of input per pass, by default
 
 
@@ -59,13 +58,13 @@ class PixelScore(Score):
         self.floor, self.smallest = floor, smallest
 
     def requires(self) -> Requires:
-        """Ask for the gradient norms at the feature."""
+        """Require the gradient norms at the feature."""
         if self.feature == OUTPUT:
             return Requires()
         return Requires((self.feature,), norm=self.norm, method=self.method)
 
     def settings(self) -> dict[str, Any]:
-        """Say what it is."""
+        """Return what it is."""
         return {
             "feature": self.feature,
             "ignore": self.ignore,
@@ -79,12 +78,7 @@ class PixelScore(Score):
         """Count the labelled pixels of each image by the bins of their scores."""
         check_maps(out.output)
         maps = label_maps(y.to(out.output.device), out.output, self.ignore, out.rows.start)
-        size = max(1, min(_IMAGES, _BLOCK // out.output[0, 0].numel()))
-        parts = [
-            self._counts(out, maps, slice(start, start + size))
-            for start in range(0, len(out.rows), size)
-        ]
-        return {"score": torch.cat(parts)}
+        return {"score": torch.cat([self._counts(out, maps, part) for part in _parts(out.output)])}
 
     def _counts(self, out: BatchOutput, maps: Maps, part: slice) -> Tensor:
         bins = to_bins(self.of_labels(out, maps.labels, part))
@@ -106,10 +100,9 @@ class PixelScore(Score):
         output, scale = out.output, self._scale(out)
         levels = level.expand(len(output), 1)[:, :, None, None]
         mask = torch.empty(output.shape, dtype=torch.bool, device=output.device)
-        for part in _tiles(output.shape):
-            own = None if scale is None else scale[part]
-            distance = self._distance(output[part], own)
-            mask[part] = (distance <= levels[part[0]].to(distance.device)).to(output.device)
+        for part in _parts(output):
+            distance = self._distance(output[part], None if scale is None else scale[part])
+            mask[part] = (distance <= levels[part].to(distance.device)).to(output.device)
         return mask.scatter_(1, output.argmin(dim=1)[:, None], True)
 
     def _scale(self, out: BatchOutput) -> Tensor | None:
@@ -292,7 +285,7 @@ class PixelSets(Predictor):
         groups: Any = None,
         **unknown: NoReturn,
     ) -> PixelSet:
-        """Give every pixel a set of labels.
+        """Return for every pixel a set of labels.
 
         Parameters
         ----------
@@ -396,18 +389,10 @@ def _inside(feature: str) -> str:
     return f"{_NETWORK}.{feature.removeprefix('.')}"  # a dot marks modules named "input"
 
 
-def _tiles(shape: torch.Size) -> Iterator[tuple[slice, slice, slice]]:
-    """Cut (n, classes, height, width) into images, or rows of one, of about a million numbers.
-
-    >>> len(list(_tiles(torch.Size([2, 8, 1024, 1024]))))
-    16
-    """
-    n, classes, height, width = shape
-    images = max(1, _BLOCK // (classes * height * width))
-    rows = max(1, min(height, _BLOCK // (classes * width)))
-    for i in range(0, n, images):
-        for j in range(0, height, rows):
-            yield slice(i, i + images), slice(None), slice(j, j + rows)
+def _parts(output: Tensor) -> list[slice]:
+    """Cut a batch into parts of about a million numbers."""
+    size = max(1, _BLOCK // output[0].numel())
+    return [slice(start, start + size) for start in range(0, len(output), size)]
 
 
 def _check_logits(module: nn.Module, args: tuple[Any, ...]) -> None:
