@@ -7,6 +7,7 @@ are the exchangeable units; the pixels of one image may depend on each other at 
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Mapping
 from fractions import Fraction
@@ -15,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ffcp.conformal.calibration import Calibration
 from ffcp.conformal.columns import Columns
 from ffcp.conformal.random_numbers import Draws
 from ffcp.conformal.rank import conformal_rank, exact_alpha, rows_needed
-from ffcp.conformal.risk import Risk
 from ffcp.recipes import public
 from ffcp.regression.intervals import as_float64
 
@@ -52,7 +53,7 @@ def to_bins(scores: Tensor) -> Tensor:
 
 
 @public
-class PixelCounts(Risk):
+class PixelCounts(Calibration):
     """How many labelled pixels of each calibration image fall into each bin of scores.
 
     An image takes 25 KB whatever its size.
@@ -113,20 +114,20 @@ class PixelCounts(Risk):
             "gradients vanish, a larger floor or another feature helps"
         )
 
-    @property
-    def levels(self) -> int:
-        """How many bins there are; the last one leaves nothing out."""
-        return BINS
-
-    def losses_at_most(self, level: int, budget: Fraction) -> bool:
-        """Return whether the losses add up to at most a budget.
+    def risk_bin(self, alpha: Any) -> int:
+        """Return the smallest bin t with (sum of losses + 1) / (n + 1) <= alpha, or the last.
 
         The loss of an image is the share of its labelled pixels beyond a bin.
         """
         # Losses are ratios k / m, and m differs between images: no floating point, which could
         # fall on the wrong side where the sum meets the budget exactly.
+        budget = exact_alpha(alpha) * (len(self) + 1) - 1
         pixels = self._within(BINS - 1)
-        return _sum_at_most(pixels - self._within(level), pixels, budget)
+        return bisect.bisect_left(
+            range(BINS - 1),
+            True,
+            key=lambda t: _sum_at_most(pixels - self._within(t), pixels, budget),
+        )
 
     def share_bin(self, alpha: Any, share: Any) -> int:
         """Find the conformal quantile of the images' bins, or the last bin if n is too small.
