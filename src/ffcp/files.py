@@ -150,14 +150,15 @@ def count(saved: Any, least: int = 0) -> int:
 
 def checked_layout(layout: Any) -> dict[str, Any]:
     """Raise a ValueError unless this describes the layout of inputs."""
-    for part in rebuilt(dict, layout).values():
+    checked: dict[str, Any] = rebuilt(dict, layout)
+    for part in checked.values():
         if not isinstance(part, dict) or not {"row"} <= part.keys() <= {"row", "columns"}:
             raise ValueError(f"expected the layout of an input, got {part!r}")
         for size in rebuilt(tuple[int, ...], part["row"]):
             count(size)
         if not all(type(name) in (str, int) for name in rebuilt(list, part.get("columns", []))):
             raise ValueError(f"expected names of columns, got {part['columns']!r}")
-    return layout
+    return checked
 
 
 @contextmanager

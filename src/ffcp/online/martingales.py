@@ -122,7 +122,11 @@ class Average:
     """
 
     def __init__(self) -> None:
-        self.parts = PowerMixture(), PowerMixture(mirrored=True), PlugIn()
+        self.parts: tuple[PowerMixture | PlugIn, ...] = (
+            PowerMixture(),
+            PowerMixture(mirrored=True),
+            PlugIn(),
+        )
 
     def bet(self, p: Any) -> None:
         """Bet against the next p-value."""

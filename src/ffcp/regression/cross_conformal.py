@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -165,7 +166,7 @@ class CrossConformal(nn.Module):
             rows = torch.nonzero(self.folds.cpu() == fold)[:, 0]
             some = inputs.take(own, rows)
             # In float32: a network that ends in float64 may well have computed in less.
-            checks.rows_independent(lambda x, model=model: _output(model, x, None).float(), some)
+            checks.rows_independent(partial(_output, model, dtype=torch.float32), some)
             error = target[rows].double().reshape(-1) - _output(model, some, self.batch_size)
             scores[rows] = self._score(error)
         self.scores = scores[self.folds.cpu() >= 0].to(self.folds.device)
@@ -286,10 +287,12 @@ def _checked_folds(folds: Any, models: int) -> Tensor:
     return torch.from_numpy(array.astype(np.int64))
 
 
-def _output(model: nn.Module, x: Any, batch_size: int | None) -> Tensor:
-    """Run a model of one output, in float64 and without gradients; the model is left as it is."""
+def _output(
+    model: nn.Module, x: Any, batch_size: int | None = None, dtype: torch.dtype = torch.float64
+) -> Tensor:
+    """Run a model of one output, without gradients; the model is left as it is."""
     parts = [out.output for out in forward.over(model, x, batch_size=batch_size)]
-    predictions = torch.cat(parts).double().cpu()
+    predictions = torch.cat(parts).to("cpu", dtype)
     if predictions.numel() != len(predictions):
         raise ValueError(
             f"CrossConformal needs models of one output, got shape {tuple(predictions.shape)}: "
