@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 
-from ffcp import files
 from ffcp.batch import BatchOutput, Requires
-from ffcp.calibration_loop import Batch, Calibrating
 from ffcp.conformal.columns import Columns, Table, take
 from ffcp.conformal.coverage_level import requested_alpha
 from ffcp.conformal.selection import Score
@@ -157,11 +154,10 @@ class PixelSets(Predictor):
         Which part of what the model returns is the prediction, if it returns a tuple, a dict or
         the like: a key (``"logits"``), an index, or a function of what it returns.
 
-    Attributes
-    ----------
-    skipped : int
-        How many images of the calibration had no labelled pixel. They do not calibrate, and the
-        guarantees are about images that have one.
+    Notes
+    -----
+    Images without a labelled pixel do not calibrate, and the guarantees are about images that have
+    one; a warning says how many were left out.
 
     Examples
     --------
@@ -213,41 +209,18 @@ class PixelSets(Predictor):
 
     # -- calibrating ------------------------------------------------------------------------
 
-    def _calibrating(self, scorer: Any, calibration: Any, update: bool) -> Calibrating:
-        run = CalibratingPixels(self.model, scorer, calibration, self._choosing, update)
-        run.classes = self.classes if update else None
-        return run
-
     def _entries(self, columns: Columns) -> tuple[Tensor, Columns]:
         """Leave out images without a labelled pixel."""
         labelled = columns["score"].any(dim=1)
-        if not bool(labelled.any()):
+        images, skipped = len(labelled), int((~labelled).sum())
+        if skipped == images:
             raise ValueError("the calibration data is empty: no image has a labelled pixel")
-        return super()._entries(take(columns, labelled))
-
-    @property
-    def classes(self) -> int | None:
-        """How many classes the calibrated model has; ``None`` before it is calibrated."""
-        classes: int | None = self._state.counts.get("classes")
-        return classes
-
-    @property
-    def skipped(self) -> int:
-        """How many images without a labelled pixel were left out of the calibration."""
-        skipped: int = self._state.counts.get("skipped", 0)
-        return skipped
-
-    def _counts_of(self, run: Calibrating) -> dict[str, Any]:
-        assert isinstance(run, CalibratingPixels)
-        counts = run.columns["score"]
-        images, skipped = len(counts), int((~counts.any(dim=1)).sum())
         if skipped:
-            run.warnings.append(
+            warn(
                 f"{skipped} of {images} images have no labelled pixel and do not calibrate: the "
                 "guarantees are about images that have one"
             )
-        before = self.skipped if run.is_update else 0
-        return {"classes": run.classes, "skipped": before + skipped}
+        return super()._entries(take(columns, labelled))
 
     def rows_at_once(self, x: Any) -> int | None:
         """Return how many images make a batch: about a million pixels."""
@@ -266,7 +239,7 @@ class PixelSets(Predictor):
         """
         buffer = RowBuffer(None)
         for out, part in self._targeted(x, y):
-            self._check_classes(out.output)
+            check_maps(out.output)
             maps = label_maps(part.to(out.output.device), out.output, self.ignore, out.rows.start)
             scores = self._scorer.of_labels(out, maps.labels)
             unknown = ~maps.known.to(scores.device)
@@ -315,7 +288,7 @@ class PixelSets(Predictor):
         given = self._rows(x)
         buffer, infinite = RowBuffer(given.count), Table()
         for out in self.batch_outputs(given, groups):
-            self._check_classes(out.output)
+            check_maps(out.output)
             metadata = {**self.calibration.metadata(out), "share": [asked] * len(out.rows)}
             level = self.calibration.threshold(exact, metadata)
             lost = level.isinf().any(dim=-1).expand(len(out.rows))
@@ -333,43 +306,6 @@ class PixelSets(Predictor):
     def forward(self, x: Any, alpha: Any = None, **options: Any) -> PixelSet:
         """Return a set of labels for every pixel, as :meth:`predict_set`: ``predictor(x)``."""
         return self.predict_set(x, alpha, **options)
-
-    def _check_classes(self, output: Tensor) -> None:
-        check_maps(output)
-        if self.classes is not None and output.shape[1] != self.classes:
-            raise ValueError(
-                f"calibrated on {self.classes} classes, but the model now gives {output.shape[1]}"
-            )
-
-    # -- sharing the calibration ------------------------------------------------------------
-
-    def _check_merge(self, other: Any) -> None:
-        if self.classes not in (None, other.classes):
-            raise ValueError(
-                f"calibrated on {self.classes} classes, the predictor to merge on {other.classes}"
-            )
-
-    def _merged_counts(self, mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
-        skipped = mine.get("skipped", 0) + theirs["skipped"]
-        return {"classes": theirs["classes"], "skipped": skipped}
-
-    def _remembered(self) -> dict[str, Any]:
-        return {**super()._remembered(), "classes": self.classes, "skipped": self.skipped}
-
-    def _recalled_counts(self, saved: Mapping[str, Any], scores: int) -> dict[str, Any]:
-        classes = files.count(saved["classes"], least=1) if scores else None
-        return {"classes": classes, "skipped": files.count(saved["skipped"])}
-
-
-class CalibratingPixels(Calibrating):
-    """A calibration of pixel sets under way: it checks that all images have the same classes."""
-
-    def see(self, batch: Batch) -> BatchOutput:
-        """Run the model on a batch of images."""
-        out = super().see(batch)
-        check_maps(out.output)
-        self.count(len(out.rows), out.output.shape[1])
-        return out
 
 
 def _with_double_log(model: nn.Module) -> nn.Sequential:
