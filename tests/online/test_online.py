@@ -96,7 +96,7 @@ def test_aci_covers_any_sequence_at_its_constant(
 def test_pid_covers_any_sequence_at_its_constant(
     moves: list[tuple[str, int, bool]], alpha: Fraction, saturation: float, stands: bool
 ) -> None:
-    played(Pid(alpha, past(), 0.1, saturation), moves, 3, stands)
+    played(Pid(alpha, past(), saturation), moves, 3, stands)
 
 
 def test_the_constants_are_not_idle() -> None:
@@ -105,7 +105,7 @@ def test_the_constants_are_not_idle() -> None:
         control.learn(0.0, control.ask())
     assert control.misses == 0
     assert 0.98 * control.bound(0) < control.alpha <= control.bound(0)
-    stubborn = Pid(Fraction(1, 10), Window(20, 1.0, [1.0] * 20), 0.1, 0.5)
+    stubborn = Pid(Fraction(1, 10), Window(20, 1.0, [1.0] * 20), 0.5)
     for _ in range(3000):
         asked = stubborn.ask()
         stubborn.learn(math.inf if asked.threshold < math.inf else 0.0, asked)
@@ -324,7 +324,7 @@ def test_what_has_no_stream_is_refused() -> None:
     for name, value in (
         ("window", 2.5),
         ("gamma", "x"),
-        ("step", 0),
+        ("saturation", 0),
         ("forget", True),
         ("waiting", 0),
     ):

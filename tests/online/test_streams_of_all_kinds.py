@@ -135,7 +135,7 @@ def test_another_calibration_of_the_predictor_does_not_reach_into_the_stream() -
 
 
 def test_thresholds_below_every_score_give_the_prediction_alone() -> None:
-    online, alone = ffcp.Online(KINDS["plain"](), "pid", step=50.0), 0
+    online, alone = ffcp.Online(KINDS["plain"](), "pid", saturation=0.05), 0
     for i in range(30):
         band = online.predict_interval(NEW[i : i + 1])
         assert bool((band.lower <= band.upper).all())

@@ -192,17 +192,17 @@ class Pid(Control):
         Share of misses asked for.
     past
         The scores so far; their spread is the scale.
-    step
-        Of the tracker, as a share of the spread of the scores.
     saturation
         Of the integrator.
     """
 
     changing = ("observed", "misses", "tracked")
 
-    def __init__(self, alpha: Fraction, past: Window, step: float, saturation: float) -> None:
+    step = 0.05  # of the tracker, as a share of the spread of the scores
+
+    def __init__(self, alpha: Fraction, past: Window, saturation: float) -> None:
         super().__init__(alpha, past)
-        self.step, self.saturation, self.scale = step, saturation, past.spread
+        self.saturation, self.scale = saturation, past.spread
         self.tracked: float | None = None
 
     @property

@@ -75,11 +75,9 @@ class Online(Resumable):
         How many of the last scores count.
     forget
         A score counts so many times as much as the one after it; 1: all alike.
-    horizon
-        Of ``"dtaci"``: over how many rows it competes with the best step size.
-    step, saturation
-        Of ``"pid"``: the step of its tracker, as a share of the spread of the scores in the
-        window; and how late its integrator takes over, see :class:`ffcp.online.controllers.Pid`.
+    saturation
+        Of ``"pid"``: how late its integrator takes over, see
+        :class:`ffcp.online.controllers.Pid`.
     waiting
         How many predictions wait for their truth at most; beyond, the oldest are given up.
 
@@ -132,18 +130,16 @@ class Online(Resumable):
         gamma: float = 0.01,
         window: int = 1000,
         forget: float = 1.0,
-        horizon: int = 500,
-        step: float = 0.05,
         saturation: float = 0.5,
         waiting: int = 10_000,
         **unknown: NoReturn,
     ) -> None:
         if method not in METHODS:
             raise ValueError(f"unknown method {method!r}: choose one of {', '.join(METHODS)}")
-        for name, value in (("gamma", gamma), ("step", step), ("saturation", saturation)):
+        for name, value in (("gamma", gamma), ("saturation", saturation)):
             if not is_number(value) or not 0 < value < math.inf:
                 raise ValueError(f"{name} must be a positive number, got {value!r}")
-        for name, value in (("window", window), ("horizon", horizon), ("waiting", waiting)):
+        for name, value in (("window", window), ("waiting", waiting)):
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
         if not is_number(forget) or not 0 < forget <= 1:
@@ -159,8 +155,6 @@ class Online(Resumable):
             "gamma": gamma,
             "window": window,
             "forget": forget,
-            "horizon": horizon,
-            "step": step,
             "saturation": saturation,
             "waiting": waiting,
         }
@@ -192,9 +186,9 @@ class Online(Resumable):
         if self.method == "aci":
             return Aci(alpha, past, Fraction(str(said["gamma"])))
         if self.method == "dtaci":
-            return DtAci(alpha, past, said["horizon"])
+            return DtAci(alpha, past)
         if self.method == "pid":
-            return Pid(alpha, past, said["step"], said["saturation"])
+            return Pid(alpha, past, said["saturation"])
         return Control(alpha, past)
 
     # -- predicting -------------------------------------------------------------------------
