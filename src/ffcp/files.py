@@ -15,7 +15,6 @@ from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -37,14 +36,18 @@ def pack(settings: Mapping[str, Any]) -> Tensor:
     >>> unpack(pack({"norm": 2.0}))
     {'norm': 2.0}
     """
-    return torch.from_numpy(np.frombuffer(json.dumps(settings).encode(), dtype=np.uint8).copy())
+    return torch.frombuffer(bytearray(json.dumps(settings).encode()), dtype=torch.uint8)
 
 
 def unpack(state: Tensor) -> dict[str, Any]:
     """Read settings written by :func:`pack`; anything else is a ValueError."""
+    return _parsed(_bytes_of(state))
+
+
+def _bytes_of(state: Tensor) -> bytes:
     if state.dtype != torch.uint8 or state.dim() != 1:
         raise ValueError("the settings are not a row of bytes")
-    return _parsed(bytes(state.cpu().numpy()))
+    return bytes(state.cpu().numpy())
 
 
 def _parsed(text: bytes) -> dict[str, Any]:
@@ -65,21 +68,19 @@ def seal(settings: Mapping[str, Any], points: Mapping[str, Tensor]) -> Tensor:
     {'norm': 2.0}
     >>> unseal(seal({"norm": 2.0}, points), {"scores": torch.ones(3, 1)})
     Traceback (most recent call last):
-    ValueError: its checksum is not that of its scores and settings
+    ValueError: the checksum differs: the file was damaged or changed
     """
     text = json.dumps(settings).encode()
-    sealed = _checksum(text, points).encode() + text
-    return torch.from_numpy(np.frombuffer(sealed, dtype=np.uint8).copy())
+    sealed = bytearray(_checksum(text, points).encode() + text)
+    return torch.frombuffer(sealed, dtype=torch.uint8)
 
 
 def unseal(state: Tensor, points: Mapping[str, Tensor]) -> dict[str, Any]:
     """Read settings written by :func:`seal`, if they and the tensors are those that were sealed."""
-    if state.dtype != torch.uint8 or state.dim() != 1:
-        raise ValueError("the settings are not a row of bytes")
-    sealed = bytes(state.cpu().numpy())
+    sealed = _bytes_of(state)
     checksum, text = sealed[:_DIGITS], sealed[_DIGITS:]
     if checksum != _checksum(text, points).encode():
-        raise ValueError("its checksum is not that of its scores and settings")
+        raise ValueError("the checksum differs: the file was damaged or changed")
     return _parsed(text)
 
 
@@ -106,7 +107,7 @@ def rebuilt(kind: Any, saved: Any) -> Any:
     (1, 2.5)
     >>> rebuilt(int, True)
     Traceback (most recent call last):
-    ValueError: True stands where int was saved
+    ValueError: expected int, got True
     """
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if origin in (types.UnionType, typing.Union):
@@ -131,7 +132,7 @@ def rebuilt(kind: Any, saved: Any) -> Any:
         or not isinstance(saved, plain)
         or (type(saved) is bool) != (kind is bool)
     ):
-        raise ValueError(f"{saved!r} stands where {getattr(kind, '__name__', kind)} was saved")
+        raise ValueError(f"expected {getattr(kind, '__name__', kind)}, got {saved!r}")
     return saved
 
 
@@ -143,28 +144,26 @@ def count(saved: Any, least: int = 0) -> int:
     """
     number: int = rebuilt(int, saved)
     if not least <= number < 2**63:
-        raise ValueError(f"{number} is no number of things, at least {least}")
+        raise ValueError(f"expected an integer >= {least}, got {number}")
     return number
 
 
 def checked_layout(layout: Any) -> dict[str, Any]:
-    """Refuse, by ValueError, what cannot be said of inputs."""
-    if not isinstance(layout, dict):
-        raise ValueError("what it says of its inputs is damaged")
-    for part in layout.values():
+    """Raise a ValueError unless this describes the layout of inputs."""
+    checked: dict[str, Any] = rebuilt(dict, layout)
+    for part in checked.values():
         if not isinstance(part, dict) or not {"row"} <= part.keys() <= {"row", "columns"}:
-            raise ValueError("what it says of its inputs is damaged")
+            raise ValueError(f"expected the layout of an input, got {part!r}")
         for size in rebuilt(tuple[int, ...], part["row"]):
             count(size)
-        columns = part.get("columns", [])
-        if not isinstance(columns, list) or not all(type(c) in (str, int) for c in columns):
-            raise ValueError("the columns it names are damaged")
-    return layout
+        if not all(type(name) in (str, int) for name in rebuilt(list, part.get("columns", []))):
+            raise ValueError(f"expected names of columns, got {part['columns']!r}")
+    return checked
 
 
 @contextmanager
 def refused(what: Any) -> Iterator[None]:
-    """Let whatever is wrong with something that was saved be one error that names it."""
+    """Raise whatever is wrong with something that was saved as one error that names it."""
     try:
         yield
     except CalibrationFileError:
@@ -205,7 +204,7 @@ def put(path: str | Path, data: bytes) -> None:
 
 @contextmanager
 def said_of(path: str | Path, place: Path) -> Iterator[None]:
-    """Let what a disk refuses be said of the file that was asked for, not of the temporary one.
+    """Raise what a disk refuses for the file that was asked for, not for the temporary one.
 
     >>> with said_of("bands.csv", Path(".bands.csv.4ba9de5f")):
     ...     raise OSError(30, "Read-only file system", ".bands.csv.4ba9de5f")
@@ -222,7 +221,7 @@ def said_of(path: str | Path, place: Path) -> Iterator[None]:
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Let others that write several files to a folder wait until these are written.
+    """Lock a folder while several files are written to it.
 
     Of threads and processes of one machine; the system lets go of a folder when a process is
     killed. Where it can lock no folders, as on Windows, nobody waits.
@@ -266,18 +265,16 @@ def read(path: str | Path) -> dict[str, Tensor]:
     try:
         tensors: dict[str, Tensor] = load(data)
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-        kind = str(header["__metadata__"]["format"]) if "__metadata__" in header else ""
+        kind = str(header.get("__metadata__", {}).get("format"))
     except Exception as error:  # whatever a reader of foreign bytes may stumble over
         raise CalibrationFileError(
             f"{path} is damaged or not a safetensors file ({error}): save the calibration again"
         ) from error
-    if kind.startswith("ffcp-calibration-") and kind != FORMAT:
-        raise CalibrationFileError(
-            f"{path} was saved by another version of ffcp, in a format that this one does not "
-            "read: calibrate again"
-        )
     if kind != FORMAT:
+        ours = kind.startswith("ffcp-calibration-")
         raise CalibrationFileError(
-            f"{path} is not a calibration saved by ffcp: give a file that predictor.save wrote"
+            f"{path} was saved by another version of ffcp: calibrate again"
+            if ours
+            else f"{path} is not a calibration saved by ffcp: give a file that save wrote"
         )
     return tensors

@@ -262,7 +262,7 @@ def test_targets_that_are_not_known_are_not_watched(outputs: int) -> None:
     monitor = ffcp.Monitor(predictor, seed=0).update(x[200:], gaps[200:], groups=["a"] * 300)
     known = int((~unknown[200:]).any(dim=1).sum())
     assert monitor.tests["truth"].rows == monitor.coverage()["a"][3] == known < 300
-    ranked = monitor.tests["truth"].ranks.sorted()
+    ranked = monitor.tests["truth"].ranks.scores
     assert ranked == sorted(ranked)
     assert not monitor.alarm
     assert monitor.update(x[200:], gaps[200:] + 9).alarms["truth"] is not None
@@ -285,9 +285,9 @@ def test_wealth_is_drawn_with_its_limits() -> None:
 
 
 def test_what_cannot_be_watched_is_refused() -> None:
-    with pytest.raises(RuntimeError, match="has no calibration"):
+    with pytest.raises(RuntimeError, match="CP"):
         ffcp.Monitor(ffcp.CP(nn.Linear(1, 1)))
-    with pytest.raises(TypeError, match="bands or label sets"):
+    with pytest.raises(TypeError, match="Linear"):
         ffcp.Monitor(nn.Linear(1, 1))  # type: ignore[arg-type]
     monitor, x, y = watched("bands")
     bad = (
@@ -298,11 +298,17 @@ def test_what_cannot_be_watched_is_refused() -> None:
         ("seed", -1),
     )
     for name, value in bad:
-        with pytest.raises(ValueError, match=f"^{name} must"):
+        with pytest.raises(ValueError, match=name):
             ffcp.Monitor(monitor.predictor, **{name: value})
     with pytest.raises(ValueError, match="nowhere"):
         ffcp.Monitor(monitor.predictor, feature="nowhere")
-    with pytest.raises(RuntimeError, match="before the first update"):
+    with pytest.raises(ValueError, match="two rows"):
+        ffcp.Monitor(monitor.predictor).start(x[:1])
+    with pytest.raises(ValueError, match="x"):
+        ffcp.Monitor(monitor.predictor).start(x[:0])
+    with pytest.raises(TypeError, match="RiskControl"):
+        ffcp.Monitor(ffcp.RiskControl(nn.Linear(4, 3)))
+    with pytest.raises(RuntimeError, match="update"):
         monitor.update(x, y).start(x)
 
 
@@ -327,7 +333,7 @@ def test_a_monitor_goes_on_where_it_was_saved(kind: str, tmp_path: Path) -> None
     assert (
         cut.update(x[100:120], y[100:120]).table() == whole.update(x[100:120], y[100:120]).table()
     )
-    with pytest.raises(ffcp.CalibrationFileError, match="other settings"):
+    with pytest.raises(ffcp.CalibrationFileError, match="settings"):
         ffcp.Monitor(predictor, alpha=0.2).load(path)
 
 
@@ -338,11 +344,11 @@ def test_rows_that_cannot_be_taken_change_nothing() -> None:
     for bad in ({"groups": ["a"]}, {"groups": [None] * 10}):
         with pytest.raises(ValueError, match="group"):
             monitor.update(x[:10], y[:10], **bad)
-    with pytest.raises(ValueError, match="holds nan"):
+    with pytest.raises(ValueError, match="nan"):
         monitor.update(torch.full_like(x[:10], torch.nan), y[:10])
     assert monitor.table() == before
     nn.init.zeros_(monitor.predictor.model[0].weight)
-    with pytest.raises(RuntimeError, match="no longer those of the calibration"):
+    with pytest.raises(RuntimeError, match="weights"):
         monitor.update(x[:10])
     assert monitor.table() == before
 

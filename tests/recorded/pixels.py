@@ -19,14 +19,15 @@ FAMILY = "pixels"
 ASKED = ((0.1, None), (0.3, None), (0.1, 0.9), (0.3, 0.5), (0.3, 1))
 
 
-def sets(predictor: Any, x: Any, asked: Any = ASKED) -> Values:
-    """Give the masks at several levels and shares."""
+def sets(predictor: Any, x: Any, asked: Any = ASKED, images: int = 40) -> Values:
+    """Return the masks at several levels and shares; so many images were given to calibrate."""
     found: Values = {"method": type(predictor).__name__}
     for alpha, share in asked:
         held = predictor.predict_set(x, alpha, share=share)
         found[f"mask at {alpha}, share {share}"] = held.mask
     found["prediction"] = held.prediction
-    return {**found, "classes": predictor.classes, "skipped": predictor.skipped}
+    skipped = images - len(predictor.calibration)
+    return {**found, "classes": held.mask.shape[1], "skipped": skipped}
 
 
 def _ignored(y: Tensor) -> Tensor:
@@ -157,7 +158,7 @@ def _() -> Values:
     p = material.segmentation()
     predictor = PixelSets(p.model).calibrate(p.x[:8], p.y[:8])
     with warned() as texts:
-        found = sets(predictor, p.new, ((0.1, None), (0.1, 0.9), (0.2, None)))
+        found = sets(predictor, p.new, ((0.1, None), (0.1, 0.9), (0.2, None)), images=8)
     return {**found, "warnings": texts}
 
 

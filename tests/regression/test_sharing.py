@@ -171,10 +171,10 @@ def spoiled(tensors: dict[str, Tensor], how: str) -> dict[str, Tensor]:
 
 
 WRONG = {
-    "a tensor too many": "its checksum is not that of its scores and settings",
-    "no scores": "its checksum is not that of its scores and settings",
-    "no settings": "its settings are missing",
-    "a weight of the model": r"it does not fit a .*: model\.0\.weight",
+    "a tensor too many": "checksum",
+    "no scores": "checksum",
+    "no settings": "settings",
+    "a weight of the model": r"model\.0\.weight",
 }
 
 
@@ -207,7 +207,7 @@ def test_a_file_of_groups_that_lacks_their_names_changes_nothing(tmp_path: Path)
     files.write(path, tensors)
     plain = ffcp.CP(small_mlp()).calibrate(X, Y)
     band = plain.predict_interval(NEW)
-    with pytest.raises(ffcp.CalibrationFileError, match="its checksum is not that of"):
+    with pytest.raises(ffcp.CalibrationFileError, match="checksum"):
         plain.load(path)
     torch.testing.assert_close(plain.predict_interval(NEW), band, rtol=0, atol=0)
 

@@ -48,16 +48,18 @@ def test_ignored_pixels_have_no_target_and_do_not_blur_into_others() -> None:
     assert known[:, 0].unique().numel() == 1  # class 0 everywhere, as if nothing were missing
 
 
-@pytest.mark.parametrize(("labels", "settings", "message"), [
-    (torch.zeros(2, 3, 4), {}, "integer maps of shape"),
-    (torch.zeros(2, 3, dtype=torch.long), {}, r"integer maps.*\(2, 3\)"),
-    (torch.full((1, 2, 2), 7), {}, r"labels must be 0 to 3.*got \[7\]"),
-    (torch.full((1, 2, 2), -1), {"ignore": 255}, r"ignore label 255; got \[-1\]"),
-    (LABELS, {"smallest": 0.5}, "smallest must lie between 0 and 0.5"),
-    (LABELS, {"blur": -1.0}, "blur must be at least 0"),
+@pytest.mark.parametrize(("labels", "settings", "error", "message"), [
+    (torch.zeros(2, 3, 4), {}, TypeError, "float32"),
+    (torch.zeros(2, 3, dtype=torch.long), {}, ValueError, "shape"),
+    (torch.full((1, 2, 2), 7), {}, ValueError, "7"),
+    (torch.full((1, 2, 2), -1), {"ignore": 255}, ValueError, "255"),
+    (LABELS, {"smallest": 0.5}, ValueError, "smallest"),
+    (LABELS, {"blur": -1.0}, ValueError, "blur"),
 ])  # fmt: skip
-def test_bad_label_maps_are_refused(labels, settings, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+def test_bad_label_maps_are_refused(
+    labels: Tensor, settings: dict, error: type, message: str
+) -> None:
+    with pytest.raises(error, match=message):
         targets(labels, 4, **settings)
 
 
@@ -165,7 +167,7 @@ def test_images_of_different_sizes_share_one_threshold(name: str) -> None:
 @pytest.mark.filterwarnings("ignore:the band is infinite")
 def test_one_threshold_for_each_pixel_needs_one_size() -> None:
     predictor = METHODS["CP"](False).calibrate(*scenes(20, (6, 8), 1))
-    with pytest.raises(ValueError, match="calibrated on 144 outputs, but the model now gives 75"):
+    with pytest.raises(ValueError, match="144"):
         predictor.predict_interval(torch.zeros(1, 1, 5, 5))
 
 

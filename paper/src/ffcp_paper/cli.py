@@ -443,8 +443,7 @@ def data_fetch(
 ) -> None:
     """Download data sets from their official sources.
 
-    Every file is compared with its checksum and gets its name only if that is right. An
-    interrupted download goes on where it was.
+    Every file is compared with its checksum and gets its name only if that is right.
     """
     console = Console()
     unknown = [name for name in names if name not in datasets.DATASETS]

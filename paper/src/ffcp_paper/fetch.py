@@ -1,9 +1,8 @@
 """The homes of the paper's data files, and how to bring them from there.
 
-:func:`fetch` brings the files of one data set into the data directory. What has come is kept next
-to its place as ``NAME.part``, so that a download that was stopped goes on where it was. A file
-gets its own name only when it is complete and its checksum is right; a file whose checksum nobody
-knows is refused, unless the caller says that it may come.
+:func:`fetch` brings the files of one data set into the data directory. A file gets its own name
+only when it is complete and its checksum is right; a file whose checksum nobody knows is refused,
+unless the caller says that it may come.
 """
 
 from __future__ import annotations

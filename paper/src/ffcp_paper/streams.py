@@ -145,10 +145,9 @@ def _novelty(monitor: ffcp.Monitor, old: Tensor, new: Tensor) -> dict[str, float
     """
     half = len(old) // 2
     told = {}
-    for name, values in monitor._features(torch.cat([old[half:], new])).items():
-        numbers = monitor._distance(values) if values.dim() > 1 else values
+    for name, numbers in monitor.features(torch.cat([old[half:], new])).items():
         before, after = numbers[: len(old) - half], numbers[len(old) - half :]
-        if values.dim() == 1 and name != "gradient norm":
+        if name == "prediction":
             middle = before.median()
             before, after = (before - middle).abs(), (after - middle).abs()
         ordered = before.sort().values

@@ -11,10 +11,8 @@ Fisch, Lei and Schuster, 2024). With the loss "y is not in the set" this is the 
 
 from __future__ import annotations
 
-import bisect
 import math
 from collections.abc import Mapping, Sequence
-from fractions import Fraction
 from typing import Any
 
 import torch
@@ -23,41 +21,14 @@ from torch import Tensor
 from ffcp.conformal.calibration import Calibration
 from ffcp.conformal.columns import Columns
 from ffcp.conformal.random_numbers import Draws
-from ffcp.conformal.rank import exact_alpha
+from ffcp.conformal.rank import exact_alpha, rows_needed
 from ffcp.recipes import public
 
 _UNIT = 2**32  # losses are counted in 1 / _UNIT of the bound, rounded up
 
 
-class Risk(Calibration):
-    """What risk control shares: losses of points at every level, never growing from left to right.
-
-    A kind of losses says how many levels there are, and whether their sum at a level is at most
-    some budget, in units of the largest loss.
-    """
-
-    @property
-    def levels(self) -> int:
-        """How many levels there are; the last one leaves nothing to be lost."""
-        raise NotImplementedError
-
-    def losses_at_most(self, level: int, budget: Fraction) -> bool:
-        """Say exactly whether the losses of all points at a level add up to at most a budget."""
-        raise NotImplementedError
-
-    def risk_bin(self, alpha: Any) -> int:
-        """Find the smallest level t with (sum of losses + 1) / (n + 1) <= alpha, or the last."""
-        budget = exact_alpha(alpha) * (len(self) + 1) - 1
-        if budget < 0:
-            return self.levels - 1
-        place = bisect.bisect_left(
-            range(self.levels), True, key=lambda t: self.losses_at_most(t, budget)
-        )
-        return min(place, self.levels - 1)
-
-
 @public
-class Losses(Risk):
+class Losses(Calibration):
     """Losses of calibration points at each level of a grid, in units of the largest there can be.
 
     Parameters
@@ -79,27 +50,16 @@ class Losses(Risk):
         if self.grid.dim() != 1 or len(self.grid) < 2 or not bool((self.grid.diff() > 0).all()):
             raise ValueError("the grid of levels must be at least two numbers in ascending order")
 
-    @property
-    def levels(self) -> int:
-        """How many levels there are."""
-        return len(self.grid)
-
     def settings(self) -> dict[str, Any]:
-        """Say what the grid is."""
+        """Return what the grid is."""
         return {**super().settings(), "grid": self.grid.tolist()}
-
-    def losses_at_most(self, level: int, budget: Fraction) -> bool:
-        """Say whether the losses at a level, rounded up, add up to at most a budget."""
-        if "sums" not in self._cache:
-            self._cache["sums"] = (self.scores * _UNIT).ceil().long().sum(dim=0)
-        return int(self._cache["sums"][level]) <= budget * _UNIT
 
     def check(self, points: Mapping[str, Tensor]) -> None:
         """Refuse what are no losses."""
         super().check(points)
         losses = points["scores"]
         inside = bool(((losses >= 0) & (losses <= 1)).all())
-        if len(losses) and (losses.shape[1] != self.levels or not inside):
+        if len(losses) and (losses.shape[1] != len(self.grid) or not inside):
             raise ValueError("losses are not numbers from 0 to 1 for each level")
         if bool((losses.diff(dim=1) > 0).any()):
             raise ValueError("losses grow with the level")
@@ -108,16 +68,15 @@ class Losses(Risk):
         self, alpha: Any, metadata: Columns | None = None, random: Draws | None = None
     ) -> Tensor:
         """Look up the level, (1,); infinite where even the last one promises nothing."""
-        place = self.risk_bin(alpha)
+        if "sums" not in self._cache:
+            self._cache["sums"] = (self.scores * _UNIT).ceil().long().sum(dim=0)
         budget = exact_alpha(alpha) * (len(self) + 1) - 1
-        enough = budget >= 0 and self.losses_at_most(place, budget)
-        level = float(self.grid[place]) if enough else math.inf
-        return torch.tensor([level], dtype=torch.float64)
+        enough = self.grid[self._cache["sums"] <= math.floor(budget * _UNIT)]
+        return enough[:1] if len(enough) else torch.full((1,), math.inf, dtype=torch.float64)
 
     def why_infinite(self, alpha: Any, metadata: Columns) -> str:
-        """Say what is missing."""
-        exact = exact_alpha(alpha)
-        needed = math.ceil((1 - exact) / exact)
+        """Return what is missing."""
+        needed = rows_needed(alpha)
         if len(self) < needed:
             return (
                 f": alpha={float(alpha):g} of the largest loss needs at least {needed} "

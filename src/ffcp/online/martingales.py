@@ -13,31 +13,11 @@ its logarithm.
 from __future__ import annotations
 
 import math
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from ffcp import files
-from ffcp.online.lanes import listed, number
-
 _SMALLEST = 2.0**-53  # p-values are cut off here, which only makes bets smaller
-
-
-class Martingale(Protocol):
-    """Bets against p-values, one after the other."""
-
-    def bet(self, p: Any) -> None:
-        """Take the next p-value."""
-
-    @property
-    def log_wealth(self) -> Any:
-        """The logarithm of the wealth, in the shape of a p-value."""
-
-    def state(self) -> Any:
-        """Give all that changes, of one stream, in plain numbers."""
-
-    def restore(self, state: Any) -> None:
-        """Take over what :meth:`state` gave; what cannot have been given is a ValueError."""
 
 
 class PowerMixture:
@@ -67,36 +47,26 @@ class PowerMixture:
     """
 
     def __init__(self, powers: int = 32, jump: float = 1e-4, mirrored: bool = False) -> None:
-        if powers < 2 or not 0 <= jump < 1:
-            raise ValueError(f"powers must be at least 2 and jump in [0, 1), got {powers}, {jump}")
         self.powers, self.jump, self.mirrored = powers, jump, mirrored
-        self._epsilon = np.arange(1, powers + 1) / powers
-        self._logs = np.full(powers, -math.log(powers))  # and a column for each stream
-        self._is_new = True
+        self._logs = np.full(powers, -math.log(powers))  # then a row for each stream
         self.log_wealth: Any = np.float64(0)
 
     def bet(self, p: Any) -> None:
-        """Take the next p-value."""
-        p = np.maximum(1 - np.asarray(p) if self.mirrored else p, _SMALLEST)
-        epsilon = self._epsilon.reshape(-1, *([1] * np.ndim(p)))
-        logs = self._logs.reshape(self.powers, *([1] * np.ndim(p))) if self._is_new else self._logs
-        logs = logs + np.log(epsilon) + (epsilon - 1) * np.log(p)
-        self.log_wealth = np.logaddexp.reduce(logs, axis=0)
-        if self.jump:
-            anew = self.log_wealth + math.log(self.jump / self.powers)
-            logs = np.logaddexp(logs + math.log1p(-self.jump), anew)
-        self._logs, self._is_new = logs, False
+        """Bet against the next p-value."""
+        p = np.maximum(1 - np.asarray(p) if self.mirrored else np.asarray(p), _SMALLEST)
+        epsilon = np.arange(1, self.powers + 1) / self.powers
+        logs = self._logs + np.log(epsilon) + (epsilon - 1) * np.log(p)[..., None]
+        self.log_wealth = np.logaddexp.reduce(logs, axis=-1)
+        anew = self.log_wealth + math.log(self.jump / self.powers)
+        self._logs = np.logaddexp(logs + math.log1p(-self.jump), anew[..., None])
 
     def state(self) -> Any:
-        """Give the logarithm of the wealth, that of each power, and whether it has bet."""
-        return [float(self.log_wealth), self._logs.tolist(), self._is_new]
+        """Return the logarithm of the wealth, and that of each power."""
+        return [float(self.log_wealth), self._logs.tolist()]
 
     def restore(self, state: Any) -> None:
-        """Take over what :meth:`state` gave."""
-        wealth, logs, is_new = listed(state, 3)
-        kept = _finite(logs, self.powers)
-        self.log_wealth, self._logs = np.float64(_finite([wealth], 1)[0]), kept
-        self._is_new = files.rebuilt(bool, is_new)
+        """Take over what :meth:`state` returned."""
+        self.log_wealth, self._logs = np.float64(state[0]), np.array(state[1])
 
 
 class PlugIn:
@@ -121,53 +91,45 @@ class PlugIn:
     """
 
     def __init__(self, bins: int = 10, prior: float = 5.0) -> None:
-        if bins < 2 or not prior > 0:
-            raise ValueError(f"bins must be at least 2 and prior positive, got {bins}, {prior}")
         self.bins, self.prior = bins, prior
-        self._counts: Any = None
-        self._seen = 0
+        self._counts = np.full(bins, prior)  # then a row for each stream
         self.log_wealth: Any = np.float64(0)
 
     def bet(self, p: Any) -> None:
-        """Take the next p-value."""
+        """Bet against the next p-value."""
         p = np.asarray(p, dtype=np.float64)
-        if self._counts is None:
-            self._counts = np.full((*p.shape, self.bins), self.prior)
+        counts = np.array(np.broadcast_to(self._counts, (*p.shape, self.bins)))
         place = np.minimum((p * self.bins).astype(np.int64), self.bins - 1)[..., None]
-        own = np.take_along_axis(self._counts, place, axis=-1)
-        share = own[..., 0] / (self._seen + self.bins * self.prior)
+        own = np.take_along_axis(counts, place, axis=-1)
+        share = own[..., 0] / counts.sum(axis=-1)
         self.log_wealth = self.log_wealth + np.log(share * self.bins)
-        np.put_along_axis(self._counts, place, own + 1, axis=-1)
-        self._seen += 1
+        np.put_along_axis(counts, place, own + 1, axis=-1)
+        self._counts = counts
 
     def state(self) -> Any:
-        """Give the logarithm of the wealth, and the histogram."""
-        counts = None if self._counts is None else self._counts.tolist()
-        return [float(self.log_wealth), counts, self._seen]
+        """Return the logarithm of the wealth, and the histogram."""
+        return [float(self.log_wealth), self._counts.tolist()]
 
     def restore(self, state: Any) -> None:
-        """Take over what :meth:`state` gave."""
-        wealth, counts, seen = listed(state, 3)
-        histogram = None if counts is None else _finite(counts, self.bins)
-        if files.count(seen) != (
-            0 if histogram is None else round(float(histogram.sum()) - self.bins * self.prior)
-        ) or (histogram is not None and histogram.min() < self.prior):
-            raise ValueError("a histogram does not add up to the p-values it is of")
-        self.log_wealth = np.float64(_finite([wealth], 1)[0])
-        self._counts, self._seen = histogram, seen
+        """Take over what :meth:`state` returned."""
+        self.log_wealth, self._counts = np.float64(state[0]), np.array(state[1])
 
 
 class Average:
-    """The mean wealth of several martingales on the same p-values, a martingale itself.
+    """The mean wealth of three martingales on the same p-values, a martingale itself.
 
     Martingales on different p-values must not be averaged: each is fair given its own past only.
     """
 
-    def __init__(self, parts: tuple[Martingale, ...] | None = None) -> None:
-        self.parts = parts or (PowerMixture(), PowerMixture(mirrored=True), PlugIn())
+    def __init__(self) -> None:
+        self.parts: tuple[PowerMixture | PlugIn, ...] = (
+            PowerMixture(),
+            PowerMixture(mirrored=True),
+            PlugIn(),
+        )
 
     def bet(self, p: Any) -> None:
-        """Take the next p-value."""
+        """Bet against the next p-value."""
         for part in self.parts:
             part.bet(p)
 
@@ -178,17 +140,10 @@ class Average:
         return np.logaddexp.reduce(logs, axis=0) - math.log(len(self.parts))
 
     def state(self) -> Any:
-        """Give that of every part."""
+        """Return the state of every part."""
         return [part.state() for part in self.parts]
 
     def restore(self, state: Any) -> None:
-        """Take over what :meth:`state` gave."""
-        for part, own in zip(self.parts, listed(state, len(self.parts)), strict=True):
+        """Take over what :meth:`state` returned."""
+        for part, own in zip(self.parts, state, strict=True):
             part.restore(own)
-
-
-def _finite(saved: Any, length: int) -> np.ndarray:
-    values = np.array([number(one) for one in listed(saved, length)])
-    if not np.isfinite(values).all():
-        raise ValueError("wealth is infinite")
-    return values

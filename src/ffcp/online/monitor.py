@@ -1,19 +1,16 @@
-"""Being told that the data has moved: p-values of what comes in, martingales, and coverage."""
+"""Drift detection: p-values of what comes in, martingales, and coverage."""
 
 from __future__ import annotations
 
-import copy
 import math
-import threading
 from collections import deque
-from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ffcp import files, plots
+from ffcp import plots
 from ffcp.batch import BatchOutput, Requires
 from ffcp.conformal.coverage_level import requested_alpha
 from ffcp.conformal.mondrian import labels_of
@@ -24,11 +21,10 @@ from ffcp.network import forward, inputs
 from ffcp.network.arrays import target_tensor
 from ffcp.network.features import OUTPUT, resolve
 from ffcp.network.inputs import RowBuffer
-from ffcp.online.lanes import is_number, number
 from ffcp.online.martingales import Average
-from ffcp.online.monitor_table import Trace, text
+from ffcp.online.online import is_number
 from ffcp.online.pvalues import OnlineRanks
-from ffcp.online.state import told
+from ffcp.online.saving import Resumable
 from ffcp.predictor import Predictor
 from ffcp.regression.joint import BONFERRONI
 
@@ -38,64 +34,44 @@ _TASKS = ("bands", "label sets")
 
 
 class Test:
-    """One stream of numbers: ranked among those before, and bet against."""
+    """One stream of numbers: ranked among those before, and bet against.
+
+    ``wealth`` holds the logarithm of the wealth after each of them.
+    """
 
     def __init__(self, start: Any = (), seed: int | None = None) -> None:
         self.ranks, self.martingale = OnlineRanks(start, seed), Average()
-        self.trace = Trace()
-        self.rows = 0
-        self.log_most = 0.0
+        self.wealth: list[float] = []
         self.alarm_row: int | None = None  # counted from 0
-        self.last_p = math.nan
 
-    def take(self, values: Any, log_threshold: float) -> None:
-        """Take the next numbers, one after the other."""
+    @property
+    def rows(self) -> int:
+        """How many numbers have come."""
+        return len(self.wealth)
+
+    def add(self, values: Any, log_threshold: float) -> None:
+        """Add the next numbers, one after the other."""
         for value in values:
-            self.last_p = self.ranks.p_value(float(value))
-            self.martingale.bet(self.last_p)
-            wealth = float(self.martingale.log_wealth)
-            self.log_most = max(self.log_most, wealth)
-            if self.alarm_row is None and wealth >= log_threshold:
-                self.alarm_row = self.rows
-            self.trace.add(wealth)
-            self.rows += 1
+            self.martingale.bet(self.ranks.p_value(float(value)))
+            self.wealth.append(float(self.martingale.log_wealth))
+            if self.alarm_row is None and self.wealth[-1] >= log_threshold:
+                self.alarm_row = self.rows - 1
 
-    def state(self) -> dict[str, Any]:
-        """Give all that changes but the numbers that were ranked."""
-        return {
-            "random": self.ranks.state(),
-            "martingale": self.martingale.state(),
-            "trace": self.trace.state(),
-            "rows": self.rows,
-            "log_most": self.log_most,
-            "alarm_row": self.alarm_row,
-            "last_p": None if math.isnan(self.last_p) else self.last_p,
-        }
+    def state(self) -> list[Any]:
+        """Return all that changes as plain data."""
+        return [self.ranks.state(), self.martingale.state(), self.wealth, self.alarm_row]
 
     @classmethod
-    def restored(cls, ranked: Tensor, state: dict[str, Any]) -> Test:
-        """Go on where another was; what cannot be is a ValueError."""
-        if ranked.dtype != torch.float64 or ranked.dim() != 1:
-            raise ValueError("numbers that were ranked are no list of numbers")
+    def from_state(cls, state: list[Any]) -> Test:
+        """Return the test of a state."""
         test = cls()
-        test.ranks = OnlineRanks.restored(ranked.tolist(), files.rebuilt(dict, state["random"]))
-        test.martingale.restore(state["martingale"])
-        test.trace.restore(state["trace"])
-        test.rows = files.count(state["rows"])
-        if test.rows > len(ranked):
-            raise ValueError(f"{test.rows} rows came and {len(ranked)} were ranked")
-        test.log_most = number(state["log_most"])
-        alarm, last = state["alarm_row"], state["last_p"]
-        test.alarm_row = None if alarm is None else files.count(alarm)
-        test.last_p = math.nan if last is None else number(last)
-        if test.alarm_row is not None and test.alarm_row >= test.rows:
-            raise ValueError("its alarm was raised by a row that has not come")
-        if last is not None and not 0 < test.last_p <= 1:
-            raise ValueError(f"{last} is no p-value")
+        ranks, martingale, test.wealth, test.alarm_row = state
+        test.ranks.restore(ranks)
+        test.martingale.restore(martingale)
         return test
 
 
-class Monitor:
+class Monitor(Resumable):
     """Watches whether new points are still like those that calibrated a predictor.
 
     Parameters
@@ -140,6 +116,8 @@ class Monitor:
     True
     """
 
+    changing = ("tests", "rows", "_centre", "_hits")
+
     def __init__(
         self,
         predictor: Predictor,
@@ -152,10 +130,11 @@ class Monitor:
         seed: int | None = None,
         **unknown: NoReturn,
     ) -> None:
-        exact = requested_alpha(alpha, confidence_level, unknown)
+        super().__init__()
+        self.alpha = requested_alpha(alpha, confidence_level, unknown)
         if not isinstance(predictor, Predictor) or predictor.task not in _TASKS:
             raise TypeError(
-                f"a Monitor watches predictors of bands or label sets, got "
+                f"Monitor watches predictors of intervals or label sets, got "
                 f"{type(predictor).__name__}"
             )
         if not is_number(threshold) or not 1 < threshold < math.inf:
@@ -165,15 +144,21 @@ class Monitor:
         predictor.calibrated()
         if predictor.calibration.is_summary:
             raise ValueError(
-                "a Monitor ranks new scores among single ones, and these were compressed: give a "
+                "Monitor ranks new scores among single ones, and these were compressed: give a "
                 "predictor calibrated without compressing; a few thousand points will do"
             )
-        self.predictor, self.alpha = predictor, exact
+        self.predictor = predictor
         self.threshold, self.window, self.seed = float(threshold), window, checked_seed(seed)
         given = feature if feature is not None else getattr(predictor, "feature", None)
         self.feature = None if given == OUTPUT else given
         if self.feature is not None:
             resolve(predictor.model, self.feature)
+        self.settings = {
+            "alpha": str(self.alpha),
+            "threshold": self.threshold,
+            "window": window,
+            "feature": self.feature,
+        }
         scores = predictor.calibration.scores
         # Several outputs are sorted one by one, so rows are lost; and scores that were randomised
         # to calibrate alone are not like those to come: the stream then starts from nothing.
@@ -182,41 +167,35 @@ class Monitor:
         self.tests: dict[str, Test] = {TRUTH: Test(begin, self._seed(0))}
         names = [PREDICTION] + ([NORM] if self.feature else [])
         self.tests.update({name: Test((), self._seed(i)) for i, name in enumerate(names, 1)})
-        self._centre: tuple[Tensor, Tensor] | None = None
+        self._centre: tuple[Tensor, Tensor] | None = None  # of the layer's values, and their spread
         self._hits: dict[Any, deque[float]] = {}
         self.rows = 0
-        self._lock = threading.RLock()
 
     def _seed(self, number: int) -> int | None:
         return None if self.seed is None else self.seed + number
 
-    # -- taking rows ------------------------------------------------------------------------
+    # -- adding rows ------------------------------------------------------------------------
 
     def start(self, x: Any) -> Monitor:
-        """Give the tests of inputs what inputs were like: those of the calibration, say.
+        """Start the tests of inputs from inputs as they were: those of the calibration, say.
 
         The first half teaches where the centre of the layer's values is, the other half is where
         ranks begin. Call it before the first :meth:`update`.
         """
         with self._lock:
-            return self._start(x)
-
-    def _start(self, x: Any) -> Monitor:
-        if self.rows:
-            raise RuntimeError("rows have come already: start before the first update")
-        table = self._features(x)
-        half = len(table[PREDICTION]) // 2
-        if not half:
-            raise ValueError("give at least two rows to start with")
-        if VALUES in table:
-            first = table[VALUES][:half]
-            spread = first.std(dim=0, correction=0)
-            self._centre = first.mean(dim=0), torch.where(spread > 0, spread, 1.0)
-            table[VALUES] = self._distance(table[VALUES][half:])
-        else:
-            table = dict(table)
-        for place, (name, values) in enumerate(table.items(), 1):
-            self.tests[name] = Test(values.tolist(), self._seed(place))
+            if self.rows:
+                raise RuntimeError("rows have come already: start before the first update")
+            table = self._read(x)
+            half = len(table[PREDICTION]) // 2
+            if not half:
+                raise ValueError("give at least two rows to start with")
+            if VALUES in table:
+                first = table[VALUES][:half]
+                spread = first.std(dim=0, correction=0)
+                self._centre = first.mean(dim=0), torch.where(spread > 0, spread, 1.0)
+                table[VALUES] = table[VALUES][half:]
+            for place, (name, values) in enumerate(self._numbers(table).items(), 1):
+                self.tests[name] = Test(values.tolist(), self._seed(place))
         return self
 
     def update(self, x: Any, y: Any = None, *, groups: Any = None, weights: Any = None) -> Monitor:
@@ -235,34 +214,39 @@ class Monitor:
         weights
             The weight of each row, for a predictor that takes them.
 
-        Rows that cannot be taken, whatever is wrong with them, change nothing.
+        Rows that are refused, whatever is wrong with them, change nothing.
         """
         with self._lock:
-            return self._update(x, y, groups, weights)
-
-    def _update(self, x: Any, y: Any, groups: Any, weights: Any) -> Monitor:
-        features = self._features(x)
-        if VALUES in features:
-            if self._centre is None:
-                del features[VALUES]
-            else:
-                features[VALUES] = self._distance(features[VALUES])
-        rows = len(features[PREDICTION])
-        kinds = len(features)
-        if y is not None:
-            scores = self.predictor.score(x, y)  # type: ignore[operator]
-            self._note_hits(x, y, groups, weights, rows)
-            worst = scores.reshape(rows, -1).nan_to_num(-math.inf, math.inf, -math.inf).amax(dim=1)
-            known = worst[worst > -math.inf]  # none of a row whose target is not known
-            self.tests[TRUTH].take(known.tolist(), math.log(self.threshold))
-        for name, values in features.items():
-            # Each is fair given its own past only, so they are not averaged: a union bound.
-            self.tests[name].take(values.tolist(), math.log(self.threshold * kinds))
-        self.rows += rows
+            features = self.features(x)
+            rows = len(features[PREDICTION])
+            if y is not None:
+                scores = self.predictor.score(x, y)  # type: ignore[operator]
+                self._note_hits(x, y, groups, weights, rows)
+                worst = scores.reshape(rows, -1).nan_to_num(-math.inf, math.inf, -math.inf)
+                worst = worst.amax(dim=1)
+                known = worst[worst > -math.inf]  # none of a row whose target is not known
+                self.tests[TRUTH].add(known.tolist(), math.log(self.threshold))
+            for name, values in features.items():
+                # Each is fair given its own past only, so they are not averaged: a union bound.
+                limit = math.log(self.threshold * len(features))
+                self.tests[name].add(values.tolist(), limit)
+            self.rows += rows
         return self
 
-    def _features(self, x: Any) -> dict[str, Tensor]:
-        """Say of inputs what their tests look at, one number per row; values as they are."""
+    def features(self, x: Any) -> dict[str, Tensor]:
+        """Return the numbers that the tests of inputs look at, by name, one for each row."""
+        return self._numbers(self._read(x))
+
+    def _numbers(self, table: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Replace the values of a layer by their distance from the centre, if it is known."""
+        values = table.pop(VALUES, None)
+        if values is None or self._centre is None:
+            return table
+        centre, spread = self._centre
+        return {**table, VALUES: ((values - centre) / spread).square().mean(dim=1).sqrt()}
+
+    def _read(self, x: Any) -> dict[str, Tensor]:
+        """Return what is watched of inputs, one number per row; values of a layer as they are."""
         predictor, feature = self.predictor, self.feature
         predictor.check_weights()  # of others, nothing that was seen says anything
         requires = Requires() if feature is None else Requires((feature,), (feature,))
@@ -288,11 +272,6 @@ class Monitor:
             noted[VALUES] = values.double().flatten(1).cpu()
         return noted
 
-    def _distance(self, values: Tensor) -> Tensor:
-        assert self._centre is not None
-        centre, spread = self._centre
-        return ((values - centre) / spread).square().mean(dim=1).sqrt()
-
     def _note_hits(self, x: Any, y: Any, groups: Any, weights: Any, rows: int) -> None:
         """Note which rows were covered."""
         predictor: Any = self.predictor
@@ -309,10 +288,10 @@ class Monitor:
             mask = predictor.predict_set(x, self.alpha, **asked).mask
             labels = predictor.read_target(y).to(mask.device)
             hits = mask[torch.arange(rows, device=mask.device), labels].double()
-        names: list[Any] = []
+        keys: list[list[Any]] = [[None]] * rows
         if groups is not None:
             names = labels_of(groups(x) if callable(groups) else groups, rows)
-        keys: list[list[Any]] = [[None, name] for name in names] or [[None]] * rows
+            keys = [[None, name] for name in names]
         for own, hit in zip(keys, hits.tolist(), strict=True):
             for key in own if not math.isnan(hit) else ():  # its target is known
                 self._hits.setdefault(key, deque(maxlen=self.window)).append(hit)
@@ -346,41 +325,37 @@ class Monitor:
     def table(self) -> list[dict[str, Any]]:
         """Return all that is told as rows of a table, in plain words and numbers."""
         with self._lock:
-            return self._table()
+            tests = [self._test_row(name, test) for name, test in self.tests.items()]
+            covered = self.coverage()
+        asked = float(1 - self.alpha)
+        return tests + [
+            {
+                "what": "coverage" if group is None else f"coverage of group {group!r}",
+                "rows": rows,
+                "value": share,
+                "most": high,
+                "limit": asked,
+                "says": f"between {low:.3f} and {high:.3f}, "
+                + ("below what was asked" if high < asked else "as asked"),
+            }
+            for group, (share, low, high, rows) in covered.items()
+        ]
 
-    def _table(self) -> list[dict[str, Any]]:
-        rows: list[dict[str, Any]] = []
-        inputs_seen = len(self.tests) - 1
-        for name, test in self.tests.items():
-            limit = self.threshold * (1 if name == TRUTH else inputs_seen)
-            rows.append(
-                {
-                    "what": f"test of {name}",
-                    "rows": test.rows,
-                    "value": _shown(float(test.martingale.log_wealth)),
-                    "most": _shown(test.log_most),
-                    "limit": limit,
-                    "says": "no rows yet"
-                    if not test.rows
-                    else "no change found"
-                    if test.alarm_row is None
-                    else f"moved: alarm at row {test.alarm_row}",
-                }
-            )
-        for group, (share, low, high, count) in self.coverage().items():
-            asked = float(1 - self.alpha)
-            rows.append(
-                {
-                    "what": "coverage" if group is None else f"coverage of group {group!r}",
-                    "rows": count,
-                    "value": share,
-                    "most": high,
-                    "limit": asked,
-                    "says": f"between {low:.3f} and {high:.3f}, "
-                    + ("below what was asked" if high < asked else "as asked"),
-                }
-            )
-        return rows
+    def _test_row(self, name: str, test: Test) -> dict[str, Any]:
+        says = "no change found" if test.rows else "no rows yet"
+        wealth = np.exp(np.minimum([0.0, *test.wealth], 700.0))
+        return {
+            "what": f"test of {name}",
+            "rows": test.rows,
+            "value": float(wealth[-1]),
+            "most": float(wealth.max()),
+            "limit": self._limit(name),
+            "says": says if test.alarm_row is None else f"moved: alarm at row {test.alarm_row}",
+        }
+
+    def _limit(self, name: str) -> float:
+        """Return the wealth at which a test raises its alarm."""
+        return self.threshold * (1 if name == TRUTH else len(self.tests) - 1)
 
     def plot(self, ax: Any = None) -> Any:
         """Draw the wealth of every test over the rows, and the limit at which it is an alarm.
@@ -399,118 +374,40 @@ class Monitor:
         """
         with self._lock:
             curves = {
-                name: (list(test.trace.values), test.trace.step, self._limit_of(name))
+                name: (list(test.wealth), 1, self._limit(name))
                 for name, test in self.tests.items()
-                if test.trace.values
+                if test.rows
             }
         return plots.wealth(curves, ax)
 
-    def _limit_of(self, name: str) -> float:
-        """Return the wealth at which a test raises its alarm."""
-        return self.threshold * (1 if name == TRUTH else len(self.tests) - 1)
-
     def __str__(self) -> str:
-        return text(self.table())
+        table = self.table()
+        lines = [list(table[0]), *([_cell(value) for value in row.values()] for row in table)]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        padded = (map(str.ljust, line, widths) for line in lines)
+        return "\n".join("  ".join(line).rstrip() for line in padded)
 
-    # -- being stopped ----------------------------------------------------------------------
+    # -- files ------------------------------------------------------------------------------
 
-    def _settings(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Any]:
+        """Return all that changes as plain data."""
         return {
-            "alpha": str(self.alpha),
-            "threshold": self.threshold,
-            "window": self.window,
-            "feature": self.feature,
-            "predictor": self.predictor.settings(),
+            "tests": {name: test.state() for name, test in self.tests.items()},
+            "rows": self.rows,
+            "centre": self._centre and [part.tolist() for part in self._centre],
+            "hits": [[name, list(hits)] for name, hits in self._hits.items()],
         }
 
-    def _fingerprint(self) -> str:
-        return str(self.predictor.calibrated().fingerprint)
-
-    def save(self, path: str | Path) -> None:
-        """Write all that was seen to a file, whole or not at all."""
-        with self._lock:
-            tensors = {
-                f"ranked.{name}": torch.tensor(test.ranks.sorted(), dtype=torch.float64)
-                for name, test in self.tests.items()
-            }
-            if self._centre is not None:
-                tensors["centre"], tensors["spread"] = self._centre
-            state = {
-                "settings": self._settings(),
-                "fingerprint": self._fingerprint(),
-                "tests": {name: test.state() for name, test in self.tests.items()},
-                "hits": [[name, list(hits)] for name, hits in self._hits.items()],
-                "rows": self.rows,
-            }
-            files.write(path, {**tensors, "monitor": files.seal(state, tensors)})
-
-    def load(self, path: str | Path) -> Monitor:
-        """Go on where a monitor of the same settings and weights was saved, or change nothing."""
-        with self._lock, told(path):
-            tensors = dict(files.read(path))
-            if "monitor" not in tensors:
-                raise ValueError("it holds no state of a monitor")
-            state = files.unseal(tensors.pop("monitor"), tensors)
-            if state["settings"] != files.unpack(files.pack(self._settings())):
-                raise ValueError("it was saved with other settings")
-            if state["fingerprint"] != self._fingerprint():
-                raise ValueError("it was saved with other weights of the model")
-            saved = files.rebuilt(dict, state["tests"])
-            allowed = {TRUTH, PREDICTION} | ({NORM, VALUES} if self.feature else set())
-            if not {TRUTH, PREDICTION} <= set(saved) <= allowed:
-                raise ValueError(f"it holds tests of {', '.join(map(str, saved))}")
-            tests = {
-                name: Test.restored(tensors.pop(f"ranked.{name}"), files.rebuilt(dict, own))
-                for name, own in saved.items()
-            }
-            centre = _centre_of(tensors, VALUES in tests)
-            hits, rows = self._hits_of(state["hits"]), files.count(state["rows"])
-            self.tests, self._centre, self._hits, self.rows = tests, centre, hits, rows
-        return self
-
-    def _hits_of(self, saved: Any) -> dict[Any, deque[float]]:
-        hits: dict[Any, deque[float]] = {}
-        for label, shares in files.rebuilt(list, saved):
-            name = None if label is None else labels_of([label], 1)[0]
-            own = [number(share) for share in files.rebuilt(list, shares)]
-            if (
-                name in hits
-                or not 0 < len(own) <= self.window
-                or not 0 <= min(own) <= max(own) <= 1
-            ):
-                raise ValueError(f"the hits of group {label!r} are no shares of rows")
-            hits[name] = deque(own, maxlen=self.window)
-        return hits
-
-    def __getstate__(self) -> dict[str, Any]:
-        # What changes is copied at one moment: pickling takes its time, and updates go on.
-        with self._lock:
-            changing = copy.deepcopy({"tests": self.tests, "_hits": self._hits})
-            same = {name: value for name, value in self.__dict__.items() if name != "_lock"}
-            return {**same, **changing}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._lock = threading.RLock()
+    def from_state(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Return the changing attributes from plain data."""
+        centre = state["centre"]
+        return {
+            "tests": {name: Test.from_state(own) for name, own in state["tests"].items()},
+            "rows": state["rows"],
+            "_centre": centre and tuple(torch.tensor(own, dtype=torch.float64) for own in centre),
+            "_hits": {name: deque(hits, maxlen=self.window) for name, hits in state["hits"]},
+        }
 
 
-def _centre_of(tensors: dict[str, Tensor], has_values: bool) -> tuple[Tensor, Tensor] | None:
-    """Read where the centre of a layer's values is, and that nothing else is left."""
-    if set(tensors) != ({"centre", "spread"} if has_values else set()):
-        raise ValueError(f"it holds {', '.join(sorted(tensors)) or 'no centre'}")
-    if not has_values:
-        return None
-    centre, spread = tensors["centre"], tensors["spread"]
-    if (
-        centre.dim() != 1
-        or centre.shape != spread.shape
-        or {centre.dtype, spread.dtype} != {torch.float64}
-    ):
-        raise ValueError("its centre is no row of numbers")
-    if not bool((centre.isfinite() & spread.isfinite() & (spread > 0)).all()):
-        raise ValueError("its centre is no row of finite numbers")
-    return centre, spread
-
-
-def _shown(log_wealth: float) -> float:
-    return math.exp(min(log_wealth, 700.0))
+def _cell(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
@@ -18,23 +18,40 @@ from ffcp.conformal.calibration import Calibration
 from ffcp.conformal.columns import take
 from ffcp.conformal.coverage_level import requested_alpha
 from ffcp.conformal.mondrian import Label, rows_of_groups
-from ffcp.locks import lock
 from ffcp.network import checks, inputs
 from ffcp.network.arrays import target_tensor
-from ffcp.online.controllers import Aci, Asked, Control, DtAci, Pid, Plain
-from ffcp.online.lanes import Lane, Progress, is_number
-from ffcp.online.state import StreamState, Waiting
+from ffcp.online.controllers import Aci, Asked, Control, DtAci, Pid
+from ffcp.online.saving import Resumable
 from ffcp.online.windows import Window
 from ffcp.regression.intervals import Interval
 from ffcp.regression.regression_predictor import RegressionPredictor
 from ffcp.regression.sides import kept_scores, two_sided
 
 METHODS = ("aci", "dtaci", "pid", "plain")
-# From groups, notes and random numbers of rows to what each score of each row is asked with.
-Ask = Callable[[Sequence[Any], Any, Any], list[list[Asked]]]
 
 
-class Online(StreamState):
+class Progress(NamedTuple):
+    """How far a stream has come: for each score, truths that came, misses, and what is promised.
+
+    ``bounds`` say how far the share of misses can be from what was asked for by now; ``None``
+    where nothing is promised.
+    """
+
+    observed: list[int]
+    misses: list[int]
+    bounds: list[float] | None
+
+
+@dataclass
+class Waiting:
+    """A row that was predicted and waits for its truth: what was asked for each score of it."""
+
+    key: str  # of its input
+    group: Label | None
+    asked: list[Asked | None]  # None: that truth has come
+
+
+class Online(Resumable):
     """Bands for a stream, whose level or threshold follows what the stream says of it.
 
     Parameters
@@ -58,11 +75,9 @@ class Online(StreamState):
         How many of the last scores count.
     forget
         A score counts so many times as much as the one after it; 1: all alike.
-    horizon
-        Of ``"dtaci"``: over how many rows it competes with the best step size.
-    step, saturation
-        Of ``"pid"``: the step of its tracker, as a share of the spread of the scores in the
-        window; and how late its integrator takes over, see :class:`ffcp.online.controllers.Pid`.
+    saturation
+        Of ``"pid"``: how late its integrator takes over, see
+        :class:`ffcp.online.controllers.Pid`.
     waiting
         How many predictions wait for their truth at most; beyond, the oldest are given up.
 
@@ -102,6 +117,9 @@ class Online(StreamState):
     ([100], [12])
     """
 
+    changing = ("rows", "delay", "_controls", "_waiting")
+    predictor: RegressionPredictor
+
     def __init__(
         self,
         predictor: RegressionPredictor,
@@ -112,23 +130,22 @@ class Online(StreamState):
         gamma: float = 0.01,
         window: int = 1000,
         forget: float = 1.0,
-        horizon: int = 500,
-        step: float = 0.05,
         saturation: float = 0.5,
         waiting: int = 10_000,
         **unknown: NoReturn,
     ) -> None:
         if method not in METHODS:
             raise ValueError(f"unknown method {method!r}: choose one of {', '.join(METHODS)}")
-        for name, value in (("gamma", gamma), ("step", step), ("saturation", saturation)):
+        for name, value in (("gamma", gamma), ("saturation", saturation)):
             if not is_number(value) or not 0 < value < math.inf:
                 raise ValueError(f"{name} must be a positive number, got {value!r}")
-        for name, value in (("window", window), ("horizon", horizon), ("waiting", waiting)):
+        for name, value in (("window", window), ("waiting", waiting)):
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
         if not is_number(forget) or not 0 < forget <= 1:
             raise ValueError(f"forget must lie above 0 and be at most 1, got {forget!r}")
         _check_predictor(predictor, method, forget)
+        super().__init__()
         self.method, self.alpha = method, requested_alpha(alpha, confidence_level, unknown)
         # As it is now: the stream's past are the scores of this calibration and no other.
         self.predictor = predictor.snapshot()
@@ -138,49 +155,46 @@ class Online(StreamState):
             "gamma": gamma,
             "window": window,
             "forget": forget,
-            "horizon": horizon,
-            "step": step,
             "saturation": saturation,
             "waiting": waiting,
-            **predictor.settings(),
         }
-        self._lanes = self._new_lanes()
-        self._waiting: OrderedDict[int, tuple[str, Waiting]] = OrderedDict()
-        self._by_input: dict[str, deque[Waiting]] = {}
-        self.rows = self.delay = 0
-        self._lock = lock(again=True)
+        self.rows = self.delay = 0  # delay: the most rows that waited when another was predicted
+        self._controls = self._new_controls()
+        self._waiting: dict[int, Waiting] = {}  # by the number of the row
 
     def _parts(self) -> Mapping[Any, Calibration]:
-        """Give the calibration of each group; that of all rows as the group ``None``."""
+        """Return the calibration of each group; that of all rows as the group ``None``."""
         calibration = self.predictor.calibration
         parts: Mapping[Any, Calibration] = getattr(
             calibration, "parts", lambda: {None: calibration}
         )()
         return parts
 
-    def _new_lanes(self) -> dict[Label | None, Lane]:
-        size, forget = self.settings["window"], self.settings["forget"]
-        lanes = {}
+    def _new_controls(self) -> dict[Label | None, list[Control]]:
+        """Return the control of each score of each group, which starts from calibration scores."""
+        controls = {}
         for label, part in self._parts().items():
-            exact = self.predictor.alpha_of_each(self.alpha, part.coordinates)
-            windows = [_started(column, size, forget) for column in part.scores.T]
-            lanes[label] = Lane(windows, [self._control(exact, past) for past in windows])
-        return lanes
+            alpha = self.predictor.alpha_of_each(self.alpha, part.coordinates)
+            controls[label] = [self._control(alpha, column) for column in part.scores.T]
+        return controls
 
-    def _control(self, alpha: Fraction, past: Window) -> Control:
+    def _control(self, alpha: Fraction, scores: Tensor) -> Control:
         said = self.settings
+        known = scores[~scores.isnan()].numpy()
+        order = np.random.default_rng(0).permutation(len(known))  # does not look at the scores
+        past = Window(said["window"], said["forget"], known[order].tolist())
         if self.method == "aci":
-            return Aci(alpha, Fraction(str(said["gamma"])))
+            return Aci(alpha, past, Fraction(str(said["gamma"])))
         if self.method == "dtaci":
-            return DtAci(alpha, said["horizon"])
+            return DtAci(alpha, past)
         if self.method == "pid":
-            return Pid(alpha, said["step"], said["saturation"], past.spread())
-        return Plain(alpha)
+            return Pid(alpha, past, said["saturation"])
+        return Control(alpha, past)
 
     # -- predicting -------------------------------------------------------------------------
 
     def predict_interval(self, x: Any, *, groups: Any = None, weights: Any = None) -> Interval:
-        """Give bands for the next rows, at the level of now, and remember them.
+        """Return bands for the next rows, at the level of now, and remember them.
 
         A level of 0 or less gives the whole line; one of 1 or more the prediction alone, which
         counts as a miss. ``groups`` and ``weights`` are those of the predictor's own
@@ -190,74 +204,75 @@ class Online(StreamState):
             predictor = self.predictor
             predictor.check_weights()
             parts: list[Interval] = []
-            points: list[tuple[str, list[Asked], Any]] = []
-            ask = self._looked_up if self._stands else self._asked()
-            rows = inputs.Rows(x, inputs.Reader(predictor.model, predictor.layout))
-            for out, metadata, draws in predictor.with_metadata(rows, groups, None, weights):
+            points: list[Waiting] = []
+            for out, metadata, draws in predictor.with_metadata(
+                self._read(x), groups, None, weights
+            ):
                 labels = metadata.get("group", [None] * len(out.rows))
-                self._must_know(labels)
-                asked = ask(labels, metadata, draws)
+                asked = self._ask(labels, metadata, draws)
                 thresholds = [[one.threshold for one in row] for row in asked]
                 parts.append(self._band(out, torch.tensor(thresholds, dtype=torch.float64)))
-                points += zip(_keys(out.x, len(out.rows)), asked, labels, strict=True)
+                points += map(Waiting, _keys(out.x, len(out.rows)), labels, asked)
             predictor.check_weights()
-            for key, row, label in points:
-                self._remember(key, Waiting(self.rows, [*row], label))
+            for point in points:
+                self.delay = max(self.delay, len(self._waiting))
+                self._waiting[self.rows] = point
                 self.rows += 1
+                if len(self._waiting) > self.settings["waiting"]:
+                    del self._waiting[next(iter(self._waiting))]
         lower, upper, prediction = (torch.cat([part[i] for part in parts]) for i in range(3))
         return Interval(lower, upper, prediction, float(self.alpha))
 
-    def _must_know(self, labels: Sequence[Any]) -> None:
-        unseen = [label for label in dict.fromkeys(labels) if label not in self._lanes]
-        if unseen:
-            raise ValueError(
-                f"no calibration point belongs to group {', '.join(map(repr, unseen[:8]))}: "
-                "calibrate with points of that group, or merge it into another"
-            )
+    def _read(self, x: Any) -> inputs.Rows:
+        return inputs.Rows(x, inputs.Reader(self.predictor.model, self.predictor.layout))
 
-    def _asked(self) -> Ask:
-        """Ask for thresholds, which are those of all rows of a group."""
-        now = {label: lane.ask() for label, lane in self._lanes.items()}
-        return lambda labels, metadata, draws: [now[label] for label in labels]
-
-    def _looked_up(self, labels: Sequence[Any], metadata: Any, draws: Any) -> list[list[Asked]]:
-        """Look up what each row is asked with, by the calibration of its group."""
-        parts, rows_asked = self._parts(), [list[Asked]()] * len(labels)
+    def _ask(self, labels: Sequence[Any], metadata: Any, draws: Any) -> list[list[Any]]:
+        """Return what each score of each row is asked with."""
+        asked: list[list[Any]] = [[]] * len(labels)
         own = {name: column for name, column in metadata.items() if name != "group"}
         for label, rows in rows_of_groups(labels).items():
-            lane = self._lanes[label]
-            table = _at_levels(parts[label], lane.wanted(), take(own, rows), draws, len(rows))
-            for row, *thresholds in zip(rows.tolist(), *table, strict=True):
-                rows_asked[row] = lane.placed(thresholds)
-        return rows_asked
+            if label not in self._controls:
+                raise ValueError(
+                    f"no calibration point belongs to group {label!r}: calibrate with points of "
+                    "that group, or merge it into another"
+                )
+            if self.predictor.calibration.is_local:
+                asked_now = self._looked_up(label, take(own, rows), draws, len(rows))
+            else:
+                now = [control.ask() for control in self._controls[label]]
+                asked_now = [[*now] for _ in rows]
+            for row, one in zip(rows.tolist(), asked_now, strict=True):
+                asked[row] = one
+        return asked
 
-    @property
-    def _stands(self) -> bool:
-        """Whether thresholds are those of a calibration that stays, at levels that move."""
-        return self.predictor.calibration.is_local
+    def _looked_up(self, label: Any, metadata: Any, draws: Any, rows: int) -> list[list[Any]]:
+        """Return what rows of a group are asked with, by thresholds for each input."""
+        controls = self._controls[label]
+        levels = {level for control in controls for level in control.levels()}
+        inside = sorted(level for level in levels if 0 < level < 1)
+        at = {level: [[math.inf if level <= 0 else -math.inf] * len(controls)] for level in levels}
+        if inside:
+            found = self._parts()[label].thresholds(inside, metadata, draws)
+            at.update(zip(inside, found.tolist(), strict=True))
+        at = {level: table * (rows // len(table)) for level, table in at.items()}
+        return [
+            [
+                control.asked([at[level][row][i] for level in control.levels()])
+                for i, control in enumerate(controls)
+            ]
+            for row in range(rows)
+        ]
 
     def _band(self, out: BatchOutput, thresholds: Tensor) -> Interval:
-        """Give bands; where a threshold covers nothing, the prediction alone."""
+        """Return bands; where a threshold covers nothing, the prediction alone."""
         predictor = self.predictor
         nothing = (thresholds == -math.inf) | (thresholds < predictor.calibrated().scorer.lowest)
-        points = predictor.interval_at(out, thresholds.masked_fill(nothing, 0.0)[None])
-        band = Interval(points.lower[0], points.upper[0], points.prediction)
-        if not bool(nothing.any()):
-            return band
-        shape = band.prediction.shape
-        outputs = band.prediction.reshape(shape[0], -1)
-        empty = two_sided(nothing.double(), predictor.side).bool().to(outputs.device)
-        empty = empty if empty.shape == outputs.shape else empty.expand_as(outputs)
-        ends = (end.reshape(outputs.shape).where(~empty, outputs) for end in band[:2])
-        lower, upper = (end.reshape(shape) for end in ends)
-        return Interval(lower, upper, band.prediction)
-
-    def _remember(self, key: str, point: Waiting) -> None:
-        self.delay = max(self.delay, len(self._waiting))
-        self._waiting[point.row] = (key, point)
-        self._by_input.setdefault(key, deque()).append(point)
-        if len(self._waiting) > self.settings["waiting"]:
-            self._forget(next(iter(self._waiting)))
+        found = predictor.interval_at(out, thresholds.masked_fill(nothing, 0.0)[None])
+        prediction = found.prediction
+        empty = two_sided(nothing.double(), predictor.side).bool().to(prediction.device)
+        empty = empty.expand(len(prediction), prediction[0].numel()).reshape(prediction.shape)
+        lower, upper = (end[0].where(~empty, prediction) for end in (found.lower, found.upper))
+        return Interval(lower, upper, prediction)
 
     # -- learning ---------------------------------------------------------------------------
 
@@ -269,23 +284,26 @@ class Online(StreamState):
         """
         with self._lock:
             keys, scores = self._scored(x, target_tensor(y))
-            points = self._found(keys, scores)
-            for point, row in zip(points, scores.tolist(), strict=True):
-                self._learn(point, row)
+            for number, row in zip(self._found(keys, scores), scores.tolist(), strict=True):
+                point = self._waiting[number]
+                for i, (score, asked) in enumerate(zip(row, point.asked, strict=True)):
+                    if asked is not None and not math.isnan(score):
+                        self._controls[point.group][i].learn(score, asked)
+                        point.asked[i] = None
+                if not any(point.asked):
+                    del self._waiting[number]
 
     def _scored(self, x: Any, target: Tensor) -> tuple[list[str], Tensor]:
-        """Give the names and scores of rows."""
+        """Return the keys and scores of rows."""
         predictor = self.predictor
         predictor.check_weights()
         checks.finite(target.masked_fill(target.isnan(), 0.0), "y", 0)
         parts, keys = [], []
-        rows = inputs.Rows(x, inputs.Reader(predictor.model, predictor.layout))
-        for out in predictor.batch_outputs(rows):
-            start, stop = out.rows.start, out.rows.stop
-            if len(target) < stop:
+        family: Any = predictor.calibrated().scorer
+        for out in predictor.batch_outputs(self._read(x)):
+            if len(target) < out.rows.stop:
                 raise ValueError(f"y has {len(target)} rows, fewer than x")
-            family: Any = predictor.calibrated().scorer
-            own = family.target(out, target[start:stop].to(out.output.device))
+            own = family.target(out, target[out.rows.start : out.rows.stop].to(out.output.device))
             parts.append(kept_scores(family, out, own).cpu())
             has_own = parts[-1].shape[1] >= own.shape[1] > 1  # outputs have scores of their own
             if bool(own.isnan().any()) and not has_own:
@@ -296,45 +314,47 @@ class Online(StreamState):
             raise ValueError(f"y has {len(target)} rows, x has {len(keys)}")
         return keys, torch.cat(parts)
 
-    def is_waiting(self, x: Any) -> list[bool]:
-        """Say which rows were predicted and wait for a truth: what is left of a batch, say."""
-        with self._lock:
-            predictor = self.predictor
-            rows = inputs.Rows(x, inputs.Reader(predictor.model, predictor.layout))
-            batches = (one for whole in rows for one in predictor.cut(whole))
-            keys = [key for one in batches for key in _keys(one, inputs.row_count(one))]
-            return [key in self._by_input for key in keys]
-
-    def _found(self, keys: list[str], scores: Tensor) -> list[Waiting]:
-        """Find the predictions of all rows, or refuse them all."""
-        points: list[Waiting] = []
-        taken: dict[str, list[Waiting]] = {}
+    def _found(self, keys: list[str], scores: Tensor) -> list[int]:
+        """Return the numbers under which all rows wait, or refuse them all."""
+        waiting: dict[str, list[int]] = {}
+        for number, point in self._waiting.items():
+            waiting.setdefault(point.key, []).append(number)
+        found = []
         for row, (key, known) in enumerate(zip(keys, (~scores.isnan()).tolist(), strict=True)):
-            used = taken.setdefault(key, [])
-            for point in self._by_input.get(key, ()):
-                fits = all(point.asked[i] is not None for i, has in enumerate(known) if has)
-                if fits and not any(point is one for one in used):
-                    used.append(point)
-                    points.append(point)
+            for number in waiting.get(key, []):
+                asked = self._waiting[number].asked
+                if all(one is not None for one, has in zip(asked, known, strict=True) if has):
+                    waiting[key].remove(number)
+                    found.append(number)
                     break
             else:
                 raise ValueError(
                     f"row {row} of x was not predicted, or its truth has come already: call "
                     "predict_interval(x) first, and update once for each row"
                 )
-        return points
+        return found
+
+    def is_waiting(self, x: Any) -> list[bool]:
+        """Return which rows were predicted and wait for a truth: what is left of a batch, say."""
+        with self._lock:
+            waiting = {point.key for point in self._waiting.values()}
+            batches = (one for whole in self._read(x) for one in self.predictor.cut(whole))
+            keys = (key for one in batches for key in _keys(one, inputs.row_count(one)))
+            return [key in waiting for key in keys]
 
     # -- what came of it --------------------------------------------------------------------
 
     @property
     def observed(self) -> list[int]:
         """How many truths have come, of each score; of all groups together."""
-        return _summed([lane.observed for lane in self._lanes.values()])
+        each = zip(*self._controls.values(), strict=True)
+        return [sum(control.observed for control in controls) for controls in each]
 
     @property
     def misses(self) -> list[int]:
         """How many of them were missed."""
-        return _summed([lane.misses for lane in self._lanes.values()])
+        each = zip(*self._controls.values(), strict=True)
+        return [sum(control.misses for control in controls) for controls in each]
 
     @property
     def bounds(self) -> list[float] | None:
@@ -342,53 +362,66 @@ class Online(StreamState):
 
         With groups, the largest of all groups: :attr:`groups` has each.
         """
-        each = [lane.progress(self.delay).bounds for lane in self._lanes.values()]
-        if None in each:
-            return None
-        return [max(column) for column in zip(*(one for one in each if one), strict=True)]
+        each = [self._bounds(controls) for controls in self._controls.values()]
+        return [max(column) for column in zip(*each, strict=True)] or None
 
     @property
     def groups(self) -> dict[Label, Progress]:
         """How far the stream of each group has come."""
-        known = {label: lane for label, lane in self._lanes.items() if label is not None}
-        return {label: lane.progress(self.delay) for label, lane in known.items()}
+        return {
+            label: Progress(
+                [control.observed for control in controls],
+                [control.misses for control in controls],
+                self._bounds(controls) or None,
+            )
+            for label, controls in self._controls.items()
+            if label is not None
+        }
+
+    def _bounds(self, controls: Sequence[Control]) -> list[float]:
+        bounds = [control.bound(self.delay) for control in controls]
+        return [bound for bound in bounds if bound is not None]
+
+    # -- files ------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """Return all that changes as plain data."""
+        return {
+            "rows": self.rows,
+            "delay": self.delay,
+            "controls": [[g, [one.state() for one in own]] for g, own in self._controls.items()],
+            "waiting": [[n, p.key, p.group, p.asked] for n, p in self._waiting.items()],
+        }
+
+    def from_state(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Return the changing attributes from plain data."""
+        controls, saved = self._new_controls(), dict(state["controls"])
+        for group, own in controls.items():
+            for control, one in zip(own, saved[group], strict=True):
+                control.restore(one)
+        waiting = {
+            number: Waiting(key, group, [one and _asked(*one) for one in asked])
+            for number, key, group, asked in state["waiting"]
+        }
+        return {
+            "rows": state["rows"],
+            "delay": state["delay"],
+            "_controls": controls,
+            "_waiting": waiting,
+        }
 
 
-def _at_levels(
-    calibration: Calibration,
-    levels: Sequence[Sequence[Fraction]],
-    metadata: Any,
-    draws: Any,
-    rows: int,
-) -> list[list[list[float]]]:
-    """Give for each score, and each row, the thresholds of a calibration at that score's levels."""
-    inside = sorted({level for own in levels for level in own if 0 < level < 1})
-    table = calibration.thresholds(inside, metadata, draws) if inside else torch.empty(0)
-    result = []
-    for i, own in enumerate(levels):
-        thresholds = torch.full((rows, len(own)), math.inf, dtype=torch.float64)
-        for place, level in enumerate(own):
-            if 0 < level < 1:
-                thresholds[:, place] = table[inside.index(level), :, i]
-            elif level >= 1:
-                thresholds[:, place] = -math.inf
-        result.append(thresholds.tolist())
-    return result
+def is_number(value: Any) -> bool:
+    """Whether something is a number; True and False are none."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _summed(counts: Sequence[Sequence[int]]) -> list[int]:
-    return [sum(column) for column in zip(*counts, strict=True)]
-
-
-def _started(scores: Tensor, size: int, forget: float) -> Window:
-    """Begin a window with calibration scores, in an order that does not look at them."""
-    known = scores[~scores.isnan()].numpy()
-    order = np.random.default_rng(0).permutation(len(known))
-    return Window(size, forget, known[order][-size:].tolist())
+def _asked(threshold: float, levels: list[float], reached: list[float]) -> Asked:
+    return Asked(threshold, tuple(levels), tuple(reached))
 
 
 def _keys(x: Any, rows: int) -> list[str]:
-    """Name each row of a batch by its numbers."""
+    """Return a hash of the input of each row."""
     parts = [leaf.detach().cpu().contiguous() for _, leaf in inputs.leaves(x)]
     flat = [part.reshape(rows, -1).view(torch.uint8).numpy() for part in parts]
     return [
@@ -397,30 +430,22 @@ def _keys(x: Any, rows: int) -> list[str]:
     ]
 
 
-def _of_windows(method: str, forget: float) -> str | None:
-    """Say what of these speaks of a window of scores, if anything does."""
-    if method == "plain":
-        return "method 'plain' moves the window of scores and nothing else"
-    if forget != 1:
-        return f"forget={forget:g} is about the window of scores"
-    return None
-
-
 def _check_predictor(predictor: Any, method: str, forget: float) -> None:
     if not isinstance(predictor, RegressionPredictor):
         raise TypeError(
-            f"a stream needs a predictor of bands, as CP, FFCP or CQR, got "
+            f"Online needs a predictor of intervals, as CP, FFCP or CQR, got "
             f"{type(predictor).__name__}: label sets have no stream"
         )
     predictor.calibrated()
-    if predictor.calibration.is_local and (what := _of_windows(method, forget)):
+    if predictor.calibration.is_local and (method == "plain" or forget != 1):
         raise ValueError(
-            f"{what}, and this predictor's calibration, which has a threshold for every input, "
-            "stays as it is: use method 'aci', 'dtaci' or 'pid' without it, or a predictor whose "
-            "calibration is neither localized nor weighted, as CP, FFCP or CQR"
+            f"method={method!r} with forget={forget:g} moves a window of scores, and this "
+            "predictor's calibration, which has a threshold for every input, stays as it is: use "
+            "'aci', 'dtaci' or 'pid' without forget, or a predictor that is neither localized nor "
+            "weighted"
         )
     if predictor.calibration.is_summary:
         raise ValueError(
-            "a stream goes on from single scores, and these were compressed: give a predictor "
+            "Online goes on from single scores, and these were compressed: give a predictor "
             "calibrated without compressing; the last few thousand points will do"
         )

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Iterable
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -27,45 +26,38 @@ class OnlineRanks:
     seed
         Of the random numbers that break ties; by default the operating system's.
 
+    Attributes
+    ----------
+    scores : list of float
+        All scores so far, sorted.
+
     Examples
     --------
     >>> ranks = OnlineRanks([1.0, 2.0, 3.0], seed=0)
     >>> 0 < ranks.p_value(10.0) <= 0.25  # the largest of four
     True
-    >>> len(ranks)
+    >>> len(ranks.scores)
     4
     """
 
     def __init__(self, start: Iterable[float] = (), seed: int | None = None) -> None:
-        self._sorted = sorted(float(one) for one in start)
+        self.scores = sorted(float(one) for one in start)
         self._random = np.random.default_rng(seed)
 
-    def __len__(self) -> int:
-        return len(self._sorted)
-
     def p_value(self, score: float) -> float:
-        """Give the share of scores, this one included, that are larger; ties by chance."""
+        """Return the share of scores, this one included, that are larger; ties by chance."""
         theta = 1.0 - self._random.random()  # in (0, 1]: a p-value is never 0
-        first = bisect.bisect_left(self._sorted, score)
-        last = bisect.bisect_right(self._sorted, score)
-        larger, equal = len(self._sorted) - last, last - first + 1
-        self._sorted.insert(last, score)
-        return (larger + theta * equal) / len(self._sorted)
-
-    def sorted(self) -> list[float]:
-        """Give all scores so far, in order."""
-        return list(self._sorted)
+        first = bisect.bisect_left(self.scores, score)
+        last = bisect.bisect_right(self.scores, score)
+        larger, equal = len(self.scores) - last, last - first + 1
+        self.scores.insert(last, score)
+        return (larger + theta * equal) / len(self.scores)
 
     def state(self) -> dict[str, Any]:
-        """Give where the random numbers are."""
-        return dict(self._random.bit_generator.state)
+        """Return the scores and the state of the random numbers."""
+        return {"scores": self.scores, "random": self._random.bit_generator.state}
 
-    @classmethod
-    def restored(cls, scores: list[float], state: dict[str, Any]) -> OnlineRanks:
-        """Go on where others were; what cannot be is a ValueError or a TypeError."""
-        if any(not one <= two for one, two in pairwise(scores)):
-            raise ValueError("scores that were ranked are not in order")
-        ranks = cls()
-        ranks._sorted = scores
-        ranks._random.bit_generator.state = state
-        return ranks
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take over what :meth:`state` returned."""
+        self.scores = state["scores"]
+        self._random.bit_generator.state = state["random"]

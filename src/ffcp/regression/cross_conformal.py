@@ -7,8 +7,9 @@ that of the network which has not seen it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -18,9 +19,9 @@ from torch import Tensor, nn
 
 from ffcp import files
 from ffcp.conformal.coverage_level import requested_alpha
-from ffcp.conformal.rank import conformal_rank
+from ffcp.conformal.rank import conformal_rank, rows_needed
 from ffcp.network import arrays, checks, forward, inputs
-from ffcp.network.model import Identity, checked_autocast, fingerprint
+from ffcp.network.model import Identity, fingerprint
 from ffcp.regression.intervals import Interval
 from ffcp.warnings import warn
 
@@ -124,7 +125,7 @@ class CrossConformal(nn.Module):
     def guarantee(
         self, alpha: Any = None, *, confidence_level: Any = None, **unknown: NoReturn
     ) -> float:
-        """Give the probability with which bands hold the truth at least, by the theorems.
+        """Return the probability with which bands hold the truth at least, by the theorems.
 
         For K folds of n / K rows it is 1 - 2 alpha - min(2 (1 - 1/K) / (n/K + 1),
         (1 - K/n) / (K + 1)) (Theorem 4 of Barber et al.), which for the jackknife+ is
@@ -142,7 +143,7 @@ class CrossConformal(nn.Module):
     # -- calibrating and predicting ---------------------------------------------------------
 
     def calibrate(self: Self, x: Any, y: Any) -> Self:
-        """Take the residual of every row by the network that was trained without it.
+        """Calibrate on the residual of every row by the network that was trained without it.
 
         Parameters
         ----------
@@ -151,7 +152,7 @@ class CrossConformal(nn.Module):
         """
         target = arrays.target_tensor(y)
         count = len(self.folds)
-        given = [inputs.Reader(model)(x) for model in self._each()]
+        given = [inputs.Reader(model)(x) for model in self.models]
         if inputs.row_count(given[0]) != count or len(target) != count:
             raise ValueError(
                 f"folds has {count} rows, x has {inputs.row_count(given[0])} and y {len(target)}: "
@@ -160,16 +161,15 @@ class CrossConformal(nn.Module):
         checks.target(target, torch.empty(count))
         checks.finite(target, "y")
         scores = torch.empty(count, dtype=torch.float64)
-        identities = []
-        for fold, (model, own) in enumerate(zip(self._each(), given, strict=True)):
-            identities.append(Identity.of(model))
+        identities = [Identity.of(model) for model in self.models]
+        for fold, (model, own) in enumerate(zip(self.models, given, strict=True)):
             rows = torch.nonzero(self.folds.cpu() == fold)[:, 0]
             some = inputs.take(own, rows)
             forward.check_rows(model, some, ())
             error = target[rows].double().reshape(-1) - _output(model, some, self.batch_size)
             scores[rows] = self._score(error)
-        scores = scores[self.folds.cpu() >= 0]
-        self.scores, self._identities = scores.to(self.folds.device), identities
+        self.scores = scores[self.folds.cpu() >= 0].to(self.folds.device)
+        self._identities = identities
         self._layout = {"y": {"row": list(target.shape[1:])}}
         return self
 
@@ -179,13 +179,13 @@ class CrossConformal(nn.Module):
         return self.folds[self.folds >= 0]
 
     def _score(self, error: Tensor) -> Tensor:
-        """Say how far a target lies beyond a prediction, on the sides that are bounded."""
+        """Return how far a target lies beyond a prediction, on the sides that are bounded."""
         return {BOTH: error.abs(), LOWER: -error, UPPER: error}[self.side]
 
     def predict_interval(
         self, x: Any, alpha: Any = None, *, confidence_level: Any = None, **unknown: NoReturn
     ) -> Interval:
-        """Give bands; with what probability they hold the truth is said by :meth:`guarantee`.
+        """Return bands; with what probability they hold the truth is said by :meth:`guarantee`.
 
         ``alpha`` is the share of misses allowed, 0.1 if nothing is given; ``confidence_level``, in
         its place, is 1 - alpha. The prediction is the median, over rows, of what the networks
@@ -197,7 +197,7 @@ class CrossConformal(nn.Module):
         up = conformal_rank(n, alpha)
         down = n + 1 - up
         outputs = torch.stack(
-            [_output(model, inputs.Reader(model)(x), self.batch_size) for model in self._each()],
+            [_output(model, inputs.Reader(model)(x), self.batch_size) for model in self.models],
             dim=1,
         )
         folds, scores = self._in_folds.cpu(), self.scores.cpu()
@@ -212,7 +212,10 @@ class CrossConformal(nn.Module):
                 upper = (each + scores).kthvalue(up, dim=1).values
             parts.append((lower, upper, each.median(dim=1).values))
         if up > n:
-            self._warn_of_infinite(alpha)
+            warn(
+                f"the band is infinite: {n} rows are too few for alpha = {float(alpha):g}, which "
+                f"needs at least {rows_needed(alpha)}"
+            )
         whole = (torch.cat(ends) for ends in zip(*parts, strict=True))
         lower, upper, middle = (checks.like_target(part, self._layout) for part in whole)
         return Interval(lower, upper, middle)
@@ -221,21 +224,11 @@ class CrossConformal(nn.Module):
         """Return intervals, as :meth:`predict_interval` does."""
         return self.predict_interval(x, alpha, **options)
 
-    def _warn_of_infinite(self, alpha: Fraction) -> None:
-        need = -(-1 // alpha) - 1
-        warn(
-            f"the band is infinite: {len(self.scores)} rows are too few for "
-            f"alpha = {float(alpha):g}, which needs at least {need}"
-        )
-
     def _must_be_ready(self) -> None:
         if not len(self.scores):
             raise RuntimeError("call calibrate(x, y) first, with the rows of all folds")
-        for model, identity in zip(self._each(), self._identities, strict=True):
+        for model, identity in zip(self.models, self._identities, strict=True):
             identity.check(model)
-
-    def _each(self) -> Iterator[nn.Module]:
-        return iter(self.models)
 
     # -- files ------------------------------------------------------------------------------
 
@@ -244,10 +237,9 @@ class CrossConformal(nn.Module):
         self._must_be_ready()
         points = {"scores": self.scores.cpu(), "folds": self.folds.cpu()}
         settings = {
-            "make": "CrossConformal",
             "side": self.side,
             "layout": self._layout,
-            "models": [fingerprint(model) for model in self._each()],
+            "models": [fingerprint(model) for model in self.models],
             "autocast": [identity.autocast for identity in self._identities],
         }
         files.write(path, {**points, "settings": files.seal(settings, points)})
@@ -262,41 +254,18 @@ class CrossConformal(nn.Module):
     ) -> Self:
         """Make the predictor that :meth:`save` wrote again, for the same networks."""
         tensors = files.read(path)
-        try:
+        with files.refused(path):
             if tensors.keys() != {"scores", "folds", "settings"}:
-                raise ValueError("it holds other tensors than those of a CrossConformal")
-            points = {name: tensors[name] for name in ("scores", "folds")}
-            saved = files.unseal(tensors["settings"], points)
-            if saved.get("make") != "CrossConformal":
-                raise ValueError("it was saved by another class")
-            scores = points["scores"]
-            predictor = cls(
-                models,
-                points["folds"],
-                side=files.rebuilt(str, saved.get("side")),
-                batch_size=batch_size,
-            )
-            if scores.dtype != torch.float64 or scores.shape != predictor._in_folds.shape:
-                raise ValueError("it has not one residual for each row")
-            if not bool(scores.isfinite().all()):
-                raise ValueError("it has residuals that are not finite")
-            if predictor.side == BOTH and bool((scores < 0).any()):
-                raise ValueError("it has residuals below 0")
-            layout = files.checked_layout(saved.get("layout", {}))
-            prints: tuple[str, ...] = files.rebuilt(tuple[str, ...], saved.get("models"))
-            identities = [Identity.of(model) for model in predictor._each()]
-            if list(prints) != [identity.fingerprint for identity in identities]:
+                raise ValueError("it was not saved by a CrossConformal")
+            saved = files.unseal(tensors.pop("settings"), tensors)
+            predictor = cls(models, tensors["folds"], side=saved["side"], batch_size=batch_size)
+            identities = [Identity.of(model) for model in predictor.models]
+            if saved["models"] != [identity.fingerprint for identity in identities]:
                 raise ValueError("it belongs to other networks, or to other weights of them")
-            made_under = files.rebuilt(tuple[str, ...], saved.get("autocast", [""] * len(prints)))
-            for identity, autocast in zip(identities, made_under, strict=True):
-                identity.autocast = checked_autocast(autocast)
-        except (ValueError, TypeError) as error:
-            raise files.CalibrationFileError(
-                f"{path} cannot be used: {error}. Calibrate again, or give the file and the "
-                "models that belong together"
-            ) from error
-        predictor.scores, predictor._identities = scores, identities
-        predictor._layout = layout
+            for identity, autocast in zip(identities, saved["autocast"], strict=True):
+                identity.autocast = autocast
+        predictor.scores, predictor._identities = tensors["scores"], identities
+        predictor._layout = saved["layout"]
         return predictor
 
     def extra_repr(self) -> str:
@@ -327,6 +296,3 @@ def _output(model: nn.Module, x: Any, batch_size: int | None) -> Tensor:
             "use one for each output"
         )
     return predictions.reshape(-1)
-
-
-__all__ = ["CrossConformal"]

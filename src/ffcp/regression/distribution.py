@@ -12,64 +12,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ffcp.conformal.columns import Columns
 from ffcp.conformal.random_numbers import Draws
 from ffcp.conformal.rank import exact_alphas
-from ffcp.conformal.summaries import Rounded
 from ffcp.network import arrays, checks
 from ffcp.regression.support import Support
 
 _TIES, _SAMPLE = 4, 5  # streams of random numbers
 _BLOCK = 2**20  # numbers worked on at once
-
-
-class Curves(Protocol):
-    """What is asked of a family whose score is the size of a signed one."""
-
-    def signed(self, curve: Columns, y: Tensor) -> Tensor:
-        """Give the signed scores, which grow with y, of targets (..., n, m)."""
-
-    def at(self, curve: Columns, signed: Tensor) -> Tensor:
-        """Give the targets with these signed scores (..., n, m)."""
-
-
-class _OutputPart(NamedTuple):
-    """One output of the rows of one group: their numbers, and the group's sorted signed scores."""
-
-    rows: Tensor
-    output: int
-    scores: Tensor
-
-
-class Summarised(NamedTuple):
-    """Summaries of a group's signed scores, one for each output, in place of all of them."""
-
-    columns: Sequence[Rounded]
-    is_negated: bool
-
-    def __len__(self) -> int:
-        return max(column.count for column in self.columns)
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """How many scores there are of each output, and how many outputs."""
-        return len(self), len(self.columns)
-
-    def below(self, output: int, rank: int) -> float:
-        """Give the score of a rank, or one further down."""
-        column = self.columns[output]
-        return -column.upper(column.count + 1 - rank) if self.is_negated else column.lower(rank)
-
-    def above(self, output: int, rank: int) -> float:
-        """Give the score of a rank, or one further up."""
-        column = self.columns[output]
-        return -column.lower(column.count + 1 - rank) if self.is_negated else column.upper(rank)
 
 
 class Distribution:
@@ -98,10 +53,10 @@ class Distribution:
 
     def __init__(
         self,
-        family: Curves,
+        family: Any,  # a score with ``signed(curve, y)`` and ``at(curve, signed)``
         curve: Mapping[str, Tensor],
         prediction: Tensor,
-        tables: Sequence[Tensor | Summarised],
+        tables: Sequence[Tensor],
         group: Tensor,
         numbers: Tensor,
         entropy: int,
@@ -123,34 +78,28 @@ class Distribution:
     # -- what it says -----------------------------------------------------------------------
 
     def quantile(self, levels: Any) -> Tensor:
-        """Give quantiles, in the shape and type of the prediction.
+        """Return quantiles, in the shape and type of the prediction.
 
         Several levels give a first dimension more. Below one half a quantile is rounded down, to
         the next C_k, and above it up, so that (0.05, 0.95) are the ends of the bands of
         ``side="each"`` at alpha = 0.1; the median lies in the middle.
         """
         asked, are_many = exact_alphas(levels, "a level")
-        scores = self.prediction.new_empty(
-            len(asked), len(self), self._outputs, dtype=torch.float64
-        )
-        for number, table in enumerate(self._tables):
-            rows = (self._group == number).nonzero()[:, 0]
-            for output in range(self._outputs):
-                for place, score in enumerate(_scores_at(table, output, asked)):
-                    scores[place, rows, output] = score
-        ends = self._cut(self._family.at(self._curve, scores))
-        ends = ends.to(self.prediction.dtype).reshape(len(asked), *self.prediction.shape)
-        return ends if are_many else ends[0]
+        scores = torch.empty(len(asked), len(self), self._outputs, dtype=torch.float64)
+        for rows, output, own in self._parts():
+            for place, level in enumerate(asked):
+                scores[place, rows, output] = _score_at(own, level)
+        return self._targets_at(scores) if are_many else self._targets_at(scores)[0]
 
     def cdf(self, y: Any) -> Tensor:
-        """Give the probability of targets up to y: k + 1/2 of n + 1 behind the k-th C.
+        """Return the probability of targets up to y: k + 1/2 of n + 1 behind the k-th C.
 
         ``y`` has the shape of the prediction, or one dimension more before it.
         """
         return self._shares(y, 0.5)
 
     def p_value(self, y: Any) -> Tensor:
-        """Give the share of mass below y, the place inside its gap drawn at random.
+        """Return the share of mass below y, the place inside its gap drawn at random.
 
         Over new points these numbers are uniform on [0, 1], exactly. Random numbers belong to the
         rows: asked again, they are the same.
@@ -159,20 +108,22 @@ class Distribution:
         return self._shares(y, draws.uniform(self._numbers, self._outputs))
 
     def crps(self, y: Any) -> Tensor:
-        """Give the continuous ranked probability score of the finite part; smaller is better.
+        """Return the continuous ranked probability score of the finite part; smaller is better.
 
         It integrates the squared distance between the distribution and the step at y. The work
         grows with rows times calibration points.
         """
         target = self._targets(y)
         result = torch.empty(target.shape, dtype=torch.float64)
-        for part in self._parts():
-            n = len(part.scores)
+        for rows, output, scores in self._parts():
+            n = len(scores)
             spread = (2 * torch.arange(1, n + 1) - n - 1) / n**2
-            for some in part.rows.split(max(1, _BLOCK // n)):
-                atoms = self._cut(self._atoms(part, part.scores.expand(len(some), n), some))
-                miss = (atoms - target[:, some, part.output, None]).abs().mean(dim=-1)
-                result[:, some, part.output] = miss - atoms @ spread.double()
+            for some in rows.split(max(1, _BLOCK // n)):
+                curve = {k: c[some][:, output : output + 1] for k, c in self._curve.items()}
+                atoms = self._family.at(curve, scores.expand(len(some), n).T[..., None])[..., 0].T
+                atoms = self._cut(atoms)
+                miss = (atoms - target[:, some, output, None]).abs().mean(dim=-1)
+                result[:, some, output] = miss - atoms @ spread.double()
         return self._shaped(result, y)
 
     def sample(self, n: int) -> Tensor:
@@ -183,11 +134,9 @@ class Distribution:
         drawn = Draws(self._entropy, _SAMPLE).uniform(self._numbers, n * self._outputs)
         drawn = drawn.view(len(self), n, self._outputs).movedim(1, 0)
         scores = torch.empty_like(drawn)
-        for part in self._parts():
-            place = (drawn[:, part.rows, part.output] * len(part.scores)).long()
-            scores[:, part.rows, part.output] = part.scores[place]
-        values = self._cut(self._family.at(self._curve, scores)).to(self.prediction.dtype)
-        return values.reshape(n, *self.prediction.shape)
+        for rows, output, own in self._parts():
+            scores[:, rows, output] = own[(drawn[:, rows, output] * len(own)).long()]
+        return self._targets_at(scores)
 
     # -- how ----------------------------------------------------------------------------------
 
@@ -195,36 +144,30 @@ class Distribution:
     def _outputs(self) -> int:
         return self.prediction[0].numel()
 
-    def _parts(self) -> Iterator[_OutputPart]:
-        """Give the rows of each group with the sorted signed scores, output by output."""
+    def _parts(self) -> Iterator[tuple[Tensor, int, Tensor]]:
+        """Yield rows of a group, an output, and the group's sorted signed scores of that output."""
         for number, table in enumerate(self._tables):
-            if isinstance(table, Summarised):
-                raise ValueError(
-                    "the calibration scores were compressed, and only quantiles can be had from a "
-                    "summary: calibrate without compressing"
-                )
             rows = (self._group == number).nonzero()[:, 0]
-            for output in range(self._outputs):
-                column = table[:, output]
-                yield _OutputPart(rows, output, column[~column.isnan()])
+            for output, column in enumerate(table.unbind(dim=1)):
+                yield rows, output, column[~column.isnan()]
 
-    def _atoms(self, part: _OutputPart, scores: Tensor, rows: Tensor) -> Tensor:
-        """Give the targets of scores (rows, k) of one output."""
-        curve = {name: c[rows][:, part.output : part.output + 1] for name, c in self._curve.items()}
-        return self._family.at(curve, scores.T[..., None])[..., 0].T
+    def _targets_at(self, scores: Tensor) -> Tensor:
+        """Return the targets with signed scores (k, n, m), in the shape of the prediction."""
+        values = self._cut(self._family.at(self._curve, scores)).to(self.prediction.dtype)
+        return values.reshape(len(scores), *self.prediction.shape)
 
     def _shares(self, y: Any, inside: Tensor | float) -> Tensor:
-        """Give the mass below y, and a share of that of its own gap."""
+        """Return the mass below y, and a share of that of its own gap."""
         target = self._targets(y)
         signed = self._family.signed(self._curve, target)
         result = torch.empty(signed.shape, dtype=torch.float64)
-        for part in self._parts():
-            own = signed[:, part.rows, part.output].contiguous()
-            first = torch.searchsorted(part.scores, own)
-            last = torch.searchsorted(part.scores, own, right=True)
-            share = inside[part.rows, part.output] if isinstance(inside, Tensor) else inside
-            below = (first.double() + share * (last - first + 1)) / (len(part.scores) + 1)
-            result[:, part.rows, part.output] = below
+        for rows, output, scores in self._parts():
+            own = signed[:, rows, output].contiguous()
+            first = torch.searchsorted(scores, own)
+            last = torch.searchsorted(scores, own, right=True)
+            share = inside[rows, output] if isinstance(inside, Tensor) else inside
+            below = first.double() + share * (last - first + 1)
+            result[:, rows, output] = below / (len(scores) + 1)
         if self._support is not None and not isinstance(inside, Tensor):
             result = result.masked_fill(target >= self._support.high, 1.0)
             result = result.masked_fill(target < self._support.low, 0.0)
@@ -244,7 +187,7 @@ class Distribution:
         return whole if self._are_several(arrays.target_tensor(y)) else whole[0]
 
     def _are_several(self, target: Tensor) -> bool:
-        """Say whether there are several targets for each row, in a first dimension."""
+        """Return whether there are several targets for each row, in a first dimension."""
         shape = self.prediction.shape
         return target.dim() == len(shape) + 1 and target.shape[1:] == shape
 
@@ -252,24 +195,11 @@ class Distribution:
         return values if self._support is None else values.clamp(*self._support)
 
 
-def _scores_at(
-    table: Tensor | Summarised, output: int, levels: Sequence[Fraction]
-) -> Iterator[float]:
-    """Give the signed scores of levels: below one half rounded down, and above it up."""
-    if isinstance(table, Summarised):
-        n = table.columns[output].count
-    else:
-        column = table[:, output]
-        padded = torch.cat([_infinity(-1), column[~column.isnan()], _infinity(1)])
-        n = len(padded) - 2
-    for level in levels:
-        low, high = math.floor((n + 1) * level), math.ceil((n + 1) * level)
-        if isinstance(table, Summarised):
-            ends = [table.below(output, low), table.above(output, high)]
-        else:
-            ends = padded[[low, high]].tolist()
-        yield sum(ends) / 2 if 2 * level == 1 else ends[0] if 2 * level < 1 else ends[1]
-
-
-def _infinity(sign: int) -> Tensor:
-    return torch.full((1,), sign * math.inf, dtype=torch.float64)
+def _score_at(scores: Tensor, level: Fraction) -> float:
+    """Return the signed score of a level: below one half rounded down, and above it up."""
+    n, place = len(scores), (len(scores) + 1) * level
+    ends = [
+        -math.inf if rank < 1 else math.inf if rank > n else float(scores[rank - 1])
+        for rank in (math.floor(place), math.ceil(place))
+    ]
+    return sum(ends) / 2 if 2 * level == 1 else ends[0] if 2 * level < 1 else ends[1]

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def false_negatives(mask: Tensor, y: Tensor) -> Tensor:
-    """Give the share of the true items of each row that are not in its set, (n,).
+    """Return the share of the true items of each row that are not in its set, (n,).
 
     Parameters
     ----------
@@ -29,7 +29,7 @@ def false_negatives(mask: Tensor, y: Tensor) -> Tensor:
 
 
 def any_missed(mask: Tensor, y: Tensor) -> Tensor:
-    """Give 1 for rows whose set misses a true item, else 0: its risk is plain miscoverage.
+    """Return 1 for rows whose set misses a true item, else 0: its risk is plain miscoverage.
 
     >>> any_missed(torch.tensor([[True, False]]), torch.tensor([[1, 1]]))
     tensor([1.], dtype=torch.float64)

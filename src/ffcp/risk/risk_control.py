@@ -55,7 +55,7 @@ class Controlled(NamedTuple):
 
 
 def sigmoid_sets(output: Tensor, level: float) -> Tensor:
-    """Take the items whose probability is at least 1 - level; the model returns logits.
+    """Return the items whose probability is at least 1 - level; the model returns logits.
 
     >>> sigmoid_sets(torch.tensor([[0.0, 2.0, -2.0]]), 0.6)
     tensor([[ True,  True, False]])
@@ -77,11 +77,11 @@ class LossScore(Score):
         self.loss, self.sets, self.grid, self.bound = loss, sets, tuple(grid), bound
 
     def settings(self) -> dict[str, Any]:
-        """Say what loss and sets are; functions by their names."""
+        """Return what loss and sets are; functions by their names."""
         return {"loss": name_of(self.loss), "sets": name_of(self.sets), "bound": self.bound}
 
     def record(self, out: BatchOutput, y: Any) -> dict[str, Any]:
-        """Note the losses (n, levels), in units of the bound."""
+        """Return the losses (n, levels), in units of the bound."""
         columns = [self._losses(out, y, level) for level in self.grid]
         losses = torch.stack(columns, dim=1) / self.bound
         growing = losses.diff(dim=1) > 0
@@ -167,20 +167,21 @@ class RiskControl(Predictor):
         batch_size: int | None = None,
         output: Output = None,
     ) -> None:
-        if isinstance(loss, str):
-            if loss not in NAMED:
-                raise ValueError(f"unknown loss {loss!r}: choose one of {', '.join(NAMED)}")
-            loss = NAMED[loss]
-        if isinstance(sets, str):
-            if sets != SIGMOID:
-                raise ValueError(f"sets must be {SIGMOID!r} or a function, got {sets!r}")
-            sets = sigmoid_sets
+        if isinstance(loss, str) and loss not in NAMED:
+            raise ValueError(f"unknown loss {loss!r}: choose one of {', '.join(NAMED)}")
+        if isinstance(sets, str) and sets != SIGMOID:
+            raise ValueError(f"sets must be {SIGMOID!r} or a function, got {sets!r}")
         if isinstance(bound, bool) or not 0 < bound < math.inf:
             raise ValueError(f"bound must be a positive number, got {bound!r}")
         levels = [step / _STEPS for step in range(_STEPS + 1)] if grid is None else list(grid)
         super().__init__(
             model,
-            LossScore(loss, sets, levels, float(bound)),
+            LossScore(
+                NAMED[loss] if isinstance(loss, str) else loss,
+                sigmoid_sets if isinstance(sets, str) else sets,
+                levels,
+                float(bound),
+            ),
             Losses(levels),
             seed=seed,
             batch_size=batch_size,
@@ -194,7 +195,7 @@ class RiskControl(Predictor):
     def predict_set(
         self, /, x: Any, alpha: Any = 0.1, *, groups: Any = None, **unknown: NoReturn
     ) -> Controlled:
-        """Give sets whose expected loss is at most ``alpha``, in the units of the loss.
+        """Return sets whose expected loss is at most ``alpha``, in the units of the loss.
 
         Parameters
         ----------
@@ -230,28 +231,24 @@ class RiskControl(Predictor):
         return Controlled(buffer["sets"], buffer["level"])
 
     def _share(self, alpha: Any) -> Fraction:
-        """Give alpha in units of the largest loss."""
+        """Return alpha in units of the largest loss."""
         bound = Fraction(str(self._scorer.bound))
-        if bound == 1:
-            return exact_alpha(alpha)
         if isinstance(alpha, bool) or not 0 < alpha < bound:
             raise ValueError(
                 f"alpha must lie between 0 and the largest loss, {float(bound):g}, got {alpha}"
             )
-        return exact_alpha(Fraction(str(alpha)) / bound)
+        return exact_alpha(alpha if bound == 1 else Fraction(str(alpha)) / bound)
 
     def _sets(self, out: BatchOutput, levels: Tensor) -> Tensor:
-        """Give the sets of rows, of which groups may have levels of their own."""
-        last = self._scorer.grid[-1]
-        whole: Tensor | None = None
-        for level in levels.unique().tolist():
-            rows = levels == level
-            sets = torch.as_tensor(self._scorer.sets(out.output, min(level, last)))
-            rows = rows.to(sets.device)
-            whole = torch.empty_like(sets) if whole is None else whole
-            whole[rows] = sets[rows]
-        assert whole is not None
-        return whole
+        """Return the sets of rows, of which groups may have levels of their own."""
+        scorer = self._scorer
+        each = levels.unique().tolist()
+        made = [torch.as_tensor(scorer.sets(out.output, min(t, scorer.grid[-1]))) for t in each]
+        sets = made[0].clone()
+        for level, own in zip(each, made, strict=True):
+            rows = (levels == level).to(sets.device)
+            sets[rows] = own[rows]
+        return sets
 
     @steady
     def losses(self, x: Any, y: Any = None) -> Tensor:

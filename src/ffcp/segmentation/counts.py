@@ -7,6 +7,7 @@ are the exchangeable units; the pixels of one image may depend on each other at 
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Mapping
 from fractions import Fraction
@@ -15,17 +16,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ffcp.conformal.calibration import Calibration
 from ffcp.conformal.columns import Columns
 from ffcp.conformal.random_numbers import Draws
 from ffcp.conformal.rank import conformal_rank, exact_alpha, rows_needed
-from ffcp.conformal.risk import Risk
 from ffcp.recipes import public
 from ffcp.regression.intervals import as_float64
 
 # The grid of scores. A constant: chosen by the data it would break exchangeability. A step is half
 # a per cent, some ten steps from p = 0.01 to 0.001; at the default floor scores are below 2**24.
 _OCTAVES, _STEPS = 24, 128
-_IMAGES = 256  # images counted at once
 _FRACTION = 2**32  # in units of 1 / _FRACTION a loss of up to 2**31 pixels fits into 64 bits
 
 
@@ -53,7 +53,7 @@ def to_bins(scores: Tensor) -> Tensor:
 
 
 @public
-class PixelCounts(Risk):
+class PixelCounts(Calibration):
     """How many labelled pixels of each calibration image fall into each bin of scores.
 
     An image takes 25 KB whatever its size.
@@ -72,7 +72,7 @@ class PixelCounts(Risk):
         self.scores = torch.empty(0, BINS, dtype=torch.int32)
 
     def settings(self) -> dict[str, Any]:
-        """Say what the grid of scores is."""
+        """Return what the grid of scores is."""
         return {**super().settings(), "bins": BINS}
 
     def add(self, scores: Tensor, metadata: Columns | None = None) -> None:
@@ -82,12 +82,12 @@ class PixelCounts(Risk):
     def check(self, points: Mapping[str, Tensor]) -> None:
         """Refuse what are no counts of pixels, and images without any."""
         super().check(points)
-        for counts in points["scores"].split(_IMAGES):
-            pixels = counts.sum(dim=1)
-            if counts.shape[1] != BINS or bool((counts < 0).any()):
-                raise ValueError(f"scores are not {BINS} counts of pixels for each image")
-            if not bool(((pixels > 0) & (pixels < 2**31)).all()):
-                raise ValueError("an image has no pixels, or more than there can be")
+        counts = points["scores"]
+        pixels = counts.sum(dim=1)
+        if counts.shape[1] != BINS or bool((counts < 0).any()):
+            raise ValueError(f"scores are not {BINS} counts of pixels for each image")
+        if not bool(((pixels > 0) & (pixels < 2**31)).all()):
+            raise ValueError("an image has no pixels, or more than there can be")
 
     def threshold(
         self, alpha: Any, metadata: Columns | None = None, random: Draws | None = None
@@ -102,7 +102,7 @@ class PixelCounts(Risk):
         return torch.tensor([edge], dtype=torch.float64)
 
     def why_infinite(self, alpha: Any, metadata: Columns) -> str:
-        """Say what is missing."""
+        """Return what is missing."""
         needed = rows_needed(alpha)
         if len(self) < needed:
             return (
@@ -114,22 +114,20 @@ class PixelCounts(Risk):
             "gradients vanish, a larger floor or another feature helps"
         )
 
-    @property
-    def levels(self) -> int:
-        """How many bins there are; the last one leaves nothing out."""
-        return BINS
-
-    def losses_at_most(self, level: int, budget: Fraction) -> bool:
-        """Say whether the losses add up to at most a budget.
+    def risk_bin(self, alpha: Any) -> int:
+        """Return the smallest bin t with (sum of losses + 1) / (n + 1) <= alpha, or the last.
 
         The loss of an image is the share of its labelled pixels beyond a bin.
         """
         # Losses are ratios k / m, and m differs between images: no floating point, which could
         # fall on the wrong side where the sum meets the budget exactly.
-        if "pixels" not in self._cache:
-            self._cache["pixels"] = self._within(BINS - 1)
-        pixels = self._cache["pixels"]
-        return _sum_at_most(pixels - self._within(level), pixels, budget)
+        budget = exact_alpha(alpha) * (len(self) + 1) - 1
+        pixels = self._within(BINS - 1)
+        return bisect.bisect_left(
+            range(BINS - 1),
+            True,
+            key=lambda t: _sum_at_most(pixels - self._within(t), pixels, budget),
+        )
 
     def share_bin(self, alpha: Any, share: Any) -> int:
         """Find the conformal quantile of the images' bins, or the last bin if n is too small.
@@ -143,16 +141,12 @@ class PixelCounts(Risk):
         return int(self.image_bins(share).kthvalue(rank).values)
 
     def image_bins(self, share: Any) -> Tensor:
-        """Give the smallest bin of each image that reaches ``share`` of its labelled pixels."""
+        """Return the smallest bin of each image that reaches ``share`` of its labelled pixels."""
         exact = exact_share(share)
         # Python's integers: a share such as 0.3333333333333333 has a denominator of 10**16.
         needed = torch.tensor([math.ceil(exact * m) for m in self._within(BINS - 1).tolist()])
-        bins = torch.empty(len(self), dtype=torch.int64)
-        for start in range(0, len(self), _IMAGES):
-            part = slice(start, start + _IMAGES)
-            sums = self.scores[part].cumsum(dim=1, dtype=torch.int32)
-            bins[part] = (sums < needed[part, None]).sum(dim=1)
-        return bins
+        within = self.scores.cumsum(dim=1, dtype=torch.int32)
+        return (within < needed[:, None]).sum(dim=1)
 
     def _within(self, t: int) -> Tensor:
         """Count the labelled pixels of each image in bin t or below."""
@@ -161,7 +155,7 @@ class PixelCounts(Risk):
 
 
 def _sum_at_most(parts: Tensor, wholes: Tensor, budget: Fraction) -> bool:
-    """Say exactly whether the sum of parts / wholes is at most ``budget``.
+    """Return exactly whether the sum of parts / wholes is at most ``budget``.
 
     >>> third = torch.tensor([1, 1, 1]), torch.tensor([3, 3, 3])
     >>> _sum_at_most(*third, Fraction(1)), _sum_at_most(*third, Fraction(999_999_999, 10**9))
@@ -188,10 +182,6 @@ def exact_share(share: Any) -> Fraction:
     (Fraction(9, 10), Fraction(1, 1))
     """
     try:
-        one = not isinstance(share, bool) and bool(share == 1)
-        return Fraction(1) if one else exact_alpha(share)
+        return Fraction(1) if share == 1 and share is not True else exact_alpha(share)
     except (TypeError, ValueError) as error:
-        raise type(error)(
-            f"share must be a number above 0 and at most 1, got {share!r}: it is the share of an "
-            "image's labelled pixels to be covered, and 1 means all"
-        ) from None
+        raise type(error)(f"share must be a number above 0 and at most 1, got {share!r}") from None

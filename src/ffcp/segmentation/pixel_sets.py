@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 
-from ffcp import files
 from ffcp.batch import BatchOutput, Requires
-from ffcp.calibration_loop import Batch, Calibrating
 from ffcp.conformal.columns import Columns, Table, take
 from ffcp.conformal.coverage_level import requested_alpha
 from ffcp.conformal.selection import Score
@@ -32,8 +29,7 @@ from ffcp.warnings import warn
 
 LOGITS, DOUBLE_LOG = "logits", "double_log"
 _NETWORK = "network"  # the user's model, inside the one that ends in log(-log p)
-_BLOCK = 2**20  # numbers per step of the float64 arithmetic
-_IMAGES = 256  # images counted at once
+_BLOCK = 2**20  # numbers per step of the float64 arithmetic, of whole images
 _PIXELS = 2**18  # of input per pass, by default
 
 
@@ -59,13 +55,13 @@ class PixelScore(Score):
         self.floor, self.smallest = floor, smallest
 
     def requires(self) -> Requires:
-        """Ask for the gradient norms at the feature."""
+        """Require the gradient norms at the feature."""
         if self.feature == OUTPUT:
             return Requires()
         return Requires((self.feature,), norm=self.norm, method=self.method)
 
     def settings(self) -> dict[str, Any]:
-        """Say what it is."""
+        """Return what it is."""
         return {
             "feature": self.feature,
             "ignore": self.ignore,
@@ -79,12 +75,7 @@ class PixelScore(Score):
         """Count the labelled pixels of each image by the bins of their scores."""
         check_maps(out.output)
         maps = label_maps(y.to(out.output.device), out.output, self.ignore, out.rows.start)
-        size = max(1, min(_IMAGES, _BLOCK // out.output[0, 0].numel()))
-        parts = [
-            self._counts(out, maps, slice(start, start + size))
-            for start in range(0, len(out.rows), size)
-        ]
-        return {"score": torch.cat(parts)}
+        return {"score": torch.cat([self._counts(out, maps, part) for part in _parts(out.output)])}
 
     def _counts(self, out: BatchOutput, maps: Maps, part: slice) -> Tensor:
         bins = to_bins(self.of_labels(out, maps.labels, part))
@@ -106,10 +97,9 @@ class PixelScore(Score):
         output, scale = out.output, self._scale(out)
         levels = level.expand(len(output), 1)[:, :, None, None]
         mask = torch.empty(output.shape, dtype=torch.bool, device=output.device)
-        for part in _tiles(output.shape):
-            own = None if scale is None else scale[part]
-            distance = self._distance(output[part], own)
-            mask[part] = (distance <= levels[part[0]].to(distance.device)).to(output.device)
+        for part in _parts(output):
+            distance = self._distance(output[part], None if scale is None else scale[part])
+            mask[part] = (distance <= levels[part].to(distance.device)).to(output.device)
         return mask.scatter_(1, output.argmin(dim=1)[:, None], True)
 
     def _scale(self, out: BatchOutput) -> Tensor | None:
@@ -164,11 +154,10 @@ class PixelSets(Predictor):
         Which part of what the model returns is the prediction, if it returns a tuple, a dict or
         the like: a key (``"logits"``), an index, or a function of what it returns.
 
-    Attributes
-    ----------
-    skipped : int
-        How many images of the calibration had no labelled pixel. They do not calibrate, and the
-        guarantees are about images that have one.
+    Notes
+    -----
+    Images without a labelled pixel do not calibrate, and the guarantees are about images that have
+    one; a warning says how many were left out.
 
     Examples
     --------
@@ -220,41 +209,18 @@ class PixelSets(Predictor):
 
     # -- calibrating ------------------------------------------------------------------------
 
-    def _calibrating(self, scorer: Any, calibration: Any, update: bool) -> Calibrating:
-        run = CalibratingPixels(self.model, scorer, calibration, self._choosing, update)
-        run.classes = self.classes if update else None
-        return run
-
     def _entries(self, columns: Columns) -> tuple[Tensor, Columns]:
         """Leave out images without a labelled pixel."""
         labelled = columns["score"].any(dim=1)
-        if not bool(labelled.any()):
+        images, skipped = len(labelled), int((~labelled).sum())
+        if skipped == images:
             raise ValueError("the calibration data is empty: no image has a labelled pixel")
-        return super()._entries(take(columns, labelled))
-
-    @property
-    def classes(self) -> int | None:
-        """How many classes the calibrated model has; ``None`` before it is calibrated."""
-        classes: int | None = self._state.counts.get("classes")
-        return classes
-
-    @property
-    def skipped(self) -> int:
-        """How many images without a labelled pixel were left out of the calibration."""
-        skipped: int = self._state.counts.get("skipped", 0)
-        return skipped
-
-    def _counts_of(self, run: Calibrating) -> dict[str, Any]:
-        assert isinstance(run, CalibratingPixels)
-        counts = run.columns["score"]
-        images, skipped = len(counts), int((~counts.any(dim=1)).sum())
         if skipped:
-            run.warnings.append(
+            warn(
                 f"{skipped} of {images} images have no labelled pixel and do not calibrate: the "
                 "guarantees are about images that have one"
             )
-        before = self.skipped if run.is_update else 0
-        return {"classes": run.classes, "skipped": before + skipped}
+        return super()._entries(take(columns, labelled))
 
     def rows_at_once(self, x: Any) -> int | None:
         """Return how many images make a batch: about a million pixels."""
@@ -273,7 +239,7 @@ class PixelSets(Predictor):
         """
         buffer = RowBuffer(None)
         for out, part in self._targeted(x, y):
-            self._check_classes(out.output)
+            check_maps(out.output)
             maps = label_maps(part.to(out.output.device), out.output, self.ignore, out.rows.start)
             scores = self._scorer.of_labels(out, maps.labels)
             unknown = ~maps.known.to(scores.device)
@@ -292,7 +258,7 @@ class PixelSets(Predictor):
         groups: Any = None,
         **unknown: NoReturn,
     ) -> PixelSet:
-        """Give every pixel a set of labels.
+        """Return for every pixel a set of labels.
 
         Parameters
         ----------
@@ -322,7 +288,7 @@ class PixelSets(Predictor):
         given = self._rows(x)
         buffer, infinite = RowBuffer(given.count), Table()
         for out in self.batch_outputs(given, groups):
-            self._check_classes(out.output)
+            check_maps(out.output)
             metadata = {**self.calibration.metadata(out), "share": [asked] * len(out.rows)}
             level = self.calibration.threshold(exact, metadata)
             lost = level.isinf().any(dim=-1).expand(len(out.rows))
@@ -340,43 +306,6 @@ class PixelSets(Predictor):
     def forward(self, x: Any, alpha: Any = None, **options: Any) -> PixelSet:
         """Return a set of labels for every pixel, as :meth:`predict_set`: ``predictor(x)``."""
         return self.predict_set(x, alpha, **options)
-
-    def _check_classes(self, output: Tensor) -> None:
-        check_maps(output)
-        if self.classes is not None and output.shape[1] != self.classes:
-            raise ValueError(
-                f"calibrated on {self.classes} classes, but the model now gives {output.shape[1]}"
-            )
-
-    # -- sharing the calibration ------------------------------------------------------------
-
-    def _check_merge(self, other: Any) -> None:
-        if self.classes not in (None, other.classes):
-            raise ValueError(
-                f"calibrated on {self.classes} classes, the predictor to merge on {other.classes}"
-            )
-
-    def _merged_counts(self, mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
-        skipped = mine.get("skipped", 0) + theirs["skipped"]
-        return {"classes": theirs["classes"], "skipped": skipped}
-
-    def _remembered(self) -> dict[str, Any]:
-        return {**super()._remembered(), "classes": self.classes, "skipped": self.skipped}
-
-    def _recalled_counts(self, saved: Mapping[str, Any], scores: int) -> dict[str, Any]:
-        classes = files.count(saved["classes"], least=1) if scores else None
-        return {"classes": classes, "skipped": files.count(saved["skipped"])}
-
-
-class CalibratingPixels(Calibrating):
-    """A calibration of pixel sets under way: it checks that all images have the same classes."""
-
-    def see(self, batch: Batch) -> BatchOutput:
-        """Run the model on a batch of images."""
-        out = super().see(batch)
-        check_maps(out.output)
-        self.count(len(out.rows), out.output.shape[1])
-        return out
 
 
 def _with_double_log(model: nn.Module) -> nn.Sequential:
@@ -396,18 +325,10 @@ def _inside(feature: str) -> str:
     return f"{_NETWORK}.{feature.removeprefix('.')}"  # a dot marks modules named "input"
 
 
-def _tiles(shape: torch.Size) -> Iterator[tuple[slice, slice, slice]]:
-    """Cut (n, classes, height, width) into images, or rows of one, of about a million numbers.
-
-    >>> len(list(_tiles(torch.Size([2, 8, 1024, 1024]))))
-    16
-    """
-    n, classes, height, width = shape
-    images = max(1, _BLOCK // (classes * height * width))
-    rows = max(1, min(height, _BLOCK // (classes * width)))
-    for i in range(0, n, images):
-        for j in range(0, height, rows):
-            yield slice(i, i + images), slice(None), slice(j, j + rows)
+def _parts(output: Tensor) -> list[slice]:
+    """Cut a batch into parts of about a million numbers."""
+    size = max(1, _BLOCK // output[0].numel())
+    return [slice(start, start + size) for start in range(0, len(output), size)]
 
 
 def _check_logits(module: nn.Module, args: tuple[Any, ...]) -> None:

@@ -42,19 +42,13 @@ class PixelSet:
 
     def __repr__(self) -> str:
         n, classes, height, width = self.mask.shape
-        mean = float(self.mean_size.mean())
-        return (
-            f"PixelSet({n} images of {height} x {width} pixels, {classes} classes, "
-            f"mean size {mean:.4g})"
-        )
+        shape = f"{n} images of {height} x {width} pixels, {classes} classes"
+        return f"PixelSet({shape}, mean size {float(self.mean_size.mean()):.4g})"
 
     @property
     def size(self) -> Tensor:
         """How many labels the set of each pixel holds, shape (n, height, width)."""
-        size = torch.zeros_like(self.prediction, dtype=torch.int64)
-        for inside in self.mask.unbind(dim=1):  # mask.sum would copy the mask as int64
-            size += inside
-        return size
+        return self.mask.sum(dim=1)
 
     @property
     def certain(self) -> Tensor:
@@ -64,16 +58,15 @@ class PixelSet:
     @property
     def mean_size(self) -> Tensor:
         """The mean number of labels per pixel of each image, shape (n,)."""
-        held = torch.stack([image.count_nonzero() for image in self.mask])
-        return held.double() / self.mask[0, 0].numel()
+        return self.size.double().mean(dim=(1, 2))
 
     def coverage(self, labels: Any, ignore: int | None = None) -> Tensor:
-        """Give the share of each image's labelled pixels whose label is in the set."""
+        """Return the share of each image's labelled pixels whose label is in the set."""
         return pixel_coverage(self.mask, labels, ignore)
 
 
 def pixel_coverage(mask: Tensor, labels: Any, ignore: int | None = None) -> Tensor:
-    """Give the share of each image's labelled pixels whose label is in the set.
+    """Return the share of each image's labelled pixels whose label is in the set.
 
     Parameters
     ----------
@@ -113,56 +106,40 @@ class Maps(NamedTuple):
 
 def label_maps(y: Tensor, output: Tensor, ignore: int | None, first_row: int = 0) -> Maps:
     """Check label maps against the output of the model, or a mask, of the same images."""
-    if y.is_floating_point() or y.dtype == torch.bool:
-        raise TypeError(
-            f"labels must be integers, the numbers of classes from 0, got {y.dtype}: "
-            "convert them, for example with y.long()"
-        )
     n, classes, height, width = output.shape
     if y.shape != (n, height, width):
         raise ValueError(
             f"labels have shape {tuple(y.shape)}, the model's output {tuple(output.shape)}: labels "
-            f"must have shape {(n, height, width)}. {_shape_hint(y, classes)}"
+            f"must have shape {(n, height, width)}. Use y[:, 0] to remove a channel, "
+            "y.argmax(dim=1) of one-hot maps, and interpolate where sizes differ"
         )
+    return known_labels(y, classes, ignore, first_row)
+
+
+def known_labels(y: Tensor, classes: int, ignore: int | None, first_row: int = 0) -> Maps:
+    """Check that label maps hold the numbers of classes, or the ignored label."""
+    if y.is_floating_point() or y.dtype == torch.bool:
+        raise TypeError(f"labels must be integers, got {y.dtype}: convert them with y.long()")
     y = y.long()
     known = torch.ones_like(y, dtype=torch.bool) if ignore is None else y != ignore
     outside = known & ((y < 0) | (y >= classes))
     if bool(outside.any()):
         image = int(outside.nonzero()[0, 0])
         values = y[image][outside[image]].unique()[:5].tolist()
-        others = "" if ignore is None else f", or the ignored {ignore}"
-        hint = ". Pixels without a label: PixelSets(..., ignore=label)" if ignore is None else ""
         raise ValueError(
-            f"image {first_row + image} (counted from 0) has labels {values}: the model has "
-            f"{classes} classes, so labels go from 0 to {classes - 1}{others}{hint}"
+            f"image {first_row + image} (counted from 0) has labels {values}: labels must lie "
+            f"between 0 and {classes - 1}, or be ignore={ignore}, the label of pixels without one"
         )
     return Maps(y.where(known, 0), known)
-
-
-def _shape_hint(y: Tensor, classes: int) -> str:
-    if y.dim() == 4 and y.shape[1] == 1:
-        return "Remove the channel with y[:, 0]"
-    if y.dim() == 4 and y.shape[1] == classes:
-        return "For one-hot maps use y.argmax(dim=1)"
-    return (
-        "To predict at the size of the labels, end the model in "
-        "nn.Upsample(size=(height, width), mode='bilinear'); or shrink the labels with "
-        "functional.interpolate(y[:, None].float(), size=..., mode='nearest')[:, 0].long()"
-    )
 
 
 def check_maps(output: Any) -> None:
     """Refuse outputs that are not maps of several classes."""
     wanted = "PixelSets needs a tensor of shape (n, classes, height, width)"
     if not isinstance(output, Tensor):
-        raise TypeError(
-            f"the model returned a {type(output).__name__}: {wanted}; wrap the model in a module "
-            "whose forward returns it alone, as model(x)['out']"
-        )
-    if output.dim() != 4:
-        raise ValueError(f"the model's output has shape {tuple(output.shape)}: {wanted}")
-    if output.shape[1] < 2:
+        raise TypeError(f"the model returned a {type(output).__name__}: {wanted}; see output=")
+    if output.dim() != 4 or output.shape[1] < 2:
         raise ValueError(
-            f"the model's output has shape {tuple(output.shape)}, one class: {wanted}. For one "
-            "logit z of foreground return torch.cat([torch.zeros_like(z), z], dim=1)"
+            f"the model's output has shape {tuple(output.shape)}: {wanted}, of at least two "
+            "classes. For one logit z return torch.cat([torch.zeros_like(z), z], dim=1)"
         )

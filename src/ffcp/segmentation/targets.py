@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ffcp.segmentation.sets import known_labels
+
 SMALLEST = 0.01  # probability in targets
 
 
@@ -56,26 +58,15 @@ def targets(
     >>> targets(labels, 2, blur=0)[0, 1, 0]
     tensor([ 1.5272,  1.5272, -4.6002, -4.6002])
     """
-    if labels.dim() != 3 or labels.is_floating_point():
-        raise ValueError(
-            "labels must be integer maps of shape (n, height, width), got "
-            f"{labels.dtype} of shape {tuple(labels.shape)}"
-        )
+    if labels.dim() != 3:
+        raise ValueError(f"labels must have shape (n, height, width), got {tuple(labels.shape)}")
     if not 0 < smallest < 0.5:
         raise ValueError(f"smallest must lie between 0 and 0.5, got {smallest}")
     if not 0 <= blur < math.inf:
         raise ValueError(f"blur must be at least 0, got {blur}")
-    labels = labels.long()
-    known = torch.ones_like(labels, dtype=torch.bool) if ignore is None else labels != ignore
-    bad = known & ((labels < 0) | (labels >= classes))
-    if bool(bad.any()):
-        shown = sorted(set(labels[bad].tolist()))[:5]
-        raise ValueError(
-            f"labels must be 0 to {classes - 1}, or the ignore label {ignore}; got {shown}"
-        )
-    hot = functional.one_hot(labels.where(known, 0), classes).permute(0, 3, 1, 2).float()
+    maps, known = known_labels(labels, classes, ignore)
     weight = known[:, None].float()
-    hot = hot * weight
+    hot = functional.one_hot(maps, classes).permute(0, 3, 1, 2).float() * weight
     if blur:
         # Divided by the blurred weight: beyond the border and in ignored pixels there is nothing.
         hot = _blurred(hot, blur) / _blurred(weight, blur).clamp_min(1e-12)
@@ -149,7 +140,7 @@ class DoubleLog(nn.Module):
 
 
 def _of_others(logits: Tensor) -> Tensor:
-    """Give for every class the logsumexp of the others."""
+    """Return for every class the logsumexp of the others."""
     top = logits.argmax(dim=1, keepdim=True)
     is_top = torch.zeros_like(logits, dtype=torch.bool).scatter(1, top, True)
     everything = logits.logsumexp(dim=1, keepdim=True)

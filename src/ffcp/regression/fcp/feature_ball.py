@@ -77,19 +77,19 @@ class FeatureBallScore(RegressionScore):
     ) -> None:
         if is_share(joint) and invert == "descent":
             raise ValueError("a share of the outputs needs invert='exact'; or take joint=True")
-        if norm not in (2, math.inf):
-            raise ValueError(f"norm must be 2 or float('inf'), got {norm!r}")
-        if bound not in _BOUNDS:
-            raise ValueError(f"bound must be 'ibp' or 'crown', got {bound!r}")
-        if invert not in ("descent", "exact"):
-            raise ValueError(f"invert must be 'descent' or 'exact', got {invert!r}")
+        for name, value, known in (
+            ("norm", norm, (2, math.inf)),
+            ("bound", bound, tuple(_BOUNDS)),
+            ("invert", invert, ("descent", "exact")),
+            ("optimizer", optimizer, inversion.OPTIMIZERS),
+        ):
+            if value not in known:
+                choices = " or ".join(map(repr, known))
+                raise ValueError(f"{name} must be {choices}, got {value!r}")
         if steps is not None and steps < 1:
             raise ValueError(f"steps must be at least 1, or None to choose it, got {steps}")
         if not 0 < lr < math.inf:
             raise ValueError(f"lr must be a positive number, got {lr}")
-        if optimizer not in inversion.OPTIMIZERS:
-            known = ", ".join(inversion.OPTIMIZERS)
-            raise ValueError(f"optimizer must be one of {known}, got {optimizer!r}")
         self._model, self._given_head, self.feature = model, head, feature
         self.norm, self.bound, self.invert = norm, bound, invert
         self.steps, self.lr, self.optimizer, self.joint = steps, lr, optimizer, joint
@@ -113,11 +113,11 @@ class FeatureBallScore(RegressionScore):
         return cut
 
     def requires(self) -> Requires:
-        """Ask for the feature."""
+        """Require the feature."""
         return Requires(values=(self.feature,))
 
     def settings(self) -> dict[str, Any]:
-        """Say what it is."""
+        """Return what it is."""
         return {
             "family": "ball",
             "feature": self.feature,
@@ -133,7 +133,7 @@ class FeatureBallScore(RegressionScore):
 
     @contextmanager
     def _head_at_rest(self) -> Iterator[nn.Module]:
-        """Give the head in eval mode with frozen parameters."""
+        """Return the head in eval mode with frozen parameters."""
         head = self._head().module
         with undisturbed(head):
             yield head
@@ -182,7 +182,7 @@ class FeatureBallScore(RegressionScore):
     # -- scores and bands -------------------------------------------------------------------
 
     def score(self, out: BatchOutput, y: Tensor) -> Tensor:
-        """Say how far the feature must move until the head says y."""
+        """Return how far the feature must move until the head says y."""
         if not out.rows.start:
             self._check_head(out)
         v = out.values[self.feature]
@@ -199,7 +199,7 @@ class FeatureBallScore(RegressionScore):
         return torch.stack([reduced(scores, self.joint) for scores in each])
 
     def _each_distance(self, v: Tensor, y: Tensor, steps: Sequence[int]) -> Tensor:
-        """Give the distances (len(steps), n, outputs) of every output on its own."""
+        """Return the distances (len(steps), n, outputs) of every output on its own."""
         rows, outputs = y.shape
         if outputs > _MOST_OUTPUTS:
             raise ValueError(
@@ -220,20 +220,17 @@ class FeatureBallScore(RegressionScore):
             self._check_head(out)
         v = out.values[self.feature]
         radii = threshold.expand(len(threshold), len(v), threshold.shape[-1])
-        lower, upper = zip(*(self._ends(out.output, v, radius) for radius in radii), strict=True)
-        return torch.stack(lower), torch.stack(upper)
+        ends = [self._ends(out.output, v, radius) for radius in radii]
+        return torch.stack([lower for lower, _ in ends]), torch.stack([upper for _, upper in ends])
 
     def _ends(self, output: Tensor, v: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
-        """Give the ends of the bands, (n, outputs) each, for thresholds (n, outputs or 1)."""
+        """Return the ends of the bands, (n, outputs) each, for thresholds (n, outputs or 1)."""
         if radius.shape[1] == 1:
             return self._ball_bounds(v, radius[:, 0])
         # Each output has a ball of its own, and of its bounds only that output counts.
         ends = [self._ball_bounds(v, own) for own in radius.T]
-        lower, upper = (
-            torch.stack([end[side][:, column] for column, end in enumerate(ends)], dim=1)
-            for side in (0, 1)
-        )
-        return lower, upper
+        lower = torch.stack([end.lower[:, column] for column, end in enumerate(ends)], dim=1)
+        return lower, torch.stack([end.upper[:, column] for column, end in enumerate(ends)], dim=1)
 
     # -- choosing the number of steps -------------------------------------------------------
 
@@ -252,7 +249,7 @@ class FeatureBallScore(RegressionScore):
         return {"output": out.output, "feature": out.values[self.feature], "target": target}
 
     def scores(self, noted: Columns) -> Tensor:
-        """Give the scores of rows that were noted, also before the steps were chosen."""
+        """Return the scores of rows that were noted, also before the steps were chosen."""
         if "score" in noted:
             return torch.as_tensor(noted["score"])
         parts = [self._scores_after(*some, [self.steps or 1])[0] for some in _noted_parts(noted)]
@@ -316,13 +313,6 @@ class FeatureBallScore(RegressionScore):
         return {} if coverage is None else {"steps": {int(k): v for k, v in coverage.items()}}
 
 
-class _Inward(NamedTuple):
-    """How far both ends, (n, 2), have come inward when the feature has moved by a reach."""
-
-    interval_ends: float
-    ends: Tensor
-
-
 class QuantileBallScore(FeatureBallScore):
     """The bands of FCQR: the lower quantile bounded from below over a ball, the upper from above.
 
@@ -334,11 +324,11 @@ class QuantileBallScore(FeatureBallScore):
     lowest = -math.inf
 
     def settings(self) -> dict[str, Any]:
-        """Say what it is."""
+        """Return what it is."""
         return {**super().settings(), "base": "quantiles"}
 
     def prediction(self, output: Tensor) -> Tensor:
-        """Give the middle of the two quantiles."""
+        """Return the middle of the two quantiles."""
         if output.dim() != 2 or output.shape[1] != 2:
             raise ValueError(
                 f"the model's output has shape {tuple(output.shape)}; FCQR needs two outputs "
@@ -370,54 +360,47 @@ class QuantileBallScore(FeatureBallScore):
             upper = torch.where(shrinks, inner[:, 1:], upper)
         return lower, upper
 
-    def _along_rays(self, v: Tensor, order: Tensor, ends: Tensor) -> Iterator[_Inward]:
-        """Yield reaches, from 0, with how far both ends have come inward by then."""
+    def _along_rays(self, v: Tensor, order: Tensor, ends: Tensor) -> Iterator[tuple[float, Tensor]]:
+        """Yield reaches, from 0, with both ends (n, 2) moved inward by as much."""
         with self._head_at_rest() as head, torch.inference_mode(False), torch.enable_grad():
             rays = [
                 _steepest(head, v, order[:, side : side + 1], self.norm) * (1 - 2 * side)
                 for side in (0, 1)
             ]
             lower, upper = ends.unbind(dim=1)
-            for interval_ends in _REACHES:
+            for reach in _REACHES:
                 with torch.no_grad():
                     low, high = (
-                        head(v + interval_ends * ray).gather(1, order[:, side : side + 1])[:, 0]
+                        head(v + reach * ray).gather(1, order[:, side : side + 1])[:, 0]
                         for side, ray in enumerate(rays)
                     )
                 lower, upper = torch.fmax(lower, low), torch.fmin(upper, high)
-                yield _Inward(interval_ends, torch.stack([lower, upper], dim=1))
+                yield reach, torch.stack([lower, upper], dim=1)
 
-    def _reaches_inside(
-        self, v: Tensor, order: Tensor, ends: Tensor, y: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Say how far the feature moves before each end has passed y."""
-        reaches = [torch.zeros_like(y, dtype=torch.float64) for _ in range(2)]
-        for before, after in pairwise(self._along_rays(v, order, ends)):
-            for side, inside in enumerate((y - before.ends.T[0], before.ends.T[1] - y)):
-                moved = (after.ends - before.ends).T[side].abs()
-                share = (inside.double() / moved.double()).clamp(0, 1)
-                interval_ends = before.interval_ends + share * (
-                    after.interval_ends - before.interval_ends
-                )
-                reaches[side] = torch.where(inside >= 0, interval_ends, reaches[side])
-        return reaches[0], reaches[1]
+    def _reaches_inside(self, v: Tensor, order: Tensor, ends: Tensor, y: Tensor) -> Tensor:
+        """Return how far the feature moves before each end has passed y, (2, n)."""
+        reaches = torch.zeros(2, len(y), dtype=torch.float64, device=y.device)
+        for (near, before), (far, after) in pairwise(self._along_rays(v, order, ends)):
+            inside = torch.stack([y - before[:, 0], before[:, 1] - y]).double()
+            share = (inside / (after - before).T.abs().double()).clamp(0, 1)
+            reaches = torch.where(inside >= 0, near + share * (far - near), reaches)
+        return reaches
 
     def _shrunk(self, v: Tensor, order: Tensor, ends: Tensor, reaches: Tensor) -> Tensor:
-        """Give both ends, (n, 2), moved inward by a reach; a band that is empty is a point."""
+        """Return both ends, (n, 2), moved inward by a reach; a band that is empty is a point."""
         inner = ends.clone()
-        for before, after in pairwise(self._along_rays(v, order, ends)):
-            share = (reaches - before.interval_ends) / (after.interval_ends - before.interval_ends)
-            moved = torch.lerp(before.ends, after.ends, share.clamp(0, 1).to(ends)[:, None])
+        for (near, before), (far, after) in pairwise(self._along_rays(v, order, ends)):
+            share = (reaches - near) / (far - near)
+            moved = torch.lerp(before, after, share.clamp(0, 1).to(ends)[:, None])
             inner = torch.where((share >= 0)[:, None], moved, inner)
-        lower, upper = inner.unbind(dim=1)
         guard = _guard(*ends.unbind(dim=1))
-        lower, upper = lower - guard, upper + guard
+        lower, upper = inner[:, 0] - guard, inner[:, 1] + guard
         middle = (lower + upper) / 2
         return torch.stack([torch.minimum(lower, middle), torch.maximum(upper, middle)], dim=1)
 
 
 def _steepest(head: nn.Module, v: Tensor, column: Tensor, norm: float) -> Tensor:
-    """Give the direction of norm 1 in which an output grows fastest; zero where it does not."""
+    """Return the direction of norm 1 in which an output grows fastest; zero where it does not."""
     moving = v.detach().clone().requires_grad_()
     (gradient,) = torch.autograd.grad(head(moving).gather(1, column).sum(), moving)
     if norm != 2:
@@ -428,7 +411,7 @@ def _steepest(head: nn.Module, v: Tensor, column: Tensor, norm: float) -> Tensor
 
 
 def _guard(low: Tensor, high: Tensor) -> Tensor:
-    """Give more than what rounding can take from two ends."""
+    """Return more than what rounding can take from two ends."""
     return (32 * torch.finfo(low.dtype).eps * (low.abs() + high.abs())).nan_to_num(0.0, 0.0)
 
 

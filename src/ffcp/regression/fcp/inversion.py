@@ -22,7 +22,7 @@ OPTIMIZERS = ("sgd", "adam")  # both treat every number on its own, as rows requ
 
 
 def _updater(moving: Tensor, optimizer: str, lr: float) -> Callable[[Tensor], object]:
-    """Give the function that moves the features along a gradient."""
+    """Return the function that moves the features along a gradient."""
     if optimizer == "sgd":  # by hand: torch's own takes as long as a small layer
         return lambda gradient: moving.data.sub_(gradient, alpha=lr)
     adam = torch.optim.Adam([moving], lr=lr)
@@ -40,11 +40,8 @@ def row_distance(a: Tensor, b: Tensor, norm: float) -> Tensor:
     >>> row_distance(torch.tensor([[0.0, 0.0]]), torch.tensor([[3.0, 4.0]]), 2)
     tensor([5.])
     """
-    difference = (a - b).reshape(len(a), -1)
-    if norm == 2:
-        distance: Tensor = torch.linalg.vector_norm(difference, dim=1)
-        return distance
-    return difference.abs().amax(dim=1)
+    distance: Tensor = torch.linalg.vector_norm((a - b).reshape(len(a), -1), norm, dim=1)
+    return distance
 
 
 def descend(
@@ -91,14 +88,11 @@ def descend(
     with torch.inference_mode(False), torch.enable_grad():
         moving = v.detach().clone().requires_grad_()
         update = _updater(moving, optimizer, lr)
-        unknown = y.isnan()
-        missing = bool(unknown.any())
         distances, done = [], 0
         for count in steps:
             for _ in range(count - done):
                 # A sum: each row has its own loss. A target that is not known asks for nothing.
-                gap = torch.where(unknown, 0.0, head(moving) - y) if missing else head(moving) - y
-                loss = gap.square().sum()
+                loss = (head(moving) - y).masked_fill(y.isnan(), 0.0).square().sum()
                 update(torch.autograd.grad(loss, moving)[0])
             done = max(done, count)
             distances.append(row_distance(moving.detach(), v, norm))
@@ -136,10 +130,8 @@ def exact_distance(
     tensor([0.5000])
     """
     far, has_passed = _pass_target(head, v, y, norm, max_steps)
-    near_at_target = head(v).detach() == y
     distances = row_distance(_halve(head, v, far, y, tolerance), v, norm)
-    distances = torch.where(has_passed, distances, math.inf)
-    return torch.where(near_at_target, 0.0, distances)
+    return torch.where(has_passed, distances, math.inf).masked_fill(head(v).detach() == y, 0.0)
 
 
 def _pass_target(
@@ -172,8 +164,7 @@ def _newton_step(gradient: Tensor, gap: Tensor, norm: float) -> Tensor:
         direction, slope = rows, rows.square().sum(dim=1)
     else:
         direction, slope = rows.sign(), rows.abs().sum(dim=1)
-    length = torch.where(slope > 0, gap / slope, 0.0)
-    length = length.nan_to_num(0.0, 0.0, 0.0)
+    length = torch.where(slope > 0, gap / slope, 0.0).nan_to_num(0.0, 0.0, 0.0)
     return (direction * length[:, None]).view_as(gradient)
 
 
