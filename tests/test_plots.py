@@ -59,7 +59,7 @@ def test_contains_and_clip_take_several_levels(one: ffcp.CP) -> None:
     assert torch.equal(cut.lower, band.lower.clamp(0, 1))
     assert cut.alpha == band.alpha
     assert torch.equal(band.clip(high=0.5).upper, band.upper.clamp_max(0.5))
-    with pytest.raises(ValueError, match="target has shape"):
+    with pytest.raises(ValueError, match="target"):
         band.contains(Y[:7])
 
 
@@ -79,7 +79,7 @@ def test_frames_of_several_outputs(three: ffcp.CP) -> None:
     frame = band.to_frame(names=["a", "b", "c"])
     np.testing.assert_array_equal(frame["b"]["lower"], band.lower[:, 1])
     assert band.to_frame().columns.names == ["output", "part"]
-    with pytest.raises(ValueError, match="2 names and 3 outputs"):
+    with pytest.raises(ValueError, match="names"):
         band.to_frame(names=["a", "b"])
 
 
@@ -99,9 +99,9 @@ def test_a_missing_package_is_named(one: ffcp.CP, monkeypatch: pytest.MonkeyPatc
     band = one.predict_interval(X)
     for module in ("pandas", "matplotlib.pyplot"):
         monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ImportError, match=r"needs pandas.*pip install 'ffcp\[frames\]'"):
+    with pytest.raises(ImportError, match="pandas"):
         band.to_frame()
-    with pytest.raises(ImportError, match=r"needs matplotlib.*pip install 'ffcp\[plots\]'"):
+    with pytest.raises(ImportError, match="matplotlib"):
         band.plot()
 
 
@@ -130,9 +130,9 @@ def test_several_outputs_have_panels_or_one_is_picked(three: ffcp.CP) -> None:
     assert len(band.plot(y=MANY)) == 3
     picked = band.plot(y=MANY, output=2)
     assert picked.get_ylabel() == "target"
-    with pytest.raises(ValueError, match="say which"):
+    with pytest.raises(ValueError, match="output="):
         band.plot(ax=picked)
-    with pytest.raises(ValueError, match="x has 7 numbers"):
+    with pytest.raises(ValueError, match="7"):
         band.plot(X[:7, 0])
 
 
@@ -148,5 +148,5 @@ def test_the_calibration_curve_shows_what_was_measured(one: ffcp.CP) -> None:
     np.testing.assert_allclose(shown.get_xdata(), [0.5, 0.7, 0.9])
     wanted = [float(share) for share in ffcp.metrics.coverage(band, Y)]
     np.testing.assert_allclose(shown.get_ydata(), [wanted[1], wanted[2], wanted[0]])
-    with pytest.raises(ValueError, match="several levels"):
+    with pytest.raises(ValueError, match="alpha="):
         ffcp.plots.calibration_curve(one.predict_interval(X, 0.1), Y)

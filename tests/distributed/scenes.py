@@ -161,6 +161,11 @@ def all_rows_in_all_ranks(rank: int) -> Any:
     return ffcp.distributed.calibrate(ffcp.CP(small_mlp()), DataLoader(TensorDataset(X, Y), 64))
 
 
+def other_calibrations(rank: int) -> Any:
+    predictor = ffcp.CP(small_mlp()).calibrate(X[rank : 100 + rank], Y[rank : 100 + rank])
+    return ffcp.distributed.calibrate(predictor, X[rank::4], Y[rank::4], update=True)
+
+
 def unchanged(rank: int) -> Any:
     """A calibration that fails leaves that which there was."""
     predictor = ffcp.CP(small_mlp()).calibrate(X, Y)
@@ -200,6 +205,7 @@ SCENES: dict[str, Callable[[int], Any]] = {
     "same rank": lambda rank: sampled(1001, num_replicas=4, rank=0),
     "other replicas": lambda rank: sampled(1001, num_replicas=8, rank=rank),
     "other seeds": lambda rank: sampled(1001, seed=rank),
+    "other calibrations": other_calibrations,
     "compressed localized": lambda rank: calibrated(rank, "LCP", rank_error=0.02),
     "unchanged": unchanged,
     "after all that": lambda rank: calibrated(rank, "CP"),

@@ -7,7 +7,7 @@ import torch
 
 import ffcp
 from ffcp.batch import BatchOutput, traced
-from ffcp.export.outward import Outward
+from ffcp.export.steps import Outward, near
 from ffcp.network.jacobian.norms import wide
 from ffcp.regression.scaled_score import ScaledScore
 from ffcp.regression.sides import ends_at
@@ -34,11 +34,11 @@ def test_ends_lie_outside_of_the_librarys_and_hardly_farther(dtype, side, base):
         threshold = torch.full((2 if side == "each" else 1,), score, dtype=torch.float64)
         known = ends_at(bands, seen, threshold)
         with traced():
-            # The least that is allowed for: see checking.rounding_of_bands.
+            # The least that is allowed for: see checking.rounding_of_intervals.
             least = torch.tensor(4 * torch.finfo(dtype).tiny, dtype=dtype)
-            outward = Outward(bands, seen, least)
-            lower, upper = ends_at(outward, seen, threshold)
-        assert lower.dtype == dtype
+            larger = threshold + threshold.abs() * near(dtype)
+            ends = ends_at(Outward(bands), seen, larger)
+            lower, upper = ((ends[0] - least).to(dtype), (ends[1] + least).to(dtype))
         assert bool((lower <= known[0]).all())
         assert bool((upper >= known[1]).all())
         size = torch.stack([*known, output[:, :1], output[:, -1:]]).double().abs().amax(dim=0)
@@ -53,9 +53,5 @@ def test_ends_lie_outside_of_the_librarys_and_hardly_farther(dtype, side, base):
 def test_a_nan_stays_a_nan_at_both_ends():
     seen = BatchOutput(None, torch.tensor([[torch.nan]]), {}, {}, range(1))
     for side in ("both", "lower"):
-        outward = Outward(
-            ScaledScore(ffcp.scores.Point(), ffcp.scales.Constant(), side=side),
-            seen,
-            torch.zeros(()),
-        )
+        outward = Outward(ScaledScore(ffcp.scores.Point(), ffcp.scales.Constant(), side=side))
         assert all(end.isnan().all() for end in ends_at(outward, seen, torch.ones(1).double()))

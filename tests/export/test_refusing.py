@@ -32,11 +32,8 @@ def own_column(seen: ffcp.BatchOutput) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("make", "why"),
     [
-        (
-            lambda m: ffcp.IntervalPredictor(m, scale=lambda seen: 1 + seen.output.abs()),
-            "of your own",
-        ),
-        (lambda m: ffcp.IntervalPredictor(m, scale=Own("0")), "of your own"),
+        (lambda m: ffcp.IntervalPredictor(m, scale=lambda seen: seen.output.exp()), "lambda"),
+        (lambda m: ffcp.IntervalPredictor(m, scale=Own("0")), "Own"),
         (lambda m: ffcp.IntervalPredictor(m, calibration=Careful()), "Careful"),
         (
             lambda m: ffcp.IntervalPredictor(
@@ -49,12 +46,12 @@ def own_column(seen: ffcp.BatchOutput) -> torch.Tensor:
             lambda m: ffcp.CP(m, calibration=ffcp.calibrations.Weighted(lambda x: 2 + x[:, 0])),
             "Weighted",
         ),
-        (lambda m: ffcp.Learned(m, on=own_column, selection_fraction=0.5), "learned from"),
-        (lambda m: ffcp.Learned(m, learner="boosting", selection_fraction=0.5), "trees jump"),
-        (lambda m: ffcp.LCP(m, ffcp.kernels.Localizer(bandwidth=20)), "thresholds of Local"),
+        (lambda m: ffcp.Learned(m, on=own_column, selection_fraction=0.5), "function"),
+        (lambda m: ffcp.Learned(m, learner="boosting", selection_fraction=0.5), "trees"),
+        (lambda m: ffcp.LCP(m, ffcp.kernels.Localizer(bandwidth=20)), "Local"),
         (lambda m: ffcp.LCP(m, ffcp.kernels.Localizer(bandwidth=9)), "Local"),
-        (lambda m: ffcp.FFCP(m, "0", method=ffcp.scales.Sketch(4)), "random numbers"),
-        (lambda m: ffcp.FFCP(m, "0", method=ffcp.scales.Smooth(0.1)), "random numbers"),
+        (lambda m: ffcp.FFCP(m, "0", method=ffcp.scales.Sketch(4)), "method="),
+        (lambda m: ffcp.FFCP(m, "0", method=ffcp.scales.Smooth(0.1)), "method="),
     ],
 )
 def test_what_has_no_graph_is_refused_before_anything_is_written(make, why, tmp_path):
@@ -86,9 +83,7 @@ class Fixed(Branching):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("made", "why"), [(Branching, "data-dependent"), (Fixed, "number of rows")]
-)
+@pytest.mark.parametrize(("made", "why"), [(Branching, "data-dependent"), (Fixed, "rows")])
 def test_a_model_that_torch_cannot_write_down_leaves_the_old_file(made, why, tmp_path):
     path = tmp_path / "band.onnx"
     path.write_bytes(b"old")
@@ -107,10 +102,7 @@ def test_what_cannot_be_meant_is_refused(tmp_path):
     for alphas in ((), (0.1, 0.1), (0.0,), (1.0,)):
         with pytest.raises(ValueError, match="alpha"):
             predictor.export(path, x, alphas)
-    for alphas in (0.1, None):
-        with pytest.raises(TypeError, match="alphas"):
-            predictor.export(path, x, alphas)
-    with pytest.raises(ValueError, match="randomised"):
+    with pytest.raises(ValueError, match="random="):
         predictor.export(path, x, random=0.5)
     with pytest.raises(ValueError, match="no rows"):
         predictor.export(path, x[:0])

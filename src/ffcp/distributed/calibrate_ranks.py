@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from ffcp import files
 from ffcp.conformal.rank import exact_alpha
+from ffcp.distributed.parts import Kind, State, merged, state_of
 from ffcp.distributed.ranks import Ranks
-from ffcp.distributed.sampling import OwnRows, Share, must_be_disjoint
-from ffcp.network.model import autocast, fingerprint
+from ffcp.distributed.sampling import OwnRows, Told, must_be_disjoint
 from ffcp.predictor import Predictor
-
-Kind = TypeVar("Kind", bound=Predictor)
-State = dict[str, Tensor]  # a calibration as files hold it
 
 
 def calibrate(
@@ -78,30 +74,21 @@ def calibrate(
     with torch.inference_mode(False):  # the scores outlive the caller's inference_mode
         part = _RankPart(predictor, ranks.rank, new, update, rank_error)
         told = ranks.each(lambda: part.begin(x, y, groups, weights))
-        _must_fit(told)
+        must_be_disjoint(told)
         lead = next((rank for rank, one in enumerate(told) if one.has_rows), None)
-        if lead is None:
-            raise ValueError("the calibration data is empty: no rank has rows to score")
         selected = None
         if not (part.update or predictor.is_settled):
-            selected = ranks.each(lambda: part.scored() if ranks.rank == lead else None)[lead]
+            selected = ranks.each(lambda: part.scored() if ranks.rank == lead else None)[lead or 0]
         states = ranks.each(
             lambda: selected if selected and ranks.rank == lead else part.scored(selected, lead)
         )
-        ranks.each(lambda: part.merge(states))
+        if len(set(ranks.each(lambda: part.merge(states)))) > 1:
+            raise ValueError(
+                "the ranks had different calibrations before update=True: calibrate all ranks "
+                "together, or load the same file in each"
+            )
     predictor.take_over(part.merged)
     return predictor
-
-
-class _Told(NamedTuple):
-    """What a process says of itself before any row is scored."""
-
-    settings: dict[str, Any]
-    fingerprint: str
-    scores: str  # a hash of those there are, to be updated
-    share: Share | None
-    has_rows: bool
-    first: str | None  # a hash of its first rows
 
 
 class _RankPart:
@@ -116,26 +103,14 @@ class _RankPart:
         self.update = update and len(predictor.calibration) > 0
         self._error = rank_error
 
-    def begin(self, x: Any, y: Any, groups: Any, weights: Any) -> _Told:
+    def begin(self, x: Any, y: Any, groups: Any, weights: Any) -> Told:
         """Look at what is given, and tell the others."""
-        predictor = self._predictor
         if self._error is not None:
             self._error = exact_alpha(self._error, "rank_error")
         if self.update and self._new is not None:
             raise ValueError("what was learned from new inputs stays: leave out new=, or update=")
-        self._rows = rows = OwnRows(predictor.model, x, y, groups, weights)
-        settings = {
-            **(predictor if self.update else predictor.uncalibrated()).settings(),
-            "seed": predictor.seed,
-            "selection_fraction": predictor.selection_fraction,
-            "selection_alpha": str(predictor.selection_alpha),
-            "update": self.update,
-            "rank_error": str(self._error),
-            "autocast": autocast(predictor.model),
-        }
-        scores = _digest(predictor.calibration.points()) if self.update else ""
-        weights_now = fingerprint(predictor.model)
-        return _Told(settings, weights_now, scores, rows.share, rows.has_any, rows.digest())
+        self._rows = OwnRows(self._predictor.model, x, y, groups, weights)
+        return self._rows.told()
 
     def scored(self, selected: State | None = None, lead: int | None = None) -> State | None:
         """Score the rows of this process, with what another one has selected."""
@@ -156,7 +131,7 @@ class _RankPart:
             new=None if selected is not None else self._new,
             rank_error=None if self._error is None else self._error / 2,
         )
-        return {name: _alone(tensor.detach().cpu()) for name, tensor in mine.state().items()}
+        return state_of(mine)
 
     def _seed(self) -> int | None:
         """Return a seed of this process's own, also for its next update."""
@@ -165,59 +140,12 @@ class _RankPart:
         told = [self._predictor.seed, self._rank, len(self._predictor.calibration)]
         return int(np.random.SeedSequence(told).generate_state(1, np.uint64)[0])
 
-    def merge(self, states: Sequence[State | None]) -> None:
-        """Merge the calibrations of all processes in the order of ranks, neighbours first."""
-        predictor = self._predictor
-        parts = [predictor.restored(state) for state in states if state is not None]
-        if self.update:
-            parts.insert(0, predictor.restored(predictor.state()))
-        while len(parts) > 1:
-            for place in range(len(parts) // 2):
-                parts[place : place + 2] = [parts[place].merge(parts[place + 1])]
-        (self.merged,) = parts
-        if self._error is not None:
-            self.merged.compress(self._error)
-
-
-def _must_fit(told: Sequence[_Told]) -> None:
-    """Refuse processes that do not fit together, before any row is scored."""
-    must_be_disjoint([one.share for one in told])
-    first, seen = told[0], dict[str, int]()
-    for rank, other in enumerate(told):
-        if other.fingerprint != first.fingerprint:
-            raise ValueError(
-                f"the model of rank {rank} has other weights than that of rank 0: give all of them "
-                "the same, by load_state_dict or DistributedDataParallel"
-            )
-        differing = _differing(first.settings, other.settings)
-        if differing:
-            raise ValueError(
-                f"the predictor of rank {rank} has other settings than that of rank 0: {differing}"
-            )
-        if other.scores != first.scores:
-            raise ValueError(
-                f"the calibration of rank {rank}, to be updated, is not that of rank 0: calibrate "
-                "all ranks together, or load the same file in each"
-            )
-        if other.first is not None and other.first in seen:
-            raise ValueError(
-                f"the first rows of rank {rank} are those of rank {seen[other.first]} again, so "
-                "rows would count several times: give each rank rows of its own, by "
-                "torch.utils.data.DistributedSampler, say"
-            )
-        if other.first is not None:
-            seen[other.first] = rank
-
-
-def _differing(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
-    keys = [key for key in {**mine, **theirs} if mine.get(key) != theirs.get(key)]
-    return ", ".join(f"{key}={theirs.get(key)!r} and {mine.get(key)!r}" for key in keys)
-
-
-def _alone(tensor: Tensor) -> Tensor:
-    """Part a tensor from a larger one, all of which would go along to other processes."""
-    return tensor.clone() if tensor.untyped_storage().nbytes() > tensor.nbytes else tensor
-
-
-def _digest(tensors: Mapping[str, Tensor]) -> str:
-    return hashlib.sha256(files.seal({}, tensors).numpy().tobytes()).hexdigest()
+    def merge(self, states: Sequence[State | None]) -> str:
+        """Merge the calibrations of all processes in the order of ranks, and return a hash."""
+        base = [state_of(self._predictor)] if self.update else []
+        known = [*base, *(state for state in states if state is not None)]
+        self.merged = merged(self._predictor, known, self._error)
+        digest = hashlib.sha256()
+        for name, tensor in state_of(self.merged).items():
+            files.hash_tensor(digest, name, tensor)
+        return digest.hexdigest()

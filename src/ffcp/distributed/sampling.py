@@ -51,37 +51,36 @@ class Share(NamedTuple):
         return cls(sampler.rank, sampler.num_replicas, (rows, seed, sampler.drop_last), own)
 
 
-def must_be_disjoint(shares: Sequence[Share | None]) -> None:
-    """Refuse samplers that would hand out a row to several processes.
+class Told(NamedTuple):
+    """What a process tells the others of its rows before any is scored."""
 
-    >>> must_be_disjoint([Share(0, 2, (), 5), Share(0, 2, (), 5)])
-    Traceback (most recent call last):
-    ValueError: the samplers of ranks 0 and 1 are both that of rank 0 of 2, and points would count
-    twice: leave out rank= and num_replicas= of DistributedSampler
-    """
-    known = {number: share for number, share in enumerate(shares) if share is not None}
-    first = next(iter(known.values()), None)
-    seen: dict[int, int] = {}
-    for number, share in known.items():
-        assert first is not None
-        if share.replicas != len(shares):
+    share: Share | None
+    has_rows: bool
+    first: str | None  # a hash of its first rows
+
+
+def must_be_disjoint(told: Sequence[Told]) -> None:
+    """Refuse samplers that would hand out a row to several processes, and equal first rows."""
+    shares = [one.share for one in told if one.share is not None]
+    alike = {(share.replicas, share.order) for share in shares}
+    if (
+        len({share.rank for share in shares}) < len(shares)
+        or len(alike) > 1
+        or any(share.replicas != len(told) for share in shares)
+    ):
+        raise ValueError(
+            "the samplers would hand out rows to several ranks, and they would count twice: give "
+            "all ranks a DistributedSampler of the same rows, seed, epoch and drop_last, without "
+            f"rank= and num_replicas=. There are {shares}"
+        )
+    seen: dict[str, int] = {}
+    for rank, one in enumerate(told):
+        if one.first is not None and seen.setdefault(one.first, rank) != rank:
             raise ValueError(
-                f"the sampler of rank {number} divides rows among {share.replicas}, but there are "
-                f"{len(shares)} ranks: leave out num_replicas= of DistributedSampler"
+                f"the first rows of rank {rank} are those of rank {seen[one.first]} again, so "
+                "rows would count several times: give each rank rows of its own, by "
+                "torch.utils.data.DistributedSampler, say"
             )
-        if share.rank in seen:
-            raise ValueError(
-                f"the samplers of ranks {seen[share.rank]} and {number} are both that of rank "
-                f"{share.rank} of {share.replicas}, and points would count twice: leave out rank= "
-                "and num_replicas= of DistributedSampler"
-            )
-        if share.order != first.order:
-            raise ValueError(
-                f"the sampler of rank {number} puts rows in another order than that of others (its "
-                "number of rows, seed, epoch or drop_last differs), and points would count twice: "
-                "make all of them alike"
-            )
-        seen[share.rank] = number
 
 
 class OwnRows:
@@ -124,7 +123,11 @@ class OwnRows:
             elif left > 0:
                 yield inputs.take(inputs.to_tensors(x, self._model), slice(0, left)), y[:left]
 
-    def digest(self) -> str | None:
+    def told(self) -> Told:
+        """Return what the other processes must know."""
+        return Told(self.share, self.has_any, self._digest())
+
+    def _digest(self) -> str | None:
         """Hash some first rows; ``None`` of so few that they may be equal by chance."""
         if not isinstance(self._first, (tuple, list)) or len(self._first) != 2:
             return None

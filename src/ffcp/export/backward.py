@@ -53,25 +53,21 @@ def average_pool_backward(
 ) -> Tensor:
     """Return the gradient in the input of windows that are averaged, one axis after the other."""
     axes = []
-    for axis in (0, 1):
-        size, places = x.shape[axis - 2], torch.arange(gradient.shape[axis - 2], device=x.device)
+    for axis, size in enumerate(x.shape[-2:]):
         width, pad = kernel[axis % len(kernel)], padding[axis % len(padding)]
-        start = places * (stride or kernel)[axis % len(stride or kernel)] - pad
+        step = (stride or kernel)[axis % len(stride or kernel)]
+        start = step * torch.arange(gradient.shape[axis - 2], device=x.device) - pad
         end = (start + width).clamp_max(size + pad)  # a last window may reach beyond the padding
         inside = _windows(start, end, size)
-        if divisor_override is not None:
-            count = torch.ones_like(start)
-        else:
-            count = end - start if count_include_pad else inside.sum(dim=1)
-        axes.append(inside.to(x.dtype) / count[:, None])
+        count = end - start if count_include_pad else inside.sum(dim=1)
+        axes.append(inside.to(x.dtype) / (1 if divisor_override else count[:, None]))
     return _spread(gradient, *axes) / (divisor_override or 1)
 
 
 def adaptive_average_pool_backward(gradient: Tensor, x: Tensor) -> Tensor:
     """Return the gradient in the input of windows that are as large as they must be."""
     axes = []
-    for axis in (-2, -1):
-        size, count = x.shape[axis], gradient.shape[axis]
+    for size, count in zip(x.shape[-2:], gradient.shape[-2:], strict=True):
         places = torch.arange(count, device=x.device)
         inside = _windows(places * size // count, -(-(places + 1) * size // count), size)
         axes.append(inside.to(x.dtype) / inside.sum(dim=1, keepdim=True))
@@ -86,7 +82,7 @@ def _windows(start: Tensor, end: Tensor, size: int) -> Tensor:
 
 def _spread(gradient: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     """Return what the windows (n, size) of two axes have from the gradient (..., n, m)."""
-    return torch.matmul(torch.matmul(rows.T, gradient), columns)
+    return rows.T @ gradient @ columns
 
 
 #: By operation; what torch can take apart by itself is left to it.

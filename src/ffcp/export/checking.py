@@ -7,21 +7,18 @@ file's band holds the library's.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ffcp.batch import BatchOutput
 from ffcp.classification.rules import all_scores
-from ffcp.classification.set_predictor import SetPredictor
-from ffcp.export.steps import RANDOM, ROUNDING, SetSteps
-from ffcp.network import forward, inputs
-from ffcp.regression.regression_predictor import RegressionPredictor
-from ffcp.warnings import FFCPWarning
+from ffcp.export.steps import SetSteps
+from ffcp.network import inputs
+from ffcp.regression.intervals import Interval
 
 _ROWS = 64  # at least so many are compared
 _SAFETY = 8.0
@@ -59,46 +56,34 @@ def run(data: bytes, feeds: Mapping[str, Tensor]) -> list[Tensor]:
     return [torch.from_numpy(np.asarray(result)) for result in session.run(None, given)]
 
 
-def rounding_of_bands(
-    predictor: RegressionPredictor,
-    data: bytes,
-    feeds: Mapping[str, Tensor],
-    x: Any,
-    groups: Any,
-    alphas: Sequence[Fraction],
-) -> Tensor:
-    """Compare bands of a file that widens nothing; give by how much it has to."""
-    prediction, *ends = run(data, feeds)
-    short = least = torch.zeros_like(feeds[ROUNDING])
-    for number, alpha in enumerate(alphas):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FFCPWarning)  # said once, when all is well
-            band = predictor.predict_interval(x, alpha, groups=groups)
+def rounding_of_intervals(results: Sequence[Tensor], known: Sequence[Interval]) -> Tensor:
+    """Compare a file that widens nothing with the library; return by how much it has to."""
+    prediction, *ends = results
+    short = least = torch.zeros_like(prediction[0])
+    for number, interval in enumerate(known):
         lower, upper = ends[2 * number : 2 * number + 2]
-        said = (band.prediction.cpu(), band.lower.cpu(), band.upper.cpu())
-        must_be_close("prediction", prediction, said[0])
-        must_be_close("lower end", lower, said[1])
-        must_be_close("upper end", upper, said[2])
-        short = torch.maximum(short, _most(prediction - said[0]))
-        short = torch.maximum(short, _most((lower - said[1]).clamp_min(0)))
-        short = torch.maximum(short, _most((said[2] - upper).clamp_min(0)))
-        size = torch.stack(said).nan_to_num(0.0, 0.0, 0.0).abs().amax(dim=(0, 1))
+        low, high, centre = (part.cpu() for part in interval)
+        must_be_close("prediction", prediction, centre)
+        must_be_close("lower end", lower, low)
+        must_be_close("upper end", upper, high)
+        for off in (prediction - centre, (lower - low).clamp_min(0), (high - upper).clamp_min(0)):
+            short = torch.maximum(short, _most(off))
+        size = torch.stack([low, high, centre]).nan_to_num(0.0, 0.0, 0.0).abs().amax(dim=(0, 1))
         least = torch.maximum(least, torch.finfo(size.dtype).eps * size)
     return torch.maximum(_SAFETY * short, 4 * least + 4 * torch.finfo(least.dtype).tiny)
 
 
 def rounding_of_sets(
-    predictor: SetPredictor, steps: SetSteps, data: bytes, feeds: Mapping[str, Tensor], x: Any
+    results: Sequence[Tensor], steps: SetSteps, out: BatchOutput, random: Tensor | None
 ) -> Tensor:
-    """Compare the scores of a file; give by how much thresholds have to rise."""
-    logits, *_, scores = run(data, feeds)
-    out = forward.see(predictor.model, x, steps.requires)
-    rows = steps.rows(out._replace(output=out.output.cpu()), feeds.get(RANDOM))
-    expected = all_scores(steps.rule, rows)
-    must_be_close("prediction", logits, out.output.cpu())
+    """Compare the scores of a file with the library's; return by how much thresholds must rise."""
+    logits, *_, scores = results
+    out = out._replace(output=out.output.cpu())
+    expected = all_scores(steps.rule, steps.rows(out, random))
+    must_be_close("prediction", logits, out.output)
     must_be_close("score", scores, expected, torch.finfo(logits.dtype).eps)
     off = (scores - expected).abs()
-    return _SAFETY * off[off < 1e3 * torch.finfo(logits.dtype).eps].max().reshape(())
+    return _SAFETY * off[off < 1e3 * torch.finfo(logits.dtype).eps].max()
 
 
 def _most(difference: Tensor) -> Tensor:

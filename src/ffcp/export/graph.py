@@ -47,7 +47,8 @@ def onnx_model(
     function
         Takes the inputs in their order, and returns the outputs in theirs.
     inputs
-        Examples by name, with at least two rows; the number of rows is left open.
+        Examples by name, with at least two rows; the number of rows is left open. The first of
+        them has rows.
     fixed
         Inputs that have no rows.
     outputs
@@ -80,7 +81,7 @@ def onnx_model(
 
 
 def _rename(graph: Any, names: Mapping[str, str]) -> None:
-    """Return the values of an ONNX graph, and of the graphs inside it, other names."""
+    """Rename the values of an ONNX graph, and of the graphs inside it."""
     for value in (*graph.input, *graph.output, *graph.initializer, *graph.value_info):
         value.name = names.get(value.name, value.name)
     for node in graph.node:
@@ -97,7 +98,8 @@ def _traced(
     """Write down what the function does, for any number of rows."""
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
     stand_ins = [_without_values(mode, x, name not in fixed) for name, x in inputs.items()]
-    write_down = make_fx(function, _decompositions(), "real", _allow_non_fake_inputs=True)
+    other_operations = {**BACKWARD, aten.sort.stable: _stable_sort}
+    write_down = make_fx(function, other_operations, "real", _allow_non_fake_inputs=True)
     fast = torch.backends.mha.get_fastpath_enabled()
     try:
         # The fused kernels of attention, recurrent layers and convolutions have no ONNX.
@@ -112,9 +114,7 @@ def _traced(
             graph = write_down(*stand_ins)
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
-    rows: Any = next(
-        t for t, name in zip(stand_ins, inputs, strict=True) if name not in fixed
-    ).shape[0]
+    rows: Any = stand_ins[0].shape[0]
     if not isinstance(rows, torch.SymInt) or rows.node.maybe_as_int() is not None:
         raise ValueError(
             "its forward fixes the number of rows, as int(x.shape[0]) does, or len(x) in a "
@@ -143,19 +143,16 @@ def rows_uncounted(model: nn.Module) -> Iterator[None]:
         return x.shape[0] if isinstance(x, Tensor) and x.dim() else builtins.len(x)
 
     kinds = {kind for layer in model.modules() for kind in type(layer).__mro__}
-    owners = [
-        vars(sys.modules[name])
-        for name in sorted({kind.__module__ for kind in kinds} & set(sys.modules))
-        if name.partition(".")[0] not in ("builtins", "torch")
-        and not hasattr(sys.modules[name], "len")
-    ]
+    modules = {kind.__module__ for kind in kinds if not kind.__module__.startswith("torch.")}
+    owners = [vars(sys.modules[name]) for name in modules - {"builtins"}]
+    owners = [names for names in owners if "len" not in names]
     for names in owners:
         names["len"] = length
     try:
         yield
     finally:
         for names in owners:
-            names.pop("len", None)
+            del names["len"]
 
 
 @contextlib.contextmanager
@@ -174,24 +171,8 @@ def _quiet() -> Iterator[None]:
             logger.setLevel(level)
 
 
-def _decompositions() -> dict[Any, Callable[..., Any]]:
-    """Return other operations for those that have no ONNX."""
-    return {
-        **BACKWARD,
-        aten.sort.stable: _stable_sort,
-        aten.baddbmm.default: _biased_products,
-    }
-
-
 def _stable_sort(
     x: Tensor, *, stable: bool | None = None, dim: int = -1, descending: bool = False
 ) -> Any:
     """Sort: ONNX puts the lower index first where values are equal, so all sorts are stable."""
     return aten.sort.default(x, dim, descending)
-
-
-def _biased_products(
-    bias: Tensor, left: Tensor, right: Tensor, *, beta: float = 1, alpha: float = 1
-) -> Tensor:
-    """Add a bias to products of matrices: torch 2.5 has it for a known number of rows only."""
-    return torch.add(beta * bias if beta != 1 else bias, torch.bmm(left, right), alpha=alpha)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -16,7 +16,6 @@ from ffcp.classification.set_predictor import SetPredictor
 from ffcp.conformal.by_label import ByLabel
 from ffcp.conformal.calibration import Calibration
 from ffcp.conformal.mondrian import Mondrian
-from ffcp.export.outward import Outward, near
 from ffcp.network import checks, forward, jacobian
 from ffcp.network.cut import Cut
 from ffcp.network.features import OUTPUT
@@ -25,8 +24,8 @@ from ffcp.network.model_output import uncompiled
 from ffcp.predictor import Predictor
 from ffcp.regression.bases import columns
 from ffcp.regression.regression_predictor import RegressionPredictor
-from ffcp.regression.scaled_score import ScaledScore
-from ffcp.regression.sides import ends_at
+from ffcp.regression.scaled_score import RegressionScore, ScaledScore
+from ffcp.regression.sides import BOTH, EACH, ends_at
 
 # The inputs of a graph besides the model's own.
 GROUP, RANDOM, ROUNDING = "group", "random", "rounding"
@@ -138,35 +137,74 @@ class BandSteps(Steps):
 
     def __call__(self, x: Any, others: Mapping[str, Tensor]) -> list[Tensor]:
         """Return the prediction, then a lower and an upper end for each alpha."""
-        out = self.see(x)
+        out, rounding = self.see(x), others[ROUNDING]
         prediction = self._prediction(out.output)
-        results, ends_of = [prediction], self._ends(out, prediction, others[ROUNDING])
+        results = [prediction]
         for threshold in self.thresholds(others.get(GROUP)):
-            for end in ends_of(threshold):
-                whole = end if prediction.dim() == 2 else end.reshape(prediction.shape)
-                results.append(self._cut(whole))
+            lower, upper = (end.reshape(prediction.shape) for end in self._ends(out, threshold))
+            for end in (lower - rounding, upper + rounding):
+                results.append(self._cut(end.to(prediction.dtype)))
         return results
 
-    def _ends(self, out: BatchOutput, prediction: Tensor, rounding: Tensor) -> Callable[..., Any]:
-        """Return the ends at thresholds, outward by as much as another machine can round."""
+    def _ends(self, out: BatchOutput, threshold: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the ends at a threshold, outward by the rounding of this machine."""
+        share = near(out.output.dtype)
+        larger = threshold + threshold.abs() * share
         if isinstance(self._family, ScaledScore):
-            outward = Outward(self._family, out, rounding)
-            return lambda threshold: ends_at(outward, out, threshold)
-        share = near(prediction.dtype)
-        margin = columns(prediction.abs() * share + rounding)
-
-        def of_levels(threshold: Tensor) -> tuple[Tensor, Tensor]:
-            larger = threshold + threshold.abs() * share
-            # Several levels are worked out at once.
-            ends = ends_at(self._family, out, larger.view(1, -1, threshold.shape[-1]))
-            # What is far out, farther perhaps than in the example, is rounded by more.
-            down, up = (margin + end[0].abs() * share for end in ends)
-            return ends[0][0] - down, ends[1][0] + up
-
-        return of_levels
+            return ends_at(Outward(self._family), out, larger)
+        # Several levels are worked out at once.
+        ends = ends_at(self._family, out, larger.view(1, -1, threshold.shape[-1]))
+        margin = columns(self._family.prediction(out.output)).abs() * share
+        # What is far out, farther perhaps than in the example, is rounded by more.
+        down, up = (margin + end[0].abs() * share for end in ends)
+        return ends[0][0] - down, ends[1][0] + up
 
     def _cut(self, end: Tensor) -> Tensor:
         return end if self._support == (-torch.inf, torch.inf) else end.clamp(*self._support)
+
+
+def near(dtype: torch.dtype) -> float:
+    """Return the share of a number that a few roundings can take from it."""
+    return 8 * torch.finfo(dtype).eps
+
+
+class Outward(RegressionScore):
+    """Intervals of a base and a scale in float64, wider by all that the model's type can round.
+
+    Examples
+    --------
+    >>> from ffcp.scales import Constant
+    >>> from ffcp.scores import Point
+    >>> out = BatchOutput(None, torch.tensor([[3.0]]), {}, {}, range(1))
+    >>> lower, upper = Outward(ScaledScore(Point(), Constant())).interval(out, torch.tensor([2.0]))
+    >>> bool(0.99999 < lower < 1) and bool(5 < upper < 5.00001)
+    True
+    """
+
+    def __init__(self, score: ScaledScore) -> None:
+        self.joint, self.side, self._score = score.joint, score.side, score
+
+    def interval_ends(
+        self, out: BatchOutput, below: Tensor, above: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return the ends (n, m) whose targets have at most these one-sided scores."""
+        ends, share = self._score.ends(out), near(out.output.dtype)
+        if ends.is_symmetric and below is above:  # and so no end can pass the other
+            step = below * ends.scale_lo + share * ends.lo.abs()
+            return ends.lo - step, ends.lo + step
+        lo, hi, scale_lo, scale_hi = (part.double() for part in ends)
+        down, up = below * scale_lo, above * scale_hi
+        # Intervals can shrink: an end beyond the largest number is not beyond all. Not by
+        # clamp_max, which in onnxruntime ends at the smallest number, too, and leaves no infinity.
+        largest = torch.tensor(torch.finfo(out.output.dtype).max, dtype=torch.float64)
+        lower, upper = torch.minimum(lo - down, largest), torch.maximum(hi + up, -largest)
+        under, over = lo.abs() + down.abs(), hi.abs() + up.abs()
+        if self.side in (BOTH, EACH):
+            # What shrank to nothing is a point, and whether it did depends on both ends.
+            is_empty, middle = lower > upper, lower / 2 + upper / 2
+            lower, upper = lower.where(~is_empty, middle), upper.where(~is_empty, middle)
+            under = over = under + over
+        return lower - share * under, upper + share * over
 
 
 class SetSteps(Steps):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import threading
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Mapping
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -14,18 +14,17 @@ import torch
 from torch import Tensor
 
 from ffcp import files
-from ffcp.classification.set_predictor import SetPredictor
 from ffcp.classification.sets import LabelSet
-from ffcp.conformal.coverage_level import ONE_LEVEL, refuse_unknown, requested_alphas
+from ffcp.conformal.coverage_level import ONE_LEVEL, requested_alphas
 from ffcp.conformal.mondrian import Mondrian
 from ffcp.conformal.rank import rows_needed
 from ffcp.export import accepting, checking
 from ffcp.export.graph import ROWS, onnx_model, rows_uncounted
 from ffcp.export.steps import GROUP, RANDOM, ROUNDING, SetSteps, steps_of
+from ffcp.extras import needed
 from ffcp.network import forward, inputs
 from ffcp.predictor import Predictor
-from ffcp.regression.regression_predictor import RegressionPredictor
-from ffcp.warnings import warn
+from ffcp.warnings import FFCPWarning, warn
 
 _OLDEST = (2, 5)  # of torch: before, torch.onnx.export takes no program of torch.export
 _ONE_AT_A_TIME = threading.Lock()  # torch's exporter keeps its state for all threads together
@@ -35,23 +34,24 @@ def export(
     predictor: Predictor,
     path: str | Path,
     example: Any,
-    alphas: Sequence[Any] = ONE_LEVEL,
+    alphas: Any = ONE_LEVEL,
     random: float | None = None,
     confidence_level: Any = None,
     unknown: Mapping[str, Any] | None = None,
 ) -> None:
     """Write a predictor to a file; see :meth:`ffcp.predictor.Predictor.export`."""
-    refuse_unknown(unknown or {})
-    if confidence_level is not None:
-        alphas, _ = requested_alphas(None if alphas is ONE_LEVEL else alphas, confidence_level)
+    if confidence_level is not None and alphas is ONE_LEVEL:
+        alphas = None
+    levels, _ = requested_alphas(alphas, confidence_level, unknown or {})
+    if len(set(map(_written, levels))) < len(levels):
+        raise ValueError(f"alphas must differ in their first 12 digits, got {alphas!r}")
     for package in ("onnx", "onnxscript", "onnxruntime"):
-        _must_be_installed(package)
+        needed(package, "export", "export")
     accepting.check(predictor)
     must_be_new_enough(torch.__version__)
-    exact = _checked_alphas(alphas)
     _check_random(predictor, random)
     with _ONE_AT_A_TIME:
-        writing = _Writing(predictor, example, exact, random)
+        writing = _Writing(predictor, example, levels, random)
         data = writing.data()
     files.put(path, data)
     writing.warn_of_infinite()
@@ -61,7 +61,7 @@ class _Writing:
     """One file under way."""
 
     def __init__(
-        self, predictor: Predictor, example: Any, alphas: list[Fraction], random: float | None
+        self, predictor: Any, example: Any, alphas: list[Fraction], random: float | None
     ) -> None:
         self._predictor, self._alphas = predictor, alphas
         self._state = state = predictor.calibrated()
@@ -80,8 +80,8 @@ class _Writing:
 
     def data(self) -> bytes:
         """Make the file's bytes."""
-        model = self._graph()
         try:
+            model = self._graph()
             rounding = self._measured(model.SerializeToString())
             _settle(model, ROUNDING, rounding.to(self._rounding.dtype))
             if isinstance(self._steps, SetSteps):
@@ -91,7 +91,9 @@ class _Writing:
             feeds = self._feeds(inputs.take(self._x, slice(0, 1)))
             checking.run(data, {n: t for n, t in feeds.items() if n != ROUNDING})
         except Exception as error:
-            raise ValueError(f"the graph cannot be used: {_short(error)}. {_NOTHING}") from error
+            raise ValueError(
+                f"no graph can be made of this predictor: {_short(error)}. Nothing was written"
+            ) from error
         return data
 
     def _graph(self) -> Any:
@@ -103,13 +105,8 @@ class _Writing:
             leaves = {key: named[name] for key, name in self._names.items()}
             return self._steps(inputs.replace(x, leaves), named)
 
-        try:
-            with rows_uncounted(self._steps.model):
-                return onnx_model(function, feeds, (ROUNDING,), self._output_names())
-        except Exception as error:
-            raise ValueError(
-                f"torch cannot make a graph of this model: {_short(error)}. {_NOTHING}"
-            ) from error
+        with rows_uncounted(self._steps.model):
+            return onnx_model(function, feeds, (ROUNDING,), self._output_names())
 
     def _feeds(self, x: Any) -> dict[str, Tensor]:
         """Return a value for every input."""
@@ -132,18 +129,17 @@ class _Writing:
         return [*names, "scores"] if isinstance(self._steps, SetSteps) else names
 
     def _measured(self, data: bytes) -> Tensor:
-        """Compare the graph with the library, and say how much rounding it must allow for."""
+        """Compare the graph with the library, and return how much rounding it must allow for."""
         feeds = self._feeds(self._x)
+        results, predictor = checking.run(data, feeds), self._predictor
         if isinstance(self._steps, SetSteps):
-            assert isinstance(self._predictor, SetPredictor)
-            return checking.rounding_of_sets(self._predictor, self._steps, data, feeds, self._x)
-        assert isinstance(self._predictor, RegressionPredictor)
-        groups = None
-        if self._labels is not None:
-            groups = [self._labels[place] for place in feeds[GROUP].tolist()]
-        return checking.rounding_of_bands(
-            self._predictor, data, feeds, self._x, groups, self._alphas
-        )
+            out = forward.see(predictor.model, self._x, self._steps.requires)
+            return checking.rounding_of_sets(results, self._steps, out, feeds.get(RANDOM))
+        groups = self._labels and [self._labels[place] for place in feeds[GROUP].tolist()]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FFCPWarning)  # said once, when all is well
+            known = [predictor.predict_interval(self._x, a, groups=groups) for a in self._alphas]
+        return checking.rounding_of_intervals(results, known)
 
     def _metadata(self) -> dict[str, str]:
         from ffcp import __version__
@@ -161,7 +157,7 @@ class _Writing:
             known["groups"] = json.dumps(self._labels)
         if getattr(predictor, "names", None):
             other = [LabelSet.OTHER] if getattr(predictor, "other_labels", False) else []
-            known["names"] = json.dumps([*predictor.names, *other])  # type: ignore[misc]
+            known["names"] = json.dumps([*predictor.names, *other])
         columns = {
             self._names[key.replace("x", "input", 1)]: part["columns"]
             for key, part in state.layout.items()
@@ -176,23 +172,11 @@ class _Writing:
         coordinates = self._state.calibration.coordinates
         for alpha, is_infinite in zip(self._alphas, self._steps.has_infinite, strict=True):
             if is_infinite:
-                needed = rows_needed(self._predictor.alpha_of_each(alpha, coordinates))
+                fewest = rows_needed(self._predictor.alpha_of_each(alpha, coordinates))
                 warn(
                     f"at alpha={float(alpha):g} the file gives infinite intervals, or all labels: "
-                    f"some thresholds have fewer calibration rows than the {needed} they need"
+                    f"some thresholds have fewer calibration rows than the {fewest} they need"
                 )
-
-
-_NOTHING = "Nothing was written"
-
-
-def _must_be_installed(package: str) -> None:
-    try:
-        importlib.import_module(package)
-    except ImportError as error:
-        raise ImportError(
-            f"export needs {package}: install it with pip install 'ffcp[export]'"
-        ) from error
 
 
 def must_be_new_enough(version: str) -> None:
@@ -208,18 +192,6 @@ def must_be_new_enough(version: str) -> None:
             f"export needs torch 2.5 or newer, and is tested with 2.13; this is {version}. "
             "All else in ffcp works with it"
         )
-
-
-def _checked_alphas(alphas: Sequence[Any]) -> list[Fraction]:
-    if not isinstance(alphas, (list, tuple)):
-        raise TypeError(f"alphas is a list of numbers between 0 and 1, got {alphas!r}")
-    exact = requested_alphas(alphas)[0] if alphas else []
-    if not exact or len(set(map(_written, exact))) < len(exact):
-        raise ValueError(
-            "alphas must be one or more numbers that differ in their first 12 digits, got "
-            f"{alphas!r}"
-        )
-    return exact
 
 
 def _written(alpha: Fraction) -> str:

@@ -6,6 +6,8 @@ from functools import partial
 from typing import Any, NoReturn, TypeVar
 
 import numpy as np
+import torch
+from sklearn import get_config
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
 from sklearn.utils import check_random_state
@@ -14,6 +16,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 import ffcp
 from ffcp.conformal.coverage_level import requested_alpha
+from ffcp.extras import needed
 from ffcp.sklearn.sources import (
     Array,
     NetworkSource,
@@ -26,56 +29,72 @@ from ffcp.sklearn.sources import (
 Self = TypeVar("Self", bound="_Conformal")
 
 
+_INTERVALS = {
+    "auto": ffcp.Auto,
+    "learned": ffcp.Learned,
+    "cp": ffcp.CP,
+    "lcp": ffcp.LCP,
+    "ffcp": ffcp.FFCP,
+}
+_SETS = {
+    "auto": partial(ffcp.SetPredictor, score="auto"),
+    "raps": ffcp.RAPS,
+    "aps": ffcp.APS,
+    "lac": ffcp.LAC,
+    "ffraps": ffcp.FFRAPS,
+}
+
+
 class _Conformal(BaseEstimator):  # type: ignore[misc]
     """What both estimators share: dividing rows, fitting, and the containers of results."""
 
-    estimator: Any
-    alpha: Any
-    confidence_level: Any
-    method: Any
-    calibration_size: float
-    random_state: Any
+    def __init__(
+        self,
+        estimator: Any = None,
+        *,
+        alpha: float | None = None,
+        confidence_level: float | None = None,
+        method: Any = "auto",
+        calibration_size: float = 0.25,
+        random_state: Any = None,
+    ) -> None:
+        self.estimator = estimator
+        self.alpha = alpha
+        self.confidence_level = confidence_level
+        self.method = method
+        self.calibration_size = calibration_size
+        self.random_state = random_state
 
     def set_output(self: Self, *, transform: str | None = None) -> Self:
-        """Say in what ``predict_interval`` and ``predict_set`` come back.
+        """Set what ``predict_interval`` and ``predict_set`` return.
 
         Parameters
         ----------
         transform
-            ``"default"`` for arrays, ``"pandas"`` or ``"polars"`` for frames.
+            ``"default"`` for arrays, ``"pandas"`` for frames.
         """
+        if transform not in (None, "default", "pandas"):
+            raise ValueError(f"transform must be 'default' or 'pandas', got {transform!r}")
         if transform is not None:
-            if transform not in ("default", "pandas", "polars"):
-                raise ValueError(
-                    f"transform must be 'default', 'pandas' or 'polars', got {transform!r}"
-                )
             self._sklearn_output_config = {"transform": transform}
         return self
 
     def _contained(self, values: Array, columns: list[str], x: Any) -> Any:
-        from sklearn import get_config
-
         own = getattr(self, "_sklearn_output_config", {})
-        container = own.get("transform", get_config()["transform_output"])
-        if container == "pandas":
-            import pandas as pd
+        if own.get("transform", get_config()["transform_output"]) != "pandas":
+            return values
+        pandas = needed("pandas", "frames", "transform='pandas'")
+        return pandas.DataFrame(values, columns=columns, index=getattr(x, "index", None))
 
-            return pd.DataFrame(values, columns=columns, index=getattr(x, "index", None))
-        if container == "polars":
-            import polars as pl
-
-            return pl.DataFrame(values, schema=columns, orient="row")
-        return values
-
-    def _must_have_no_weights(self, given: dict[str, Any]) -> None:
-        if "sample_weight" in given:
+    def _check_before_fit(self, unknown: dict[str, Any]) -> None:
+        """Refuse arguments of fit that there are not, and a level that cannot be."""
+        if unknown:
             raise TypeError(
-                "sample_weight is refused: rows that count differently are not exchangeable, and "
-                "the guarantee would not hold. Fit your own estimator with weights, and pass "
-                "estimator=FrozenEstimator(it)"
+                f"fit got unexpected arguments {sorted(unknown)}. With sample_weight rows would "
+                "not be exchangeable, and nothing guaranteed: fit your own estimator with weights, "
+                "and pass estimator=FrozenEstimator(it)"
             )
-        if given:
-            raise TypeError(f"fit got unexpected arguments {sorted(given)}")
+        self._level()
 
     def _parts(self, rows: int) -> tuple[Array, Array]:
         """Divide rows into those that train and those that calibrate."""
@@ -86,15 +105,24 @@ class _Conformal(BaseEstimator):  # type: ignore[misc]
                 f"calibration_size must lie between 0 and 1, got {self.calibration_size}"
             )
         if rows < 2:
-            raise ValueError(
-                f"n_samples={rows}: some rows train and others calibrate, so 2 are few"
-            )
+            raise ValueError(f"n_samples={rows}: some rows train and others calibrate")
         order = check_random_state(self.random_state).permutation(rows)
         held = min(rows - 1, max(1, round(rows * self.calibration_size)))
         return np.sort(order[held:]), np.sort(order[:held])
 
     def _seed(self) -> int:
         return int(check_random_state(self.random_state).randint(2**31 - 1))
+
+    def _made(self, methods: dict[str, Any], **settings: Any) -> Any:
+        """Make the predictor that ``method`` names or makes."""
+        model = self.source_.model
+        if callable(self.method):
+            return self.method(model)
+        if self.method not in methods:
+            raise ValueError(
+                f"method must be one of {', '.join(methods)} or a function, got {self.method!r}"
+            )
+        return methods[self.method](model, seed=self._seed(), **settings)
 
     def _level(self, alpha: Any = None, confidence_level: Any = None, **unknown: Any) -> Any:
         """Return the share of misses asked for: of this call, or that of the estimator."""
@@ -146,36 +174,23 @@ class ConformalRegressor(RegressorMixin, _Conformal):  # type: ignore[misc]
     (100, 2)
     """
 
-    def __init__(
-        self,
-        estimator: Any = None,
-        *,
-        alpha: float | None = None,
-        confidence_level: float | None = None,
-        method: Any = "auto",
-        calibration_size: float = 0.25,
-        random_state: Any = None,
-    ) -> None:
-        self.estimator = estimator
-        self.alpha = alpha
-        self.confidence_level = confidence_level
-        self.method = method
-        self.calibration_size = calibration_size
-        self.random_state = random_state
-
     def fit(self, X: Any, y: Any, **unknown: Any) -> ConformalRegressor:
         """Fit the estimator to a part of the rows, and calibrate on the others."""
-        self._must_have_no_weights(unknown)
-        self._level()
+        self._check_before_fit(unknown)
         x, target = validate_data(self, X, y, y_numeric=True)
         train, held = self._parts(len(x))
-        estimator = (
-            RandomForestRegressor(random_state=0) if self.estimator is None else self.estimator
-        )
+        estimator = RandomForestRegressor(random_state=0)
+        estimator = estimator if self.estimator is None else self.estimator
         self.source_: Source = source(estimator, x[train], target[train], None, self._seed())
-        self.predictor_ = _bands(self.source_, self.method, self._seed())
-        if len(train) and isinstance(self.source_, NetworkSource):
-            _teach(self.predictor_, self.source_.inputs(x[train]), target[train])
+        is_network = isinstance(self.source_, NetworkSource)
+        if self.method == "ffcp" and not is_network:
+            raise ValueError(
+                f"FFCP needs the gradients of a network, and {type(estimator).__name__} has none: "
+                "use method='auto', 'learned', 'cp' or 'lcp', which do without"
+            )
+        self.predictor_ = self._made(_INTERVALS)
+        if len(train) and is_network and isinstance(self.predictor_, (ffcp.Auto, ffcp.Learned)):
+            self.predictor_.fit(self.source_.inputs(x[train]), target[train], disjoint=True)
         self.predictor_.calibrate(self.source_.inputs(x[held]), target[held])
         return self
 
@@ -231,27 +246,9 @@ class ConformalClassifier(ClassifierMixin, _Conformal):  # type: ignore[misc]
     (89, 4)
     """
 
-    def __init__(
-        self,
-        estimator: Any = None,
-        *,
-        alpha: float | None = None,
-        confidence_level: float | None = None,
-        method: Any = "auto",
-        calibration_size: float = 0.25,
-        random_state: Any = None,
-    ) -> None:
-        self.estimator = estimator
-        self.alpha = alpha
-        self.confidence_level = confidence_level
-        self.method = method
-        self.calibration_size = calibration_size
-        self.random_state = random_state
-
     def fit(self, X: Any, y: Any, **unknown: Any) -> ConformalClassifier:
         """Fit the estimator to a part of the rows, and calibrate on the others."""
-        self._must_have_no_weights(unknown)
-        self._level()
+        self._check_before_fit(unknown)
         x, labels = validate_data(self, X, y)
         check_classification_targets(labels)
         train, held = self._parts(len(x))
@@ -262,13 +259,12 @@ class ConformalClassifier(ClassifierMixin, _Conformal):  # type: ignore[misc]
             else np.unique(labels[train])
         )
         codes = _codes(labels, self.classes_)
-        estimator = (
-            RandomForestClassifier(random_state=0) if self.estimator is None else self.estimator
-        )
+        estimator = RandomForestClassifier(random_state=0)
+        estimator = estimator if self.estimator is None else self.estimator
         self.source_: Source = source(
             estimator, x[train], codes[train], self.classes_, self._seed()
         )
-        self.predictor_ = _sets(self.source_, self.method, self._seed())
+        self.predictor_ = self._made(_SETS, other_labels=True)
         _must_take(self.predictor_, codes[held], len(self.classes_))
         self.predictor_.calibrate(self.source_.inputs(x[held]), codes[held])
         self.choice_ = getattr(self.predictor_, "choice", None)
@@ -276,17 +272,13 @@ class ConformalClassifier(ClassifierMixin, _Conformal):  # type: ignore[misc]
 
     def predict(self, X: Any) -> Array:
         """Predict the most probable class."""
-        best = self.predict_proba(X).argmax(axis=1)
-        sets: Array = self.classes_[best]
-        return sets
+        best: Array = self.classes_[self.predict_proba(X).argmax(axis=1)]
+        return best
 
     def predict_proba(self, X: Any) -> Array:
-        """Give the probabilities of all classes, in the order of ``classes_``."""
+        """Return the probabilities of all classes, in the order of ``classes_``."""
         x = self._x(X)
-        logits = self.source_.outputs(x)
-        shares = np.exp(logits - logits.max(axis=1, keepdims=True))
-        probabilities: Array = shares / shares.sum(axis=1, keepdims=True)
-        return probabilities
+        return torch.from_numpy(self.source_.outputs(x)).softmax(dim=1).numpy()
 
     def predict_set(
         self, X: Any, alpha: Any = None, *, confidence_level: Any = None, **unknown: NoReturn
@@ -299,46 +291,6 @@ class ConformalClassifier(ClassifierMixin, _Conformal):  # type: ignore[misc]
         sets = self.predictor_.predict_set(self.source_.inputs(x), level)
         other = [ffcp.LabelSet.OTHER] if sets.other_labels else []
         return self._contained(sets.mask.numpy(), [*map(str, self.classes_), *other], X)
-
-
-def _bands(given: Source, method: Any, seed: int) -> Any:
-    """Make the predictor of bands: the one place that knows the names of methods."""
-    if callable(method):
-        return method(given.model)
-    named = {
-        "auto": ffcp.Auto,
-        "learned": ffcp.Learned,
-        "cp": ffcp.CP,
-        "lcp": ffcp.LCP,
-        "ffcp": ffcp.FFCP,
-    }
-    if method not in named:
-        raise ValueError(f"method must be one of {', '.join(named)} or a function, got {method!r}")
-    if method == "ffcp":
-        _must_have_layers(given, "FFCP")
-    return named[method](given.model, seed=seed)
-
-
-def _teach(predictor: Any, x: Any, y: Any) -> None:
-    """Let training rows teach a predictor that can learn."""
-    if isinstance(predictor, (ffcp.Auto, ffcp.Learned)):
-        predictor.fit(x, y, disjoint=True)
-
-
-def _sets(given: Source, method: Any, seed: int) -> Any:
-    """Make the predictor of label sets."""
-    if callable(method):
-        return method(given.model)
-    named: dict[str, Any] = {
-        "auto": partial(ffcp.SetPredictor, score="auto"),
-        "raps": ffcp.RAPS,
-        "aps": ffcp.APS,
-        "lac": ffcp.LAC,
-        "ffraps": ffcp.FFRAPS,
-    }
-    if method not in named:
-        raise ValueError(f"method must be one of {', '.join(named)} or a function, got {method!r}")
-    return named[method](given.model, other_labels=True, seed=seed)
 
 
 def _codes(labels: Array, classes: Array) -> Array:
@@ -360,13 +312,4 @@ def _must_take(predictor: Any, codes: Array, classes: int) -> None:
             f"{unknown} calibration rows have a label that no training row has, and the predictor "
             "that method made takes no such labels: make it with other_labels=True, or leave such "
             "rows out; the promise is then about rows of known labels alone"
-        )
-
-
-def _must_have_layers(given: Source, method: str) -> None:
-    if not isinstance(given, NetworkSource):
-        name = type(given.estimator).__name__
-        raise ValueError(
-            f"{method} needs the gradients of a network, and {name} has none: use method='auto', "
-            "'learned', 'cp' or 'lcp', which do without"
         )
