@@ -31,15 +31,12 @@ class Counts:
         How many classes the model has.
     drawn : tuple of pairs
         Seeds of random numbers, and how many were drawn with each.
-    skipped : int
-        Images without a labelled pixel, which do not calibrate.
     unconverged : tuple of int
         Rows for which FCP found no feature that gives the target.
     """
 
     classes: int | None = None
     drawn: tuple[tuple[int, ...], ...] = ()
-    skipped: int = 0
     unconverged: tuple[int, ...] = ()
 
     def merged(self, other: Counts) -> Counts:
@@ -54,8 +51,7 @@ class Counts:
                 f"both predictors drew their random numbers with seed {min(shared)}, so their rows "
                 "share them: give each worker its own seed"
             )
-        drawn, skipped = self.drawn + other.drawn, self.skipped + other.skipped
-        return Counts(other.classes, drawn, skipped)
+        return Counts(other.classes, self.drawn + other.drawn)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import numbers
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
@@ -77,10 +78,11 @@ def build(described: Any, model: nn.Module | None = None, own: Sequence[Any] = (
             if describe(thing, model) == described:
                 return thing
         raise ValueError(f"{described[_OWN]} is not in the file: give it again")
-    config = {name: value for name, value in described.items() if name != _KIND}
-    return class_named(described.get(_KIND))(
-        **{name: build(value, model, own) for name, value in config.items()}
-    )
+    kind = class_named(described.get(_KIND))
+    config = {n: build(value, model, own) for n, value in described.items() if n != _KIND}
+    if "model" in inspect.signature(kind).parameters:
+        config["model"] = model
+    return kind(**config)
 
 
 def class_named(name: Any) -> type[Any]:

@@ -109,10 +109,9 @@ class Mondrian(Calibration):
     def fit(self, scores: Tensor, metadata: Columns | None = None) -> Mondrian:
         """Return this calibration with these rows; ``metadata["group"]`` says whose they are."""
         assert metadata is not None
-        own = _without_group(metadata)
-        rows = rows_of_groups(metadata["group"])
-        parts = {label: self.inner.fit(scores[some], take(own, some)) for label, some in rows.items()}
-        return replace(self, parts=parts)
+        other, rows = _without_group(metadata), rows_of_groups(metadata["group"])
+        parts = {label: self.inner.fit(scores[own], take(other, own)) for label, own in rows.items()}
+        return replace(self, parts={label: part for label, part in parts.items() if len(part)})
 
     def merge(self, other: Mondrian) -> Mondrian:
         """Return a calibration with the rows of both, group by group."""

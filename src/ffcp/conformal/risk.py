@@ -12,24 +12,25 @@ Fisch, Lei and Schuster, 2024). With the loss "y is not in the set" this is the 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ffcp.conformal.calibration import Calibration
+from ffcp.conformal.calibration import Calibration, Traits
 from ffcp.conformal.columns import Columns
 from ffcp.conformal.random_numbers import Draws
 from ffcp.conformal.rank import exact_alpha, rows_needed
-from ffcp.recipes import public
 
 _UNIT = 2**32  # losses are counted in 1 / _UNIT of the bound, rounded up
 
 
-@public
+@dataclass(frozen=True)
 class Losses(Calibration):
-    """Losses of calibration points at each level of a grid, in units of the largest there can be.
+    """Losses of calibration rows at each level of a grid, in units of the largest there can be.
 
     Parameters
     ----------
@@ -38,49 +39,50 @@ class Losses(Calibration):
 
     Examples
     --------
-    >>> losses = Losses([0.0, 0.5, 1.0])
-    >>> losses.add(torch.tensor([[1.0, 0.5, 0.0]] * 3 + [[1.0, 0.0, 0.0]] * 6))
-    >>> losses.threshold(0.25)  # (1.5 + 1) / 10
+    >>> rows = torch.tensor([[1.0, 0.5, 0.0]] * 3 + [[1.0, 0.0, 0.0]] * 6)
+    >>> Losses([0.0, 0.5, 1.0]).fit(rows).quantile(0.25)  # (1.5 + 1) / 10
     tensor([0.5000], dtype=torch.float64)
     """
 
-    def __init__(self, grid: Sequence[float]) -> None:
-        super().__init__()
-        self.grid = torch.as_tensor(grid, dtype=torch.float64)
-        if self.grid.dim() != 1 or len(self.grid) < 2 or not bool((self.grid.diff() > 0).all()):
+    grid: Sequence[float]
+    traits = Traits()
+
+    def __post_init__(self) -> None:
+        steps = torch.as_tensor(self.grid, dtype=torch.float64)
+        if steps.dim() != 1 or len(steps) < 2 or not bool((steps.diff() > 0).all()):
             raise ValueError("the grid of levels must be at least two numbers in ascending order")
 
-    def settings(self) -> dict[str, Any]:
-        """Return what the grid is."""
-        return {**super().settings(), "grid": self.grid.tolist()}
-
-    def check(self, points: Mapping[str, Tensor]) -> None:
-        """Refuse what are no losses."""
-        super().check(points)
-        losses = points["scores"]
+    def fit(self, scores: Tensor, metadata: Columns | None = None) -> Losses:
+        """Return this calibration with these losses, (n, levels)."""
+        filled = super().fit(scores, metadata)
+        losses = filled.scores
         inside = bool(((losses >= 0) & (losses <= 1)).all())
-        if len(losses) and (losses.shape[1] != len(self.grid) or not inside):
+        if losses.shape[1] != len(self.grid) or not inside:
             raise ValueError("losses are not numbers from 0 to 1 for each level")
         if bool((losses.diff(dim=1) > 0).any()):
             raise ValueError("losses grow with the level")
+        return filled
 
-    def threshold(
+    @cached_property
+    def _sums(self) -> Tensor:
+        return (self.scores * _UNIT).ceil().long().sum(dim=0)
+
+    def quantile(
         self, alpha: Any, metadata: Columns | None = None, random: Draws | None = None
     ) -> Tensor:
-        """Look up the level, (1,); infinite where even the last one promises nothing."""
-        if "sums" not in self._cache:
-            self._cache["sums"] = (self.scores * _UNIT).ceil().long().sum(dim=0)
+        """Return the level, (1,); infinite where even the last one promises nothing."""
         budget = exact_alpha(alpha) * (len(self) + 1) - 1
-        enough = self.grid[self._cache["sums"] <= math.floor(budget * _UNIT)]
+        grid = torch.as_tensor(self.grid, dtype=torch.float64)
+        enough = grid[self._sums <= math.floor(budget * _UNIT)]
         return enough[:1] if len(enough) else torch.full((1,), math.inf, dtype=torch.float64)
 
-    def why_infinite(self, alpha: Any, metadata: Columns) -> str:
+    def explain(self, alpha: Any, metadata: Columns) -> str:
         """Return what is missing."""
         needed = rows_needed(alpha)
         if len(self) < needed:
             return (
                 f": alpha={float(alpha):g} of the largest loss needs at least {needed} "
-                f"calibration points and there are {len(self)}"
+                f"calibration rows and there are {len(self)}"
             )
         mean = float(self.scores[:, -1].mean())
         return (

@@ -35,7 +35,7 @@ def check(predictor: Predictor) -> None:
 
 def _reasons(predictor: Predictor) -> Iterator[str]:
     state = predictor.calibrated()
-    score, calibration = state.scorer, state.calibration
+    score, calibration = state.score, state.calibration
     inner = getattr(calibration, "inner", calibration)
     for piece in (score, getattr(score, "base", None), getattr(score, "scale", None), inner):
         if piece is not None and type(piece) not in PIECES | CALIBRATIONS:

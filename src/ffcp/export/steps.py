@@ -25,7 +25,7 @@ from ffcp.predictor import Predictor
 from ffcp.regression.bases import columns
 from ffcp.regression.regression_predictor import RegressionPredictor
 from ffcp.regression.scaled_score import RegressionScore, ScaledScore
-from ffcp.regression.sides import BOTH, EACH, ends_at
+from ffcp.regression.sides import BOTH, EACH
 
 # The inputs of a graph besides the model's own.
 GROUP, RANDOM, ROUNDING = "group", "random", "rounding"
@@ -47,7 +47,7 @@ class Steps:
     def __init__(self, predictor: Predictor, alphas: Sequence[Fraction], columns: int) -> None:
         self._state = predictor.calibrated()
         calibration = self._state.calibration
-        each = [predictor.alpha_of_each(alpha, calibration.coordinates) for alpha in alphas]
+        each = [predictor.alpha_of_each(alpha, calibration.scores.shape[1]) for alpha in alphas]
         self._tables = [threshold_table(calibration, alpha, columns) for alpha in each]
         self.requires = self._state.requires
         frozen = frozen_copy(uncompiled(predictor.model), with_hooks=True)
@@ -91,21 +91,20 @@ def threshold_table(calibration: Calibration, alpha: Fraction, columns: int) -> 
 
     Examples
     --------
-    >>> scores = Mondrian()
-    >>> scores.add(torch.tensor([[1.0], [2.0]]), {"group": ["a", "a"]})
+    >>> scores = Mondrian().fit(torch.tensor([[1.0], [2.0]]), {"group": ["a", "a"]})
     >>> threshold_table(scores, Fraction(1, 2), 1)
     tensor([[2.],
             [inf]], dtype=torch.float64)
     """
     if not isinstance(calibration, Mondrian):
         return _of_columns(calibration, alpha, columns)[None]
-    rows = [_of_columns(part, alpha, columns) for part in calibration.parts().values()]
+    rows = [_of_columns(part, alpha, columns) for part in calibration.parts.values()]
     return torch.stack([*rows, torch.full_like(rows[0], torch.inf)])
 
 
 def _of_columns(calibration: Calibration, alpha: Fraction, columns: int) -> Tensor:
     """Look up thresholds; classes that no calibration row has are in every set."""
-    found = calibration.threshold(alpha)
+    found = calibration.quantile(alpha)
     if not isinstance(calibration, ByLabel):
         return found
     return pad(found, (0, columns - len(found)), value=torch.inf)
@@ -119,8 +118,8 @@ class BandSteps(Steps):
     def __init__(
         self, predictor: RegressionPredictor, alphas: Sequence[Fraction], output: Tensor
     ) -> None:
-        super().__init__(predictor, alphas, predictor.calibration.coordinates)
-        self._family: Any = self._state.scorer
+        super().__init__(predictor, alphas, predictor.calibration.scores.shape[1])
+        self._family: Any = self._state.score
         # An end of the support, in the type of the intervals, cuts off no target that lies on it.
         line = torch.tensor([-torch.inf, torch.inf], dtype=output.dtype)
         low, high = line if predictor.support is None else predictor.support.cut(*line)
@@ -151,9 +150,9 @@ class BandSteps(Steps):
         share = near(out.output.dtype)
         larger = threshold + threshold.abs() * share
         if isinstance(self._family, ScaledScore):
-            return ends_at(Outward(self._family), out, larger)
+            return Outward(self._family).region(out, larger)
         # Several levels are worked out at once.
-        ends = ends_at(self._family, out, larger.view(1, -1, threshold.shape[-1]))
+        ends = self._family.region(out, larger.view(1, -1, threshold.shape[-1]))
         margin = columns(self._family.prediction(out.output)).abs() * share
         # What is far out, farther perhaps than in the example, is rounded by more.
         down, up = (margin + end[0].abs() * share for end in ends)
@@ -176,7 +175,7 @@ class Outward(RegressionScore):
     >>> from ffcp.scales import Constant
     >>> from ffcp.scores import Point
     >>> out = BatchOutput(None, torch.tensor([[3.0]]), {}, {}, range(1))
-    >>> lower, upper = Outward(ScaledScore(Point(), Constant())).interval(out, torch.tensor([2.0]))
+    >>> lower, upper = Outward(ScaledScore(Point(), Constant())).region(out, torch.tensor([2.0]))
     >>> bool(0.99999 < lower < 1) and bool(5 < upper < 5.00001)
     True
     """
@@ -184,7 +183,7 @@ class Outward(RegressionScore):
     def __init__(self, score: ScaledScore) -> None:
         self.joint, self.side, self._score = score.joint, score.side, score
 
-    def interval_ends(
+    def region_of_sides(
         self, out: BatchOutput, below: Tensor, above: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Return the ends (n, m) whose targets have at most these one-sided scores."""
@@ -220,8 +219,8 @@ class SetSteps(Steps):
         random: float | None,
     ) -> None:
         super().__init__(predictor, alphas, output.shape[1])
-        self._score: Any = self._state.scorer
-        self.rule: Any = self._state.scorer.rule  # type: ignore[attr-defined]
+        self._score: Any = self._state.score
+        self.rule: Any = self._state.score.rule  # type: ignore[attr-defined]
         self._allow_empty, self._random = predictor.allow_zero_sets, random
         self._other_labels = predictor.other_labels
 

@@ -148,7 +148,7 @@ class _Writing:
         known: dict[str, Any] = {
             "ffcp": __version__,
             "method": type(predictor).__name__,
-            "settings": json.dumps(predictor.settings()),
+            "settings": json.dumps(predictor.comparable()),
             "points": str(len(state.calibration)),
             "fingerprint": state.fingerprint,
             "alphas": json.dumps([str(alpha) for alpha in self._alphas]),
@@ -169,7 +169,7 @@ class _Writing:
 
     def warn_of_infinite(self) -> None:
         """Warn of levels at which the file gives infinite intervals, or all labels."""
-        coordinates = self._state.calibration.coordinates
+        coordinates = self._state.calibration.scores.shape[1]
         for alpha, is_infinite in zip(self._alphas, self._steps.has_infinite, strict=True):
             if is_infinite:
                 fewest = rows_needed(self._predictor.alpha_of_each(alpha, coordinates))
@@ -206,7 +206,7 @@ def _written(alpha: Fraction) -> str:
 def _check_random(predictor: Predictor, random: float | None) -> None:
     if random is None:
         return
-    if not getattr(predictor.calibrated().scorer, "randomized", False):
+    if not getattr(predictor.calibrated().score, "randomized", False):
         raise ValueError("random= is for label sets that are randomised, and these are not")
     if isinstance(random, bool) or not 0 <= random < 1:
         raise ValueError(f"random must be None, for an input, or a number in [0, 1), got {random}")

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from ffcp import plots
 from ffcp.batch import BatchOutput, Requires
+from ffcp.classification.set_predictor import SetPredictor
+from ffcp.conformal.compressed import is_summary
 from ffcp.conformal.coverage_level import requested_alpha
 from ffcp.conformal.mondrian import labels_of
 from ffcp.conformal.random_numbers import checked_seed
@@ -26,11 +28,11 @@ from ffcp.online.online import is_number
 from ffcp.online.pvalues import OnlineRanks
 from ffcp.online.saving import Resumable
 from ffcp.predictor import Predictor
+from ffcp.regression.regression_predictor import RegressionPredictor
 from ffcp.regression.joint import BONFERRONI
 
 TRUTH = "truth"  # the test of scores, which needs targets
 PREDICTION, NORM, VALUES = "prediction", "gradient norm", "layer values"
-_TASKS = ("bands", "label sets")
 
 
 class Test:
@@ -132,7 +134,7 @@ class Monitor(Resumable):
     ) -> None:
         super().__init__()
         self.alpha = requested_alpha(alpha, confidence_level, unknown)
-        if not isinstance(predictor, Predictor) or predictor.task not in _TASKS:
+        if not isinstance(predictor, (RegressionPredictor, SetPredictor)):
             raise TypeError(
                 f"Monitor watches predictors of intervals or label sets, got "
                 f"{type(predictor).__name__}"
@@ -142,7 +144,7 @@ class Monitor(Resumable):
         if not isinstance(window, int) or isinstance(window, bool) or window < 1:
             raise ValueError(f"window must be a whole number of at least 1, got {window!r}")
         predictor.calibrated()
-        if predictor.calibration.is_summary:
+        if is_summary(predictor.calibration):
             raise ValueError(
                 "Monitor ranks new scores among single ones, and these were compressed: give a "
                 "predictor calibrated without compressing; a few thousand points will do"
@@ -251,7 +253,7 @@ class Monitor(Resumable):
         predictor.check_weights()  # of others, nothing that was seen says anything
         requires = Requires() if feature is None else Requires((feature,), (feature,))
         buffer, row = RowBuffer(None), 0
-        for whole in inputs.Rows(x, inputs.Reader(predictor.model, predictor.layout)):
+        for whole in predictor.rows(x):
             for batch in predictor.cut(whole):
                 out = forward.see(predictor.model, batch, requires, row)
                 row = out.rows.stop
@@ -263,7 +265,7 @@ class Monitor(Resumable):
 
     def _noted(self, out: BatchOutput) -> dict[str, Tensor]:
         output = out.output.double().flatten(1).cpu()
-        if self.predictor.task == "label sets":
+        if isinstance(self.predictor, SetPredictor):
             output = output.softmax(dim=1).amax(dim=1, keepdim=True)
         noted = {PREDICTION: output.mean(dim=1)}
         if self.feature is not None:
@@ -275,9 +277,9 @@ class Monitor(Resumable):
     def _note_hits(self, x: Any, y: Any, groups: Any, weights: Any, rows: int) -> None:
         """Note which rows were covered."""
         predictor: Any = self.predictor
-        asked = {"groups": groups} if predictor.calibration.takes_groups else {}
-        asked.update({"weights": weights} if predictor.calibration.takes_weights else {})
-        if predictor.task == "bands":
+        asked = {"groups": groups} if predictor.calibration.traits.groups else {}
+        asked.update({"weights": weights} if predictor.calibration.traits.weights else {})
+        if isinstance(predictor, RegressionPredictor):
             joint = True if predictor.joint == BONFERRONI else predictor.joint
             band = predictor.predict_interval(x, self.alpha, **asked)
             target = target_tensor(y).reshape(band.lower.shape)

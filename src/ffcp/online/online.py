@@ -16,6 +16,7 @@ from torch import Tensor
 from ffcp.batch import BatchOutput
 from ffcp.conformal.calibration import Calibration
 from ffcp.conformal.columns import take
+from ffcp.conformal.compressed import is_summary
 from ffcp.conformal.coverage_level import requested_alpha
 from ffcp.conformal.mondrian import Label, rows_of_groups
 from ffcp.network import checks, inputs
@@ -25,7 +26,7 @@ from ffcp.online.saving import Resumable
 from ffcp.online.windows import Window
 from ffcp.regression.intervals import Interval
 from ffcp.regression.regression_predictor import RegressionPredictor
-from ffcp.regression.sides import kept_scores, two_sided
+from ffcp.regression.sides import two_sided
 
 METHODS = ("aci", "dtaci", "pid", "plain")
 
@@ -165,16 +166,14 @@ class Online(Resumable):
     def _parts(self) -> Mapping[Any, Calibration]:
         """Return the calibration of each group; that of all rows as the group ``None``."""
         calibration = self.predictor.calibration
-        parts: Mapping[Any, Calibration] = getattr(
-            calibration, "parts", lambda: {None: calibration}
-        )()
+        parts: Mapping[Any, Calibration] = getattr(calibration, "parts", {None: calibration})
         return parts
 
     def _new_controls(self) -> dict[Label | None, list[Control]]:
         """Return the control of each score of each group, which starts from calibration scores."""
         controls = {}
         for label, part in self._parts().items():
-            alpha = self.predictor.alpha_of_each(self.alpha, part.coordinates)
+            alpha = self.predictor.alpha_of_each(self.alpha, part.scores.shape[1])
             controls[label] = [self._control(alpha, column) for column in part.scores.T]
         return controls
 
@@ -205,14 +204,13 @@ class Online(Resumable):
             predictor.check_weights()
             parts: list[Interval] = []
             points: list[Waiting] = []
-            for out, metadata, draws in predictor.with_metadata(
-                self._read(x), groups, None, weights
-            ):
-                labels = metadata.get("group", [None] * len(out.rows))
+            rows = predictor.with_metadata(predictor.rows(x), groups, None, weights)
+            for out, metadata, draws, _ in rows:
+                labels = metadata.get("group", [None] * len(out.output))
                 asked = self._ask(labels, metadata, draws)
                 thresholds = [[one.threshold for one in row] for row in asked]
                 parts.append(self._band(out, torch.tensor(thresholds, dtype=torch.float64)))
-                points += map(Waiting, _keys(out.x, len(out.rows)), labels, asked)
+                points += map(Waiting, _keys(out.x, len(out.output)), labels, asked)
             predictor.check_weights()
             for point in points:
                 self.delay = max(self.delay, len(self._waiting))
@@ -222,9 +220,6 @@ class Online(Resumable):
                     del self._waiting[next(iter(self._waiting))]
         lower, upper, prediction = (torch.cat([part[i] for part in parts]) for i in range(3))
         return Interval(lower, upper, prediction, float(self.alpha))
-
-    def _read(self, x: Any) -> inputs.Rows:
-        return inputs.Rows(x, inputs.Reader(self.predictor.model, self.predictor.layout))
 
     def _ask(self, labels: Sequence[Any], metadata: Any, draws: Any) -> list[list[Any]]:
         """Return what each score of each row is asked with."""
@@ -236,7 +231,7 @@ class Online(Resumable):
                     f"no calibration point belongs to group {label!r}: calibrate with points of "
                     "that group, or merge it into another"
                 )
-            if self.predictor.calibration.is_local:
+            if has_own_thresholds(self.predictor):
                 asked_now = self._looked_up(label, take(own, rows), draws, len(rows))
             else:
                 now = [control.ask() for control in self._controls[label]]
@@ -252,7 +247,7 @@ class Online(Resumable):
         inside = sorted(level for level in levels if 0 < level < 1)
         at = {level: [[math.inf if level <= 0 else -math.inf] * len(controls)] for level in levels}
         if inside:
-            found = self._parts()[label].thresholds(inside, metadata, draws)
+            found = self._parts()[label].quantiles(inside, metadata, draws)
             at.update(zip(inside, found.tolist(), strict=True))
         at = {level: table * (rows // len(table)) for level, table in at.items()}
         return [
@@ -266,7 +261,7 @@ class Online(Resumable):
     def _band(self, out: BatchOutput, thresholds: Tensor) -> Interval:
         """Return bands; where a threshold covers nothing, the prediction alone."""
         predictor = self.predictor
-        nothing = (thresholds == -math.inf) | (thresholds < predictor.calibrated().scorer.lowest)
+        nothing = (thresholds == -math.inf) | (thresholds < predictor.calibrated().score.lowest)
         found = predictor.interval_at(out, thresholds.masked_fill(nothing, 0.0)[None])
         prediction = found.prediction
         empty = two_sided(nothing.double(), predictor.side).bool().to(prediction.device)
@@ -299,16 +294,17 @@ class Online(Resumable):
         predictor.check_weights()
         checks.finite(target.masked_fill(target.isnan(), 0.0), "y", 0)
         parts, keys = [], []
-        family: Any = predictor.calibrated().scorer
-        for out in predictor.batch_outputs(self._read(x)):
-            if len(target) < out.rows.stop:
+        score: Any = predictor.calibrated().score
+        for out in predictor.batch_outputs(self.predictor.rows(x)):
+            if len(target) <= out.rows[-1]:
                 raise ValueError(f"y has {len(target)} rows, fewer than x")
-            own = family.target(out, target[out.rows.start : out.rows.stop].to(out.output.device))
-            parts.append(kept_scores(family, out, own).cpu())
+            some = target[out.rows[0] : out.rows[-1] + 1].to(out.output.device)
+            own = score.target(out, some)
+            parts.append(score.score(out, some).cpu())
             has_own = parts[-1].shape[1] >= own.shape[1] > 1  # outputs have scores of their own
             if bool(own.isnan().any()) and not has_own:
                 raise ValueError("y holds NaN: leave out rows whose truth has not come yet")
-            keys += _keys(out.x, len(out.rows))
+            keys += _keys(out.x, len(out.output))
         predictor.check_weights()
         if len(target) != len(keys):
             raise ValueError(f"y has {len(target)} rows, x has {len(keys)}")
@@ -338,7 +334,7 @@ class Online(Resumable):
         """Return which rows were predicted and wait for a truth: what is left of a batch, say."""
         with self._lock:
             waiting = {point.key for point in self._waiting.values()}
-            batches = (one for whole in self._read(x) for one in self.predictor.cut(whole))
+            batches = (one for whole in self.predictor.rows(x) for one in self.predictor.cut(whole))
             keys = (key for one in batches for key in _keys(one, inputs.row_count(one)))
             return [key in waiting for key in keys]
 
@@ -430,6 +426,12 @@ def _keys(x: Any, rows: int) -> list[str]:
     ]
 
 
+def has_own_thresholds(predictor: Any) -> bool:
+    """Whether every input has a threshold of its own, also inside a group."""
+    calibration = predictor.calibration
+    return bool(getattr(calibration, "inner", calibration).traits.rows)
+
+
 def _check_predictor(predictor: Any, method: str, forget: float) -> None:
     if not isinstance(predictor, RegressionPredictor):
         raise TypeError(
@@ -437,14 +439,14 @@ def _check_predictor(predictor: Any, method: str, forget: float) -> None:
             f"{type(predictor).__name__}: label sets have no stream"
         )
     predictor.calibrated()
-    if predictor.calibration.is_local and (method == "plain" or forget != 1):
+    if has_own_thresholds(predictor) and (method == "plain" or forget != 1):
         raise ValueError(
             f"method={method!r} with forget={forget:g} moves a window of scores, and this "
             "predictor's calibration, which has a threshold for every input, stays as it is: use "
             "'aci', 'dtaci' or 'pid' without forget, or a predictor that is neither localized nor "
             "weighted"
         )
-    if predictor.calibration.is_summary:
+    if is_summary(predictor.calibration):
         raise ValueError(
             "Online goes on from single scores, and these were compressed: give a predictor "
             "calibrated without compressing; the last few thousand points will do"

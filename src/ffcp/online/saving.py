@@ -56,7 +56,7 @@ class Resumable:
     def _identity(self) -> dict[str, Any]:
         return {
             "class": type(self).__name__,
-            "settings": {**self.settings, "predictor": self.predictor.settings()},
+            "settings": {**self.settings, "predictor": self.predictor.comparable()},
             "weights": str(self.predictor.calibrated().fingerprint),
         }
 

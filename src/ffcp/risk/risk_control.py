@@ -5,22 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from fractions import Fraction
-from functools import partial
+from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor, nn
 
-from ffcp.batch import BatchOutput, name_of
+from ffcp.batch import BatchOutput
 from ffcp.conformal.columns import Table, take
 from ffcp.conformal.coverage_level import refuse_unknown
 from ffcp.conformal.rank import exact_alpha
 from ffcp.conformal.risk import Losses
-from ffcp.conformal.selection import Score
+from ffcp.conformal.score import Score
 from ffcp.network.inputs import RowBuffer
 from ffcp.network.model_output import Output
 from ffcp.predictor import Predictor, steady
-from ffcp.recipes import public
 from ffcp.risk.losses import NAMED
 from ffcp.warnings import warn
 
@@ -64,23 +63,16 @@ def sigmoid_sets(output: Tensor, level: float) -> Tensor:
     return output.detach().double().sigmoid() >= 1 - level
 
 
+@dataclass(frozen=True)
 class LossScore(Score):
     """What is lost of each row at every level."""
 
-    def __init__(
-        self,
-        loss: Callable[[Any, Tensor], Any],
-        sets: Callable[[Tensor, float], Any],
-        grid: Sequence[float],
-        bound: float,
-    ) -> None:
-        self.loss, self.sets, self.grid, self.bound = loss, sets, tuple(grid), bound
+    loss: Callable[[Any, Tensor], Any]
+    sets: Callable[[Tensor, float], Any]
+    grid: Sequence[float]
+    bound: float
 
-    def settings(self) -> dict[str, Any]:
-        """Return what loss and sets are; functions by their names."""
-        return {"loss": name_of(self.loss), "sets": name_of(self.sets), "bound": self.bound}
-
-    def record(self, out: BatchOutput, y: Any) -> dict[str, Any]:
+    def score(self, out: BatchOutput, y: Tensor) -> Tensor:
         """Return the losses (n, levels), in units of the bound."""
         columns = [self._losses(out, y, level) for level in self.grid]
         losses = torch.stack(columns, dim=1) / self.bound
@@ -92,14 +84,14 @@ class LossScore(Score):
                 f"{self.grid[level + 1]:g}: sets must grow with the level, and a loss must never "
                 "grow with the set"
             )
-        return {"score": losses}
+        return losses
 
     def _losses(self, out: BatchOutput, y: Tensor, level: float) -> Tensor:
         losses = torch.as_tensor(self.loss(self.sets(out.output, level), y)).detach()
         losses = losses.to("cpu", torch.float64)
-        if losses.shape != (len(out.rows),):
+        if losses.shape != (len(out.output),):
             raise ValueError(
-                f"the loss has shape {tuple(losses.shape)} for {len(out.rows)} rows: it needs "
+                f"the loss has shape {tuple(losses.shape)} for {len(out.output)} rows: it needs "
                 "one number for each"
             )
         bad = ~((losses >= 0) & (losses <= self.bound))
@@ -112,7 +104,6 @@ class LossScore(Score):
         return losses
 
 
-@public
 class RiskControl(Predictor):
     """Sets whose expected loss is at most alpha, for any bounded loss that sets only reduce.
 
@@ -153,8 +144,6 @@ class RiskControl(Predictor):
     torch.Size([100, 6])
     """
 
-    task = "risk control"
-
     def __init__(
         self,
         model: nn.Module,
@@ -188,8 +177,13 @@ class RiskControl(Predictor):
             output=output,
         )
 
-    def _own_settings(self) -> dict[str, Any]:
-        return {}
+    def config(self) -> dict[str, Any]:
+        """Return the constructor arguments, but for the model."""
+        score, names = self._given[0], ("seed", "batch_size", "output")
+        loss = next((name for name, one in NAMED.items() if one is score.loss), score.loss)
+        sets = SIGMOID if score.sets is sigmoid_sets else score.sets
+        own = {"loss": loss, "sets": sets, "grid": score.grid, "bound": score.bound}
+        return {**own, **{name: getattr(self, name) for name in names}}
 
     @steady
     def predict_set(
@@ -214,25 +208,25 @@ class RiskControl(Predictor):
         """
         refuse_unknown(unknown)
         exact = self._share(alpha)
-        self._must_be_calibrated()
-        given = self._rows(x)
+        calibration, given = self.calibrated().calibration, self.rows(x)
         buffer, lost = RowBuffer(None), Table()
-        look_up = partial(self.calibration.threshold, exact)
-        for out, metadata, thresholds in self._looked_up(given, look_up, groups, None):
-            levels = thresholds.reshape(-1, 1).expand(len(out.rows), 1)[:, 0].clone()
+        for out, metadata, draws, _ in self.with_metadata(given, groups):
+            thresholds = calibration.quantile(exact, metadata, draws)
+            levels = thresholds.reshape(-1, 1).expand(len(out.output), 1)[:, 0].clone()
             if bool(levels.isinf().any()):
-                lost.add(take(metadata, levels.isinf()))
+                rows = {"number": torch.tensor(out.rows), **metadata}
+                lost.add(take(rows, levels.isinf()))
             buffer.add({"sets": self._sets(out, levels), "level": levels})
         if len(lost):
             warn(
                 f"the risk of {len(lost)} of {given.count} sets is not controlled"
-                f"{self._why_infinite(exact, lost.columns)}"
+                f"{self.explain_infinite(exact, lost.columns)}"
             )
         return Controlled(buffer["sets"], buffer["level"])
 
     def _share(self, alpha: Any) -> Fraction:
         """Return alpha in units of the largest loss."""
-        bound = Fraction(str(self._scorer.bound))
+        bound = Fraction(str(self._state.score.bound))
         if isinstance(alpha, bool) or not 0 < alpha < bound:
             raise ValueError(
                 f"alpha must lie between 0 and the largest loss, {float(bound):g}, got {alpha}"
@@ -241,7 +235,7 @@ class RiskControl(Predictor):
 
     def _sets(self, out: BatchOutput, levels: Tensor) -> Tensor:
         """Return the sets of rows, of which groups may have levels of their own."""
-        scorer = self._scorer
+        scorer = self._state.score
         each = levels.unique().tolist()
         made = [torch.as_tensor(scorer.sets(out.output, min(t, scorer.grid[-1]))) for t in each]
         sets = made[0].clone()
@@ -253,6 +247,6 @@ class RiskControl(Predictor):
     @steady
     def losses(self, x: Any, y: Any = None) -> Tensor:
         """Return what rows with known targets lose at every level, (n, levels)."""
-        parts = [self._scorer.record(out, part)["score"] for out, part in self._targeted(x, y)]
-        losses: Tensor = torch.cat(parts) * self._scorer.bound
+        parts = [self._state.score.score(out, part) for out, part in self.targeted(x, y)]
+        losses: Tensor = torch.cat(parts) * self._state.score.bound
         return losses

@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ffcp.conformal.calibration import Calibration
+from ffcp.conformal.calibration import Calibration, Traits
 from ffcp.conformal.columns import Columns
 from ffcp.conformal.random_numbers import Draws
 from ffcp.conformal.rank import conformal_rank, exact_alpha, rows_needed
-from ffcp.recipes import public
 from ffcp.regression.intervals import as_float64
 
 # The grid of scores. A constant: chosen by the data it would break exchangeability. A step is half
@@ -52,44 +51,33 @@ def to_bins(scores: Tensor) -> Tensor:
     return torch.bucketize(scores, EDGES.to(scores.device), out_int32=True)
 
 
-@public
+@dataclass(frozen=True)
 class PixelCounts(Calibration):
     """How many labelled pixels of each calibration image fall into each bin of scores.
 
     An image takes 25 KB whatever its size.
 
-    >>> images, bins = PixelCounts(), torch.zeros(3, BINS, dtype=torch.int32)
+    >>> bins = torch.zeros(3, BINS, dtype=torch.int32)
     >>> bins[:, 0], bins[:, 1], bins[0, 7] = 8, 1, 1
-    >>> images.add(bins)
+    >>> images = PixelCounts().fit(bins)
     >>> images.risk_bin(0.3)  # beyond bin 1 lies a tenth of one image: (1/10 + 1) / 4 <= 0.3
     1
     >>> images.share_bin(0.3, share=1)
     7
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.scores = torch.empty(0, BINS, dtype=torch.int32)
+    traits = Traits()
 
-    def settings(self) -> dict[str, Any]:
-        """Return what the grid of scores is."""
-        return {**super().settings(), "bins": BINS}
-
-    def add(self, scores: Tensor, metadata: Columns | None = None) -> None:
-        """Keep these counts, of shape (n, BINS), as well."""
-        self.keep({"scores": torch.cat([self.scores, scores.detach().to("cpu", torch.int32)])})
-
-    def check(self, points: Mapping[str, Tensor]) -> None:
-        """Refuse what are no counts of pixels, and images without any."""
-        super().check(points)
-        counts = points["scores"]
-        pixels = counts.sum(dim=1)
-        if counts.shape[1] != BINS or bool((counts < 0).any()):
+    def fit(self, scores: Tensor, metadata: Columns | None = None) -> PixelCounts:
+        """Return this calibration with these counts, (n, BINS); images without any are left out."""
+        counts, pixels = scores.detach().to("cpu", torch.int32), scores.sum(dim=1)
+        if counts.shape[1:] != (BINS,) or bool((counts < 0).any()):
             raise ValueError(f"scores are not {BINS} counts of pixels for each image")
-        if not bool(((pixels > 0) & (pixels < 2**31)).all()):
-            raise ValueError("an image has no pixels, or more than there can be")
+        if bool((pixels >= 2**31).any()):
+            raise ValueError("an image has more pixels than there can be")
+        return replace(self, rows={"scores": counts[pixels > 0]})
 
-    def threshold(
+    def quantile(
         self, alpha: Any, metadata: Columns | None = None, random: Draws | None = None
     ) -> Tensor:
         """Look up the largest score of labels in the set, shape (1,).
@@ -101,7 +89,7 @@ class PixelCounts(Calibration):
         edge = math.inf if last == BINS - 1 else float(EDGES[last])
         return torch.tensor([edge], dtype=torch.float64)
 
-    def why_infinite(self, alpha: Any, metadata: Columns) -> str:
+    def explain(self, alpha: Any, metadata: Columns) -> str:
         """Return what is missing."""
         needed = rows_needed(alpha)
         if len(self) < needed:

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 
 from ffcp.batch import BatchOutput, Requires
-from ffcp.conformal.columns import Columns, Table, take
+from ffcp.calibrated import Counts
+from ffcp.calibration_loop import Looks, Result
+from ffcp.conformal.columns import Table, take
 from ffcp.conformal.coverage_level import requested_alpha
-from ffcp.conformal.selection import Score
+from ffcp.conformal.score import Score
 from ffcp.network import jacobian
 from ffcp.network.features import INPUT, OUTPUT, resolve
 from ffcp.network.inputs import RowBuffer
 from ffcp.network.jacobian import Method
-from ffcp.network.model_output import Output, output_name, picking
+from ffcp.network.model_output import Output, picking
 from ffcp.predictor import Predictor, steady
-from ffcp.recipes import public
 from ffcp.regression.intervals import as_float64
 from ffcp.regression.scales import floored
 from ffcp.segmentation.counts import BINS, PixelCounts, exact_share, to_bins
@@ -33,26 +35,23 @@ _BLOCK = 2**20  # numbers per step of the float64 arithmetic, of whole images
 _PIXELS = 2**18  # of input per pass, by default
 
 
+@dataclass(frozen=True)
 class PixelScore(Score):
     """The score of a label at a pixel: how far the band of its output would have to reach.
 
     Parameters are those of :class:`PixelSets`.
     """
 
-    sample = 4  # images can be large
+    feature: str
+    ignore: int | None
+    norm: float
+    floor: float
+    smallest: float
+    method: Method
 
-    def __init__(
-        self,
-        feature: str,
-        ignore: int | None,
-        norm: float,
-        floor: float,
-        smallest: float,
-        method: Method,
-    ) -> None:
-        self.feature, self.ignore = feature, ignore
-        self.norm, self.method = jacobian.checked_norm(norm), jacobian.checked_method(method)
-        self.floor, self.smallest = floor, smallest
+    def __post_init__(self) -> None:
+        jacobian.checked_norm(self.norm)
+        jacobian.checked_method(self.method)
 
     def requires(self) -> Requires:
         """Require the gradient norms at the feature."""
@@ -60,22 +59,11 @@ class PixelScore(Score):
             return Requires()
         return Requires((self.feature,), norm=self.norm, method=self.method)
 
-    def settings(self) -> dict[str, Any]:
-        """Return what it is."""
-        return {
-            "feature": self.feature,
-            "ignore": self.ignore,
-            "norm": float(self.norm),
-            "floor": self.floor,
-            "smallest": self.smallest,
-            "gradient": str(self.method),
-        }
-
-    def record(self, out: BatchOutput, y: Any) -> dict[str, Any]:
+    def score(self, out: BatchOutput, y: Tensor) -> Tensor:
         """Count the labelled pixels of each image by the bins of their scores."""
         check_maps(out.output)
-        maps = label_maps(y.to(out.output.device), out.output, self.ignore, out.rows.start)
-        return {"score": torch.cat([self._counts(out, maps, part) for part in _parts(out.output)])}
+        maps = label_maps(y.to(out.output.device), out.output, self.ignore, out.rows[0])
+        return torch.cat([self._counts(out, maps, part) for part in _parts(out.output)])
 
     def _counts(self, out: BatchOutput, maps: Maps, part: slice) -> Tensor:
         bins = to_bins(self.of_labels(out, maps.labels, part))
@@ -112,7 +100,6 @@ class PixelScore(Score):
         return distance if scale is None else distance.div_(floored(scale, self.floor))
 
 
-@public
 class PixelSets(Predictor):
     """Label sets for the pixels of a segmentation network, with a guarantee for every image.
 
@@ -169,7 +156,7 @@ class PixelSets(Predictor):
     torch.Size([10, 4, 6, 6])
     """
 
-    task = "pixel sets"
+    compared = ("outputs", "output")
 
     def __init__(
         self,
@@ -196,31 +183,22 @@ class PixelSets(Predictor):
         if not 0 < smallest < 0.5:
             raise ValueError(f"smallest must lie between 0 and 0.5, got {smallest}")
         self.feature, self.outputs, self.ignore = resolve(model, feature), outputs, ignore
-        self._picked = output_name(output)
+        self._picked = output
         name, model = self.feature, picking(model, output)
         if outputs == LOGITS:
             model, name = _with_double_log(model), _inside(self.feature)
         score = PixelScore(name, ignore, norm, floor, smallest, method)
         super().__init__(model, score, PixelCounts(), batch_size=batch_size)
 
-    def _own_settings(self) -> dict[str, Any]:
-        picked = {} if self._picked is None else {"output": self._picked}
-        return {"outputs": self.outputs, **picked}
+    def config(self) -> dict[str, Any]:
+        """Return the constructor arguments, but for the model."""
+        names = ("feature", "outputs", "ignore", "batch_size")
+        score = {n: getattr(self._given[0], n) for n in ("norm", "floor", "smallest", "method")}
+        own = {name: getattr(self, name) for name in names}
+        return {**own, **score, "output": self._picked}
 
-    # -- calibrating ------------------------------------------------------------------------
-
-    def _entries(self, columns: Columns) -> tuple[Tensor, Columns]:
-        """Leave out images without a labelled pixel."""
-        labelled = columns["score"].any(dim=1)
-        images, skipped = len(labelled), int((~labelled).sum())
-        if skipped == images:
-            raise ValueError("the calibration data is empty: no image has a labelled pixel")
-        if skipped:
-            warn(
-                f"{skipped} of {images} images have no labelled pixel and do not calibrate: the "
-                "guarantees are about images that have one"
-            )
-        return super()._entries(take(columns, labelled))
+    def _looks(self, update: bool) -> Looks:
+        return _ImageLooks(self.model)
 
     def rows_at_once(self, x: Any) -> int | None:
         """Return how many images make a batch: about a million pixels."""
@@ -238,10 +216,10 @@ class PixelSets(Predictor):
         is the ignored one. Not rounded to the grid.
         """
         buffer = RowBuffer(None)
-        for out, part in self._targeted(x, y):
+        for out, part in self.targeted(x, y):
             check_maps(out.output)
-            maps = label_maps(part.to(out.output.device), out.output, self.ignore, out.rows.start)
-            scores = self._scorer.of_labels(out, maps.labels)
+            maps = label_maps(part.to(out.output.device), out.output, self.ignore, out.rows[0])
+            scores = self._state.score.of_labels(out, maps.labels)
             unknown = ~maps.known.to(scores.device)
             buffer.add({"scores": scores.masked_fill_(unknown, math.nan)})
         return buffer["scores"]
@@ -283,29 +261,44 @@ class PixelSets(Predictor):
             The mask of labels and the most likely label of every pixel.
         """
         exact = requested_alpha(alpha, confidence_level, unknown)
-        self._must_be_calibrated()
+        calibration, given = self.calibrated().calibration, self.rows(x)
         asked = None if share is None else exact_share(share)
-        given = self._rows(x)
         buffer, infinite = RowBuffer(given.count), Table()
         for out in self.batch_outputs(given, groups):
             check_maps(out.output)
-            metadata = {**self.calibration.metadata(out), "share": [asked] * len(out.rows)}
-            level = self.calibration.threshold(exact, metadata)
-            lost = level.isinf().any(dim=-1).expand(len(out.rows))
+            metadata = {**calibration.metadata(out), "share": [asked] * len(out.output)}
+            level = calibration.quantile(exact, metadata)
+            lost = level.isinf().any(dim=-1).expand(len(out.output))
             if bool(lost.any()):
                 infinite.add(take(metadata, lost))
-            mask = self._scorer.mask(out, level)
+            mask = self._state.score.mask(out, level)
             buffer.add({"mask": mask, "prediction": out.output.argmin(dim=1)})
         if len(infinite):
             what = "every set holds all labels"
             if given.count is not None and len(infinite) < given.count:
                 what = f"the sets of {len(infinite)} of {given.count} images hold all labels"
-            warn(f"{what}{self._why_infinite(exact, infinite.columns)}")
+            warn(f"{what}{self.explain_infinite(exact, infinite.columns)}")
         return PixelSet(buffer["mask"], buffer["prediction"])
 
     def forward(self, x: Any, alpha: Any = None, **options: Any) -> PixelSet:
         """Return a set of labels for every pixel, as :meth:`predict_set`: ``predictor(x)``."""
         return self.predict_set(x, alpha, **options)
+
+
+class _ImageLooks(Looks):
+    """Runs a segmentation network on the images of a calibration."""
+
+    sample = 4  # images can be large
+
+    def finish(self, result: Result) -> Counts:
+        """Tell how many images have no labelled pixel, and so do not calibrate."""
+        labelled = torch.ones(1) if result.scores is None else result.scores.any(dim=1)
+        if not bool(labelled.all()):
+            result.warnings.append(
+                f"{int((~labelled).sum())} of {len(labelled)} images have no labelled pixel and "
+                "do not calibrate: the guarantees are about images that have one"
+            )
+        return super().finish(result)
 
 
 def _with_double_log(model: nn.Module) -> nn.Sequential:

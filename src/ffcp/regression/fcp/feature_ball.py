@@ -5,18 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from ffcp import bounds, files
+from ffcp import bounds
 from ffcp.batch import BatchOutput, Requires
 from ffcp.bounds import Bounds
-from ffcp.conformal.columns import Columns
 from ffcp.conformal.rank import exact_alpha
-from ffcp.conformal.selection import Chosen
+from ffcp.conformal.selection import Aside, Selected, Selection
+from ffcp.description import Described
 from ffcp.network import heads
 from ffcp.network.cut import undisturbed
 from ffcp.network.model import Stamp, frozen_copy, stamp
@@ -36,7 +37,6 @@ from ffcp.regression.scaled_score import RegressionScore
 #: The numbers of descent steps that ``steps=None`` chooses from.
 STEP_COUNTS = (1, 2, 3, 5, 8, 12, 20, 30, 50, 80, 120, 200)
 _MOST_OUTPUTS = 4096  # that are inverted one by one
-_ROWS = 8192  # worked on at once when steps are chosen
 _BOUNDS: dict[str, Callable[..., Bounds]] = {"ibp": bounds.ibp, "crown": bounds.crown}
 # How far a feature moves along a ray: a fixed grid, and straight lines between its points.
 _REACHES = (0.0, *(2.0 ** (k / 4) for k in range(-48, 49)))
@@ -56,10 +56,8 @@ class FeatureBallScore(RegressionScore):
     Parameters are those of :class:`ffcp.FCP`.
     """
 
-    most_rows = 1000
     lowest = 0.0
     why_unsigned = "its score is a distance in feature space, which has no side"
-    what_is_open = "the number of steps"
 
     def __init__(
         self,
@@ -116,18 +114,14 @@ class FeatureBallScore(RegressionScore):
         """Require the feature."""
         return Requires(values=(self.feature,))
 
-    def settings(self) -> dict[str, Any]:
-        """Return what it is."""
-        return {
-            "family": "ball",
-            "feature": self.feature,
-            "norm": float(self.norm),
-            "bound": self.bound,
-            "invert": self.invert,
-            "steps": self.steps,
-            "lr": self.lr,
-            "optimizer": self.optimizer,
-        }
+    def config(self) -> dict[str, Any]:
+        """Return the constructor arguments, but for the model."""
+        names = ("feature", "norm", "bound", "invert", "steps", "lr", "optimizer", "joint")
+        return {"head": self._given_head, **{name: getattr(self, name) for name in names}}
+
+    def selection(self) -> Selection | None:
+        """Return what selects the number of steps, if none is given."""
+        return _Steps(self) if self.steps is None and self.invert == "descent" else None
 
     # -- the head ---------------------------------------------------------------------------
 
@@ -138,7 +132,7 @@ class FeatureBallScore(RegressionScore):
         with undisturbed(head):
             yield head
 
-    def _check_head(self, out: BatchOutput) -> None:
+    def check_head(self, out: BatchOutput) -> None:
         output, v = out.output[:8], out.values[self.feature][:8]
         with self._head_at_rest() as head, torch.no_grad():
             again = head(v)
@@ -183,12 +177,12 @@ class FeatureBallScore(RegressionScore):
 
     def score(self, out: BatchOutput, y: Tensor) -> Tensor:
         """Return how far the feature must move until the head says y."""
-        if not out.rows.start:
-            self._check_head(out)
-        v = out.values[self.feature]
-        return as_float64(self._scores_after(out.output, v, y, [self.steps or 1])[0])
+        if out.rows[0] == 0:
+            self.check_head(out)
+        v, target = out.values[self.feature], self.target(out, y)
+        return as_float64(self.scores_after(out.output, v, target, [self.steps or 1])[0])
 
-    def _scores_after(self, output: Tensor, v: Tensor, y: Tensor, steps: Sequence[int]) -> Tensor:
+    def scores_after(self, output: Tensor, v: Tensor, y: Tensor, steps: Sequence[int]) -> Tensor:
         """Scores (len(steps), n, outputs or 1) after each number of steps."""
         if not has_own_thresholds(self.joint) and self.invert == "descent":
             unknown = y.isnan()
@@ -214,16 +208,16 @@ class FeatureBallScore(RegressionScore):
         # The distance of a missing target means nothing.
         return distances.masked_fill(y.isnan().to(distances.device), math.nan)
 
-    def interval(self, out: BatchOutput, threshold: Tensor) -> tuple[Tensor, Tensor]:
+    def region(self, out: BatchOutput, q: Tensor) -> tuple[Tensor, Tensor]:
         """Bound the head over the ball of this radius."""
-        if not out.rows.start:
-            self._check_head(out)
+        if out.rows[0] == 0:
+            self.check_head(out)
         v = out.values[self.feature]
-        radii = threshold.expand(len(threshold), len(v), threshold.shape[-1])
-        ends = [self._ends(out.output, v, radius) for radius in radii]
+        radii = q.expand(len(q), len(v), q.shape[-1])
+        ends = [self.ball_ends(out.output, v, radius) for radius in radii]
         return torch.stack([lower for lower, _ in ends]), torch.stack([upper for _, upper in ends])
 
-    def _ends(self, output: Tensor, v: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
+    def ball_ends(self, output: Tensor, v: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
         """Return the ends of the bands, (n, outputs) each, for thresholds (n, outputs or 1)."""
         if radius.shape[1] == 1:
             return self._ball_bounds(v, radius[:, 0])
@@ -232,85 +226,62 @@ class FeatureBallScore(RegressionScore):
         lower = torch.stack([end.lower[:, column] for column, end in enumerate(ends)], dim=1)
         return lower, torch.stack([end.upper[:, column] for column, end in enumerate(ends)], dim=1)
 
-    # -- choosing the number of steps -------------------------------------------------------
-
-    @property
-    def is_open(self) -> bool:  # type: ignore[override]
-        """Whether the number of steps is still to be chosen."""
-        return self.steps is None and self.invert == "descent"
-
-    def record(self, out: BatchOutput, y: Any) -> dict[str, Any]:
-        """Note the scores; or, while the number of steps is open, what they are made of."""
-        if not self.is_open:
-            return super().record(out, y)
-        if not out.rows.start:
-            self._check_head(out)
-        target = self.target(out, y)
-        return {"output": out.output, "feature": out.values[self.feature], "target": target}
-
-    def scores(self, noted: Columns) -> Tensor:
-        """Return the scores of rows that were noted, also before the steps were chosen."""
-        if "score" in noted:
-            return torch.as_tensor(noted["score"])
-        parts = [self._scores_after(*some, [self.steps or 1])[0] for some in _noted_parts(noted)]
-        return as_float64(torch.cat(parts))
-
-    def choose(
-        self, aside: Columns, alpha: Any, left: int = 0, weights: Tensor | None = None
-    ) -> Chosen:
-        """Take the smallest number of steps whose bands cover enough of the rows set aside.
-
-        One trajectory, and one sweep of bounds over all numbers of steps at once.
-        """
-        scores = torch.cat(
-            [self._scores_after(*some, STEP_COUNTS) for some in _noted_parts(aside)], dim=1
-        )
-        level = 1 - exact_alpha(alpha)
-        thresholds = torch.stack(
-            [layer_selection.plain_quantile(one.cpu(), alpha) for one in scores]
-        )
-        thresholds = thresholds.nan_to_num(0.0).to(scores.device)  # where no score is known
-        coverage = {
-            count: self._coverage(aside, threshold)
-            for count, threshold in zip(STEP_COUNTS, thresholds, strict=True)
-        }
-        enough = [count for count, share in coverage.items() if share >= float(level)]
-        return Chosen(
-            self._with_steps(enough[0] if enough else STEP_COUNTS[-1]), {"steps": coverage}
-        )
-
-    def _coverage(self, aside: Columns, threshold: Tensor) -> float:
-        """Measure the share of known targets, or of rows if all count at once, in the bands."""
-        hits = known = 0.0
-        for output, v, y in _noted_parts(aside):
-            lower, upper = self._ends(output, v, threshold.expand(len(v), len(threshold)))
-            target = y.to(lower)
-            inside = ((lower <= target) & (target <= upper)).cpu()
-            counted = ~target.isnan().cpu()
-            if self.joint is not False:
-                inside = (inside | ~counted).all(dim=1, keepdim=True)
-                of_known = is_of_known(self.joint)
-                counted = (counted.any(dim=1) if of_known else counted.all(dim=1))[:, None]
-            hits += float((inside & counted).sum())
-            known += float(counted.sum())
-        return hits / max(1.0, known)
-
-    def _with_steps(self, steps: int) -> FeatureBallScore:
+    def with_steps(self, steps: int) -> FeatureBallScore:
+        """Return the same with a number of steps, sharing the head."""
         settled = object.__new__(type(self))
         settled.__dict__.update({**self.__dict__, "steps": steps})
         return settled
 
-    def restored(self, settings: Mapping[str, Any]) -> FeatureBallScore:
-        """Take the number of steps that was saved, if it is open here."""
-        steps = settings.get("steps")
-        if not self.is_open or steps is None:
-            return self
-        return self._with_steps(files.count(steps, least=1))
 
-    def choices_from(self, saved: Mapping[str, Any]) -> dict[str, Any]:
-        """Build the choice of the number of steps again."""
-        coverage = files.rebuilt(dict[str, float] | None, saved.get("steps"))
-        return {} if coverage is None else {"steps": {int(k): v for k, v in coverage.items()}}
+class _Steps(Selection):
+    """Selects the smallest number of descent steps whose intervals cover enough."""
+
+    what = "the number of steps"
+    most_rows = 1000
+
+    def __init__(self, ball: FeatureBallScore) -> None:
+        self.ball = ball
+
+    def requires(self) -> Requires:
+        """Require the feature."""
+        return self.ball.requires()
+
+    def select(self, aside: Aside) -> Selected:
+        """Return the score with a number of steps, of which no row that calibrates decides."""
+        ball, out = self.ball, aside.out
+        ball.check_head(out)
+        y, v = ball.target(out, aside.y), out.values[ball.feature]
+        scores = ball.scores_after(out.output, v, y, STEP_COUNTS)
+        thresholds = torch.stack(
+            [layer_selection.plain_quantile(one.cpu(), aside.alpha) for one in scores]
+        )
+        thresholds = thresholds.nan_to_num(0.0).to(scores.device)  # where no score is known
+        coverage = {
+            count: self._coverage(out.output, v, y, threshold)
+            for count, threshold in zip(STEP_COUNTS, thresholds, strict=True)
+        }
+        level = float(1 - exact_alpha(aside.alpha))
+        enough = [count for count, share in coverage.items() if share >= level]
+        settled = ball.with_steps(enough[0] if enough else STEP_COUNTS[-1])
+        return Selected(settled, aside.calibration, {"steps": StepChoice(coverage)})
+
+    def _coverage(self, output: Tensor, v: Tensor, y: Tensor, threshold: Tensor) -> float:
+        """Measure the share of known targets, or of rows if all count at once, in the intervals."""
+        joint = self.ball.joint
+        lower, upper = self.ball.ball_ends(output, v, threshold.expand(len(v), len(threshold)))
+        target = y.to(lower)
+        inside, counted = (lower <= target) & (target <= upper), ~target.isnan()
+        if joint is not False:
+            inside = (inside | ~counted).all(dim=1, keepdim=True)
+            counted = (counted.any(dim=1) if is_of_known(joint) else counted.all(dim=1))[:, None]
+        return float((inside & counted).sum()) / max(1.0, float(counted.sum()))
+
+
+@dataclass(frozen=True)
+class StepChoice(Described):
+    """For each number of steps tried, the coverage of its intervals on the rows set aside."""
+
+    coverage: Mapping[Any, float]
 
 
 class QuantileBallScore(FeatureBallScore):
@@ -323,10 +294,6 @@ class QuantileBallScore(FeatureBallScore):
 
     lowest = -math.inf
 
-    def settings(self) -> dict[str, Any]:
-        """Return what it is."""
-        return {**super().settings(), "base": "quantiles"}
-
     def prediction(self, output: Tensor) -> Tensor:
         """Return the middle of the two quantiles."""
         if output.dim() != 2 or output.shape[1] != 2:
@@ -336,7 +303,7 @@ class QuantileBallScore(FeatureBallScore):
             )
         return output.mean(dim=-1)
 
-    def _scores_after(self, output: Tensor, v: Tensor, y: Tensor, steps: Sequence[int]) -> Tensor:
+    def scores_after(self, output: Tensor, v: Tensor, y: Tensor, steps: Sequence[int]) -> Tensor:
         ends, order = output.sort(dim=1)
         # Both ends of all rows in one batch: columns[:n] are the lower ends.
         columns = order.T.reshape(-1, 1)
@@ -349,7 +316,7 @@ class QuantileBallScore(FeatureBallScore):
             torch.where(y > ends[:, 1], above, -from_upper),
         )[..., None]
 
-    def _ends(self, output: Tensor, v: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
+    def ball_ends(self, output: Tensor, v: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
         ends, order = output.sort(dim=1)
         low, high = self._ball_bounds(v, radius[:, 0].clamp_min(0))
         lower, upper = low.gather(1, order[:, :1]), high.gather(1, order[:, 1:])
@@ -413,8 +380,3 @@ def _steepest(head: nn.Module, v: Tensor, column: Tensor, norm: float) -> Tensor
 def _guard(low: Tensor, high: Tensor) -> Tensor:
     """Return more than what rounding can take from two ends."""
     return (32 * torch.finfo(low.dtype).eps * (low.abs() + high.abs())).nan_to_num(0.0, 0.0)
-
-
-def _noted_parts(noted: Columns) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    columns = (noted["output"], noted["feature"], noted["target"])
-    yield from zip(*(column.split(_ROWS) for column in columns), strict=True)

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 import torch  # noqa: F401 - for the examples
 from torch import nn
 
-from ffcp.calibration_loop import Calibrating
+from ffcp.calibrated import Counts
+from ffcp.calibration_loop import Looks, Result
 from ffcp.conformal.calibration import Calibration
 from ffcp.conformal.coverage_level import requested_alpha
 from ffcp.metrics import Coverage
 from ffcp.network.features import resolve
 from ffcp.network.model_output import picking
 from ffcp.predictor import known_only, steady
-from ffcp.recipes import public
 from ffcp.regression.common import Common
 from ffcp.regression.fcp.feature_ball import FeatureBallScore, QuantileBallScore
 from ffcp.regression.joint import AUTO, BONFERRONI, checked_joint
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-@public
 class FCP(RegressionPredictor):
     """Feature conformal prediction (Teng et al., 2022), the slow method that FFCP replaces.
 
@@ -140,34 +139,33 @@ class FCP(RegressionPredictor):
             optimizer=optimizer,
             joint=checked_joint(joint),
         )
-        super().__init__(model, ball, calibration, **common)  # type: ignore[misc]
+        super().__init__(model, ball, calibration, joint=ball.joint, **common)  # type: ignore[misc]
+
+    def config(self) -> dict[str, Any]:
+        """Return the constructor arguments, but for the model."""
+        config = {**super().config(), **self._given[0].config()}
+        del config["side"]
+        return config
 
     @property
     def steps(self) -> int | None:
         """The number of descent steps in use; ``None`` until it is chosen."""
-        steps: int | None = self._scorer.steps
+        steps: int | None = self._state.score.steps
         return steps
 
     @property
     def step_coverage(self) -> dict[int, float]:
         """For each number of steps tried, the coverage of its bands on the choosing points."""
-        coverage: dict[int, float] = self._state.choices.get("steps", {})
-        return coverage
+        choice = self._state.report.get("steps")
+        return {} if choice is None else {int(n): share for n, share in choice.coverage.items()}
 
     @property
     def unconverged(self) -> list[int]:
         """The calibration rows for which no feature was found that gives y."""
-        return list(self._state.counts.get("unconverged", ()))
+        return list(self._state.counts.unconverged)
 
-    def _counts_of(self, run: Calibrating) -> dict[str, Any]:
-        lost = run.columns["score"].isinf().any(dim=1).nonzero()[:, 0].tolist()
-        if lost:
-            rows = ", ".join(map(str, lost[:5])) + (", ..." if len(lost) > 5 else "")
-            run.warnings.append(
-                f"the inversion found no feature that gives y for {len(lost)} calibration points "
-                f"(rows {rows}); they count as infinitely far, which widens the bands"
-            )
-        return {"unconverged": lost}
+    def _looks(self, update: bool) -> Looks:
+        return _Converging(self.model)
 
     @steady
     def feature_coverage(
@@ -187,17 +185,33 @@ class FCP(RegressionPredictor):
         here and missed by its band. Compare with ``metrics.coverage`` of the band.
         """
         asked = requested_alpha(alpha, confidence_level, unknown)
-        exact = self.alpha_of_each(asked, self.calibration.coordinates)
+        exact = self.alpha_of_each(asked, self.calibration.scores.shape[1])
         scores = self.score(x, y)
         scores = scores.reshape(len(scores), -1)
-        inside = (scores <= self.calibration.threshold(exact)).double()
+        inside = (scores <= self.calibration.quantile(exact)).double()
         inside = inside.masked_fill(scores.isnan(), math.nan)  # of targets that are not known
         inside = inside.amin(dim=1) if self.joint == BONFERRONI else inside
         counted = ~inside.reshape(len(inside), -1).isnan().all(dim=1)
         return Coverage(float(inside.nanmean()), int(counted.sum()))
 
 
-@public
+class _Converging(Looks):
+    """Tells for which rows the inversion found no feature that gives the target."""
+
+    def finish(self, result: Result) -> Counts:
+        """Return the rows whose score is infinite."""
+        lost: list[int] = []
+        if result.scores is not None:
+            lost = result.scores.isinf().any(dim=1).nonzero()[:, 0].tolist()
+        if lost:
+            rows = ", ".join(map(str, lost[:5])) + (", ..." if len(lost) > 5 else "")
+            result.warnings.append(
+                f"the inversion found no feature that gives y for {len(lost)} calibration rows "
+                f"({rows}); they count as infinitely far, which widens the intervals"
+            )
+        return Counts(unconverged=tuple(lost))
+
+
 class FCQR(FCP):
     """Feature conformalized quantile regression: FCP for a model of two quantiles.
 
