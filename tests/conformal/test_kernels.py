@@ -10,6 +10,7 @@ from torch import Tensor
 import ffcp
 from ffcp.conformal.kernels import KERNELS, as_kernel
 from ffcp.conformal.random_numbers import Draws
+from tests.core import filled, threshold
 
 
 @pytest.mark.parametrize(
@@ -56,9 +57,8 @@ def test_a_kernel_of_ones_own() -> None:
     near = ffcp.calibrations.Local(
         ffcp.kernels.Localizer(Triangle(), bandwidth=2.0), guarantee="none"
     )
-    near.add(torch.arange(40.0)[:, None], {"embedding": torch.arange(40.0)[:, None]})
+    near = filled(near, torch.arange(40.0)[:, None], {"embedding": torch.arange(40.0)[:, None]})
     # At 10 the points 9, 10 and 11 weigh 1/2, 1 and 1/2, and the new one 1.
     places = {"embedding": torch.tensor([[10.0]])}
-    assert near.threshold(0.5, places).item() == 10
-    assert near.threshold(0.4, places).item() == 11
-    assert near.settings()["kernel"] == "triangle"
+    assert threshold(near, 0.5, places).item() == 10
+    assert threshold(near, 0.4, places).item() == 11

@@ -14,11 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ffcp
-from ffcp.conformal.mondrian import Mondrian
-from ffcp.conformal.rank import conformal_quantile
-from ffcp.conformal.selection import Division
-from ffcp.predictor import Calibrating
 from tests.conftest import normal, small_mlp
+from tests.core import set_aside
 
 X, Y = normal(120, 4, seed=0), normal(120, seed=1)
 GROUPS = ["left" if x < 0 else "right" for x in X[:, 0].tolist()]
@@ -43,6 +40,7 @@ def test_a_group_is_calibrated_by_its_own_points_alone(method: str) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.filterwarnings("ignore::ffcp.FFCPWarning")
 @given(
     st.lists(
         st.tuples(st.integers(0, 6), st.sampled_from(["a", "b", "c", 7])), min_size=1, max_size=40
@@ -55,14 +53,14 @@ def test_thresholds_are_those_of_each_group(
 ) -> None:
     scores = torch.tensor([[float(s), -float(s)] for s, _ in points])
     labels = [label for _, label in points]
-    by_group = Mondrian()
+    by_group, zeros = ffcp.CP(ffcp.Stored(), side="upper"), torch.zeros_like(scores)
     for part in (slice(0, cut), slice(cut, None)):
         if labels[part]:
-            by_group.add(scores[part], {"group": labels[part]})
-    thresholds = by_group.threshold(alpha, {"group": labels})
+            by_group.calibrate(zeros[part], scores[part], groups=labels[part], update=True)
+    upper = by_group.predict_interval(zeros, alpha, groups=labels).upper
     for row, label in enumerate(labels):
-        own = scores[[i for i, other in enumerate(labels) if other == label]].double()
-        assert torch.equal(thresholds[row], conformal_quantile(own, alpha))
+        own = scores[[i for i, other in enumerate(labels) if other == label]]
+        torch.testing.assert_close(upper[row], ffcp.conformal_quantile(own, alpha))
 
 
 @pytest.mark.parametrize(
@@ -96,7 +94,7 @@ def test_the_automatic_choice_keeps_groups_with_their_points() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ffcp.FFCPWarning)
         predictor = ffcp.FFCP(small_mlp()).calibrate(X, Y, groups=GROUPS)
-    kept = ~Division(0.2, seed=0, most=10_000).mask(range(120))
+    kept = ~set_aside(120)
     labels = [g for g, k in zip(GROUPS, kept.tolist(), strict=True) if k]
     named = ffcp.FFCP(small_mlp(), predictor.feature)
     named.calibrate(X[kept], Y[kept], groups=labels)
@@ -107,7 +105,7 @@ def test_the_automatic_choice_keeps_groups_with_their_points() -> None:
 @pytest.mark.long
 def test_the_search_for_steps_keeps_groups_with_their_points() -> None:
     searched = ffcp.FCP(small_mlp(), "0").calibrate(X, Y, groups=GROUPS)
-    kept = ~Division(0.2, seed=0, most=1000).mask(range(120))
+    kept = ~set_aside(120)
     labels = [g for g, k in zip(GROUPS, kept.tolist(), strict=True) if k]
     named = ffcp.FCP(small_mlp(), "0", steps=searched.steps)
     named.calibrate(X[kept], Y[kept], groups=labels)
@@ -115,31 +113,35 @@ def test_the_search_for_steps_keeps_groups_with_their_points() -> None:
 
 
 @pytest.mark.long
-def test_a_long_stream_keeps_groups_with_their_points_after_the_choice(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("make", "rows", "selected"),
+    [
+        (lambda f, **m: ffcp.FFCP(small_mlp(), f or ["0"]), 60_000, 10_000),
+        (lambda f, **m: ffcp.FCP(small_mlp(), "0", **m), 6000, 1000),
+    ],
+    ids=["layer", "steps"],
+)
+@pytest.mark.filterwarnings("ignore::ffcp.FFCPWarning")
+def test_a_long_stream_keeps_groups_with_their_points_after_the_selection(
+    make: Any, rows: int, selected: int
 ) -> None:
-    monkeypatch.setattr(Calibrating, "_division", lambda self: Division(0.2, seed=0, most=10))
-    marks = list(range(120))  # every point its own group: who is who can be read off
+    x, y, groups = normal(rows, 4, seed=2), normal(rows, seed=3), torch.arange(rows) % 97
+    loader = zip(x.split(1000), y.split(1000), strict=True)
+    predictor = make(None).calibrate(loader, groups=groups)
+    assert len(predictor.calibration) == rows - selected
+    steps = getattr(predictor, "steps", None)
+    plain = make(predictor.feature, steps=steps).calibrate(x, y, groups=groups)
+    left, everyone = scores_by_group(predictor), scores_by_group(plain)
+    assert left.keys() == everyone.keys()
+    for group, scores in left.items():
+        far = torch.searchsorted(everyone[group], scores - 1e-5 * (1 + scores.abs()))
+        torch.testing.assert_close(everyone[group][far], scores, rtol=1e-4, atol=1e-4)
 
-    def loader():
-        return ((X[i : i + 30], Y[i : i + 30]) for i in range(0, 120, 30))
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ffcp.FFCPWarning)
-        for make in (
-            lambda f, **m: ffcp.FFCP(small_mlp(), f or ["0"]),
-            lambda f, **m: ffcp.FCP(small_mlp(), "0", **m),
-        ):
-            predictor = make(None).calibrate(loader(), groups=marks)
-            left = list(predictor.calibration.groups)
-            assert 100 < len(left) < 120
-            steps = getattr(predictor, "steps", None)
-            plain = make(predictor.feature, steps=steps).calibrate(X, Y, groups=marks)
-            everyone = dict(
-                zip(plain.calibration.groups, plain.calibration.scores[:, 0], strict=True)
-            )
-            for label, score in zip(left, predictor.calibration.scores[:, 0], strict=True):
-                assert score == pytest.approx(float(everyone[label]), rel=1e-4, abs=1e-6)
+def scores_by_group(predictor: Any) -> dict[Any, torch.Tensor]:
+    counts = predictor.calibration.groups
+    parts = predictor.calibration.scores[:, 0].split(list(counts.values()))
+    return {group: part.sort().values for group, part in zip(counts, parts, strict=True)}
 
 
 def test_update_and_merge_join_groups() -> None:
@@ -222,11 +224,13 @@ def test_as_many_labels_as_rows_at_prediction() -> None:
         predictor.predict_interval(X[:2], groups=["left"] * 3)
 
 
-def test_a_threshold_of_a_subclass_counts_for_several_levels() -> None:
-    class Widest(ffcp.calibrations.Mondrian):
+def test_a_calibration_of_ones_own_is_asked_for_each_group_and_level() -> None:
+    class Widest(ffcp.calibrations.Marginal):
         def threshold(self, alpha: Any, metadata: Any = None, random: Any = None) -> torch.Tensor:
             return self.scores.amax(dim=0) / float(alpha)
 
-    scores = Widest()
-    scores.add(torch.arange(1.0, 9.0)[:, None], {"group": ["a", "b"] * 4})
-    assert scores.thresholds([0.5, 0.25]).flatten().tolist() == [16.0, 32.0]
+    y, groups = torch.arange(1.0, 9.0), ["a", "b"] * 4
+    predictor = ffcp.CP(ffcp.Stored(), calibration=Widest())
+    predictor.calibrate(torch.zeros(8), y, groups=groups)
+    found = predictor.predict_interval(torch.zeros(1), (0.5, 0.25), groups=["a"])
+    assert found.upper.flatten().tolist() == pytest.approx([14.0, 28.0])
