@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
+import pytest
 from torch import Tensor
 
 import ffcp
+from ffcp import files
 from ffcp.conformal.random_numbers import Draws
 from ffcp.conformal.selection import Division
+from ffcp.regression.learned import network
 
 C = TypeVar("C", bound=ffcp.calibrations.Calibration)
 
@@ -46,3 +50,23 @@ def config(predictor: Any) -> dict[str, Any]:
     """Return what scores and thresholds depend on besides the model and the data."""
     settings: dict[str, Any] = predictor.settings()
     return settings
+
+
+def rewrite(path: Path, change: Callable[[dict[str, Tensor], dict[str, Any]], object]) -> None:
+    """Change the tensors of a saved calibration, and its description, and seal it again."""
+    tensors = files.read(path)
+    name = next(n for n in tensors if n.startswith("_") or n == "settings")
+    sealed, prefix = tensors.pop(name), "calibration."
+    kept = {n.removeprefix(prefix): tensor.clone() for n, tensor in tensors.items()}
+    described = files.unseal(sealed, kept)
+    change(kept, described)
+    if "kept" in described:
+        described["kept"]["shapes"] = {n: list(tensor.shape) for n, tensor in kept.items()}
+    prefix = "" if name == "settings" else prefix
+    whole = {f"{prefix}{n}": tensor.contiguous() for n, tensor in kept.items()}
+    files.write(path, {**whole, name: files.seal(described, kept)})
+
+
+def few_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Train the small networks that learn a scale for three epochs only."""
+    monkeypatch.setattr(network, "_EPOCHS", 3)

@@ -15,9 +15,8 @@ from torch import Tensor, nn
 import ffcp
 from ffcp.conformal.density_ratio import learned
 from ffcp.conformal.weighted import weighted_quantile
-from ffcp.regression.learned import network
-from ffcp.regression.regression_predictor import RegressionPredictor
 from tests.conftest import normal, small_mlp
+from tests.core import few_epochs
 
 ALPHA = 0.1
 
@@ -98,17 +97,15 @@ METHODS = {
 
 def test_no_method_is_left_out() -> None:
     public = {name: getattr(ffcp, name) for name in ffcp.__all__}
-    kinds = {
-        kind: {n for n, one in public.items() if isinstance(one, type) and issubclass(one, kind)}
-        for kind in (RegressionPredictor, ffcp.SetPredictor)
-    }
-    assert kinds[RegressionPredictor] <= set(METHODS) | LOCALIZED
-    assert kinds[ffcp.SetPredictor] <= set(SETS)
+    intervals = {name for name, one in public.items() if hasattr(one, "predict_distribution")}
+    sets = {n for n, one in public.items() if hasattr(one, "score_all")}
+    assert {"CP", "FCP", "Auto"} < intervals <= set(METHODS) | LOCALIZED
+    assert {"LAC", "FFRAPS"} < sets <= set(SETS)
 
 
 @pytest.fixture
 def _short_lessons(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network, "_EPOCHS", 3)
+    few_epochs(monkeypatch)
 
 
 def tilted(x: Tensor) -> Tensor:
@@ -173,11 +170,11 @@ def test_missing_targets_leave_their_weight_out() -> None:
     predictor = ffcp.CP(
         small_mlp(1, 2), calibration=ffcp.calibrations.Weighted(tilted), missing=True
     )
-    both = predictor.calibrate(x, y).calibration.threshold(0.2, {"weight": torch.ones(1)})
+    both = predictor.calibrate(x, y).predict_interval(x[:9], 0.2)
     known = ~y[:, 1].isnan()
     alone = ffcp.CP(small_mlp(1, 2), calibration=ffcp.calibrations.Weighted(tilted))
     alone.calibrate(x[known], y[known])
-    assert both[0, 1] == alone.calibration.threshold(0.2, {"weight": torch.ones(1)})[0, 1]
+    assert torch.equal(both.upper[:, 1], alone.predict_interval(x[:9], 0.2).upper[:, 1])
 
 
 def test_calibrations_merge_update_and_come_back_from_a_file(tmp_path: Any) -> None:
@@ -192,8 +189,8 @@ def test_calibrations_merge_update_and_come_back_from_a_file(tmp_path: Any) -> N
     assert torch.equal(
         loaded.predict_interval(asked).upper, predictor.predict_interval(asked).upper
     )
-    assert loaded._state.choices == predictor._state.choices
-    assert loaded._state.choices["shift"].new_rows == 200
+    assert loaded.shift_choice == predictor.shift_choice
+    assert loaded.shift_choice.new_rows == 200
     given = ffcp.CP(model, calibration=ffcp.calibrations.Weighted("given"))
     other = ffcp.CP(model, calibration=ffcp.calibrations.Weighted("given"))
     whole = ffcp.CP(model, calibration=ffcp.calibrations.Weighted("given"))
@@ -220,10 +217,10 @@ def test_a_batch_size_changes_nothing() -> None:
 
 
 def test_the_effective_sample_size_is_reported() -> None:
-    weights = ffcp.calibrations.Weighted("given")
-    weights.add(torch.zeros(4, 1), {"weight": torch.tensor([2.0, 2.0, 0.0, 0.0])})
-    assert weights.effective_size == 2
-    assert "effective sample size 2" in repr(weights)
+    predictor = ffcp.CP(small_mlp(1), calibration=ffcp.calibrations.Weighted("given"))
+    predictor.calibrate(torch.zeros(4, 1), torch.zeros(4), weights=[2.0, 2.0, 0.0, 0.0])
+    assert predictor.calibration.effective_size == 2
+    assert "effective sample size 2" in repr(predictor.calibration)
 
 
 def test_a_warning_says_that_nothing_resembles_the_new_inputs() -> None:

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 import ffcp
 from ffcp.regression.auto import Auto
-from ffcp.regression.learned import network
 from tests.conftest import normal, small_mlp
+from tests.core import few_epochs
 
 
 @pytest.fixture
 def _short_lessons(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network, "_EPOCHS", 3)
+    few_epochs(monkeypatch)
 
 
 def steep(rows: int, seed: int = 0) -> tuple[nn.Module, Tensor, Tensor]:
