@@ -16,12 +16,11 @@ import torch
 from torch import Tensor
 
 import ffcp
-from ffcp.conformal.compressed import Compressed
+from ffcp import Monitor, Online
 from ffcp.conformal.rank import conformal_rank
-from ffcp.online.monitor import Monitor
-from ffcp.online.online import Online
 from tests import law
 from tests.conftest import normal, small_mlp
+from tests.core import config, scores_by_group, summary, threshold
 
 ALPHAS = (0.001, 0.01, 0.05, 0.1, 0.3, 0.5, 0.9)
 X, Y = normal(3000, 4, seed=0), normal(3000, seed=1)
@@ -32,16 +31,16 @@ GROUPS = ["a", "b", "b"] * 1000
 
 def must_bound(rounded: Tensor, scores: Tensor, error: float, alpha: float) -> None:
     """Compare thresholds (m,) with the ranks that they are allowed to have among all scores."""
-    for number, threshold in enumerate(rounded.tolist()):
+    for number, found in enumerate(rounded.tolist()):
         column = scores[:, number]
         column = column[~column.isnan()].sort().values
         n = len(column)
         k = conformal_rank(n, alpha)
         if k > n:
-            assert threshold == math.inf
+            assert found == math.inf
             continue
         last = min(n, k + math.floor(error * n + 1e-9))
-        assert column[k - 1] <= threshold <= column[last - 1]
+        assert column[k - 1] <= found <= column[last - 1]
 
 
 CASES: dict[str, tuple[Callable[[], Any], Tensor]] = {
@@ -69,7 +68,7 @@ def test_thresholds_are_rounded_up_by_no_more_than_the_rank_error(name: str, err
     assert predictor.calibration.rank_error <= error
     assert len(predictor.calibration) == 3000
     for alpha in ALPHAS:
-        must_bound(predictor.calibration.threshold(alpha), scores, error, alpha)
+        must_bound(threshold(predictor.calibration, alpha), scores, error, alpha)
     band = predictor.predict_interval(X[:5], 0.1)
     assert (band.lower <= wide.lower).all()
     assert (band.upper >= wide.upper).all()
@@ -91,13 +90,11 @@ def test_infinite_scores_and_those_that_are_missing_are_counted_as_before() -> N
     scores = predictor.calibration.scores
     predictor.compress(0.01)
     for alpha in ALPHAS:
-        must_bound(predictor.calibration.threshold(alpha), scores, 0.01, alpha)
-    wild = Compressed(0.01)
+        must_bound(threshold(predictor.calibration, alpha), scores, 0.01, alpha)
     some = torch.cat([Y.abs(), torch.full((300,), math.inf)])[:, None].double()
-    wild.add(some)
-    wild.settle()
+    wild = summary(some, 0.01)
     for alpha in ALPHAS:
-        must_bound(wild.threshold(alpha), some, 0.01, alpha)
+        must_bound(threshold(wild, alpha), some, 0.01, alpha)
 
 
 @pytest.mark.long
@@ -109,13 +106,14 @@ def test_about_eighty_kilobytes_are_written_for_a_million_scores(tmp_path: Path)
 
 def test_groups_have_summaries_of_their_own() -> None:
     predictor = ffcp.CP(small_mlp()).calibrate(X, Y, groups=GROUPS)
-    parts = {label: part.scores for label, part in predictor.calibration.parts().items()}
+    whole = scores_by_group(predictor)
     predictor.compress(0.02)
     assert predictor.calibration.groups == {"a": 1000, "b": 2000}
-    for label, part in predictor.calibration.parts().items():
-        assert len(part.scores) <= 50
+    assert len(predictor.calibration.scores) <= 2 * 50
+    for label, scores in whole.items():
         for alpha in ALPHAS:
-            must_bound(part.threshold(alpha), parts[label], 0.02, alpha)
+            (rounded,) = threshold(predictor.calibration, alpha, {"group": [label]})
+            must_bound(rounded, scores, 0.02, alpha)
     band = predictor.predict_interval(X[:3], 0.1, groups=["a", "b", "b"])
     assert band.lower.isfinite().all()
 
@@ -158,25 +156,24 @@ def test_errors_add_up_when_summaries_are_merged() -> None:
     assert len(merged.calibration) == 3000
     assert merged.calibration.rank_error * 3000 == pytest.approx(sum(ranks))
     for alpha in ALPHAS:
-        must_bound(merged.calibration.threshold(alpha), scores, sum(ranks) / 3000, alpha)
+        must_bound(threshold(merged.calibration, alpha), scores, sum(ranks) / 3000, alpha)
 
 
 @pytest.mark.long
 def test_a_thousand_summaries_merge_into_a_small_one() -> None:
-    merged, all_scores = Compressed(0.05), []
+    merged, all_scores = ffcp.CP(ffcp.Stored()), []
     for number in range(1000):
-        scores = normal(200, 1, seed=number).abs().double()
-        part = Compressed(0.05)
-        part.add(scores)
-        part.settle()
+        y = normal(200, seed=number).double()
+        part = ffcp.CP(merged.model).calibrate(torch.zeros_like(y), y).compress(0.05)
         merged.merge(part)
-        all_scores.append(scores)
-    assert len(merged) == 200_000
-    assert merged.rank_error < 0.07
-    merged.settle(0.1)
-    assert len(merged.scores) < 40
+        all_scores.append(y.abs()[:, None])
+    assert len(merged.calibration) == 200_000
+    assert merged.calibration.rank_error < 0.07
+    merged.compress(0.1)
+    assert len(merged.calibration.scores) < 40
+    error = merged.calibration.rank_error
     for alpha in ALPHAS:
-        must_bound(merged.threshold(alpha), torch.cat(all_scores), merged.rank_error, alpha)
+        must_bound(threshold(merged.calibration, alpha), torch.cat(all_scores), error, alpha)
 
 
 def test_what_is_here_already_cannot_be_merged_again(tmp_path: Path) -> None:
@@ -192,26 +189,27 @@ def test_groups_merge_whether_compressed_or_not() -> None:
     whole = copy.deepcopy(one).merge(other)
     merged = one.merge(other.compress(0.02))
     assert merged.calibration.groups == whole.calibration.groups
-    for label, part in merged.calibration.parts().items():
-        scores = whole.calibration.parts()[label].scores
+    assert merged.calibration.rank_error <= 0.02
+    for label, scores in scores_by_group(whole).items():
         for alpha in ALPHAS:
-            must_bound(part.threshold(alpha), scores, part.rank_error, alpha)
-        assert part.rank_error <= 0.02
+            (rounded,) = threshold(merged.calibration, alpha, {"group": [label]})
+            must_bound(rounded, scores, 0.02, alpha)
 
 
 # -- on the way ------------------------------------------------------------------------------------
 
 
-def test_a_calibration_may_compress_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ffcp.calibration_loop.Summing.rows_at_once", 128)
-    batches = list(zip(X.split(64), Y.split(64), strict=True))
-    whole = ffcp.CP(small_mlp()).calibrate(iter(batches))
+def test_a_calibration_may_compress_on_the_way() -> None:
+    rows = 400_000  # more than are kept until they are summarised
+    y = normal(rows, seed=3)
+    batches = [(torch.zeros_like(part), part) for part in y.split(50_000)]
+    whole = ffcp.CP(ffcp.Stored()).calibrate(iter(batches))
     few = ffcp.CP(whole.model).calibrate(iter(batches), rank_error=0.1)
     assert len(few.calibration.scores) < 40
-    assert len(few.calibration) == 3000
+    assert len(few.calibration) == rows
     assert few.calibration.rank_error <= 0.1
     for alpha in ALPHAS:
-        must_bound(few.calibration.threshold(alpha), whole.calibration.scores, 0.1, alpha)
+        must_bound(threshold(few.calibration, alpha), whole.calibration.scores, 0.1, alpha)
 
 
 def test_a_compressed_calibration_takes_more_points() -> None:
@@ -222,7 +220,7 @@ def test_a_compressed_calibration_takes_more_points() -> None:
     assert len(predictor.calibration) == 3000
     for alpha in ALPHAS:
         error = predictor.calibration.rank_error
-        must_bound(predictor.calibration.threshold(alpha), scores, error, alpha)
+        must_bound(threshold(predictor.calibration, alpha), scores, error, alpha)
 
 
 def far_from_zero(seen: ffcp.BatchOutput) -> Tensor:
@@ -240,11 +238,11 @@ def test_what_is_chosen_on_the_way_is_that_of_a_whole_calibration() -> None:
         whole, few = make(small_mlp()), make(small_mlp())
         whole.calibrate(X, y)
         few.calibrate(X, y, rank_error=0.02)
-        mine, theirs = whole.settings(), few.settings()
+        mine, theirs = config(whole), config(few)
         assert theirs.pop("rank_error") == 0.02
         assert mine == theirs
         for alpha in ALPHAS:
-            must_bound(few.calibration.threshold(alpha), whole.calibration.scores, 0.02, alpha)
+            must_bound(threshold(few.calibration, alpha), whole.calibration.scores, 0.02, alpha)
 
 
 def test_calibrating_again_keeps_all_scores() -> None:
@@ -303,7 +301,7 @@ def test_label_sets_grow_by_no_more_than_the_rank_error() -> None:
     scores, before = predictor.calibration.scores, predictor.predict_set(X, 0.1, first_row=0).mask
     predictor.compress(0.02)
     for alpha in ALPHAS:
-        must_bound(predictor.calibration.threshold(alpha), scores, 0.02, alpha)
+        must_bound(threshold(predictor.calibration, alpha), scores, 0.02, alpha)
     after = predictor.predict_set(X, 0.1, first_row=0).mask
     assert (after | ~before).all()
 

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 import ffcp
-from ffcp.classification.scores import Shares
 from ffcp.conformal.rank import conformal_quantile, conformal_rank
 from tests.classification.material import METHODS, K, X, Y, network
 from tests.conftest import normal
+from tests.core import scores_by_group
 from tests.law import ERROR_RATE, draw_hits, p_value
 
 ALPHA, REPEATS = 0.1, 250
@@ -162,33 +162,29 @@ def test_tuning_takes_no_heed_of_groups() -> None:
 
 
 @pytest.mark.parametrize("conditional", [False, True])
-def test_groups_are_merged_saved_and_loaded(make, conditional, tmp_path, monkeypatch) -> None:
-    settings = {"class_conditional": conditional}
+def test_groups_are_merged_updated_saved_and_loaded(make, conditional, tmp_path) -> None:
     model = nn.Sequential(nn.Identity())
-    random = torch.rand(300, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
-    def some(rows: slice) -> ffcp.SetPredictor:
-        with monkeypatch.context() as patch:  # rows keep their shares, whoever calibrates them
-            patch.setattr(
-                Shares, "__call__", lambda shares, part: random[rows][shares.first_row :][part]
-            )
-            worker = make(model, **{**settings, "seed": rows.start})
-            return worker.calibrate(LOGITS[rows], IN_TURN[rows], groups=GROUPS[rows])
+    def some(rows: slice, **own: int) -> ffcp.SetPredictor:
+        worker = make(model, class_conditional=conditional, **own)
+        return worker.calibrate(LOGITS[rows], IN_TURN[rows], groups=GROUPS[rows])
 
-    whole = some(slice(0, 300))
-    merged = make(model, **settings).merge(some(slice(0, 90))).merge(some(slice(90, 300)))
-    updated = some(slice(0, 90))
-    with monkeypatch.context() as patch:
-        patch.setattr(Shares, "__call__", lambda shares, part: random[90:][part])
-        updated.calibrate(LOGITS[90:], IN_TURN[90:], groups=GROUPS[90:], update=True)
+    whole, updated = some(slice(0, 300)), some(slice(0, 90))
+    updated.calibrate(LOGITS[90:], IN_TURN[90:], groups=GROUPS[90:], update=True)
     whole.save(tmp_path / "sets.safetensors")
-    loaded = make(model, **settings).load(tmp_path / "sets.safetensors")
+    loaded = ffcp.load(tmp_path / "sets.safetensors", model)
     expected = whole.predict_set(LOGITS, 0.5, groups=GROUPS, first_row=0).mask
-    for other in (merged, updated, loaded):
+    for other in (updated, loaded):
         assert other.calibration.groups == whole.calibration.groups
-        assert torch.equal(
-            other.predict_set(LOGITS, 0.5, groups=GROUPS, first_row=0).mask, expected
-        )
+        found = other.predict_set(LOGITS, 0.5, groups=GROUPS, first_row=0).mask
+        assert torch.equal(found, expected)
+    workers = [some(slice(0, 90), seed=1), some(slice(90, 300), seed=2)]
+    parts = [scores_by_group(worker) for worker in workers]
+    merged = make(model, class_conditional=conditional).merge(workers[0]).merge(workers[1])
+    assert merged.calibration.groups == whole.calibration.groups
+    for group, scores in scores_by_group(merged).items():
+        both = torch.cat([part[group] for part in parts])
+        assert torch.equal(scores, both.sort(dim=0).values)
 
 
 def test_points_with_and_without_groups_do_not_mix() -> None:

@@ -13,6 +13,7 @@ import ffcp
 from ffcp.conformal.rank import conformal_quantile, conformal_rank
 from tests.classification.material import K, X, Y, network
 from tests.conftest import normal
+from tests.core import config
 from tests.law import ERROR_RATE, draw_hits, p_value, upper_p_value
 
 N, T, ALPHA, REPEATS = 40, 30, 0.1, 250
@@ -85,7 +86,7 @@ def test_a_score_that_looks_at_layers() -> None:
         rtol=1e-4,
         atol=1e-4,
     )
-    assert predictor.settings()["score"] == "by gradient"
+    assert "by gradient" in repr(predictor)
     assert 0.85 < float(predictor.predict_set(X, first_row=0).coverage(Y)) < 1
 
 
@@ -198,7 +199,7 @@ def test_a_named_method_is_a_name_for_its_pieces(name: str) -> None:
     by_hand = ffcp.SetPredictor(
         network(), score(**settings), ffcp.calibrations.Marginal(), seed=0
     ).calibrate(X, Y)
-    assert named.settings() == by_hand.settings()
+    assert config(named) == config(by_hand)
     assert torch.equal(
         named.predict_set(X, first_row=0).mask, by_hand.predict_set(X, first_row=0).mask
     )

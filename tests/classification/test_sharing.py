@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,9 +10,8 @@ import torch
 from torch import nn
 
 import ffcp
-from ffcp.classification.set_predictor import _CALIBRATION, _PREDICTION
-from ffcp.conformal.random_numbers import Draws
 from tests.classification.material import METHODS, TUNED, K, X, Y, network
+from tests.core import calibration_shares
 
 
 def test_workers_merge(make) -> None:
@@ -87,9 +85,7 @@ def test_an_empty_predictor_goes_on_where_the_merged_one_stopped() -> None:
 def test_random_numbers_are_not_those_that_divide_the_rows() -> None:
     # numpy: SeedSequence([seed, 0]) is SeedSequence(seed).
     divides = torch.from_numpy(np.random.default_rng(0).random(100))
-    for stream in (_CALIBRATION, _PREDICTION):
-        drawn = Draws(0, stream).uniform(torch.arange(100))
-        assert not torch.isin(drawn, divides).any()
+    assert not torch.isin(calibration_shares(100), divides).any()
 
 
 def test_merging_nothing_itself_or_something_else() -> None:
@@ -158,11 +154,16 @@ def test_seeds_survive_saving(tmp_path) -> None:
 @pytest.mark.parametrize("seed", [None, 2**64 - 1, 10**30])
 def test_seeds_of_any_size_can_be_saved(seed: int | None, tmp_path) -> None:
     predictor = ffcp.APS(network(), seed=seed).calibrate(X, Y)
-    drawn = {2**64 - 1: 5, **predictor._drawn}  # as the operating system may give
-    counts = {**predictor._state.counts, "drawn": drawn}
-    predictor._state = replace(predictor._state, counts=counts)
+    other = ffcp.APS(network(), seed=2**64 - 2).calibrate(X, Y)  # as the system may give
+    predictor.merge(other)
     predictor.save(tmp_path / "sets.safetensors")
-    assert ffcp.APS(network()).load(tmp_path / "sets.safetensors")._drawn == predictor._drawn
+    loaded = ffcp.load(tmp_path / "sets.safetensors", predictor.model)
+    with pytest.raises(ValueError, match=str(2**64 - 2)):
+        loaded.merge(ffcp.APS(network(), seed=2**64 - 2).calibrate(X, Y))
+    for each in (predictor, loaded):
+        each.calibrate(X[:9], Y[:9], update=True)
+    if seed is not None:  # else each goes on with numbers of its own
+        assert torch.equal(loaded.calibration.scores, predictor.calibration.scores)
 
 
 def test_numpy_settings_can_be_saved(tmp_path) -> None:

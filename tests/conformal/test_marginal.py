@@ -42,7 +42,8 @@ def test_thresholds_do_not_depend_on_how_scores_arrive(
     else:
         expected = math.inf
     for predictor in (whole, grown):
-        assert predictor.predict_interval(torch.zeros(1), alpha).upper.item() == pytest.approx(expected)
+        upper = predictor.predict_interval(torch.zeros(1), alpha).upper
+        assert upper.item() == pytest.approx(expected)
 
 
 def test_another_number_of_outputs_is_refused() -> None:

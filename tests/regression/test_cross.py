@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import ffcp
-from ffcp import files
+from tests.core import rewrite
 
 
 def least_squares(x: Tensor, y: Tensor) -> nn.Module:
@@ -274,10 +274,6 @@ def test_files_that_cannot_be_are_refused(
     x, y = draw(20, 0)
     predictor, path = crossed(x, y, torch.arange(20) % 5), tmp_path / "crossed"
     predictor.save(path)
-    points = files.read(path)
-    kept = {name: points[name] for name in ("scores", "folds")}
-    settings = files.unseal(points["settings"], kept)
-    change(kept, settings)
-    files.write(path, {**kept, "settings": files.seal(settings, kept)})
+    rewrite(path, change)
     with pytest.raises(ffcp.CalibrationFileError, match=message):
         ffcp.CrossConformal.load(path, list(predictor.models))

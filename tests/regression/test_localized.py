@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 import ffcp
 from ffcp.conformal.kernels import KERNELS
-from ffcp.conformal.local import Local
-from ffcp.conformal.selection import Division
 from tests.conftest import normal, small_mlp
+from tests.core import set_aside
 
 X, Y = normal(300, 4, seed=0), normal(300, seed=1)
 
@@ -91,7 +90,7 @@ def test_a_loader_calibrates_as_arrays_do() -> None:
 
 
 def test_the_bandwidth_is_chosen_on_rows_that_do_not_calibrate() -> None:
-    mask = Division(0.2, seed=0, most=2000).mask(range(300))
+    mask = set_aside(300)
     one = ffcp.LCP(small_mlp(), at_input()).calibrate(X, Y)
     assert len(one.calibration) == 240
     assert torch.equal(one.calibration.embedding, X[~mask])
@@ -104,7 +103,7 @@ def test_feature_and_bandwidth_are_chosen_on_the_same_rows() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ffcp.FFCPWarning)
         predictor = ffcp.FFLCP(small_mlp(), "auto", at_input()).calibrate(X, Y)
-    left = ~Division(0.2, seed=0, most=10_000).mask(range(300))
+    left = ~set_aside(300)
     assert predictor.choice.rows == predictor.bandwidth_choice.rows == 60
     assert torch.equal(predictor.calibration.embedding, X[left])
     named = ffcp.FFLCP(small_mlp(), predictor.feature, at_input(bandwidth=1.0))
@@ -127,13 +126,6 @@ def test_fit_localizer_leaves_all_rows_to_calibrate() -> None:
     predictor.calibrate(X[150:], Y[150:])
     assert predictor.bandwidth != before
     assert predictor.bandwidth_choice.rows == 300
-
-
-def test_only_so_many_rows_choose_the_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Local, "most_rows", 25)
-    predictor = ffcp.LCP(small_mlp(), at_input()).calibrate(X, Y)
-    assert predictor.bandwidth_choice.rows == 25
-    assert len(predictor.calibration) == 275
 
 
 def test_constant_embeddings_do_no_harm() -> None:

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 import ffcp
 from ffcp import metrics
-from ffcp.conformal.mondrian import Mondrian
 from ffcp.conformal.rank import conformal_rank
 from ffcp.scales import Sketch, Smooth
 from tests.conftest import normal, small_mlp
@@ -324,11 +323,11 @@ def test_stored_scores_with_holes_survive_saving_and_adding(tmp_path) -> None:
 
 
 def test_a_calibration_by_groups_counts_the_known_scores_of_each() -> None:
-    by_group = Mondrian()
-    scores = torch.tensor([[1.0, 4.0], [2.0, math.nan], [3.0, 5.0], [9.0, 7.0]])
-    by_group.add(scores, {"group": ["a", "a", "a", "b"]})
-    thresholds = by_group.threshold(0.5, {"group": ["a", "b"]})
-    assert thresholds.tolist() == [[2.0, 5.0], [9.0, 7.0]]
+    y = torch.tensor([[1.0, 4.0], [2.0, math.nan], [3.0, 5.0], [9.0, 7.0]])
+    predictor = ffcp.CP(ffcp.Stored(), missing=True)
+    predictor.calibrate(torch.zeros(4, 2), y, groups=["a", "a", "a", "b"])
+    upper = predictor.predict_interval(torch.zeros(2, 2), 0.5, groups=["a", "b"]).upper
+    assert upper.flatten().tolist() == pytest.approx([2.0, 5.0, 9.0, 7.0])
 
 
 # -- the rest ----------------------------------------------------------------------------------

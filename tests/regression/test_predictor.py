@@ -14,9 +14,6 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import ffcp
-from ffcp import files
-from ffcp.regression.regression_predictor import RegressionPredictor
-from ffcp.regression.scaled_score import RegressionScore
 from tests.conftest import normal, small_mlp
 from tests.rows import seen_by
 
@@ -253,7 +250,7 @@ def test_saved_files_have_the_permissions_of_any_new_file(tmp_path) -> None:
     plain = tmp_path / "plain"
     plain.touch()
     saved = tmp_path / "saved"
-    files.put(saved, b"x")
+    ffcp.CP(small_mlp()).calibrate(X, Y).save(saved)
     assert saved.stat().st_mode == plain.stat().st_mode
     assert sorted(p.name for p in tmp_path.iterdir()) == ["plain", "saved"]
 
@@ -281,12 +278,26 @@ def test_torch_compile_of_a_predictor_is_refused_in_the_same_words(mlp: nn.Modul
     assert torch.equal(predictor(x).lower, before.lower)
 
 
-def test_scores_of_ones_own_do_not_change_with_the_data_they_came_from() -> None:
-    class Target(RegressionScore):
-        def record(self, seen: ffcp.BatchOutput, y: Tensor) -> dict[str, Tensor]:
-            return {"score": y[:, None]}  # a part of what the user gave
+def size_of(seen: ffcp.BatchOutput) -> Tensor:
+    return 1 + seen.x[:, 0].abs()
 
-    x, y = normal(50, 4, seed=0).numpy(), normal(50, seed=1).double().numpy()
-    predictor = RegressionPredictor(nn.Linear(4, 1), Target()).calibrate(x, y)
-    y += 1
-    assert torch.equal(predictor.calibration.scores[:, 0], torch.from_numpy(y - 1).sort().values)
+
+@pytest.mark.parametrize(
+    ("make", "weighted"),
+    [
+        (lambda m: ffcp.CP(m, side="upper"), False),
+        (lambda m: ffcp.IntervalPredictor(m, scale=size_of), False),
+        (lambda m: ffcp.LCP(m, ffcp.kernels.Localizer("box", "input", 5.0)), False),
+        (lambda m: ffcp.CP(m, calibration=ffcp.calibrations.Weighted("given")), True),
+    ],
+    ids=["CP", "scale", "local", "weighted"],
+)
+def test_a_calibration_does_not_change_with_the_data_it_came_from(make, weighted: bool) -> None:
+    x, y = normal(90, 4, seed=0).numpy(), normal(90, seed=1).double().numpy()
+    own = {"weights": np.ones(90)} if weighted else {}
+    new = {"weights": np.ones(50)} if weighted else {}
+    predictor = make(small_mlp()).calibrate(x, y, **own)
+    before = predictor.predict_interval(NEW, **new)
+    for array in (x, y, *own.values()):
+        array += 1
+    torch.testing.assert_close(predictor.predict_interval(NEW, **new), before, rtol=0, atol=0)

@@ -13,7 +13,6 @@ from scipy import stats
 from torch import Tensor, nn
 
 import ffcp
-from ffcp import files
 from ffcp.regression import layer_selection
 from tests.conftest import normal, small_mlp
 from tests.law import ERROR_RATE, p_value
@@ -233,8 +232,3 @@ def test_the_warning_speaks_of_reach_too() -> None:
         ffcp.regression.layer_selection.Choice("output", candidates, 40, 0.1, "lower")
     )
     assert "no layer gave tighter limits (best: '0' with mean reach -0.5 against -1)" in said
-
-
-def test_a_choice_saved_without_its_side_is_of_both() -> None:
-    saved = {"feature": "output", "candidates": {}, "rows": 3, "alpha": 0.1}
-    assert files.rebuilt(ffcp.regression.layer_selection.Choice, saved).side == "both"

@@ -11,6 +11,7 @@ from torch import Tensor
 
 import ffcp
 from tests.conftest import normal, small_mlp
+from tests.core import config
 from tests.regression.test_layers import Known, informed
 
 X, Y, NEW = normal(200, 4, seed=0), normal(200, seed=1), normal(50, 4, seed=2)
@@ -117,7 +118,7 @@ def test_the_choice_is_saved_and_loaded(scales: list, tmp_path: Path) -> None:
     saved.save(path)
     loaded = ffcp.IntervalPredictor(model, scale=scales).load(path)
     assert loaded.choice == saved.choice
-    assert loaded.settings() == saved.settings()
+    assert config(loaded) == config(saved)
     torch.testing.assert_close(
         loaded.predict_interval(x), saved.predict_interval(x), rtol=0, atol=0
     )
@@ -134,7 +135,7 @@ def test_plain_cp_is_among_them_saved_and_explained(tmp_path: Path) -> None:
     saved.save(path)
     loaded = ffcp.IntervalPredictor(model, scale=[wrong]).load(path)
     plain = ffcp.CP(model)
-    assert loaded.settings() == {**plain.settings()}
+    assert config(loaded) == config(plain)
     torch.testing.assert_close(loaded.predict_interval(x), saved.predict_interval(x))
 
 
