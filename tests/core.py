@@ -170,3 +170,8 @@ def few_epochs(monkeypatch: pytest.MonkeyPatch, epochs: int = 3) -> None:
 def few_rows_teach(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
     """Let no more than so many of the rows given to fit teach."""
     monkeypatch.setattr(training_rows, "MOST_ROWS", rows)
+
+
+def few_rows_tune(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
+    """Let no more than so many rows tune a label score."""
+    monkeypatch.setattr(ffcp.scores.LabelScore, "most_rows", rows)

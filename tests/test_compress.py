@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 import ffcp
-from ffcp import Monitor, Online
-from ffcp.conformal.rank import conformal_rank
+from ffcp import Monitor, Online, conformal_rank
 from tests import law
 from tests.conftest import normal, small_mlp
 from tests.core import config, scores_by_group, summary, threshold
@@ -269,7 +268,7 @@ def test_summaries_come_back_as_they_were(kind: str, tmp_path: Path) -> None:
             back = ffcp.load(tmp_path / "few", predictor.model)
         elif kind == "state":
             back = copy.deepcopy(predictor).calibrate(
-                X[:500], TWO[:500] if predictor.calibration.coordinates == 2 else Y[:500],
+                X[:500], TWO[:500] if predictor.calibration.scores.shape[1] == 2 else Y[:500],
                 **{name: values[:500] for name, values in more.items()},
             )  # fmt: skip
             back.load_state_dict(predictor.state_dict())

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import ffcp
-from ffcp.conformal.rank import conformal_quantile, conformal_rank
+from ffcp import conformal_quantile, conformal_rank
 from tests.classification.material import METHODS, K, X, Y, network
 from tests.conftest import normal
 from tests.core import scores_by_group

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import ffcp
-from ffcp.conformal.rank import conformal_rank
+from ffcp import conformal_rank
 from tests.core import unrandomised_calibration
 from tests.law import ERROR_RATE, draw_hits, p_value, upper_p_value
 

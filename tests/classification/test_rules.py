@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import ffcp
+from ffcp import LabelSet
 from ffcp.classification import rules
 from ffcp.classification import weights as arithmetic
 from ffcp.classification.rules import Cumulative, LabelRows, Rule, Threshold
 from ffcp.classification.scores import Shares
-from ffcp.classification.sets import LabelSet
 from ffcp.classification.weights import jacobian_norms, probabilities
 from ffcp.conformal.random_numbers import Draws
 from tests.conftest import normal

@@ -14,7 +14,7 @@ from ffcp.classification import rules
 from ffcp.classification.tuning import fit_temperature
 from tests.classification.material import TUNED, K, X, Y, network
 from tests.conftest import normal
-from tests.core import calibration_shares, scores_by_group, set_aside
+from tests.core import calibration_shares, few_rows_tune, scores_by_group, set_aside
 
 pytestmark = pytest.mark.heavy
 
@@ -119,7 +119,7 @@ def test_the_choice_can_be_read() -> None:
 
 @pytest.mark.parametrize("name", TUNED)
 def test_loaders_and_arrays_tune_alike_and_enough_rows_stop_it(name: str, monkeypatch) -> None:
-    monkeypatch.setattr(ffcp.scores.LabelScore, "most_rows", 25)
+    few_rows_tune(monkeypatch, 25)
     logits = 2 * normal(300, K, seed=4)
 
     def identity() -> nn.Module:

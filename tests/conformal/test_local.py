@@ -14,12 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from ffcp import conformal_rank
+from ffcp.calibrations import Local
 from ffcp.conformal import kernel_weights, local
 from ffcp.conformal.kernel_weights import ONE, whole
 from ffcp.conformal.kernels import as_kernel
-from ffcp.conformal.local import Local, Localizer
 from ffcp.conformal.random_numbers import Draws
-from ffcp.conformal.rank import conformal_rank
+from ffcp.kernels import Localizer
 from tests.conftest import normal
 from tests.core import filled, threshold
 

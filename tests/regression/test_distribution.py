@@ -17,7 +17,7 @@ import ffcp
 from tests.conftest import normal, small_mlp
 from tests.law import ERROR_RATE
 from tests.regression.test_sides import skewed
-from tests.test_pieces_law import OnePoint
+from tests.test_combinations_law import OnePoint
 
 X, Y = normal(200, 4, seed=0), normal(200, seed=1)
 METHODS: dict[str, Any] = {

@@ -13,7 +13,7 @@ from scipy import stats
 from torch import Tensor, nn
 
 import ffcp
-from ffcp.conformal.rank import conformal_rank
+from ffcp import conformal_rank
 from tests.conftest import small_mlp
 from tests.law import ERROR_RATE
 

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 import ffcp
-from ffcp import metrics
-from ffcp.conformal.rank import conformal_rank
+from ffcp import conformal_rank, metrics
 from ffcp.scales import Sketch, Smooth
 from tests.conftest import normal, small_mlp
+from tests.core import threshold
 from tests.law import ERROR_RATE, draw_hits, p_value, upper_p_value
 
 N, T, ALPHA, REPEATS, OUTPUTS = 40, 30, 0.1, 450, 3
@@ -144,7 +144,7 @@ def fcp_hits(make, reduce) -> tuple[np.ndarray, np.ndarray]:
             predictor.calibrate(x_cal, y_cal)
             hit = reduce(inside(predictor, x, y))
         scores = predictor.score(x, y).reshape(T, -1)
-        near = scores <= predictor.calibration.threshold(alpha)
+        near = scores <= threshold(predictor.calibration, alpha)
         return torch.cat([hit.reshape(T, -1), near], dim=1)
 
     hits = draw_hits(reachable_targets, covered, n=N, t=T, repeats=FCP_REPEATS)

@@ -16,7 +16,7 @@ import ffcp
 from ffcp.regression import layer_selection
 from tests.conftest import normal, small_mlp
 from tests.law import ERROR_RATE, p_value
-from tests.test_pieces_law import BASES, CALIBRATIONS, SLACKS
+from tests.test_combinations_law import BASES, CALIBRATIONS, SCALES
 
 ROWS, ASKED, REPEATS, ALPHA = 49, 20, 80, 0.2
 X, Y = normal(200, 4, seed=0), normal(200, seed=1)
@@ -59,7 +59,7 @@ def too_many(counts: list[int], share: float) -> float:
 )
 def test_every_side_keeps_its_promise(base: str, scale: str, calibration: str, side: str) -> None:
     model, make_base = BASES[base]
-    pieces = make_base(), SLACKS[scale](), CALIBRATIONS[calibration]()
+    pieces = make_base(), SCALES[scale](), CALIBRATIONS[calibration]()
     predictor = ffcp.IntervalPredictor(model, *pieces, seed=5, side=side)
     generator = torch.Generator().manual_seed(13)
     below, above = [], []
@@ -150,7 +150,9 @@ def test_a_layer_is_chosen_for_the_side_that_is_promised(side: str, joint: bool)
     predictor = ffcp.FFCP(model, ["0", "1"], side=side, joint=joint).calibrate(X, y)
     assert set(predictor.choice.candidates) == {"output", "0", "1"}
     assert predictor.choice.alpha == 0.1
-    assert predictor.calibration.coordinates == (1 if joint else 3) * (2 if side == "each" else 1)
+    assert predictor.calibration.scores.shape[1] == (1 if joint else 3) * (
+        2 if side == "each" else 1
+    )
 
 
 @pytest.mark.parametrize("side", ["lower", "each"])

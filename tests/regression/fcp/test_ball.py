@@ -11,7 +11,7 @@ import torch
 import ffcp
 from ffcp.regression.fcp.feature_ball import STEP_COUNTS
 from tests.conftest import normal
-from tests.core import set_aside
+from tests.core import set_aside, threshold
 from tests.regression.models import leaky, targets
 
 X, NEW = normal(200, 4, seed=0), normal(50, 4, seed=2)
@@ -98,6 +98,6 @@ def test_a_target_inside_the_quantiles_is_in_the_band_if_its_score_is_small_enou
     y = low + (high - low) * torch.rand(200)
     predictor = ffcp.FCQR(model, "0", norm=norm, **settings).calibrate(X, y)
     for alpha in (0.1, 0.5, Fraction(9, 10)):
-        near = predictor.score(X, y) <= predictor.calibration.threshold(alpha)
+        near = predictor.score(X, y) <= threshold(predictor.calibration, alpha)
         band = predictor.predict_interval(X, alpha=alpha)
         assert torch.equal((band.lower <= y) & (y <= band.upper), near)

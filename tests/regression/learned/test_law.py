@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import ffcp
-from ffcp.conformal.rank import conformal_rank
+from ffcp import conformal_rank
 from tests.conftest import small_mlp
 from tests.core import few_epochs
 from tests.law import ERROR_RATE, draw_hits, p_value

@@ -246,7 +246,7 @@ def test_several_outputs_have_quantiles_of_their_own_and_missing_targets_teach_n
     predictor = ffcp.Learned(small_mlp(outputs=3), missing=True, seed=0).calibrate(x, many)
     width = predictor.predict_interval(x).width.median(dim=0).values
     assert width[1] > 5 * width[0] > 5 * width[2]
-    assert predictor.calibration.coordinates == 3
+    assert predictor.calibration.scores.shape[1] == 3
 
 
 def test_an_image_teaches_without_its_pixels() -> None:

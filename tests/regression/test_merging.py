@@ -208,23 +208,25 @@ def test_loading_replaces_what_was_calibrated(tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore::ffcp.FFCPWarning")
 @pytest.mark.parametrize(
-    "make",
+    ("make", "has_ratio"),
     [
-        lambda model: ffcp.FFCP(model, seed=0),
-        lambda model: ffcp.LCP(model, seed=0),
-        lambda model: ffcp.CP(model, calibration=ffcp.calibrations.Weighted("learn"), seed=0),
-        lambda model: ffcp.Learned(model, seed=0),
-        lambda model: ffcp.Auto(model, seed=0),
-        lambda model: ffcp.Auto(model, calibration=ffcp.calibrations.Weighted("learn"), seed=0),
-        lambda model: ffcp.FCP(model, "0", seed=0),
+        (lambda model: ffcp.FFCP(model, seed=0), False),
+        (lambda model: ffcp.LCP(model, seed=0), False),
+        (lambda m: ffcp.CP(m, calibration=ffcp.calibrations.Weighted("learn"), seed=0), True),
+        (lambda model: ffcp.Learned(model, seed=0), False),
+        (lambda model: ffcp.Auto(model, seed=0), False),
+        (lambda m: ffcp.Auto(m, calibration=ffcp.calibrations.Weighted("learn"), seed=0), True),
+        (lambda model: ffcp.FCP(model, "0", seed=0), False),
     ],
     ids=["layer", "bandwidth", "ratio", "learned", "method", "method and ratio", "steps"],
 )
-def test_workers_that_take_over_what_one_chose_can_be_merged(make: Any, tmp_path: Any) -> None:
+def test_workers_that_take_over_what_one_chose_can_be_merged(
+    make: Any, has_ratio: bool, tmp_path: Any
+) -> None:
     x, model = normal(300, 4, seed=0), small_mlp()
     y = normal(300, seed=1) * (1 + x[:, 0].abs())
     first = make(model)
-    given = {"new": x + 0.3} if first.calibration.takes_new else {}
+    given = {"new": x + 0.3} if has_ratio else {}
     first.calibrate(x[:150], y[:150], **given)
     worker = copy.deepcopy(first.settled())
     assert len(worker.calibration) == 0 < len(first.calibration)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ffcp.batch import Requires
+from ffcp import Requires
 
 
 def test_joined_needs_ask_for_what_either_asks_for() -> None:

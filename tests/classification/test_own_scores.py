@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import ffcp
-from ffcp.conformal.rank import conformal_quantile, conformal_rank
+from ffcp import conformal_quantile, conformal_rank
 from tests.classification.material import K, X, Y, network
 from tests.conftest import normal
 from tests.core import config

@@ -13,10 +13,10 @@ from scipy import stats
 from torch import Tensor, nn
 
 import ffcp
-from ffcp.conformal.rank import conformal_rank
+from ffcp import conformal_rank
 from tests.conftest import normal, small_mlp
 from tests.law import ERROR_RATE, draw_hits
-from tests.regression.test_layers import Known
+from tests.regression.test_layer_selection import Known
 from tests.rows import counted_rows
 
 X, Y, NEW = normal(200, 4, seed=0), normal(200, seed=1), normal(50, 4, seed=2)
