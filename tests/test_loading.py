@@ -186,10 +186,10 @@ def test_a_part_of_the_users_is_asked_for_by_name(argument: str, path: Path) -> 
     make, own, word = PARTS[argument]
     old = calibrated(make(**{argument: own}))
     old.save(path)
-    with pytest.raises(ffcp.CalibrationFileError, match=rf"{argument}=\.\.\. \({word}\)") as found:
+    with pytest.raises(ffcp.CalibrationFileError, match=argument) as found:
         ffcp.load(path, of_model(old))
     assert str(path) in str(found.value)
-    assert "make the predictor yourself" in str(found.value)
+    assert word in str(found.value)
     assert same_bands(old, ffcp.load(path, of_model(old), **{argument: own}))
     assert same_bands(old, make(**{argument: own}).load(path))
 
@@ -197,7 +197,7 @@ def test_a_part_of_the_users_is_asked_for_by_name(argument: str, path: Path) -> 
 def test_a_kernel_of_the_users_is_asked_for(path: Path) -> None:
     near = ffcp.kernels.Localizer(Steep(), bandwidth=2.0)
     ffcp.LCP(small_mlp(), near).calibrate(X, Y).save(path)
-    with pytest.raises(ffcp.CalibrationFileError, match=r"localizer=\.\.\. \(steep\)"):
+    with pytest.raises(ffcp.CalibrationFileError, match="localizer"):
         ffcp.load(path, small_mlp())
     assert ffcp.load(path, small_mlp(), localizer=near).bandwidth == 2
 
@@ -207,7 +207,7 @@ def test_a_class_of_the_users_is_loaded_by_itself(path: Path) -> None:
         pass
 
     Mine(small_mlp()).calibrate(X, Y).save(path)
-    with pytest.raises(ffcp.CalibrationFileError, match="a class of your own"):
+    with pytest.raises(ffcp.CalibrationFileError, match="own"):
         ffcp.load(path, small_mlp())
     assert len(Mine(small_mlp()).load(path).calibration) == 200
 
@@ -215,19 +215,19 @@ def test_a_class_of_the_users_is_loaded_by_itself(path: Path) -> None:
 def test_what_is_given_takes_the_place_of_what_was_saved(path: Path) -> None:
     ffcp.CP(small_mlp(), batch_size=7).calibrate(X, Y).save(path)
     assert ffcp.load(path, small_mlp(), batch_size=50).batch_size == 50
-    with pytest.raises(ffcp.CalibrationFileError, match=r"joint=False .here True"):
+    with pytest.raises(ffcp.CalibrationFileError, match="joint"):
         ffcp.load(path, small_mlp(), joint=True)
     with pytest.raises(ffcp.CalibrationFileError, match="nonsense"):
         ffcp.load(path, small_mlp(), nonsense=True)
 
 
 def test_other_weights_and_missing_files(path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="there is no file"):
+    with pytest.raises(FileNotFoundError, match=path.name):
         ffcp.load(path, small_mlp())
     ffcp.CP(small_mlp()).calibrate(X, Y).save(path)
     other = small_mlp()
     nn.init.ones_(other[0].weight)
-    with pytest.raises(ffcp.CalibrationFileError, match="calibrated with other weights"):
+    with pytest.raises(ffcp.CalibrationFileError, match="weights"):
         ffcp.load(path, other)
 
 
@@ -258,7 +258,7 @@ def test_a_disk_that_is_full_leaves_the_old_file(path: Path) -> None:
 def test_a_file_of_another_version_says_so(path: Path) -> None:
     ffcp.CP(small_mlp()).calibrate(X, Y).save(path)
     path.write_bytes(path.read_bytes().replace(FORMAT, FORMAT[:-1] + b"3", 1))
-    with pytest.raises(ffcp.CalibrationFileError, match=r"another version.*calibrate again"):
+    with pytest.raises(ffcp.CalibrationFileError, match="version"):
         ffcp.load(path, small_mlp())
 
 
@@ -309,7 +309,7 @@ def test_a_damaged_state_dict_changes_nothing(damage: str, nested: bool) -> None
     if nested:
         state = {f"inside.{name}": tensor for name, tensor in state.items()}
         module = nn.ModuleDict({"inside": predictor})
-    with pytest.raises(ffcp.CalibrationFileError, match="this state_dict"):
+    with pytest.raises(ffcp.CalibrationFileError, match="state_dict"):
         module.load_state_dict(state)
     torch.testing.assert_close(predictor.predict_interval(X), before, rtol=0, atol=0)
 
@@ -333,7 +333,7 @@ def test_a_state_dict_of_another_function_changes_nothing(other: Scaled, assign:
     ffcp.CP(Scaled()).load_state_dict(state, assign=assign)  # it is well
     predictor = ffcp.CP(other).calibrate(X[:80], Y[:80])
     before = predictor.predict_interval(X)
-    with pytest.raises(ffcp.CalibrationFileError, match="calibrated with other weights"):
+    with pytest.raises(ffcp.CalibrationFileError, match="weights"):
         predictor.load_state_dict(state, assign=assign)
     torch.testing.assert_close(predictor.predict_interval(X), before, rtol=0, atol=0)
 
@@ -345,7 +345,7 @@ def test_a_state_dict_with_other_weights_than_its_calibration_changes_nothing() 
     predictor = ffcp.CP(small_mlp()).calibrate(X[:80], Y[:80])
     before = predictor.predict_interval(X)
     for state in (moved, wide):
-        with pytest.raises(ffcp.CalibrationFileError, match="this state_dict cannot be used"):
+        with pytest.raises(ffcp.CalibrationFileError, match="state_dict"):
             predictor.load_state_dict(state)
         torch.testing.assert_close(predictor.predict_interval(X), before, rtol=0, atol=0)
     predictor.load_state_dict(whole)
@@ -370,14 +370,14 @@ def test_points_do_not_count_twice(path: Path) -> None:
     one.save(path)
     copies = (copy.deepcopy(one), pickle.loads(pickle.dumps(one)), ffcp.load(path, small_mlp()))
     for same in copies:
-        with pytest.raises(ValueError, match="are here already"):
+        with pytest.raises(ValueError, match="already"):
             one.merge(same)
     one.calibrate(X[:10], Y[:10], update=True)
-    with pytest.raises(ValueError, match="are here already"):
+    with pytest.raises(ValueError, match="already"):
         one.merge(copies[0])
     one.merge(two)
     for again, there in ((one, two), (two, one), (copies[0], one)):
-        with pytest.raises(ValueError, match="are here already"):
+        with pytest.raises(ValueError, match="already"):
             again.merge(there)
     assert len(one.calibration) == 210
     one.calibrate(X[:50], Y[:50])  # all anew
@@ -393,9 +393,9 @@ def test_workers_that_chose_differently_are_told_what_to_do() -> None:
         far = ffcp.LCP(small_mlp(), ffcp.kernels.Localizer("gaussian", bandwidth=99.0)).calibrate(
             X, Y
         )
-    with pytest.raises(ValueError, match=f"what it chose: feature='{one.feature}'"):
+    with pytest.raises(ValueError, match=f"feature='{one.feature}'"):
         one.merge(two)
-    with pytest.raises(ValueError, match=f"what it chose: bandwidth={near.bandwidth}"):
+    with pytest.raises(ValueError, match=f"bandwidth={near.bandwidth}"):
         near.merge(far)
 
 

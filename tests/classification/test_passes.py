@@ -114,12 +114,12 @@ def test_a_deep_copy_has_a_model_of_its_own() -> None:
 @pytest.mark.parametrize("name", ALL)
 def test_merging_a_predictor_without_calibration(name: str) -> None:
     empty, other = ALL[name](network(), seed=1), ALL[name](network(), seed=2)
-    with pytest.raises(ValueError, match=r"to merge has no calibration: call calibrate\(x, y\)"):
+    with pytest.raises(ValueError, match="calibrate"):
         empty.merge(other)
     empty.calibrate(X, Y)
     points = len(empty.calibration)
-    with pytest.raises(ValueError, match=r"to merge has no calibration: call calibrate\(x, y\)"):
+    with pytest.raises(ValueError, match="calibrate"):
         empty.merge(other)
     assert len(empty.calibration) == points
-    with pytest.raises(ValueError, match="merged with itself"):
+    with pytest.raises(ValueError, match="itself"):
         empty.merge(empty)

