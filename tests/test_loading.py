@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 import ffcp
-from ffcp import files
 from ffcp.segmentation import PixelSets
 from tests.conftest import normal, small_mlp
+from tests.core import FORMAT, config, rewrite, state_of_format
 
 X, Y = normal(200, 4, seed=2), normal(200, seed=3)
 LABELS = torch.arange(200) % 5
@@ -134,7 +134,7 @@ def test_a_predictor_is_made_again_from_its_file(make, path: Path) -> None:
     old.save(path)
     new = ffcp.load(path, of_model(old))
     assert type(new) is type(old)
-    assert new.settings() == old.settings()
+    assert config(new) == config(old)
     for option in (
         "batch_size",
         "seed",
@@ -143,10 +143,9 @@ def test_a_predictor_is_made_again_from_its_file(make, path: Path) -> None:
         "allow_zero_sets",
     ):
         assert getattr(new, option, None) == getattr(old, option, None)
-    assert (getattr(new, "choice", None), new._state.runs) == (
-        getattr(old, "choice", None),
-        old._state.runs,
-    )
+    assert getattr(new, "choice", None) == getattr(old, "choice", None)
+    with pytest.raises(ValueError):  # noqa: PT011  # the same scores: known by file, or by seed
+        old.merge(new)
     assert same_bands(old, new, None if groups is None else groups[:30])
     new.save(path)  # and once more
     assert same_bands(old, ffcp.load(path, of_model(old)), None if groups is None else groups[:30])
@@ -187,10 +186,10 @@ def test_a_part_of_the_users_is_asked_for_by_name(argument: str, path: Path) -> 
     make, own, word = PARTS[argument]
     old = calibrated(make(**{argument: own}))
     old.save(path)
-    with pytest.raises(ffcp.CalibrationFileError, match=rf"{argument}=\.\.\. \({word}\)") as found:
+    with pytest.raises(ffcp.CalibrationFileError, match=argument) as found:
         ffcp.load(path, of_model(old))
     assert str(path) in str(found.value)
-    assert "make the predictor yourself" in str(found.value)
+    assert word in str(found.value)
     assert same_bands(old, ffcp.load(path, of_model(old), **{argument: own}))
     assert same_bands(old, make(**{argument: own}).load(path))
 
@@ -198,7 +197,7 @@ def test_a_part_of_the_users_is_asked_for_by_name(argument: str, path: Path) -> 
 def test_a_kernel_of_the_users_is_asked_for(path: Path) -> None:
     near = ffcp.kernels.Localizer(Steep(), bandwidth=2.0)
     ffcp.LCP(small_mlp(), near).calibrate(X, Y).save(path)
-    with pytest.raises(ffcp.CalibrationFileError, match=r"localizer=\.\.\. \(steep\)"):
+    with pytest.raises(ffcp.CalibrationFileError, match="localizer"):
         ffcp.load(path, small_mlp())
     assert ffcp.load(path, small_mlp(), localizer=near).bandwidth == 2
 
@@ -208,7 +207,7 @@ def test_a_class_of_the_users_is_loaded_by_itself(path: Path) -> None:
         pass
 
     Mine(small_mlp()).calibrate(X, Y).save(path)
-    with pytest.raises(ffcp.CalibrationFileError, match="a class of your own"):
+    with pytest.raises(ffcp.CalibrationFileError, match="own"):
         ffcp.load(path, small_mlp())
     assert len(Mine(small_mlp()).load(path).calibration) == 200
 
@@ -216,29 +215,31 @@ def test_a_class_of_the_users_is_loaded_by_itself(path: Path) -> None:
 def test_what_is_given_takes_the_place_of_what_was_saved(path: Path) -> None:
     ffcp.CP(small_mlp(), batch_size=7).calibrate(X, Y).save(path)
     assert ffcp.load(path, small_mlp(), batch_size=50).batch_size == 50
-    with pytest.raises(ffcp.CalibrationFileError, match=r"joint=False .here True"):
+    with pytest.raises(ffcp.CalibrationFileError, match="joint"):
         ffcp.load(path, small_mlp(), joint=True)
     with pytest.raises(ffcp.CalibrationFileError, match="nonsense"):
         ffcp.load(path, small_mlp(), nonsense=True)
 
 
 def test_other_weights_and_missing_files(path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="there is no file"):
+    with pytest.raises(FileNotFoundError, match=path.name):
         ffcp.load(path, small_mlp())
     ffcp.CP(small_mlp()).calibrate(X, Y).save(path)
     other = small_mlp()
     nn.init.ones_(other[0].weight)
-    with pytest.raises(ffcp.CalibrationFileError, match="calibrated with other weights"):
+    with pytest.raises(ffcp.CalibrationFileError, match="weights"):
         ffcp.load(path, other)
 
 
 _FULL = """
 import resource, signal, sys
-from ffcp import files
+import ffcp, torch
+x, y = torch.randn(1000, 1), torch.randn(1000)
+predictor = ffcp.CP(torch.nn.Linear(1, 1)).calibrate(x, y)
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (64, 64))
 try:
-    files.put(sys.argv[1], bytes(1000))
+    predictor.save(sys.argv[1])
 except OSError:
     sys.exit(7)
 """
@@ -256,32 +257,25 @@ def test_a_disk_that_is_full_leaves_the_old_file(path: Path) -> None:
 
 def test_a_file_of_another_version_says_so(path: Path) -> None:
     ffcp.CP(small_mlp()).calibrate(X, Y).save(path)
-    path.write_bytes(path.read_bytes().replace(b"ffcp-calibration-4", b"ffcp-calibration-3", 1))
-    with pytest.raises(ffcp.CalibrationFileError, match=r"another version.*calibrate again"):
+    path.write_bytes(path.read_bytes().replace(FORMAT, FORMAT[:-1] + b"3", 1))
+    with pytest.raises(ffcp.CalibrationFileError, match="version"):
         ffcp.load(path, small_mlp())
 
 
 def test_a_state_dict_of_another_version_says_so() -> None:
     # Scores of LAC and APS meant another thing before: their thresholds would cover too little.
     predictor = ffcp.LAC(classifier()).calibrate(X, Y.gt(0).long())
-    state = predictor.state_dict()
-    points = predictor.calibration.points()
-    saved = files.unseal(state["_extra_state"], points)
-    for format in ("ffcp-calibration-3", None):
-        state["_extra_state"] = files.seal({**saved, "format": format}, points)
-        with pytest.raises(ffcp.CalibrationFileError, match=r"another version.*calibrate again"):
-            ffcp.LAC(classifier()).load_state_dict(state)
+    for name in ("ffcp-calibration-3", None):
+        with pytest.raises(ffcp.CalibrationFileError, match="version"):
+            ffcp.LAC(classifier()).load_state_dict(state_of_format(predictor, name))
 
 
 def test_only_known_predictors_are_made(path: Path) -> None:
     predictor = ffcp.CP(small_mlp()).calibrate(X, Y)
-    points = predictor.calibration.points()
-    saved = files.unseal(predictor.get_extra_state(), points)
     for name in ("Marginal", "print", "os.system", None, ["CP"]):
-        saved["recipe"]["make"] = name
-        state = {"calibration.scores": points["scores"], "_extra_state": files.seal(saved, points)}
-        files.write(path, state)
-        with pytest.raises(ffcp.CalibrationFileError):
+        predictor.save(path)
+        rewrite(path, lambda _, described: described["recipe"].update(make=name))  # noqa: B023
+        with pytest.raises(ffcp.CalibrationFileError, match=path.name):
             ffcp.load(path, small_mlp())
 
 
@@ -315,7 +309,7 @@ def test_a_damaged_state_dict_changes_nothing(damage: str, nested: bool) -> None
     if nested:
         state = {f"inside.{name}": tensor for name, tensor in state.items()}
         module = nn.ModuleDict({"inside": predictor})
-    with pytest.raises(ffcp.CalibrationFileError, match="this state_dict"):
+    with pytest.raises(ffcp.CalibrationFileError, match="state_dict"):
         module.load_state_dict(state)
     torch.testing.assert_close(predictor.predict_interval(X), before, rtol=0, atol=0)
 
@@ -339,7 +333,7 @@ def test_a_state_dict_of_another_function_changes_nothing(other: Scaled, assign:
     ffcp.CP(Scaled()).load_state_dict(state, assign=assign)  # it is well
     predictor = ffcp.CP(other).calibrate(X[:80], Y[:80])
     before = predictor.predict_interval(X)
-    with pytest.raises(ffcp.CalibrationFileError, match="calibrated with other weights"):
+    with pytest.raises(ffcp.CalibrationFileError, match="weights"):
         predictor.load_state_dict(state, assign=assign)
     torch.testing.assert_close(predictor.predict_interval(X), before, rtol=0, atol=0)
 
@@ -351,7 +345,7 @@ def test_a_state_dict_with_other_weights_than_its_calibration_changes_nothing() 
     predictor = ffcp.CP(small_mlp()).calibrate(X[:80], Y[:80])
     before = predictor.predict_interval(X)
     for state in (moved, wide):
-        with pytest.raises(ffcp.CalibrationFileError, match="this state_dict cannot be used"):
+        with pytest.raises(ffcp.CalibrationFileError, match="state_dict"):
             predictor.load_state_dict(state)
         torch.testing.assert_close(predictor.predict_interval(X), before, rtol=0, atol=0)
     predictor.load_state_dict(whole)
@@ -376,14 +370,14 @@ def test_points_do_not_count_twice(path: Path) -> None:
     one.save(path)
     copies = (copy.deepcopy(one), pickle.loads(pickle.dumps(one)), ffcp.load(path, small_mlp()))
     for same in copies:
-        with pytest.raises(ValueError, match="are here already"):
+        with pytest.raises(ValueError, match="already"):
             one.merge(same)
     one.calibrate(X[:10], Y[:10], update=True)
-    with pytest.raises(ValueError, match="are here already"):
+    with pytest.raises(ValueError, match="already"):
         one.merge(copies[0])
     one.merge(two)
     for again, there in ((one, two), (two, one), (copies[0], one)):
-        with pytest.raises(ValueError, match="are here already"):
+        with pytest.raises(ValueError, match="already"):
             again.merge(there)
     assert len(one.calibration) == 210
     one.calibrate(X[:50], Y[:50])  # all anew
@@ -399,9 +393,9 @@ def test_workers_that_chose_differently_are_told_what_to_do() -> None:
         far = ffcp.LCP(small_mlp(), ffcp.kernels.Localizer("gaussian", bandwidth=99.0)).calibrate(
             X, Y
         )
-    with pytest.raises(ValueError, match=f"what it chose: feature='{one.feature}'"):
+    with pytest.raises(ValueError, match=f"feature='{one.feature}'"):
         one.merge(two)
-    with pytest.raises(ValueError, match=f"what it chose: bandwidth={near.bandwidth}"):
+    with pytest.raises(ValueError, match=f"bandwidth={near.bandwidth}"):
         near.merge(far)
 
 

@@ -101,5 +101,5 @@ def test_an_unknown_feature_of_a_model_without_parts_is_named() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return x[:, :1]
 
-    with pytest.raises(ValueError, match=r"'encoder'.*input, output"):
+    with pytest.raises(ValueError, match="encoder"):
         ffcp.FFCP(Plain(), "encoder")

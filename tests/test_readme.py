@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from ffcp.regression.learned import network
 from tests.conftest import normal
+from tests.core import few_epochs
 
 README = Path(__file__).parents[1] / "README.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.S)
@@ -28,7 +28,7 @@ def test_blocks_run(
 ) -> None:
     pytest.importorskip("sklearn")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(network, "_EPOCHS", 3)
+    few_epochs(monkeypatch)
     x, y = normal(900, 3, seed=0), normal(900, 1, seed=1)
     names = {
         "model": nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1)),

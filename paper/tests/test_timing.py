@@ -18,7 +18,7 @@ def test_the_interval_holds_the_median_as_often_as_it_says(rounds: int) -> None:
 
 
 def test_too_few_rounds_have_no_interval() -> None:
-    with pytest.raises(ValueError, match="5 rounds are too few for an error of"):
+    with pytest.raises(ValueError, match=r"\b5\b"):
         timing.ratio([1.0] * 5, 0.05)
 
 

@@ -19,5 +19,5 @@ def test_trained_quantiles_cover_about_what_their_levels_say() -> None:
 
 @pytest.mark.parametrize("levels", [(0.9, 0.1), (0.0, 0.9), (0.1, 1.0)])
 def test_levels_out_of_order_are_refused(levels: tuple[float, float]) -> None:
-    with pytest.raises(ValueError, match="levels must satisfy 0 < low < high < 1"):
+    with pytest.raises(ValueError, match="levels"):
         train_quantiles(torch.zeros(200, 2), torch.zeros(200), levels, epochs=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import numpy as np
@@ -18,7 +19,7 @@ from tests.conftest import normal
 def test_probabilities_instead_of_logits() -> None:
     model = nn.Sequential(network(), nn.Softmax(dim=1))
     for dtype in (torch.float32, torch.float16):
-        with pytest.raises(ValueError, match=r"looks like probabilities.*torch\.log"):
+        with pytest.raises(ValueError, match="probabilities"):
             ffcp.RAPS(model.to(dtype)).calibrate(X.to(dtype), Y)
     ffcp.RAPS(nn.Sequential(network(), nn.LogSoftmax(dim=1))).calibrate(X, Y)
     ffcp.RAPS(nn.Sequential(network(), nn.ReLU())).calibrate(X, Y)  # nonnegative, but no sums
@@ -38,32 +39,32 @@ def test_bad_logits_name_the_row(make, bad: float) -> None:
     x[41] = 1000
     model = nn.Sequential(Broken())
     for batch_size in (None, 10):
-        with pytest.raises(ValueError, match=f"the prediction holds {bad} in row 41"):
+        with pytest.raises(ValueError, match=r"\b41\b"):
             make(model, batch_size=batch_size).calibrate(x, Y[:60])
     predictor = make(model).calibrate(x[:40], Y[:40])
     for call in (predictor.predict_set, predictor.score_all):
-        with pytest.raises(ValueError, match="in row 41"):
+        with pytest.raises(ValueError, match=r"\b41\b"):
             call(x)
 
 
 def test_bad_input_names_the_row(make) -> None:
     x = X.clone()
     x[17, 2] = math.nan
-    with pytest.raises(ValueError, match="x holds nan in row 17"):
+    with pytest.raises(ValueError, match=r"\b17\b"):
         make(network(), batch_size=8).calibrate(x, Y)
 
 
 @pytest.mark.parametrize(
     ("y", "error", "message"),
     [
-        (Y.float(), TypeError, r"integers.*got torch.float32.*y\.long\(\)"),
-        (Y > 2, TypeError, "integers.*got torch.bool"),
-        (Y + 1, ValueError, r"label 6 in row \d+ is out of range.*6 classes.*from 0 to 5"),
-        (Y - 1, ValueError, r"label -1 in row \d+ is out of range"),
-        (Y[:, None], ValueError, r"shape \(300, 1\), expected one integer per row: \(300,\)"),
-        (nn.functional.one_hot(Y), ValueError, r"one-hot rows use y\.argmax"),
-        (Y[:200], ValueError, r"x has 300 rows but the target has shape \(200,\)"),
-        (np.array(["cat"] * 300), TypeError, "must be numbers"),
+        (Y.float(), TypeError, "float32"),
+        (Y > 2, TypeError, "bool"),
+        (Y + 1, ValueError, r"\b6\b"),
+        (Y - 1, ValueError, "-1"),
+        (Y[:, None], ValueError, r"\b300\b"),
+        (nn.functional.one_hot(Y), ValueError, "argmax"),
+        (Y[:200], ValueError, r"\b200\b"),
+        (np.array(["cat"] * 300), TypeError, "numbers"),
     ],
 )
 def test_bad_labels(y: object, error: type, message: str) -> None:
@@ -78,20 +79,23 @@ def test_a_bad_label_in_a_loader_names_the_row_of_the_stream() -> None:
     y = Y.clone()
     y[211] = 99
     loader = DataLoader(TensorDataset(X, y), batch_size=50)
-    predictor = ffcp.RAPS(network(), tune="size").calibrate(X, Y)
-    before = (predictor.choice, predictor.calibration.scores, predictor._drawn)
+    predictor = ffcp.RAPS(network(), tune="size", seed=0).calibrate(X, Y)
+    untouched = copy.deepcopy(predictor)
     for update in (False, True):
-        with pytest.raises(ValueError, match="label 99 in row 211"):
+        with pytest.raises(ValueError, match=r"\b211\b"):
             predictor.calibrate(loader, update=update)
-    assert before == (predictor.choice, predictor.calibration.scores, predictor._drawn)
+    assert predictor.choice == untouched.choice
+    for other in (predictor, untouched):  # random numbers go on where they were
+        other.calibrate(X[:9], Y[:9], update=True)
+    assert torch.equal(predictor.calibration.scores, untouched.calibration.scores)
 
 
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (nn.Linear(4, 1), r"one class only.*torch\.cat"),
-        (nn.Sequential(nn.Linear(4, 1), nn.Flatten(0)), r"output has shape \(\d+,\).*\(n, K\)"),
-        (nn.Sequential(nn.Linear(4, 6), nn.Unflatten(1, (2, 3))), r"shape \(\d+, 2, 3\)"),
+        (nn.Linear(4, 1), "class"),
+        (nn.Sequential(nn.Linear(4, 1), nn.Flatten(0)), "shape"),
+        (nn.Sequential(nn.Linear(4, 6), nn.Unflatten(1, (2, 3))), r"2, 3\)"),
     ],
 )
 @pytest.mark.parametrize("gradient", [{}, {"gradient": "feature", "feature": "input"}])
@@ -103,26 +107,26 @@ def test_outputs_that_are_no_logits(model: nn.Module, message: str, gradient: di
 @pytest.mark.parametrize(
     ("settings", "error", "message"),
     [
-        ({"delta": -0.1}, ValueError, "delta must be a number and not negative"),
-        ({"delta": math.nan, "tune": "size"}, ValueError, "delta must be a number"),
-        ({"lam": math.nan}, ValueError, "lam must be a number and not negative"),
-        ({"kreg": 1.5}, TypeError, "kreg must be an integer"),
-        ({"kreg": -1, "tune": "size"}, ValueError, "kreg must not be negative"),
-        ({"temperature": "auto"}, ValueError, "temperature must be a positive number or 'fit'"),
-        ({"temperature": -1.0}, ValueError, "temperature must be a positive number"),
-        ({"temperature": None}, ValueError, "temperature must be a positive number"),
-        ({"tune": "best"}, ValueError, "tune must be None, 'size' or 'coverage', got 'best'"),
-        ({"tune": "size", "lam": 0, "kreg": 0, "delta": 0}, ValueError, "nothing to tune"),
-        ({"tune_fraction": 1.0}, ValueError, "tune_fraction must lie between 0 and 1"),
-        ({"tune_alpha": 0}, ValueError, "strictly between 0 and 1"),
-        ({"seed": -1}, ValueError, "seed must be an integer and not negative"),
-        ({"seed": 0.5}, ValueError, "seed must be an integer"),
-        ({"batch_size": 0}, ValueError, "batch_size must be at least 1"),
-        ({"gradient": "logit"}, ValueError, "gradient must be 'softmax' or 'feature'"),
-        ({"gradient": "feature"}, ValueError, "needs a layer: give feature="),
-        ({"gradient": "feature", "feature": "6x"}, ValueError, "no feature '6x'.*closest first: 6"),
-        ({"gradient": "feature", "feature": "output"}, ValueError, "gradient='softmax'"),
-        ({"feature": "0"}, ValueError, "has no part in gradient='softmax'"),
+        ({"delta": -0.1}, ValueError, "delta"),
+        ({"delta": math.nan, "tune": "size"}, ValueError, "delta"),
+        ({"lam": math.nan}, ValueError, "lam"),
+        ({"kreg": 1.5}, TypeError, "kreg"),
+        ({"kreg": -1, "tune": "size"}, ValueError, "kreg"),
+        ({"temperature": "auto"}, ValueError, "temperature"),
+        ({"temperature": -1.0}, ValueError, "temperature"),
+        ({"temperature": None}, ValueError, "temperature"),
+        ({"tune": "best"}, ValueError, "tune"),
+        ({"tune": "size", "lam": 0, "kreg": 0, "delta": 0}, ValueError, "tune"),
+        ({"tune_fraction": 1.0}, ValueError, "tune_fraction"),
+        ({"tune_alpha": 0}, ValueError, "alpha"),
+        ({"seed": -1}, ValueError, "seed"),
+        ({"seed": 0.5}, ValueError, "seed"),
+        ({"batch_size": 0}, ValueError, "batch_size"),
+        ({"gradient": "logit"}, ValueError, "gradient"),
+        ({"gradient": "feature"}, ValueError, "feature="),
+        ({"gradient": "feature", "feature": "6x"}, ValueError, "6x"),
+        ({"gradient": "feature", "feature": "output"}, ValueError, "gradient"),
+        ({"feature": "0"}, ValueError, "gradient"),
     ],
 )
 def test_settings_out_of_range(settings: dict, error: type, message: str) -> None:
@@ -140,55 +144,55 @@ def test_a_feature_that_does_not_influence_the_top_probability() -> None:
             self.b(x)
             return self.a(x)
 
-    with pytest.raises(ValueError, match=r"does not influence|no gradient"):
+    with pytest.raises(ValueError, match="'b'"):
         ffcp.FFRAPS(Unused(), gradient="feature", feature="b").calibrate(X, Y)
 
 
 @pytest.mark.parametrize("alpha", [0, 1, math.nan, "0.1"])
 def test_bad_alpha(make, alpha: object) -> None:
     predictor = make(network()).calibrate(X, Y)
-    with pytest.raises((ValueError, TypeError), match="alpha must"):
+    with pytest.raises((ValueError, TypeError), match="alpha"):
         predictor.predict_set(X, alpha)
 
 
 def test_predict_before_calibrate_and_nothing_at_all(make) -> None:
     predictor = make(network())
-    with pytest.raises(RuntimeError, match="no calibration: call calibrate"):
+    with pytest.raises(RuntimeError, match="calibrate"):
         predictor.predict_set(X)
     for data in ((X[:0], Y[:0]), ([],)):
-        with pytest.raises(ValueError, match="calibration data is empty"):
+        with pytest.raises(ValueError, match="empty"):
             predictor.calibrate(*data)
     predictor.calibrate(X, Y)
     for update in (False, True):
-        with pytest.raises(ValueError, match="calibration data is empty"):
+        with pytest.raises(ValueError, match="empty"):
             predictor.calibrate([], update=update)
     for call in (lambda: predictor.predict_set(X[:0]), lambda: predictor.score(X[:0], Y[:0])):
-        with pytest.raises(ValueError, match="x has no rows"):
+        with pytest.raises(ValueError, match=r"\bx\b"):
             call()
-    with pytest.raises(ValueError, match="first_row counts from 0, got -1"):
+    with pytest.raises(ValueError, match="first_row"):
         predictor.predict_set(X, first_row=-1)
-    with pytest.raises(TypeError, match="no targets"):
+    with pytest.raises(TypeError, match="targets"):
         predictor.score(X, None)
 
 
 def test_too_few_rows_to_tune_and_calibrate() -> None:
-    with pytest.raises(ValueError, match="1 rows cannot be divided"):
+    with pytest.raises(ValueError, match=r"\b1\b"):
         ffcp.RAPS(network(), tune="size", seed=1).calibrate(X[:1], Y[:1])
 
 
 def test_another_number_of_classes_than_at_calibration() -> None:
     seven = normal(300, 7, seed=1)
     predictor = ffcp.RAPS(nn.Identity()).calibrate(seven[:, :6], Y)
-    with pytest.raises(ValueError, match="calibrated on 6 classes, but the model now gives 7"):
+    with pytest.raises(ValueError, match=r"\b7\b"):
         predictor.predict_set(seven)
-    with pytest.raises(ValueError, match="calibrated on 6 classes"):
+    with pytest.raises(ValueError, match=r"\b6\b"):
         predictor.calibrate(seven, Y, update=True)
 
 
 def test_another_model_than_at_calibration() -> None:
     predictor = ffcp.RAPS(network()).calibrate(X, Y)
     predictor.model = network(7)
-    with pytest.raises(RuntimeError, match="weights are no longer those of the calibration"):
+    with pytest.raises(RuntimeError, match="weights"):
         predictor.predict_set(X)
 
 
@@ -202,10 +206,10 @@ def test_a_model_that_mixes_rows_is_refused(make) -> None:
             v = self.get_submodule("0")(x)
             return v - v.mean(dim=0)
 
-    with pytest.raises(ValueError, match="the model mixes rows"):
+    with pytest.raises(ValueError, match="mixes"):
         make(Mixes()).calibrate(X, Y)
 
 
 def test_model_that_is_no_module() -> None:
-    with pytest.raises(TypeError, match=r"must be a torch.nn.Module, got function"):
+    with pytest.raises(TypeError, match="function"):
         ffcp.APS(lambda x: x)

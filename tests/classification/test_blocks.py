@@ -44,7 +44,7 @@ def test_one_row_is_as_one_of_many() -> None:
 
 
 def test_a_gradient_that_drowns_the_probabilities_is_refused() -> None:
-    with pytest.raises(ValueError, match="too large at temperature 1: beside it"):
+    with pytest.raises(ValueError, match="temperature"):
         Cumulative(delta=1e30)
 
 

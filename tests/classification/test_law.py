@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,10 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import ffcp
-from ffcp.classification import set_predictor
-from ffcp.classification.scores import Shares
-from ffcp.conformal import marginal
-from ffcp.conformal.rank import conformal_rank
+from ffcp import conformal_rank
+from tests.core import unrandomised_calibration
 from tests.law import ERROR_RATE, draw_hits, p_value, upper_p_value
 
 pytestmark = pytest.mark.heavy
@@ -179,24 +178,22 @@ def test_without_classes_the_hard_one_is_covered_too_rarely() -> None:
 def test_the_law_test_catches_a_calibration_that_is_not_randomised(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    drawn = Shares.__call__
-
-    def only_for_prediction(shares: Shares, rows: range) -> Tensor:
-        numbers = drawn(shares, rows)
-        is_calibration = shares.draws.stream == set_predictor._CALIBRATION
-        return torch.ones_like(numbers) if is_calibration else numbers
-
-    monkeypatch.setattr(Shares, "__call__", only_for_prediction)
+    unrandomised_calibration(monkeypatch)
     hits, used = hits_of(lambda seed: EXACT["APS"](seed=seed, allow_zero_sets=True))
     assert p_value(hits, T, used, conformal_rank(used, ALPHA)) < 1e-8
 
 
-def test_the_law_test_catches_a_quantile_without_n_plus_1(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_law_test_catches_a_quantile_without_n_plus_1() -> None:
     wrong = math.ceil(N * (1 - ALPHA))
     assert wrong != conformal_rank(N, ALPHA)
-    monkeypatch.setattr(marginal, "conformal_rank", lambda n, alpha: wrong)
+
+    class Wrong(ffcp.calibrations.Marginal):
+        def threshold(self, alpha: Any, metadata: Any = None, random: Any = None) -> Tensor:
+            return self.scores[wrong - 1]
+
     # A shift by one rank of 41 is small: it takes more draws to be this sure of it.
     hits, used = hits_of(
-        lambda seed: EXACT["RAPS"](seed=seed, allow_zero_sets=True), repeats=2 * REPEATS
+        lambda seed: EXACT["RAPS"](seed=seed, allow_zero_sets=True, calibration=Wrong()),
+        repeats=2 * REPEATS,
     )
     assert p_value(hits, T, used, conformal_rank(used, ALPHA)) < 1e-8

@@ -86,9 +86,9 @@ def test_of_a_loader_another_label_comes_last_as_well() -> None:
 
 
 def test_without_them_an_unknown_label_is_refused() -> None:
-    with pytest.raises(ValueError, match=f"label {K}"):
+    with pytest.raises(ValueError, match=f"{K}"):
         ffcp.LAC(network()).calibrate(X, some_unknown(0.1))
-    with pytest.raises(ValueError, match="label 7"):
+    with pytest.raises(ValueError, match=r"\b7\b"):
         ffcp.LAC(network(), other_labels=True).calibrate(X, Y.masked_fill(Y == 0, 7))
 
 

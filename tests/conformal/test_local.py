@@ -14,13 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from ffcp import conformal_rank
+from ffcp.calibrations import Local
 from ffcp.conformal import kernel_weights, local
-from ffcp.conformal.kernel_weights import ONE, level_target, whole
+from ffcp.conformal.kernel_weights import ONE, whole
 from ffcp.conformal.kernels import as_kernel
-from ffcp.conformal.local import Local, Localizer
 from ffcp.conformal.random_numbers import Draws
-from ffcp.conformal.rank import conformal_rank
+from ffcp.kernels import Localizer
 from tests.conftest import normal
+from tests.core import filled, threshold
 
 LONG = pytest.mark.heavy
 
@@ -30,8 +32,7 @@ def calibrated(
 ) -> Local:
     """Make a localized calibration of these points."""
     near = Local(Localizer(kernel, bandwidth=bandwidth), guarantee)
-    near.add(scores, {"embedding": embedding})
-    return near
+    return filled(near, scores, {"embedding": embedding})
 
 
 def reference(scores: list[float], kernel_weights: list[Fraction], alpha: Fraction) -> float:
@@ -108,7 +109,7 @@ def test_thresholds_equal_brute_force(
     near = calibrated(
         torch.tensor(scores)[:, None], torch.tensor(where)[:, None], kernel, bandwidth, guarantee
     )
-    thresholds = near.threshold(alpha, {"embedding": torch.tensor(asked)[:, None]})
+    thresholds = threshold(near, alpha, {"embedding": torch.tensor(asked)[:, None]})
     expected = []
     for x in asked:
         every = [*where, x]
@@ -138,7 +139,7 @@ def test_nearest_neighbours_equal_brute_force(
     embedding = torch.tensor(where)[:, None].expand(-1, width)
     near = calibrated(torch.tensor(scores)[:, None], embedding, "nearest", k, "none")
     x = torch.tensor(asked)[:, None].expand(-1, width)
-    thresholds = near.threshold(alpha, {"embedding": x})
+    thresholds = threshold(near, alpha, {"embedding": x})
     exact = [float(v) for v in torch.tensor(asked)]
     expected = [
         reference(scores, exact_weights("nearest", k, x, where), alpha) for x in exact
@@ -153,13 +154,14 @@ def test_the_level_of_nearest_neighbours_equals_its_definition(k: int, width: in
     n, alpha = 30, Fraction(1, 5)
     scores, where = normal(n, 1, seed=3).double(), normal(n, width, seed=4)
     x = torch.cat([normal(4, width, seed=5), 2.5 * normal(4, width, seed=6)])
-    found = calibrated(scores, where, "nearest", k, "level").threshold(alpha, {"embedding": x})
-    for row, threshold in enumerate(found[:, 0].tolist()):
+    near = calibrated(scores, where, "nearest", k, "level")
+    found = threshold(near, alpha, {"embedding": x})
+    for row, level in enumerate(found[:, 0].tolist()):
         every = torch.cat([where, x[row : row + 1]]).double()
         distance = torch.cdist(every, every).fill_diagonal_(-1)
         near = distance.argsort(dim=1).argsort(dim=1) <= k  # itself, and k of all others
         table = [[Fraction(int(w)) for w in some] for some in near.tolist()]
-        assert threshold == recalibrated(scores[:, 0].tolist(), table, alpha)
+        assert level == recalibrated(scores[:, 0].tolist(), table, alpha)
 
 
 @pytest.mark.heavy
@@ -179,14 +181,16 @@ def test_ties_of_nearest_neighbours_never_shorten_a_band(
     near = calibrated(
         torch.tensor(scores)[:, None], where[:, None].expand(-1, width), "nearest", k, "level"
     )
-    kernel_weights = near._weights(k)
     asked = torch.full((1, width), float(x))
-    found = float(near.threshold(0.3, {"embedding": asked}))
+    found = float(threshold(near, 0.3, {"embedding": asked}))
+
+    def nearest(place: float) -> list[int]:
+        return sorted(range(n), key=lambda j: (abs(float(where[j]) - place), j))
+
     wins = torch.rand(n, generator=torch.Generator().manual_seed(seed)) < 0.5
     table = []
     for i in range(n):
-        others = kernel_weights._search(near.embedding[i : i + 1], min(k + 1, n))[0][0].tolist()
-        others = [j for j in others if j != i][: min(k, n - 1)]
+        others = [j for j in nearest(float(where[i]))[: k + 1] if j != i][: min(k, n - 1)]
         edge = max((abs(float(where[j] - where[i])) for j in others), default=0.0)
         distance = abs(x - float(where[i]))
         if k == n or distance < edge or (distance == edge and wins[i]):
@@ -195,32 +199,19 @@ def test_ties_of_nearest_neighbours_never_shorten_a_band(
                 others.remove(last[seed % len(last)])
             others.append(n)
         table.append([Fraction(int(j == i or j in others)) for j in range(n + 1)])
-    mine = kernel_weights._search(asked, k)[0][0].tolist()
+    mine = nearest(float(x))[:k]
     table.append([Fraction(int(j == n or j in mine)) for j in range(n + 1)])
     assert found >= recalibrated(scores, table, Fraction(3, 10))
-
-
-def test_the_exact_level_is_never_above_its_bound() -> None:
-    for kernel, bandwidth in (("gaussian", 0.5), ("box", 1.0), ("nearest", 20)):
-        near = calibrated(
-            normal(300, 1, seed=0), normal(300, 2, seed=1), kernel, bandwidth, "level"
-        )
-        x, kernel_weights = normal(200, 2, seed=2), near._weights(bandwidth)
-        bound, sums = near._level(kernel_weights, 0).bound(0.1), kernel_weights.around(x).sums(0)
-        places = sums.position(level_target(sums.total + kernel_weights.own, bound))
-        exact, bounded = near.threshold(0.1, {"embedding": x})[:, 0], near._sorted_scores(0)[places]
-        assert (exact <= bounded).all()
-        assert (exact < bounded).float().mean() > 0.05
 
 
 def test_points_that_set_the_level_may_be_picked(monkeypatch: pytest.MonkeyPatch) -> None:
     # Forty of eighty: the shares are taken around them only, among all points.
     monkeypatch.setattr(local, "LEVEL_ROWS", 40)
     scores, where, x = normal(80, 1, seed=0), normal(80, 1, seed=1), normal(15, 1, seed=2)
-    found = calibrated(scores, where, "box", 0.5, "level").threshold(0.1, {"embedding": x})
+    found = threshold(calibrated(scores, where, "box", 0.5, "level"), 0.1, {"embedding": x})
     picked = np.random.default_rng(0).permutation(80)[:40].tolist()
     k, ends = conformal_rank(40, 0.1), [-math.inf, *scores[:, 0].sort().values.tolist(), math.inf]
-    for row, threshold in enumerate(found[:, 0].tolist()):
+    for row, level in enumerate(found[:, 0].tolist()):
         every = torch.cat([where, x[row : row + 1]])[:, 0]
         near = (every[:, None] - every).abs() <= 0.5
         for low, high in itertools.pairwise(ends):
@@ -229,10 +220,10 @@ def test_points_that_set_the_level_may_be_picked(monkeypatch: pytest.MonkeyPatch
             )
             share = (near & (score < score[:, None])).sum(dim=1).double() / near.sum(dim=1)
             if (share[picked] < share[-1]).sum() >= k:
-                assert threshold == low
+                assert level == low
                 break
         else:
-            assert threshold == math.inf
+            assert level == math.inf
 
 
 @pytest.mark.long
@@ -245,7 +236,7 @@ def test_blocks_change_nothing(
 
     def thresholds() -> Tensor:
         near = calibrated(scores, where, "gaussian", 1.0, guarantee)
-        return near.threshold(0.1, {"embedding": x, "row": torch.arange(90)}, Draws(0, 3))
+        return threshold(near, 0.1, {"embedding": x, "row": torch.arange(90)}, Draws(0, 3))
 
     at_once = thresholds()
     for module, name in ((local, "_BLOCK"), (kernel_weights, "_CACHE"), (kernel_weights, "_ROWS")):
@@ -259,8 +250,8 @@ def test_every_output_has_its_own_local_quantile() -> None:
     for kernel, bandwidth in (("box", 1.0), ("nearest", 30)):
         for guarantee in ("none", "level"):
             both, *apart = (
-                calibrated(some, where, kernel, bandwidth, guarantee).threshold(
-                    0.2, {"embedding": x}
+                threshold(
+                    calibrated(some, where, kernel, bandwidth, guarantee), 0.2, {"embedding": x}
                 )
                 for some in (scores, scores[:, :1], scores[:, 1:])
             )
@@ -274,7 +265,7 @@ def test_far_away_data_keeps_its_small_distances() -> None:
     for where in (together, spread):
         scores = torch.arange(float(len(where)))[:, None]
         near = calibrated(scores, where, "box", 0.5, "none")
-        assert torch.equal(near.threshold(0.5, {"embedding": where}), scores.double())
+        assert torch.equal(threshold(near, 0.5, {"embedding": where}), scores.double())
 
 
 @pytest.mark.parametrize("kernel", ["gaussian", "laplace", "box"])
@@ -282,7 +273,7 @@ def test_random_localization_weighs_the_point_itself_like_the_others(kernel: str
     scores, where, x = normal(80, 1, seed=1).double(), normal(80, 2, seed=2), normal(30, 2, seed=3)
     near = calibrated(scores, where, kernel, 1.5, "random")
     draws, rows, chosen = Draws(5, 3), torch.arange(30), as_kernel(kernel)
-    thresholds = near.threshold(0.2, {"embedding": x, "row": rows}, draws)
+    thresholds = threshold(near, 0.2, {"embedding": x, "row": rows}, draws)
     centre = x + 1.5 * draws.by(chosen.steps, rows, 2)
     for row in range(30):
         squared = (torch.cat([where, x[row : row + 1]]) - centre[row]).square().sum(dim=1)
@@ -291,23 +282,3 @@ def test_random_localization_weighs_the_point_itself_like_the_others(kernel: str
         reached = weight[:-1][order].cumsum(0) >= 0.8 * weight.sum()
         expected = float(scores[order][reached][0]) if reached.any() else math.inf
         assert float(thresholds[row]) == expected
-
-
-@pytest.mark.parametrize("guarantee", ["none", "level"])
-def test_what_was_worked_out_is_forgotten_when_points_are_added(guarantee: str) -> None:
-    scores, where, x = normal(200, 1, seed=0), normal(200, 2, seed=1), normal(5, 2, seed=2)
-    at_once = calibrated(scores, where, "gaussian", 1.0, guarantee)
-    grown = calibrated(scores[:100], where[:100], "gaussian", 1.0, guarantee)
-    grown.threshold(0.1, {"embedding": x})  # works out what holds for these points only
-    grown.add(scores[100:], {"embedding": where[100:]})
-    expected = at_once.threshold(0.1, {"embedding": x})
-    assert torch.equal(grown.threshold(0.1, {"embedding": x}), expected)
-
-
-def test_advice_on_other_bandwidths_keeps_nothing() -> None:
-    near = calibrated(normal(200, 1, seed=0), normal(200, 2, seed=1), "gaussian", 0.1, "level")
-    x = {"embedding": normal(5, 2, seed=2)}
-    near.threshold(0.1, x)
-    kept = set(near._cache)
-    assert "about" in near.why_infinite(0.1, x)
-    assert set(near._cache) == kept

@@ -1,4 +1,4 @@
-"""One threshold for all points: the conformal quantile of sorted scores."""
+"""One threshold for all rows: the conformal quantile of the calibration scores."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
-from ffcp import conformal_quantile, conformal_rank
-from ffcp.conformal.marginal import Marginal
+import ffcp
 
 decimals = st.integers(1, 6).flatmap(
     lambda places: st.integers(1, 10**places - 1).map(lambda i: Fraction(i, 10**places))
@@ -19,69 +19,53 @@ decimals = st.integers(1, 6).flatmap(
 scores_lists = st.lists(st.integers(0, 5).map(float), min_size=1, max_size=40)
 
 
+def with_scores(*parts: Tensor, **common: bool) -> ffcp.CP:
+    """Calibrate on targets whose predictions are 0, one part after the other."""
+    predictor = ffcp.CP(ffcp.Stored(), **common)
+    for part in parts:
+        predictor.calibrate(torch.zeros_like(part), part, update=True)
+    return predictor
+
+
 @pytest.mark.long
+@pytest.mark.filterwarnings("ignore::ffcp.FFCPWarning")
 @given(parts=st.lists(scores_lists, min_size=1, max_size=4), alpha=decimals)
 def test_thresholds_do_not_depend_on_how_scores_arrive(
     parts: list[list[float]], alpha: Fraction
 ) -> None:
-    whole, grown = Marginal(), Marginal()
-    whole.add(torch.tensor([score for part in parts for score in part])[:, None])
-    for part in parts:
-        grown.add(torch.tensor(part)[:, None])
-    assert torch.equal(whole.scores, grown.scores)
-    if conformal_rank(len(whole), alpha) <= len(whole):
-        expected = conformal_quantile(whole.scores, alpha)
-        assert torch.equal(whole.threshold(alpha), expected)
+    given_parts = [torch.tensor(part) for part in parts]
+    whole, grown = with_scores(torch.cat(given_parts)), with_scores(*given_parts)
+    assert torch.equal(whole.calibration.scores, grown.calibration.scores)
+    n = len(whole.calibration)
+    if ffcp.conformal_rank(n, alpha) <= n:
+        expected = float(ffcp.conformal_quantile(torch.cat(given_parts), alpha))
     else:
-        assert whole.threshold(alpha).item() == math.inf
-
-
-def test_scores_keep_their_type_when_the_module_is_converted() -> None:
-    scores = Marginal()
-    scores.add(torch.tensor([[1 + 1e-12], [2.0]]))
-    scores.half()
-    scores.to(torch.float16)
-    assert scores.scores.dtype == torch.float64
+        expected = math.inf
+    for predictor in (whole, grown):
+        upper = predictor.predict_interval(torch.zeros(1), alpha).upper
+        assert upper.item() == pytest.approx(expected)
 
 
 def test_another_number_of_outputs_is_refused() -> None:
-    scores = Marginal()
-    scores.add(torch.zeros(3, 2))
-    with pytest.raises(ValueError, match="scores for 2 outputs, got 1"):
-        scores.add(torch.zeros(3, 1))
+    predictor = with_scores(torch.zeros(3, 2))
+    with pytest.raises(ValueError, match="2"):
+        predictor.calibrate(torch.zeros(3, 1), torch.zeros(3, 1), update=True)
+    assert len(predictor.calibration) == 3
 
 
-def test_adding_and_merging_leave_the_given_scores_as_they_are() -> None:
-    given_scores = torch.tensor([[3.0], [1.0], [2.0]], dtype=torch.float64)
-    one, two = Marginal(), Marginal()
-    one.add(given_scores)
-    two.merge(one)
-    two.add(torch.zeros(1, 1))
-    assert given_scores[:, 0].tolist() == [3, 1, 2]
-    assert one.scores[:, 0].tolist() == [1, 2, 3]
-    assert two.scores[:, 0].tolist() == [0, 1, 2, 3]
+def test_updating_and_merging_leave_what_was_given_as_it_is() -> None:
+    y = torch.tensor([3.0, 1.0, 2.0], dtype=torch.float64)
+    one = with_scores(y)
+    two = ffcp.CP(one.model).merge(one)
+    two.calibrate(torch.zeros(1).double(), torch.zeros(1).double(), update=True)
+    assert y.tolist() == [3, 1, 2]
+    assert one.calibration.scores[:, 0].tolist() == [1, 2, 3]
+    assert two.calibration.scores[:, 0].tolist() == [0, 1, 2, 3]
 
 
-def test_an_emptied_calibration_shares_nothing_with_the_full_one() -> None:
-    full = Marginal()
-    full.add(torch.ones(3, 1))
-    fresh = full.empty()
-    assert len(fresh) == 0
-    fresh.add(torch.zeros(2, 1))
-    assert full.scores[:, 0].tolist() == [1, 1, 1]
-
-
+@pytest.mark.filterwarnings("ignore::ffcp.FFCPWarning")
 def test_columns_count_the_scores_they_know() -> None:
-    scores = Marginal()
-    scores.add(torch.tensor([[1.0, math.nan], [2.0, 5.0], [3.0, math.nan]]))
-    assert scores.threshold(0.5).tolist() == [2.0, 5.0]
-    assert scores.threshold(0.3).tolist() == [3.0, math.inf]
-
-
-def test_signs_stay_with_their_scores() -> None:
-    signed = torch.randn(500, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    kept = Marginal()
-    kept.add(signed.abs(), {"signs": signed < 0})
-    assert torch.equal(kept.scores, signed.abs().sort(dim=0).values)
-    assert torch.equal(kept.signed(), signed.sort(dim=0).values)
-    assert torch.equal(kept.thresholds([0.1, 0.2])[0, 0], kept.threshold(0.1))
+    y = torch.tensor([[1.0, math.nan], [2.0, 5.0], [3.0, math.nan]])
+    predictor = with_scores(y, missing=True)
+    upper = predictor.predict_interval(torch.zeros(1, 2), (0.5, 0.3)).upper
+    assert upper.flatten().tolist() == pytest.approx([2.0, 5.0, 3.0, math.inf])

@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import pytest
 import torch
 from torch import Tensor
 
-from ffcp.conformal.neighbours import NearestWeights
+import ffcp
 from tests.conftest import normal
+from tests.core import filled, threshold
 
 
 def nearest(points: Tensor, x: Tensor, k: int) -> Tensor:
-    """Return the places of the k nearest among scores that ascend with the rows, sorted."""
-    found = NearestWeights(points, [torch.arange(len(points))], k).around(x).sums(0)
-    return torch.stack([found.position(torch.full((len(x),), i)) for i in range(1, k + 1)], dim=1)
+    """Return the first, middle and last row of the k nearest, by scores that are row numbers."""
+    localizer = ffcp.kernels.Localizer("nearest", on="input", bandwidth=k)
+    near = ffcp.calibrations.Local(localizer, guarantee="none")
+    filled(near, torch.arange(len(points))[:, None].double(), {"embedding": points})
+    # With weight 1 for each neighbour and for the new row, rank i of k + 1 is the i-th neighbour.
+    alphas = [1 - Fraction(i, k + 1) for i in ranks(k)]
+    return torch.cat([threshold(near, alpha, {"embedding": x}) for alpha in alphas], dim=1)
+
+
+def ranks(k: int) -> list[int]:
+    return [1, (k + 1) // 2, k]
 
 
 def by_sorting(points: Tensor, x: Tensor, k: int) -> Tensor:
     squared = (points.double() - x.double()[:, None]).square().sum(dim=-1)
-    return squared.argsort(dim=1)[:, :k].sort(dim=1).values
+    found = squared.argsort(dim=1)[:, :k].sort(dim=1).values
+    return found[:, [i - 1 for i in ranks(k)]].double()
 
 
 @pytest.mark.parametrize("width", [1, 2, 24])
@@ -46,18 +58,3 @@ def test_autocast_changes_no_neighbours() -> None:
     points, x = normal(300, 24, seed=1), normal(50, 24, seed=2)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(nearest(points, x, 40), by_sorting(points, x, 40))
-
-
-def test_copies_of_a_point_do_not_count_it_among_its_own_neighbours() -> None:
-    # Many copies of few places: a point is often not first in the list of its neighbours.
-    where = torch.arange(6.0).repeat(10)[:, None]
-    scores = normal(60, seed=0)
-    order = scores.argsort()
-    rows, left = torch.arange(60), order.argsort()
-    around = NearestWeights(where, [order], 14).around_calibration(where, rows, left, 0)
-    # Nine copies are nearest, and five of those beside them: none of it is the point itself.
-    assert around.everyone.tolist() == [14] * 60
-    assert around.position.tolist() == [1.0] * 60
-    copies = (where[:, 0] == where) & (scores < scores[:, None])
-    assert (around.smaller + around.pushed >= copies.sum(dim=1)).all()
-    assert (around.smaller + around.pushed <= copies.sum(dim=1) + 5).all()

@@ -8,8 +8,8 @@ change without anything else changing.
 
 from __future__ import annotations
 
-from tests.recorded import bands as bands
-from tests.recorded import inverted as inverted
+from tests.recorded import fcp as fcp
+from tests.recorded import intervals as intervals
 from tests.recorded import labels as labels
 from tests.recorded import localized as localized
 from tests.recorded import parts as parts

@@ -142,9 +142,6 @@ CHANGED: dict[str, str] = {
     **dict.fromkeys(_BANDWIDTH, _DIVISION),
     "fcqr_descent_arrays": _INWARD,
     "fcqr_exact_arrays": _INWARD,
-    "ffcp_auto_choose_among_more_layers_than_are_tried": (
-        "the warning names as best layer one that is not plain CP by another name"
-    ),
     **{
         f"{method}_{rest}": _EXACT_LEVEL
         for method, names in _LEVEL.items()

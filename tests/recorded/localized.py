@@ -12,7 +12,7 @@ import ffcp
 from ffcp.kernels import Localizer
 from tests.recorded import material, shared
 from tests.recorded.recording import Values, case, warned
-from tests.recorded.shared import Subject, bands, choice_values, close, ends
+from tests.recorded.shared import Subject, choice_values, close, ends, intervals_of
 
 FIXED, AUTO = "localized", "localized_auto"
 # Wide enough that 100 points leave no band infinite.
@@ -57,7 +57,7 @@ LCP, FFLCP, LCQR, FFLCQR = SUBJECTS
 def _with(subject: Subject, localizer: Localizer, options: dict[str, Any]) -> Values:
     p = subject.problem(rows=100)
     predictor = subject.make(p.model, localizer, **options).calibrate(p.x, p.y)
-    found = bands(predictor, p.new, (0.15, 0.4))
+    found = intervals_of(predictor, p.new, (0.15, 0.4))
     found["score"] = predictor.score(p.new[:3], p.new_y[:3])
     return {**found, "bandwidth": predictor.bandwidth}
 
@@ -107,7 +107,7 @@ def _() -> Values:
     whole = ffcp.LCP(p.model, localizer, guarantee="random").calibrate(p.x, p.y)
     parts = ffcp.LCP(p.model, localizer, guarantee="random", batch_size=2).calibrate(p.x, p.y)
     same = close(ends(whole, p.new, 0.3), ends(parts, p.new, 0.3))
-    return {**bands(whole, p.new, (0.3,)), "same in batches of 2": same}
+    return {**intervals_of(whole, p.new, (0.3,)), "same in batches of 2": same}
 
 
 @case(FIXED, "lcp_merge_and_update_of_an_empty_one")
@@ -116,7 +116,7 @@ def _() -> Values:
     merged = _lcp(p.model).merge(_lcp(p.model).calibrate(p.x, p.y))
     updated = _lcp(p.model).calibrate(p.x, p.y, update=True)
     same = torch.equal(ends(merged, p.new), ends(updated, p.new))
-    return {**bands(merged, p.new), "same": same}
+    return {**intervals_of(merged, p.new), "same": same}
 
 
 @case(FIXED, "lcp_more_points_than_set_the_level")
@@ -134,7 +134,7 @@ def _() -> Values:
     p = material.regression(rows=100)
     x = p.x.round()
     localizer = Localizer("nearest", on="input", bandwidth=30)
-    return bands(ffcp.LCP(p.model, localizer).calibrate(x, p.y), p.new.round(), (0.2,))
+    return intervals_of(ffcp.LCP(p.model, localizer).calibrate(x, p.y), p.new.round(), (0.2,))
 
 
 @case(FIXED, "lcp_maps_joint_true")
@@ -142,7 +142,7 @@ def _() -> Values:
     p = material.maps(rows=60)
     localizer = Localizer("nearest", on="input", bandwidth=30)
     predictor = ffcp.LCP(p.model, localizer, joint=True).calibrate(p.x, p.y)
-    return bands(predictor, p.new[:1], (0.2,))
+    return intervals_of(predictor, p.new[:1], (0.2,))
 
 
 @case(FIXED, "fflcp_method_sketch")
@@ -150,16 +150,16 @@ def _() -> Values:
     p = material.regression(3, rows=100)
     localizer = Localizer("gaussian", bandwidth=2.0)
     predictor = ffcp.FFLCP(p.model, "0", localizer, method=ffcp.scales.Sketch(8), floor=0.2)
-    return bands(predictor.calibrate(p.x, p.y), p.new[:4])
+    return intervals_of(predictor.calibrate(p.x, p.y), p.new[:4])
 
 
 def _thin(subject: Subject, localizer: Localizer, guarantee: str) -> Values:
     """Bands that are infinite where too few points are near, and the advice on it."""
     p = subject.problem(rows=100)
     predictor = subject.make(p.model, localizer, guarantee=guarantee).calibrate(p.x, p.y)
-    with warned() as texts:
-        found = bands(predictor, 1.5 * p.new, (0.2,))
-    return {**found, "warnings": texts}
+    with warned() as names:
+        found = intervals_of(predictor, 1.5 * p.new, (0.2,))
+    return {**found, "warnings": names}
 
 
 for _subject in SUBJECTS:
@@ -174,9 +174,9 @@ LCP.case("too_narrow_without_guarantee_warning", _thin, Localizer("laplace", "in
 def _() -> Values:
     p = material.regression(rows=8)
     predictor = ffcp.LCP(p.model, Localizer("gaussian", bandwidth=1.0)).calibrate(p.x, p.y)
-    with warned() as texts:
-        found = bands(predictor, p.new, (0.1,))
-    return {**found, "warnings": texts}
+    with warned() as names:
+        found = intervals_of(predictor, p.new, (0.1,))
+    return {**found, "warnings": names}
 
 
 @case(FIXED, "lcp_bandwidth_for")
@@ -211,9 +211,9 @@ def _choice(predictor: Any) -> Values:
 def _auto(subject: Subject, localizer: Localizer | str, options: dict[str, Any]) -> Values:
     p = subject.problem(rows=160)
     predictor = subject.make(p.model, localizer, **options).calibrate(p.x, p.y)
-    with warned() as texts:
-        found = bands(predictor, p.new, (0.15, 0.4))
-    return {**found, **_choice(predictor), "warnings": texts}
+    with warned() as names:
+        found = intervals_of(predictor, p.new, (0.15, 0.4))
+    return {**found, **_choice(predictor), "warnings": names}
 
 
 for _subject in (
@@ -256,23 +256,23 @@ def _() -> Values:
 def _() -> Values:
     p = material.regression(3, rows=160)
     predictor = ffcp.LCP(p.model, "nearest", joint=True).calibrate(p.x, p.y)
-    return {**bands(predictor, p.new[:4], (0.2,)), **_choice(predictor)}
+    return {**intervals_of(predictor, p.new[:4], (0.2,)), **_choice(predictor)}
 
 
 @case(AUTO, "lcp_auto_bandwidth_several_outputs")
 def _() -> Values:
     p = material.regression(3, rows=160)
     predictor = ffcp.LCP(p.model, "gaussian").calibrate(p.x, p.y)
-    with warned() as texts:
-        found = bands(predictor, p.new[:4], (0.2,))
-    return {**found, **_choice(predictor), "warnings": texts}
+    with warned() as names:
+        found = intervals_of(predictor, p.new[:4], (0.2,))
+    return {**found, **_choice(predictor), "warnings": names}
 
 
 @case(AUTO, "lcp_auto_bandwidth_more_points_than_choose")
 def _() -> Values:
     p = material.regression(rows=11_000)
     predictor = ffcp.LCP(p.model, "gaussian").calibrate(p.x, p.y)
-    return {**bands(predictor, p.new, (0.2,)), **_choice(predictor)}
+    return {**intervals_of(predictor, p.new, (0.2,)), **_choice(predictor)}
 
 
 @case(AUTO, "lcp_auto_bandwidth_update")
@@ -280,8 +280,7 @@ def _() -> Values:
     p = material.regression(rows=160)
     predictor = ffcp.LCP(p.model, "gaussian").calibrate(p.x[:90], p.y[:90])
     predictor.calibrate(p.x[90:], p.y[90:], update=True)
-    found = {**bands(predictor, p.new, (0.2,)), **_choice(predictor)}
-    return {**found, "printed": str(predictor.bandwidth_choice)}
+    return {**intervals_of(predictor, p.new, (0.2,)), **_choice(predictor)}
 
 
 @case(AUTO, "lcp_auto_bandwidth_save_and_load")
@@ -289,7 +288,7 @@ def _() -> Values:
     p = material.regression(rows=160)
     predictor = ffcp.LCP(p.model, "gaussian").calibrate(p.x, p.y)
     fresh = shared.through_file(predictor, ffcp.LCP(p.model, "gaussian"))
-    return {**bands(fresh, p.new, (0.2,)), **_choice(fresh)}
+    return {**intervals_of(fresh, p.new, (0.2,)), **_choice(fresh)}
 
 
 @case(AUTO, "lcp_auto_bandwidth_state_dict")
@@ -297,7 +296,7 @@ def _() -> Values:
     p = material.regression(rows=160)
     predictor = ffcp.LCP(p.model, "gaussian").calibrate(p.x, p.y)
     fresh = shared.through_state(predictor, ffcp.LCP(p.model, "gaussian"))
-    return {**bands(fresh, p.new, (0.2,)), **_choice(fresh)}
+    return {**intervals_of(fresh, p.new, (0.2,)), **_choice(fresh)}
 
 
 def _fitted(predictor: Any, rows: int = 100, planned: int | None = None, **problem: Any) -> Values:
@@ -306,9 +305,9 @@ def _fitted(predictor: Any, rows: int = 100, planned: int | None = None, **probl
     predictor.fit_localizer(p.x[rows:], p.y[rows:], planned)
     found = _choice(predictor)
     predictor.calibrate(p.x[:rows], p.y[:rows])
-    with warned() as texts:
-        found |= bands(predictor, p.new, (0.15, 0.4))
-    return {**found, "warnings": texts}
+    with warned() as names:
+        found |= intervals_of(predictor, p.new, (0.15, 0.4))
+    return {**found, "warnings": names}
 
 
 @case(AUTO, "lcp_auto_fit_localizer")
@@ -346,10 +345,10 @@ def _() -> Values:
 
 def _layer(make: Any, quantiles: bool, localizer: Any, options: dict[str, Any]) -> Values:
     p = material.steep(quantiles=quantiles, rows=200)
-    with warned() as texts:
+    with warned() as names:
         predictor = make(p.model, ["0", "3", "input"], localizer, **options).calibrate(p.x, p.y)
-        found = bands(predictor, p.new, (0.15, 0.4))
-    found |= {**choice_values(predictor.choice), "feature": predictor.feature, "warnings": texts}
+        found = intervals_of(predictor, p.new, (0.15, 0.4))
+    found |= {**choice_values(predictor.choice), "feature": predictor.feature, "warnings": names}
     if predictor.bandwidth_choice is not None:
         found |= {f"localizer {key}": value for key, value in _choice(predictor).items()}
     return found
@@ -372,10 +371,10 @@ for _name, _make, _quantiles in (("fflcp", ffcp.FFLCP, False), ("fflcqr", ffcp.F
 @case(AUTO, "fflcp_auto_both_all_layers_save_and_load")
 def _() -> Values:
     p = material.steep(rows=200)
-    with warned() as texts:
+    with warned() as names:
         predictor = ffcp.FFLCP(p.model, "auto", "gaussian").calibrate(p.x, p.y)
     fresh = shared.through_file(predictor, ffcp.FFLCP(p.model, "auto", "gaussian"))
     same = torch.equal(ends(fresh, p.new, 0.2), ends(predictor, p.new, 0.2))
-    found = {**bands(fresh, p.new, (0.2,)), **choice_values(fresh.choice), "same": same}
+    found = {**intervals_of(fresh, p.new, (0.2,)), **choice_values(fresh.choice), "same": same}
     found |= {f"localizer {key}": value for key, value in _choice(fresh).items()}
-    return {**found, "warnings": texts}
+    return {**found, "warnings": names}

@@ -253,7 +253,6 @@ def _() -> Values:
         "singletons": _share(metrics.singleton_hit_ratio(held, y)),
         "labels": [labels.tolist() for labels in held.labels[:5]],
         "sizes": held.sizes,
-        "printed": repr(held),
     }
 
 

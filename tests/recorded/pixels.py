@@ -88,7 +88,6 @@ def _() -> Values:
         "size": held.size,
         "certain": held.certain,
         "mean size": held.mean_size,
-        "printed": repr(held),
     }
 
 
@@ -98,9 +97,9 @@ def _() -> Values:
     y = _ignored(p.y)
     y[[3, 17]] = 255
     predictor = PixelSets(p.model, ignore=255)
-    with warned() as texts:
+    with warned() as names:
         predictor.calibrate(p.x, y)
-    return {**sets(predictor, p.new), "warnings": texts}
+    return {**sets(predictor, p.new), "warnings": names}
 
 
 @case(FAMILY, "pixelsets_loader_cuts")
@@ -157,9 +156,9 @@ def _() -> Values:
 def _() -> Values:
     p = material.segmentation()
     predictor = PixelSets(p.model).calibrate(p.x[:8], p.y[:8])
-    with warned() as texts:
+    with warned() as names:
         found = sets(predictor, p.new, ((0.1, None), (0.1, 0.9), (0.2, None)), images=8)
-    return {**found, "warnings": texts}
+    return {**found, "warnings": names}
 
 
 # -- targets and bands for label maps ----------------------------------------------------------

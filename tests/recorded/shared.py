@@ -20,7 +20,7 @@ ALPHAS = (0.1, 0.3)
 CUTS = (1, 7, 32)
 
 
-def bands(predictor: Any, x: Any, alphas: Sequence[Any] = ALPHAS, **options: Any) -> Values:
+def intervals_of(predictor: Any, x: Any, alphas: Sequence[Any] = ALPHAS, **options: Any) -> Values:
     """Give the ends of the bands at several levels."""
     found: Values = {"method": type(predictor).__name__}
     for alpha in alphas:
@@ -97,7 +97,7 @@ class Subject:
 def arrays(subject: Subject) -> Values:
     p = subject.problem()
     predictor = subject.make(p.model).calibrate(p.x, p.y)
-    found = bands(predictor, p.new, (0.05, 0.1, 0.25, 0.5))
+    found = intervals_of(predictor, p.new, (0.05, 0.1, 0.25, 0.5))
     found["score"] = predictor.score(p.new, p.new_y)
     return {**found, "prediction": predictor.predict_interval(p.new).prediction}
 
@@ -123,9 +123,9 @@ def loader_cuts(subject: Subject) -> Values:
 def too_few_points(subject: Subject) -> Values:
     p = subject.problem(rows=8)
     predictor = subject.make(p.model).calibrate(p.x, p.y)
-    with warned() as texts:
-        found = bands(predictor, p.new, (0.1,))
-    return {**found, "warnings": texts}
+    with warned() as names:
+        found = intervals_of(predictor, p.new, (0.1,))
+    return {**found, "warnings": names}
 
 
 # -- more data ---------------------------------------------------------------------------------
@@ -136,7 +136,7 @@ def update(subject: Subject) -> Values:
     predictor = subject.make(p.model).calibrate(p.x[:40], p.y[:40])
     before = ends(predictor, p.new)
     predictor.calibrate(p.x[40:], p.y[40:], update=True)
-    return {"before": before, **bands(predictor, p.new)}
+    return {"before": before, **intervals_of(predictor, p.new)}
 
 
 def merge(subject: Subject) -> Values:
@@ -145,7 +145,7 @@ def merge(subject: Subject) -> Values:
     first.calibrate(p.x[:35], p.y[:35])
     second.calibrate(p.x[35:], p.y[35:])
     whole = subject.make(p.model).calibrate(p.x, p.y)
-    found = bands(first.merge(second), p.new)
+    found = intervals_of(first.merge(second), p.new)
     return {**found, "same as one": close(ends(first, p.new), ends(whole, p.new))}
 
 
@@ -154,7 +154,7 @@ def handed_on(subject: Subject, how: Callable[[Any, Any], Any]) -> Values:
     predictor = subject.make(p.model).calibrate(p.x, p.y)
     fresh = how(predictor, subject.make(p.model))
     same = torch.equal(ends(fresh, p.new), ends(predictor, p.new))
-    return {**bands(fresh, p.new, (0.3,)), "same": same}
+    return {**intervals_of(fresh, p.new, (0.3,)), "same": same}
 
 
 # -- options -----------------------------------------------------------------------------------
@@ -163,7 +163,7 @@ def handed_on(subject: Subject, how: Callable[[Any, Any], Any]) -> Values:
 def joint(subject: Subject, value: Any) -> Values:
     p = subject.problem(4)
     predictor = subject.make(p.model, joint=value).calibrate(p.x, p.y)
-    return {**bands(predictor, p.new[:2]), "score": predictor.score(p.new[:3], p.new_y[:3])}
+    return {**intervals_of(predictor, p.new[:2]), "score": predictor.score(p.new[:3], p.new_y[:3])}
 
 
 def missing(subject: Subject, value: Any) -> Values:
@@ -174,20 +174,20 @@ def missing(subject: Subject, value: Any) -> Values:
     # What was recorded first is about known outputs, which is now said so.
     asked = {True: "known", 0.75: (0.75, "known")}.get(value, value)
     predictor = subject.make(p.model, joint=asked, missing=True).calibrate(p.x, y)
-    return {**bands(predictor, p.new[:2]), "score": predictor.score(p.new[:3], new_y[:3])}
+    return {**intervals_of(predictor, p.new[:2]), "score": predictor.score(p.new[:3], new_y[:3])}
 
 
 def groups_labels(subject: Subject) -> Values:
     p = subject.problem()
     predictor = subject.make(p.model).calibrate(p.x, p.y, groups=three_groups(p.x))
-    return bands(predictor, p.new, groups=three_groups(p.new))
+    return intervals_of(predictor, p.new, groups=three_groups(p.new))
 
 
 def groups_numbers(subject: Subject) -> Values:
     p = subject.problem()
     labels = (p.x[:, 1] > 0).long()
     predictor = subject.make(p.model).calibrate(p.x, p.y, groups=labels)
-    return bands(predictor, p.new, groups=(p.new[:, 1] > 0).long().numpy())
+    return intervals_of(predictor, p.new, groups=(p.new[:, 1] > 0).long().numpy())
 
 
 def groups_function(subject: Subject) -> Values:
@@ -195,7 +195,7 @@ def groups_function(subject: Subject) -> Values:
     predictor = subject.make(p.model).calibrate(
         material.pieces(p.x, p.y, 7), groups=lambda x: x[:, 0] > 0
     )
-    return bands(predictor, p.new, groups=lambda x: x[:, 0] > 0)
+    return intervals_of(predictor, p.new, groups=lambda x: x[:, 0] > 0)
 
 
 def groups_merge_and_update(subject: Subject) -> Values:
@@ -205,29 +205,31 @@ def groups_merge_and_update(subject: Subject) -> Values:
     first.calibrate(p.x[:30], p.y[:30], groups=labels[:30])
     first.calibrate(p.x[30:50], p.y[30:50], groups=labels[30:50], update=True)
     second.calibrate(p.x[50:], p.y[50:], groups=labels[50:])
-    return bands(first.merge(second), p.new, groups=three_groups(p.new))
+    return intervals_of(first.merge(second), p.new, groups=three_groups(p.new))
 
 
 def groups_through_file(subject: Subject) -> Values:
     p = subject.problem()
     predictor = subject.make(p.model).calibrate(p.x, p.y, groups=three_groups(p.x))
     fresh = through_file(predictor, subject.make(p.model))
-    return bands(fresh, p.new, groups=three_groups(p.new))
+    return intervals_of(fresh, p.new, groups=three_groups(p.new))
 
 
 def groups_too_few_points(subject: Subject) -> Values:
     p = subject.problem()
     labels = ["few" if row % 15 == 0 else "many" for row in range(len(p.y))]
     predictor = subject.make(p.model).calibrate(p.x, p.y, groups=labels)
-    with warned() as texts:
-        found = bands(predictor, p.new, (0.1,), groups=["few", "many", "few", "many", "many"])
-    return {**found, "warnings": texts}
+    with warned() as names:
+        found = intervals_of(
+            predictor, p.new, (0.1,), groups=["few", "many", "few", "many", "many"]
+        )
+    return {**found, "warnings": names}
 
 
 def groups_joint(subject: Subject) -> Values:
     p = subject.problem(4)
     predictor = subject.make(p.model, joint=True).calibrate(p.x, p.y, groups=three_groups(p.x))
-    return bands(predictor, p.new[:3], groups=three_groups(p.new[:3]))
+    return intervals_of(predictor, p.new[:3], groups=three_groups(p.new[:3]))
 
 
 # -- inputs of several tensors -----------------------------------------------------------------
@@ -249,7 +251,7 @@ def structured(subject: Subject, kind: str, **options: Any) -> Values:
         [(shaped(x), y) for x, y in material.pieces(p.x, p.y, 11)]
     )
     same = close(ends(predictor, shaped(p.new)), ends(loaded, shaped(p.new)))
-    return {**bands(predictor, shaped(p.new)), "same in batches": same}
+    return {**intervals_of(predictor, shaped(p.new)), "same in batches": same}
 
 
 # -- registering -------------------------------------------------------------------------------

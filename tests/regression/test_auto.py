@@ -12,14 +12,13 @@ import torch
 from torch import Tensor, nn
 
 import ffcp
-from ffcp.regression.auto import Auto
-from ffcp.regression.learned import network
 from tests.conftest import normal, small_mlp
+from tests.core import few_epochs, only_method
 
 
 @pytest.fixture
 def _short_lessons(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network, "_EPOCHS", 3)
+    few_epochs(monkeypatch)
 
 
 def steep(rows: int, seed: int = 0) -> tuple[nn.Module, Tensor, Tensor]:
@@ -35,7 +34,7 @@ def steep(rows: int, seed: int = 0) -> tuple[nn.Module, Tensor, Tensor]:
 @pytest.mark.usefixtures("_short_lessons")
 def test_every_candidate_is_judged_and_the_best_is_taken() -> None:
     model, x, y = steep(1000)
-    predictor = Auto(model, seed=0).fit(x[:300], y[:300]).calibrate(x[300:], y[300:])
+    predictor = ffcp.Auto(model, seed=0).fit(x[:300], y[:300]).calibrate(x[300:], y[300:])
     choice = predictor.choice
     assert choice is not None
     assert choice.method == min(choice.trials, key=lambda name: choice.trials[name].score)
@@ -55,25 +54,27 @@ def test_every_candidate_is_judged_and_the_best_is_taken() -> None:
 @pytest.mark.usefixtures("_short_lessons")
 def test_a_share_that_is_given_is_kept_to() -> None:
     model, x, y = steep(700)
-    predictor = Auto(model, selection_fraction=0.2, seed=0).calibrate(x, y)
+    predictor = ffcp.Auto(model, selection_fraction=0.2, seed=0).calibrate(x, y)
     assert len(predictor.calibration) == 560
 
 
 @pytest.mark.usefixtures("_short_lessons")
 def test_the_criterion_decides() -> None:
     model, x, y = steep(1000)
-    predictor = Auto(model, criterion="length", seed=0).calibrate(x, y)
+    predictor = ffcp.Auto(model, criterion="length", seed=0).calibrate(x, y)
     assert predictor.choice is not None
     trials = predictor.choice.trials
     assert trials[predictor.choice.method].length == min(t.length for t in trials.values())
-    with pytest.raises(ValueError, match="criterion must be one of score, length"):
-        Auto(model, criterion="width")
+    with pytest.raises(ValueError, match="criterion"):
+        ffcp.Auto(model, criterion="width")
 
 
 @pytest.mark.heavy
 def test_learning_beats_plain_bands_where_noise_depends_on_the_input() -> None:
     model, x, y = steep(3000)
-    predictor = Auto(model, seed=0).fit(x[:1000], y[:1000]).calibrate(x[1000:2000], y[1000:2000])
+    predictor = (
+        ffcp.Auto(model, seed=0).fit(x[:1000], y[:1000]).calibrate(x[1000:2000], y[1000:2000])
+    )
     plain = ffcp.CP(model).calibrate(x[1000:2000], y[1000:2000])
     ours, theirs = (
         float(ffcp.metrics.interval_score(p.predict_interval(x[2000:]), y[2000:]))
@@ -106,30 +107,10 @@ WEIGHTED = {
 def test_every_kind_of_choice_is_saved_and_loaded(
     wanted: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ffcp.regression import auto, comparison
-
-    class Partial(auto.Comparison):
-        def trial(self, one, plain):  # type: ignore[no-untyped-def]
-            measured = super().trial(one, plain)
-            chosen = one is candidates[wanted]
-            return comparison.MethodTrial(-1.0, -1.0) if chosen else measured
-
-        def is_clearly_better(self, one, plain, criterion):  # type: ignore[no-untyped-def]
-            return True
-
-    candidates: dict[str, object] = {}
-    listed = auto.MethodSelection._candidates
-
-    def keep(self, *args):  # type: ignore[no-untyped-def]
-        for name, one in listed(self, *args):
-            candidates[name] = one
-            yield name, one
-
-    monkeypatch.setattr(auto, "Comparison", Partial)
-    monkeypatch.setattr(auto.MethodSelection, "_candidates", keep)
+    only_method(monkeypatch, wanted)
     model, x, y = steep(600)
     calibration, given = WEIGHTED[kind]
-    predictor = Auto(model, calibration=calibration, seed=0).calibrate(x, y, **given)
+    predictor = ffcp.Auto(model, calibration=calibration, seed=0).calibrate(x, y, **given)
     assert predictor.method == wanted
     new = {name: given[name][:9] for name in ("weights", "groups") if name in given}
     band = predictor.predict_interval(x[:9], **new)
@@ -142,7 +123,7 @@ def test_every_kind_of_choice_is_saved_and_loaded(
         assert torch.equal(other.predict_interval(x[:9], **new).upper, band.upper)
     again = ffcp.load(tmp_path / "auto.safetensors", model)
     assert again.choice == predictor.choice
-    assert again._state.choices == predictor._state.choices
+    assert again.shift_choice == predictor.shift_choice
 
 
 @pytest.mark.long
@@ -156,7 +137,7 @@ def test_units_of_several_outputs_do_not_matter(common: dict[str, object]) -> No
     for net, factor in ((model, 1.0), (large, 1024.0)):
         target = y * torch.tensor([1.0, factor])
         on = ["prediction"]  # norms inside the model are those of its layers
-        predictor = Auto(net, on=on, seed=0, **common).calibrate(x, target)
+        predictor = ffcp.Auto(net, on=on, seed=0, **common).calibrate(x, target)
         bands.append((predictor.method, predictor.predict_interval(x)))
     (first, small), (second, wide) = bands
     assert first == second
@@ -177,7 +158,7 @@ class Times(nn.Module):
 def test_groups_have_thresholds_of_their_own_whatever_is_chosen() -> None:
     model, x, y = steep(900)
     groups = (x[:, 0] > 0).long()
-    predictor = Auto(model, seed=0).calibrate(x, y, groups=groups)
+    predictor = ffcp.Auto(model, seed=0).calibrate(x, y, groups=groups)
     assert set(predictor.calibration.groups) == {0, 1}
     predictor.predict_interval(x[:5], groups=groups[:5])
 
@@ -185,7 +166,7 @@ def test_groups_have_thresholds_of_their_own_whatever_is_chosen() -> None:
 @pytest.mark.parametrize("rows", [10, 20, 60, 85])
 def test_too_few_rows_to_learn_from_all_calibrate(rows: int, tmp_path: Path) -> None:
     model, x, y = steep(rows)
-    predictor = Auto(model).calibrate(x, y)
+    predictor = ffcp.Auto(model).calibrate(x, y)
     assert predictor.method == "CP"
     assert len(predictor.calibration) == rows
     plain = ffcp.CP(model).calibrate(x, y)
@@ -193,13 +174,13 @@ def test_too_few_rows_to_learn_from_all_calibrate(rows: int, tmp_path: Path) -> 
     predictor.save(tmp_path / "c.safetensors")
     for choice in (predictor.choice, ffcp.load(tmp_path / "c.safetensors", model).choice):
         assert (choice.method, choice.rows, dict(choice.trials)) == ("CP", 0, {})
-        assert "too few" in str(choice)
+        assert "few" in str(choice)
 
 
 @pytest.mark.usefixtures("_short_lessons")
 def test_what_training_rows_taught_is_compared_on_few_rows() -> None:
     model, x, y = steep(340)
-    taught = Auto(model, seed=0).fit(x[:300], y[:300])
+    taught = ffcp.Auto(model, seed=0).fit(x[:300], y[:300])
     assert (
         "Learned, training rows, all, central" in taught.calibrate(x[300:], y[300:]).choice.trials
     )
@@ -209,14 +190,14 @@ def test_what_training_rows_taught_is_compared_on_few_rows() -> None:
 
 def test_outputs_that_share_a_threshold_are_scaled_by_few_rows() -> None:
     x, y = normal(60, 4, seed=1), normal(60, 3, seed=2) * torch.tensor([0.1, 1.0, 100.0])
-    predictor = Auto(small_mlp(outputs=3), joint=True, seed=0).calibrate(x, y)
+    predictor = ffcp.Auto(small_mlp(outputs=3), joint=True, seed=0).calibrate(x, y)
     width = predictor.predict_interval(x).width.mean(dim=0)
     assert width[0] < 0.1 * width[2]
 
 
 @pytest.mark.heavy
 def test_few_rows_are_not_worse_off_than_where_some_are_set_aside() -> None:
-    """Interval score of Auto relative to CP, over noise that is flat and noise that grows."""
+    """Interval score of ffcp.Auto relative to CP, over noise that is flat and noise that grows."""
     relative = []
     for seed in range(60):
         for rows in (20, 40, 60):
@@ -227,7 +208,7 @@ def test_few_rows_are_not_worse_off_than_where_some_are_set_aside() -> None:
                 ffcp.metrics.interval_score(
                     one.calibrate(x[:rows], y[:rows]).predict_interval(new), target, 0.1
                 )
-                for one in (Auto(model, seed=0), ffcp.CP(model))
+                for one in (ffcp.Auto(model, seed=0), ffcp.CP(model))
             ]
             relative.append(scores[0] / scores[1])
     assert sum(relative) / len(relative) <= 1.0 + 1e-9  # 1.05 with two fifths set aside
@@ -236,7 +217,7 @@ def test_few_rows_are_not_worse_off_than_where_some_are_set_aside() -> None:
 @pytest.mark.usefixtures("_short_lessons")
 def test_new_bands_do_not_depend_on_how_rows_come() -> None:
     model, x, y = steep(500)
-    predictor = Auto(model, seed=0).calibrate(x, y)
+    predictor = ffcp.Auto(model, seed=0).calibrate(x, y)
     whole = predictor.predict_interval(x[:20])
     single = torch.cat([predictor.predict_interval(row[None]).upper for row in x[:20]])
     assert torch.allclose(single, whole.upper, rtol=1e-4)
@@ -247,7 +228,7 @@ def test_a_choice_is_silent() -> None:
     model, x, y = steep(500)
     with warnings.catch_warnings():
         warnings.simplefilter("error", ffcp.FFCPWarning)
-        Auto(model, seed=0).calibrate(x, y)
+        ffcp.Auto(model, seed=0).calibrate(x, y)
 
 
 @pytest.mark.long
@@ -256,7 +237,9 @@ def test_where_rows_tell_no_difference_plain_bands_are_mostly_taken() -> None:
     taken = []
     for seed in range(5):
         x = normal(400, 4, seed=seed)
-        taken.append(Auto(small_mlp(), seed=0).calibrate(x, normal(400, seed=seed + 50)).method)
+        taken.append(
+            ffcp.Auto(small_mlp(), seed=0).calibrate(x, normal(400, seed=seed + 50)).method
+        )
     assert taken.count("CP") >= 3  # the best of fourteen is lucky now and then
 
 
@@ -274,9 +257,9 @@ def by_prediction() -> tuple[nn.Module, Tensor, Tensor]:
 @pytest.mark.usefixtures("_short_lessons")
 def test_a_method_that_needs_all_targets_is_no_candidate_where_some_may_be_missing() -> None:
     model, x, y = by_prediction()
-    assert Auto(model, on="prediction", seed=0).calibrate(x, y).method == "LCP"
+    assert ffcp.Auto(model, on="prediction", seed=0).calibrate(x, y).method == "LCP"
     y[::50] = torch.nan
-    predictor = Auto(model, on="prediction", missing=True, seed=0).calibrate(x, y)
+    predictor = ffcp.Auto(model, on="prediction", missing=True, seed=0).calibrate(x, y)
     assert predictor.choice is not None
     assert "LCP" not in predictor.choice.trials
     assert not predictor.predict_interval(x).width.isnan().any()
@@ -285,11 +268,11 @@ def test_a_method_that_needs_all_targets_is_no_candidate_where_some_may_be_missi
 @pytest.mark.usefixtures("_short_lessons")
 def test_what_cannot_give_pac_coverage_is_left_out_if_that_is_asked_for(tmp_path: Path) -> None:
     model, x, y = by_prediction()
-    chosen = Auto(model, on="prediction", seed=0).calibrate(x, y)
+    chosen = ffcp.Auto(model, on="prediction", seed=0).calibrate(x, y)
     assert chosen.method == "LCP"
-    with pytest.raises(ValueError, match="pac=True"):
+    with pytest.raises(ValueError, match="pac"):
         chosen.predict_interval(x, pac=0.95)
-    predictor = Auto(model, on="prediction", pac=True, seed=0).calibrate(x, y)
+    predictor = ffcp.Auto(model, on="prediction", pac=True, seed=0).calibrate(x, y)
     assert "LCP" not in predictor.choice.trials
     predictor.save(tmp_path / "c.safetensors")
     again = ffcp.load(tmp_path / "c.safetensors", model)
@@ -303,7 +286,7 @@ def test_what_cannot_give_pac_coverage_is_left_out_if_that_is_asked_for(tmp_path
         ffcp.calibrations.Mondrian(ffcp.calibrations.Weighted("given")),
     ):
         with pytest.raises(ValueError, match="Weighted"):
-            Auto(model, calibration=calibration, pac=True)
+            ffcp.Auto(model, calibration=calibration, pac=True)
 
 
 @pytest.mark.long
@@ -314,7 +297,7 @@ def test_rows_that_will_not_come_have_no_say_in_the_choice() -> None:
     ratio = lambda x: (x[:, 0] > 0).double()  # noqa: E731
     wild = torch.where(x[:, 0] > 0, y, 1000 * y)
     predictors = [
-        Auto(model, on="norms", calibration=calibration, seed=0).calibrate(x, target)
+        ffcp.Auto(model, on="norms", calibration=calibration, seed=0).calibrate(x, target)
         for calibration, target in (
             (ffcp.calibrations.Weighted(ratio), y),
             (ffcp.calibrations.Weighted(ratio), wild),
@@ -336,19 +319,19 @@ def test_rows_that_will_not_come_have_no_say_in_the_choice() -> None:
 def test_a_ratio_that_leaves_too_little_is_left_to_plain_bands() -> None:
     model, x, y = steep(400)
     heavy = ffcp.calibrations.Weighted(lambda x: (6 * x[:, 0]).exp())
-    predictor = Auto(model, calibration=heavy, seed=0).calibrate(x, y)
+    predictor = ffcp.Auto(model, calibration=heavy, seed=0).calibrate(x, y)
     assert predictor.calibration.effective_size < 5
     assert predictor.method == "CP"
-    with pytest.warns(ffcp.FFCPWarning, match="nothing in the calibration resembles"):
+    with pytest.warns(ffcp.FFCPWarning, match="calibration"):
         predictor.predict_interval(x[:50].abs() + 2)
 
 
 @pytest.mark.parametrize(
     ("calibration", "why"),
     [
-        (ffcp.calibrations.Local(), "got Local. LCP is among"),
-        (ffcp.calibrations.Mondrian(ffcp.calibrations.Local()), "got Local"),
-        (ffcp.calibrations.LabelShift(), "got LabelShift. For others make the method itself"),
+        (ffcp.calibrations.Local(), "Local"),
+        (ffcp.calibrations.Mondrian(ffcp.calibrations.Local()), "Local"),
+        (ffcp.calibrations.LabelShift(), "LabelShift"),
     ],
     ids=str,
 )
@@ -356,4 +339,4 @@ def test_calibrations_under_which_nothing_can_be_compared_are_refused(
     calibration: ffcp.calibrations.Calibration, why: str
 ) -> None:
     with pytest.raises(ValueError, match=why):
-        Auto(small_mlp(), calibration=calibration)
+        ffcp.Auto(small_mlp(), calibration=calibration)

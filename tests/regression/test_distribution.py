@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,10 @@ from scipy import stats
 from torch import nn
 
 import ffcp
-from ffcp.conformal.marginal import Marginal
 from tests.conftest import normal, small_mlp
 from tests.law import ERROR_RATE
 from tests.regression.test_sides import skewed
-from tests.test_pieces_law import OnePoint
+from tests.test_combinations_law import OnePoint
 
 X, Y = normal(200, 4, seed=0), normal(200, seed=1)
 METHODS: dict[str, Any] = {
@@ -196,32 +196,31 @@ def test_signs_are_saved_and_merged(groups: bool, tmp_path: Path) -> None:
         assert torch.equal(found.p_value(Y[:9]), wanted.p_value(Y[:9]))
 
 
+def every_quantile(predictor: ffcp.CP, x: torch.Tensor, scores: int) -> torch.Tensor:
+    """Return all the signed scores that a distribution knows of, in their order."""
+    levels = [Fraction(k, scores + 1) for k in range(1, scores + 1)]
+    found = predictor.predict_distribution(x)
+    return (found.quantile(levels) - found.prediction)[:, 0]
+
+
 @pytest.mark.filterwarnings("ignore::ffcp.FFCPWarning")
-def test_a_chosen_slack_keeps_signs() -> None:
+def test_a_selected_scale_keeps_signs() -> None:
     predictor = ffcp.IntervalPredictor(OnePoint(), scale=[lambda seen: 0.2 + seen.x[:, 0].abs()])
     x, y = skewed(torch.Generator().manual_seed(1), 300)
     predictor.calibrate(x, y)
-    signed = predictor.calibration.signed()[:, 0]
-    assert torch.equal(signed.abs().sort().values, predictor.calibration.scores[:, 0])
-    assert (signed > 0).any()
-    assert (signed < 0).any()
+    signed = every_quantile(predictor, x[:1], len(predictor.calibration))
+    assert torch.equal(signed, signed.sort().values)
+    assert 0.2 < (signed > 0).double().mean() < 0.8
 
 
 def test_sorting_keeps_every_sign_with_its_score() -> None:
-    scores = normal(500, 3, seed=1).double()
-    scores[3, 1], scores[5, 2], scores[7] = torch.nan, 0.0, -scores[8]
-    kept = Marginal()
-    kept.add(scores.abs(), {"signs": scores < 0})
-    signed = kept.signed()
+    y = normal(500, 3, seed=1).double()
+    y[3, 1], y[5, 2], y[7] = torch.nan, 0.0, -y[8]
+    predictor = ffcp.CP(ffcp.Stored(), missing=True).calibrate(torch.zeros_like(y), y)
     for column in range(3):
-        known = scores[:, column][~scores[:, column].isnan()]
-        assert torch.equal(signed[: len(known), column], known.sort().values)
-    assert torch.equal(kept.scores.nan_to_num(9), scores.abs().sort(dim=0).values.nan_to_num(9))
-    kept.check(kept.points())
-    with pytest.raises(ValueError, match="signs"):
-        kept.check({**kept.points(), "signs": kept.signs[:, :1]})
-    with pytest.raises(ValueError, match=r"not sorted|negative"):
-        kept.check({**kept.points(), "scores": -kept.scores})
+        known = y[:, column][~y[:, column].isnan()]
+        found = every_quantile(predictor, torch.zeros(1, 3).double(), len(known))[:, column]
+        assert torch.equal(found, known.sort().values)
 
 
 def test_who_has_none_says_why() -> None:
@@ -238,17 +237,8 @@ def test_who_has_none_says_why() -> None:
     box = ffcp.CP(small_mlp(outputs=3), joint=True).calibrate(X, normal(200, 3, seed=2))
     with pytest.raises(ValueError, match="joint"):
         box.predict_distribution(X)
-    with pytest.raises(RuntimeError, match="CP"):
+    with pytest.raises(RuntimeError, match="calibrate"):
         ffcp.CP(small_mlp()).predict_distribution(X)
-
-
-def test_points_without_signs_say_so_and_still_give_bands() -> None:
-    predictor = ffcp.CP(small_mlp()).calibrate(X, Y)
-    points = predictor.calibration.points()
-    predictor.calibration.keep({"scores": points["scores"]})
-    assert predictor.predict_interval(X).lower.isfinite().all()
-    with pytest.raises(ValueError, match="signs"):
-        predictor.predict_distribution(X)
 
 
 def test_levels_and_sizes_that_cannot_be_meant_are_named_by_what_they_are() -> None:

@@ -13,7 +13,7 @@ from scipy import stats
 from torch import Tensor, nn
 
 import ffcp
-from ffcp.conformal.rank import conformal_rank
+from ffcp import conformal_rank
 from tests.conftest import small_mlp
 from tests.law import ERROR_RATE
 
@@ -92,7 +92,7 @@ def test_too_few_complete_rows_give_infinite_intervals_and_say_how_many_would_do
         model(), calibration=calibration, joint=True, missing=True, output_scales=None
     )
     predictor.calibrate(x, y, **ones, **labels)
-    with pytest.warns(ffcp.FFCPWarning, match=r"at least 9") as caught:
+    with pytest.warns(ffcp.FFCPWarning, match=r"\b9\b") as caught:
         interval = predictor.predict_interval(x, 0.1, **ones, **labels)
     assert bool(interval.upper.isinf().all())
     (said,) = [str(one.message) for one in caught]
@@ -129,7 +129,7 @@ def test_a_share_of_outputs_and_each_side_do_not_go_together() -> None:
 
 
 def test_known_outputs_are_for_missing_targets() -> None:
-    with pytest.raises(ValueError, match="missing=True"):
+    with pytest.raises(ValueError, match="missing"):
         ffcp.CP(model(), joint="known")
     for wrong in ("unknown", (0.9, "all"), (1.5, "known"), ("known",)):
         with pytest.raises(ValueError, match="joint"):

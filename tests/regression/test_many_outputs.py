@@ -14,11 +14,10 @@ import torch
 from torch import Tensor, nn
 
 import ffcp
-from ffcp import metrics
-from ffcp.conformal.mondrian import Mondrian
-from ffcp.conformal.rank import conformal_rank
+from ffcp import conformal_rank, metrics
 from ffcp.scales import Sketch, Smooth
 from tests.conftest import normal, small_mlp
+from tests.core import threshold
 from tests.law import ERROR_RATE, draw_hits, p_value, upper_p_value
 
 N, T, ALPHA, REPEATS, OUTPUTS = 40, 30, 0.1, 450, 3
@@ -145,7 +144,7 @@ def fcp_hits(make, reduce) -> tuple[np.ndarray, np.ndarray]:
             predictor.calibrate(x_cal, y_cal)
             hit = reduce(inside(predictor, x, y))
         scores = predictor.score(x, y).reshape(T, -1)
-        near = scores <= predictor.calibration.threshold(alpha)
+        near = scores <= threshold(predictor.calibration, alpha)
         return torch.cat([hit.reshape(T, -1), near], dim=1)
 
     hits = draw_hits(reachable_targets, covered, n=N, t=T, repeats=FCP_REPEATS)
@@ -221,13 +220,13 @@ def test_fcp_chooses_its_steps_for_several_outputs() -> None:
 
 
 def test_fcp_refuses_a_share_without_exact_inversion() -> None:
-    with pytest.raises(ValueError, match="a share of the outputs needs invert='exact'"):
+    with pytest.raises(ValueError, match="invert"):
         fcp(0.5, steps=2)
 
 
 def test_fcp_refuses_to_invert_thousands_of_outputs_one_by_one() -> None:
     model = nn.Sequential(nn.Linear(4, 6), nn.LeakyReLU(), nn.Linear(6, 5000))
-    with pytest.raises(ValueError, match=r"invert each of 5000 outputs.*joint=True"):
+    with pytest.raises(ValueError, match=r"\b5000\b"):
         ffcp.FCP(model, "0", steps=2).calibrate(X, torch.zeros(80, 5000))
 
 
@@ -296,10 +295,10 @@ def test_joint_descent_ignores_targets_that_are_missing() -> None:
 def test_missing_targets_are_an_error_unless_announced() -> None:
     y = Y.clone()
     y[3, 1] = math.nan
-    with pytest.raises(ValueError, match="y holds nan in row 3"):
+    with pytest.raises(ValueError, match="nan"):
         ffcp.CP(leaky()).calibrate(X, y)
     y[3, 1] = math.inf
-    with pytest.raises(ValueError, match="y holds inf in row 3"):
+    with pytest.raises(ValueError, match="inf"):
         ffcp.CP(leaky(), missing=True).calibrate(X, y)
 
 
@@ -307,7 +306,7 @@ def test_an_output_with_too_few_targets_has_an_infinite_band() -> None:
     y = Y.clone()
     y[:-3, 1] = math.nan
     predictor = ffcp.CP(leaky(), missing=True).calibrate(X, y)
-    with pytest.warns(ffcp.FFCPWarning, match="at least 9 calibration points and there are 3"):
+    with pytest.warns(ffcp.FFCPWarning, match=r"\b3\b"):
         band = predictor.predict_interval(X[:2], alpha=0.1)
     assert band.upper[:, 1].isinf().all()
     assert band.upper[:, [0, 2]].isfinite().all()
@@ -324,11 +323,11 @@ def test_stored_scores_with_holes_survive_saving_and_adding(tmp_path) -> None:
 
 
 def test_a_calibration_by_groups_counts_the_known_scores_of_each() -> None:
-    by_group = Mondrian()
-    scores = torch.tensor([[1.0, 4.0], [2.0, math.nan], [3.0, 5.0], [9.0, 7.0]])
-    by_group.add(scores, {"group": ["a", "a", "a", "b"]})
-    thresholds = by_group.threshold(0.5, {"group": ["a", "b"]})
-    assert thresholds.tolist() == [[2.0, 5.0], [9.0, 7.0]]
+    y = torch.tensor([[1.0, 4.0], [2.0, math.nan], [3.0, 5.0], [9.0, 7.0]])
+    predictor = ffcp.CP(ffcp.Stored(), missing=True)
+    predictor.calibrate(torch.zeros(4, 2), y, groups=["a", "a", "a", "b"])
+    upper = predictor.predict_interval(torch.zeros(2, 2), 0.5, groups=["a", "b"]).upper
+    assert upper.flatten().tolist() == pytest.approx([2.0, 5.0, 9.0, 7.0])
 
 
 # -- the rest ----------------------------------------------------------------------------------
@@ -336,7 +335,7 @@ def test_a_calibration_by_groups_counts_the_known_scores_of_each() -> None:
 
 @pytest.mark.parametrize("joint", [0, 2, 1.5, -0.5, "all", None])
 def test_an_unknown_kind_of_joint_coverage_is_refused(joint) -> None:
-    with pytest.raises(ValueError, match="joint must be False, True, a share"):
+    with pytest.raises(ValueError, match="joint"):
         ffcp.CP(leaky(), joint=joint)
 
 
@@ -360,7 +359,7 @@ def test_bonferroni_is_each_output_at_a_share_of_alpha() -> None:
 
 def test_the_automatic_choice_refuses_too_many_outputs() -> None:
     model = nn.Sequential(nn.Linear(4, 2), nn.ReLU(), nn.Linear(2, 5000))
-    with pytest.raises(ValueError, match=r"5000 outputs.*name one feature"):
+    with pytest.raises(ValueError, match=r"\b5000\b"):
         ffcp.FFCP(model).calibrate(X, torch.zeros(80, 5000))
 
 

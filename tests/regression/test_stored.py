@@ -117,12 +117,12 @@ def test_what_is_no_number_is_named_with_its_row(where, bad, quantiles):
     for column in (0, -1):
         spoiled = {name: array.copy() for name, array in given.items()}
         spoiled[where].reshape(500, -1)[321, column] = bad
-        with pytest.raises(ValueError, match="row 321"):
+        with pytest.raises(ValueError, match=r"\b321\b"):
             ffcp.intervals_from(**spoiled, quantiles=quantiles)
 
 
 def test_too_few_points_give_the_whole_line_and_a_warning():
-    with pytest.warns(ffcp.FFCPWarning, match="at least 9"):
+    with pytest.warns(ffcp.FFCPWarning, match=r"\b9\b"):
         band = ffcp.intervals_from(np.zeros(8), np.ones(8), np.zeros(2))
     assert band.lower.tolist() == [-np.inf] * 2
 
@@ -130,10 +130,10 @@ def test_too_few_points_give_the_whole_line_and_a_warning():
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ((np.zeros(8), np.zeros(7), np.zeros(2)), r"target has shape \(7,\)"),
-        ((np.zeros((8, 3)), np.zeros(8), np.zeros((2, 3))), r"target has shape \(8,\)"),
-        ((np.zeros(0), np.zeros(0), np.zeros(2)), "no rows|no calibration"),
-        ((np.zeros(9), np.zeros(9), np.zeros(0)), "no rows"),
+        ((np.zeros(8), np.zeros(7), np.zeros(2)), r"\b7\b"),
+        ((np.zeros((8, 3)), np.zeros(8), np.zeros((2, 3))), r"\b8\b"),
+        ((np.zeros(0), np.zeros(0), np.zeros(2)), "rows"),
+        ((np.zeros(9), np.zeros(9), np.zeros(0)), "rows"),
         ((np.zeros(9), np.zeros(9), np.zeros((2, 2))), "outputs"),
     ],
 )
@@ -143,10 +143,10 @@ def test_shapes_that_do_not_fit_are_refused(given, said):
 
 
 def test_one_output_is_not_two_quantiles():
-    with pytest.raises(ValueError, match="quantile method needs"):
+    with pytest.raises(ValueError, match="quantile"):
         ffcp.intervals_from(np.zeros(50), np.zeros(50), np.zeros(2), quantiles=True)
 
 
 def test_what_is_no_level_is_refused():
-    with pytest.raises(ValueError, match="strictly between 0 and 1"):
+    with pytest.raises(ValueError, match="alpha"):
         ffcp.intervals_from(np.zeros(50), np.zeros(50), np.zeros(2), alpha=10)

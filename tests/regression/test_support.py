@@ -56,7 +56,7 @@ def test_a_target_outside_is_refused_by_its_row(call: str) -> None:
     predictor = ffcp.CP(small_mlp(), support=(0, None), batch_size=7)
     y = Y.clone()
     y[23] = -0.5
-    with pytest.raises(ValueError, match=r"y holds -0.5 in row 23 .* targets lie from 0"):
+    with pytest.raises(ValueError, match=r"\b23\b"):
         getattr(predictor, call)(X, y)
 
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import ffcp
-from ffcp.conformal.selection import Division
 from ffcp.regression.fcp.feature_ball import STEP_COUNTS
 from tests.conftest import normal
+from tests.core import set_aside, threshold
 from tests.regression.models import leaky, targets
 
 X, NEW = normal(200, 4, seed=0), normal(50, 4, seed=2)
@@ -26,7 +26,7 @@ def test_the_number_of_steps_is_chosen_on_points_that_do_not_calibrate() -> None
     enough = [count for count, share in predictor.step_coverage.items() if share >= 0.9]
     assert predictor.steps == (enough[0] if enough else STEP_COUNTS[-1])
     assert tuple(predictor.step_coverage) == STEP_COUNTS
-    mask = Division(0.2, seed=0, most=1000).mask(range(200))
+    mask = set_aside(200)
     expected = ffcp.FCP(model, "0", steps=predictor.steps).calibrate(X[~mask], y[~mask])
     torch.testing.assert_close(predictor.calibration.scores, expected.calibration.scores)
 
@@ -98,6 +98,6 @@ def test_a_target_inside_the_quantiles_is_in_the_band_if_its_score_is_small_enou
     y = low + (high - low) * torch.rand(200)
     predictor = ffcp.FCQR(model, "0", norm=norm, **settings).calibrate(X, y)
     for alpha in (0.1, 0.5, Fraction(9, 10)):
-        near = predictor.score(X, y) <= predictor.calibration.threshold(alpha)
+        near = predictor.score(X, y) <= threshold(predictor.calibration, alpha)
         band = predictor.predict_interval(X, alpha=alpha)
         assert torch.equal((band.lower <= y) & (y <= band.upper), near)

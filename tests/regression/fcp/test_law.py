@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 import ffcp
-from ffcp.conformal.rank import conformal_rank
+from ffcp import conformal_rank
+from tests.core import threshold
 from tests.law import ERROR_RATE, draw_hits, p_value, upper_p_value
 from tests.regression.models import heteroscedastic, leaky
 
@@ -33,7 +34,7 @@ def test_exact_inversion_covers_at_least_as_often_as_the_law(name: str) -> None:
 
     def covered(x_cal: Tensor, y_cal: Tensor, x: Tensor, y: Tensor) -> Tensor:
         model.calibrate(x_cal, y_cal)
-        in_feature_space = model.score(x, y) <= model.calibration.threshold(ALPHA)
+        in_feature_space = model.score(x, y) <= threshold(model.calibration, ALPHA)
         inside_ball.append(int(in_feature_space.sum()))
         band = model.predict_interval(x, alpha=ALPHA)
         inside = (band.lower.reshape(-1) <= y) & (y <= band.upper.reshape(-1))
@@ -55,7 +56,7 @@ def test_an_inversion_stopped_early_falls_short_under_a_tight_bound() -> None:
 
     def covered(x_cal: Tensor, y_cal: Tensor, x: Tensor, y: Tensor) -> Tensor:
         model.calibrate(x_cal, y_cal)
-        inside_ball.append(int((model.score(x, y) <= model.calibration.threshold(ALPHA)).sum()))
+        inside_ball.append(int((model.score(x, y) <= threshold(model.calibration, ALPHA)).sum()))
         band = model.predict_interval(x, alpha=ALPHA)
         return band.contains(y)
 
@@ -86,7 +87,7 @@ def test_quantiles_that_are_far_too_wide_shrink_to_the_level_asked(
         low, high = model(x).detach().sort(dim=1).values.T
         assert bool(((low < y) & (y < high)).all())
         predictor.calibrate(x_cal, y_cal)
-        assert predictor.calibration.threshold(alpha) < 0
+        assert threshold(predictor.calibration, alpha) < 0
         band = predictor.predict_interval(x, alpha=alpha)
         return (band.lower <= y) & (y <= band.upper)
 

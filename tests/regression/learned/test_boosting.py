@@ -51,7 +51,7 @@ def test_trees_are_made_again_from_their_tensors() -> None:
 def test_trees_that_lead_nowhere_are_refused(name: str, value: int) -> None:
     state = {key: tensor.clone() for key, tensor in made().state().items()}
     state[name][0, 0, 0, 0] = value
-    with pytest.raises(ValueError, match="not there"):
+    with pytest.raises(ValueError, match=name):
         BoostedQuantiles.from_state(state)
 
 
@@ -59,7 +59,7 @@ def test_trees_that_lead_nowhere_are_refused(name: str, value: int) -> None:
 def test_trees_that_lead_in_a_circle_are_refused() -> None:
     state = {key: tensor.clone() for key, tensor in made().state().items()}
     state["left"][0, 0, 0, 1] = 0
-    with pytest.raises(ValueError, match="in a circle"):
+    with pytest.raises(ValueError, match="circle"):
         BoostedQuantiles.from_state(state)
 
 
@@ -91,7 +91,7 @@ assert band.lower.isfinite().all()
 try:
     ffcp.Learned(model, learner="boosting").fit(torch.randn(90, 4), torch.randn(90))
 except ImportError as error:
-    assert "pip install 'ffcp[trees]'" in str(error)
+    assert "ffcp[trees]" in str(error)
 else:
     raise AssertionError
 """

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 import ffcp
-from ffcp.conformal.rank import conformal_rank
-from ffcp.regression.learned import network
+from ffcp import conformal_rank
 from tests.conftest import small_mlp
+from tests.core import few_epochs
 from tests.law import ERROR_RATE, draw_hits, p_value
 from tests.regression.models import heteroscedastic
 
@@ -47,7 +47,7 @@ def test_rows_that_teach_and_choose_do_not_spoil_the_guarantee(
     make: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The law holds however well was learned; short lessons show that it does.
-    monkeypatch.setattr(network, "_EPOCHS", 2)
+    few_epochs(monkeypatch, 2)
     rows, used = 200, 160  # enough of them for Auto to set 40 aside
 
     def covered(x_cal: Tensor, y_cal: Tensor, x: Tensor, y: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import ffcp
 from tests.classification.material import METHODS, TUNED, X, Y, network, seeded
+from tests.core import config
 from tests.rows import counted_rows
 
 GROUPS = ["a", "b"] * 150
@@ -90,7 +91,7 @@ def test_a_copy_predicts_the_same(name: str, grouped: bool) -> None:
     copies = [copy.deepcopy(predictor), pickle.loads(pickle.dumps(predictor))]
     for other in copies:
         assert torch.equal(other.predict_set(X, **groups, first_row=0).mask, expected.mask)
-        assert other.settings() == predictor.settings()
+        assert config(other) == config(predictor)
         # A copy goes on by itself.
         other.calibrate(X[:50], Y[:50], update=True, **{k: v[:50] for k, v in groups.items()})
     assert torch.equal(predictor.predict_set(X, **groups, first_row=0).mask, expected.mask)
@@ -113,12 +114,12 @@ def test_a_deep_copy_has_a_model_of_its_own() -> None:
 @pytest.mark.parametrize("name", ALL)
 def test_merging_a_predictor_without_calibration(name: str) -> None:
     empty, other = ALL[name](network(), seed=1), ALL[name](network(), seed=2)
-    with pytest.raises(ValueError, match=r"to merge has no calibration: call calibrate\(x, y\)"):
+    with pytest.raises(ValueError, match="calibrate"):
         empty.merge(other)
     empty.calibrate(X, Y)
     points = len(empty.calibration)
-    with pytest.raises(ValueError, match=r"to merge has no calibration: call calibrate\(x, y\)"):
+    with pytest.raises(ValueError, match="calibrate"):
         empty.merge(other)
     assert len(empty.calibration) == points
-    with pytest.raises(ValueError, match="merged with itself"):
+    with pytest.raises(ValueError, match="itself"):
         empty.merge(empty)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ffcp.batch import Requires
+from ffcp import Requires
 
 
 def test_joined_needs_ask_for_what_either_asks_for() -> None:
@@ -25,5 +25,5 @@ def test_the_kind_of_norm_is_that_of_the_piece_that_wants_norms() -> None:
 @pytest.mark.parametrize("other", [{"norm": 1}, {"method": "exact"}, {"of": len}])
 def test_different_kinds_of_norms_do_not_fit_into_one_pass(other: dict) -> None:
     (setting,) = other
-    with pytest.raises(ValueError, match=f"one pass takes one kind of gradient norm.*{setting}="):
+    with pytest.raises(ValueError, match=setting):
         Requires(norms=("a",)).joined(Requires(norms=("b",), **other))

@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import ffcp
-from ffcp import files
-from ffcp.predictor import Predictor
 from tests.conftest import normal, small_mlp
+from tests.core import config, rewrite, spoil
 from tests.regression.models import leaky, targets
 
 X, Y, NEW = normal(200, 4, seed=0), normal(200, seed=1), normal(50, 4, seed=2)
@@ -26,7 +25,7 @@ def one_and_size(seen: ffcp.BatchOutput) -> Tensor:
     return 1 + seen.output.abs()
 
 
-PREDICTORS: dict[str, Callable[[], Predictor]] = {
+PREDICTORS: dict[str, Callable[[], Any]] = {
     "CP": lambda: ffcp.CP(leaky()),
     "CQR": lambda: ffcp.CQR(leaky(2)),
     "FFCP": lambda: ffcp.FFCP(leaky(), "0"),
@@ -48,7 +47,7 @@ PREDICTORS: dict[str, Callable[[], Predictor]] = {
 }
 
 
-def calibrated(name: str, **options: object) -> Predictor:
+def calibrated(name: str, **options: object) -> Any:
     predictor = PREDICTORS[name]()
     return predictor.calibrate(X, targets(predictor.model, X), **options)
 
@@ -81,7 +80,7 @@ def test_a_copy_uses_its_own_weights(name: str, pickled: bool) -> None:
     frozen = pickle.loads(pickle.dumps(predictor)) if pickled else copy.deepcopy(predictor)
     with torch.no_grad():
         frozen.model[-1].bias += 100
-    with pytest.raises(RuntimeError, match="weights are no longer those of the calibration"):
+    with pytest.raises(RuntimeError, match="weights"):
         frozen.predict_interval(NEW)
     moved = frozen.calibrate(X, targets(predictor.model, X) + 100).predict_interval(NEW)
     for part, other in zip(moved, band, strict=True):
@@ -108,7 +107,7 @@ def test_two_workers_merge_into_one(name: str) -> None:
 def test_a_predictor_without_calibration_cannot_be_merged() -> None:
     full, empty = ffcp.CP(small_mlp()).calibrate(X, Y), ffcp.CP(small_mlp())
     for receiver in (full, empty):
-        with pytest.raises(ValueError, match=r"has no calibration: call calibrate\(x, y\)"):
+        with pytest.raises(ValueError, match="calibrate"):
             receiver.merge(ffcp.CP(small_mlp()))
     assert len(full.calibration) == 200
     assert len(empty.calibration) == 0
@@ -116,11 +115,11 @@ def test_a_predictor_without_calibration_cannot_be_merged() -> None:
 
 def test_other_settings_are_named() -> None:
     one = ffcp.FFCP(small_mlp(), "0").calibrate(X, Y)
-    with pytest.raises(ValueError, match=r"feature='3' \(here '0'\), norm=1.0 \(here 2.0\)$"):
+    with pytest.raises(ValueError, match=r"feature.*norm"):
         one.merge(ffcp.FFCP(small_mlp(), "3", norm=1).calibrate(X, Y))
-    with pytest.raises(ValueError, match=r"joint=True \(here False\)$"):
+    with pytest.raises(ValueError, match="joint"):
         one.merge(ffcp.FFCP(small_mlp(), "0", joint=True).calibrate(X, Y))
-    with pytest.raises(ValueError, match=r"scale='constant' \(here 'gradient norm'\)"):
+    with pytest.raises(ValueError, match="constant"):
         one.merge(ffcp.CP(small_mlp()).calibrate(X, Y))
     assert len(one.calibration) == 200
 
@@ -139,9 +138,9 @@ def test_groups_merge_by_their_names() -> None:
     empty = ffcp.CP(small_mlp()).merge(whole)  # an empty one takes groups over
     torch.testing.assert_close(empty.predict_interval(X, groups=GROUPS).upper, expected)
     plain = ffcp.CP(small_mlp()).calibrate(X, Y)
-    with pytest.raises(ValueError, match=r"groups=True \(here None\)"):
+    with pytest.raises(ValueError, match="groups"):
         plain.merge(whole)
-    with pytest.raises(ValueError, match=r"groups=None \(here True\)"):
+    with pytest.raises(ValueError, match="groups"):
         whole.merge(plain)
 
 
@@ -154,11 +153,12 @@ def test_a_saved_predictor_gives_the_same_bands(name: str, tmp_path: Path) -> No
     predictor = calibrated(name)
     predictor.save(tmp_path / "bands.safetensors")
     loaded = PREDICTORS[name]().load(tmp_path / "bands.safetensors")
-    assert loaded.settings() == predictor.settings()
+    assert config(loaded) == config(predictor)
     band = predictor.predict_interval(NEW)
     torch.testing.assert_close(loaded.predict_interval(NEW), band, rtol=0, atol=0)
 
 
+<<<<<<< HEAD:tests/regression/test_sharing.py
 def spoiled(tensors: dict[str, Tensor], how: str) -> dict[str, Tensor]:
     """Give the tensors of a file with something wrong about their names."""
     if how == "a tensor too many":
@@ -178,21 +178,25 @@ WRONG = {
 }
 
 
+=======
+>>>>>>> tst-29:tests/regression/test_merging.py
 @pytest.mark.filterwarnings("ignore::ffcp.FFCPWarning")
-@pytest.mark.parametrize("how", WRONG)
+@pytest.mark.parametrize(
+    "how", ["a tensor too many", "no scores", "no description", "a weight of the model"]
+)
 @pytest.mark.parametrize("name", ["CP", "FFCP, layer chosen", "LCP, bandwidth chosen", "FCP"])
 def test_a_file_that_does_not_fit_changes_nothing(name: str, how: str, tmp_path: Path) -> None:
     path = tmp_path / "bands.safetensors"
     other = PREDICTORS[name]().calibrate(NEW, torch.zeros(50))
     other.save(path)
-    files.write(path, spoiled(files.read(path), how))
+    spoil(path, how)
 
     predictor = calibrated(name)
-    band, settings = predictor.predict_interval(NEW), predictor.settings()
+    band, before = predictor.predict_interval(NEW), config(predictor)
     state = copy.deepcopy(predictor.state_dict())
-    with pytest.raises(ffcp.CalibrationFileError, match=WRONG[how]):
+    with pytest.raises(ffcp.CalibrationFileError, match=path.name):
         predictor.load(path)
-    assert predictor.settings() == settings
+    assert config(predictor) == before
     assert state.keys() == predictor.state_dict().keys()
     assert all(torch.equal(state[key], value) for key, value in predictor.state_dict().items())
     torch.testing.assert_close(predictor.predict_interval(NEW), band, rtol=0, atol=0)
@@ -202,12 +206,14 @@ def test_a_file_of_groups_that_lacks_their_names_changes_nothing(tmp_path: Path)
     path = tmp_path / "bands.safetensors"
     predictor = ffcp.CP(small_mlp()).calibrate(X, Y, groups=GROUPS)
     predictor.save(path)
-    tensors = files.read(path)
-    del tensors["calibration.names"]
-    files.write(path, tensors)
+    rewrite(path, lambda tensors, _: tensors.pop("names"))
     plain = ffcp.CP(small_mlp()).calibrate(X, Y)
     band = plain.predict_interval(NEW)
+<<<<<<< HEAD:tests/regression/test_sharing.py
     with pytest.raises(ffcp.CalibrationFileError, match="checksum"):
+=======
+    with pytest.raises(ffcp.CalibrationFileError, match=path.name):
+>>>>>>> tst-29:tests/regression/test_merging.py
         plain.load(path)
     torch.testing.assert_close(plain.predict_interval(NEW), band, rtol=0, atol=0)
 
@@ -225,37 +231,28 @@ def test_loading_replaces_what_was_calibrated(tmp_path: Path) -> None:
     torch.testing.assert_close(other.predict_interval(NEW), saved.predict_interval(NEW))
 
 
-def test_the_model_is_no_part_of_a_file(tmp_path: Path) -> None:
-    path = tmp_path / "bands.safetensors"
-    predictor = ffcp.CP(nn.Linear(4, 1)).calibrate(X, Y)
-    predictor.save(path)
-    assert sorted(files.read(path)) == [
-        "_extra_state",
-        "calibration.scores",
-        "calibration.signs",
-    ]
-
-
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore::ffcp.FFCPWarning")
 @pytest.mark.parametrize(
-    "make",
+    ("make", "has_ratio"),
     [
-        lambda model: ffcp.FFCP(model, seed=0),
-        lambda model: ffcp.LCP(model, seed=0),
-        lambda model: ffcp.CP(model, calibration=ffcp.calibrations.Weighted("learn"), seed=0),
-        lambda model: ffcp.Learned(model, seed=0),
-        lambda model: ffcp.Auto(model, seed=0),
-        lambda model: ffcp.Auto(model, calibration=ffcp.calibrations.Weighted("learn"), seed=0),
-        lambda model: ffcp.FCP(model, "0", seed=0),
+        (lambda model: ffcp.FFCP(model, seed=0), False),
+        (lambda model: ffcp.LCP(model, seed=0), False),
+        (lambda m: ffcp.CP(m, calibration=ffcp.calibrations.Weighted("learn"), seed=0), True),
+        (lambda model: ffcp.Learned(model, seed=0), False),
+        (lambda model: ffcp.Auto(model, seed=0), False),
+        (lambda m: ffcp.Auto(m, calibration=ffcp.calibrations.Weighted("learn"), seed=0), True),
+        (lambda model: ffcp.FCP(model, "0", seed=0), False),
     ],
     ids=["layer", "bandwidth", "ratio", "learned", "method", "method and ratio", "steps"],
 )
-def test_workers_that_take_over_what_one_chose_can_be_merged(make: Any, tmp_path: Any) -> None:
+def test_workers_that_take_over_what_one_chose_can_be_merged(
+    make: Any, has_ratio: bool, tmp_path: Any
+) -> None:
     x, model = normal(300, 4, seed=0), small_mlp()
     y = normal(300, seed=1) * (1 + x[:, 0].abs())
     first = make(model)
-    given = {"new": x + 0.3} if first.calibration.takes_new else {}
+    given = {"new": x + 0.3} if has_ratio else {}
     first.calibrate(x[:150], y[:150], **given)
     worker = copy.deepcopy(first.settled())
     assert len(worker.calibration) == 0 < len(first.calibration)

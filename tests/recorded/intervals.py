@@ -15,9 +15,9 @@ import ffcp
 from tests.recorded import material, shared
 from tests.recorded.material import Problem
 from tests.recorded.recording import Values, case, warned
-from tests.recorded.shared import Subject, bands, choice_values, close, ends
+from tests.recorded.shared import Subject, choice_values, close, ends, intervals_of
 
-FIXED, AUTO = "bands", "bands_auto"
+FIXED, AUTO = "intervals", "intervals_auto"
 JOINTS = (False, True, 0.75, "bonferroni")
 
 
@@ -54,7 +54,7 @@ def _() -> Values:
     merged = ffcp.CP(p.model).merge(ffcp.CP(p.model).calibrate(p.x, p.y))
     updated = ffcp.CP(p.model).calibrate(p.x, p.y, update=True)
     same = torch.equal(ends(merged, p.new), ends(updated, p.new))
-    return {**bands(merged, p.new), "same": same}
+    return {**intervals_of(merged, p.new), "same": same}
 
 
 @case(FIXED, "cp_alphas_of_all_kinds")
@@ -69,26 +69,26 @@ def _() -> Values:
 def _() -> Values:
     p = material.regression()
     predictor = ffcp.CP(p.model).calibrate(p.x.tolist(), p.y.tolist())
-    return bands(predictor, p.new.tolist())
+    return intervals_of(predictor, p.new.tolist())
 
 
 @case(FIXED, "cp_output_without_columns")
 def _() -> Values:
     p = material.regression(model=nn.Sequential(*material.net(), nn.Flatten(1)))
     model = nn.Sequential(*p.model, nn.Flatten(0))
-    return bands(ffcp.CP(model).calibrate(p.x, p.y), p.new)
+    return intervals_of(ffcp.CP(model).calibrate(p.x, p.y), p.new)
 
 
 @case(FIXED, "cp_target_in_a_column")
 def _() -> Values:
     p = material.regression()
-    return bands(ffcp.CP(p.model).calibrate(p.x, p.y[:, None]), p.new)
+    return intervals_of(ffcp.CP(p.model).calibrate(p.x, p.y[:, None]), p.new)
 
 
 @case(FIXED, "cp_maps")
 def _() -> Values:
     p = material.maps()
-    return bands(ffcp.CP(p.model).calibrate(p.x, p.y), p.new[:1], (0.1,))
+    return intervals_of(ffcp.CP(p.model).calibrate(p.x, p.y), p.new[:1], (0.1,))
 
 
 @case(FIXED, "cp_types_of_a_float32_model")
@@ -105,8 +105,8 @@ def _() -> Values:
     p = material.regression(quantiles=True)
     with torch.no_grad():
         p.model[5].bias += torch.tensor([-6.0, 6.0], dtype=torch.float64)
-    found = bands(ffcp.CQR(p.model).calibrate(p.x, p.y), p.new, (0.1, 0.9))
-    steep = bands(ffcp.FFCQR(p.model, "0").calibrate(p.x, p.y), p.new, (0.1, 0.9))
+    found = intervals_of(ffcp.CQR(p.model).calibrate(p.x, p.y), p.new, (0.1, 0.9))
+    steep = intervals_of(ffcp.FFCQR(p.model, "0").calibrate(p.x, p.y), p.new, (0.1, 0.9))
     return {**found, **{f"ffcqr {key}": value for key, value in steep.items()}}
 
 
@@ -116,7 +116,7 @@ def _() -> Values:
 def _with_options(subject: Subject, targets: int, options: dict[str, Any]) -> Values:
     p = subject.problem(targets)
     predictor = subject.make(p.model, **options).calibrate(p.x, p.y)
-    found = bands(predictor, p.new[:3])
+    found = intervals_of(predictor, p.new[:3])
     found["score"] = predictor.score(p.new[:3], p.new_y[:3])
     return {**found, "feature": predictor.feature}
 
@@ -142,7 +142,7 @@ for _subject in GRADIENT:
 def _dead(floor: float) -> Values:
     p = material.regression(model=material.dead_net())
     predictor = ffcp.FFCP(p.model, "0", floor=floor).calibrate(p.x, p.y)
-    return {**bands(predictor, p.new), "score": predictor.score(p.new, p.new_y)}
+    return {**intervals_of(predictor, p.new), "score": predictor.score(p.new, p.new_y)}
 
 
 @case(FIXED, "ffcp_floor_small_dead_relu")
@@ -159,20 +159,20 @@ def _() -> Values:
 def _() -> Values:
     p = material.regression(model=material.dead_net())
     method = ffcp.scales.Smooth(0.5, samples=10)
-    return bands(ffcp.FFCP(p.model, "0", method=method).calibrate(p.x, p.y), p.new)
+    return intervals_of(ffcp.FFCP(p.model, "0", method=method).calibrate(p.x, p.y), p.new)
 
 
 @case(FIXED, "ffcp_feature_module")
 def _() -> Values:
     p = material.regression()
     predictor = ffcp.FFCP(p.model, p.model[3]).calibrate(p.x, p.y)
-    return {**bands(predictor, p.new), "feature": predictor.feature}
+    return {**intervals_of(predictor, p.new), "feature": predictor.feature}
 
 
 def _nested(feature: str) -> Values:
     p = material.regression(model=material.fill(material.Nested(), seed=10))
     predictor = ffcp.FFCP(p.model, feature).calibrate(p.x, p.y)
-    return {**bands(predictor, p.new), "feature": predictor.feature}
+    return {**intervals_of(predictor, p.new), "feature": predictor.feature}
 
 
 @case(FIXED, "ffcp_feature_nested_name")
@@ -215,7 +215,7 @@ for _name, _options in {
 
 
 def _chosen(predictor: Any, p: Problem, **options: Any) -> Values:
-    found = bands(predictor, p.new, **options)
+    found = intervals_of(predictor, p.new, **options)
     return {**found, **choice_values(predictor.choice), "feature": predictor.feature}
 
 
@@ -229,7 +229,7 @@ def _() -> Values:
 def _() -> Values:
     p = material.steep()
     predictor = ffcp.FFCP(p.model, ["0", p.model[3], "input"]).calibrate(p.x, p.y)
-    return {**_chosen(predictor, p), "printed": str(predictor.choice)}
+    return _chosen(predictor, p)
 
 
 @case(AUTO, "ffcp_auto_choose_among_more_layers_than_are_tried")
@@ -237,17 +237,17 @@ def _() -> Values:
     deep = [layer for width in (3, 4, 4, 4, 4) for layer in (nn.Linear(width, 4), nn.Tanh())]
     model = material.fill(nn.Sequential(*deep, nn.Linear(4, 1)), seed=13)
     p = material.regression(model=model, rows=120)
-    with warned() as texts:
+    with warned() as names:
         predictor = ffcp.FFCP(p.model).calibrate(p.x, p.y)
-    return {**_chosen(predictor, p), "warnings": texts}
+    return {**_chosen(predictor, p), "warnings": names}
 
 
 @case(AUTO, "ffcp_auto_choose_plain_cp_wins_warning")
 def _() -> Values:
     p = material.flat()
-    with warned() as texts:
+    with warned() as names:
         predictor = ffcp.FFCP(p.model, ["0", "input"]).calibrate(p.x, p.y)
-    return {**_chosen(predictor, p), "warnings": texts}
+    return {**_chosen(predictor, p), "warnings": names}
 
 
 @case(AUTO, "ffcp_auto_choose_options")
@@ -294,10 +294,10 @@ def _() -> Values:
     p = material.regression(rows=120)
     x = {"left": p.x[:, :2], "right": p.x[:, 2:]}
     new = {"left": p.new[:, :2], "right": p.new[:, 2:]}
-    with warned() as texts:
+    with warned() as names:
         predictor = ffcp.FFCP(model).calibrate(x, p.y)
-    found = {**bands(predictor, new), **choice_values(predictor.choice)}
-    return {**found, "warnings": texts}
+    found = {**intervals_of(predictor, new), **choice_values(predictor.choice)}
+    return {**found, "warnings": names}
 
 
 @case(AUTO, "ffcp_auto_choose_update")
@@ -338,9 +338,9 @@ def _() -> Values:
 @case(AUTO, "ffcqr_auto_choose_among_a_list_joint_true")
 def _() -> Values:
     p = material.steep(3, quantiles=True, rows=150)
-    with warned() as texts:
+    with warned() as names:
         predictor = ffcp.FFCQR(p.model, ["0", "3"], joint=True).calibrate(p.x, p.y)
-    return {**_chosen(predictor, p._replace(new=p.new[:3])), "warnings": texts}
+    return {**_chosen(predictor, p._replace(new=p.new[:3])), "warnings": names}
 
 
 @case(AUTO, "ffcqr_auto_choose_save_and_load")

@@ -83,7 +83,7 @@ def test_a_saved_choice_gives_the_same_bands(tmp_path: Path) -> None:
 def test_a_layer_that_gives_no_quantiles_of_one_output_is_refused(model: nn.Module) -> None:
     x, y = rows(400, 1)
     target = y[:, None].expand(-1, 2) if model.output.out_features == 2 else y  # type: ignore[union-attr]
-    with pytest.raises(ValueError, match="must give 9 quantiles"):
+    with pytest.raises(ValueError, match=r"\b9\b"):
         ffcp.Auto(model, quantiles="quantiles").calibrate(x, target)
 
 
@@ -94,5 +94,5 @@ def test_quantiles_that_are_one_number_still_lie_apart() -> None:
 
 def test_nothing_else_is_read_from_a_file() -> None:
     assert isinstance(ModelQuantiles.from_state({}), ModelQuantiles)
-    with pytest.raises(ValueError, match="nothing is learned"):
+    with pytest.raises(ValueError, match="learned"):
         ModelQuantiles.from_state({"w1": torch.zeros(1)})

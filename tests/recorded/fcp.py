@@ -13,7 +13,7 @@ import ffcp
 from tests.recorded import material, shared
 from tests.recorded.material import Problem
 from tests.recorded.recording import Values, case, warned
-from tests.recorded.shared import Subject, bands, close, ends
+from tests.recorded.shared import Subject, close, ends, intervals_of
 
 FIXED, AUTO = "fcp", "fcp_auto"
 
@@ -55,7 +55,7 @@ def _with(subject: Subject, options: dict[str, Any]) -> Values:
     p = subject.problem(rows=70)
     predictor = subject.make(p.model, **options).calibrate(p.x, p.y)
     scores = predictor.score(p.new[:3], p.new_y[:3])
-    found = {**bands(predictor, p.new[:4]), **_coverages(predictor, p), "score": scores}
+    found = {**intervals_of(predictor, p.new[:4]), **_coverages(predictor, p), "score": scores}
     return {**found, "steps": predictor.steps, "unconverged": predictor.unconverged}
 
 
@@ -91,7 +91,7 @@ def _() -> Values:
 def _() -> Values:
     p = material.regression(rows=70)
     predictor = ffcp.FCP(p.model, "input", steps=4, lr=0.05, bound="crown").calibrate(p.x, p.y)
-    return {**bands(predictor, p.new), "feature": predictor.feature}
+    return {**intervals_of(predictor, p.new), "feature": predictor.feature}
 
 
 @case(FIXED, "fcp_head_given")
@@ -99,7 +99,7 @@ def _() -> Values:
     p = material.regression(rows=70)
     head = p.model[4:]
     predictor = ffcp.FCP(p.model, p.model[3], head=head, steps=4, lr=0.05).calibrate(p.x, p.y)
-    return {**bands(predictor, p.new), "feature": predictor.feature}
+    return {**intervals_of(predictor, p.new), "feature": predictor.feature}
 
 
 class _Forward(nn.Module):
@@ -130,14 +130,14 @@ def _() -> Values:
     inner = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 4))
     model = material.fill(nn.Sequential(inner, nn.SiLU(), nn.Linear(4, 1)), seed=19)
     p = material.regression(model=model, rows=70)
-    return bands(ffcp.FCP(model, "0.1", steps=5, lr=0.05).calibrate(p.x, p.y), p.new)
+    return intervals_of(ffcp.FCP(model, "0.1", steps=5, lr=0.05).calibrate(p.x, p.y), p.new)
 
 
 @case(FIXED, "fcp_maps_joint_true")
 def _() -> Values:
     p = material.maps(rows=30)
     predictor = ffcp.FCP(p.model, "0", joint=True, steps=3, lr=0.02).calibrate(p.x, p.y)
-    return bands(predictor, p.new[:1], (0.1,))
+    return intervals_of(predictor, p.new[:1], (0.1,))
 
 
 @case(FIXED, "fcp_exact_targets_out_of_reach_warning")
@@ -147,10 +147,10 @@ def _() -> Values:
     p = material.regression(model=model, rows=70)
     y = (p.y / 4).clamp(-0.9, 0.9)
     y[[5, 40]] = torch.tensor([1.5, -2.0], dtype=torch.float64)  # the model ends in tanh
-    with warned() as texts:
+    with warned() as names:
         predictor = ffcp.FCP(model, "0", invert="exact").calibrate(p.x, y)
-    found = bands(predictor, p.new)
-    return {**found, "unconverged": predictor.unconverged, "warnings": texts}
+    found = intervals_of(predictor, p.new)
+    return {**found, "unconverged": predictor.unconverged, "warnings": names}
 
 
 # -- the number of steps is chosen -------------------------------------------------------------
@@ -168,7 +168,7 @@ def _steps(predictor: Any) -> Values:
 def _auto(make: Any, quantiles: bool, targets: int, options: dict[str, Any]) -> Values:
     p = material.regression(targets, quantiles=quantiles, rows=100)
     predictor = make(p.model, "0", **{"lr": 0.1, **options}).calibrate(p.x, p.y)
-    return {**bands(predictor, p.new[:3]), **_steps(predictor)}
+    return {**intervals_of(predictor, p.new[:3]), **_steps(predictor)}
 
 
 for _name, _make, _quantiles, _targets, _options in (
@@ -214,7 +214,10 @@ def _() -> Values:
 def _() -> Values:
     p = material.regression(rows=120)
     predictor = _searching(p.model).calibrate(p.x, p.y, groups=shared.three_groups(p.x))
-    return {**bands(predictor, p.new, groups=shared.three_groups(p.new)), **_steps(predictor)}
+    return {
+        **intervals_of(predictor, p.new, groups=shared.three_groups(p.new)),
+        **_steps(predictor),
+    }
 
 
 @case(AUTO, "fcp_auto_steps_missing")
@@ -222,7 +225,7 @@ def _() -> Values:
     p = material.regression(2, rows=80)
     y = p.y.masked_fill(material.uniform(*p.y.shape, seed=31) < 0.2, torch.nan)
     predictor = ffcp.FCP(p.model, "0", lr=0.1, bound="crown", missing=True).calibrate(p.x, y)
-    return {**bands(predictor, p.new[:4]), **_steps(predictor)}
+    return {**intervals_of(predictor, p.new[:4]), **_steps(predictor)}
 
 
 @case(AUTO, "fcp_auto_steps_update")
@@ -230,7 +233,7 @@ def _() -> Values:
     p = material.regression(rows=100)
     predictor = _searching(p.model).calibrate(p.x[:60], p.y[:60])
     predictor.calibrate(p.x[60:], p.y[60:], update=True)
-    return {**bands(predictor, p.new), **_steps(predictor)}
+    return {**intervals_of(predictor, p.new), **_steps(predictor)}
 
 
 @case(AUTO, "fcp_auto_steps_merge_worker_with_that_number")
@@ -239,7 +242,7 @@ def _() -> Values:
     first = _searching(p.model).calibrate(p.x[:60], p.y[:60])
     second = ffcp.FCP(p.model, "0", lr=0.1, bound="crown", steps=first.steps)
     first.merge(second.calibrate(p.x[60:], p.y[60:]))
-    return {**bands(first, p.new), **_steps(first)}
+    return {**intervals_of(first, p.new), **_steps(first)}
 
 
 @case(AUTO, "fcp_auto_steps_save_and_load")
@@ -247,11 +250,11 @@ def _() -> Values:
     p = material.regression(rows=100)
     predictor = _searching(p.model).calibrate(p.x, p.y)
     fresh = shared.through_file(predictor, _searching(p.model))
-    return {**bands(fresh, p.new), "steps": fresh.steps}
+    return {**intervals_of(fresh, p.new), "steps": fresh.steps}
 
 
 @case(AUTO, "fcp_auto_steps_long_stream_that_stops_choosing")
 def _() -> Values:
     p = material.regression(rows=6000)
     predictor = ffcp.FCP(p.model, "3", lr=0.1).calibrate(material.pieces(p.x, p.y, 1000))
-    return {**bands(predictor, p.new), **_steps(predictor)}
+    return {**intervals_of(predictor, p.new), **_steps(predictor)}

@@ -102,7 +102,7 @@ BASES: dict[str, tuple[nn.Module, Callable[[], Any]]] = {
     "median": (ThreeQuantiles(), lambda: ffcp.scores.Quantiles(0, 2, median=1)),
     "own base": (OnePoint(), Shifted),
 }
-SLACKS: dict[str, Callable[[], Any]] = {
+SCALES: dict[str, Callable[[], Any]] = {
     "constant": ffcp.scales.Constant,
     "gradient": lambda: ffcp.scales.GradientNorm("layer"),
     "function": lambda: lambda seen: 0.2 + seen.x[:, 0].abs(),
@@ -132,11 +132,11 @@ def draw(generator: torch.Generator) -> tuple[Tensor, Tensor]:
 @pytest.mark.heavy
 @pytest.mark.filterwarnings("ignore::ffcp.FFCPWarning")
 @pytest.mark.parametrize("calibration", CALIBRATIONS)
-@pytest.mark.parametrize("scale", SLACKS)
+@pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("base", BASES)
 def test_every_combination_of_pieces_obeys_its_law(base: str, scale: str, calibration: str) -> None:
     model, make_base = BASES[base]
-    pieces = make_base(), SLACKS[scale](), CALIBRATIONS[calibration]()
+    pieces = make_base(), SCALES[scale](), CALIBRATIONS[calibration]()
     predictor = ffcp.IntervalPredictor(
         model, *pieces, seed=5
     )  # of a stream that goes on over all repeats

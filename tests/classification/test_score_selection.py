@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 import ffcp
-from ffcp.classification import score_selection
 from ffcp.classification.rules import Cumulative, Threshold
 from tests.classification.material import K, X, Y, labels_for, network
 from tests.conftest import normal
+from tests.core import config, only_label_score
 
 MANY = normal(2000, 4, seed=3)
 
@@ -30,12 +30,10 @@ def test_the_smallest_sets_are_taken_and_the_choice_is_shown() -> None:
     logits = logits * (3 * torch.rand(1500, 1, generator=draw)).exp()
     predictor = auto(nn.Identity()).calibrate(logits, y)
     choice = predictor.choice
-    assert isinstance(choice, ffcp.classification.score_selection.ScoreChoice)
     assert (choice.rows, len(predictor.calibration)) == (300, 1200)
     assert choice.score.startswith("RAPS")
     assert choice.trials[choice.score] == min(choice.trials.values())
     assert choice.score in str(choice).splitlines()[0]
-    assert predictor.settings()["score"] == "raps"
 
 
 def test_where_rows_tell_no_difference_plain_lac_is_taken() -> None:
@@ -58,10 +56,7 @@ def test_whatever_is_taken_scores_as_it_does_by_itself(
     rule: Any, score: Any, share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Rows of a loader: those that come after the choice must be scored as those that waited.
-    monkeypatch.setattr(
-        score_selection.LabelScoreSelection, "_trials", lambda *given: iter([(rule, 1.0)])
-    )
-    monkeypatch.setattr(score_selection.LabelScoreSelection, "most_rows", 30)
+    only_label_score(monkeypatch, rule, most_rows=30)
     model = network()
     y = labels_for(MANY, model)
     y = y.masked_fill(torch.rand(len(y), generator=torch.Generator().manual_seed(0)) < share, K)
@@ -82,7 +77,7 @@ def test_few_rows_all_calibrate_and_it_is_said(rows: int) -> None:
     assert len(predictor.calibration) == rows
     assert predictor.choice is not None
     assert predictor.choice.rows == 0
-    assert "without a choice" in str(predictor.choice)
+    assert "LAC" in str(predictor.choice)
 
 
 def test_a_chosen_score_is_saved_loaded_and_updated(tmp_path: Path) -> None:
@@ -91,7 +86,7 @@ def test_a_chosen_score_is_saved_loaded_and_updated(tmp_path: Path) -> None:
     predictor.save(tmp_path / "auto.ffcp")
     again = ffcp.load(tmp_path / "auto.ffcp", model)
     assert again.choice == predictor.choice
-    assert again.settings() == predictor.settings()
+    assert config(again) == config(predictor)
     one, two = (each.predict_set(X, 0.1, first_row=0).mask for each in (predictor, again))
     assert torch.equal(one, two)
     again.calibrate(X[:50], Y[:50], update=True)

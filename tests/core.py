@@ -1,0 +1,177 @@
+"""What tests use of the core beside its public names: here, and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+import torch
+from torch import Tensor
+
+import ffcp
+from ffcp import files
+from ffcp.classification import score_selection
+from ffcp.classification.scores import Shares
+from ffcp.classification.set_predictor import _CALIBRATION
+from ffcp.conformal.compressed import Compressed
+from ffcp.conformal.random_numbers import Draws
+from ffcp.conformal.selection import Division
+from ffcp.regression import auto, comparison
+from ffcp.regression.learned import network, training_rows
+
+#: What a file says of the way it is written.
+FORMAT = files.FORMAT.encode()
+
+C = TypeVar("C", bound=ffcp.calibrations.Calibration)
+
+
+def filled(calibration: C, scores: Tensor, metadata: Mapping[str, Any] | None = None) -> C:
+    """Return a calibration, which had no scores, with these scores."""
+    calibration.add(scores, metadata)
+    return calibration
+
+
+def threshold(
+    calibration: ffcp.calibrations.Calibration,
+    alpha: Any,
+    metadata: Mapping[str, Any] | None = None,
+    random: Draws | None = None,
+) -> Tensor:
+    """Return the thresholds: (m,) for all rows, or (n, m) with one for each row."""
+    return calibration.threshold(alpha, metadata, random)
+
+
+def set_aside(
+    rows: int | range,
+    fraction: float = 0.2,
+    seed: int = 0,
+    most: int = 10_000,
+    early: int = 0,
+) -> Tensor:
+    """Mark which rows of a stream, the first ones or a range, are set aside for a selection."""
+    rows = rows if isinstance(rows, range) else range(rows)
+    return Division(fraction, seed, most, early).mask(rows)
+
+
+def config(predictor: Any) -> dict[str, Any]:
+    """Return what scores and thresholds depend on besides the model and the data."""
+    settings: dict[str, Any] = predictor.settings()
+    return settings
+
+
+def rewrite(path: Path, change: Callable[[dict[str, Tensor], dict[str, Any]], object]) -> None:
+    """Change the tensors of a saved calibration, and its description, and seal it again."""
+    tensors = files.read(path)
+    name = "settings" if "settings" in tensors else "_extra_state"
+    sealed, prefix = tensors.pop(name), "calibration."
+    kept = {n.removeprefix(prefix): tensor.clone() for n, tensor in tensors.items()}
+    described = files.unseal(sealed, kept)
+    change(kept, described)
+    if "kept" in described:
+        described["kept"]["shapes"] = {
+            n: list(tensor.shape) for n, tensor in kept.items() if "." not in n
+        }
+    own = {n if "." in n or name == "settings" else prefix + n: t for n, t in kept.items()}
+    whole = {n: tensor.contiguous() for n, tensor in own.items()}
+    files.write(path, {**whole, name: files.seal(described, kept)})
+
+
+def spoil(path: Path, how: str) -> None:
+    """Write a file again with other tensors than those that its checksum is of."""
+    tensors = files.read(path)
+    if how == "a tensor too many":
+        tensors["calibration.more"] = torch.zeros(3)
+    elif how == "no scores":
+        del tensors["calibration.scores"]
+    elif how == "no description":
+        del tensors["_extra_state"]
+    elif how == "a weight of the model":
+        tensors["model.0.weight"] = torch.zeros(8, 4)
+    elif how == "a number learned":
+        tensors["scorer.learner.w1"][0, 0, 0] += 1
+    files.write(path, tensors)
+
+
+def state_of_format(predictor: Any, name: str | None) -> dict[str, Tensor]:
+    """Return the state_dict of a predictor as another version of the library writes it."""
+    state = predictor.state_dict()
+    kept = {n.removeprefix("calibration."): t for n, t in state.items() if n.startswith("calib")}
+    described = {**files.unseal(state["_extra_state"], kept), "format": name}
+    return {**state, "_extra_state": files.seal(described, kept)}
+
+
+def summary(scores: Tensor, rank_error: float) -> Compressed:
+    """Return a summary of these scores."""
+    summarised = filled(Compressed(rank_error), scores)
+    summarised.settle()
+    return summarised
+
+
+def scores_by_group(predictor: Any) -> dict[Any, Tensor]:
+    """Return the calibration scores (k, m) of every group, each column sorted."""
+    counts = predictor.calibration.groups
+    parts = predictor.calibration.scores.split(list(counts.values()))
+    return {group: part.sort(dim=0).values for group, part in zip(counts, parts, strict=True)}
+
+
+def calibration_shares(rows: int, seed: int = 0) -> Tensor:
+    """Return the random numbers of the first calibration rows of label sets."""
+    return Draws(seed, _CALIBRATION).uniform(torch.arange(rows))[:, 0]
+
+
+def unrandomised_calibration(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Break label sets: calibration rows draw no random numbers, new rows do."""
+    drawn = Shares.__call__
+
+    def only_for_prediction(shares: Shares, rows: range) -> Tensor:
+        numbers = drawn(shares, rows)
+        return torch.ones_like(numbers) if shares.draws.stream == _CALIBRATION else numbers
+
+    monkeypatch.setattr(Shares, "__call__", only_for_prediction)
+
+
+def only_label_score(monkeypatch: pytest.MonkeyPatch, rule: Any, most_rows: int) -> None:
+    """Let the selection among label scores try this rule alone, on so many rows."""
+    selection = score_selection.LabelScoreSelection
+    monkeypatch.setattr(selection, "_trials", lambda *given: iter([(rule, 1.0)]))
+    monkeypatch.setattr(selection, "most_rows", most_rows)
+
+
+def only_method(monkeypatch: pytest.MonkeyPatch, wanted: str) -> None:
+    """Let Auto select the method of this name."""
+    candidates: dict[str, Any] = {}
+    listed = auto.MethodSelection._candidates
+
+    class Biased(comparison.Comparison):
+        def trial(self, one: Any, plain: Any) -> Any:
+            measured = super().trial(one, plain)
+            is_wanted = one is candidates[wanted]
+            return comparison.MethodTrial(-1.0, -1.0) if is_wanted else measured
+
+        def is_clearly_better(self, *given: Any) -> bool:
+            return True
+
+    def noted(self: Any, *args: Any) -> Iterator[tuple[str, Any]]:
+        for name, one in listed(self, *args):
+            candidates[name] = one
+            yield name, one
+
+    monkeypatch.setattr(auto, "Comparison", Biased)
+    monkeypatch.setattr(auto.MethodSelection, "_candidates", noted)
+
+
+def few_epochs(monkeypatch: pytest.MonkeyPatch, epochs: int = 3) -> None:
+    """Train the networks that learn residual quantiles for a few epochs only."""
+    monkeypatch.setattr(network, "_EPOCHS", epochs)
+
+
+def few_rows_teach(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
+    """Let no more than so many of the rows given to fit teach."""
+    monkeypatch.setattr(training_rows, "MOST_ROWS", rows)
+
+
+def few_rows_tune(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
+    """Let no more than so many rows tune a label score."""
+    monkeypatch.setattr(ffcp.scores.LabelScore, "most_rows", rows)
