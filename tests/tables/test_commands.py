@@ -328,8 +328,8 @@ def test_a_killed_predict_does_no_harm_to_the_next(
 
 
 def _write_and_die(path: Path) -> None:
-    with table_io.Writer(path) as writer:
-        writer.add(pd.DataFrame({"a": [1]}), pd.DataFrame({"b": [1]}))
+    with table_io.writer(path) as add:
+        add(pd.DataFrame({"a": [1]}), pd.DataFrame({"b": [1]}))
         os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -244,12 +244,12 @@ class FittedTable:
         Yields every part when it is written; the file is there when all of them are.
         """
         folders.must_be_outside(out)
-        with table_io.Writer(out) as writer:
+        with table_io.writer(out) as add:
             row = 0
             for frame, original in table_io.parts(table, rows):
                 made = self.predicted(frame, alpha, first_row=row)
                 taken = {name: _free(name, frame.columns) for name in made.bands}
-                writer.add(frame, made.bands.rename(columns=taken), original)
+                add(frame, made.bands.rename(columns=taken), original)
                 row += len(frame)
                 yield made
 

@@ -148,7 +148,7 @@ def _read(table: Any) -> tuple[pd.DataFrame, str]:
     if isinstance(table, pd.DataFrame):
         _must_not_be_too_wide(table)
         return table_io.named(table).reset_index(drop=True), "a frame"
-    _must_not_be_too_wide(next(table_io.chunks(table, rows=1)))  # reading all would take long
+    _must_not_be_too_wide(next(table_io.parts(table, rows=1))[0])  # reading all would take long
     return table_io.read(table), Path(table).name
 
 
