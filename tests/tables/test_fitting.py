@@ -50,8 +50,11 @@ def test_the_curve_says_what_bands_of_each_level_cover(
     rows["kind"] = np.where(rows["price"] > 350, "dear", "cheap")
     y = rows[made.about.target].to_numpy()
     rows.loc[3, "rooms"] = "many"  # a row that cannot be predicted counts for nothing
-    curve = dict(zip(*[iter(made.curve(rows, y))] * 2, strict=True))
-    for alpha in (Fraction(1, 10), Fraction(6, 10)):
+    alphas = (Fraction(1, 10), Fraction(6, 10))
+    levels = [one.bands for one in made.predicted_levels(rows, alphas)]
+    found = evaluation.curve([float(a) for a in alphas], levels, y, made.about.classes)
+    curve = dict(zip(*[iter(found)] * 2, strict=True))
+    for alpha in alphas:
         bands = made.predicted(rows, alpha).bands.drop(index=3)
         expected = evaluation.covered(bands, np.delete(y, 3), made.about.classes).mean()
         assert curve[1 - float(alpha)] == pytest.approx(expected)

@@ -131,6 +131,7 @@ def test_far_targets_do_not_steer_what_quantiles_learn() -> None:
 def test_many_columns_are_embedded_in_fewer_numbers_each(numbers: int, embedding: int) -> None:
     x = torch.randn(20, numbers)
     network = TableNetwork.for_rows(x, numbers, 1)
-    again = TableNetwork.from_weights(network.shape, network.state_dict())
+    again = TableNetwork.of_shape(network.shape).eval()
+    again.load_state_dict(network.state_dict())
     assert network.shape.embedding == embedding
     assert torch.equal(again(x), network.eval()(x))

@@ -247,7 +247,7 @@ def check(
             measured = fitted.check(frame, alpha, group)
             monitor = fitted.watch(frame, alpha, time)
         chance = fitted.still_covers(measured, alpha)
-        is_fresh = fitted.seen_share(frame) < seen.MOST_OF_THEM
+        is_fresh = measured.seen < seen.MOST_OF_THEM
     for remark in dict.fromkeys(str(remark.message) for remark in remarks):
         console.print(f"Note: {remark}", **_PLAIN)
     console.print(f"Calibrated with {fitted.calibrated:,} rows", **_PLAIN)
