@@ -253,8 +253,10 @@ class _Work:
         self.progress("calibrating", 1.0)
         predictor = self._predictor(network, centre, scale)
         if hasattr(predictor, "fit"):  # what the training rows can teach
+            wide = self.frame.shape[1]
+            in_time = splitting.rows_in_time(wide, self.seconds, self.alpha) // 4
             some = np.random.default_rng(self.seed).permutation(parts.train)
-            some = some[: splitting.most_rows(self.frame.shape[1])]
+            some = some[: min(in_time, splitting.most_rows(wide))]
             predictor.fit(x[some], y[some], disjoint=True)
         calibrate = parts.calibrate
         of_each = None if groups is None else groups[calibrate]

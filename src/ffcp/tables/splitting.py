@@ -54,7 +54,7 @@ def rows_in_time(columns: int, seconds: float, alpha: Any) -> int:
     >>> rows_in_time(10, 180, 0.1), rows_in_time(3000, 180, 0.1), rows_in_time(3000, 1.2, 0.1)
     (72000000, 240000, 2000)
     """
-    return max(_PREPARED, 4 * _enough(alpha), int(_CELLS * seconds / columns))
+    return max(_PREPARED, 4 * _enough(alpha), int(min(1e9, _CELLS * seconds / columns)))
 
 
 def _enough(alpha: Any) -> int:

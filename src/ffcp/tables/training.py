@@ -38,7 +38,7 @@ class Training:
 
 
 def told(training: Sequence[Training]) -> str:
-    """Say how the training of one network went, or of several, in a line.
+    """Tell how the training of one network went, or of several, in a line.
 
     >>> told([Training(8.0, 1.26, 0.1, "by Ctrl-C"), Training(12.4, 2, 0.1, "by Ctrl-C")])
     '2 networks, 8 to 12.4 epochs in 3.3 s, ended by Ctrl-C'
@@ -75,22 +75,20 @@ def train(
     begin = last_look = time.monotonic()  # torch has loaded its optimizers now
     batch = min(_BATCH, max(8, len(x) // 8))
     best, kept, best_epoch, done = math.inf, copy.deepcopy(network.state_dict()), 0.0, 0.0
-    ended, wait = f"after {most_epochs} epochs", _LOOK
+    ended, wait = "", _LOOK
     try:
         with torch.random.fork_rng():
             torch.manual_seed(seed)  # of dropout
-            while done < most_epochs:
+            while not ended:
                 network.train()
-                order = torch.randperm(len(x), generator=generator)
-                over = False
-                for rows in order.split(batch):
+                for rows in torch.randperm(len(x), generator=generator).split(batch):
                     if len(rows) < 2 and len(x) > 1:
                         continue
                     _step(network, optimizer, x[rows], y[rows])
                     averaged.add()
                     done += len(rows) / len(x)
                     now = time.monotonic()
-                    if (over := now - begin > seconds) or now - last_look > wait:
+                    if now - begin > seconds or now - last_look > wait:
                         break
                 looked = time.monotonic()
                 progress(min(1.0, (looked - begin) / seconds))
@@ -100,12 +98,12 @@ def train(
                         best, kept, best_epoch = loss, copy.deepcopy(network.state_dict()), done
                 last_look = time.monotonic()
                 wait = max(_LOOK, _SHARE * (last_look - looked))
-                if over:
+                if looked - begin > seconds:
                     ended = "when the time was over"
-                    break
-                if done - best_epoch > patience:
+                elif done - best_epoch > patience:
                     ended = "when rows apart gained nothing more"
-                    break
+                elif done >= most_epochs:
+                    ended = f"after {most_epochs} epochs"
     except KeyboardInterrupt:
         if not math.isfinite(best):
             raise  # nothing is learned yet
@@ -124,7 +122,7 @@ class _Averaged:
         self._steps = 0
 
     def add(self) -> None:
-        """Let the present weights count."""
+        """Add the present weights."""
         self._steps += 1
         kept = min(_AVERAGED, self._steps / (self._steps + 9))  # the first ones are soon forgotten
         torch._foreach_lerp_(self._means, self._weights, 1 - kept)
@@ -161,14 +159,14 @@ def _step(network: TableNetwork, optimizer: torch.optim.Optimizer, x: Tensor, y:
 
 
 def _pinball(quantiles: Tensor, y: Tensor) -> Tensor:
-    """Give the mean loss of quantiles (..., knots) of targets (...)."""
+    """Return the mean loss of quantiles (..., knots) of targets (...)."""
     error = y[..., None] - quantiles
     return _PINBALL * (error * (KNOTS.float() - (error < 0).float())).mean()
 
 
 @torch.no_grad()
 def loss_on(network: TableNetwork, x: Tensor, y: Tensor) -> float:
-    """Measure the loss of the members' mean on rows."""
+    """Return the loss of the members' mean on rows."""
     network.eval()
     total = 0.0
     for rows in torch.arange(len(x)).split(2048):
