@@ -82,6 +82,16 @@ class Predicted:
     bands: pd.DataFrame
     remarks: list[str]
 
+    @property
+    def rows(self) -> int:
+        """How many rows there are."""
+        return len(self.bands)
+
+    @property
+    def empty(self) -> int:
+        """How many of them could not be predicted."""
+        return int(self.bands["prediction"].isna().sum())
+
 
 class FittedTable:
     """Bands or label sets for the rows of a table; what :func:`ffcp.tables.fit` returns.
