@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from typer import Argument, Option
+
+from ffcp.cli.printing import print_table, say
 
 if TYPE_CHECKING:
     from ffcp.online.monitor import Monitor
@@ -20,56 +22,39 @@ if TYPE_CHECKING:
     from ffcp.tables.evaluation import Measured
 
 _SURE = 0.01  # a chance below it is no chance any more
-Folder = Annotated[Path, typer.Argument(help="A folder that ffcp fit made.", show_default=False)]
-Alpha = Annotated[
-    float | None, typer.Option(help="Share of misses allowed; by default that of the fit.")
-]
-Level = Annotated[
-    float | None, typer.Option(help="In place of --alpha: the coverage asked for, 1 - alpha.")
-]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to the ``ffcp`` command."""
-    for command in (fit, predict, check, show):
-        app.command()(command)
+Folder = Annotated[Path, Argument(help="A folder that ffcp fit made.", show_default=False)]
+Alpha = Annotated[float | None, Option(help="Share of misses allowed; by default that of the fit, 0.1.")]
+Level = Annotated[float | None, Option(help="In place of --alpha: the coverage, 1 - alpha.")]
 
 
 def fit(
-    table: Annotated[
-        Path, typer.Argument(help="CSV, compressed or not, or Parquet.", show_default=False)
-    ],
-    target: Annotated[str, typer.Option(help="The column to predict.", show_default=False)],
-    out: Annotated[
-        Path | None, typer.Option(help="The folder to write; by default TABLE.ffcp.")
-    ] = None,
-    alpha: Annotated[
-        float | None,
-        typer.Option(help="Share of misses allowed; by default 0.1, for 90 % coverage."),
-    ] = None,
+    table: Annotated[Path, Argument(help="CSV, compressed or not, or Parquet.")],
+    target: Annotated[str, Option(help="The column to predict.", show_default=False)],
+    out: Annotated[Path | None, Option(help="The folder to write, by default TABLE.ffcp.")] = None,
+    alpha: Alpha = None,
     confidence_level: Level = None,
     classify: Annotated[
-        bool, typer.Option("--classify", help="Predict sets of labels, though they are numbers.")
+        bool, Option("--classify", help="Predict sets of labels, though they are numbers.")
     ] = False,
     group: Annotated[
-        str | None, typer.Option(help="A column: the guarantee holds in each of its groups.")
+        str | None, Option(help="A column: the guarantee holds in each of its groups.")
     ] = None,
     time: Annotated[
-        str | None, typer.Option(help="A column that orders rows: train on the past.")
+        str | None, Option(help="A column that orders rows: train on the past.")
     ] = None,
     support: Annotated[
-        str | None, typer.Option(help='Range of the target: "0," is 0 and more, "0,1" 0 to 1.')
+        str | None, Option(help='Range of the target: "0," is 0 and more, "0,1" 0 to 1.')
     ] = None,
-    side: Annotated[str, typer.Option(help="both, lower, upper or each.")] = "both",
+    side: Annotated[str, Option(help="both, lower, upper or each.")] = "both",
     minutes: Annotated[
         float,
-        typer.Option(
+        Option(
             help="Time limit of the training. Reading the file is not bounded; of a table too wide "
             "for this time fewer rows are prepared, calibrate and test."
         ),
     ] = 3.0,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of all that is random.")] = 0,
-    force: Annotated[bool, typer.Option("--force", help="Replace a fit that is there.")] = False,
+    seed: Annotated[int, Option(min=0, help="Seed of all that is random.")] = 0,
+    force: Annotated[bool, Option("--force", help="Replace a fit that is there.")] = False,
 ) -> None:
     """Train a network on a table, calibrate its bands, test them, and write a folder.
 
@@ -101,21 +86,19 @@ def fit(
             )
         fitted.save(where, force=force)
     _print_fit(console, fitted)
-    _say(console, f"Written: {where}; look at {where / folder.REPORT}")
+    say(console, f"Written: {where}; look at {where / folder.REPORT}")
 
 
 def predict(
     folder: Folder,
-    tables: Annotated[list[Path], typer.Argument(help="New rows, without the target.")],
+    tables: Annotated[list[Path], Argument(help="New rows, without the target.")],
     out: Annotated[
         Path | None,
-        typer.Option(help="The file to write; by default TABLE.bands.csv. With --ray a folder."),
+        Option(help="The file to write, by default TABLE.bands.csv; with --ray a folder."),
     ] = None,
     alpha: Alpha = None,
     confidence_level: Level = None,
-    ray: Annotated[
-        bool, typer.Option("--ray", help="Let the workers of a Ray cluster share the tables.")
-    ] = False,
+    ray: Annotated[bool, Option("--ray", help="Share the tables among workers of Ray.")] = False,
 ) -> None:
     """Write the rows of tables with their prediction and band, or set of labels.
 
@@ -149,10 +132,10 @@ def predict(
                 remarks.update(dict.fromkeys(part.remarks))
                 tell(f"predicted {rows:,} rows", None)
     for remark in remarks:
-        _say(console, f"Note: {remark}")
+        say(console, f"Note: {remark}")
     if empty:
-        _say(console, f"{empty:,} rows could not be predicted: see the column reason")
-    _say(console, f"Written: {', '.join(map(str, written))}, {rows:,} rows")
+        say(console, f"{empty:,} rows could not be predicted: see the column reason")
+    say(console, f"Written: {', '.join(map(str, written))}, {rows:,} rows")
 
 
 def _places(tables: list[Path], out: Path | None) -> list[Path]:
@@ -186,21 +169,17 @@ def _asked(console: Console, alpha: float | None, confidence_level: float | None
         warnings.simplefilter("always", FFCPWarning)
         exact = requested_alpha(alpha, confidence_level)
     for remark in remarks:
-        _say(console, f"Note: {remark.message}")
+        say(console, f"Note: {remark.message}")
     return exact
 
 
 def check(
     folder: Folder,
-    table: Annotated[Path, typer.Argument(help="Rows with their target.")],
+    table: Annotated[Path, Argument(help="Rows with their target.")],
     alpha: Alpha = None,
     confidence_level: Level = None,
-    group: Annotated[
-        str | None, typer.Option(help="A column by which coverage is told apart.")
-    ] = None,
-    time: Annotated[
-        str | None, typer.Option(help="A column that orders rows: changes on the way are found.")
-    ] = None,
+    group: Annotated[str | None, Option(help="A column by which coverage is told apart.")] = None,
+    time: Annotated[str | None, Option(help="A column that orders rows: finds changes.")] = None,
 ) -> None:
     """Measure whether bands still cover on rows whose target is known, and in which groups.
 
@@ -223,18 +202,18 @@ def check(
             monitor = fitted.watch(frame, alpha, time)
         chance = fitted.still_covers(measured, alpha)
     for remark in dict.fromkeys(str(remark.message) for remark in remarks):
-        _say(console, f"Note: {remark}")
-    _say(console, f"Calibrated with {fitted.calibrated:,} rows")
+        say(console, f"Note: {remark}")
+    say(console, f"Calibrated with {fitted.calibrated:,} rows")
     _print_measured(console, measured, bool(fitted.about.classes), columns=True)
     _print_watched(console, monitor, fitted, time)
     if chance < _SURE:
-        _say(
+        say(
             console,
             f"It no longer covers as promised: had nothing changed, so little would be seen with "
             f"probability {chance:.2g}. Fit again, with newer rows.",
         )
         raise typer.Exit(1)
-    _say(
+    say(
         console,
         "It covers as promised, as far as these rows can tell."
         if measured.seen < seen.MOST_OF_THEM
@@ -250,26 +229,8 @@ def show(folder: Folder) -> None:
 
         fitted = tables.load(folder)
     rows = [(column.name, column.kind, column.why) for column in fitted.columns[0]]
-    _print_table(console, None, ("column", "taken as", "why"), rows)
+    print_table(console, None, ("column", "taken as", "why"), rows)
     _print_fit(console, fitted)
-
-
-def _say(console: Console, text: str) -> None:
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
-
-
-def _print_table(
-    console: Console, title: str | None, names: Iterable[str], rows: Iterable[Iterable[str]]
-) -> None:
-    """Print a table; cells that are numbers stand at the right."""
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
-    rows = list(rows)
-    for name, cells in zip(names, zip(*rows, strict=True), strict=True):
-        numbers = all(cell[:1].isdigit() for cell in cells)
-        table.add_column(name, justify="right" if numbers else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    console.print(table, markup=False)
 
 
 def _in_words(error: Exception) -> str:
@@ -332,14 +293,14 @@ def _print_fit(console: Console, fitted: FittedTable) -> None:
     about = fitted.about
     what = f"{len(about.classes)} classes" if about.classes else "numbers"
     used = len(fitted.columns[0].used)
-    _say(console, f"Target {about.target!r}: {what}, from {used} columns of {about.source}")
+    say(console, f"Target {about.target!r}: {what}, from {used} columns of {about.source}")
     for decision in about.decisions:
-        _say(console, f"Decided: {decision}")
+        say(console, f"Decided: {decision}")
     rows = ", ".join(f"{count:,} {name}" for name, count in about.rows.items())
-    _say(console, f"Rows: {rows}")
-    _say(console, f"Training: {told(about.training)}")
-    _say(console, f"Method: {about.method}")
-    _say(console, f"Guarantee: {about.guarantee}")
+    say(console, f"Rows: {rows}")
+    say(console, f"Training: {told(about.training)}")
+    say(console, f"Method: {about.method}")
+    say(console, f"Guarantee: {about.guarantee}")
     if about.tested is not None:
         _print_measured(console, about.tested, bool(about.classes))
 
@@ -351,11 +312,11 @@ def _print_measured(
     size = "" if measured.size is None else f", {length} {measured.size:.4g}"
     score = "" if measured.score is None else f", interval score {measured.score:.4g}"
     share = f"{measured.coverage:.1%} [{measured.low:.1%}, {measured.high:.1%}]"
-    _say(console, f"Coverage {share} of {measured.rows:,} rows{size}{score}")
+    say(console, f"Coverage {share} of {measured.rows:,} rows{size}{score}")
     if measured.infinite:
-        _say(console, f"{measured.infinite:,} of the bands are infinite")
+        say(console, f"{measured.infinite:,} of the bands are infinite")
     if measured.without:
-        _say(console, f"{measured.without:,} rows could not be predicted")
+        say(console, f"{measured.without:,} rows could not be predicted")
     worst = sorted(measured.columns, key=lambda part: part.coverage)[:5] if columns else ()
     for title, parts in (("By group", measured.groups), ("Where it covers least", worst)):
         names = ("column", "value", "rows", "coverage", "interval", length)
@@ -371,7 +332,7 @@ def _print_measured(
             for part in parts
         ]
         if rows:
-            _print_table(console, title, names, rows)
+            print_table(console, title, names, rows)
 
 
 def _print_watched(
@@ -386,7 +347,7 @@ def _print_watched(
             if fitted.about.folds
             else "give --time COLUMN, since scores of each side are compared among new rows only"
         )
-        _say(console, f"Whether the data has moved is not tested: {why}.")
+        say(console, f"Whether the data has moved is not tested: {why}.")
         return
     if time is None:  # rows in random order are compared with calibration, not with one another
         moved, shown = monitor.alarms[TRUTH] is not None, monitor.table()[:1]
@@ -395,6 +356,6 @@ def _print_watched(
         moved, shown, order, times = monitor.alarm, monitor.table(), f"order of {time!r}", "twice"
     rows = [[f"{v:.4g}" if isinstance(v, float) else str(v) for v in one.values()] for one in shown]
     title = f"Has the data moved? ({monitor.rows:,} rows in {order})"
-    _print_table(console, title, shown[0], rows)
+    print_table(console, title, shown[0], rows)
     odds = f"without change this is said {times} in {monitor.threshold:.0f} at most"
-    _say(console, f"The data has moved: {odds}." if moved else "No sign that the data has moved.")
+    say(console, f"The data has moved: {odds}." if moved else "No sign that the data has moved.")
