@@ -179,5 +179,8 @@ def picture(results: list[Result]) -> Figure:
             row.band.plot(result.x[:, 0], result.y, ax=axis, xlabel="x", ylabel=name)
             title = row.method if row.layer == "-" else f"{row.method}, layer {row.layer}"
             found = f"mean length {row.length:.2f},  coverage {row.coverage:.1%}"
-            axis.set_title(f"{title}:  {found}", fontsize=10, loc="left")
+            axis.set_title(f"{title}:  {found}", fontsize=9, loc="left")
+            axis.get_legend().remove()
+    handles, labels = axes[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=4, frameon=False)
     return figure

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _SURE = 0.01  # a chance below it is no chance any more
 Folder = Annotated[Path, Argument(help="A folder that ffcp fit made.", show_default=False)]
-Alpha = Annotated[float | None, Option(help="Share of misses allowed; by default that of the fit, 0.1.")]
+Alpha = Annotated[float | None, Option(help="Share of misses allowed; by default the fit's, 0.1.")]
 Level = Annotated[float | None, Option(help="In place of --alpha: the coverage, 1 - alpha.")]
 
 
