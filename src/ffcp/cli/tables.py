@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -233,27 +232,15 @@ def show(folder: Folder) -> None:
     _print_fit(console, fitted)
 
 
-def _in_words(error: Exception) -> str:
-    """Say what is wrong; of a disk, which file it was, and that all others are as they were.
-
-    >>> _in_words(OSError(28, "No space left on device"))
-    'No space left on device. Nothing is left half written: make room, or give --out'
-    """
-    if not isinstance(error, OSError) or error.strerror is None:
-        return str(error)
-    where = f": {error.filename}" if error.filename else ""
-    is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    advice = ". Nothing is left half written: make room, or give --out" if is_full else ""
-    return f"{error.strerror}{where}{advice}"
-
-
 @contextlib.contextmanager
 def _said() -> Iterator[None]:
     """Print what is wrong with a table or an option in one sentence, and end with code 2."""
     try:
         yield
     except (ValueError, OSError) as error:
-        typer.echo(f"Error: {_in_words(error)}", err=True)
+        strerror = getattr(error, "strerror", None)  # of a disk: nothing is left half written
+        where = f": {error.filename}" if strerror and error.filename else ""  # type: ignore[union-attr]
+        typer.echo(f"Error: {strerror or error}{where}", err=True)
         raise typer.Exit(2) from error
     except KeyboardInterrupt:
         typer.echo("Stopped: nothing was written.", err=True)

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from ffcp import LabelSet, metrics
 from ffcp.conformal.rank import conformal_rank
-from ffcp.tables import cells
+from ffcp.tables import cells, targets
 from ffcp.tables.columns import CATEGORY, NUMBER, Columns
+from ffcp.tables.errors import TableError
 
 Array = np.ndarray[Any, Any]
 _LEVELS = 6  # of a category that are shown
@@ -114,26 +115,32 @@ def curve(
 
 
 def measure(
+    fitted: Any,
     bands: pd.DataFrame,
     y: Array,
-    alpha: float,
     frame: pd.DataFrame,
-    columns: Columns,
-    groups: Array | None = None,
+    alpha: Any,
     group: str | None = None,
-    classes: Sequence[str] = (),
 ) -> Measured:
-    """Measure bands of rows with a target; rows without a band are counted apart."""
-    has = bands["prediction"].notna().to_numpy()
+    """Measure what a fitted table predicts for rows of a frame, whose targets are ``y``.
+
+    Rows without a band are counted apart.
+    """
+    about, has = fitted.about, bands["prediction"].notna().to_numpy()
+    if not has.any():
+        raise TableError(f"no row can be predicted; the first: {bands['reason'].iloc[0]}")
     bands, y, frame = bands[has], y[has], frame[has]
-    hits, size = covered(bands, y, classes).astype(np.float64), sizes(bands)
-    share = metrics.Coverage(float(hits.mean()) if len(hits) else 0.0, len(hits))
+    hits, size = covered(bands, y, about.classes).astype(np.float64), sizes(bands)
+    share = metrics.Coverage(float(hits.mean()), len(hits))
     finite = np.isfinite(size)
-    names = () if groups is None else sorted(set(groups[has]))
-    by_group = [(str(group), name, groups[has] == name) for name in names]  # type: ignore[index]
-    by_column = [one for one in _slices(frame, columns) if one[2].sum() >= _SMALLEST]
+    groups, own = (
+        np.empty(0) if name is None else targets.groups(frame, name)
+        for name in (group or about.group, about.group)
+    )
+    by_group = [(group or about.group, name, groups == name) for name in sorted(set(groups))]
+    by_column = [one for one in _slices(frame, fitted.columns[0]) if one[2].sum() >= _SMALLEST]
     score = None
-    if "labels" not in bands and len(y) and finite.all():
+    if not about.classes and finite.all():
         ends = bands["lower"].to_numpy(), bands["upper"].to_numpy()
         score = float(metrics.interval_score(ends, y, alpha))
     return Measured(
@@ -142,11 +149,12 @@ def measure(
         coverage=float(share),
         low=share.low,
         high=share.high,
-        size=float(size[finite].mean()) if finite.any() else None,
+        size=_mean(size),
         score=score,
         infinite=int((~finite).sum()),
         groups=_parts(by_group, hits, size),
         columns=_parts(by_column, hits, size),
+        of_groups=tuple(int((own == name).sum()) for name in about.groups),
     )
 
 
@@ -159,12 +167,16 @@ def _parts(slices: list[tuple[str, str, Array]], hits: Array, size: Array) -> tu
     made = []
     interval = functools.cache(metrics.clopper_pearson)  # many slices are alike
     for column, value, rows in slices:
-        covered, count = int(hits[rows].sum()), int(rows.sum())
-        low, high = interval(covered, count, 1 - 0.05 / len(slices))
-        finite = size[rows][np.isfinite(size[rows])]
-        mean = float(finite.mean()) if len(finite) else None
-        made.append(Part(column, value, count, covered / count, low, high, mean))
+        found, count = int(hits[rows].sum()), int(rows.sum())
+        ends = interval(found, count, 1 - 0.05 / len(slices))
+        made.append(Part(column, value, count, found / count, *ends, _mean(size[rows])))
     return tuple(made)
+
+
+def _mean(size: Array) -> float | None:
+    """Return the mean of finite sizes, if there are any."""
+    finite = size[np.isfinite(size)]
+    return float(finite.mean()) if len(finite) else None
 
 
 def _slices(frame: pd.DataFrame, columns: Columns) -> Iterator[tuple[str, str, Array]]:

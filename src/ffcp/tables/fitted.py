@@ -30,6 +30,7 @@ from ffcp.warnings import FFCPWarning
 #: Rows per pass: what 16 members compute of them fits into some ten megabytes.
 BATCH = 1024
 Array = np.ndarray[Any, Any]
+_ENDS = ("lower", "upper")
 _WATCHED = 10_000  # rows in no order: more take their time and tell little
 
 
@@ -61,17 +62,9 @@ class About:
     def __post_init__(self) -> None:
         """Refuse, by ValueError, what a fit cannot have written."""
         exact_alpha(self.alpha)
-        ends = [end for end in self.support if end is not None]
-        if (
-            not (np.isfinite([self.centre, self.scale, *ends]).all() and self.scale > 0)
-            or len(self.support) != 2
-            or ends != sorted(set(ends))
-            or len(self.classes) == 1
-            or len(set(self.classes)) != len(self.classes)
-            or (self.group is None) == bool(self.groups)
-            or self.folds == 1
-            or self.folds < 0
-        ):
+        low, high = self.support
+        rises = low is None or high is None or low < high
+        if not (rises and self.scale > 0 and len(self.classes) != 1 and self.folds != 1):
             raise ValueError("what it says of itself cannot be")
 
 
@@ -200,14 +193,12 @@ class FittedTable:
         asked = alphas if len(alphas) > 1 else alphas[0]
         band = self.predictor.predict_interval(x, asked, **given)
         low, high = (np.nan if end is None else end for end in about.support)
-        ends = {
-            name: np.fmin(np.fmax(values.double().numpy() * about.scale + about.centre, low), high)
-            for name, values in zip(("lower", "upper", "prediction"), band, strict=True)
-        }
-        shape = (-1, len(x))  # there is one prediction for all levels
-        levels = zip(ends["lower"].reshape(shape), ends["upper"].reshape(shape), strict=True)
-        prediction = ends["prediction"].reshape(shape)[0]
-        return [{"prediction": prediction, "lower": one, "upper": two} for one, two in levels]
+        parts = [
+            values.double().reshape(-1, len(x)) * about.scale + about.centre for values in band
+        ]
+        lower, upper, middle = (np.fmin(np.fmax(values, low), high) for values in parts)
+        levels = zip(lower, upper, strict=True)  # with one prediction for all
+        return [{"prediction": middle[0], "lower": one, "upper": two} for one, two in levels]
 
     def _sets(
         self, x: Tensor, alphas: Sequence[Any], given: dict[str, Any], first_row: int
@@ -229,16 +220,13 @@ class FittedTable:
 
         Of every infinite end that is not asked for, and not cut off, say why it is infinite.
         """
-        number = np.full(len(index), np.nan)
-        word = np.full(len(index), None, dtype=object)
-        sets = {"prediction": word, "labels": word, "size": number}
-        bands = {"prediction": number, "lower": number, "upper": number}
-        empty = sets if self.about.classes else bands
-        table = pd.DataFrame({**empty, "reason": reasons}, index=index)
-        for name, values in made.items():
-            table.loc[reasons == "", name] = values
+        names = ("prediction", "labels", "size") if self.about.classes else ("prediction", *_ENDS)
+        numbers = dict.fromkeys(("size",) if self.about.classes else names, float)
+        table = pd.DataFrame(made, np.flatnonzero(reasons == ""), names)
+        table = table.reindex(range(len(index))).astype(numbers).set_axis(index)
+        table["reason"] = reasons
         if "upper" in made:
-            wanted = [end for end in ("lower", "upper") if self.about.side in (end, "both", "each")]
+            wanted = [end for end in _ENDS if self.about.side in (end, "both", "each")]
             infinite = np.isinf(table[wanted]).any(axis=1) & (reasons == "")
             why = next((one for one in said if "infinite" in one), "too few calibration rows")
             table.loc[infinite, "reason"] = why
@@ -297,30 +285,8 @@ class FittedTable:
             )
         for remark in remarks + made.remarks:
             warnings.warn(remark, FFCPWarning, stacklevel=2)
-        measured = self.measured(made.bands, target.values, known, alpha, group)
-        if not measured.rows:
-            raise TableError(f"no row could be predicted: {made.bands['reason'].iloc[0]}")
+        measured = evaluation.measure(self, made.bands, target.values, known, alpha, group)
         return replace(measured, seen=share)
-
-    def measured(
-        self,
-        bands: pd.DataFrame,
-        y: Array,
-        frame: pd.DataFrame,
-        alpha: Any = None,
-        group: str | None = None,
-    ) -> Measured:
-        """Measure bands that were predicted for rows of a frame, whose targets are ``y``."""
-        about, name = self.about, group or self.about.group
-        groups = None if name is None else targets.groups(frame, name)
-        level = float(self._level(alpha))
-        made = evaluation.measure(
-            bands, y, level, frame, self.columns[0], groups, name, about.classes
-        )
-        if about.group is None:
-            return made
-        own = targets.groups(frame, about.group)[bands["prediction"].notna()]
-        return replace(made, of_groups=tuple(int((own == one).sum()) for one in about.groups))
 
     def _in_units(self, target: Target) -> Tensor:
         """Return targets as they calibrated; what no target could be is at an end."""
@@ -427,14 +393,12 @@ def _frame(table: Any) -> pd.DataFrame:
 def _free(name: str, taken: Any) -> str:
     """Return a name that no column has.
 
-    >>> _free("lower", ["a"]), _free("lower", ["lower"]), _free("lower", ["lower", "ffcp_lower"])
-    ('lower', 'ffcp_lower', 'ffcp_lower_2')
+    >>> _free("lower", ["a"]), _free("lower", ["lower"])
+    ('lower', 'ffcp_lower')
     """
-    made, number = name, 1
-    while made in taken:
-        made = f"ffcp_{name}" + (f"_{number}" if number > 1 else "")
-        number += 1
-    return made
+    while name in taken:
+        name = f"ffcp_{name}"
+    return name
 
 
 __all__ = ["About", "FittedTable", "Predicted"]

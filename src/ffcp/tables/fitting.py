@@ -332,11 +332,9 @@ def _tested(fitted: FittedTable, frame: pd.DataFrame, goal: Target, rows: Array)
         some = frame.iloc[rows]
         made = fitted.predicted_levels(some, [about.alpha, *_CURVE])
         bands, *others = (one.bands for one in made)
-        if not bands["prediction"].notna().any():
-            raise TableError(f"no test row can be predicted; the first: {bands['reason'].iloc[0]}")
+        tested = evaluation.measure(fitted, bands, y, some, about.alpha)
         curve = evaluation.curve(_CURVE, others, y, goal.classes)
-        tested = replace(fitted.measured(bands, y, some), curve=curve)
-        fitted.about = replace(about, tested=tested)
+        fitted.about = replace(about, tested=replace(tested, curve=curve))
     fitted.report = report.page(fitted, bands, y)
     return fitted
 

@@ -9,12 +9,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ffcp.tables import evaluation
 from ffcp.tables.fitted import FittedTable
 from ffcp.tables.training import told
 
 _SHOWN = 120  # test rows in the picture of bands
-_WIDEST = 12
 _WIDE, _HIGH, _LEFT = 760.0, 300.0, 92.0
 
 
@@ -48,8 +46,7 @@ def _measured(fitted: FittedTable, bands: pd.DataFrame, y: np.ndarray[Any, Any])
         "picture": _sizes(bands) if labels else _picture(bands, y),
         "curve": _curve(tested.curve),
         "by_column": sorted(tested.columns, key=lambda part: part.coverage),
-        "widest": _widest(bands, y, fitted.about.classes),
-        "size": ("mean size", "size") if labels else ("mean length", "length"),
+        "size": "mean size" if labels else "mean length",
     }
 
 
@@ -119,22 +116,3 @@ def _curve(pairs: tuple[float, ...]) -> dict[str, Any]:
     points = sorted(zip(pairs[::2], pairs[1::2], strict=True))
     places = [(round(40 + 220 * a, 1), round(230 - 220 * b, 1)) for a, b in points]
     return {"points": places, "line": " ".join(f"{x},{y}" for x, y in places), "pairs": points}
-
-
-def _widest(
-    bands: pd.DataFrame, y: np.ndarray[Any, Any], classes: tuple[str, ...]
-) -> list[dict[str, Any]]:
-    """List the rows of which least is known."""
-    sizes = evaluation.sizes(bands)
-    hits = evaluation.covered(bands, y, classes)
-    rows = np.argsort(-np.nan_to_num(sizes, posinf=np.finfo(float).max), kind="stable")[:_WIDEST]
-    return [
-        {
-            "line": int(bands.index[row]) + 1,
-            "truth": y[row],
-            "size": float(sizes[row]),
-            "hit": bool(hits[row]),
-            **bands.iloc[row].to_dict(),
-        }
-        for row in rows
-    ]
