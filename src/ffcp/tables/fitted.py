@@ -67,6 +67,12 @@ class About:
         if not (rises and self.scale > 0 and len(self.classes) != 1 and self.folds != 1):
             raise ValueError("what it says of itself cannot be")
 
+    def clipped(self, values: Array) -> Array:
+        """Return values, or the end of the support that they lie beyond."""
+        low, high = (np.nan if end is None else end for end in self.support)
+        inside: Array = np.fmin(np.fmax(values, low), high)
+        return inside
+
 
 @dataclass
 class Predicted:
@@ -292,8 +298,7 @@ class FittedTable:
         """Return targets as they calibrated; what no target could be is at an end."""
         about = self.about
         if not about.classes:
-            low, high = (np.nan if end is None else end for end in about.support)
-            target = replace(target, values=np.fmin(np.fmax(target.values, low), high))
+            target = replace(target, values=about.clipped(target.values))
         return target.tensor(about.centre, about.scale)
 
     def _labelled(self, table: Any) -> tuple[pd.DataFrame, Target, list[str]]:
