@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -49,23 +48,16 @@ def _least(alpha: float) -> int:
 
 def _thin_groups(counts: dict[str, int], names: set[str], alpha: float) -> list[str]:
     """Say where too few rows calibrate for a finite band, or for a set that leaves labels out."""
-    thin = sorted(name for name in counts if counts[name] < _least(alpha))
-    none = sorted(names - set(counts))
-    few = f"fewer than {_least(alpha)} rows calibrate, so that everything is possible there"
-    cannot = "none of their rows calibrates, so that they cannot be predicted"
-    return [
-        *([f"in {len(thin)} groups {few}: {_listed(map(cells.quoted, thin))}"] if thin else ()),
-        *(
-            [f"{len(none)} groups have no bands, for {cannot}: {_listed(map(cells.quoted, none))}"]
-            if none
-            else ()
-        ),
-    ]
+    said, few = [], _least(alpha)
+    if thin := sorted(name for name in counts if counts[name] < few):
+        said.append(f"in {len(thin)} groups fewer than {few} rows calibrate: {_listed(thin)}")
+    if none := sorted(names - set(counts)):
+        said.append(f"{len(none)} groups have no bands, as no row calibrates: {_listed(none)}")
+    return said
 
 
-def _listed(words: Any) -> str:
-    words = list(words)
-    return ", ".join(words[:10]) + (" and others" if len(words) > 10 else "")
+def _listed(names: list[str]) -> str:
+    return ", ".join(map(cells.quoted, names[:10])) + (" and others" if len(names) > 10 else "")
 
 
 def _others(scores: Any, alpha: float) -> list[str]:
@@ -82,21 +74,14 @@ def _others(scores: Any, alpha: float) -> list[str]:
 def _rare(goal: Target, division: RowSplit) -> list[str]:
     """Name the labels that are not in every part of the rows, and say what that means."""
     learned = np.concatenate([division.train, division.stop])
-    parts = {"trains": learned, "calibrates": division.calibrate, "tests": division.test}
-    there = {does: set(goal.values[rows].tolist()) for does, rows in parts.items()}
-    rare = []
-    for name, count in sorted(Counter(goal.values.tolist()).items()):
-        absent = [f"none {does}" for does, names in there.items() if name not in names]
-        if absent:
-            rows = "1 row" if count == 1 else f"{count} rows"
-            rare.append(f"{cells.quoted(name)} ({rows}: {', '.join(absent)})")
+    parts = (goal.values[rows].tolist() for rows in (learned, division.calibrate, division.test))
+    rare = sorted(set(goal.values.tolist()) - set.intersection(*map(set, parts)))
     if not rare:
         return []
-    are = "1 class is" if len(rare) == 1 else f"{len(rare)} classes are"
     return [
-        f"{are} not in every part of the rows: {_listed(rare)}. Coverage is promised over all "
-        "rows, not for each class: sets may miss such a class far more often. Where none of its "
-        f"rows trains, it is {ffcp.LabelSet.OTHER!r}; where none tests, the test cannot tell"
+        f"{len(rare)} classes do not train, calibrate and test, all three: {_listed(rare)}. "
+        "Coverage is promised over all rows, not for each class: sets may miss such a class far "
+        f"more often. Where none of its rows trains, it is {ffcp.LabelSet.OTHER!r}"
     ]
 
 

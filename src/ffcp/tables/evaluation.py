@@ -78,8 +78,6 @@ def joined(labels: Sequence[str]) -> str:
 
 def labels_of(text: str) -> list[str]:
     """Read labels from the cell that :func:`joined` wrote."""
-    if "\\" not in text:
-        return text.split("|")
     escaped = re.findall(r"(?:\\.|[^|\\])+", text, re.DOTALL)
     return [re.sub(r"\\(.)", r"\1", label, flags=re.DOTALL) for label in escaped]
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -40,7 +41,7 @@ class Shape:
     embedding: int = _EMBEDDING
     has_quantiles: bool = False
 
-    def check(self) -> None:
+    def __post_init__(self) -> None:
         """Refuse, by ValueError, sizes that no network has."""
         sizes = (self.outputs, self.members, self.width, self.blocks, self.embedding, *self.bins)
         small = all(0 < size <= 2**16 for size in sizes) and 0 <= self.dropout < 1
@@ -158,7 +159,6 @@ class TableNetwork(nn.Module):
     @classmethod
     def of_shape(cls, shape: Shape) -> TableNetwork:
         """Make a network of these sizes, whose weights are still to be loaded."""
-        shape.check()
         # The places of the edges are buffers, and so among the weights.
         return cls(shape, [torch.linspace(0, 1, count + 1) for count in shape.bins])
 
@@ -184,13 +184,10 @@ def _edges(numbers: Tensor) -> list[Tensor]:
     if not numbers.shape[1]:
         return []
     bins = max(_FEWEST, min(_BINS, _IN_ALL // numbers.shape[1]))
-    steps = torch.linspace(0, 1, min(bins, max(2, len(numbers) // 4)) + 1, dtype=numbers.dtype)
+    steps = np.linspace(0, 1, min(bins, max(2, len(numbers) // 4)) + 1, dtype=np.float32)
     edges = []
     for column in numbers.T:
-        some = column[torch.randperm(len(column))[: 2**20]] if len(column) > 2**20 else column
-        places = torch.quantile(some, steps).unique()
-        if len(places) < 2:
-            places = torch.stack([some.min(), some.max()]).unique()
+        places = torch.from_numpy(np.quantile(column.numpy(), steps)).unique()
         edges.append(places if len(places) > 1 else torch.stack([places[0], places[0] + 1]))
     return edges
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 
 from ffcp.regression.learned.knots import KNOTS
 from ffcp.regression.learned.network import ascending
@@ -71,7 +72,7 @@ def train(
     """
     generator = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.AdamW(network.parameters(), lr=2e-3, weight_decay=3e-4)
-    averaged = _Averaged(network)
+    averaged = AveragedModel(network, multi_avg_fn=_towards)
     begin = last_look = time.monotonic()  # torch has loaded its optimizers now
     batch = min(_BATCH, max(8, len(x) // 8))
     best, kept, best_epoch, done = math.inf, copy.deepcopy(network.state_dict()), 0.0, 0.0
@@ -85,17 +86,17 @@ def train(
                     if len(rows) < 2 and len(x) > 1:
                         continue
                     _step(network, optimizer, x[rows], y[rows])
-                    averaged.add()
+                    averaged.update_parameters(network)
                     done += len(rows) / len(x)
                     now = time.monotonic()
                     if now - begin > seconds or now - last_look > wait:
                         break
                 looked = time.monotonic()
                 progress(min(1.0, (looked - begin) / seconds))
-                with averaged.in_place():
-                    loss = loss_on(network, x_stop, y_stop)
-                    if loss < best:
-                        best, kept, best_epoch = loss, copy.deepcopy(network.state_dict()), done
+                loss = loss_on(averaged.module, x_stop, y_stop)
+                if loss < best:
+                    best, best_epoch = loss, done
+                    kept = copy.deepcopy(averaged.module.state_dict())
                 last_look = time.monotonic()
                 wait = max(_LOOK, _SHARE * (last_look - looked))
                 if looked - begin > seconds:
@@ -113,29 +114,10 @@ def train(
     return Training(round(done, 2), round(time.monotonic() - begin, 2), best, ended)
 
 
-class _Averaged:
-    """The mean over the weights of past steps, recent ones above all."""
-
-    def __init__(self, network: nn.Module) -> None:
-        self._weights = [weight.detach() for weight in network.parameters()]
-        self._means = [weight.clone() for weight in self._weights]
-        self._steps = 0
-
-    def add(self) -> None:
-        """Add the present weights."""
-        self._steps += 1
-        kept = min(_AVERAGED, self._steps / (self._steps + 9))  # the first ones are soon forgotten
-        torch._foreach_lerp_(self._means, self._weights, 1 - kept)
-
-    @contextlib.contextmanager
-    def in_place(self) -> Iterator[None]:
-        """Put the means in the place of the weights, for a while."""
-        own = [weight.clone() for weight in self._weights]
-        torch._foreach_copy_(self._weights, self._means)
-        try:
-            yield
-        finally:
-            torch._foreach_copy_(self._weights, own)
+def _towards(means: Any, weights: Any, steps: Any) -> None:
+    """Move the mean over the weights of past steps, recent ones above all, towards new weights."""
+    kept = min(_AVERAGED, (int(steps) + 1) / (int(steps) + 10))  # first ones are soon forgotten
+    torch._foreach_lerp_(list(means), list(weights), 1 - kept)
 
 
 def _step(network: TableNetwork, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> None:
