@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import torch
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
 import ffcp
-from ffcp.cli.tables import register
-
-if TYPE_CHECKING:
-    from ffcp.cli.demo import Result
+from ffcp.cli import tables
+from ffcp.cli.printing import print_table, say
 
 app = typer.Typer(
     help="""Prediction bands with a guarantee, for the PyTorch network you already have.
@@ -65,7 +62,12 @@ def demo(
     Prints a table for each data set, with coverage, mean length, the worst group's coverage and
     the seconds for calibration and prediction, and draws the bands.
     """
-    _check_demo(out, alpha)
+    if not 0 < alpha < 1:
+        raise typer.BadParameter(f"{alpha} does not lie between 0 and 1", param_hint="--alpha")
+    if out.suffix.lower() not in (".png", ".pdf", ".svg"):
+        raise typer.BadParameter(f"{out} must end in .png, .pdf or .svg", param_hint="--out")
+    if not out.absolute().parent.is_dir():
+        raise typer.BadParameter(f"there is no folder {out.parent}", param_hint="--out")
     # Imported here: the help and the version should not wait for matplotlib.
     from ffcp.cli import demo as demonstration
 
@@ -75,44 +77,21 @@ def demo(
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         for data in demonstration.DATA_SETS:
-            task = progress.add_task(f"training on {data.name}", total=epochs)
+            progress.add_task(f"training on {data.name}", total=epochs)
+
+            def advance() -> None:
+                progress.advance(progress.task_ids[-1])
+
             results.append(
-                demonstration.run(
-                    data,
-                    epochs=epochs,
-                    alpha=alpha,
-                    seed=seed,
-                    progress=lambda task=task: progress.advance(task),  # type: ignore[misc]
-                )
+                demonstration.run(data, epochs=epochs, alpha=alpha, seed=seed, progress=advance)
             )
     for result in results:
-        _print_demo(console, result)
+        say(console, f"\n{result.data.name}: {result.data.about}")
+        print_table(console, None, demonstration.COLUMNS, [row.cells() for row in result.rows])
+        console.print(result.verdict(), highlight=False)
     demonstration.picture(results).savefig(out, dpi=150)
-    console.print(f"Picture of the bands: {out}", highlight=False, soft_wrap=True, markup=False)
+    say(console, f"Picture of the bands: {out}")
 
 
-register(app)
-
-
-def _check_demo(out: Path, alpha: float) -> None:
-    """Refuse what would fail only after the training."""
-    if not 0 < alpha < 1:
-        raise typer.BadParameter(f"{alpha} does not lie between 0 and 1", param_hint="--alpha")
-    if out.suffix.lower() not in (".png", ".pdf", ".svg"):
-        raise typer.BadParameter(f"{out} must end in .png, .pdf or .svg", param_hint="--out")
-    if not out.absolute().parent.is_dir():
-        raise typer.BadParameter(f"there is no folder {out.parent}", param_hint="--out")
-
-
-def _print_demo(console: Console, result: Result) -> None:
-    from ffcp.cli import demo as demonstration
-
-    console.print(f"\n[bold]{result.data.name}[/bold]: {result.data.about}", highlight=False)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in demonstration.COLUMNS:
-        words = column in ("method", "layer")
-        table.add_column(column, justify="left" if words else "right")
-    for row in demonstration.tabulate(result):
-        table.add_row(*row)
-    console.print(table)
-    console.print(result.verdict(), highlight=False)
+for command in (tables.fit, tables.predict, tables.check, tables.show):
+    app.command()(command)

@@ -3,69 +3,57 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from typer import Argument, Option
+
+from ffcp.cli.printing import print_table, say
 
 if TYPE_CHECKING:
     from ffcp.online.monitor import Monitor
     from ffcp.tables import FittedTable
-    from ffcp.tables.evaluation import Measured, Part
+    from ffcp.tables.evaluation import Measured
 
 _SURE = 0.01  # a chance below it is no chance any more
-Folder = Annotated[Path, typer.Argument(help="A folder that ffcp fit made.", show_default=False)]
-Alpha = Annotated[
-    float | None, typer.Option(help="Share of misses allowed; by default that of the fit.")
-]
-
-
-Level = Annotated[
-    float | None, typer.Option(help="In place of --alpha: the coverage asked for, 1 - alpha.")
-]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to the ``ffcp`` command."""
-    for command in (fit, predict, check, show):
-        app.command()(command)
+Folder = Annotated[Path, Argument(help="A folder that ffcp fit made.", show_default=False)]
+Alpha = Annotated[float | None, Option(help="Share of misses allowed; by default the fit's, 0.1.")]
+Level = Annotated[float | None, Option(help="In place of --alpha: the coverage, 1 - alpha.")]
 
 
 def fit(
-    table: Annotated[
-        Path, typer.Argument(help="CSV, compressed or not, or Parquet.", show_default=False)
-    ],
-    target: Annotated[str, typer.Option(help="The column to predict.", show_default=False)],
-    out: Annotated[
-        Path | None, typer.Option(help="The folder to write; by default TABLE.ffcp.")
-    ] = None,
-    alpha: Annotated[
-        float | None,
-        typer.Option(help="Share of misses allowed; by default 0.1, for 90 % coverage."),
-    ] = None,
+    table: Annotated[Path, Argument(help="CSV, compressed or not, or Parquet.")],
+    target: Annotated[str, Option(help="The column to predict.", show_default=False)],
+    out: Annotated[Path | None, Option(help="The folder to write, by default TABLE.ffcp.")] = None,
+    alpha: Alpha = None,
     confidence_level: Level = None,
     classify: Annotated[
-        bool, typer.Option("--classify", help="Predict sets of labels, though they are numbers.")
+        bool, Option("--classify", help="Predict sets of labels, though they are numbers.")
     ] = False,
     group: Annotated[
-        str | None, typer.Option(help="A column: the guarantee holds in each of its groups.")
+        str | None, Option(help="A column: the guarantee holds in each of its groups.")
     ] = None,
     time: Annotated[
-        str | None, typer.Option(help="A column that orders rows: train on the past.")
+        str | None, Option(help="A column that orders rows: train on the past.")
     ] = None,
     support: Annotated[
-        str | None, typer.Option(help='Range of the target: "0," is 0 and more, "0,1" 0 to 1.')
+        str | None, Option(help='Range of the target: "0," is 0 and more, "0,1" 0 to 1.')
     ] = None,
-    side: Annotated[str, typer.Option(help="both, lower, upper or each.")] = "both",
-    minutes: Annotated[float, typer.Option(help="Time limit of the training.")] = 3.0,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of all that is random.")] = 0,
-    force: Annotated[bool, typer.Option("--force", help="Replace a fit that is there.")] = False,
+    side: Annotated[str, Option(help="both, lower, upper or each.")] = "both",
+    minutes: Annotated[
+        float,
+        Option(
+            help="Time limit of the training. Reading the file is not bounded; of a table too wide "
+            "for this time fewer rows are prepared, calibrate and test."
+        ),
+    ] = 3.0,
+    seed: Annotated[int, Option(min=0, help="Seed of all that is random.")] = 0,
+    force: Annotated[bool, Option("--force", help="Replace a fit that is there.")] = False,
 ) -> None:
     """Train a network on a table, calibrate its bands, test them, and write a folder.
 
@@ -81,8 +69,7 @@ def fit(
         where = out or table.with_name(f"{table_io.base_name(table)}.ffcp")
         folder.must_be_free(where, force=force)
         folder.must_be_writable(where)
-        with _progress(console) as progress:
-            task = progress.add_task("reading", total=1.0)
+        with _progress(console, "reading") as tell:
             fitted = tables.fit(
                 table,
                 target,
@@ -94,28 +81,23 @@ def fit(
                 support=_support(support),
                 minutes=minutes,
                 seed=seed,
-                progress=lambda what, share: progress.update(
-                    task, description=what, completed=share
-                ),
+                progress=tell,
             )
         fitted.save(where, force=force)
     _print_fit(console, fitted)
-    page = where / folder.REPORT
-    console.print(f"Written: {where}; look at {page}", **_PLAIN)
+    say(console, f"Written: {where}; look at {where / folder.REPORT}")
 
 
 def predict(
     folder: Folder,
-    tables: Annotated[list[Path], typer.Argument(help="New rows, without the target.")],
+    tables: Annotated[list[Path], Argument(help="New rows, without the target.")],
     out: Annotated[
         Path | None,
-        typer.Option(help="The file to write; by default TABLE.bands.csv. With --ray a folder."),
+        Option(help="The file to write, by default TABLE.bands.csv; with --ray a folder."),
     ] = None,
     alpha: Alpha = None,
     confidence_level: Level = None,
-    ray: Annotated[
-        bool, typer.Option("--ray", help="Let the workers of a Ray cluster share the tables.")
-    ] = False,
+    ray: Annotated[bool, Option("--ray", help="Share the tables among workers of Ray.")] = False,
 ) -> None:
     """Write the rows of tables with their prediction and band, or set of labels.
 
@@ -132,21 +114,45 @@ def predict(
         alpha = _asked(console, alpha, confidence_level)
         fitted = rooms.load(folder)
         where = out or tables[0].with_name("bands")
-        parts = _parts(fitted, tables, where, alpha) if ray else _here(fitted, tables, out, alpha)
+        if ray:
+            from ffcp.ray.tables import predict_files
+
+            parts: Iterable[Any] = predict_files(fitted, tables, where, alpha)
+            written = [where]
+        else:
+            written = _places(tables, out)
+            pairs = zip(tables, written, strict=True)
+            parts = (part for one, to in pairs for part in fitted.predict_file(one, to, alpha))
         rows = empty = 0
         remarks: dict[str, None] = {}
-        with _progress(console) as progress:
-            task = progress.add_task("predicting", total=None)
+        with _progress(console, "predicting") as tell:
             for part in parts:
                 rows, empty = rows + part.rows, empty + part.empty
                 remarks.update(dict.fromkeys(part.remarks))
-                progress.update(task, description=f"predicted {rows:,} rows")
+                tell(f"predicted {rows:,} rows", None)
     for remark in remarks:
-        console.print(f"Note: {remark}", **_PLAIN)
+        say(console, f"Note: {remark}")
     if empty:
-        console.print(f"{empty:,} rows could not be predicted: see the column reason", **_PLAIN)
-    written = [where] if ray else [_file_of(table, out) for table in tables]
-    console.print(f"Written: {', '.join(map(str, written))}, {rows:,} rows", **_PLAIN)
+        say(console, f"{empty:,} rows could not be predicted: see the column reason")
+    say(console, f"Written: {', '.join(map(str, written))}, {rows:,} rows")
+
+
+def _places(tables: list[Path], out: Path | None) -> list[Path]:
+    """Name the file to write for each table; none is a table, and no two are the same."""
+    from ffcp.tables import TableError, table_io
+
+    if out is not None and len(tables) > 1:
+        raise TableError("--out names one file, and there are several tables: leave it out")
+    places: dict[Path, Path] = {}
+    for table in tables:
+        ending = ".parquet" if table_io.is_parquet(table) else ".csv"
+        where = out or table.with_name(f"{table_io.base_name(table)}.bands{ending}")
+        if where.resolve() == table.resolve():
+            raise TableError(f"--out {out} is the table itself: give another file")
+        if where in places:
+            raise TableError(f"{places[where]} and {table} would both become {where}")
+        places[where] = table
+    return list(places)
 
 
 def _asked(console: Console, alpha: float | None, confidence_level: float | None) -> Any:
@@ -162,70 +168,17 @@ def _asked(console: Console, alpha: float | None, confidence_level: float | None
         warnings.simplefilter("always", FFCPWarning)
         exact = requested_alpha(alpha, confidence_level)
     for remark in remarks:
-        console.print(f"Note: {remark.message}", **_PLAIN)
+        say(console, f"Note: {remark.message}")
     return exact
-
-
-class _TablePart(NamedTuple):
-    """What was predicted so far, in numbers."""
-
-    rows: int
-    empty: int
-    remarks: Sequence[str]
-
-
-def _parts(fitted: FittedTable, tables: list[Path], out: Path, alpha: Any) -> Iterator[_TablePart]:
-    """Predict tables by the workers of a cluster."""
-    from ffcp.ray.tables import predict_files
-
-    for done in predict_files(fitted, tables, out, alpha):
-        yield _TablePart(done.rows, done.empty, done.remarks)
-
-
-def _here(
-    fitted: FittedTable, tables: list[Path], out: Path | None, alpha: Any
-) -> Iterator[_TablePart]:
-    """Predict tables one after the other, part by part."""
-    from ffcp.tables import TableError
-
-    if out is not None and len(tables) > 1:
-        raise TableError("--out names one file, and there are several tables: leave it out")
-    places: dict[Path, Path] = {}
-    for table in tables:
-        where = _file_of(table, out).resolve()
-        if where == table.resolve():
-            raise TableError(f"--out {out} is the table itself: give another file")
-        if where in places:
-            raise TableError(
-                f"{places[where]} and {table} would both become {_file_of(table, out)}"
-            )
-        places[where] = table
-    for table in tables:
-        where = _file_of(table, out)
-        for part in fitted.predict_file(table, where, alpha):
-            empty = int(part.bands["prediction"].isna().sum())
-            yield _TablePart(len(part.bands), empty, part.remarks)
-
-
-def _file_of(table: Path, out: Path | None) -> Path:
-    """Name the file to write for a table."""
-    from ffcp.tables import table_io
-
-    ending = ".parquet" if table_io.is_parquet(table) else ".csv"
-    return out or table.with_name(f"{table_io.base_name(table)}.bands{ending}")
 
 
 def check(
     folder: Folder,
-    table: Annotated[Path, typer.Argument(help="Rows with their target.")],
+    table: Annotated[Path, Argument(help="Rows with their target.")],
     alpha: Alpha = None,
     confidence_level: Level = None,
-    group: Annotated[
-        str | None, typer.Option(help="A column by which coverage is told apart.")
-    ] = None,
-    time: Annotated[
-        str | None, typer.Option(help="A column that orders rows: changes on the way are found.")
-    ] = None,
+    group: Annotated[str | None, Option(help="A column by which coverage is told apart.")] = None,
+    time: Annotated[str | None, Option(help="A column that orders rows: finds changes.")] = None,
 ) -> None:
     """Measure whether bands still cover on rows whose target is known, and in which groups.
 
@@ -247,24 +200,23 @@ def check(
             measured = fitted.check(frame, alpha, group)
             monitor = fitted.watch(frame, alpha, time)
         chance = fitted.still_covers(measured, alpha)
-        is_fresh = fitted.seen_share(frame) < seen.MOST_OF_THEM
     for remark in dict.fromkeys(str(remark.message) for remark in remarks):
-        console.print(f"Note: {remark}", **_PLAIN)
-    console.print(f"Calibrated with {fitted.calibrated:,} rows", **_PLAIN)
+        say(console, f"Note: {remark}")
+    say(console, f"Calibrated with {fitted.calibrated:,} rows")
     _print_measured(console, measured, bool(fitted.about.classes), columns=True)
     _print_watched(console, monitor, fitted, time)
     if chance < _SURE:
-        console.print(
+        say(
+            console,
             f"It no longer covers as promised: had nothing changed, so little would be seen with "
             f"probability {chance:.2g}. Fit again, with newer rows.",
-            **_PLAIN,
         )
         raise typer.Exit(1)
-    console.print(
+    say(
+        console,
         "It covers as promised, as far as these rows can tell."
-        if is_fresh
+        if measured.seen < seen.MOST_OF_THEM
         else "It covers these rows, but most of them had a part in the fit: check with fresh ones.",
-        **_PLAIN,
     )
 
 
@@ -275,30 +227,9 @@ def show(folder: Folder) -> None:
         from ffcp import tables
 
         fitted = tables.load(folder)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("column", "taken as", "why"):
-        table.add_column(name, overflow="fold")
-    for column in fitted.columns[0]:
-        table.add_row(column.name, column.kind, column.why)
-    console.print(table, markup=False)
+    rows = [(column.name, column.kind, column.why) for column in fitted.columns[0]]
+    print_table(console, None, ("column", "taken as", "why"), rows)
     _print_fit(console, fitted)
-
-
-_PLAIN: dict[str, Any] = {"highlight": False, "markup": False, "soft_wrap": True}
-
-
-def _in_words(error: Exception) -> str:
-    """Say what is wrong; of a disk, which file it was, and that all others are as they were.
-
-    >>> _in_words(OSError(28, "No space left on device"))
-    'No space left on device. Nothing is left half written: make room, or give --out'
-    """
-    if not isinstance(error, OSError) or error.strerror is None:
-        return str(error)
-    where = f": {error.filename}" if error.filename else ""
-    is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    advice = ". Nothing is left half written: make room, or give --out" if is_full else ""
-    return f"{error.strerror}{where}{advice}"
 
 
 @contextlib.contextmanager
@@ -307,16 +238,24 @@ def _said() -> Iterator[None]:
     try:
         yield
     except (ValueError, OSError) as error:
-        typer.echo(f"Error: {_in_words(error)}", err=True)
+        strerror = getattr(error, "strerror", None)  # of a disk: nothing is left half written
+        where = f": {error.filename}" if strerror and error.filename else ""  # type: ignore[union-attr]
+        typer.echo(f"Error: {strerror or error}{where}", err=True)
         raise typer.Exit(2) from error
     except KeyboardInterrupt:
         typer.echo("Stopped: nothing was written.", err=True)
         raise typer.Exit(130) from None
 
 
-def _progress(console: Console) -> Progress:
+@contextlib.contextmanager
+def _progress(console: Console, what: str) -> Iterator[Any]:
+    """Show a bar while something is done; yields a function that is told what, and its share."""
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    return Progress(*columns, console=console, transient=True)
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task(what, total=None)
+        yield lambda what, share: progress.update(
+            task, description=what, completed=share, total=None if share is None else 1.0
+        )
 
 
 def _support(text: str | None) -> tuple[float | None, float | None]:
@@ -341,16 +280,14 @@ def _print_fit(console: Console, fitted: FittedTable) -> None:
     about = fitted.about
     what = f"{len(about.classes)} classes" if about.classes else "numbers"
     used = len(fitted.columns[0].used)
-    console.print(
-        f"Target {about.target!r}: {what}, from {used} columns of {about.source}", **_PLAIN
-    )
+    say(console, f"Target {about.target!r}: {what}, from {used} columns of {about.source}")
     for decision in about.decisions:
-        console.print(f"Decided: {decision}", **_PLAIN)
+        say(console, f"Decided: {decision}")
     rows = ", ".join(f"{count:,} {name}" for name, count in about.rows.items())
-    console.print(f"Rows: {rows}", **_PLAIN)
-    console.print(f"Training: {told(about.training)}", **_PLAIN)
-    console.print(f"Method: {about.method}", **_PLAIN)
-    console.print(f"Guarantee: {about.guarantee}", **_PLAIN)
+    say(console, f"Rows: {rows}")
+    say(console, f"Training: {told(about.training)}")
+    say(console, f"Method: {about.method}")
+    say(console, f"Guarantee: {about.guarantee}")
     if about.tested is not None:
         _print_measured(console, about.tested, bool(about.classes))
 
@@ -358,31 +295,37 @@ def _print_fit(console: Console, fitted: FittedTable) -> None:
 def _print_measured(
     console: Console, measured: Measured, labels: bool, columns: bool = False
 ) -> None:
-    size = (
-        ""
-        if measured.size is None
-        else f", mean {'size' if labels else 'length'} {measured.size:.4g}"
-    )
+    length = "mean size" if labels else "mean length"
+    size = "" if measured.size is None else f", {length} {measured.size:.4g}"
     score = "" if measured.score is None else f", interval score {measured.score:.4g}"
-    console.print(
-        f"Coverage {measured.coverage:.1%} [{measured.low:.1%}, {measured.high:.1%}] "
-        f"of {measured.rows:,} rows{size}{score}",
-        **_PLAIN,
-    )
+    share = f"{measured.coverage:.1%} [{measured.low:.1%}, {measured.high:.1%}]"
+    say(console, f"Coverage {share} of {measured.rows:,} rows{size}{score}")
     if measured.infinite:
-        console.print(f"{measured.infinite:,} of the bands are infinite", **_PLAIN)
+        say(console, f"{measured.infinite:,} of the bands are infinite")
     if measured.without:
-        console.print(f"{measured.without:,} rows could not be predicted", **_PLAIN)
-    worst = sorted(measured.columns, key=lambda part: part.coverage)[:5] if columns else []
+        say(console, f"{measured.without:,} rows could not be predicted")
+    worst = sorted(measured.columns, key=lambda part: part.coverage)[:5] if columns else ()
     for title, parts in (("By group", measured.groups), ("Where it covers least", worst)):
-        if parts:
-            _print_parts(console, title, list(parts), labels)
+        names = ("column", "value", "rows", "coverage", "interval", length)
+        rows = [
+            (
+                part.column,
+                part.value,
+                f"{part.rows:,}",
+                f"{part.coverage:.1%}",
+                f"{part.low:.1%} to {part.high:.1%}",
+                "infinite" if part.size is None else f"{part.size:.4g}",
+            )
+            for part in parts
+        ]
+        if rows:
+            print_table(console, title, names, rows)
 
 
 def _print_watched(
     console: Console, monitor: Monitor | None, fitted: FittedTable, time: str | None
 ) -> None:
-    """Say whether rows have moved, and show by which tests."""
+    """Tell whether rows have moved, and show by which tests."""
     from ffcp.online.monitor import TRUTH
 
     if monitor is None:
@@ -391,46 +334,15 @@ def _print_watched(
             if fitted.about.folds
             else "give --time COLUMN, since scores of each side are compared among new rows only"
         )
-        console.print(f"Whether the data has moved is not tested: {why}.", **_PLAIN)
+        say(console, f"Whether the data has moved is not tested: {why}.")
         return
-    # Rows in random order are compared with calibration, and in vain with one another.
-    moved = monitor.alarm if time is not None else monitor.alarms[TRUTH] is not None
-    times = "once" if time is None else "twice"
-    order = "random order" if time is None else f"order of {time!r}"
-    shown = monitor.table() if time is not None else monitor.table()[:1]
-    table = Table(
-        title=f"Has the data moved? ({monitor.rows:,} rows in {order})",
-        title_justify="left",
-        box=None,
-        pad_edge=False,
-        header_style="bold",
-    )
-    for name in shown[0]:
-        numbers = isinstance(shown[0][name], (int, float))
-        table.add_column(name, justify="right" if numbers else "left", overflow="fold")
-    for row in shown:
-        table.add_row(*(f"{v:.4g}" if isinstance(v, float) else str(v) for v in row.values()))
-    console.print(table, markup=False)
+    if time is None:  # rows in random order are compared with calibration, not with one another
+        moved, shown = monitor.alarms[TRUTH] is not None, monitor.table()[:1]
+        order, times = "random order", "once"
+    else:
+        moved, shown, order, times = monitor.alarm, monitor.table(), f"order of {time!r}", "twice"
+    rows = [[f"{v:.4g}" if isinstance(v, float) else str(v) for v in one.values()] for one in shown]
+    title = f"Has the data moved? ({monitor.rows:,} rows in {order})"
+    print_table(console, title, shown[0], rows)
     odds = f"without change this is said {times} in {monitor.threshold:.0f} at most"
-    console.print(
-        f"The data has moved: {odds}." if moved else "No sign that the data has moved.", **_PLAIN
-    )
-
-
-def _print_parts(console: Console, title: str, parts: list[Part], labels: bool) -> None:
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
-    for name in ("column", "value"):
-        table.add_column(name, overflow="fold")
-    for name in ("rows", "coverage", "interval", "mean size" if labels else "mean length"):
-        table.add_column(name, justify="right")
-    for part in parts:
-        interval = f"{part.low:.1%} to {part.high:.1%}"
-        table.add_row(
-            part.column,
-            part.value,
-            f"{part.rows:,}",
-            f"{part.coverage:.1%}",
-            interval,
-            "infinite" if part.size is None else f"{part.size:.4g}",
-        )
-    console.print(table, markup=False)
+    say(console, f"The data has moved: {odds}." if moved else "No sign that the data has moved.")

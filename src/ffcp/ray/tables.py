@@ -50,8 +50,7 @@ class Filing:
         remarks: dict[str, None] = {}
         try:
             for part in self._fitted.predict_file(table, out, self._alpha):
-                rows += len(part.bands)
-                empty += int(part.bands["prediction"].isna().sum())
+                rows, empty = rows + part.rows, empty + part.empty
                 remarks.update(dict.fromkeys(part.remarks))
         except (ValueError, OSError) as error:
             return {"wrong": f"{table}: {error}"}

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from pandas.api import types
 
 # What stands for a value that is not known, in any spelling of its letters.
 MISSING = frozenset(
@@ -30,26 +31,24 @@ FORMATS = (
 
 
 def is_number(series: pd.Series) -> bool:
-    """Say whether a column is of a numeric type; booleans are words."""
-    return bool(
-        pd.api.types.is_numeric_dtype(series) and not pd.api.types.is_bool_dtype(series)
-    ) and not pd.api.types.is_complex_dtype(series)
+    """Whether a column is of a numeric type; booleans are words."""
+    return bool(types.is_numeric_dtype(series) and not _is_other(series))
 
 
-def _is_boolean(series: pd.Series) -> bool:
-    """Say whether a column is of a type of truth values, or holds nothing else."""
-    if pd.api.types.is_object_dtype(series):
-        return bool(pd.api.types.infer_dtype(series, skipna=True) == "boolean")
-    return bool(pd.api.types.is_bool_dtype(series))
+def _is_other(series: pd.Series) -> bool:
+    """Whether a column holds neither text nor numbers, but dates, truth values or the like."""
+    if types.is_object_dtype(series):
+        return bool(types.infer_dtype(series, skipna=True) == "boolean")
+    return is_date(series) or types.is_bool_dtype(series) or types.is_complex_dtype(series)
 
 
 def is_date(series: pd.Series) -> bool:
-    """Say whether a column is of a type of dates."""
-    return bool(pd.api.types.is_datetime64_any_dtype(series))
+    """Whether a column is of a type of dates."""
+    return bool(types.is_datetime64_any_dtype(series))
 
 
 def words(series: pd.Series) -> np.ndarray[Any, Any]:
-    """Give the cells as words without blanks around them, ``""`` where one is missing.
+    """Return the cells as words without blanks around them, ``""`` where one is missing.
 
     >>> words(pd.Series([" red", None, 3.0, "NA", True])).tolist()
     ['red', '', '3', '', 'True']
@@ -104,7 +103,7 @@ def numbers(series: pd.Series, decimal: str = ".") -> tuple[np.ndarray[Any, Any]
     if is_number(series):
         values = series.to_numpy(dtype=np.float64, na_value=np.nan)
         missing = np.isnan(values)
-    elif is_date(series) or _is_boolean(series) or pd.api.types.is_complex_dtype(series):
+    elif _is_other(series):
         return np.full(len(series), np.nan), series.isna().to_numpy(), series.notna().to_numpy()
     else:
         if decimal == "." and (quick := _all_finite(series)) is not None:
@@ -163,19 +162,14 @@ def read_once(frame: pd.DataFrame, but: str | None = None) -> pd.DataFrame:
     c        str
     dtype: object
     """
-    made = {
-        name: series if name == but else _read_once(series, frame) for name, series in frame.items()
-    }
+    made = dict(frame.items())
+    for name, series in made.items():
+        if name != but and not is_number(series):
+            values, missing, bad = numbers(series, frame.attrs.get("decimal", "."))
+            made[name] = series if (missing | bad).any() else values
     read = pd.DataFrame(made, index=frame.index)
     read.attrs.update(frame.attrs)
     return read
-
-
-def _read_once(series: pd.Series, frame: pd.DataFrame) -> Any:
-    if is_number(series):
-        return series
-    values, missing, bad = numbers(series, frame.attrs.get("decimal", "."))
-    return series if (missing | bad).any() else values
 
 
 def _with_points(text: pd.Series) -> pd.Series:
@@ -214,7 +208,7 @@ def dates(series: pd.Series, form: str = ISO) -> tuple[np.ndarray[Any, Any], ...
 
 
 def date_format(series: pd.Series) -> str | None:
-    """Find the form in which all cells are dates; ``None`` if there is none."""
+    """Return the form in which all cells are dates; ``None`` if there is none."""
     if is_date(series):
         return ISO
     text = pd.Series(words(series), dtype=object)

@@ -7,7 +7,7 @@ a category has and how numbers are spread are learned from the training rows alo
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from ffcp.tables import cells
 from ffcp.tables.errors import TableError
 
 NUMBER, CATEGORY, DATE, LEFT_OUT = "number", "category", "date", "left out"
-_KINDS = (NUMBER, CATEGORY, DATE, LEFT_OUT)
+Array = np.ndarray[Any, Any]
 MOST = 5_000  # columns
 # Of a column: knots of the curve that spreads numbers like a normal distribution, or levels of a
 # category, whose rarer ones are one level together. Fewer where columns are many.
@@ -65,20 +65,30 @@ class Column:
     form: str = ""
     cycles: tuple[str, ...] = ()
 
-    def check(self) -> None:
-        """Refuse, by ValueError, what :func:`learn` cannot have made."""
-        if self.kind not in _KINDS:
-            raise ValueError(f"column {self.name!r} is of no known kind: {self.kind!r}")
-        if self.kind in (NUMBER, DATE):
-            curve = np.array([self.knots, self.places], dtype=np.float64)
-            if curve.shape[1] < 2 or not np.isfinite(curve).all() or (np.diff(curve) <= 0).any():
-                raise ValueError(f"column {self.name!r} has no rising curve")
-        if self.kind == CATEGORY and len(set(self.levels)) != len(self.levels):
-            raise ValueError(f"column {self.name!r} has a level twice")
-        if not set(self.cycles) <= set(_CYCLES):
-            raise ValueError(f"column {self.name!r} has cycles that are not known")
-        if self.kind == DATE and self.form not in cells.FORMATS:
-            raise ValueError(f"column {self.name!r} has dates of no known form")
+    def __post_init__(self) -> None:
+        """Refuse what :func:`learn` cannot have made."""
+        is_known = self.kind in (NUMBER, CATEGORY, DATE, LEFT_OUT)
+        if not is_known or (np.diff(np.array([self.knots, self.places])) <= 0).any():
+            raise ValueError(f"what it says of column {self.name!r} cannot be")
+
+    def values(self, series: pd.Series, decimal: str) -> tuple[Array, ...]:
+        """Read cells as numbers, of dates seconds; which are missing (some words are); bad."""
+        if self.kind == DATE:
+            return cells.dates(series, self.form)
+        values, missing, bad = cells.numbers(series, decimal)
+        if self.words and bad.any():
+            known = bad.copy()
+            known[bad] = np.isin(cells.words(series[bad]).astype(str), self.words)
+            missing, bad = missing | known, bad & ~known
+        return values, missing, bad
+
+    def spread(self, values: Array) -> list[Array]:
+        """Spread values like a normal distribution, and tell the cycles of dates; 0 if missing."""
+        given = [np.interp(values, self.knots, self.places)]
+        for cycle in self.cycles:
+            turn = 2 * math.pi * values / _CYCLES[cycle]
+            given += [np.sin(turn), np.cos(turn)]
+        return [np.nan_to_num(one, nan=0.0) for one in given]
 
     @property
     def numbers(self) -> int:
@@ -88,8 +98,6 @@ class Column:
     @property
     def flags(self) -> int:
         """How many numbers that are 0 or 1 it gives."""
-        if self.kind == LEFT_OUT:
-            return 0
         return len(self.levels) + self.other + self.missing
 
 
@@ -102,7 +110,7 @@ class Encoded:
     """
 
     x: Tensor
-    reasons: np.ndarray[Any, Any]
+    reasons: Array
     remarks: list[str]
 
 
@@ -131,19 +139,15 @@ class Columns:
         return sum(column.flags for column in self.all)
 
     def to_json(self) -> list[dict[str, Any]]:
-        """Give all of it in plain values."""
+        """Return all of it in plain values."""
         return [dict(vars(column)) for column in self.all]  # asdict copies every number
 
     @classmethod
     def from_json(cls, saved: Any) -> Columns:
         """Read what :meth:`to_json` gave; anything else is a ValueError."""
         columns: tuple[Column, ...] = files.rebuilt(tuple[Column, ...], saved)
-        for column in columns:
-            column.check()
         if len({column.name for column in columns}) != len(columns):
             raise ValueError("a column is there twice")
-        if not any(column.kind != LEFT_OUT for column in columns):
-            raise ValueError("no column is used")
         return cls(columns)
 
     def encode(self, frame: pd.DataFrame, is_first: bool = True) -> Encoded:
@@ -160,25 +164,23 @@ class Columns:
                 f"trained with; it has {there}"
             )
         reasons = np.full(len(frame), "", dtype=object)
-        numbers: list[np.ndarray[Any, Any]] = []
-        flags: list[np.ndarray[Any, Any]] = []
+        numbers: list[Array] = []
+        flags: list[Array] = []
         remarks: list[str] = []
         for column in self.used:
             series = frame[column.name]
             if column.kind == CATEGORY:
                 flags += _flags(column, cells.words(series), remarks)
                 continue
-            values, missing, bad = _values(column, series, frame.attrs.get("decimal", "."))
-            _say_bad(column, series, bad, reasons, is_first)
-            if missing.any():
-                if column.missing:
-                    pass
-                else:
-                    remarks.append(
-                        f"{column.name!r} is missing in {int(missing.sum())} rows, and never was "
-                        "in training rows: taken as its median there"
-                    )
-            numbers += _numbers(column, values)
+            values, missing, bad = column.values(series, frame.attrs.get("decimal", "."))
+            if bad.any():
+                _say_bad(column, series, bad, reasons, is_first)
+            if missing.any() and not column.missing:
+                remarks.append(
+                    f"{column.name!r} is missing in {int(missing.sum())} rows, and never was in "
+                    "training rows: taken as its median there"
+                )
+            numbers += column.spread(values)
             flags += [missing | bad] if column.missing else []
         x = np.zeros((len(frame), self.numbers + self.flags), dtype=np.float32)
         for place, given in enumerate([*numbers, *flags]):
@@ -186,55 +188,19 @@ class Columns:
         return Encoded(torch.from_numpy(x), reasons, remarks)
 
 
-def _values(column: Column, series: pd.Series, decimal: str) -> tuple[np.ndarray[Any, Any], ...]:
-    """Read the cells of a column of numbers or dates; some words stand for missing."""
-    if column.kind == DATE:
-        values, missing, bad = cells.dates(series, column.form)
-    else:
-        values, missing, bad = cells.numbers(series, decimal)
-    if column.words and bad.any():
-        known = bad.copy()
-        known[bad] = np.isin(
-            cells.words(series[bad]).astype(str), np.array(column.words, dtype=str)
-        )
-        missing, bad = missing | known, bad & ~known
-    return values, missing, bad
-
-
-def _say_bad(
-    column: Column,
-    series: pd.Series,
-    bad: np.ndarray[Any, Any],
-    reasons: np.ndarray[Any, Any],
-    is_first: bool,
-) -> None:
-    where = np.flatnonzero(bad)
-    if not len(where):
-        return
-    what = {NUMBER: "a number", DATE: f"a date written as {column.form}"}[column.kind]
-    if is_first and len(where) == len(series) and len(series) > 1:
+def _say_bad(column: Column, series: pd.Series, bad: Array, reasons: Array, is_first: bool) -> None:
+    """Write down of every row with a bad cell what is wrong, unless something else is."""
+    if is_first and bad.all() and len(series) > 1:
         raise TableError(
             f"column {column.name!r} was {column.kind}s in training and is not in a single row "
             f"now (the first cell is {cells.quoted(series.iloc[0])}): is it the right column?"
         )
-    for row in where:
-        if not reasons[row]:
-            reasons[row] = f"{column.name}: {cells.quoted(series.iloc[row])} is not {what}"
+    what = "a number" if column.kind == NUMBER else f"a date written as {column.form}"
+    for row in np.flatnonzero(bad & (reasons == "")):
+        reasons[row] = f"{column.name}: {cells.quoted(series.iloc[row])} is not {what}"
 
 
-def _numbers(column: Column, values: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:
-    """Spread values like a normal distribution, and tell the cycles of dates; 0 if missing."""
-    spread = np.interp(values, column.knots, column.places)
-    given = [spread]
-    for cycle in column.cycles:
-        turn = 2 * math.pi * values / _CYCLES[cycle]
-        given += [np.sin(turn), np.cos(turn)]
-    return [np.nan_to_num(one, nan=0.0) for one in given]
-
-
-def _flags(
-    column: Column, cell_words: np.ndarray[Any, Any], remarks: list[str]
-) -> list[np.ndarray[Any, Any]]:
+def _flags(column: Column, cell_words: Array, remarks: list[str]) -> list[Array]:
     if {level.lower() for level in column.levels} == {"true", "false"}:
         cell_words = _as_spelled(cell_words, column.levels)
     codes = pd.Index(column.levels).get_indexer(cell_words)
@@ -253,18 +219,16 @@ def _flags(
     return [*given, missing] if column.missing else given
 
 
-def _as_spelled(cell_words: np.ndarray[Any, Any], levels: tuple[str, ...]) -> np.ndarray[Any, Any]:
+def _as_spelled(cell_words: Array, levels: tuple[str, ...]) -> Array:
     """Spell truth values as training rows did: TRUE, true and 1 are True.
 
     >>> _as_spelled(np.array(["TRUE", "0", "", "maybe"], dtype=object), ("True", "False")).tolist()
     ['True', 'False', '', 'maybe']
     """
     spelled = {level.lower(): level for level in levels}
-    spelled |= {"1": spelled["true"], "0": spelled["false"]}
-    alike = pd.Series(cell_words, dtype=object)
-    found = alike.where(alike.isin(levels), alike.str.lower().map(spelled))
-    made: np.ndarray[Any, Any] = found.where(found.notna(), alike).to_numpy(dtype=object)
-    return made
+    spelled |= {"1": spelled["true"], "0": spelled["false"]} | {level: level for level in levels}
+    made = [spelled.get(word, spelled.get(word.lower(), word)) for word in cell_words]
+    return np.array(made, dtype=object)
 
 
 def learn(frame: pd.DataFrame, target: str) -> Columns:
@@ -286,8 +250,9 @@ def _learn(name: str, series: pd.Series, decimal: str, detail: int) -> Column:
     present = int((~missing).sum())
     if not present:
         return Column(name, LEFT_OUT, "empty")
-    if not bad.any() or bad.sum() <= _WORDS * present:
-        return _learn_number(name, series, values, missing, bad, detail)
+    if bad.sum() <= _WORDS * present:
+        unknown = tuple(sorted(set(cells.words(series[bad]).tolist()))[:20])
+        return _learn_number(name, values[~(missing | bad)], len(values), unknown, detail)
     form = cells.date_format(series)
     if form is not None:
         return _learn_date(name, series, form, detail)
@@ -295,31 +260,23 @@ def _learn(name: str, series: pd.Series, decimal: str, detail: int) -> Column:
 
 
 def _learn_number(
-    name: str,
-    series: pd.Series,
-    values: np.ndarray[Any, Any],
-    missing: np.ndarray[Any, Any],
-    bad: np.ndarray[Any, Any],
-    detail: int,
+    name: str, known: Array, rows: int, unknown: tuple[str, ...], detail: int
 ) -> Column:
-    known = values[~(missing | bad)]
-    some = bool((missing | bad).any())
-    if len(np.unique(known)) == 1:
+    some = len(known) < rows  # are missing
+    if (known == known[0]).all():
         if not some:
             return Column(name, LEFT_OUT, f"always {known[0]:g}")
-        return Column(
-            name, CATEGORY, f"{known[0]:g} or missing", True, levels=(cells.spelled(known[0]),)
-        )
+        level = cells.spelled(known[0])
+        return Column(name, CATEGORY, f"{known[0]:g} or missing", True, levels=(level,))
     if not some and _counts_rows(known):
         return Column(name, LEFT_OUT, "counts the rows")
-    unknown = sorted(set(cells.words(series[bad]).tolist()))[:20]
     listed = ", ".join(map(cells.quoted, unknown))
     why = "numbers" + (f"; {listed} read as missing" if unknown else "")
-    return Column(name, NUMBER, why, some, *_curve(known, detail), words=tuple(unknown))
+    return Column(name, NUMBER, why, some, *_curve(known, detail), words=unknown)
 
 
-def _counts_rows(known: np.ndarray[Any, Any]) -> bool:
-    """Say whether numbers are those of the rows: whole, each greater than the one before.
+def _counts_rows(known: Array) -> bool:
+    """Whether numbers are those of the rows: whole, each greater than the one before.
 
     Rows that train are some of all, so that there are gaps; the numbers of two rows that follow
     each other still differ little.
@@ -332,32 +289,22 @@ def _counts_rows(known: np.ndarray[Any, Any]) -> bool:
 def _learn_date(name: str, series: pd.Series, form: str, detail: int) -> Column:
     seconds, missing, _ = cells.dates(series, form)
     known = seconds[~missing]
-    if len(np.unique(known)) == 1:
+    if np.ptp(known) == 0:
         return Column(name, LEFT_OUT, "always the same date")
-    cycles = []
-    if len(np.unique(known % _DAY)) > 1:
-        cycles.append("time of day")
-    if len(np.unique(known // _DAY % 7)) > 1 and np.ptp(known) > _WEEK:
-        cycles.append("day of the week")
-    if np.ptp(known) > _YEAR / 2:
-        cycles.append("time of the year")
+    is_told = {
+        "time of day": len(np.unique(known % _DAY)) > 1,
+        "day of the week": len(np.unique(known // _DAY % 7)) > 1 and np.ptp(known) > _WEEK,
+        "time of the year": np.ptp(known) > _YEAR / 2,
+    }
+    cycles = tuple(cycle for cycle, told in is_told.items() if told)
     why = f"dates written as {form}"
     if form.startswith("%m/%d") and not cells.dates(series, "%d/%m" + form[5:])[2].any():
         why += ": taken with the month first, though every one could have the day first"
-    return Column(
-        name,
-        DATE,
-        why,
-        bool(missing.any()),
-        *_curve(known, detail),
-        form=form,
-        cycles=tuple(cycles),
-    )
+    curve = _curve(known, detail)
+    return Column(name, DATE, why, bool(missing.any()), *curve, form=form, cycles=cycles)
 
 
-def _learn_category(
-    name: str, cell_words: np.ndarray[Any, Any], missing: np.ndarray[Any, Any], detail: int
-) -> Column:
+def _learn_category(name: str, cell_words: Array, missing: Array, detail: int) -> Column:
     known = cell_words[~missing]
     counts = pd.Series(known, dtype=object).value_counts()
     if len(counts) == 1 and not missing.any():
@@ -373,8 +320,8 @@ def _learn_category(
     return Column(name, CATEGORY, why, bool(missing.any()), levels=tuple(kept), other=left > 0)
 
 
-def _curve(known: np.ndarray[Any, Any], detail: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Find the curve that spreads values like a normal distribution: its knots and places."""
+def _curve(known: Array, detail: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return the curve that spreads values like a normal distribution: its knots and places."""
     ordered = np.sort(known)
     steps = np.linspace(0, 1, detail)
     knots = np.unique(np.quantile(ordered, steps, method="nearest"))
@@ -385,8 +332,3 @@ def _curve(known: np.ndarray[Any, Any], detail: int) -> tuple[tuple[float, ...],
     shares = torch.from_numpy((below + upto) / (2 * len(ordered)))
     places = torch.special.ndtri(shares).numpy()
     return tuple(knots.tolist()), tuple(places.tolist())
-
-
-def describe(columns: Sequence[Column]) -> list[tuple[str, str, str]]:
-    """Say of each column its name, its kind, and why."""
-    return [(column.name, column.kind, column.why) for column in columns]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +16,9 @@ from torch import Tensor
 
 from ffcp import LabelSet, metrics
 from ffcp.conformal.rank import conformal_rank
-from ffcp.tables import cells
+from ffcp.tables import cells, targets
 from ffcp.tables.columns import CATEGORY, NUMBER, Columns
+from ffcp.tables.errors import TableError
 
 Array = np.ndarray[Any, Any]
 _LEVELS = 6  # of a category that are shown
@@ -47,7 +48,8 @@ class Measured:
     ``size`` is the mean length of finite bands, or the mean number of labels; ``score`` the mean
     interval score (NaN is never kept: ``None`` where there is none). ``curve`` are pairs of
     promised and found coverage, one after the other. ``of_groups`` counts the rows of each group
-    that the fit has thresholds for, in their order; empty where it has no groups.
+    that the fit has thresholds for, in their order; empty where it has no groups. ``seen`` is the
+    share of rows that trained or calibrated the fit, 0 where nobody can tell.
     """
 
     rows: int
@@ -62,6 +64,7 @@ class Measured:
     columns: tuple[Part, ...]
     curve: tuple[float, ...] = ()
     of_groups: tuple[int, ...] = ()
+    seen: float = 0.0
 
 
 def joined(labels: Sequence[str]) -> str:
@@ -75,82 +78,82 @@ def joined(labels: Sequence[str]) -> str:
 
 def labels_of(text: str) -> list[str]:
     """Read labels from the cell that :func:`joined` wrote."""
-    if "\\" not in text:
-        return text.split("|")
     escaped = re.findall(r"(?:\\.|[^|\\])+", text, re.DOTALL)
     return [re.sub(r"\\(.)", r"\1", label, flags=re.DOTALL) for label in escaped]
 
 
 def covered(bands: pd.DataFrame, y: Array, classes: Sequence[str]) -> Array:
-    """Say which rows are covered; ``bands`` is what a fitted table predicts.
+    """Return which rows are covered; ``bands`` is what a fitted table predicts.
 
     A label that is none of the classes is in the sets that hold another label.
     """
-    if "labels" in bands:
-        known = set(classes)
-        truth = [label if label in known else LabelSet.OTHER for label in y]
-        pairs = zip(truth, bands["labels"], strict=True)
-        return np.array([label in labels_of(text) for label, text in pairs], dtype=bool)
-    lower, upper = (bands[end].to_numpy(np.float64) for end in ("lower", "upper"))
-    inside: Array = (lower <= y) & (y <= upper)
-    return inside
+    if "labels" not in bands:
+        inside: Array = (bands["lower"].to_numpy() <= y) & (y <= bands["upper"].to_numpy())
+        return inside
+    known = set(classes)
+    truth = [label if label in known else LabelSet.OTHER for label in y]
+    pairs = zip(truth, bands["labels"], strict=True)
+    return np.array([label in labels_of(text) for label, text in pairs], dtype=bool)
 
 
 def sizes(bands: pd.DataFrame) -> Array:
-    """Give the lengths of bands, or the numbers of labels."""
-    if "labels" in bands:
-        counts: Array = bands["size"].to_numpy(np.float64)
-        return counts
-    lengths: Array = bands["upper"].to_numpy(np.float64) - bands["lower"].to_numpy(np.float64)
-    return lengths
+    """Return the lengths of bands, or the numbers of labels."""
+    size = bands["size"] if "labels" in bands else bands["upper"] - bands["lower"]
+    return size.to_numpy(np.float64)
+
+
+def curve(
+    levels: Sequence[float], bands: Sequence[pd.DataFrame], y: Array, classes: Sequence[str]
+) -> tuple[float, ...]:
+    """Return promised and found coverage at many levels, one pair after the other."""
+    has = bands[0]["prediction"].notna().to_numpy()
+    shares = [covered(one[has], y[has], classes).mean() for one in bands]
+    pairs = zip(levels, shares, strict=True)
+    return tuple(float(one) for alpha, share in pairs for one in (1 - alpha, share))
 
 
 def measure(
+    fitted: Any,
     bands: pd.DataFrame,
     y: Array,
-    alpha: float,
     frame: pd.DataFrame,
-    columns: Columns,
-    groups: Array | None = None,
+    alpha: Any,
     group: str | None = None,
-    classes: Sequence[str] = (),
 ) -> Measured:
-    """Measure bands of rows with a target; rows without a band are counted apart."""
-    has = bands["prediction"].notna().to_numpy()
-    without = int((~has).sum())
-    bands, y = bands[has], y[has]
-    frame = frame[has]
-    hits, size = covered(bands, y, classes).astype(np.float64), sizes(bands)
-    share = metrics.Coverage(float(hits.mean()) if len(hits) else 0.0, len(hits))
+    """Measure what a fitted table predicts for rows of a frame, whose targets are ``y``.
+
+    Rows without a band are counted apart.
+    """
+    about, has = fitted.about, bands["prediction"].notna().to_numpy()
+    if not has.any():
+        raise TableError(f"no row can be predicted; the first: {bands['reason'].iloc[0]}")
+    bands, y, frame = bands[has], y[has], frame[has]
+    hits, size = covered(bands, y, about.classes).astype(np.float64), sizes(bands)
+    share = metrics.Coverage(float(hits.mean()), len(hits))
     finite = np.isfinite(size)
-    by_group = (
-        []
-        if groups is None
-        else [(str(group), name, groups[has] == name) for name in sorted(set(groups[has]))]
+    groups, own = (
+        np.empty(0) if name is None else targets.groups(frame, name)
+        for name in (group or about.group, about.group)
     )
-    by_column = list(_slices(frame, columns))
+    by_group = [(group or about.group, name, groups == name) for name in sorted(set(groups))]
+    by_column = [one for one in _slices(frame, fitted.columns[0]) if one[2].sum() >= _SMALLEST]
+    score = None
+    if not about.classes and finite.all():
+        ends = bands["lower"].to_numpy(), bands["upper"].to_numpy()
+        score = float(metrics.interval_score(ends, y, alpha))
     return Measured(
         rows=len(hits),
-        without=without,
+        without=int((~has).sum()),
         coverage=float(share),
         low=share.low,
         high=share.high,
-        size=float(size[finite].mean()) if finite.any() else None,
-        score=_score(bands, y, alpha),
+        size=_mean(size),
+        score=score,
         infinite=int((~finite).sum()),
         groups=_parts(by_group, hits, size),
-        columns=_parts([one for one in by_column if one[2].sum() >= _SMALLEST], hits, size),
+        columns=_parts(by_column, hits, size),
+        of_groups=tuple(int((own == name).sum()) for name in about.groups),
     )
-
-
-def _score(bands: pd.DataFrame, y: Array, alpha: float) -> float | None:
-    if "labels" in bands or not len(y):
-        return None
-    lower, upper = (bands[end].to_numpy(np.float64) for end in ("lower", "upper"))
-    if not (np.isfinite(lower) & np.isfinite(upper)).all():
-        return None
-    miss = np.maximum(lower - y, 0) + np.maximum(y - upper, 0)
-    return float((upper - lower + 2 / alpha * miss).mean())
 
 
 def _parts(slices: list[tuple[str, str, Array]], hits: Array, size: Array) -> tuple[Part, ...]:
@@ -162,38 +165,39 @@ def _parts(slices: list[tuple[str, str, Array]], hits: Array, size: Array) -> tu
     made = []
     interval = functools.cache(metrics.clopper_pearson)  # many slices are alike
     for column, value, rows in slices:
-        covered, count = int(hits[rows].sum()), int(rows.sum())
-        low, high = interval(covered, count, 1 - 0.05 / len(slices))
-        finite = size[rows][np.isfinite(size[rows])]
-        mean = float(finite.mean()) if len(finite) else None
-        made.append(Part(column, value, count, covered / count, low, high, mean))
+        found, count = int(hits[rows].sum()), int(rows.sum())
+        ends = interval(found, count, 1 - 0.05 / len(slices))
+        made.append(Part(column, value, count, found / count, *ends, _mean(size[rows])))
     return tuple(made)
 
 
-def _slices(frame: pd.DataFrame, columns: Columns) -> Any:
+def _mean(size: Array) -> float | None:
+    """Return the mean of finite sizes, if there are any."""
+    finite = size[np.isfinite(size)]
+    return float(finite.mean()) if len(finite) else None
+
+
+def _slices(frame: pd.DataFrame, columns: Columns) -> Iterator[tuple[str, str, Array]]:
     """Cut rows by every column: numbers and dates in thirds, categories by their levels."""
     for column in columns.used:
         series = frame[column.name]
         if column.kind == CATEGORY:
-            covered = cells.words(series)
-            for level in column.levels[:_LEVELS]:
-                yield column.name, level, covered == level
+            words = cells.words(series)
+            yield from ((column.name, level, words == level) for level in column.levels[:_LEVELS])
             continue
-        if column.kind == NUMBER:
-            values = cells.numbers(series, frame.attrs.get("decimal", "."))[0]
-        else:
-            values = cells.dates(series, column.form)[0]
-        known = ~np.isnan(values)
-        if known.sum() < 3:
+        values = column.values(series, frame.attrs.get("decimal", "."))[0]
+        known = np.flatnonzero(~np.isnan(values))
+        if len(known) < 3:
             continue
-        labels = np.full(len(values), "", dtype=object)
-        labels[known] = metrics.cut(values[known])
-        for label in sorted(set(labels[known])):
-            rows = labels == label
+        labels = metrics.cut(values[known])
+        for label in sorted(set(labels)):
+            some = known[labels == label]
+            rows = np.zeros(len(values), dtype=bool)
+            rows[some] = True
             if column.kind == NUMBER:
                 yield column.name, str(label).split(": ", 1)[1], rows
             else:
-                yield column.name, _days(values[rows]), rows
+                yield column.name, _days(values[some]), rows
 
 
 def _days(seconds: Array) -> str:
@@ -244,14 +248,14 @@ def _law(rows: int, calibrated: int, alpha: Any) -> Tensor:
     covered = torch.arange(rows + 1, dtype=torch.float64)
     if k > calibrated:  # an infinite interval covers every row
         return (covered == rows).double()
-    missed, a, b = rows - covered, k, calibrated + 1 - k
+    missed, b = rows - covered, calibrated + 1 - k
+    choose = -math.log(rows + 1) - _log_beta(covered + 1, missed + 1)
+    return (choose + _log_beta(covered + k, missed + b) - _log_beta(k, b)).exp()
 
-    def log_beta(one: Any, other: Any) -> Tensor:
-        one, other = torch.as_tensor(one).double(), torch.as_tensor(other).double()
-        return torch.lgamma(one) + torch.lgamma(other) - torch.lgamma(one + other)
 
-    choose = -math.log(rows + 1) - log_beta(covered + 1, missed + 1)
-    return (choose + log_beta(covered + a, missed + b) - log_beta(a, b)).exp()
+def _log_beta(one: Any, other: Any) -> Tensor:
+    one, other = torch.as_tensor(one).double(), torch.as_tensor(other).double()
+    return torch.lgamma(one) + torch.lgamma(other) - torch.lgamma(one + other)
 
 
 def _of_sum(one: Tensor, other: Tensor) -> Tensor:

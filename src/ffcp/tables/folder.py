@@ -19,10 +19,9 @@ from torch import nn
 
 from ffcp import files
 from ffcp.tables.errors import TableError
-from ffcp.tables.network import Placed, TableNetwork
 
 MANIFEST, REPORT = "ffcp.json", "report.html"
-FORMAT = "ffcp-table-1"
+FORMAT = "ffcp-table-2"
 _OURS = ("weights-", "calibration-")
 
 
@@ -35,7 +34,8 @@ def must_be_free(folder: str | Path, *, force: bool) -> None:
     if not folder.is_dir():
         raise TableError(f"{folder} is a file: give the name of a folder that is not there yet")
     names = [file.name for file in folder.iterdir() if not file.name.startswith(".")]
-    foreign = [name for name in names if not _is_ours(name)]
+    own = (MANIFEST, REPORT)
+    foreign = [name for name in names if name not in own and not name.startswith(_OURS)]
     if foreign:
         raise TableError(f"{folder} holds other things ({foreign[0]}): give another folder")
     if MANIFEST in names and not force:
@@ -70,10 +70,6 @@ def must_be_writable(folder: str | Path) -> None:
         ) from error
 
 
-def _is_ours(name: str) -> bool:
-    return name in (MANIFEST, REPORT) or name.startswith(_OURS)
-
-
 def save(fitted: Any, folder: str | Path, *, force: bool = False) -> Path:
     """Write a :class:`ffcp.tables.FittedTable` to a folder."""
     folder = Path(folder)
@@ -96,14 +92,9 @@ def save(fitted: Any, folder: str | Path, *, force: bool = False) -> Path:
 def _write(fitted: Any, folder: Path) -> None:
     from safetensors.torch import save as as_bytes
 
-    weights = {
-        f"{number}.{name}": tensor.contiguous().clone()
-        for number, network in enumerate(fitted.networks)
-        for name, tensor in network.state_dict().items()
-    }
-    if fitted.seen is not None:  # beside the weights, so that older versions read the folder, too
-        weights["seen"] = fitted.seen
-    names = {"weights": _put(folder, "weights", as_bytes(weights))}
+    weights = nn.ModuleList(fitted.networks).state_dict()
+    tensors = {name: tensor.contiguous().clone() for name, tensor in weights.items()}
+    names = {"weights": _put(folder, "weights", as_bytes({**tensors, "seen": fitted.seen}))}
     scratch = folder / f".calibration.{names['weights'][8:24]}"
     try:
         with files.said_of(folder, scratch):
@@ -111,10 +102,11 @@ def _write(fitted: Any, folder: Path) -> None:
         names["calibration"] = _put(folder, "calibration", scratch.read_bytes())
     finally:
         scratch.unlink(missing_ok=True)
+    networks = [getattr(one, "network", one) for one in fitted.networks]  # of a fold: inside
     content = {
         "about": asdict(fitted.about),
         "columns": [columns.to_json() for columns in fitted.columns],
-        "shapes": [asdict(_network(one).shape) for one in fitted.networks],
+        "shapes": [asdict(network.shape) for network in networks],
     }
     manifest = {"format": FORMAT, "files": names, "checksum": checksum(content), **content}
     files.put(folder / MANIFEST, json.dumps(manifest, allow_nan=False).encode())
@@ -133,39 +125,17 @@ def _remove_others(folder: Path) -> None:
             file.unlink(missing_ok=True)
 
 
-def _network(model: nn.Module) -> TableNetwork:
-    network = model.network if isinstance(model, Placed) else model
-    assert isinstance(network, TableNetwork)
-    return network
-
-
 def _put(folder: Path, kind: str, data: bytes) -> str:
     name = f"{kind}-{digest(data)[:32]}.safetensors"
     files.put(folder / name, data)
     return name
 
 
-def checksum(content: Any, indent: int | None = None) -> str:
-    """Return the checksum of what the manifest says.
-
-    Folders of 0.2.0 and before have that of indented text, which is slow to write.
-    """
-    return digest(json.dumps(content, indent=indent, allow_nan=False).encode())
+def checksum(content: Any) -> str:
+    """Return the checksum of what the manifest says."""
+    return digest(json.dumps(content, allow_nan=False).encode())
 
 
 def digest(data: bytes) -> str:
-    """Give the checksum of a file."""
+    """Return the checksum of a file."""
     return hashlib.sha256(data).hexdigest()
-
-
-__all__ = [
-    "FORMAT",
-    "MANIFEST",
-    "REPORT",
-    "checksum",
-    "digest",
-    "must_be_free",
-    "must_be_outside",
-    "must_be_writable",
-    "save",
-]

@@ -7,20 +7,18 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 import ffcp
 from ffcp import files
 from ffcp.regression.cross_conformal import CrossConformal
-from ffcp.tables import fitted as fits
-from ffcp.tables import seen
 from ffcp.tables.columns import Columns
 from ffcp.tables.errors import TableError
 from ffcp.tables.fitted import BATCH, About, FittedTable
 from ffcp.tables.folder import FORMAT, MANIFEST, checksum, digest
 from ffcp.tables.network import Placed, Shape, TableNetwork
 
-_FAMILY = FORMAT.rstrip("0123456789")
 _REPLACED = 5  # times that a fit may be replaced while it is read
 
 
@@ -45,103 +43,80 @@ def load(folder: str | Path) -> FittedTable:
         return _load(folder)
     except TableError:  # says all there is to say
         raise
-    except FileNotFoundError as error:
-        raise TableError(
-            f"{folder} is damaged: {error}. Copy the whole folder, or run ffcp fit again"
-        ) from error
     except (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError) as error:
-        raise TableError(f"{folder} is damaged: {error}. Run ffcp fit again") from error
+        raise TableError(
+            f"{folder} is damaged: {error}. Copy the whole folder again, or run ffcp fit again"
+        ) from error
 
 
 def _load(folder: Path) -> FittedTable:
-    from safetensors.torch import load as from_bytes
-
     manifest = json.loads((folder / MANIFEST).read_bytes())
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        _say_another_version(folder, manifest)
-        raise ValueError(f"{MANIFEST} is not of the format {FORMAT}")
+    _check_format(folder, manifest)
     content = {name: manifest[name] for name in ("about", "columns", "shapes")}
-    if not any(checksum(content, indent) == manifest["checksum"] for indent in (None, 1)):
+    if checksum(content) != manifest["checksum"]:
         raise ValueError(f"{MANIFEST} was changed: its checksum is another")
-    about = fits.rebuilt(content["about"])
+    about: About = files.rebuilt(About, content["about"])
     columns = [Columns.from_json(one) for one in content["columns"]]
     shapes: tuple[Shape, ...] = files.rebuilt(tuple[Shape, ...], content["shapes"])
-    if not len(columns) == len(shapes) == max(1, about.folds):
-        raise ValueError("it has not one network for each list of columns")
+    if len(columns) != max(1, about.folds):
+        raise ValueError("it has not one list of columns for each network")
     data = {kind: _checked(folder, manifest["files"], kind) for kind in ("weights", "calibration")}
-    try:
-        tensors: dict[str, Tensor] = from_bytes(data["weights"])
-    except Exception as error:  # whatever a reader of foreign bytes may stumble over
-        raise ValueError(f"its weights cannot be read ({error})") from error
-    rows = seen.checked(tensors.pop("seen", None))
-    networks = _networks(about, columns, shapes, tensors)
-    predictor = _predictor(about, networks, folder, manifest)
-    return FittedTable(about, columns, networks, predictor, seen=rows)
+    networks, rows = _networks(about, columns, shapes, data["weights"])
+    path = folder / manifest["files"]["calibration"]
+    predictor: Any
+    if about.folds:
+        predictor = CrossConformal.load(path, networks, batch_size=BATCH)
+    else:
+        predictor = ffcp.load(path, networks[0])
+    if not hasattr(predictor, "predict_set" if about.classes else "predict_interval"):
+        raise ValueError("its calibration is of another task")
+    return FittedTable(about, columns, networks, predictor, rows)
 
 
-def _say_another_version(folder: Path, manifest: Any) -> None:
-    """Raise a TableError if a folder is of ffcp, but of a version that writes another format."""
+def _check_format(folder: Path, manifest: Any) -> None:
     form = manifest.get("format") if isinstance(manifest, dict) else None
-    if not isinstance(form, str) or not form.startswith(_FAMILY):
-        return
-    about = manifest.get("about")
-    version = about.get("version") if isinstance(about, dict) else None
-    which = f" ({version})" if isinstance(version, str) else ""
-    raise TableError(
-        f"{folder} was written by another version of ffcp{which}, in the format {form}, and "
-        f"{ffcp.__version__} reads {FORMAT}: install that version, or run ffcp fit again"
-    )
+    if form != FORMAT and str(form).startswith(FORMAT.rstrip("0123456789")):
+        raise TableError(
+            f"{folder} was written by another version of ffcp, in the format {form}, and "
+            f"{ffcp.__version__} reads {FORMAT}: install that version, or run ffcp fit again"
+        )
+    if form != FORMAT:
+        raise ValueError(f"{MANIFEST} is not of the format {FORMAT}")
 
 
 def _checked(folder: Path, names: Any, kind: str) -> bytes:
     name = names[kind]
     if not isinstance(name, str) or Path(name).name != name or not name.startswith(f"{kind}-"):
         raise ValueError(f"{MANIFEST} names no file of {kind}")
-    try:
-        data = (folder / name).read_bytes()
-    except FileNotFoundError as error:
-        raise FileNotFoundError(f"its file {name} is missing") from error
+    data = (folder / name).read_bytes()
     if name != f"{kind}-{digest(data)[:32]}.safetensors":
         raise ValueError(f"{name} was changed: its checksum is another")
     return data
 
 
 def _networks(
-    about: About, columns: list[Columns], shapes: tuple[Shape, ...], tensors: dict[str, Tensor]
-) -> list[nn.Module]:
-    networks: list[nn.Module] = []
+    about: About, columns: list[Columns], shapes: tuple[Shape, ...], data: bytes
+) -> tuple[list[nn.Module], Tensor]:
+    """Return the networks, and the hashes of the rows that they were made from."""
+    from safetensors.torch import load as from_bytes
+
+    networks = nn.ModuleList()
     start = 0
-    for number, (own, shape) in enumerate(zip(columns, shapes, strict=True)):
+    for own, shape in zip(columns, shapes, strict=True):
         outputs = max(1, len(about.classes))
         if (shape.numbers, shape.flags, shape.outputs) != (own.numbers, own.flags, outputs):
             raise ValueError("a network has not the sizes of its columns")
-        mine = {
-            name[len(f"{number}.") :]: tensor
-            for name, tensor in tensors.items()
-            if name.startswith(f"{number}.")
-        }
-        units = mine.pop("units") if about.folds else None
-        inner = {name.removeprefix("network."): tensor for name, tensor in mine.items()}
-        network = TableNetwork.from_weights(shape, inner)
-        if units is None:
-            networks.append(network)
-            continue
-        if units.shape != (2,) or not bool(units.isfinite().all()) or not units[1] > 0:
-            raise ValueError("a network has units that are none")
-        networks.append(Placed(network, start, float(units[0]), float(units[1])).eval())
+        network = TableNetwork.of_shape(shape)
+        networks.append(Placed(network, start, 0.0, 1.0) if about.folds else network)
         start += own.numbers + own.flags
-    return networks
-
-
-def _predictor(about: About, networks: list[nn.Module], folder: Path, manifest: Any) -> Any:
-    path = folder / manifest["files"]["calibration"]
-    if about.folds:
-        predictor: Any = CrossConformal.load(path, networks, batch_size=BATCH)
-        if predictor.side != about.side:
-            raise ValueError("its calibration is of another side")
-        return predictor
-    predictor = ffcp.load(path, networks[0])
-    wanted = "predict_set" if about.classes else "predict_interval"
-    if not hasattr(predictor, wanted):
-        raise ValueError("its calibration is of another task")
-    return predictor
+    try:
+        tensors: dict[str, Tensor] = from_bytes(data)
+        rows = tensors.pop("seen")
+        networks.load_state_dict(tensors)
+    except Exception as error:  # whatever a reader of foreign bytes may stumble over
+        raise ValueError(f"its weights cannot be read ({error})") from error
+    if not all(bool(tensor.isfinite().all()) for tensor in tensors.values()):
+        raise ValueError("it has weights that are not finite")
+    if rows.dtype != torch.int64 or rows.dim() != 1 or not bool((rows.diff() > 0).all()):
+        raise ValueError("its hashes of rows are none")
+    return list(networks.eval()), rows

@@ -8,9 +8,9 @@ in place of 32 of width 512. Beside the prediction it can give quantiles of a ta
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -41,7 +41,7 @@ class Shape:
     embedding: int = _EMBEDDING
     has_quantiles: bool = False
 
-    def check(self) -> None:
+    def __post_init__(self) -> None:
         """Refuse, by ValueError, sizes that no network has."""
         sizes = (self.outputs, self.members, self.width, self.blocks, self.embedding, *self.bins)
         small = all(0 < size <= 2**16 for size in sizes) and 0 <= self.dropout < 1
@@ -75,21 +75,17 @@ class QuantileHead(nn.Module):
         return cls((float(middle), float(spread) / bend, float(drawn.std(correction=0)) or 1.0))
 
     def drawn(self, y: Tensor) -> Tensor:
-        """Give targets as members learn them."""
+        """Return targets as members learn them."""
         middle, unit, deviation = self.bend
         drawn: Tensor = ((y - middle) / unit).asinh() / deviation
         return drawn
 
     def forward(self, raw: Tensor) -> Tensor:
-        """Give quantiles of the target, (n, knots)."""
+        """Return quantiles of the target, (n, knots)."""
         middle, unit, deviation = self.bend
         drawn = (ascending(raw).mean(dim=1) * deviation).clamp(-_LARGEST, _LARGEST)
         quantiles: Tensor = drawn.sinh() * unit + middle
         return quantiles
-
-    def extra_repr(self) -> str:
-        """Show how targets are bent."""
-        return f"bend={tuple(self.bend.tolist())}"
 
 
 class TableNetwork(nn.Module):
@@ -161,22 +157,13 @@ class TableNetwork(nn.Module):
         return network
 
     @classmethod
-    def from_weights(cls, shape: Shape, weights: Mapping[str, Tensor]) -> TableNetwork:
-        """Make a network again; weights that are not those of its sizes are a ValueError."""
-        shape.check()
+    def of_shape(cls, shape: Shape) -> TableNetwork:
+        """Make a network of these sizes, whose weights are still to be loaded."""
         # The places of the edges are buffers, and so among the weights.
-        edges = [torch.linspace(0, 1, count + 1) for count in shape.bins]
-        network = cls(shape, edges)
-        try:
-            network.load_state_dict(dict(weights))
-        except RuntimeError as error:
-            raise ValueError(f"its weights are not those of its sizes ({error})") from error
-        if any(not bool(tensor.isfinite().all()) for tensor in weights.values()):
-            raise ValueError("it has weights that are not finite")
-        return network.eval()
+        return cls(shape, [torch.linspace(0, 1, count + 1) for count in shape.bins])
 
     def members(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Give what every member says, (n, members, outputs), and of what quantiles are made."""
+        """Return what every member says, (n, members, outputs), and of what quantiles are made."""
         numbers = self.shape.numbers
         parts = [] if self.embed is None else [self.embed(x[:, :numbers]).flatten(1)]
         hidden = self.backbone(self.view(torch.cat([*parts, x[:, numbers:]], dim=1)))
@@ -185,7 +172,7 @@ class TableNetwork(nn.Module):
         return self.output(hidden.detach() if alone else hidden), raw
 
     def forward(self, x: Tensor) -> Tensor:
-        """Give the mean over the members, shape (n, outputs)."""
+        """Return the mean over the members, shape (n, outputs)."""
         outputs, raw = self.members(x)
         if raw is not None:
             self.quantiles(raw)  # for whoever looks at that layer
@@ -197,19 +184,16 @@ def _edges(numbers: Tensor) -> list[Tensor]:
     if not numbers.shape[1]:
         return []
     bins = max(_FEWEST, min(_BINS, _IN_ALL // numbers.shape[1]))
-    steps = torch.linspace(0, 1, min(bins, max(2, len(numbers) // 4)) + 1, dtype=numbers.dtype)
+    steps = np.linspace(0, 1, min(bins, max(2, len(numbers) // 4)) + 1, dtype=np.float32)
     edges = []
     for column in numbers.T:
-        some = column[torch.randperm(len(column))[: 2**20]] if len(column) > 2**20 else column
-        places = torch.quantile(some, steps).unique()
-        if len(places) < 2:
-            places = torch.stack([some.min(), some.max()]).unique()
+        places = torch.from_numpy(np.quantile(column.numpy(), steps)).unique()
         edges.append(places if len(places) > 1 else torch.stack([places[0], places[0] + 1]))
     return edges
 
 
 def _kurtosis(values: Tensor) -> float:
-    """Say how long tails are: 3 for a normal distribution."""
+    """Return how long tails are: 3 for a normal distribution."""
     squares = (values - values.mean()).square()
     return float(squares.square().mean() / squares.mean().square())
 
@@ -228,7 +212,7 @@ class Placed(nn.Module):
         self.register_buffer("units", torch.tensor([centre, scale], dtype=torch.float64))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Give the prediction in float64, shape (n, 1)."""
+        """Return the prediction in float64, shape (n, 1)."""
         shape = self.network.shape
         own = x[:, self.start : self.start + shape.numbers + shape.flags]
         output: Tensor = self.network(own).double() * self.units[1] + self.units[0]
@@ -237,6 +221,3 @@ class Placed(nn.Module):
     def extra_repr(self) -> str:
         """Show where its columns begin."""
         return f"start={self.start}"
-
-
-__all__ = ["QUANTILES", "Placed", "QuantileHead", "Shape", "TableNetwork"]

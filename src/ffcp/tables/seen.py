@@ -15,13 +15,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ffcp.regression.learned.training_rows import row_hashes
+
 MOST_OF_THEM = 0.5
 _KEPT = 2**15  # hashes, 256 kB; of more rows the smallest are kept, which are some by chance
 _FEWEST = 10  # rows that tell of a table, where the hashes are those of some rows only
+_BLOCK = 20_000  # rows; all at once would need much memory
+
+
+def hashes(x: Tensor, y: Tensor) -> Tensor:
+    """Hash what the networks see of each row, and its target."""
+    parts = zip(x.split(_BLOCK), y.split(_BLOCK), strict=True)
+    return torch.cat([row_hashes(*part) for part in parts])
 
 
 def keep(hashes: Tensor, rows: np.ndarray[Any, Any]) -> Tensor:
-    """Keep the hashes of these rows of a table, in order; not of rows that it holds twice.
+    """Return the hashes of these rows of a table, in order; not of rows that it holds twice.
 
     >>> keep(torch.tensor([7, 5, 5, 3, 9]), np.array([0, 1, 3]))
     tensor([3, 7])
@@ -32,25 +41,14 @@ def keep(hashes: Tensor, rows: np.ndarray[Any, Any]) -> Tensor:
     return kept
 
 
-def share(kept: Tensor | None, hashes: Tensor) -> float:
-    """Give the share of rows that are among those of which some, or all, were kept.
+def share(kept: Tensor, hashes: Tensor) -> float:
+    """Return the share of rows that are among those of which some, or all, were kept.
 
     >>> share(torch.tensor([3, 7]), torch.tensor([7, 8, 3, 3]))
     0.75
     """
-    if kept is None or not len(kept):
-        return 0.0
     if len(kept) == _KEPT:  # of greater hashes nobody knows
         hashes = hashes[hashes <= kept[-1]]
-        if len(hashes) < _FEWEST:
-            return 0.0
+    if not len(hashes) or (len(kept) == _KEPT and len(hashes) < _FEWEST):
+        return 0.0
     return float(torch.isin(hashes, kept).double().mean())
-
-
-def checked(kept: Tensor | None) -> Tensor | None:
-    """Refuse, by ValueError, what :func:`keep` cannot have given."""
-    if kept is None:
-        return None
-    if kept.dtype != torch.int64 or kept.dim() != 1 or not bool((kept.diff() > 0).all()):
-        raise ValueError("its hashes of rows are none")
-    return kept

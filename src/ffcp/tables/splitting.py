@@ -18,6 +18,8 @@ _FEWEST = 1_000  # of these rows, however wide the table
 _FEW = 400  # rows; with fewer a division in four would leave too little of each
 _LEAST = 100  # calibration rows that a division must leave, and ...
 _TIMES = 10  # ... times 1 / alpha
+_PREPARED = 2_000  # rows that are prepared however short the training, and ...
+_CELLS = 4e6  # ... cells of a table for each second of it
 
 
 @dataclass(frozen=True)
@@ -34,22 +36,34 @@ class RowSplit:
     folds: Rows | None = None
 
     def counts(self) -> dict[str, int]:
-        """Say how many rows do what."""
-        if self.folds is not None:
-            left_out = int((self.folds < 0).sum())
-            counts = {"train and calibrate, in folds": len(self.train) - left_out}
-            return {**counts, "train only": left_out} if left_out else counts
-        parts = {
-            "train": self.train,
-            "stop the training": self.stop,
-            "calibrate": self.calibrate,
-            "test": self.test,
-        }
-        return {name: len(rows) for name, rows in parts.items()}
+        """Return how many rows do what."""
+        if self.folds is None:
+            rows = (self.train, self.stop, self.calibrate, self.test)
+            names = ("train", "stop the training", "calibrate", "test")
+            return {name: len(part) for name, part in zip(names, rows, strict=True)}
+        left_out = int((self.folds < 0).sum())
+        counts = {"train and calibrate, in folds": len(self.train) - left_out}
+        return {**counts, "train only": left_out} if left_out else counts
+
+
+def rows_in_time(columns: int, seconds: float, alpha: Any) -> int:
+    """Return how many rows of a table so wide are worth preparing for a training so short.
+
+    About four times as many as one core can train with once.
+
+    >>> rows_in_time(10, 180, 0.1), rows_in_time(3000, 180, 0.1), rows_in_time(3000, 1.2, 0.1)
+    (72000000, 240000, 2000)
+    """
+    return max(_PREPARED, 4 * _enough(alpha), int(min(1e9, _CELLS * seconds / columns)))
+
+
+def _enough(alpha: Any) -> int:
+    """Return the fewest calibration rows that a division must leave."""
+    return max(_LEAST, int(_TIMES / exact_alpha(alpha)))
 
 
 def least_rows(alpha: Any) -> int:
-    """Give the fewest rows with which any finite band at this level can be promised.
+    """Return the fewest rows with which any finite band at this level can be promised.
 
     >>> least_rows(0.1)
     10
@@ -90,10 +104,9 @@ def divide(
             f"{alpha} from fewer than {least_rows(alpha)}"
         )
     shuffled = np.random.default_rng(seed).permutation(rows) if order is None else order
-    calibrate = min(most, rows // 4)
+    calibrate = min(max(most, _enough(alpha)), rows // 4)
     test = min(most, rows // 5)
-    enough = max(_LEAST, int(_TIMES / exact_alpha(alpha)))
-    if crossing and order is None and (rows < _FEW or calibrate < enough):
+    if crossing and order is None and (rows < _FEW or calibrate < _enough(alpha)):
         none = np.empty(0, dtype=np.int64)
         folds = CrossConformal.even_folds(rows, seed).numpy()
         return RowSplit(np.arange(rows), none, none, none, folds)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
+from torch import Tensor
 
+import ffcp
 from ffcp.tables import cells
 from ffcp.tables.errors import TableError
 
+Array = np.ndarray[Any, Any]
 _WORDS = 0.05  # the share of words among numbers up to which a target is numbers
 _CLASSES = 1000
 
@@ -19,18 +23,64 @@ _CLASSES = 1000
 class Target:
     """Values (n,), NaN or ``""`` where there is none; and the classes, none for numbers."""
 
-    values: np.ndarray[Any, Any]
-    classes: tuple[str, ...]
+    name: str
+    values: Array
+    classes: tuple[str, ...] = ()
 
     @property
-    def known(self) -> np.ndarray[Any, Any]:
+    def known(self) -> Array:
         """Which rows have a target."""
-        known: np.ndarray[Any, Any] = self.values != "" if self.classes else ~np.isnan(self.values)
+        known: Array = self.values != "" if self.classes else ~np.isnan(self.values)
         return known
+
+    def some(self, rows: Array) -> Target:
+        """Return the target of some rows."""
+        return replace(self, values=self.values[rows])
+
+    def with_classes_of(self, rows: Array) -> Target:
+        """Return the target with the classes of training rows alone.
+
+        A list of labels that calibration rows had a part in would suit them better than new rows.
+        """
+        if not self.classes:
+            return self
+        classes = tuple(sorted(set(self.values[rows].tolist())))
+        if len(classes) < 2:
+            raise TableError(
+                f"the target {self.name!r} is {classes[0]!r} in every training row: give more rows "
+                "of other labels"
+            )
+        if ffcp.LabelSet.OTHER in classes:
+            raise TableError(
+                f"the target {self.name!r} has the label {ffcp.LabelSet.OTHER!r}, which stands for "
+                "labels that no training row has: give it another name"
+            )
+        return replace(self, classes=classes)
+
+    def units(self, rows: Array) -> tuple[float, float]:
+        """Return the centre and the scale of the target among rows; (0, 1) for classes."""
+        if self.classes:
+            return 0.0, 1.0
+        values = self.values[rows]
+        with np.errstate(over="ignore", invalid="ignore"):
+            centre, scale = float(values.mean()), float(values.std())
+        if not np.isfinite(scale) or (scale == 0 and np.ptp(values) > 0):
+            raise TableError(
+                f"the target {self.name!r} is too large or too small to be computed with, "
+                f"{values[0]:g} in its first row: give it in other units"
+            )
+        return centre, scale or 1.0
+
+    def tensor(self, centre: float, scale: float) -> Tensor:
+        """Return targets in these units, or numbers of classes; behind the last that of others."""
+        if self.classes:
+            codes = pd.Index(self.classes).get_indexer(self.values)
+            return torch.from_numpy(np.where(codes < 0, len(self.classes), codes))
+        return torch.from_numpy((self.values - centre) / scale).float()
 
 
 def column(frame: pd.DataFrame, name: str, option: str) -> pd.Series:
-    """Take a column by its name; where there is none, say which there are."""
+    """Return a column by its name; where there is none, say which there are."""
     if name not in frame.columns:
         listed = ", ".join(map(repr, frame.columns[:30]))
         raise TableError(f"the table has no column {name!r} ({option}); it has {listed}")
@@ -50,60 +100,40 @@ def learn(frame: pd.DataFrame, name: str, classify: bool, decisions: list[str]) 
             raise TableError(f"the target {name!r} is dates: give a column of numbers or of words")
         decisions.append(f"the target {name!r} is words: label sets, as by --classify")
         classify = True
-    target = _classes(series, name) if classify else _numbers(values, missing, bad, name, decisions)
-    left_out = int((~target.known).sum())
-    if left_out:
-        decisions.append(f"{left_out} rows have no target {name!r}: they are left out")
-    return target
-
-
-def _classes(series: pd.Series, name: str) -> Target:
-    values = cells.words(series)
-    known = values[values != ""]
-    classes = sorted(set(known.tolist()))
-    if len(classes) < 2:
-        value = cells.quoted(classes[0])
-        raise TableError(f"the target {name!r} is always {value}: nothing is to be told")
-    if len(classes) > _CLASSES or (len(classes) > len(known) / 2 and len(known) > 3):
-        raise TableError(
-            f"the target {name!r} has {len(classes)} different words in {len(known)} rows: too "
-            "many for classes"
-        )
-    return Target(values, tuple(classes))
-
-
-def _numbers(
-    values: np.ndarray[Any, Any],
-    missing: np.ndarray[Any, Any],
-    bad: np.ndarray[Any, Any],
-    name: str,
-    decisions: list[str],
-) -> Target:
-    if bad.any():
+    elif bad.any() and not classify:
         decisions.append(
             f"the target {name!r} is no number in {int(bad.sum())} rows: read as missing there"
         )
-    distinct = np.unique(values[~np.isnan(values)])
+    target = Target(name, cells.words(series), ("any",)) if classify else Target(name, values)
+    known = target.values[target.known]
+    distinct = np.unique(known)
     if len(distinct) == 1:
-        raise TableError(f"the target {name!r} is always {distinct[0]:g}: nothing is to be told")
-    if len(distinct) == 2:
+        value = cells.quoted(distinct[0] if classify else f"{distinct[0]:g}")
+        raise TableError(f"the target {name!r} is always {value}: nothing is to be told")
+    if classify and len(distinct) > (min(_CLASSES, len(known) / 2) if len(known) > 3 else _CLASSES):
+        raise TableError(
+            f"the target {name!r} has {len(distinct)} different words in {len(known)} rows: too "
+            "many for classes"
+        )
+    if not classify and len(distinct) == 2:
         decisions.append(
             f"the target {name!r} has two values only: taken as numbers; --classify gives label "
             "sets"
         )
-    return Target(values, ())
+    if left_out := int((~target.known).sum()):
+        decisions.append(f"{left_out} rows have no target {name!r}: they are left out")
+    return replace(target, classes=tuple(distinct.tolist())) if classify else target
 
 
 def read(frame: pd.DataFrame, name: str, classes: tuple[str, ...]) -> Target:
     """Read the target of a table that is to be checked, as it was learned."""
     series = column(frame, name, "the target")
     if classes:
-        return Target(cells.words(series), classes)
-    values, _, _ = cells.numbers(series, frame.attrs.get("decimal", "."))
-    return Target(values, ())
+        return Target(name, cells.words(series), classes)
+    return Target(name, cells.numbers(series, frame.attrs.get("decimal", "."))[0])
 
 
-def times(frame: pd.DataFrame, name: str) -> np.ndarray[Any, Any]:
+def times(frame: pd.DataFrame, name: str) -> Array:
     """Read the column that orders rows: numbers, or dates as seconds."""
     series, decimal = column(frame, name, "--time"), frame.attrs.get("decimal", ".")
     values, missing, bad = cells.numbers(series, decimal)
@@ -120,7 +150,7 @@ def times(frame: pd.DataFrame, name: str) -> np.ndarray[Any, Any]:
     return values
 
 
-def groups(frame: pd.DataFrame, name: str) -> np.ndarray[Any, Any]:
+def groups(frame: pd.DataFrame, name: str) -> Array:
     """Read the column of groups; rows without one are a group of their own."""
     names = cells.words(column(frame, name, "--group"))
     names[names == ""] = "(missing)"

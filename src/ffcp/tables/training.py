@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 
 from ffcp.regression.learned.knots import KNOTS
 from ffcp.regression.learned.network import ascending
@@ -38,7 +39,7 @@ class Training:
 
 
 def told(training: Sequence[Training]) -> str:
-    """Say how the training of one network went, or of several, in a line.
+    """Tell how the training of one network went, or of several, in a line.
 
     >>> told([Training(8.0, 1.26, 0.1, "by Ctrl-C"), Training(12.4, 2, 0.1, "by Ctrl-C")])
     '2 networks, 8 to 12.4 epochs in 3.3 s, ended by Ctrl-C'
@@ -71,41 +72,39 @@ def train(
     """
     generator = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.AdamW(network.parameters(), lr=2e-3, weight_decay=3e-4)
-    averaged = _Averaged(network)
+    averaged = AveragedModel(network, multi_avg_fn=_towards)
     begin = last_look = time.monotonic()  # torch has loaded its optimizers now
     batch = min(_BATCH, max(8, len(x) // 8))
     best, kept, best_epoch, done = math.inf, copy.deepcopy(network.state_dict()), 0.0, 0.0
-    ended, wait = f"after {most_epochs} epochs", _LOOK
+    ended, wait = "", _LOOK
     try:
         with torch.random.fork_rng():
             torch.manual_seed(seed)  # of dropout
-            while done < most_epochs:
+            while not ended:
                 network.train()
-                order = torch.randperm(len(x), generator=generator)
-                over = False
-                for rows in order.split(batch):
+                for rows in torch.randperm(len(x), generator=generator).split(batch):
                     if len(rows) < 2 and len(x) > 1:
                         continue
                     _step(network, optimizer, x[rows], y[rows])
-                    averaged.add()
+                    averaged.update_parameters(network)
                     done += len(rows) / len(x)
                     now = time.monotonic()
-                    if (over := now - begin > seconds) or now - last_look > wait:
+                    if now - begin > seconds or now - last_look > wait:
                         break
                 looked = time.monotonic()
                 progress(min(1.0, (looked - begin) / seconds))
-                with averaged.in_place():
-                    loss = loss_on(network, x_stop, y_stop)
-                    if loss < best:
-                        best, kept, best_epoch = loss, copy.deepcopy(network.state_dict()), done
+                loss = loss_on(averaged.module, x_stop, y_stop)
+                if loss < best:
+                    best, best_epoch = loss, done
+                    kept = copy.deepcopy(averaged.module.state_dict())
                 last_look = time.monotonic()
                 wait = max(_LOOK, _SHARE * (last_look - looked))
-                if over:
+                if looked - begin > seconds:
                     ended = "when the time was over"
-                    break
-                if done - best_epoch > patience:
+                elif done - best_epoch > patience:
                     ended = "when rows apart gained nothing more"
-                    break
+                elif done >= most_epochs:
+                    ended = f"after {most_epochs} epochs"
     except KeyboardInterrupt:
         if not math.isfinite(best):
             raise  # nothing is learned yet
@@ -115,29 +114,10 @@ def train(
     return Training(round(done, 2), round(time.monotonic() - begin, 2), best, ended)
 
 
-class _Averaged:
-    """The mean over the weights of past steps, recent ones above all."""
-
-    def __init__(self, network: nn.Module) -> None:
-        self._weights = [weight.detach() for weight in network.parameters()]
-        self._means = [weight.clone() for weight in self._weights]
-        self._steps = 0
-
-    def add(self) -> None:
-        """Let the present weights count."""
-        self._steps += 1
-        kept = min(_AVERAGED, self._steps / (self._steps + 9))  # the first ones are soon forgotten
-        torch._foreach_lerp_(self._means, self._weights, 1 - kept)
-
-    @contextlib.contextmanager
-    def in_place(self) -> Iterator[None]:
-        """Put the means in the place of the weights, for a while."""
-        own = [weight.clone() for weight in self._weights]
-        torch._foreach_copy_(self._weights, self._means)
-        try:
-            yield
-        finally:
-            torch._foreach_copy_(self._weights, own)
+def _towards(means: Any, weights: Any, steps: Any) -> None:
+    """Move the mean over the weights of past steps, recent ones above all, towards new weights."""
+    kept = min(_AVERAGED, (int(steps) + 1) / (int(steps) + 10))  # first ones are soon forgotten
+    torch._foreach_lerp_(list(means), list(weights), 1 - kept)
 
 
 def _step(network: TableNetwork, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> None:
@@ -161,14 +141,14 @@ def _step(network: TableNetwork, optimizer: torch.optim.Optimizer, x: Tensor, y:
 
 
 def _pinball(quantiles: Tensor, y: Tensor) -> Tensor:
-    """Give the mean loss of quantiles (..., knots) of targets (...)."""
+    """Return the mean loss of quantiles (..., knots) of targets (...)."""
     error = y[..., None] - quantiles
     return _PINBALL * (error * (KNOTS.float() - (error < 0).float())).mean()
 
 
 @torch.no_grad()
 def loss_on(network: TableNetwork, x: Tensor, y: Tensor) -> float:
-    """Measure the loss of the members' mean on rows."""
+    """Return the loss of the members' mean on rows."""
     network.eval()
     total = 0.0
     for rows in torch.arange(len(x)).split(2048):

@@ -1,0 +1,124 @@
+"""What was decided for a fit, and what it promises, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+import ffcp
+from ffcp.conformal.rank import conformal_rank, exact_alpha
+from ffcp.tables import cells
+from ffcp.tables.columns import LEFT_OUT, Columns
+from ffcp.tables.splitting import RowSplit
+from ffcp.tables.targets import Target
+
+
+def decided(
+    columns: Columns, goal: Target, division: RowSplit, predictor: Any, alpha: float, groups: Any
+) -> list[str]:
+    """Return what the columns, the groups, the labels and few rows lead to."""
+    said = [
+        f"column {column.name!r} is left out: {column.why}"
+        for column in columns
+        if column.kind == LEFT_OUT
+    ]
+    if groups is not None:
+        said += _thin_groups(predictor.calibration.groups, set(groups.tolist()), alpha)
+    elif division.folds is None and len(predictor.calibration) < _least(alpha):
+        everything = "set holds all labels" if goal.classes else "band is infinite"
+        said.append(
+            f"{len(predictor.calibration)} rows calibrate, and alpha = {alpha:g} needs "
+            f"{_least(alpha)}: every {everything}"
+        )
+    if goal.classes:
+        said += [*_rare(goal, division), *_others(predictor.calibration.scores, alpha)]
+    if division.folds is not None:
+        said.append("no rows are kept for a test: all of them train")
+        if left_out := int((division.folds < 0).sum()):
+            said.append(f"{left_out} rows calibrate nothing, so that folds have one size")
+    return said
+
+
+def _least(alpha: float) -> int:
+    """Return the fewest calibration rows that give finite bands."""
+    return int(-(-1 // exact_alpha(alpha)) - 1)
+
+
+def _thin_groups(counts: dict[str, int], names: set[str], alpha: float) -> list[str]:
+    """Say where too few rows calibrate for a finite band, or for a set that leaves labels out."""
+    said, few = [], _least(alpha)
+    if thin := sorted(name for name in counts if counts[name] < few):
+        said.append(f"in {len(thin)} groups fewer than {few} rows calibrate: {_listed(thin)}")
+    if none := sorted(names - set(counts)):
+        said.append(f"{len(none)} groups have no bands, as no row calibrates: {_listed(none)}")
+    return said
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(map(cells.quoted, names[:10])) + (" and others" if len(names) > 10 else "")
+
+
+def _others(scores: Any, alpha: float) -> list[str]:
+    """Say what labels that no training row has do to sets."""
+    others, rows = int(scores.isinf().sum()), len(scores)
+    if not others:
+        return []
+    what = f"{others} of {rows} calibration rows have labels that no training row has"
+    if conformal_rank(rows, alpha) > rows - others:
+        return [f"{what}, more than alpha allows for: every set holds all labels, and another"]
+    return [f"{what}: no set can name them, so all sets are larger by as much as makes up for it"]
+
+
+def _rare(goal: Target, division: RowSplit) -> list[str]:
+    """Name the labels that are not in every part of the rows, and say what that means."""
+    learned = np.concatenate([division.train, division.stop])
+    parts = (goal.values[rows].tolist() for rows in (learned, division.calibrate, division.test))
+    rare = sorted(set(goal.values.tolist()) - set.intersection(*map(set, parts)))
+    if not rare:
+        return []
+    return [
+        f"{len(rare)} classes do not train, calibrate and test, all three: {_listed(rare)}. "
+        "Coverage is promised over all rows, not for each class: sets may miss such a class far "
+        f"more often. Where none of its rows trains, it is {ffcp.LabelSet.OTHER!r}"
+    ]
+
+
+def method(predictor: Any) -> str:
+    """Name the method, and how it was chosen."""
+    choice = getattr(predictor, "choice", None)
+    name = type(predictor).__name__
+    return name if choice is None else f"{name}: {choice}"
+
+
+def guarantee(
+    predictor: Any, alpha: float, group: str | None, time: str | None, folds: Sequence[int] | None
+) -> str:
+    """Return what is promised, and on what condition."""
+    exact = exact_alpha(alpha)
+    share = f"{float(1 - exact):.4g}"
+    if folds is not None:
+        count = len(predictor.models)
+        name = "jackknife+" if count == len(folds) else f"CV+ with {count} folds"
+        return (
+            f"Few rows: {name}. Rows drawn like those of the table are covered with probability "
+            f"at least {predictor.guarantee(exact):.3f} (Barber et al., 2021); about {share} is "
+            "usual, and not promised."
+        )
+    where = f" in every group of {group!r}" if group is not None else ""
+    words = (
+        f"Rows drawn like those that calibrated are covered with probability at least {share}"
+        f"{where}, on average over calibrations."
+    )
+    if getattr(predictor, "other_labels", False):
+        words += (
+            " A label that no training row has counts as covered where the set holds "
+            f"{ffcp.LabelSet.OTHER!r}."
+        )
+    if time is not None:
+        words += (
+            " With rows in order of time this holds as far as the future is like the time that "
+            "calibrated: the test is on the last rows, and says how far it was."
+        )
+    return words
