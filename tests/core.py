@@ -12,8 +12,7 @@ from torch import Tensor
 
 import ffcp
 from ffcp import files
-from ffcp.classification import score_selection
-from ffcp.classification.scores import Shares
+from ffcp.classification import score_selection, scores
 from ffcp.classification.set_predictor import _CALIBRATION
 from ffcp.conformal.compressed import Compressed
 from ffcp.conformal.random_numbers import Draws
@@ -27,10 +26,9 @@ FORMAT = files.FORMAT.encode()
 C = TypeVar("C", bound=ffcp.calibrations.Calibration)
 
 
-def filled(calibration: C, scores: Tensor, metadata: Mapping[str, Any] | None = None) -> C:
+def filled(calibration: C, values: Tensor, metadata: Mapping[str, Any] | None = None) -> C:
     """Return a calibration, which had no scores, with these scores."""
-    calibration.add(scores, metadata)
-    return calibration
+    return calibration.fit(values, metadata)
 
 
 def threshold(
@@ -40,25 +38,24 @@ def threshold(
     random: Draws | None = None,
 ) -> Tensor:
     """Return the thresholds: (m,) for all rows, or (n, m) with one for each row."""
-    return calibration.threshold(alpha, metadata, random)
+    return calibration.quantile(alpha, metadata, random)
 
 
 def set_aside(
-    rows: int | range,
+    rows: int,
     fraction: float = 0.2,
     seed: int = 0,
     most: int = 10_000,
     early: int = 0,
 ) -> Tensor:
-    """Mark which rows of a stream, the first ones or a range, are set aside for a selection."""
-    rows = rows if isinstance(rows, range) else range(rows)
+    """Mark which of the first rows of a stream are set aside for a selection."""
     return Division(fraction, seed, most, early).mask(rows)
 
 
 def config(predictor: Any) -> dict[str, Any]:
     """Return what scores and thresholds depend on besides the model and the data."""
-    settings: dict[str, Any] = predictor.settings()
-    return settings
+    compared: dict[str, Any] = predictor.comparable()
+    return compared
 
 
 def rewrite(path: Path, change: Callable[[dict[str, Tensor], dict[str, Any]], object]) -> None:
@@ -66,16 +63,13 @@ def rewrite(path: Path, change: Callable[[dict[str, Tensor], dict[str, Any]], ob
     tensors = files.read(path)
     name = "settings" if "settings" in tensors else "_extra_state"
     sealed, prefix = tensors.pop(name), "calibration."
+    described = files.unseal(sealed, tensors)
     kept = {n.removeprefix(prefix): tensor.clone() for n, tensor in tensors.items()}
-    described = files.unseal(sealed, kept)
     change(kept, described)
-    if "kept" in described:
-        described["kept"]["shapes"] = {
-            n: list(tensor.shape) for n, tensor in kept.items() if "." not in n
-        }
-    own = {n if "." in n or name == "settings" else prefix + n: t for n, t in kept.items()}
+    is_plain = name == "settings"
+    own = {n if is_plain or n.startswith("score.") else prefix + n: t for n, t in kept.items()}
     whole = {n: tensor.contiguous() for n, tensor in own.items()}
-    files.write(path, {**whole, name: files.seal(described, kept)})
+    files.write(path, {**whole, name: files.seal(described, whole)})
 
 
 def spoil(path: Path, how: str) -> None:
@@ -90,23 +84,21 @@ def spoil(path: Path, how: str) -> None:
     elif how == "a weight of the model":
         tensors["model.0.weight"] = torch.zeros(8, 4)
     elif how == "a number learned":
-        tensors["scorer.learner.w1"][0, 0, 0] += 1
+        tensors["score.learner.w1"][0, 0, 0] += 1
     files.write(path, tensors)
 
 
 def state_of_format(predictor: Any, name: str | None) -> dict[str, Tensor]:
     """Return the state_dict of a predictor as another version of the library writes it."""
     state = predictor.state_dict()
-    kept = {n.removeprefix("calibration."): t for n, t in state.items() if n.startswith("calib")}
+    kept = {n: t for n, t in state.items() if n.startswith(("calibration.", "score."))}
     described = {**files.unseal(state["_extra_state"], kept), "format": name}
     return {**state, "_extra_state": files.seal(described, kept)}
 
 
-def summary(scores: Tensor, rank_error: float) -> Compressed:
+def summary(values: Tensor, rank_error: float) -> Compressed:
     """Return a summary of these scores."""
-    summarised = filled(Compressed(rank_error), scores)
-    summarised.settle()
-    return summarised
+    return filled(Compressed(rank_error), values).settled()
 
 
 def scores_by_group(predictor: Any) -> dict[Any, Tensor]:
@@ -123,13 +115,13 @@ def calibration_shares(rows: int, seed: int = 0) -> Tensor:
 
 def unrandomised_calibration(monkeypatch: pytest.MonkeyPatch) -> None:
     """Break label sets: calibration rows draw no random numbers, new rows do."""
-    drawn = Shares.__call__
+    drawn = Draws.span
 
-    def only_for_prediction(shares: Shares, rows: range) -> Tensor:
-        numbers = drawn(shares, rows)
-        return torch.ones_like(numbers) if shares.draws.stream == _CALIBRATION else numbers
+    def only_for_prediction(draws: Draws, rows: range, width: int = 1) -> Tensor:
+        numbers = drawn(draws, rows, width)
+        return torch.ones_like(numbers) if draws.stream == _CALIBRATION else numbers
 
-    monkeypatch.setattr(Shares, "__call__", only_for_prediction)
+    monkeypatch.setattr(Draws, "span", only_for_prediction)
 
 
 def only_label_score(monkeypatch: pytest.MonkeyPatch, rule: Any, most_rows: int) -> None:
@@ -174,4 +166,4 @@ def few_rows_teach(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
 
 def few_rows_tune(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
     """Let no more than so many rows tune a label score."""
-    monkeypatch.setattr(ffcp.scores.LabelScore, "most_rows", rows)
+    monkeypatch.setattr(scores._Tuning, "most_rows", rows)

@@ -10,24 +10,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest.mock import patch
 
-import torch
-from torch import Tensor
-
 import ffcp
 from ffcp.conformal.random_numbers import Stream
 from ffcp.predictor import Predictor
 
 
-def _from_row(predictor: Predictor, seen: ffcp.BatchOutput, first_row: int | None) -> Tensor:
+def _from_row(predictor: Predictor, out: ffcp.BatchOutput, first_row: int | None) -> int:
     if first_row is not None and first_row < 0:
         raise ValueError(f"first_row counts from 0, got {first_row}")
-    return torch.arange(seen.rows.start, seen.rows.stop) + (first_row or 0)
+    return out.rows[0] + (first_row or 0)
 
 
 @contextmanager
 def pinned() -> Iterator[None]:
     with (
         patch.object(Stream, "entropy", lambda self, pinned=False: self.seed or 0),
-        patch.object(Predictor, "_row_numbers", _from_row),
+        patch.object(Predictor, "first_number", _from_row),
     ):
         yield

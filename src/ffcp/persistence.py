@@ -324,9 +324,7 @@ class Persistent(nn.Module, Described):
 def _is_possible(given: Any, saved: Any) -> bool:
     """Whether a saved description can come of a given one, in which something is left open."""
     if isinstance(given, Mapping) and isinstance(saved, Mapping) and "scales" not in given:
-        return given.keys() == saved.keys() and all(
-            _is_possible(value, saved[name]) for name, value in given.items()
-        )
+        return all(_is_possible(given.get(name), value) for name, value in saved.items())
     if isinstance(given, Mapping) and "scales" in given:  # candidates, of which one was selected
         return saved == given or saved == {"class": "Constant"} or saved in given["scales"]
     is_candidate = isinstance(given, list) and saved in [*given, "output"]

@@ -253,6 +253,11 @@ class RuleScore(LabelScore):
         missing = [name for name in self._takes if getattr(self, name) is None]
         return [*(["temperature"] if self.temperature == FIT else []), *missing]
 
+    def config(self) -> dict[str, Any]:
+        """Return the arguments; how it was tuned makes no difference to a score that is settled."""
+        tuned = () if self.open_settings else ("tune", "allow_empty")
+        return {name: value for name, value in super().config().items() if name not in tuned}
+
     def selection(self) -> Selection | None:
         """Return what tunes the settings that are left open."""
         return _Tuning(self) if self.open_settings else None
