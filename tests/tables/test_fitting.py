@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bisect
 from dataclasses import replace
-from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -40,25 +39,6 @@ def test_fresh_rows_are_covered(fitted: tables.FittedTable) -> None:
     assert found.rows == 500
     assert fitted.about.tested is not None
     assert fitted.about.tested.rows == 120
-
-
-@pytest.mark.parametrize("kind", ["fitted", "labelled"])
-def test_the_curve_says_what_bands_of_each_level_cover(
-    kind: str, request: pytest.FixtureRequest
-) -> None:
-    made: tables.FittedTable = request.getfixturevalue(kind)
-    rows = houses(200, 7).astype({"rooms": object})
-    rows["kind"] = np.where(rows["price"] > 350, "dear", "cheap")
-    y = rows[made.about.target].to_numpy()
-    rows.loc[3, "rooms"] = "many"  # a row that cannot be predicted counts for nothing
-    alphas = (Fraction(1, 10), Fraction(6, 10))
-    levels = [one.bands for one in made.predicted_levels(rows, alphas)]
-    found = evaluation.curve([float(a) for a in alphas], levels, y, made.about.classes)
-    curve = dict(zip(*[iter(found)] * 2, strict=True))
-    for alpha in alphas:
-        bands = made.predicted(rows, alpha).bands.drop(index=3)
-        expected = evaluation.covered(bands, np.delete(y, 3), made.about.classes).mean()
-        assert curve[1 - float(alpha)] == pytest.approx(expected)
 
 
 def test_rows_that_moved_are_noticed(fitted: tables.FittedTable) -> None:

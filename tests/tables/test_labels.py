@@ -53,7 +53,6 @@ def test_a_test_row_of_another_label_is_missed_by_sets_that_cannot_hold_it(
     assert tested is not None
     assert tested.coverage <= 0.5  # half of the test rows have labels of their own
     assert some.still_covers(tested) < 0.01
-    assert max(tested.curve[1::2]) <= 0.5
 
 
 def test_where_too_many_are_new_every_set_holds_all_and_another(many: tables.FittedTable) -> None:

@@ -61,11 +61,11 @@ def fit(
     printed, and stored in the folder; its **report.html** shows the test.
     """
     console = Console()
-    with _said():
+    with _said(console):
         from ffcp import tables
         from ffcp.tables import folder, table_io
 
-        alpha = _asked(console, alpha, confidence_level)
+        alpha = _asked(alpha, confidence_level)
         where = out or table.with_name(f"{table_io.base_name(table)}.ffcp")
         folder.must_be_free(where, force=force)
         folder.must_be_writable(where)
@@ -108,10 +108,10 @@ def predict(
     machine. The folder, by default *bands* beside the first table, is there when all of it is.
     """
     console = Console()
-    with _said():
+    with _said(console):
         from ffcp import tables as rooms
 
-        alpha = _asked(console, alpha, confidence_level)
+        alpha = _asked(alpha, confidence_level)
         fitted = rooms.load(folder)
         where = out or tables[0].with_name("bands")
         if ray:
@@ -155,21 +155,14 @@ def _places(tables: list[Path], out: Path | None) -> list[Path]:
     return list(places)
 
 
-def _asked(console: Console, alpha: float | None, confidence_level: float | None) -> Any:
-    """Return the share of misses asked for, exactly, or ``None``; print what is odd about it."""
+def _asked(alpha: float | None, confidence_level: float | None) -> Any:
+    """Return the share of misses asked for, exactly, or ``None``."""
     from ffcp.conformal.coverage_level import requested_alpha
-    from ffcp.warnings import FFCPWarning
 
-    if alpha is None and confidence_level is None:
-        return None
     if alpha is not None and confidence_level is not None:
         raise typer.BadParameter("give --alpha or --confidence-level, not both")
-    with warnings.catch_warnings(record=True) as remarks:
-        warnings.simplefilter("always", FFCPWarning)
-        exact = requested_alpha(alpha, confidence_level)
-    for remark in remarks:
-        say(console, f"Note: {remark.message}")
-    return exact
+    is_asked = alpha is not None or confidence_level is not None
+    return requested_alpha(alpha, confidence_level) if is_asked else None
 
 
 def check(
@@ -188,20 +181,15 @@ def check(
     with code 1 if coverage is lower than chance allows.
     """
     console = Console()
-    with _said():
+    with _said(console):
         from ffcp import tables
         from ffcp.tables import seen, table_io
-        from ffcp.warnings import FFCPWarning
 
-        alpha = _asked(console, alpha, confidence_level)
+        alpha = _asked(alpha, confidence_level)
         fitted, frame = tables.load(folder), table_io.read(table)
-        with warnings.catch_warnings(record=True) as remarks:
-            warnings.simplefilter("always", FFCPWarning)
-            measured = fitted.check(frame, alpha, group)
-            monitor = fitted.watch(frame, alpha, time)
+        measured = fitted.check(frame, alpha, group)
+        monitor = fitted.watch(frame, alpha, time)
         chance = fitted.still_covers(measured, alpha)
-    for remark in dict.fromkeys(str(remark.message) for remark in remarks):
-        say(console, f"Note: {remark}")
     say(console, f"Calibrated with {fitted.calibrated:,} rows")
     _print_measured(console, measured, bool(fitted.about.classes), columns=True)
     _print_watched(console, monitor, fitted, time)
@@ -223,7 +211,7 @@ def check(
 def show(folder: Folder) -> None:
     """Say what a fit is: its columns, sizes and guarantee, and how it did."""
     console = Console()
-    with _said():
+    with _said(console):
         from ffcp import tables
 
         fitted = tables.load(folder)
@@ -233,18 +221,26 @@ def show(folder: Folder) -> None:
 
 
 @contextlib.contextmanager
-def _said() -> Iterator[None]:
-    """Print what is wrong with a table or an option in one sentence, and end with code 2."""
-    try:
-        yield
-    except (ValueError, OSError) as error:
-        strerror = getattr(error, "strerror", None)  # of a disk: nothing is left half written
-        where = f": {error.filename}" if strerror and error.filename else ""  # type: ignore[union-attr]
-        typer.echo(f"Error: {strerror or error}{where}", err=True)
-        raise typer.Exit(2) from error
-    except KeyboardInterrupt:
-        typer.echo("Stopped: nothing was written.", err=True)
-        raise typer.Exit(130) from None
+def _said(console: Console) -> Iterator[None]:
+    """Print warnings as notes, and what is wrong in one sentence; that ends with code 2."""
+    from ffcp.warnings import FFCPWarning
+
+    with warnings.catch_warnings(record=True) as remarks:
+        warnings.simplefilter("always", FFCPWarning)
+        try:
+            yield
+        except (ValueError, OSError) as error:
+            name = getattr(error, "filename", None)
+            of_disk = getattr(error, "strerror", None)  # nothing is left half written
+            text = f"{of_disk}: {name}" if of_disk and name else of_disk or error
+            typer.echo(f"Error: {text}", err=True)
+            raise typer.Exit(2) from error
+        except KeyboardInterrupt:
+            typer.echo("Stopped: nothing was written.", err=True)
+            raise typer.Exit(130) from None
+    notes = (str(one.message) for one in remarks if issubclass(one.category, FFCPWarning))
+    for note in dict.fromkeys(notes):
+        say(console, f"Note: {note}")
 
 
 @contextlib.contextmanager

@@ -53,12 +53,9 @@ def words(series: pd.Series) -> np.ndarray[Any, Any]:
     >>> words(pd.Series([" red", None, 3.0, "NA", True])).tolist()
     ['red', '', '3', '', 'True']
     """
-    if is_number(series):
-        return np.array([spelled(value) for value in series.tolist()], dtype=object)
     if is_date(series):
         series = series.dt.strftime("%Y-%m-%dT%H:%M:%S")
-    cells = series.astype(object).to_numpy()
-    return np.array([_word(cell) for cell in cells], dtype=object)
+    return np.array([_word(cell) for cell in series.astype(object)], dtype=object)
 
 
 def _word(cell: Any) -> str:

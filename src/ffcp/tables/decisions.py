@@ -107,18 +107,16 @@ def guarantee(
             "usual, and not promised."
         )
     where = f" in every group of {group!r}" if group is not None else ""
-    words = (
+    said = [
         f"Rows drawn like those that calibrated are covered with probability at least {share}"
         f"{where}, on average over calibrations."
-    )
+    ]
     if getattr(predictor, "other_labels", False):
-        words += (
-            " A label that no training row has counts as covered where the set holds "
-            f"{ffcp.LabelSet.OTHER!r}."
-        )
+        other = ffcp.LabelSet.OTHER
+        said.append(f"A label that no training row has is covered by sets that hold {other!r}.")
     if time is not None:
-        words += (
-            " With rows in order of time this holds as far as the future is like the time that "
-            "calibrated: the test is on the last rows, and says how far it was."
+        said.append(
+            "In order of time this holds as far as the future is like the past: the test is"
         )
-    return words
+        said.append("on the last rows, and says how far it was.")
+    return " ".join(said)

@@ -46,10 +46,9 @@ class Measured:
     """What was found on rows with a target.
 
     ``size`` is the mean length of finite bands, or the mean number of labels; ``score`` the mean
-    interval score (NaN is never kept: ``None`` where there is none). ``curve`` are pairs of
-    promised and found coverage, one after the other. ``of_groups`` counts the rows of each group
-    that the fit has thresholds for, in their order; empty where it has no groups. ``seen`` is the
-    share of rows that trained or calibrated the fit, 0 where nobody can tell.
+    interval score, ``None`` where there is none. ``of_groups`` counts the rows of each group that
+    the fit has thresholds for, in their order. ``seen`` is the share of rows that trained or
+    calibrated the fit, 0 where nobody can tell.
     """
 
     rows: int
@@ -62,7 +61,6 @@ class Measured:
     infinite: int
     groups: tuple[Part, ...]
     columns: tuple[Part, ...]
-    curve: tuple[float, ...] = ()
     of_groups: tuple[int, ...] = ()
     seen: float = 0.0
 
@@ -100,16 +98,6 @@ def sizes(bands: pd.DataFrame) -> Array:
     """Return the lengths of bands, or the numbers of labels."""
     size = bands["size"] if "labels" in bands else bands["upper"] - bands["lower"]
     return size.to_numpy(np.float64)
-
-
-def curve(
-    levels: Sequence[float], bands: Sequence[pd.DataFrame], y: Array, classes: Sequence[str]
-) -> tuple[float, ...]:
-    """Return promised and found coverage at many levels, one pair after the other."""
-    has = bands[0]["prediction"].notna().to_numpy()
-    shares = [covered(one[has], y[has], classes).mean() for one in bands]
-    pairs = zip(levels, shares, strict=True)
-    return tuple(float(one) for alpha, share in pairs for one in (1 - alpha, share))
 
 
 def measure(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
@@ -146,26 +146,46 @@ class FittedTable:
         return made.bands
 
     def predicted(self, frame: pd.DataFrame, alpha: Any = None, first_row: int = 0) -> Predicted:
-        """Predict the rows of a frame, which are these rows of a larger table."""
-        return self.predicted_levels(frame, [self._level(alpha)], first_row)[0]
+        """Predict the rows of a frame, which are these rows of a larger table.
 
-    def predicted_levels(
-        self, frame: pd.DataFrame, alphas: Sequence[Any], first_row: int = 0
-    ) -> list[Predicted]:
-        """Predict the rows of a frame at several levels, by one pass."""
+        Where there is a reason, other cells are empty; an infinite end that was not asked for has
+        a reason, too.
+        """
+        about = self.about
         x, groups, reasons, remarks = self._encode(frame, is_first=first_row == 0)
         usable = reasons == ""
-        made: list[dict[str, Any]] = [{} for _ in alphas]
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", FFCPWarning)
+            made = {}
             if usable.any():
                 given = {} if groups is None else {"groups": groups[usable]}
-                predict = self._sets if self.about.classes else self._bands
-                made = predict(x[torch.from_numpy(usable)], alphas, given, first_row)
+                rows = x[torch.from_numpy(usable)]
+                made = self._columns(rows, self._level(alpha), given, first_row)
         said = [str(warning.message) for warning in caught if warning.category is FFCPWarning]
-        return [
-            Predicted(self._table(one, frame.index, reasons, said), remarks + said) for one in made
-        ]
+        names = ("prediction", "labels", "size") if about.classes else ("prediction", *_ENDS)
+        numbers = dict.fromkeys(("size",) if about.classes else names, float)
+        table = pd.DataFrame(made, np.flatnonzero(usable), names)
+        table = table.reindex(range(len(frame))).astype(numbers).set_axis(frame.index)
+        table["reason"] = reasons
+        wanted = [end for end in _ENDS if end in made and about.side in (end, "both", "each")]
+        why = next((one for one in said if "infinite" in one), "too few calibration rows")
+        table.loc[usable & np.isinf(table[wanted]).any(axis=1), "reason"] = why
+        return Predicted(table, remarks + said)
+
+    def _columns(
+        self, x: Tensor, alpha: Fraction, given: dict[str, Any], first_row: int
+    ) -> dict[str, Any]:
+        about = self.about
+        if about.classes:
+            sets = self.predictor.predict_set(x, alpha, first_row=first_row, **given)
+            labels = sets.labels
+            words = [evaluation.joined(row) for row in labels]
+            return {"prediction": [row[0] for row in labels], "labels": words, "size": sets.sizes}
+        band = self.predictor.predict_interval(x, alpha, **given)
+        ends = {name: getattr(band, name).double().flatten() for name in ("prediction", *_ENDS)}
+        return {
+            n: about.clipped(end.numpy() * about.scale + about.centre) for n, end in ends.items()
+        }
 
     def _level(self, alpha: Any, confidence_level: Any = None, **unknown: Any) -> Fraction:
         """Return the share of misses asked for; by default that of the fit."""
@@ -191,52 +211,6 @@ class FittedTable:
                 name = cells.quoted(groups[row])
                 reasons[row] = f"{self.about.group}: no row of group {name} calibrated"
         return torch.cat([part.x for part in parts], dim=1), groups, reasons, list(remarks)
-
-    def _bands(
-        self, x: Tensor, alphas: Sequence[Any], given: dict[str, Any], first_row: int
-    ) -> list[dict[str, Any]]:
-        about = self.about
-        asked = alphas if len(alphas) > 1 else alphas[0]
-        band = self.predictor.predict_interval(x, asked, **given)
-        low, high = (np.nan if end is None else end for end in about.support)
-        parts = [
-            values.double().reshape(-1, len(x)) * about.scale + about.centre for values in band
-        ]
-        lower, upper, middle = (np.fmin(np.fmax(values, low), high) for values in parts)
-        levels = zip(lower, upper, strict=True)  # with one prediction for all
-        return [{"prediction": middle[0], "lower": one, "upper": two} for one, two in levels]
-
-    def _sets(
-        self, x: Tensor, alphas: Sequence[Any], given: dict[str, Any], first_row: int
-    ) -> list[dict[str, Any]]:
-        levels = [self.predictor.predict_set(x, a, first_row=first_row, **given) for a in alphas]
-        return [
-            {
-                "prediction": [row[0] for row in made.labels],
-                "labels": [evaluation.joined(row) for row in made.labels],
-                "size": made.sizes.numpy().astype(np.float64),
-            }
-            for made in levels
-        ]
-
-    def _table(
-        self, made: dict[str, Any], index: pd.Index, reasons: Array, said: list[str]
-    ) -> pd.DataFrame:
-        """Return new columns, with empty cells where there is a reason.
-
-        Of every infinite end that is not asked for, and not cut off, say why it is infinite.
-        """
-        names = ("prediction", "labels", "size") if self.about.classes else ("prediction", *_ENDS)
-        numbers = dict.fromkeys(("size",) if self.about.classes else names, float)
-        table = pd.DataFrame(made, np.flatnonzero(reasons == ""), names)
-        table = table.reindex(range(len(index))).astype(numbers).set_axis(index)
-        table["reason"] = reasons
-        if "upper" in made:
-            wanted = [end for end in _ENDS if self.about.side in (end, "both", "each")]
-            infinite = np.isinf(table[wanted]).any(axis=1) & (reasons == "")
-            why = next((one for one in said if "infinite" in one), "too few calibration rows")
-            table.loc[infinite, "reason"] = why
-        return table
 
     def predict_file(
         self, table: str | Path, out: str | Path, alpha: Any = None, rows: int = table_io.CHUNK

@@ -31,7 +31,6 @@ Array = np.ndarray[Any, Any]
 Said = Callable[[str, float], None]  # what is being done, and how much of it is
 BOTH = "both"
 _SIDES = (BOTH, "lower", "upper", "each")
-_CURVE = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
 
 def fit(
@@ -327,14 +326,12 @@ class _Work:
 
 def _tested(fitted: FittedTable, frame: pd.DataFrame, goal: Target, rows: Array) -> FittedTable:
     """Test on rows that nothing has seen, if there are any, and write the report."""
-    about, bands, y = fitted.about, None, goal.values[rows]
+    bands, y = None, goal.values[rows]
     if len(rows):
         some = frame.iloc[rows]
-        made = fitted.predicted_levels(some, [about.alpha, *_CURVE])
-        bands, *others = (one.bands for one in made)
-        tested = evaluation.measure(fitted, bands, y, some, about.alpha)
-        curve = evaluation.curve(_CURVE, others, y, goal.classes)
-        fitted.about = replace(about, tested=replace(tested, curve=curve))
+        bands = fitted.predicted(some).bands
+        tested = evaluation.measure(fitted, bands, y, some, fitted.about.alpha)
+        fitted.about = replace(fitted.about, tested=tested)
     fitted.report = report.page(fitted, bands, y)
     return fitted
 

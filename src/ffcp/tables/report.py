@@ -26,7 +26,6 @@ def page(fitted: FittedTable, bands: pd.DataFrame | None, y: np.ndarray[Any, Any
     if bands is not None and about.tested is not None:
         has = bands["prediction"].notna().to_numpy()
         given = {
-            "curve": sorted(zip(about.tested.curve[::2], about.tested.curve[1::2], strict=True)),
             "by_column": sorted(about.tested.columns, key=lambda part: part.coverage),
             "size": "mean size" if about.classes else "mean length",
         }

@@ -17,7 +17,6 @@ import itertools
 import lzma
 import os
 import re
-import warnings
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -120,28 +119,22 @@ def _csv(path: Path, rows: int) -> Iterator[pd.DataFrame]:
         "keep_default_na": False,
         "chunksize": rows,
         "skipinitialspace": True,
-        "index_col": False,  # or else cells beyond the names would push the others aside
         "skip_blank_lines": dialect.skips_blank,
     }
     try:
         with _text(path, dialect.encoding) as file, pd.read_csv(file, **options) as blocks:
-            while (block := _next(blocks)) is not None:
+            for block in blocks:
+                if not isinstance(block.index, pd.RangeIndex):  # of the first cells
+                    raise pd.errors.ParserError("of all rows")
                 block.attrs.update(attrs)
                 yield block.reset_index(drop=True)
-    except (pd.errors.ParserWarning, pd.errors.ParserError) as error:
+    except pd.errors.ParserError as error:
         raise TableError(
             f"{path} has rows with more cells than its first line has names ({str(error).strip()}):"
             " name every column, and put quotes around cells that hold the delimiter"
         ) from error
     except (UnicodeError, EOFError, OSError, lzma.LZMAError) as error:
         raise TableError(f"{path} cannot be read to its end ({error})") from error
-
-
-def _next(blocks: Iterator[pd.DataFrame]) -> pd.DataFrame | None:
-    """Read more rows; that some of their cells have no name is an error, and no warning."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", pd.errors.ParserWarning)
-        return next(blocks, None)
 
 
 def sniff(path: str | Path) -> Dialect:
@@ -326,8 +319,8 @@ def _parquet_adder(file: IO[bytes]) -> Iterator[Add]:
                 table = pa.Table.from_pandas(frame, preserve_index=False)
             for name in made.columns:  # of one type, whatever the first rows hold
                 kind = pa.float64() if pd.api.types.is_numeric_dtype(made[name]) else pa.string()
-                cells = made[name].astype(object) if kind == pa.string() else made[name]
-                table = table.append_column(name, pa.array(cells, kind, from_pandas=True))
+                cells = pa.array(made[name].tolist(), kind, from_pandas=True)
+                table = table.append_column(name, cells)
             table = table.replace_schema_metadata(None)
             into = into or stack.enter_context(pq.ParquetWriter(file, table.schema))
             into.write_table(table.cast(into.schema))

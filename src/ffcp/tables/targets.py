@@ -46,14 +46,11 @@ class Target:
             return self
         classes = tuple(sorted(set(self.values[rows].tolist())))
         if len(classes) < 2:
-            raise TableError(
-                f"the target {self.name!r} is {classes[0]!r} in every training row: give more rows "
-                "of other labels"
-            )
+            raise TableError(f"the target {self.name!r} is {classes[0]!r} in every training row")
         if ffcp.LabelSet.OTHER in classes:
             raise TableError(
-                f"the target {self.name!r} has the label {ffcp.LabelSet.OTHER!r}, which stands for "
-                "labels that no training row has: give it another name"
+                f"the label {ffcp.LabelSet.OTHER!r} stands for labels that no training row has: "
+                f"give it another name in the target {self.name!r}"
             )
         return replace(self, classes=classes)
 
@@ -101,25 +98,21 @@ def learn(frame: pd.DataFrame, name: str, classify: bool, decisions: list[str]) 
         decisions.append(f"the target {name!r} is words: label sets, as by --classify")
         classify = True
     elif bad.any() and not classify:
-        decisions.append(
-            f"the target {name!r} is no number in {int(bad.sum())} rows: read as missing there"
-        )
+        decisions.append(f"the target {name!r} is no number in {int(bad.sum())} rows: left out")
     target = Target(name, cells.words(series), ("any",)) if classify else Target(name, values)
     known = target.values[target.known]
     distinct = np.unique(known)
     if len(distinct) == 1:
-        value = cells.quoted(distinct[0] if classify else f"{distinct[0]:g}")
-        raise TableError(f"the target {name!r} is always {value}: nothing is to be told")
+        raise TableError(
+            f"the target {name!r} is always {distinct.tolist()[0]!r}: nothing is to be told"
+        )
     if classify and len(distinct) > (min(_CLASSES, len(known) / 2) if len(known) > 3 else _CLASSES):
         raise TableError(
             f"the target {name!r} has {len(distinct)} different words in {len(known)} rows: too "
             "many for classes"
         )
     if not classify and len(distinct) == 2:
-        decisions.append(
-            f"the target {name!r} has two values only: taken as numbers; --classify gives label "
-            "sets"
-        )
+        decisions.append(f"the target {name!r} is one of two numbers; --classify gives label sets")
     if left_out := int((~target.known).sum()):
         decisions.append(f"{left_out} rows have no target {name!r}: they are left out")
     return replace(target, classes=tuple(distinct.tolist())) if classify else target
