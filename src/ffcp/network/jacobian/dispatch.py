@@ -50,7 +50,8 @@ def take_norms(
 
 def _smoothed(model: nn.Module, x: Any, name: str, requires: Requires) -> Tensor:
     """Take the mean norm over features moved by normal noise, the same for every row."""
-    method, totals = requires.method, list[Tensor]()
+    method: Smooth = requires.method
+    totals: list[Tensor] = []
     for sample in range(method.samples):
         # Two numbers make one seed, so that streams of neighbouring seeds do not meet.
         mixed = np.random.SeedSequence([method.seed, sample]).generate_state(1, np.uint64)
