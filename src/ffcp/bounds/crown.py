@@ -126,8 +126,6 @@ def _lower_bound(
                 send(j, rule.pull(A.flatten(0, 1), shape).view(*A.shape[:2], *shape))
             case Activation():
                 line = lines[i]
-                if node.inputs[0] == 0 and not pending and len(A) == 1:
-                    return constant + _lower_bound_at_ball(A, line, ball)
                 # A positive coefficient needs the line below, a negative one the line above.
                 positive, negative = A.clamp(min=0), A.clamp(max=0)
                 if line.lower_shift is not None:
@@ -144,27 +142,6 @@ def _lower_bound(
     # In place, for A has done its work.
     dual = flat.norm(dim=-1) if ball.norm == 2 else flat.abs_().sum(-1)
     return constant - ball.radius.unsqueeze(1) * dual
-
-
-def _lower_bound_at_ball(A: Tensor, line: Lines, ball: Ball) -> Tensor:
-    """Last step of `_lower_bound` for an activation of the ball itself, A the same for all rows.
-
-    The positive and negative entries of A never share a place, so that the norm of their sum
-    splits, and matrix products do without a coefficient per row, spec and coordinate.
-    """
-    parts = (
-        (A.clamp(min=0), line.lower_slope, line.lower_shift),
-        (A.clamp(max=0), line.upper_slope, line.upper_shift),
-    )
-    middle, size = A.new_zeros(()), A.new_zeros(())
-    for part, slope, shift in parts:
-        value = slope * ball.center
-        middle = middle + _dot(part, value if shift is None else value.add_(shift))
-        if ball.norm == 2:
-            size = size + _dot(part.square(), slope.square())
-        else:
-            size = size + _dot(part.abs(), slope.abs())
-    return middle - ball.radius.unsqueeze(1) * (size.sqrt() if ball.norm == 2 else size)
 
 
 def _tighten(
@@ -227,20 +204,6 @@ def _loose(head: Head, norm: float) -> list[bool]:
     return [state == loose for state in states]
 
 
-def _shares_coefficients(head: Head, target: int) -> bool:
-    """Whether `_lower_bound` of this node needs no coefficients of its own for each row."""
-    below: set[int] = set()
-    todo = [target]
-    while todo:
-        i = todo.pop()
-        if i not in below:
-            below.add(i)
-            todo.extend(head.nodes[i].inputs)
-    activations = [i for i in below if isinstance(head.nodes[i].rule, Activation)]
-    first = [i for i in below if 0 in head.nodes[i].inputs]
-    return not activations or (len(first) == 1 and activations == first)
-
-
 def _portions(head: Head, sizes: Sequence[int], norm: float) -> tuple[int, dict[int, int]]:
     """How many rows to work on at once, and of each node to tighten how many coordinates.
 
@@ -249,14 +212,11 @@ def _portions(head: Head, sizes: Sequence[int], norm: float) -> tuple[int, dict[
     loose = _loose(head, norm)
     entering = [n.inputs[0] for n in head.nodes if isinstance(n.rule, Activation)]
     targets = [i for i in (*entering, head.output) if loose[i]]
-    shared = [i for i in targets if _shares_coefficients(head, i)]
     largest = max(sizes)
     # A coordinate has two bounds, and coefficients have a positive and a negative part.
     coefficients = balls.ELEMENTS // 4
-    widest = max((sizes[i] for i in targets if i not in shared), default=1)
-    rows = max(1, coefficients // (widest * largest))
-    per_spec = {i: max(rows, largest) if i in shared else rows * largest for i in targets}
-    return rows, {i: max(1, coefficients // n) for i, n in per_spec.items()}
+    rows = max(1, coefficients // (max((sizes[i] for i in targets), default=1) * largest))
+    return rows, dict.fromkeys(targets, max(1, coefficients // (rows * largest)))
 
 
 def _values(head: Head, x: Tensor) -> list[Tensor]:

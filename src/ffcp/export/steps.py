@@ -19,8 +19,7 @@ from ffcp.conformal.mondrian import Mondrian
 from ffcp.network import checks, forward, jacobian
 from ffcp.network.cut import Cut
 from ffcp.network.features import OUTPUT
-from ffcp.network.model import frozen_copy
-from ffcp.network.model_output import uncompiled
+from ffcp.network.model import frozen_copy, uncompiled
 from ffcp.predictor import Predictor
 from ffcp.regression.bases import columns
 from ffcp.regression.regression_predictor import RegressionPredictor

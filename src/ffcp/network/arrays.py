@@ -29,39 +29,36 @@ class ModelType:
                 return leaf
             tensor = torch.from_numpy(numbers(leaf, "the input"))
             is_mask = tensor.dtype == torch.bool and not alone and not is_frame(leaf)
-            if not (tensor.is_floating_point() or is_mask or self._has_embedding()):
+            modules = self._model.modules()
+            has_embedding = any(isinstance(m, nn.Embedding | nn.EmbeddingBag) for m in modules)
+            if not (tensor.is_floating_point() or is_mask or has_embedding):
                 # Python and numpy count in float64, as does a model without a type of its own.
                 return tensor.to(self._device, self._dtype or torch.float64)
             # Indices of an embedding are of these types alone.
             is_small = tensor.dtype in (torch.int8, torch.uint8, torch.int16)
             leaf = tensor.long() if is_small else tensor
-        leaf = checked_tensor(leaf, "the input").detach()
+        leaf = target_tensor(leaf, "the input")
         if leaf.is_inference():  # born under inference_mode it can never enter a graph
             leaf = leaf.clone()
         if leaf.is_floating_point() and self._dtypes and leaf.dtype not in self._dtypes:
             return leaf.to(self._device, self._dtype)
         return leaf if leaf.device == self._device else leaf.to(self._device)
 
-    def _has_embedding(self) -> bool:
-        return any(isinstance(m, nn.Embedding | nn.EmbeddingBag) for m in self._model.modules())
 
-
-def checked_tensor(tensor: Tensor, what: str) -> Tensor:
-    """Refuse tensors that cannot be cut into rows of real numbers."""
+def _why_refused(tensor: Tensor) -> str:
+    """Return why a tensor cannot be cut into rows of real numbers, and what to give."""
     if tensor.is_complex():
-        raise TypeError(
-            f"{what} is complex ({tensor.dtype}): give its real and imaginary part side by side, "
-            "as torch.view_as_real does"
+        return (
+            f"complex ({tensor.dtype}): give its real and imaginary part side by side, as "
+            "torch.view_as_real does"
         )
     if tensor.is_meta:
-        raise TypeError(f"{what} is on the device 'meta' and holds no numbers: give one that does")
+        return "on the device 'meta' and holds no numbers: give one that does"
     if tensor.is_quantized:
-        raise TypeError(f"{what} is quantized ({tensor.dtype}): give x.dequantize()")
-    if tensor.layout != torch.strided or tensor.is_nested:
-        kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
-        give = "a padded tensor" if tensor.is_nested else "x.to_dense()"
-        raise TypeError(f"{what} is a tensor of layout {kind}: give {give}")
-    return tensor
+        return f"quantized ({tensor.dtype}): give x.dequantize()"
+    if tensor.is_nested:
+        return "a tensor of layout nested: give a padded tensor"
+    return f"a tensor of layout {str(tensor.layout).removeprefix('torch.')}: give x.to_dense()"
 
 
 def numbers(values: Any, what: str) -> np.ndarray:
@@ -158,15 +155,18 @@ def from_list(x: list[Any]) -> np.ndarray:
         ) from error
 
 
-def target_tensor(y: Any) -> Tensor:
+def target_tensor(y: Any, what: str = "y") -> Tensor:
     """Return the targets as a detached tensor, in their own type and shape.
 
     >>> target_tensor([1.5, 2.0])
     tensor([1.5000, 2.0000], dtype=torch.float64)
     """
-    if isinstance(y, Tensor):
-        return checked_tensor(y, "y").detach()
-    return torch.from_numpy(numbers(y if is_arraylike(y) else np.asarray(y), "y"))
+    if not isinstance(y, Tensor):
+        return torch.from_numpy(numbers(y if is_arraylike(y) else np.asarray(y), what))
+    is_odd = y.is_complex() or y.is_meta or y.is_quantized
+    if is_odd or y.is_nested or y.layout != torch.strided:
+        raise TypeError(f"{what} is {_why_refused(y)}")
+    return y.detach()
 
 
 def is_arraylike(x: Any) -> bool:

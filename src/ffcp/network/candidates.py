@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from ffcp.network import inputs
 from ffcp.network.cut import Cut, NoGradientError, call, undisturbed
 from ffcp.network.features import INPUT, module_names
-from ffcp.network.model import borrowed
-from ffcp.network.model_output import uncompiled
+from ffcp.network.model import borrowed, uncompiled
 
 
 def candidates(model: nn.Module, x: Any, limit: int = 8, sample: int = 8) -> list[str]:

@@ -13,13 +13,16 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from ffcp.network import inputs
-from ffcp.network.features import INPUT, OUTPUT, module_at
+from ffcp.network.features import INPUT, OUTPUT, resolve
 from ffcp.network.model import OWN_HOOK, is_frozen_copy, tensors_of
 from ffcp.network.model_output import described, takes_arguments, whole
 
 
 class NoGradientError(ValueError):
     """The model's output has no gradient at any of the features asked for."""
+
+
+_NOTHING = torch.empty(0)
 
 
 @dataclass
@@ -35,7 +38,7 @@ class Tapped:
 
     rows: int
     moved: bool
-    prediction: Tensor = field(default_factory=lambda: torch.empty(0))
+    prediction: Tensor = _NOTHING  # until the pass has ended
     edges: dict[str, list[GradientEdge]] = field(default_factory=dict)
     shapes: dict[str, list[torch.Size]] = field(default_factory=dict)
     values: dict[str, Tensor] = field(default_factory=dict)
@@ -142,7 +145,11 @@ class Cut:
         with ExitStack() as stack:
             stack.enter_context(undisturbed(self._model))
             for base in self._modules:
-                module = module_at(self._model, base)
+                try:
+                    module = self._model.get_submodule(base.removeprefix("."))
+                except AttributeError:
+                    resolve(self._model, base)  # says which names there are
+                    raise
                 stack.callback(module.register_forward_hook(self._hook(base)).remove)
             stack.enter_context(torch.set_grad_enabled(bool(self._names)))
             self._stack = stack.pop_all()
@@ -156,7 +163,8 @@ class Cut:
         self._tap = tap = Tapped(inputs.row_count(x), self._change is not None)
         try:
             tap.prediction = call(self._model, self._passed(x, INPUT, tap), tap.rows)
-            self._record(tap.prediction, OUTPUT, tap)
+            if self._values:
+                self._record(tap.prediction, OUTPUT, tap)
         finally:
             self._tap = None  # activation checkpointing replays forward during backward
         missing = [base for base in self._modules if base not in tap.called]
@@ -192,7 +200,8 @@ class Cut:
 
     def _passed(self, value: Any, base: str, tap: Tapped) -> Any:
         """Record a value, and start or tap the graph at those of its tensors that are features."""
-        self._record(value, base, tap)
+        if self._values:
+            self._record(value, base, tap)
         names = [name for name in self._names if name.partition("[")[0] == base]
         if not names:
             return value
@@ -207,7 +216,12 @@ class Cut:
         for name in names:
             keys = _selected(name, tensors)
             for key in keys:
-                tensor = _checked(name, tensors[key], tap.rows)
+                tensor = _with_rows(name, tensors[key], tap.rows)
+                if not tensor.is_floating_point():
+                    raise TypeError(
+                        f"feature {name!r} has type {tensor.dtype}, which has no gradient: "
+                        "choose a floating-point one, such as the embedding behind it"
+                    )
                 if self._change is not None:
                     tensors[key] = changed[key] = tensor = self._change(tensor)
                 if self._graph and not tensor.requires_grad:
@@ -235,15 +249,6 @@ class Cut:
             kept = _with_rows(name, tensors[key], tap.rows).detach()
             # A copy of what lies inside: the next layer may work in place.
             tap.values[name] = kept if base in (INPUT, OUTPUT) else kept.clone()
-
-
-def _checked(name: str, value: Tensor, rows: int) -> Tensor:
-    if not value.is_floating_point():
-        raise TypeError(
-            f"feature {name!r} has type {value.dtype}, which has no gradient: "
-            "choose a floating-point one, such as the embedding behind it"
-        )
-    return _with_rows(name, value, rows)
 
 
 def _with_rows(name: str, value: Tensor, rows: int) -> Tensor:
@@ -324,11 +329,6 @@ def call(model: nn.Module, x: Any, rows: int) -> Tensor:
             "any number of rows (dynamic_shapes, with torch.export.Dim('rows') for dimension 0), "
             "or set batch_size= to what it takes"
         ) from error
-    return checked_output(returned, rows, x)
-
-
-def checked_output(returned: Any, rows: int, x: Any = None) -> Tensor:
-    """Check that the model returned one floating-point tensor with a row for each input row."""
     if not isinstance(returned, Tensor):
         raise TypeError(
             f"the model returned {described(returned)}, not a tensor: say by output= which "

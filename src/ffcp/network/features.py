@@ -12,7 +12,8 @@ import difflib
 import torch
 from torch import fx, nn
 
-from ffcp.network.model_output import uncompiled, whole
+from ffcp.network.model import uncompiled
+from ffcp.network.model_output import whole
 
 INPUT = "input"
 OUTPUT = "output"
@@ -94,11 +95,3 @@ def module_names(model: nn.Module) -> dict[str, nn.Module]:
     """Every submodule by its dotted name; a leading dot sets modules named 'input' apart."""
     named = ((n, m) for n, m in model.named_modules() if n)
     return {f".{n}" if n in (INPUT, OUTPUT) else n: m for n, m in named}
-
-
-def module_at(model: nn.Module, name: str) -> nn.Module:
-    """Find a submodule by its name, as :func:`resolve` gives it."""
-    try:
-        return model.get_submodule(name.removeprefix("."))
-    except AttributeError:
-        return module_names(model)[resolve(model, name)]  # says which names there are

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from ffcp.network import inputs
-from ffcp.network.cut import Cut, checked_output
+from ffcp.network.cut import Cut
 from ffcp.network.features import INPUT, OUTPUT, resolve
 from ffcp.network.model import is_frozen_copy
 
@@ -183,11 +183,11 @@ def behind(
 
     def output(*values: Tensor) -> Tensor:
         nonlocal given
-        rows = len(values[0])
         if rest is not None:
-            return checked_output(rest(values[0].clone()), rows)
-        given = iter(values)
-        return cut(inputs.take(x, torch.arange(rows) % inputs.row_count(x))).prediction
+            alone: Tensor = rest(values[0].clone())
+            return alone
+        given, rows = iter(values), torch.arange(len(values[0]))
+        return cut(inputs.take(x, rows % inputs.row_count(x))).prediction
 
     with Cut(model, [name], change=swap, graph=False) as cut, torch.no_grad():
         cut(x)

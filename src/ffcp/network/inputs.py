@@ -121,6 +121,8 @@ def usual_batch(x: Any) -> int:
 
 def take(x: Any, rows: slice | Tensor) -> Any:
     """Select rows of every tensor of one input."""
+    if isinstance(x, Tensor):
+        return x[rows]
     return _map(lambda leaf, name: leaf[rows] if isinstance(leaf, Tensor) else leaf, x)
 
 
@@ -332,6 +334,8 @@ def leaves(x: Any, name: str = "input") -> Iterator[tuple[str, Tensor]]:
 
 def replace(x: Any, new: Mapping[str, Tensor], name: str = "input") -> Any:
     """Copy the structure of ``x`` with the tensors named in ``new`` exchanged."""
+    if isinstance(x, Tensor):
+        return new.get(name, x)
     return _map(lambda leaf, key: new.get(key, leaf), x, name)
 
 

@@ -28,7 +28,7 @@ from torch import Tensor, fx, nn
 from ffcp import files
 from ffcp.locks import lock
 from ffcp.network.hidden_weights import may_hold_more, unlisted
-from ffcp.network.model_output import whole
+from ffcp.network.model_output import Picking
 
 Stamp = tuple[Any, ...]
 Hook = tuple[str, str, int]  # the name of a module, which of its hooks, and the hook's number
@@ -154,8 +154,9 @@ def frozen_copy(model: nn.Module, with_hooks: bool = False) -> nn.Module | None:
     >>> frozen.weight.data_ptr() == model.weight.data_ptr(), frozen.weight.requires_grad
     (True, False)
     """
-    modules = [*model.modules()]
-    if any(map(_is_opaque, [whole(model), *modules])):
+    modules = [*model.modules(), model.whole if isinstance(model, Picking) else model]
+    # Scripted, or compiled: a copy would be compiled all over again.
+    if any(isinstance(m, torch.jit.ScriptModule) or "_orig_mod" in m._modules for m in modules):
         return None
     has_copies = _known(model).has_copies
     if not with_hooks and not (not hooks_of(model) if has_copies is None else has_copies):
@@ -293,9 +294,11 @@ def original(model: nn.Module) -> nn.Module:
     return (made_of() if made_of is not None else None) or model
 
 
-def _is_opaque(module: nn.Module) -> bool:
-    """Whether a module is scripted, or compiled: a copy would be compiled all over again."""
-    return isinstance(module, torch.jit.ScriptModule) or "_orig_mod" in module._modules
+def uncompiled(model: nn.Module) -> nn.Module:
+    """Return the module that was compiled, whose layers can be cut at; any other as it is."""
+    if isinstance(model, Picking) or "_orig_mod" not in model._modules:
+        return model
+    return model.get_submodule("_orig_mod")
 
 
 def fingerprint(model: nn.Module) -> str:
@@ -472,8 +475,7 @@ class Identity:
     ) -> None:
         """Refuse a model with other weights, or one that has others once these are loaded.
 
-        Loading is tried on a copy. Some models cannot be copied; those are looked at again when
-        bands are asked for, as all are.
+        Loading is tried on a copy; models that cannot be copied are looked at when they predict.
         """
         if loaded is None:
             same = self.is_that_of(model)

@@ -87,16 +87,6 @@ def whole(model: nn.Module) -> nn.Module:
     return model.whole if isinstance(model, Picking) else model
 
 
-def uncompiled(model: nn.Module) -> nn.Module:
-    """Return the module that was compiled; any other as it is.
-
-    Features are cut on the original, so that nothing is compiled anew for the sake of a layer.
-    """
-    if isinstance(model, Picking) or "_orig_mod" not in model._modules:
-        return model
-    return model.get_submodule("_orig_mod")
-
-
 def takes_arguments(model: nn.Module, *args: Any, **kwargs: Any) -> bool:
     """Whether the model's forward can be called with such arguments; not if nobody can tell."""
     try:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ffcp.network.cut import Cut, Tapped
 from ffcp.network.features import INPUT
 from ffcp.network.heads import rest_of_sequential
-from ffcp.network.jacobian.stack import is_idle, layers_of
+from ffcp.network.jacobian.stack import IDLE, layers_of
 from ffcp.network.model import is_frozen_copy
 
 _NUMBERS = 2**22  # of a product at once: 16 MB in float32
@@ -47,7 +47,7 @@ def chain(model: nn.Module, name: str, tap: Tapped) -> list[nn.Module] | None:
     rest = model if name == INPUT else rest_of_sequential(model, name)
     if type(rest) is not nn.Sequential:
         return None
-    layers = [layer for _, layer in layers_of(rest) if not is_idle(layer)]
+    layers = [layer for _, layer in layers_of(rest) if type(layer) not in IDLE]
     known = all(type(layer) in (nn.Linear, *_ACTIVATIONS) for layer in layers)
     if any("forward" in layer.__dict__ for layer in layers):
         return None

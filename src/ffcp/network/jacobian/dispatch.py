@@ -14,7 +14,15 @@ from ffcp.network.cut import Cut, Tapped
 from ffcp.network.jacobian import chained, coloured, pushed
 from ffcp.network.jacobian.coloured import HiddenWindowsError
 from ffcp.network.jacobian.exact import exact
-from ffcp.network.jacobian.settings import AUTO, COLOURED, EXACT, Sketch, Smooth
+from ffcp.network.jacobian.settings import (
+    AUTO,
+    COLOURED,
+    EXACT,
+    Sketch,
+    Smooth,
+    checked_method,
+    checked_norm,
+)
 
 # How ``"auto"`` picks: outputs so few that probing the head does not pay; coloured passes and
 # outputs so many that an estimate is better.
@@ -28,11 +36,11 @@ def take_norms(
     model: nn.Module, x: Any, tap: Tapped, names: Sequence[str], requires: Requires
 ) -> dict[str, Tensor]:
     """Take the norms at the named features that ``requires`` asks for, from a pass over ``x``."""
-    method, norm = requires.method, requires.norm
-    if isinstance(method, Smooth):
-        return {name: _smoothed(model, x, name, requires) for name in names}
     if not names:
         return {}
+    method, norm = checked_method(requires.method), checked_norm(requires.norm)
+    if isinstance(method, Smooth):
+        return {name: _smoothed(model, x, name, requires) for name in names}
     if isinstance(method, Sketch):
         if requires.of is not None:
             raise ValueError("one number per row has one gradient: nothing to sketch, use 'exact'")
@@ -50,7 +58,8 @@ def take_norms(
 
 def _smoothed(model: nn.Module, x: Any, name: str, requires: Requires) -> Tensor:
     """Take the mean norm over features moved by normal noise, the same for every row."""
-    method, totals = requires.method, list[Tensor]()
+    method: Smooth = requires.method
+    totals: list[Tensor] = []
     for sample in range(method.samples):
         # Two numbers make one seed, so that streams of neighbouring seeds do not meet.
         mixed = np.random.SeedSequence([method.seed, sample]).generate_state(1, np.uint64)

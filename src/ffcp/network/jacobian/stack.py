@@ -19,6 +19,7 @@ from ffcp.network.jacobian.norms import row_norms
 from ffcp.network.model import is_frozen_copy
 
 _MOST_OUTPUTS = 8  # more of them are better taken several at once
+IDLE = (nn.Sequential, nn.Identity, nn.Dropout)  # hand on what they are given, in eval mode
 _KEPT = "_ffcp_stack"  # an attribute of frozen copies, which nobody else has
 _aten = torch.ops.aten
 
@@ -74,10 +75,12 @@ class Stack:
         known: set[int] = set()
         for name, layer in layers_of(model):
             # A layer in two places has no feature of its own, one named "input" another name.
-            if id(layer) in known or name in places or _does_more(layer):
+            # So has one that is not just what its type says: by hooks, or a forward of its own.
+            hooks = layer._forward_hooks or layer._forward_pre_hooks
+            if id(layer) in known or name in places or hooks or "forward" in layer.__dict__:
                 return None
             known.add(id(layer))
-            if not is_idle(layer):
+            if type(layer) not in IDLE:
                 # What works in place leaves no value before it; ReLU needs none.
                 in_place = getattr(layer, "inplace", False) and type(layer) is not nn.ReLU
                 if type(layer) not in _BACKWARD or in_place:
@@ -157,13 +160,3 @@ def layers_of(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Modul
             if child is not None:
                 yield from layers_of(child, f"{name}.{key}" if name else key)
     yield name, module
-
-
-def is_idle(layer: nn.Module) -> bool:
-    """Whether a layer hands on what it is given, in eval mode."""
-    return type(layer) in (nn.Sequential, nn.Identity, nn.Dropout)
-
-
-def _does_more(layer: nn.Module) -> bool:
-    """Whether a layer is not just what its type says: it has hooks, or a forward of its own."""
-    return bool(layer._forward_hooks or layer._forward_pre_hooks or "forward" in layer.__dict__)
