@@ -130,7 +130,8 @@ def _legend(axes: Sequence[Any]) -> None:
     handles, labels = axes[0].get_legend_handles_labels()
     owner = axes[0].figure if len(axes) > 1 else axes[0]
     place = {"loc": "outside right upper"} if len(axes) > 1 else {"bbox_to_anchor": (1, 1)}
-    owner.legend(handles, labels, **{"loc": "upper left", **place}, frameon=False, fontsize=8)
+    look = {"frameon": False, "fontsize": 8, "markerscale": 2, "loc": "upper left"}
+    owner.legend(handles, labels, **{**look, **place})
 
 
 def _panels(count: int, size: tuple[float, float] = (7.2, 4.0)) -> list[Any]:
