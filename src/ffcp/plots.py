@@ -71,11 +71,12 @@ def bands(
         if len(across) != len(centre):
             raise ValueError(f"x has {len(across)} numbers, the band {len(centre)} rows")
         own = None if target is None else target[:, place]
-        _draw(
-            panel, across, centre[:, place], lower[..., place], upper[..., place], own, band.alpha
+        parts = centre[:, place], lower[..., place], upper[..., place]
+        _draw(panel, across, *parts, own, band.alpha)
+        panel.set(
+            xlabel=xlabel or ("prediction" if x is None else "feature"),
+            ylabel=ylabel if len(outputs) == 1 else f"{ylabel} {place}",
         )
-        panel.set_xlabel(xlabel or ("prediction" if x is None else "feature"))
-        panel.set_ylabel(ylabel if len(outputs) == 1 else f"{ylabel} {place}")
     _legend(axes)
     return axes[0] if len(axes) == 1 else np.array(axes, dtype=object)
 
@@ -90,13 +91,10 @@ def calibration_curve(band: Any, y: Any, *, missing: bool = False, ax: Any = Non
     coverages = metrics.coverage(band, y, missing=missing)
     asked = 1 - np.array(band.alpha)
     order = asked.argsort()
-    share = np.array([float(one) for one in coverages])[order]
-    low, high = (
-        np.array([getattr(one, end) for one in coverages])[order] for end in ("low", "high")
-    )
-    (axes,) = [ax] if ax is not None else _panels(1, square=True)
+    share, low, high = np.array([(float(one), one.low, one.high) for one in coverages])[order].T
+    (axes,) = [ax] if ax is not None else _panels(1, size=(4.2, 4.2))
     axes.plot([0, 1], [0, 1], color="#999999", lw=1, ls="--", label="asked for")
-    errors = [np.clip(share - low, 0, 1), np.clip(high - share, 0, 1)]
+    errors = np.clip([share - low, high - share], 0, 1)
     axes.errorbar(
         asked[order], share, errors, fmt="o-", ms=4, lw=1.2, color=_BAND, label="measured"
     )
@@ -121,47 +119,39 @@ def wealth(curves: Mapping[str, tuple[Sequence[float], int, float]], ax: Any = N
         rows = step * np.arange(len(logs))
         (line,) = ax.plot(rows, np.array(logs) / math.log(10), linewidth=1.6, label=name)
         ax.axhline(math.log10(limit), color=line.get_color(), linestyle="--", linewidth=0.9)
-    ax.set_xlabel("row")
-    ax.set_ylabel("wealth, powers of 10")
+    ax.set(xlabel="row", ylabel="wealth, powers of 10")
     if curves:
         ax.legend(title="test (dashed: its alarm)", fontsize="small", frameon=False)
     return ax
 
 
 def _legend(axes: Sequence[Any]) -> None:
-    """Say what is drawn: beside the panels, where it hides nothing."""
+    """Name what is drawn: beside the panels, where it hides nothing."""
     handles, labels = axes[0].get_legend_handles_labels()
-    options = {"frameon": False, "fontsize": 8}
-    if len(axes) > 1:
-        coverages = axes[0].figure.legend(handles, labels, loc="outside right upper", **options)
-    else:
-        coverages = axes[0].legend(
-            handles, labels, loc="upper left", bbox_to_anchor=(1, 1), **options
-        )
-    for handle in coverages.legend_handles:
-        if hasattr(handle, "set_sizes"):  # dots, which may be very small
-            handle.set_sizes([14])
-            handle.set_alpha(0.9)
+    owner = axes[0].figure if len(axes) > 1 else axes[0]
+    place = {"loc": "outside right upper"} if len(axes) > 1 else {"bbox_to_anchor": (1, 1)}
+    look = {"frameon": False, "fontsize": 8, "markerscale": 2, "loc": "upper left"}
+    owner.legend(handles, labels, **{**look, **place})
 
 
-def _panels(count: int, square: bool = False) -> list[Any]:
+def _panels(count: int, size: tuple[float, float] = (7.2, 4.0)) -> list[Any]:
     """Make axes on a light ground, side by side."""
     pyplot = needed("matplotlib.pyplot", "plots", "plot()")
     columns = 2 if count in (2, 4) else min(3, count)
     rows = math.ceil(count / columns)
-    size = (4.2, 4.2) if square else (7.2, 4.0) if count == 1 else (3.6 * columns, 2.9 * rows)
+    size = size if count == 1 else (3.6 * columns, 2.9 * rows)
     figure, axes = pyplot.subplots(
         rows, columns, figsize=size, squeeze=False, layout="constrained", facecolor="white"
     )
-    flat = list(axes.flat)
-    for extra in flat[count:]:
+    panels = list(axes.flat)
+    for extra in panels[count:]:
         figure.delaxes(extra)
-    for panel in flat[:count]:
+    for panel in panels[:count]:
         panel.set_facecolor("white")
         panel.grid(color="#e6e6e6", lw=0.6)
         panel.set_axisbelow(True)
         panel.spines[["top", "right"]].set_visible(False)
-    return flat[:count]
+    return panels[:count]
 
 
 def _draw(
@@ -174,8 +164,8 @@ def _draw(
     alpha: float | Sequence[float] | None,
 ) -> None:
     """Draw one output: levels (levels, n) from the widest to the narrowest."""
-    levels = [alpha] if alpha is None or isinstance(alpha, float) else list(alpha)
-    by_width = np.argsort([math.inf if a is None else a for a in levels])
+    levels: list[Any] = list(alpha) if isinstance(alpha, Sequence) else [alpha]
+    by_width = np.argsort(levels)
     order = np.argsort(x, kind="stable")
     if y is not None:
         _targets(ax, x, y, lower.min(axis=0), upper.max(axis=0))
@@ -204,17 +194,15 @@ def _draw(
 
 def _targets(ax: Any, x: np.ndarray, y: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> None:
     known = np.flatnonzero(~np.isnan(y))
-    shown = known[np.unique(np.linspace(0, len(known) - 1, min(_DOTS, len(known))).astype(int))]
+    shown = known[:: math.ceil(len(known) / _DOTS) or 1]
     inside = ((lower <= y) & (y <= upper))[shown]
     size = 12 if len(shown) < 300 else 5 if len(shown) < 1500 else 2
-    for mask, colour, label, depth in (
-        (inside, _DOT, "target", 2.5),
-        (~inside, _MISS, "target outside", 3.0),
+    for rows, colour, label, depth in (
+        (shown[inside], _DOT, "target", 2.5),
+        (shown[~inside], _MISS, "target outside", 3.0),
     ):
-        rows = shown[mask]
-        ax.scatter(
-            x[rows], y[rows], s=size, color=colour, alpha=0.5, lw=0, label=label, zorder=depth
-        )
+        look = {"s": size, "color": colour, "alpha": 0.5, "lw": 0, "zorder": depth}
+        ax.scatter(x[rows], y[rows], label=label, **look)
 
 
 def _level_label(alpha: float | None, depth: int, levels: int) -> str | None:
@@ -227,7 +215,7 @@ def _level_label(alpha: float | None, depth: int, levels: int) -> str | None:
 
 
 def _limits(*parts: np.ndarray | None) -> tuple[float, float]:
-    """Say what the vertical axis must hold: all that is finite, and a little more."""
+    """Return the range of the vertical axis: all that is finite, and a little more."""
     values = np.concatenate([part.reshape(-1) for part in parts if part is not None])
     values = values[np.isfinite(values)]
     low, high = float(values.min()), float(values.max())
@@ -236,7 +224,7 @@ def _limits(*parts: np.ndarray | None) -> tuple[float, float]:
 
 
 def _roughness(values: np.ndarray) -> float:
-    """Say how often a line goes up and down by its whole range."""
+    """Return how often a line goes up and down by its whole range."""
     values = values[np.isfinite(values)]
     if len(values) < 3 or np.ptp(values) == 0:
         return 0.0
@@ -244,7 +232,7 @@ def _roughness(values: np.ndarray) -> float:
 
 
 def _laid_out(band: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Give prediction (n, m) and ends (levels, n, m) of a band."""
+    """Return the prediction (n, m) and the ends (levels, n, m) of intervals."""
     centre = _array(band.prediction)
     shape = (len(centre), -1)
     levels = len(band.lower) if band.lower.dim() > band.prediction.dim() else 1

@@ -346,7 +346,7 @@ def test_ray_covers_new_rows(labels: bool) -> None:
             if labels
             else ffcp.CP(network(1))
         )
-        made = calibrate(made, Rows.of(known, seed=draw), x="x", y="y", id="id")
+        made = calibrate(made, Rows.of(known, seed=draw), x="x", y="y")
 
         def regions(columns: dict[str, Any], made: Any = made) -> list[Any]:
             parts = predict(made, Rows.of(columns), x="x", id="id", alphas=ALPHA).iter_batches()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import pickle
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,7 +16,7 @@ from ray import cloudpickle
 from ray.data.block import BlockAccessor
 
 from ffcp.ray import engine
-from ffcp.ray.workers import CUT, with_cut
+from ffcp.ray.workers import Board
 
 
 class Rows:
@@ -37,76 +38,60 @@ class Rows:
     def select_columns(self, names: list[str]) -> Rows:
         return Rows(self.table.select(names), self.seed, self.blocks)
 
-    def filter(self, expr: Any) -> Rows:
-        keep = expr(self.table)
-        return Rows(self.table.filter(keep), self.seed, self.blocks)
+    def sort(self, name: str) -> Rows:
+        return Rows(
+            self.table.take(np.argsort(self.table[name].to_numpy())), self.seed, self.blocks
+        )
 
     def limit(self, rows: int) -> Rows:
-        return Rows(self.table.slice(0, rows))
+        return Rows(self.table.slice(0, min(rows, self.table.num_rows)))
 
     def iter_batches(self, **how: Any) -> Iterator[pa.Table]:
         yield self.table
 
-    def cut(self, size: int, name: str | None) -> Iterator[pa.Table]:
-        """Give blocks: as they come, or with equal numbers of batches together."""
+    def cut(self, size: int) -> Iterator[pa.Table]:
+        """Yield batches of some blocks."""
         rng = np.random.default_rng(self.seed)
-        if name is None:
-            places = np.sort(rng.integers(0, self.table.num_rows, self.blocks - 1))
-            for start, stop in zip([0, *places], [*places, self.table.num_rows], strict=True):
-                for first in range(start, stop, size):
-                    yield self.table.slice(first, min(size, stop - first))
-            return
-        access = BlockAccessor.for_block(self.table)
-        shuffled = access.take(rng.permutation(self.table.num_rows))
-        numbered = with_cut(shuffled, name, size)
-        cuts = numbered.column(CUT).to_numpy()
-        owner = rng.integers(0, self.blocks, cuts.max() + 1 if len(cuts) else 1)
-        for block in rng.permutation(self.blocks):
-            rows = np.flatnonzero(owner[cuts] == block)
-            yield BlockAccessor.for_block(numbered).take(rows)
-
-
-class Column:
-    """Stands for a column in an expression."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __lt__(self, end: int) -> Any:
-        return lambda table: pa.array(table.column(self.name).to_numpy() < end)
-
-    def __ge__(self, end: int) -> Any:
-        return lambda table: pa.array(table.column(self.name).to_numpy() >= end)
+        places = np.sort(rng.integers(0, self.table.num_rows, self.blocks - 1))
+        for start, stop in zip([0, *places], [*places, self.table.num_rows], strict=True):
+            for first in range(start, stop, size):
+                yield self.table.slice(first, min(size, stop - first))
 
 
 class LocalBoard:
-    """Stands for the actor that says what was chosen."""
+    """Stands for the actor that tells what was selected."""
 
     def __init__(self) -> None:
-        self.posted: Any = None
-        self.post = self.read = self
+        board = Board()
+        for name in ("stop", "post", "read"):
+            setattr(self, name, Call(getattr(board, name)))
 
-    def remote(self, *run: Any) -> Any:
-        if run:
-            (self.posted,) = run
-        return self.posted
+
+class Call:
+    """Stands for a method of an actor."""
+
+    def __init__(self, method: Any) -> None:
+        self._method = method
+
+    def remote(self, *given: Any) -> Any:
+        return asyncio.run(self._method(*given))
 
 
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let ffcp.ray work on :class:`Rows`, in this process; all that is sent is pickled."""
 
-    def divided(dataset: Rows, work: Any, job: Any, pool: Any) -> Any:
+    def mapped(dataset: Rows, work: Any, job: Any, size: int, pool: Any) -> Any:
         board, sent = job.board, cloudpickle.dumps(replace(job, board=None))
         workers = [work([replace(pickle.loads(sent), board=board)]) for _ in range(2)]
-        blocks = dataset.cut(job.size, job.names.id)
+        batches = dataset.cut(size)
 
         class Result(Rows):
             def __init__(self) -> None: ...
 
             def iter_batches(self, **how: Any) -> Iterator[pa.Table]:
-                for number, block in enumerate(blocks):
-                    yield from workers[number % 2](block)
+                for number, batch in enumerate(batches):
+                    yield from workers[number % 2](batch)
 
         return Result()
 
@@ -115,10 +100,9 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Rows.context, "execution_options", Order, raising=False)
     monkeypatch.setattr(engine, "Dataset", Rows)
-    monkeypatch.setattr(engine, "_divided", divided)
+    monkeypatch.setattr(engine, "_mapped", mapped)
     monkeypatch.setattr(engine, "pool_of", lambda workers, resources: {})
     monkeypatch.setattr(engine, "_board", LocalBoard)
-    monkeypatch.setattr(engine, "col", Column)
     monkeypatch.setattr(ray, "get", lambda given: given)
     # Asked for these, Ray starts, or joins whatever cluster the machine has, or had.
     monkeypatch.setattr(ray, "get_gpu_ids", lambda: [])

@@ -144,7 +144,7 @@ def rows_uncounted(model: nn.Module) -> Iterator[None]:
 
     kinds = {kind for layer in model.modules() for kind in type(layer).__mro__}
     modules = {kind.__module__ for kind in kinds if not kind.__module__.startswith("torch.")}
-    owners = [vars(sys.modules[name]) for name in modules - {"builtins"}]
+    owners = [vars(sys.modules[name]) for name in (modules - {"builtins"}) & set(sys.modules)]
     owners = [names for names in owners if "len" not in names]
     for names in owners:
         names["len"] = length

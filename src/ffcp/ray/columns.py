@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -13,6 +14,8 @@ from ray.data.block import BlockAccessor
 
 #: Where Ray puts the name of the file that a row is from, if it is asked for.
 PATH = "path"
+#: What data or a model can be wrong by.
+WRONG = (ValueError, TypeError, RuntimeError, IndexError)
 
 
 @dataclass(frozen=True)
@@ -29,39 +32,45 @@ class Names:
     weights: str | None = None
     id: str | None = None
 
-    def all(self) -> list[str]:
-        """List all columns that are looked at."""
-        given = [*self.inputs(), self.y, self.groups, self.weights, self.id]
-        return list(dict.fromkeys(name for name in given if name is not None))
-
-    def inputs(self) -> list[str]:
-        """List the columns of the input."""
-        return list(dict.fromkeys(_named(self.x)))
-
     def __post_init__(self) -> None:
         """Refuse what is no name of a column."""
         for what, name in vars(self).items():
             if what != "x" and name is not None and not isinstance(name, str):
                 raise TypeError(f"{what} is the name of one column, got {name!r}")
 
-    def must_be_in(self, columns: list[str]) -> None:
-        """Refuse names of columns that are not there."""
-        missing = [name for name in self.all() if name not in columns]
-        if missing:
-            raise ValueError(
-                f"the dataset has no column {', '.join(map(repr, missing))}: it has "
-                f"{', '.join(map(repr, columns))}"
-            )
+    def all(self) -> list[str]:
+        """Return all columns that are looked at."""
+        given = [*self.inputs(), self.y, self.groups, self.weights, self.id]
+        return list(dict.fromkeys(name for name in given if name is not None))
 
-    def read(self, table: pa.Table, first_row: int = 0) -> Given:
-        """Give some rows as a predictor takes them on one machine; errors count from a number."""
-        read = DatasetColumns(BlockAccessor.for_block(table), first_row)
+    def inputs(self) -> list[str]:
+        """Return the columns of the input."""
+        return list(dict.fromkeys(_named(self.x)))
+
+    def read(self, table: pa.Table) -> Given:
+        """Return some rows as a predictor takes them on one machine."""
         return Given(
-            read.input(self.x),
-            None if self.y is None else read.array(self.y),
+            _input(table, self.x),
+            None if self.y is None else _array(table, self.y),
             None if self.groups is None else table.column(self.groups).to_pylist(),
-            None if self.weights is None else read.array(self.weights),
+            None if self.weights is None else _array(table, self.weights),
         )
+
+    def located(self, error: Exception, table: pa.Table) -> Exception:
+        """Return an error about a row with what is known of it: its file and its number.
+
+        It is of a plain kind, which any process can make again.
+        """
+        kind = type(error) if type(error) in (ValueError, TypeError, IndexError) else RuntimeError
+        found = re.search(r"\brow (\d+)", str(error))
+        if found is None:
+            return kind(str(error))
+        known = [name for name in (PATH, self.id) if name in table.column_names]
+        row = min(int(found[1]), table.num_rows - 1)
+        where = [f"{name}={table.column(name)[row]}" for name in known]
+        if not where:
+            where = ["read the dataset with include_paths=True, and its file is named here"]
+        return kind(f"{error}, counted in one batch ({', '.join(where)})")
 
 
 class Given(NamedTuple):
@@ -76,11 +85,8 @@ class Given(NamedTuple):
 def _named(x: Any) -> Iterator[str]:
     if isinstance(x, str):
         yield x
-    elif isinstance(x, Mapping):
-        for part in x.values():
-            yield from _named(part)
-    elif isinstance(x, (list, tuple)) and x:
-        for part in x:
+    elif isinstance(x, (Mapping, list, tuple)) and x:
+        for part in x.values() if isinstance(x, Mapping) else x:
             yield from _named(part)
     else:
         raise TypeError(
@@ -89,45 +95,38 @@ def _named(x: Any) -> Iterator[str]:
         )
 
 
-class DatasetColumns:
-    """The columns of some rows, as arrays."""
-
-    def __init__(self, block: BlockAccessor, first_row: int) -> None:
-        self._block, self._first = block, first_row
-
-    def input(self, x: Any) -> Any:
-        """Put the input together."""
-        if isinstance(x, str):
-            return self.array(x)
-        if isinstance(x, Mapping):
-            return {key: self.input(part) for key, part in x.items()}
-        if isinstance(x, tuple):
-            return tuple(self.input(part) for part in x)
-        # A frame: the order of its columns is remembered with the calibration.
-        return pd.DataFrame({name: self._numbers(name) for name in x}, copy=False)
-
-    def _numbers(self, name: str) -> Any:
-        array = self.array(name)
+def _input(table: pa.Table, x: Any) -> Any:
+    """Return the input as the model takes it."""
+    if isinstance(x, str):
+        return _array(table, x)
+    if isinstance(x, Mapping):
+        return {key: _input(table, part) for key, part in x.items()}
+    if isinstance(x, tuple):
+        return tuple(_input(table, part) for part in x)
+    arrays = {name: _array(table, name) for name in x}
+    for name, array in arrays.items():
         if array.ndim > 1:
             raise ValueError(
                 f"column {name!r} holds tensors of shape {array.shape[1:]}, which cannot stand "
                 "side by side with others: give it alone, x='...', or in a dict"
             )
-        return array
+    # A frame: the order of its columns is remembered with the calibration.
+    return pd.DataFrame(arrays, copy=False)
 
-    def array(self, name: str) -> Any:
-        """Give one column: numbers, words or tensors, a row for each row."""
-        array = self._block.to_numpy([name])[name]
-        if array.dtype != object:
-            return array
-        shapes = [None if value is None else np.shape(value) for value in array]
-        usual = next((shape for shape in shapes if shape), None)
-        for row, shape in enumerate(shapes):
-            if usual is not None and shape != usual:
-                what = "no value" if shape is None else f"shape {shape}"
-                raise ValueError(
-                    f"{name} has {what} in row {self._first + row} (rows count from 0), and others "
-                    f"have shape {usual}: remove or repair such rows"
-                )
-        # Words, or numbers with holes: what they mean is said where they are read.
-        return array if usual is None else np.stack(list(array))
+
+def _array(table: pa.Table, name: str) -> Any:
+    """Return one column: numbers, words or tensors, a row for each row."""
+    array = BlockAccessor.for_block(table).to_numpy([name])[name]
+    if array.dtype != object:
+        return array
+    shapes = [None if value is None else np.shape(value) for value in array]
+    usual = next((shape for shape in shapes if shape), None)
+    if usual is None:  # words, or numbers with holes: what they mean is said where they are read
+        return array
+    for row, shape in enumerate(shapes):
+        if shape != usual:
+            raise ValueError(
+                f"{name} has {'no value' if shape is None else f'shape {shape}'} in row {row} "
+                f"(rows count from 0), and others have shape {usual}: remove or repair such rows"
+            )
+    return np.stack(list(array))

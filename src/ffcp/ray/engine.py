@@ -3,33 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import pickle
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import pyarrow as pa
 import ray
 import torch
 from ray.data import ActorPoolStrategy, Dataset
-from ray.data.expressions import col
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from ffcp.calibration_loop import Batch, Calibrating, Noted
 from ffcp.conformal.coverage_level import NOT_OURS, refuse_unknown, requested_alphas
+from ffcp.conformal.rank import exact_alpha
+from ffcp.distributed.parts import State, merged, state_of
 from ffcp.network import inputs
 from ffcp.network.model import autocast
 from ffcp.predictor import Predictor
-from ffcp.ray.columns import PATH, Names
-from ffcp.ray.files import WRONG, counted_from, located
-from ffcp.ray.predicted import Predicted, predicted_columns
-from ffcp.ray.workers import CUT, Board, Job, Noting, Predicting, Worker, with_cut
-from ffcp.regression.cross_conformal import CrossConformal
+from ffcp.ray.columns import PATH, WRONG, Names
+from ffcp.ray.predicted import predicted_columns
+from ffcp.ray.workers import Board, Job, Predicting, Scoring, Worker, calibrated
 
 P = TypeVar("P", bound=Predictor)
-Result = TypeVar("Result")
 _SAMPLE = 16  # rows that are looked at before the work is divided
-_TRIED = 1024  # rows at a time of a file that holds a bad row
+_SELECTING = 10_000  # first rows on which something is selected
+_BATCHES = 8  # of the model, that make one part of a calibration
 
 
 def calibrate(
@@ -40,7 +38,6 @@ def calibrate(
     y: str,
     groups: str | None = None,
     weights: str | None = None,
-    id: str | None = None,
     new: Any = None,
     update: bool = False,
     rank_error: Any = None,
@@ -49,14 +46,15 @@ def calibrate(
 ) -> P:
     """Calibrate a predictor on the rows of a Ray dataset, as ``predictor.calibrate`` does.
 
-    The model goes to each worker once, batches have the size that they have on one machine, and
-    scores come back. Only while something is to be chosen, what the choice looks at of the first
-    rows comes back too; these are at most some 50,000.
+    The model goes to each worker once, and calibrations of some batches come back, which are
+    merged here. What is left open (a layer, a bandwidth, what is learned) is selected here, on a
+    share of the first 10,000 rows that does not calibrate, while the workers wait. So intervals are
+    as valid as those of one machine, but not the same to the last bit.
 
     Parameters
     ----------
     predictor
-        Any predictor of bands or sets.
+        Any predictor of intervals or sets.
     dataset
         Rows that did not train the model.
     x
@@ -67,12 +65,6 @@ def calibrate(
         The column of the target.
     groups, weights
         The column of the group, and of the weight, as in ``predictor.calibrate``.
-    id
-        A column with the numbers of the rows, 0, 1, 2 and so on, in any order. Batches are then
-        cut at the same places as on one machine, and the result is the same to the last bit: the
-        rows are sorted for it, which moves them once. Without it the result is the same within
-        the rounding of the model, except for methods that draw random numbers of rows, which
-        are drawn anew.
     new, update, rank_error
         As in ``predictor.calibrate``; ``new`` is held here, not by the workers. With
         ``rank_error=1e-4`` the scores of any number of rows take little memory here.
@@ -89,35 +81,38 @@ def calibrate(
     predictor
         Unchanged if anything goes wrong on the way.
     """
-    _must_be_divisible(predictor)
+    if not isinstance(predictor, Predictor):
+        raise TypeError(
+            f"ffcp.ray.calibrate takes a predictor such as ffcp.CP(model), whose rows are scored "
+            f"one by one in any order: a {type(predictor).__name__} is none"
+        )
     if autocast(predictor.model):
         raise RuntimeError(
             "Ray's workers run the model without autocast: calibrate outside torch.autocast, or "
             "without Ray"
         )
-    names = Names(x, y, groups, weights, id)
+    names = Names(x, y, groups, weights)
     columns = _must_be_whole(dataset, names)
+    update = update and len(predictor.calibration) > 0
+    base = predictor.settled() if update else predictor.uncalibrated(predictor.seed)
+    if new is not None and base.is_settled:
+        raise ValueError("nothing is to be learned from new inputs: leave out new=")
+    error = None if rank_error is None else exact_alpha(rank_error, "rank_error")
+    job = Job(
+        base,
+        names,
+        board=None if base.is_settled else _board(),
+        rank_error=None if error is None else error / 2,
+        threads=int(resources.get("num_cpus", 1)) or 1,
+    )
     dataset = dataset.select_columns([*names.all(), *_paths(columns)])
-    with torch.inference_mode(False):
-        run, read = predictor.begin_calibration(groups, weights, new, update)
-
-        def first_of(rows: pa.Table, row: int) -> Batch:
-            with_cut(rows, id)
-            given = names.read(rows, row)
-            return next(predictor.batches(given.x, given.y, given.groups, read, first_row=row))
-
-        first = _tried(first_of, dataset, names, "calibration ")
-        run.prepare(first.x)
-        job = Job(
-            _without_points(predictor),
-            names,
-            read.layout,
-            predictor.rows_at_once(first.x) or inputs.usual_batch(first.x),
-            threads=int(resources.get("num_cpus", 1)) or 1,
-        )
-        pool = pool_of(workers, resources)
-        noted = _by_number if id is not None else _as_they_come
-        return predictor.finish_calibration(run, read, noted(run, dataset, job, pool), rank_error)
+    size = _BATCHES * _rows_at_once(base, names, _first_rows(dataset))
+    found = _mapped(dataset, Scoring, job, size, pool_of(workers, resources))
+    with torch.inference_mode(False), _in_order(found):
+        before = [state_of(predictor)] if update else []
+        whole = merged(predictor, itertools.chain(before, _states(job, found, new)), error)
+    predictor.take_over(whole)
+    return predictor
 
 
 def predict(
@@ -134,7 +129,7 @@ def predict(
     workers: int | None = None,
     **resources: Any,
 ) -> Dataset:
-    """Give the rows of a Ray dataset their bands or sets, in a dataset that is worked out lazily.
+    """Return the rows of a Ray dataset with their intervals or sets, worked out lazily.
 
     Parameters
     ----------
@@ -142,9 +137,11 @@ def predict(
         A predictor that is calibrated.
     dataset
         The rows.
-    x, groups, weights, id, workers, resources
-        As in :func:`calibrate`. With ``id`` rows come back in the order of their numbers, and
-        random numbers are those of the row (``first_row=0`` on one machine).
+    x, groups, weights, workers, resources
+        As in :func:`calibrate`.
+    id
+        A column with the numbers of the rows. Rows come back in their order, sorted for it, and
+        draw the random numbers of their own (``first_row=0`` on one machine).
     alphas
         The share of misses allowed, or several; 0.1 if nothing is given.
     confidence_level
@@ -174,112 +171,63 @@ def predict(
         raise ValueError(f"keep: the dataset has no column {', '.join(map(repr, missing))}")
     kept += [id] if id is not None and id not in kept else []
 
-    def first_of(rows: pa.Table, row: int) -> tuple[Predicted, int]:
-        with_cut(rows, id)
-        given = names.read(rows, row)
-        try:  # whatever is wrong with all rows is said now, and not by workers
-            columns = predicted_columns(predictor, given, levels, 0)
-            return columns, _rows_at_once(predictor, given.x)
-        except WRONG as error:
-            raise counted_from(row, error) from error
-
-    new, size = _tried(first_of, dataset, names)
+    sample = _first_rows(dataset.select_columns(names.all()))
+    if id is not None and not pa.types.is_integer(sample.schema.field(id).type):
+        raise ValueError(f"id={id!r} must hold whole numbers, got {sample.schema.field(id).type}")
+    try:  # whatever is wrong with all rows is said now, and not by workers
+        new = predicted_columns(predictor, names.read(sample), levels, 0)
+    except WRONG as error:
+        raise names.located(error, sample) from error
     taken = [name for name in new if name in kept]
     if taken:
         raise ValueError(
             f"the dataset has a column {taken[0]!r} already: rename it, or leave it out by keep="
         )
-    job = Job(
-        predictor,
-        names,
-        {},
-        size,
-        alphas=levels,
-        keep=tuple(kept),
-        threads=int(resources.get("num_cpus", 1)) or 1,
-    )
+    threads = int(resources.get("num_cpus", 1)) or 1
+    job = Job(predictor, names, alphas=levels, keep=tuple(kept), threads=threads)
     needed = [*dict.fromkeys([*names.all(), *kept, *_paths(columns)])]
-    return _divided(dataset.select_columns(needed), Predicting, job, pool_of(workers, resources))
+    rows = dataset.select_columns(needed)
+    rows = rows if id is None else rows.sort(id)
+    size = _rows_at_once(predictor, names, sample)
+    return _mapped(rows, Predicting, job, size, pool_of(workers, resources))
 
 
-def _rows_at_once(predictor: Any, x: Any) -> int:
-    """Say how many rows are a batch on one machine."""
+def _rows_at_once(predictor: Any, names: Names, sample: pa.Table) -> int:
+    """Return how many rows are a batch on one machine."""
     model = predictor.model if isinstance(predictor, Predictor) else predictor.models[0]
-    read = inputs.Reader(model)(x)
+    read = inputs.Reader(model)(names.read(sample).x)
     size = predictor.rows_at_once(read) if isinstance(predictor, Predictor) else None
     return size or getattr(predictor, "batch_size", None) or inputs.usual_batch(read)
 
 
-# -- calibrating ----------------------------------------------------------------------------
-
-
-def _as_they_come(
-    run: Calibrating, dataset: Dataset, job: Job, pool: Mapping[str, Any]
-) -> Iterator[Noted]:
-    """Note the rows in the order of the dataset, in one go.
-
-    Workers note all that a choice may need until it is made, here, and read it from a board.
-    """
-    board = _board() if run.is_open else None
-    row = 0
-    for noted in _noted(dataset, job, run, pool, board):
-        yield noted._replace(row=row)
-        row += noted.rows
-        if board is not None and not run.is_open:
-            ray.get(board.post.remote(run.for_worker()))
-            board = None
-
-
-def _by_number(
-    run: Calibrating, dataset: Dataset, job: Job, pool: Mapping[str, Any]
-) -> Iterator[Noted]:
-    """Note the rows in the order of their numbers; where something is open, first those that wait.
-
-    They are as many whole batches as wait on one machine, and the others are scored when the
-    choice is made. Every number must come once.
-    """
-    name, division = job.names.id, run.selection.division
-    parts = [dataset]
-    if division is not None:
-        end = -(-division.end // job.size) * job.size
-        parts = [dataset.filter(expr=col(name) < end), dataset.filter(expr=col(name) >= end)]
-    row = 0
+def _states(job: Job, found: Dataset, new: Any) -> Iterator[State]:
+    """Yield the calibrations of all batches; what is open is selected first, on some first rows."""
+    parts, names = _unpacked(found), job.names
+    if job.board is not None:
+        first: list[pa.Table] = []
+        for table in parts:
+            first.append(table)
+            if sum(one.num_rows for one in first) >= _SELECTING:
+                break
+        ray.get(job.board.stop.remote())
+        rows = pa.concat_tables(first)
+        selected = calibrated(job.predictor, names, rows, job.rank_error, new)
+        ray.get(job.board.post.remote(selected))
+        yield selected
     for part in parts:
-        early: dict[int, Noted] = {}
-        for noted in _noted(part, job, run, pool):
-            if noted.row < row or noted.row in early:
-                raise ValueError(f"id={name!r} has the number {noted.row} twice")
-            early[noted.row] = noted
-            while row in early:
-                yield early[row]
-                row += early.pop(row).rows
-        if early:
-            raise ValueError(
-                f"id={name!r} must hold the number of each row, 0, 1, 2 and so on: {row} is "
-                f"missing, and {min(early)} is there"
-            )
+        if isinstance(part, pa.Table):  # it came before workers began to wait
+            yield calibrated(job.predictor.settled(), names, part, job.rank_error)
+        else:
+            yield part
 
 
-def _without_points(predictor: P) -> P:
-    """Give the same predictor for workers that score points, without those it has."""
-    sent = predictor.snapshot()
-    sent.__dict__["_modules"]["calibration"] = empty = sent.calibration.empty()
-    sent.__dict__["calibration"] = empty
-    return sent
-
-
-def _noted(
-    dataset: Dataset, job: Job, run: Calibrating, pool: Mapping[str, Any], board: Any = None
-) -> Iterator[Noted]:
-    job = replace(job, run=run.for_worker(), board=board)
-    result = _divided(dataset, Noting, job, pool)
-    with _in_order(result):
-        for batch in result.iter_batches(batch_size=None, batch_format="pyarrow"):
-            for packed in batch.column("noted"):
-                noted = pickle.loads(packed.as_buffer())
-                if isinstance(noted, Exception):
-                    raise noted
-                yield noted
+def _unpacked(found: Dataset) -> Iterator[Any]:
+    for batch in found.iter_batches(batch_size=None, batch_format="pyarrow"):
+        for packed in batch.column("part"):
+            part = pickle.loads(packed.as_buffer())
+            if isinstance(part, Exception):
+                raise part
+            yield part
 
 
 @contextlib.contextmanager
@@ -299,16 +247,10 @@ def _board() -> Any:
     return ray.remote(num_cpus=0, scheduling_strategy=place)(Board).remote()
 
 
-# -- dividing -------------------------------------------------------------------------------
-
-
-def _divided(dataset: Dataset, work: type[Worker], job: Job, pool: Mapping[str, Any]) -> Dataset:
-    """Give every batch to a worker; with numbers of rows, batches cut where one machine does."""
-    size: int | None = job.size
-    if job.names.id is not None:
-        cut = {"name": job.names.id, "size": job.size}
-        dataset = dataset.map_batches(with_cut, batch_format="pyarrow", fn_kwargs=cut).sort(CUT)
-        size = None  # whole blocks: equal numbers of batches are never in two of them
+def _mapped(
+    dataset: Dataset, work: type[Worker], job: Job, size: int, pool: Mapping[str, Any]
+) -> Dataset:
+    """Hand every batch to a worker."""
     return dataset.map_batches(
         work,
         batch_size=size,
@@ -332,21 +274,6 @@ def pool_of(workers: int | None, resources: Mapping[str, Any]) -> dict[str, Any]
     return {"compute": ActorPoolStrategy(size=workers), "num_cpus": 0, **resources}
 
 
-def _must_be_divisible(predictor: Any) -> None:
-    """Refuse, at once, what cannot be calibrated in parts."""
-    if isinstance(predictor, CrossConformal):
-        raise TypeError(
-            "CrossConformal takes the rows that trained its networks, each to the network of its "
-            "fold, "
-            "in the order of folds=: calibrate(x, y) on one machine, then ffcp.ray.predict"
-        )
-    if not isinstance(predictor, Predictor):
-        raise TypeError(
-            f"ffcp.ray.calibrate takes a predictor such as ffcp.CP(model), whose rows are scored "
-            f"one by one in any order: a {type(predictor).__name__} is none"
-        )
-
-
 def _must_be_whole(dataset: Dataset, names: Names) -> list[str]:
     """Refuse a dataset that lacks a column, or may leave out rows; give its columns."""
     if not isinstance(dataset, Dataset):
@@ -360,7 +287,12 @@ def _must_be_whole(dataset: Dataset, names: Names) -> list[str]:
             "to 0"
         )
     columns = list(dataset.columns() or [])
-    names.must_be_in(columns)
+    missing = [name for name in names.all() if name not in columns]
+    if missing:
+        raise ValueError(
+            f"the dataset has no column {', '.join(map(repr, missing))}: it has "
+            f"{', '.join(map(repr, columns))}"
+        )
     return columns
 
 
@@ -369,19 +301,10 @@ def _paths(columns: Sequence[str]) -> list[str]:
     return [PATH] if PATH in columns else []
 
 
-def _tried(
-    work: Callable[[pa.Table, int], Result], dataset: Dataset, names: Names, what: str = ""
-) -> Result:
-    """Work on some first rows here: what is wrong with all rows, or the model, shows at once."""
-    columns = dataset.columns()
-    if not columns:  # all rows were filtered out
-        raise ValueError(f"the {what}data is empty: there are no rows")
-    some = dataset.select_columns([*names.all(), *_paths(columns)]).limit(_SAMPLE)
-    tables = [t for t in some.iter_batches(batch_size=None, batch_format="pyarrow") if t.num_rows]
+def _first_rows(dataset: Dataset) -> pa.Table:
+    """Return some first rows: what is wrong with all of them, or the model, shows here."""
+    batches = dataset.limit(_SAMPLE).iter_batches(batch_size=None, batch_format="pyarrow")
+    tables = [table for table in batches if table.num_rows]
     if not tables:
-        raise ValueError(f"the {what}data is empty: there are no rows")
-    rows = pa.concat_tables(tables)
-    try:
-        return work(rows, 0)
-    except WRONG as error:
-        raise located(error, rows, names, _TRIED, work) from error
+        raise ValueError("the data is empty: there are no rows")
+    return pa.concat_tables(tables)

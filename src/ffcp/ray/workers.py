@@ -1,11 +1,13 @@
-"""What workers do: cut blocks into batches, note them for a calibration, predict them."""
+"""What workers do: score batches for a calibration, and predict them."""
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import pickle
 import secrets
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,16 +15,13 @@ import numpy as np
 import pyarrow as pa
 import ray
 import torch
-from ray.data.block import BlockAccessor
 
-from ffcp.calibration_loop import Calibrating, Noted
-from ffcp.network import inputs
-from ffcp.ray.columns import Names
-from ffcp.ray.files import WRONG, counted_from, located
-from ffcp.ray.predicted import Predicted, predicted_columns
+from ffcp.distributed.parts import State, state_of
+from ffcp.predictor import Predictor
+from ffcp.ray.columns import WRONG, Names
+from ffcp.ray.predicted import predicted_columns
 from ffcp.warnings import FFCPWarning
 
-CUT = "__ffcp_cut"  # the number of the batch that a row belongs to
 _FRESH = 60  # bits of a place in the stream of random numbers that nobody else has
 
 
@@ -32,166 +31,117 @@ class Job:
 
     predictor: Any
     names: Names
-    layout: dict[str, Any]
-    size: int  # rows of a batch
-    run: Calibrating | None = None
-    board: Any = None  # where what was chosen is posted, if that happens on the way
+    board: Any = None  # where what is selected is posted, if anything is
+    rank_error: Any = None
     alphas: Sequence[Any] = ()
     keep: tuple[str, ...] = ()
     threads: int = 1
 
 
 class Worker:
-    """Holds the model, and takes blocks or batches of rows; made of a reference to its job."""
-
-    job: Job
+    """Holds the model, and takes batches of rows; made of a reference to its job."""
 
     def __init__(self, holder: list[Any]) -> None:
-        (self.job,) = ray.get(holder)
+        self.job: Job = ray.get(holder)[0]
         torch.set_num_threads(self.job.threads)  # of one process of several on a machine
         if ray.get_gpu_ids():
             self.job.predictor.to("cuda")
 
-    def __call__(self, block: pa.Table) -> Iterator[pa.Table]:
-        """Work on a block, batch by batch."""
-        if block.num_rows:
-            for row, batch in self.batches(block):
-                yield self.work(batch, row)
 
-    def batches(self, block: pa.Table) -> Iterator[tuple[int | None, pa.Table]]:
-        """Give batches with the number of their first row, ``None`` if rows have none."""
-        name, size = self.job.names.id, self.job.size
-        access = BlockAccessor.for_block(block)
-        if name is None:
-            for start in range(0, block.num_rows, size):
-                yield None, access.slice(start, min(start + size, block.num_rows))
-            return
-        numbers = block.column(name).to_numpy()
-        order = np.argsort(numbers, kind="stable")
-        starts = np.flatnonzero(np.diff(numbers[order] // size, prepend=-1))
-        for some in np.split(order, starts[1:]):
-            yield int(numbers[some[0]]), access.take(some)
+class Scoring(Worker):
+    """Scores batches: what comes back of each is a calibration of its own, or what is wrong.
 
-    def work(self, batch: pa.Table, row: int | None) -> pa.Table:
-        """Turn a batch into rows of the result."""
-        raise NotImplementedError
-
-    def _check_numbers(self, batch: pa.Table) -> None:
-        name = self.job.names.id
-        if name is not None:
-            must_be_consecutive(batch.column(name).to_numpy(), name)
-
-    def _named(self, error: Exception, batch: pa.Table, try_on: Callable[..., Any]) -> Exception:
-        """Let an error name the file and the row that are wrong, as far as can be known."""
-        names = self.job.names
-        return located(error, batch, names, self.job.size, try_on, names.id is not None)
-
-
-class Noting(Worker):
-    """Notes batches for a calibration under way; what comes back are scores, not rows."""
+    Until something is selected, some batches come back as they are.
+    """
 
     def __init__(self, holder: list[Any]) -> None:
         super().__init__(holder)
-        assert self.job.run is not None
-        self._run = self.job.run.using(self.job.predictor.model)
+        self._settled = self.job.predictor if self.job.board is None else None
 
-    def work(self, batch: pa.Table, row: int | None) -> pa.Table:
-        """Note a batch: one row, with all that is noted in it, or with what is wrong."""
-        if self.job.board is not None and self._run.is_open:
-            posted = ray.get(self.job.board.read.remote())
-            self._run = self._run if posted is None else posted.using(self.job.predictor.model)
-        results: list[Noted] | list[Exception]
+    def __call__(self, batch: pa.Table) -> Iterator[pa.Table]:
+        """Return one row, with the calibration in it."""
+        if batch.num_rows:
+            packed = pickle.dumps(self._part(batch))
+            yield pa.table({"part": pa.array([packed], pa.large_binary())})
+
+    def _part(self, batch: pa.Table) -> State | pa.Table | Exception:
+        job = self.job
+        if self._settled is None:
+            selected = ray.get(job.board.read.remote())
+            if selected is None:
+                return batch
+            self._settled = job.predictor.restored(selected)
         try:
-            self._check_numbers(batch)
-            results = self.noted(batch, row or 0, is_pinned=row is not None)
+            return calibrated(self._settled.settled(), job.names, batch, job.rank_error)
         except WRONG as error:
-            results = [self._named(error, batch, self.noted)]
-        return pa.table({"noted": pa.array(map(pickle.dumps, results), pa.large_binary())})
+            return error
 
-    def noted(self, batch: pa.Table, row: int, is_pinned: bool = True) -> list[Noted]:
-        """Run the model on a batch, and note what scores and choices need."""
-        predictor, run = self.job.predictor, self._run
-        read = inputs.Reader(predictor.model, self.job.layout)
-        given = self.job.names.read(batch, row)
-        if not is_pinned:
-            run.draw_from(secrets.randbits(_FRESH))
+
+def calibrated(
+    predictor: Predictor, names: Names, batch: pa.Table, rank_error: Any, new: Any = None
+) -> State:
+    """Calibrate on some rows; an error says which row is wrong, and where it is from."""
+    try:
+        x, y, groups, weights = names.read(batch)
         with torch.inference_mode(False):
-            return [
-                run.record_remotely(part, predictor.count_fitted(part))
-                for part in predictor.batches(
-                    given.x, given.y, given.groups, read, weights=given.weights, first_row=row
-                )
-            ]
+            predictor.calibrate(
+                x, y, groups=groups, weights=weights, new=new, rank_error=rank_error
+            )
+    except WRONG as error:
+        raise names.located(error, batch) from error
+    return state_of(predictor)
+
+
+class Board:
+    """Where workers learn what was selected: an actor."""
+
+    def __init__(self) -> None:
+        self._has_enough, self._posted = False, asyncio.Event()
+        self._selected: State | None = None
+
+    async def stop(self) -> None:
+        """Let workers wait from now on: there are enough rows to select on."""
+        self._has_enough = True
+
+    async def post(self, selected: State) -> None:
+        """Take what was selected."""
+        self._selected = selected
+        self._posted.set()
+
+    async def read(self) -> State | None:
+        """Return what was selected; ``None``, where rows are still wanted to select on."""
+        if not self._has_enough:
+            return None
+        await self._posted.wait()
+        return self._selected
 
 
 class Predicting(Worker):
-    """Predicts batches: bands or sets beside the columns that were asked to be kept."""
+    """Predicts batches: intervals or sets beside the columns that were asked to be kept."""
 
-    def work(self, batch: pa.Table, row: int | None) -> pa.Table:
-        """Predict a batch."""
+    def __call__(self, batch: pa.Table) -> Iterator[pa.Table]:
+        """Predict a batch; rows that have numbers draw the random numbers of these."""
+        if self.job.names.id is None:
+            yield self._predicted(batch, secrets.randbits(_FRESH))
+            return
+        numbers = batch.column(self.job.names.id).to_numpy()
+        starts = [0, *(np.flatnonzero(np.diff(numbers) != 1) + 1).tolist(), len(numbers)]
+        for start, stop in itertools.pairwise(starts):
+            yield self._predicted(batch.slice(start, stop - start), int(numbers[start]))
+
+    def _predicted(self, batch: pa.Table, first_row: int) -> pa.Table:
+        job = self.job
+        table = batch.select(list(job.keep))
         try:
-            with warnings.catch_warnings():  # of infinite bands, which everybody can see
+            with warnings.catch_warnings():  # of infinite intervals, which everybody can see
                 warnings.simplefilter("ignore", FFCPWarning)
-                self._check_numbers(batch)
-                columns = self.predicted(batch, row or 0, is_pinned=row is not None)
+                given = job.names.read(batch)
+                columns = predicted_columns(job.predictor, given, job.alphas, first_row)
         except WRONG as error:
-            raise self._named(error, batch, self.predicted) from error
-        table = batch.select(list(self.job.keep))
+            raise job.names.located(error, batch) from error
         for name, column in columns.items():
             table = table.append_column(name, column)
         return table
 
-    def predicted(self, batch: pa.Table, row: int, is_pinned: bool = True) -> Predicted:
-        """Give prediction and bands, or sets, of a batch."""
-        given = self.job.names.read(batch, row)
-        first_row = row if is_pinned else secrets.randbits(_FRESH)
-        try:
-            return predicted_columns(self.job.predictor, given, self.job.alphas, first_row)
-        except WRONG as error:
-            raise counted_from(row, error) from error
 
-
-class Board:
-    """Where workers read what was chosen, once it is."""
-
-    def __init__(self) -> None:
-        self._run: Calibrating | None = None
-
-    def post(self, run: Calibrating) -> None:
-        """Say what was chosen."""
-        self._run = run
-
-    def read(self) -> Calibrating | None:
-        """Give what was chosen; ``None`` until it is."""
-        return self._run
-
-
-def with_cut(table: pa.Table, name: str | None, size: int = 1) -> pa.Table:
-    """Add the number of the batch that each row belongs to, by its own number, if it has one."""
-    if name is None:
-        return table
-    column = table.column(name)
-    if not pa.types.is_integer(column.type) or column.null_count:
-        raise ValueError(
-            f"id={name!r} must hold the numbers of the rows, 0, 1, 2 and so on: its type is "
-            f"{column.type}, and {column.null_count} are missing"
-        )
-    numbers = column.to_numpy().astype(np.int64)
-    if len(numbers) and numbers.min() < 0:
-        raise ValueError(f"id={name!r} holds {numbers.min()}: the numbers of rows count from 0")
-    return table.append_column(CUT, pa.array(numbers // size))
-
-
-def must_be_consecutive(numbers: np.ndarray[Any, Any], name: str) -> None:
-    """Refuse rows of one batch that miss a number, or have one twice."""
-    steps = np.diff(numbers)
-    if (steps != 1).any():
-        place = int(np.flatnonzero(steps != 1)[0])
-        before, after = int(numbers[place]), int(numbers[place + 1])
-        what = f"{before} twice" if before == after else f"{after} after {before}"
-        raise ValueError(
-            f"id={name!r} must hold the number of each row once, 0, 1, 2 and so on: it has {what}"
-        )
-
-
-__all__ = ["CUT", "Board", "Job", "Noting", "Predicting", "with_cut"]
+__all__ = ["Board", "Job", "Predicting", "Scoring", "Worker", "calibrated"]
