@@ -28,8 +28,7 @@ from torch import Tensor, nn
 import ffcp
 from benchmarks.timing import show, table
 from ffcp.classification import rules
-from ffcp.online.martingales import PowerMixture
-from ffcp.online.pvalues import OnlineRanks
+from ffcp.online.martingales import OnlineRanks, PowerMixture
 
 N, NEW, K, ALPHA = 1000, 500, 20, 0.1
 MOVED = np.arange(1000) >= 500

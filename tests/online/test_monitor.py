@@ -18,8 +18,7 @@ from torch import nn
 
 import ffcp
 from ffcp.metrics import clopper_pearson
-from ffcp.online.martingales import Average, PlugIn, PowerMixture
-from ffcp.online.pvalues import OnlineRanks
+from ffcp.online.martingales import Average, OnlineRanks, PlugIn, PowerMixture
 from tests.conftest import normal, small_mlp
 from tests.test_threads import together
 

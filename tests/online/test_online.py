@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import ffcp
-from ffcp.online.controllers import Aci, DtAci, Pid, pinball
-from ffcp.online.windows import Window
+from ffcp.online.controllers import Aci, DtAci, Pid, Window, pinball
 from tests.conftest import normal, small_mlp
 
 ALPHAS = [Fraction(1, 20), Fraction(1, 10), Fraction(1, 2), Fraction(9, 10)]

@@ -239,7 +239,7 @@ def test_rows_in_another_number_are_refused() -> None:
 def test_what_are_no_models_or_sides_are_refused() -> None:
     with pytest.raises(ValueError, match="left"):
         ffcp.CrossConformal([nn.Linear(1, 1)] * 2, [0, 1], side="left")
-    with pytest.raises(TypeError, match="models"):
+    with pytest.raises(ValueError, match="models"):
         ffcp.CrossConformal([nn.Linear(1, 1)], [0])
     with pytest.raises(TypeError, match="int"):
         ffcp.CrossConformal([nn.Linear(1, 1), 3], [0, 1])

@@ -32,7 +32,7 @@ def draw(generator: torch.Generator, rows: int) -> tuple[Tensor, Tensor]:
 
 
 def doubled(mask: Tensor, y: Tensor) -> Tensor:
-    return 2 * ffcp.risk.losses.false_negatives(mask, y)
+    return 2 * ffcp.risk.risk_control.false_negatives(mask, y)
 
 
 @pytest.mark.heavy

@@ -139,7 +139,9 @@ def _download(file: DataFile, origin: Origin, place: Path, progress: Progress) -
     headers = {"User-Agent": f"ffcp-paper/{ffcp_paper.__version__}", "Accept-Encoding": "identity"}
     try:
         with requests.get(origin.url, stream=True, timeout=TIMEOUT, headers=headers) as answer:
-            answer.raise_for_status()
+            if not answer.ok:
+                what = f"{origin.host} answers {answer.status_code} for {origin.url}"
+                raise FetchError(_by_hand(file, what))
             if not _is_safe(origin.url, [one.url for one in (*answer.history, answer)]):
                 what = f"{origin.host} redirects to an address without encryption"
                 raise FetchError(_by_hand(file, what))
@@ -149,9 +151,6 @@ def _download(file: DataFile, origin: Origin, place: Path, progress: Progress) -
             with place.open("wb") as out:
                 for done in _copied(answer.iter_content(_BLOCK), out, file, origin):
                     progress(done, total)
-    except requests.HTTPError as error:
-        what = f"{origin.host} answers {error.response.status_code} for {origin.url}"
-        raise FetchError(_by_hand(file, what)) from error
     except requests.RequestException as error:
         what = f"cannot download from {origin.host}: {type(error).__name__}"
         raise FetchError(_by_hand(file, what)) from error

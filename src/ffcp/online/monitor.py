@@ -23,9 +23,8 @@ from ffcp.network import forward, inputs
 from ffcp.network.arrays import target_tensor
 from ffcp.network.features import OUTPUT, resolve
 from ffcp.network.inputs import RowBuffer
-from ffcp.online.martingales import Average
+from ffcp.online.martingales import Average, OnlineRanks
 from ffcp.online.online import is_number
-from ffcp.online.pvalues import OnlineRanks
 from ffcp.online.saving import Resumable
 from ffcp.predictor import Predictor
 from ffcp.regression.regression_predictor import RegressionPredictor

@@ -21,9 +21,8 @@ from ffcp.conformal.coverage_level import requested_alpha
 from ffcp.conformal.mondrian import Label, rows_of_groups
 from ffcp.network import checks, inputs
 from ffcp.network.arrays import target_tensor
-from ffcp.online.controllers import Aci, Asked, Control, DtAci, Pid
+from ffcp.online.controllers import Aci, Asked, Control, DtAci, Pid, Window
 from ffcp.online.saving import Resumable
-from ffcp.online.windows import Window
 from ffcp.regression.intervals import Interval
 from ffcp.regression.regression_predictor import RegressionPredictor
 from ffcp.regression.sides import two_sided

@@ -22,10 +22,10 @@ from ffcp.conformal.rank import conformal_rank, rows_needed
 from ffcp.network import arrays, checks, forward, inputs
 from ffcp.network.model import Identity, fingerprint
 from ffcp.regression.intervals import Interval
+from ffcp.regression.sides import BOTH, LOWER, UPPER
 from ffcp.warnings import warn
 
 Self = TypeVar("Self", bound="CrossConformal")
-BOTH, LOWER, UPPER = "both", "lower", "upper"
 _FEW = 30  # rows up to which each is a fold
 _COUNTS = range(10, 16)  # numbers of folds to choose from above
 _BLOCK = 2**21  # numbers at a time: rows to predict, times rows that calibrate
@@ -88,14 +88,11 @@ class CrossConformal(nn.Module):
         super().__init__()
         if side not in (BOTH, LOWER, UPPER):
             raise ValueError(f"side must be 'both', 'lower' or 'upper', got {side!r}")
-        listed = list(models)
-        wrong = [model for model in listed if not isinstance(model, nn.Module)]
-        if wrong or len(listed) < 2:
-            what = type(wrong[0]).__name__ if wrong else f"{len(listed)} of them"
-            raise TypeError(f"models must be at least two torch.nn.Modules, got {what}")
-        self.models = nn.ModuleList(listed)
+        if len(models) < 2:
+            raise ValueError(f"models must be at least two networks, got {len(models)}")
+        self.models = nn.ModuleList(models)
         self.side, self.batch_size = side, batch_size
-        self.register_buffer("folds", _checked_folds(folds, len(listed)))
+        self.register_buffer("folds", _checked_folds(folds, len(models)))
         self.register_buffer("scores", torch.empty(0, dtype=torch.float64))
         self._identities: list[Identity] = []
         self._layout: dict[str, Any] = {}  # what targets were like, as in inputs.Reader
@@ -194,22 +191,19 @@ class CrossConformal(nn.Module):
         self._must_be_ready()
         n = len(self.scores)
         up = conformal_rank(n, alpha)
-        down = n + 1 - up
-        outputs = torch.stack(
-            [_output(model, inputs.Reader(model)(x), self.batch_size) for model in self.models],
-            dim=1,
-        )
+        run = [_output(model, inputs.Reader(model)(x), self.batch_size) for model in self.models]
+        outputs = torch.stack(run, dim=1)
         folds, scores = self._in_folds.cpu(), self.scores.cpu()
         parts = []
         for some in outputs.split(max(1, _BLOCK // n)):
             each = some[:, folds]
-            infinite = torch.full((len(some),), torch.inf, dtype=torch.float64)
-            lower, upper = -infinite, infinite
-            if self.side != UPPER and down >= 1:
-                lower = (each - scores).kthvalue(down, dim=1).values
+            middle = each.median(dim=1).values
+            lower, upper = torch.full_like(middle, -torch.inf), torch.full_like(middle, torch.inf)
+            if self.side != UPPER and up <= n:
+                lower = (each - scores).kthvalue(n + 1 - up, dim=1).values
             if self.side != LOWER and up <= n:
                 upper = (each + scores).kthvalue(up, dim=1).values
-            parts.append((lower, upper, each.median(dim=1).values))
+            parts.append((lower, upper, middle))
         if up > n:
             warn(
                 f"the band is infinite: {n} rows are too few for alpha = {float(alpha):g}, which "

@@ -20,7 +20,6 @@ from ffcp.conformal.score import Score
 from ffcp.network.inputs import RowBuffer
 from ffcp.network.model_output import Output
 from ffcp.predictor import Predictor, steady
-from ffcp.risk.losses import NAMED
 from ffcp.warnings import warn
 
 SIGMOID = "sigmoid"
@@ -61,6 +60,52 @@ def sigmoid_sets(output: Tensor, level: float) -> Tensor:
     """
     # At level 1 all items, also those whose probability was rounded to 0.
     return output.detach().double().sigmoid() >= 1 - level
+
+
+def false_negatives(mask: Tensor, y: Tensor) -> Tensor:
+    """Return the share of the true items of each row that are not in its set, (n,).
+
+    Parameters
+    ----------
+    mask
+        Which items are in the sets, (n, ...).
+    y
+        Which items are true: booleans, or 0 and 1, in the same shape. A row without any loses
+        nothing.
+
+    Examples
+    --------
+    >>> mask = torch.tensor([[True, False, True], [False, False, False]])
+    >>> false_negatives(mask, torch.tensor([[1, 1, 0], [0, 0, 0]]))
+    tensor([0.5000, 0.0000], dtype=torch.float64)
+    """
+    true = _items(mask, y)
+    missed = (true & ~mask).flatten(1).sum(dim=1)
+    return missed.double() / true.flatten(1).sum(dim=1).clamp_min(1)
+
+
+def any_missed(mask: Tensor, y: Tensor) -> Tensor:
+    """Return 1 for rows whose set misses a true item, else 0: its risk is plain miscoverage.
+
+    >>> any_missed(torch.tensor([[True, False]]), torch.tensor([[1, 1]]))
+    tensor([1.], dtype=torch.float64)
+    """
+    return (_items(mask, y) & ~mask).flatten(1).any(dim=1).double()
+
+
+def _items(mask: Tensor, y: Tensor) -> Tensor:
+    if y.shape != mask.shape:
+        raise ValueError(
+            f"targets have shape {tuple(y.shape)}, sets {tuple(mask.shape)}: say of every item "
+            "whether it is true"
+        )
+    y = y.to(mask.device)
+    if y.dtype != torch.bool and not bool(((y == 0) | (y == 1)).all()):
+        raise ValueError("targets say of every item whether it is true, by 0 and 1")
+    return y.bool()
+
+
+NAMED = {"false_negatives": false_negatives, "any_missed": any_missed}
 
 
 @dataclass(frozen=True)
