@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import nn
 
 import ffcp
 from tests.classification.material import METHODS, TUNED, K, X, Y, network
+from tests.core import set_aside
 
 ALL = {**METHODS, **TUNED}
 
@@ -52,6 +54,19 @@ def test_a_threshold_counts_unknown_rows_as_infinite(name: str) -> None:
     known = METHODS[name](network()).calibrate(X, Y).calibration.scores
     rest = predictor.calibration.scores[:-unknown]
     assert torch.isin(rest, known).all()
+
+
+def test_candidates_are_compared_at_the_level_that_unknown_labels_leave() -> None:
+    y, split = some_unknown(0.05), set_aside(300)
+    predictor = ffcp.SetPredictor(network(), "auto", other_labels=True, seed=0).calibrate(X, y)
+    with torch.no_grad():
+        p = network().eval()(X[split]).softmax(dim=1)
+    y, known = y[split], y[split] < K
+    assert 0 < int((~known).sum()) < 6
+    scores = (1 - p.gather(1, y.clamp(max=K - 1)[:, None])[:, 0]).masked_fill(~known, torch.inf)
+    inside = 1 - p <= scores.sort().values[math.ceil(0.9 * len(y)) - 1]
+    sizes = inside.sum(dim=1).clamp(min=1)[known].double()  # no set is empty
+    assert predictor.choice.trials["LAC, temperature 1"] == pytest.approx(float(sizes.mean()))
 
 
 def test_an_unknown_label_is_covered_by_a_set_that_holds_another_label() -> None:

@@ -78,6 +78,8 @@ def test_few_rows_all_calibrate_and_it_is_said(rows: int) -> None:
     assert predictor.choice is not None
     assert predictor.choice.rows == 0
     assert "LAC" in str(predictor.choice)
+    plain = ffcp.LAC(network()).calibrate(X[:rows], Y[:rows])
+    assert torch.equal(predictor.calibration.scores, plain.calibration.scores)
 
 
 def test_a_chosen_score_is_saved_loaded_and_updated(tmp_path: Path) -> None:
