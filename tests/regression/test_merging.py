@@ -158,28 +158,6 @@ def test_a_saved_predictor_gives_the_same_bands(name: str, tmp_path: Path) -> No
     torch.testing.assert_close(loaded.predict_interval(NEW), band, rtol=0, atol=0)
 
 
-<<<<<<< HEAD:tests/regression/test_sharing.py
-def spoiled(tensors: dict[str, Tensor], how: str) -> dict[str, Tensor]:
-    """Give the tensors of a file with something wrong about their names."""
-    if how == "a tensor too many":
-        return {**tensors, "calibration.more": torch.zeros(3)}
-    if how == "no scores":
-        return {name: t for name, t in tensors.items() if name != "calibration.scores"}
-    if how == "no settings":
-        return {name: t for name, t in tensors.items() if name != "_extra_state"}
-    return {**tensors, "model.0.weight": torch.zeros(8, 4)}
-
-
-WRONG = {
-    "a tensor too many": "checksum",
-    "no scores": "checksum",
-    "no settings": "settings",
-    "a weight of the model": r"model\.0\.weight",
-}
-
-
-=======
->>>>>>> tst-29:tests/regression/test_merging.py
 @pytest.mark.filterwarnings("ignore::ffcp.FFCPWarning")
 @pytest.mark.parametrize(
     "how", ["a tensor too many", "no scores", "no description", "a weight of the model"]
@@ -209,11 +187,7 @@ def test_a_file_of_groups_that_lacks_their_names_changes_nothing(tmp_path: Path)
     rewrite(path, lambda tensors, _: tensors.pop("names"))
     plain = ffcp.CP(small_mlp()).calibrate(X, Y)
     band = plain.predict_interval(NEW)
-<<<<<<< HEAD:tests/regression/test_sharing.py
-    with pytest.raises(ffcp.CalibrationFileError, match="checksum"):
-=======
     with pytest.raises(ffcp.CalibrationFileError, match=path.name):
->>>>>>> tst-29:tests/regression/test_merging.py
         plain.load(path)
     torch.testing.assert_close(plain.predict_interval(NEW), band, rtol=0, atol=0)
 
