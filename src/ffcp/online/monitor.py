@@ -254,7 +254,7 @@ class Monitor(Resumable):
         for whole in predictor.rows(x):
             for batch in predictor.cut(whole):
                 out = forward.see(predictor.model, batch, requires, row)
-                row = out.rows.stop
+                row += len(out.rows)
                 parts.append(self._noted(out))
         if not row:
             raise ValueError("x has no rows")
