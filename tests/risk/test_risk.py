@@ -79,7 +79,7 @@ def test_whether_y_is_missed_gives_the_conformal_quantile() -> None:
         grid=grid,
     ).calibrate(scores, y)
     for alpha in (0.05, 0.1, 0.3, 0.5):
-        found = float(risk.calibration.threshold(alpha))
+        found = float(risk.calibration.quantile(alpha))
         assert found == float(ffcp.conformal_quantile(scores[:, 0].double(), alpha))
 
 
@@ -100,8 +100,8 @@ def test_pixel_sets_are_a_case_of_risk_control() -> None:
         ffcp.Stored(), missed, sets=lambda output, level: level, grid=EDGES.tolist()
     ).calibrate(rows, rows)
     for alpha in (0.05, 0.1, 0.2, 0.4):
-        expected = float(sets.calibration.threshold(alpha))
-        assert float(same.calibration.threshold(alpha)) == expected
+        expected = float(sets.calibration.quantile(alpha))
+        assert float(same.calibration.quantile(alpha)) == expected
 
 
 @pytest.mark.long

@@ -58,11 +58,10 @@ def shares(repeats: int, share: float | None, *, by_groups: bool) -> np.ndarray:
     """Give the covered share of every test image, (repeats, kinds, T)."""
     drawn = []
     for light, dark in splits(repeats):
-        images = Mondrian(PixelCounts())
         groups = ["day"] * N + ["night"] * N if by_groups else ["all"] * (2 * N)
-        images.add(torch.cat([light[:N], dark[:N]]), {"group": groups})
+        images = Mondrian(PixelCounts()).fit(torch.cat([light[:N], dark[:N]]), {"group": groups})
         asked = ["day", "night"] if by_groups else ["all", "all"]
-        levels = images.threshold(ALPHA, {"group": asked, "share": [share, share]})
+        levels = images.quantile(ALPHA, {"group": asked, "share": [share, share]})
         bins = to_bins(levels[:, 0]).tolist()
         tests = zip((light[N:], dark[N:]), bins, strict=True)
         drawn.append([covered_share(counts, last).numpy() for counts, last in tests])

@@ -25,9 +25,7 @@ def splits(counts: Tensor, repeats: int, tested: int = T, seed: int = 0):
     generator = torch.Generator().manual_seed(seed)
     for _ in range(repeats):
         drawn = counts[torch.randperm(len(counts), generator=generator)[: N + tested]]
-        store = PixelCounts()
-        store.add(drawn[:N])
-        yield store, drawn[N:]
+        yield PixelCounts().fit(drawn[:N]), drawn[N:]
 
 
 def covered_share(counts: Tensor, t: int) -> Tensor:
@@ -108,9 +106,7 @@ def test_images_covered_to_a_share_follow_the_law(feature: str, share: float) ->
     )
     # One-sided: images share bins, above all bin 0, and a tie covers more than the law says.
     assert upper_p_value(hits, T, N, k) > ERROR_RATE
-    bins = PixelCounts()
-    bins.add(pool(feature))
-    tied = bins.image_bins(share)
+    tied = PixelCounts().fit(pool(feature)).image_bins(share)
     at_threshold = tied[tied >= tied.kthvalue(len(tied) * 7 // 10).values]
     largest = int(at_threshold.bincount().max()) / len(tied)
     noise = 4 * hits.std() / math.sqrt(len(hits)) / T

@@ -37,8 +37,7 @@ def test_risk_bin_is_that_of_fractions(seed: int) -> None:
     counts = torch.zeros(12, BINS, dtype=torch.int32)
     counts[:, :40] = torch.randint(0, 3, (12, 40), generator=generator)
     counts[:, 0] += 1
-    store = PixelCounts()
-    store.add(counts)
+    store = PixelCounts().fit(counts)
     for alpha in (0.1, 0.2, 0.35):
         assert store.risk_bin(alpha) == exact_risk_bin(counts, Fraction(str(alpha)))
 
@@ -49,8 +48,7 @@ def test_a_risk_that_meets_alpha_exactly_is_enough() -> None:
     counts[:, 4] = 1
     for row, (part, whole) in enumerate([(1, 3), (1, 7), (11, 21)]):
         counts[row, 4], counts[row, 9] = whole - part, part
-    store = PixelCounts()
-    store.add(counts)
+    store = PixelCounts().fit(counts)
     assert store.risk_bin(0.2) == 4
     assert store.risk_bin(Fraction(2, 10) - Fraction(1, 10**15)) == 9
 
@@ -59,8 +57,7 @@ def test_a_risk_that_meets_alpha_exactly_is_enough() -> None:
 @pytest.mark.parametrize("share", [0.3, 0.7, 0.9, 1, Fraction(1, 3)])
 def test_image_bins_count_exactly(share: float) -> None:
     exact = Fraction(str(share))
-    store = PixelCounts()
-    store.add(pool()[:40])
+    store = PixelCounts().fit(pool()[:40])
     for bins, row in zip(store.image_bins(share).tolist(), pool()[:40], strict=True):
         within = row.cumsum(0)
         assert int(within[bins]) >= exact * int(within[-1])
@@ -71,8 +68,7 @@ def test_share_of_seven_tenths_of_ten_pixels_is_seven() -> None:
     # In floating point 0.7 * 10 is 7 but 0.07 * 100 is 7.000000000000001.
     counts = torch.zeros(1, BINS, dtype=torch.int32)
     counts[0, :100] = 1
-    store = PixelCounts()
-    store.add(counts)
+    store = PixelCounts().fit(counts)
     assert store.image_bins(0.07).tolist() == [6]
 
 
@@ -294,12 +290,13 @@ def test_the_calibration_stays_as_it_is_when_the_model_moves() -> None:
         {"ignore": 3},
         {"floor": 1e-3},
         {"norm": 1},
-        {"method": "exact"},
+        {"method": "coloured"},
     ],
 )
 def test_other_settings_are_refused(other: dict, tmp_path) -> None:
-    mine = PixelSets(network(), "0").calibrate(X, Y)
-    theirs = PixelSets(network(), **{"feature": "0", **other}).calibrate(X, Y)
+    given = {"feature": "0", "ignore": 4, "method": "exact"}
+    mine = PixelSets(network(), **given).calibrate(X, Y)
+    theirs = PixelSets(network(), **{**given, **other}).calibrate(X, Y)
     with pytest.raises(ValueError, match="settings"):
         mine.merge(theirs)
     theirs.save(tmp_path / "theirs.safetensors")
@@ -307,11 +304,18 @@ def test_other_settings_are_refused(other: dict, tmp_path) -> None:
         mine.load(tmp_path / "theirs.safetensors")
 
 
+def test_a_label_to_ignore_comes_with_the_file(tmp_path) -> None:
+    y = holed(Y)
+    PixelSets(network(), ignore=IGNORE).calibrate(X, y).save(tmp_path / "sets")
+    loaded = PixelSets(network()).load(tmp_path / "sets")
+    assert loaded.score(X, y).isnan().equal(y == IGNORE)
+
+
 def test_merge_refuses_what_it_cannot_add() -> None:
     predictor = PixelSets(network()).calibrate(X, Y)
     with pytest.raises(ValueError, match="itself"):
         predictor.merge(predictor)
-    with pytest.raises(ValueError, match="merge"):
+    with pytest.raises(RuntimeError, match="calibrate"):
         predictor.merge(PixelSets(network()))
     with pytest.raises(TypeError, match="Conv2d"):
         predictor.merge(nn.Conv2d(1, 1, 1))

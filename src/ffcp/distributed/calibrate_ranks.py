@@ -146,6 +146,5 @@ class _RankPart:
         known = [*base, *(state for state in states if state is not None)]
         self.merged = merged(self._predictor, known, self._error)
         digest = hashlib.sha256()
-        for name, tensor in state_of(self.merged).items():
-            files.hash_tensor(digest, name, tensor)
+        files.hash_tensors(digest, state_of(self.merged))
         return digest.hexdigest()

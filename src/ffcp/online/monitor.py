@@ -19,16 +19,15 @@ from ffcp.conformal.mondrian import labels_of
 from ffcp.conformal.random_numbers import checked_seed
 from ffcp.metrics import clopper_pearson
 from ffcp.metrics.intervals import row_hits
-from ffcp.network import forward, inputs
+from ffcp.network import forward
 from ffcp.network.arrays import target_tensor
 from ffcp.network.features import OUTPUT, resolve
-from ffcp.network.inputs import RowBuffer
 from ffcp.online.martingales import Average, OnlineRanks
 from ffcp.online.online import is_number
 from ffcp.online.saving import Resumable
 from ffcp.predictor import Predictor
-from ffcp.regression.regression_predictor import RegressionPredictor
 from ffcp.regression.joint import BONFERRONI
+from ffcp.regression.regression_predictor import RegressionPredictor
 
 TRUTH = "truth"  # the test of scores, which needs targets
 PREDICTION, NORM, VALUES = "prediction", "gradient norm", "layer values"
@@ -251,16 +250,15 @@ class Monitor(Resumable):
         predictor, feature = self.predictor, self.feature
         predictor.check_weights()  # of others, nothing that was seen says anything
         requires = Requires() if feature is None else Requires((feature,), (feature,))
-        buffer, row = RowBuffer(None), 0
+        parts, row = [], 0
         for whole in predictor.rows(x):
             for batch in predictor.cut(whole):
                 out = forward.see(predictor.model, batch, requires, row)
-                row = out.rows.stop
-                buffer.add(self._noted(out))
+                row += len(out.rows)
+                parts.append(self._noted(out))
         if not row:
             raise ValueError("x has no rows")
-        names = [PREDICTION] + ([NORM, VALUES] if feature else [])
-        return {name: buffer[name] for name in names}
+        return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
     def _noted(self, out: BatchOutput) -> dict[str, Tensor]:
         output = out.output.double().flatten(1).cpu()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from fractions import Fraction
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, NamedTuple, NoReturn
 
 import torch

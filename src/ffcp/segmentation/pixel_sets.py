@@ -182,7 +182,7 @@ class PixelSets(Predictor):
             raise ValueError(f"floor must be a positive number, got {floor}")
         if not 0 < smallest < 0.5:
             raise ValueError(f"smallest must lie between 0 and 0.5, got {smallest}")
-        self.feature, self.outputs, self.ignore = resolve(model, feature), outputs, ignore
+        self.feature, self.outputs = resolve(model, feature), outputs
         self._picked = output
         name, model = self.feature, picking(model, output)
         if outputs == LOGITS:
@@ -192,9 +192,9 @@ class PixelSets(Predictor):
 
     def config(self) -> dict[str, Any]:
         """Return the constructor arguments, but for the model."""
-        names = ("feature", "outputs", "ignore", "batch_size")
-        score = {n: getattr(self._given[0], n) for n in ("norm", "floor", "smallest", "method")}
-        own = {name: getattr(self, name) for name in names}
+        names = ("ignore", "norm", "floor", "smallest", "method")
+        score = {name: getattr(self._given[0], name) for name in names}
+        own = {name: getattr(self, name) for name in ("feature", "outputs", "batch_size")}
         return {**own, **score, "output": self._picked}
 
     def _looks(self, update: bool) -> Looks:
@@ -215,11 +215,11 @@ class PixelSets(Predictor):
         ``x`` may be a loader of pairs ``(x, y)``, passed alone. NaN where the label
         is the ignored one. Not rounded to the grid.
         """
-        buffer = RowBuffer(None)
+        buffer, own = RowBuffer(None), self._state.score
         for out, part in self.targeted(x, y):
             check_maps(out.output)
-            maps = label_maps(part.to(out.output.device), out.output, self.ignore, out.rows[0])
-            scores = self._state.score.of_labels(out, maps.labels)
+            maps = label_maps(part.to(out.output.device), out.output, own.ignore, out.rows[0])
+            scores = own.of_labels(out, maps.labels)
             unknown = ~maps.known.to(scores.device)
             buffer.add({"scores": scores.masked_fill_(unknown, math.nan)})
         return buffer["scores"]

@@ -133,6 +133,7 @@ class FeatureBallScore(RegressionScore):
             yield head
 
     def check_head(self, out: BatchOutput) -> None:
+        """Refuse a head that does not give the model's output from the feature."""
         output, v = out.output[:8], out.values[self.feature][:8]
         with self._head_at_rest() as head, torch.no_grad():
             again = head(v)
@@ -304,6 +305,7 @@ class QuantileBallScore(FeatureBallScore):
         return output.mean(dim=-1)
 
     def scores_after(self, output: Tensor, v: Tensor, y: Tensor, steps: Sequence[int]) -> Tensor:
+        """Return the scores (len(steps), n, 1) after each number of steps."""
         ends, order = output.sort(dim=1)
         # Both ends of all rows in one batch: columns[:n] are the lower ends.
         columns = order.T.reshape(-1, 1)
@@ -317,6 +319,7 @@ class QuantileBallScore(FeatureBallScore):
         )[..., None]
 
     def ball_ends(self, output: Tensor, v: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the ends of the intervals, (n, 1) each; a negative radius moves them inward."""
         ends, order = output.sort(dim=1)
         low, high = self._ball_bounds(v, radius[:, 0].clamp_min(0))
         lower, upper = low.gather(1, order[:, :1]), high.gather(1, order[:, 1:])

@@ -24,7 +24,7 @@ from ffcp.regression.common import Common
 from ffcp.regression.fcp.feature_ball import FeatureBallScore, QuantileBallScore
 from ffcp.regression.joint import AUTO, BONFERRONI, checked_joint
 from ffcp.regression.regression_predictor import RegressionPredictor
-from ffcp.regression.sides import BOTH, checked_side
+from ffcp.regression.sides import BOTH
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -115,17 +115,12 @@ class FCP(RegressionPredictor):
         **common: Unpack[Common],
     ) -> None:
         known_only(type(self), common, Common)
-        joint, side = common.pop("joint", False), common.pop("side", BOTH)
-        if checked_side(side) != BOTH:
-            raise ValueError(
-                f"{type(self).__name__} bounds the head over a ball, which reaches to both sides, "
-                f"and has no score of one side: leave out side={side!r}, or take another method"
-            )
-        if common.pop("output_scales", AUTO) not in (None, AUTO):
-            raise ValueError(
-                f"{type(self).__name__} scores how far the feature moves, which has no units of "
-                "outputs: leave out output_scales"
-            )
+        for name, allowed in (("side", (BOTH,)), ("output_scales", (AUTO, None))):
+            if common.pop(name, allowed[0]) not in allowed:  # type: ignore[misc]
+                raise ValueError(
+                    f"{type(self).__name__} bounds the head over a ball in feature space, which "
+                    f"has neither sides nor units of outputs: leave out {name}"
+                )
         self.feature = resolve(model, feature)
         ball = self._family(
             picking(model, common.get("output")),
@@ -137,7 +132,7 @@ class FCP(RegressionPredictor):
             steps=steps,
             lr=lr,
             optimizer=optimizer,
-            joint=checked_joint(joint),
+            joint=checked_joint(common.pop("joint", False)),
         )
         super().__init__(model, ball, calibration, joint=ball.joint, **common)  # type: ignore[misc]
 
