@@ -97,7 +97,7 @@ def covered(bands: pd.DataFrame, y: Array, classes: Sequence[str]) -> Array:
 def sizes(bands: pd.DataFrame) -> Array:
     """Return the lengths of bands, or the numbers of labels."""
     size = bands["size"] if "labels" in bands else bands["upper"] - bands["lower"]
-    return size.to_numpy(np.float64)
+    return np.asarray(size, dtype=np.float64)
 
 
 def measure(

@@ -297,7 +297,7 @@ class _Work:
 
     def _predictor(self, network: nn.Module) -> Any:
         """Return the predictor of bands or of label sets: the one place that chooses it."""
-        given = {"selection_alpha": self.alpha, "seed": self.seed, "batch_size": BATCH}
+        given: Any = {"selection_alpha": self.alpha, "seed": self.seed, "batch_size": BATCH}
         if self.goal.classes:
             names = list(self.goal.classes)
             return ffcp.SetPredictor(network, "auto", names=names, other_labels=True, **given)
