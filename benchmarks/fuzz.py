@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import hashlib
 import json
 import math
 import tempfile
@@ -30,15 +31,13 @@ import ffcp
 from ffcp import files
 from ffcp.conformal.columns import with_prefix
 from ffcp.network.model import fingerprint
-from ffcp.regression.learned.feature_columns import FeatureColumns
-from ffcp.regression.learned.learned_score import hash_of
 
 FAULTS = ("wrong bands", "touched models", "errors of another class", "lost calibrations")
 JUNK: tuple[Any, ...] = (
     None, True, -1, 0, 1e300, math.nan, math.inf, 2**70, "", "x", [], {}, [[1]], {"a": 1}, "0",
 )  # fmt: skip
 NUMBERS = (math.nan, math.inf, -math.inf, -1.0, 0.0, 1e300, 1e-300, 2.5)
-LEARNED = "scorer."
+LEARNED = "score."
 POSITIVE = ("spread", "deviation", "unit", "typical")  # of what is learned
 Tensors = dict[str, Tensor]
 
@@ -174,17 +173,14 @@ def sealed_damage(data: bytes, random: np.random.Generator) -> bytes:
     metadata = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]
     if random.random() < 0.5:
         damage_tensors(tensors, random)
-        if settings["settings"].get("family") == "learned":  # make that hash right as well
-            sight = {n: settings["settings"][n] for n in FeatureColumns().settings()}
-            settings["settings"]["learned"] = hash_of(with_prefix(LEARNED, tensors), sight)
+        learned = hashlib.sha256()  # make that hash right as well
+        files.hash_tensors(learned, with_prefix(LEARNED, tensors))
+        settings["compared"]["learned"] = learned.hexdigest()
     elif random.random() < 0.95:
         settings = damaged_settings(settings, random)
     else:
         metadata["format"] = ("", "x", "ffcp-calibration-3")[random.integers(3)]
-    prefix = "calibration."
-    sealed = {
-        n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith((prefix, LEARNED))
-    }
+    sealed = {n: t for n, t in tensors.items() if n.startswith(("calibration.", LEARNED))}
     tensors["_extra_state"] = files.seal(settings, sealed)
     return save({n: t.contiguous() for n, t in tensors.items()}, metadata)
 
@@ -266,30 +262,30 @@ def could_be(tensors: Tensors, was: Tensors) -> bool:
     rows = tensors.get(f"{LEARNED}rows")  # hashes, in order
     if rows is not None and not (rows.diff() >= 0).all():
         return False
-    said, said_then = _settings(tensors), _settings(was)
-    for name in ("tilt", "ratio"):  # what was learned, a number for each column or class
-        now, then = said.get(name) or [], said_then.get(name)
-        if isinstance(then, list) and not (len(now) == len(then) and all(map(_is_number, now))):
-            return False
-    weight = tensors.get("calibration.weight")
+    said, said_then = _described(tensors), _described(was)
+    now, then = said.get("learned") or [], said_then.get("learned")  # a number per column or class
+    if isinstance(then, list) and not (len(now) == len(then) and all(map(_is_number, now))):
+        return False
+    if "calibration.labels" not in tensors:
+        return could_be_rows(with_prefix("calibration.", tensors))
+    labels = json.loads(bytes(tensors["calibration.labels"].numpy()))["labels"]
+    parts = [with_prefix(f"calibration.{number}.", tensors) for number in range(len(labels))]
+    return len(set(labels)) == len(labels) and all(map(could_be_rows, parts))
+
+
+def could_be_rows(rows: Tensors) -> bool:
+    """Say whether the rows of a file could be those of a calibration, or of one of its groups."""
+    scores, weight = rows["scores"], rows.get("weight")
     if weight is not None and not bool((weight.isfinite() & (weight >= 0)).all()):
         return False
-    scores = tensors["calibration.scores"]
-    if "calibration.pieces" in tensors:
-        return could_be_pieces(tensors)
-    if "calibration.units" in tensors:
-        told, units = tensors["calibration.told"], tensors["calibration.units"]
-        return bool((scores.diff(dim=0) >= 0).all() and (units >= 0).all() and (told >= 0).all())
-    if weight is not None or "calibration.label" in tensors:  # in the order of their points
+    if "pieces" in rows:
+        return could_be_pieces(rows)
+    if weight is not None or "label" in rows:  # in the order of their rows
         return bool((scores >= 0).all())
-    if "calibration.names" in tensors:  # group by group
-        counts = json.loads(bytes(tensors["calibration.names"].numpy()))["counts"]
-        in_order = all(bool((part.diff(dim=0) >= 0).all()) for part in scores.split(counts))
-        return in_order and bool((scores >= 0).all())
     if scores.dim() == 2 and scores.shape[1] == 4:  # losses at four levels
         return bool(((scores >= 0) & (scores <= 1)).all() and (scores.diff(dim=1) <= 0).all())
-    embedding = tensors.get("calibration.embedding")
-    if embedding is not None:  # scores lie as their points do, in no order
+    embedding = rows.get("embedding")
+    if embedding is not None:  # scores lie as their rows do, in no order
         return bool(embedding.isfinite().all() and scores.isfinite().all() and (scores >= 0).all())
     if not scores.is_floating_point():
         return bool((scores >= 0).all() and scores.any(dim=1).all())
@@ -299,7 +295,7 @@ def could_be(tensors: Tensors, was: Tensors) -> bool:
 
 def could_be_pieces(tensors: Tensors) -> bool:
     """Say whether a summary has as many numbers, in order, as what is told of its pieces says."""
-    scores, told = tensors["calibration.scores"], tensors["calibration.pieces"]
+    scores, told = tensors["scores"], tensors["pieces"]
     weight, count, error = told.unbind(dim=2)
     if not bool((weight >= 1).all() and (count >= weight).all() and (error <= count).all()):
         return False
@@ -323,9 +319,10 @@ def is_forest(learned: Tensors) -> bool:
     return columns > 0 and bool(((learned["feature"] >= 0) & (learned["feature"] < columns)).all())
 
 
-def _settings(tensors: Tensors) -> dict[str, Any]:
-    result = json.loads(bytes(tensors["_extra_state"].numpy())[64:])["settings"]
-    return result if isinstance(result, dict) else {}
+def _described(tensors: Tensors) -> dict[str, Any]:
+    result = json.loads(bytes(tensors["_extra_state"].numpy())[64:])["calibration"]
+    inner = result.get("inner", result) if isinstance(result, dict) else {}
+    return inner if isinstance(inner, dict) else {}
 
 
 def _is_number(value: Any) -> bool:

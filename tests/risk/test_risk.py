@@ -119,7 +119,7 @@ def test_groups_have_levels_of_their_own_and_files_come_back(tmp_path: Any) -> N
         expected = alone.calibrate(x[:200][old], y[:200][old]).predict_set(x[200:][rows])
         assert torch.equal(found.sets[rows], expected.sets)
     alone.save(tmp_path / "risk.safetensors")
-    with pytest.raises(ffcp.CalibrationFileError, match="settings"):
+    with pytest.raises(ffcp.CalibrationFileError, match="false_negatives"):
         ffcp.RiskControl(model, "any_missed").load(tmp_path / "risk.safetensors")
     loaded = ffcp.load(tmp_path / "risk.safetensors", model)
     assert torch.equal(loaded.predict_set(x).sets, alone.predict_set(x).sets)
