@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import hashlib
 import json
 import math
 import tempfile
@@ -31,6 +30,7 @@ import ffcp
 from ffcp import files
 from ffcp.conformal.columns import with_prefix
 from ffcp.network.model import fingerprint
+from ffcp.persistence import learned_hash
 
 FAULTS = ("wrong bands", "touched models", "errors of another class", "lost calibrations")
 JUNK: tuple[Any, ...] = (
@@ -173,9 +173,9 @@ def sealed_damage(data: bytes, random: np.random.Generator) -> bytes:
     metadata = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]
     if random.random() < 0.5:
         damage_tensors(tensors, random)
-        learned = hashlib.sha256()  # make that hash right as well
-        files.hash_tensors(learned, with_prefix(LEARNED, tensors))
-        settings["compared"]["learned"] = learned.hexdigest()
+        described = settings["compared"]["score"]  # make that hash right as well
+        hashed = learned_hash(described, with_prefix(LEARNED, tensors))
+        settings["compared"]["learned"] = hashed
     elif random.random() < 0.95:
         settings = damaged_settings(settings, random)
     else:

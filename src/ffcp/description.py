@@ -138,8 +138,8 @@ def unsaved(described: Any) -> Iterator[str]:
 def differences(mine: Any, theirs: Any, name: str = "") -> Iterator[str]:
     """Say in which arguments two descriptions differ.
 
-    >>> list(differences({"class": "GradientNorm", "norm": 2}, {"class": "GradientNorm", "norm": 1}))
-    ['norm=1 (here 2)']
+    >>> list(differences({"class": "Sketch", "probes": 2}, {"class": "Sketch", "probes": 1}))
+    ['probes=1 (here 2)']
     """
     if isinstance(mine, Mapping) and isinstance(theirs, Mapping):
         for key in dict.fromkeys([*mine, *theirs]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, is_dataclass
@@ -72,6 +73,16 @@ class Persistent(nn.Module, Described):
         if self._state.identity is not None:
             self._state.identity.check(self.model, now)
 
+    def check_model(self, model: nn.Module, *loaded: Any) -> None:
+        """Refuse a model with other weights, or one that has others once some are loaded."""
+        if self._state.identity is not None:
+            self._state.identity.must_be_that_of(model, *loaded)
+
+    @property
+    def fingerprint(self) -> str | None:
+        """The fingerprint of the weights that were calibrated; ``None`` without scores."""
+        return self._state.fingerprint
+
     def snapshot(self: Self, **changes: Any) -> Self:
         """Return a predictor with the state of now, or changed so, which nothing else changes."""
         snapshot = object.__new__(type(self))
@@ -121,11 +132,11 @@ class Persistent(nn.Module, Described):
         return self._comparable(self._state.score, self.calibration)
 
     def _comparable(self, score: Any, calibration: Calibration) -> dict[str, Any]:
-        config, learned = self.config(), hashlib.sha256()
-        files.hash_tensors(learned, {} if isinstance(score, Selection) else score.state())
+        config, described = self.config(), describe(score, self.model)
+        learned = {} if isinstance(score, Selection) else score.state()
         return {
-            "score": describe(score, self.model),
-            "learned": learned.hexdigest(),
+            "score": described,
+            "learned": learned_hash(described, learned),
             "calibration": describe(uncompressed(calibration), self.model),
             **{name: describe(config.get(name), self.model) for name in self.compared},
         }
@@ -149,9 +160,10 @@ class Persistent(nn.Module, Described):
             "runs": list(state.runs),
             "counts": asdict(state.counts),
         }
-        return files.seal(saved, self._tensors())
+        return files.seal(saved, self.tensors())
 
-    def _tensors(self) -> dict[str, Tensor]:
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the tensors of score and calibration."""
         score = {} if isinstance(self._state.score, Selection) else self._state.score.state()
         return prefixed("score.", score) | prefixed("calibration.", self.calibration.state())
 
@@ -161,7 +173,7 @@ class Persistent(nn.Module, Described):
     def state(self) -> dict[str, Tensor]:
         """Return the calibration as tensors, without the model's weights: what a file holds."""
         now = self.snapshot()
-        return {"_extra_state": now.get_extra_state(), **now._tensors()}
+        return {"_extra_state": now.get_extra_state(), **now.tensors()}
 
     def restored(self: Self, own: Mapping[str, Tensor], strict: bool = True) -> Self:
         """Return this predictor with the calibration of a :meth:`state`, once all is checked."""
@@ -251,8 +263,8 @@ class Persistent(nn.Module, Described):
         The file appears complete or not at all. :func:`ffcp.load` makes the predictor again.
         """
         now = self.snapshot()
-        identity = now._state.identity
-        if identity is not None and identity.fingerprint != fingerprint(now.model):
+        weights = now.fingerprint
+        if weights is not None and weights != fingerprint(now.model):
             raise RuntimeError(
                 "the model's weights are no longer those of the calibration: calibrate again "
                 "before saving"
@@ -268,8 +280,7 @@ class Persistent(nn.Module, Described):
         tensors = files.read(path)
         with files.refused(path):
             fresh = self.restored(tensors)
-            if fresh._state.identity is not None:
-                fresh._state.identity.must_be_that_of(self.model)
+            fresh.check_model(self.model)
         self.take_over(fresh)
         return self
 
@@ -284,7 +295,7 @@ class Persistent(nn.Module, Described):
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        destination.update(prefixed(prefix, self._tensors()))
+        destination.update(prefixed(prefix, self.tensors()))
 
     def _load_from_state_dict(
         self, state_dict: Any, prefix: str, metadata: Any, strict: bool, *others: Any
@@ -296,10 +307,10 @@ class Persistent(nn.Module, Described):
             with files.refused("the calibration in this state_dict"):
                 fresh = self.restored(own, strict)
                 # Weights of an owner may be loaded after this; they are looked at when predicting.
-                if fresh._state.identity is not None and "model" in self._modules:
+                if "model" in self._modules:
                     weights = with_prefix(f"{prefix}model.", state_dict)
                     assign = metadata.get("assign_to_params_buffers", False)
-                    fresh._state.identity.must_be_that_of(self.model, weights, assign)
+                    fresh.check_model(self.model, weights, assign)
             self.take_over(fresh)
         # What is no part of any module was taken over above.
         ours = tuple(prefix + part for part in _PARTS)
@@ -338,6 +349,13 @@ class Persistent(nn.Module, Described):
         self._hold_owner_apart()
         listed = ", ".join(f"{key}={shown(value)}" for key, value in self.comparable().items())
         return f"{listed}, calibrated on {len(self.calibration)} rows"
+
+
+def learned_hash(described: Any, tensors: Mapping[str, Tensor]) -> str:
+    """Return a hash of what was learned, and of the score that learned it."""
+    digest = hashlib.sha256(json.dumps(described).encode())
+    files.hash_tensors(digest, tensors)
+    return digest.hexdigest()
 
 
 def _must_write(made: Any, tensors: Mapping[str, Tensor]) -> None:

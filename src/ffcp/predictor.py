@@ -305,9 +305,9 @@ class Predictor(Persistent):
             raise ValueError("a predictor cannot be merged with itself: rows would count twice")
         with self._lock.turn:
             theirs = other.snapshot()
-            state, added = self._state, theirs._state
-            if not len(added.calibration):
+            if not len(theirs.calibration):
                 raise ValueError("the predictor to merge has no calibration: calibrate it first")
+            state, added = self._state, theirs.calibrated()
             if not len(state.calibration) and added.calibration.traits.groups:
                 state = replace(state, calibration=by_groups(state.calibration))
             mine = self._comparable(state.score, state.calibration)
@@ -433,7 +433,7 @@ class Predictor(Persistent):
     def with_metadata(
         self, x: inputs.Rows, groups: Any, first_row: int | None = None, weights: Any = None
     ) -> Iterator[tuple[BatchOutput, dict[str, Any], Draws | None, int]]:
-        """Run the model on rows; yield their metadata, random numbers and the first row's number."""
+        """Run the model on rows; yield their metadata, random numbers and first row's number."""
         draws = None
         if self.calibration.traits.random:
             draws = Draws(self._stream.entropy(pinned=first_row is not None), _LOOK_UP)

@@ -95,7 +95,7 @@ def test_merging_nothing_itself_or_something_else() -> None:
     with pytest.raises(ValueError, match="itself"):
         mine.merge(mine)
     with pytest.raises(ValueError, match="ScaledScore"):
-        mine.merge(ffcp.CP(network()).calibrate(X, torch.zeros(len(X), 5)))
+        mine.merge(ffcp.CP(network()).calibrate(X, torch.zeros(len(X), 6)))
 
 
 @pytest.mark.long

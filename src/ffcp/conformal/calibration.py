@@ -1,4 +1,4 @@
-"""What all calibrations share: the scores of held-out rows, and thresholds that follow from them."""
+"""What all calibrations share: scores of held-out rows, and the thresholds that follow."""
 
 from __future__ import annotations
 

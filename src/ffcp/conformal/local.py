@@ -183,7 +183,7 @@ class Local(Calibration):
         return {"embedding": embedded(out, self._near.on)}
 
     def fit(self, scores: Tensor, metadata: Columns | None = None) -> Local:
-        """Return this calibration with these rows; ``metadata["embedding"]`` says where they lie."""
+        """Return this calibration with these rows; ``metadata["embedding"]`` is where they lie."""
         filled = super().fit(scores, metadata)
         embedding = filled.rows["embedding"]
         is_table = embedding.dim() == 2 and embedding.dtype == torch.float32 and embedding.shape[1]
@@ -310,7 +310,7 @@ class Local(Calibration):
         thinnest = embedding[torch.cat(totals).argsort()[:_SHOWN]]
         tried, enough = self, float(self.bandwidth or 1)
         for _ in range(_ROUNDS):
-            needed = tried._weight_needed(alpha)
+            needed = tried.weight_needed(alpha)
             if needed is None or needed >= len(self):
                 return None
             before = float(tried.bandwidth or 1)
@@ -328,7 +328,7 @@ class Local(Calibration):
     def _at(self, bandwidth: float) -> Local:
         return replace(self, localizer=replace(self._near, bandwidth=bandwidth))
 
-    def _weight_needed(self, alpha: Any) -> float | None:
+    def weight_needed(self, alpha: Any) -> float | None:
         """Return how much weight around a row makes its interval finite; None if none does."""
         level: Fraction | None = 1 - exact_alpha(alpha)
         if self.guarantee == "level":
@@ -339,11 +339,11 @@ class Local(Calibration):
 
     def _neighbours_for(self, alpha: Any) -> float | None:
         wanted = rows_needed(alpha)
-        while wanted <= len(self) and not self._at(wanted)._are_enough(alpha):
+        while wanted <= len(self) and not self._at(wanted).are_enough(alpha):
             wanted += max(1, wanted // 2)
         return float(wanted) if wanted <= len(self) else None
 
-    def _are_enough(self, alpha: Any) -> bool:
+    def are_enough(self, alpha: Any) -> bool:
         """Whether the neighbours give finite intervals, for every output."""
         neighbours = int(self.bandwidth or 1)
         if self.guarantee != "level":

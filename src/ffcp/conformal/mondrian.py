@@ -187,7 +187,7 @@ class Mondrian(Calibration):
         if unseen:
             raise ValueError(
                 f"no calibration row belongs to group {_listed(unseen)}: the groups are "
-                f"{_listed(self.parts)}. Calibrate with rows of that group, or merge it into another"
+                f"{_listed(self.parts)}. Calibrate with rows of that group, or join it to another"
             )
         tables = {}
         for label, rows in asked.items():

@@ -306,7 +306,7 @@ class RegressionPredictor(Predictor):
         return checks.like_target(self._state.score.prediction(out.output), self._state.layout)
 
     def interval_at(self, out: BatchOutput, q: Tensor, has_levels: bool = True) -> Interval:
-        """Return intervals whose ends have a first dimension of levels, unless there is only one."""
+        """Return intervals; of several levels the ends have a first dimension of levels."""
         prediction = self._prediction(out)
         columns = columns_of(self.side, self.joint, prediction.numel() // len(prediction))
         if columns != q.shape[-1]:
