@@ -395,9 +395,9 @@ def test_workers_that_chose_differently_are_told_what_to_do() -> None:
         far = ffcp.LCP(small_mlp(), ffcp.kernels.Localizer("gaussian", bandwidth=99.0)).calibrate(
             X, Y
         )
-    with pytest.raises(ValueError, match=f"feature='{one.feature}'"):
+    with pytest.raises(ValueError, match="feature"):
         one.merge(two)
-    with pytest.raises(ValueError, match=f"bandwidth={near.bandwidth}"):
+    with pytest.raises(ValueError, match="bandwidth"):
         near.merge(far)
 
 

@@ -92,7 +92,8 @@ class Calibrated:
     @property
     def requires(self) -> Requires:
         """What the pass over the model must bring for a row to be predicted."""
-        return self.score.requires().joined(self.calibration.requires())
+        own: Requires = self.score.requires()
+        return own.joined(self.calibration.requires())
 
     def merged(self, other: Calibrated) -> Calibrated:
         """Return a state with the scores of both; refuse those that cannot stand together."""

@@ -59,7 +59,7 @@ class Settings(NamedTuple):
     alpha: Any
     seed: int
     alpha_of_each: Callable[[Any, int], Any]
-    target_inputs: Callable[[Requires], Iterable[BatchOutput]]
+    target_inputs: Callable[[], Iterable[BatchOutput]]
 
 
 class Result(NamedTuple):
@@ -74,7 +74,7 @@ class Result(NamedTuple):
 
 
 def calibrate(
-    score: Score | Selection,
+    score: Any,
     calibration: Calibration,
     batches: Iterable[Batch],
     look: Looks,
@@ -96,7 +96,7 @@ def calibrate(
     requires = score.requires().joined(calibration.requires())
     forward.check_rows(look.model, first.x, requires.norms, look.sample)
     waiting: list[_Waiting] = []
-    selections, report, warnings, set_aside = selections_of(score, calibration), {}, [], 0
+    selections, chosen = selections_of(score, calibration), _Chosen(score, calibration, {}, [], 0)
     if selections:
         most, early = (max(getattr(s, n) for s in selections) for n in ("most_rows", "early_rows"))
         division = Division(settings.fraction, settings.seed, most, early)
@@ -104,8 +104,8 @@ def calibrate(
             waiting.append(_Waiting.of(look(batch, requires), batch.y, requires))
             if sum(len(part.y) for part in waiting) >= division.end:
                 break
-        chosen, waiting = _select(selections, score, calibration, waiting, division, settings)
-        score, calibration, report, warnings, set_aside = chosen
+        chosen, waiting = _select(selections, chosen, waiting, division, settings)
+        score, calibration = chosen.score, chosen.calibration
         requires = score.requires().joined(calibration.requires())
     empty = calibration if rank_error is None else summary_of(calibration, rank_error)
     kept, filled, scores = Table(), empty.with_state({}), None
@@ -120,6 +120,7 @@ def calibrate(
         raise ValueError(EMPTY)
     filled = joined(calibration, filled) if len(calibration) else filled
     filled = filled if rank_error is None else settled(filled)
+    report, warnings, set_aside = chosen[2:]
     return Result(score, filled, report, set_aside, warnings, scores)
 
 
@@ -180,8 +181,7 @@ class _Chosen(NamedTuple):
 
 def _select(
     selections: list[Selection],
-    score: Any,
-    calibration: Calibration,
+    chosen: _Chosen,
     waiting: list[_Waiting],
     division: Division,
     settings: Settings,
@@ -195,7 +195,8 @@ def _select(
         simplest = [one.without_rows(sum(rows), settings.alpha) for one in selections]
         if len(simplest) == 1 and simplest[0] is not None:
             score, _, report, warning = simplest[0]
-            return _Chosen(score, calibration, report, [warning] if warning else [], 0), waiting
+            warnings = [warning] if warning else []
+            return _Chosen(score, chosen.calibration, report, warnings, 0), waiting
     if not left or not count:
         raise ValueError(
             f"{count + left} rows cannot be divided into some that select and some that calibrate: "
@@ -205,7 +206,6 @@ def _select(
     parts = [part.part(own) for part, own in masks if bool(own.any())]
     out, y = forward.joined([part.out for part in parts]), torch.cat([part.y for part in parts])
     ways = (settings.alpha, left, settings.alpha_of_each, settings.target_inputs)
-    chosen = _Chosen(score, calibration, {}, [], count)
     for selection in selections:
         selected = selection.select(Aside(out, y, chosen.score, chosen.calibration, *ways))
         warnings = [*chosen.warnings, *([selected.warning] if selected.warning else [])]
@@ -242,7 +242,7 @@ class BesideRows:
         """Refuse groups or weights that are more or fewer than rows."""
         groups = None if callable(self._groups) else self._groups
         for name, given in (("groups", groups), ("weights", self._weights)):
-            if None not in (given, rows) and len(given) != rows:
+            if given is not None and rows is not None and len(given) != rows:
                 raise ValueError(f"{name} has {len(given)} entries, but x has {rows} rows")
 
 

@@ -318,7 +318,8 @@ class _LabelLooks(Looks):
     ) -> None:
         super().__init__(model)
         self._score, self._classes, self._names = score, counts.classes, names
-        self._drawn, self._entropy = dict(counts.drawn), entropy
+        self._drawn = {seed: rows for seed, rows in counts.drawn}
+        self._entropy = entropy
 
     def __call__(self, batch: Batch, requires: Requires) -> BatchOutput:
         """Return what one pass gives for a batch of rows; refuse another number of classes."""

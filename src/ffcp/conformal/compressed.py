@@ -74,7 +74,7 @@ class Compressed(Calibration):
         return max((float(Fraction(c.error, max(1, c.count))) for c in self.columns), default=0.0)
 
     @cached_property
-    def scores(self) -> Tensor:  # type: ignore[override]
+    def scores(self) -> Tensor:
         """The numbers kept of every output, NaN where others have more."""
         return self.state()["scores"]
 

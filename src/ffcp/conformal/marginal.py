@@ -51,7 +51,7 @@ class Marginal(Calibration):
 
     @cached_property
     def _counts(self) -> list[int]:
-        return known(self.scores).tolist()  # type: ignore[no-any-return]
+        return known(self.scores).tolist()
 
     def quantile(
         self, alpha: Any, metadata: Columns | None = None, random: Draws | None = None

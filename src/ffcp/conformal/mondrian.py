@@ -77,7 +77,7 @@ class Mondrian(Calibration):
         return {label: len(part) for label, part in self.parts.items()}
 
     @cached_property
-    def scores(self) -> Tensor:  # type: ignore[override]
+    def scores(self) -> Tensor:
         """The scores of all groups, one below the other."""
         scores = [part.scores for part in self.parts.values()]
         return torch.cat(scores) if scores else super().scores

@@ -249,7 +249,7 @@ class Weighted(Reweighted):
         return float(self.rows["weight"].max()) or 1.0
 
     @cached_property
-    def weights(self) -> Tensor:  # type: ignore[override]
+    def weights(self) -> Tensor:
         """The weight of every calibration row, (n,), the largest being 1."""
         return self.rows["weight"] / self._largest
 
@@ -280,7 +280,7 @@ class _DensityRatio(Selection):
         return Selected(aside.score, replace(weighted, learned=learned), {"shift": choice})
 
 
-def checked_weights(weights: Any, rows: range, what: str) -> Tensor:
+def checked_weights(weights: Any, rows: Sequence[int], what: str) -> Tensor:
     """Read the weights of some rows; what is no weight is a ValueError that names the row."""
     values = torch.as_tensor(weights).detach().to("cpu", torch.float64)
     if values.shape == (len(rows), 1):

@@ -75,7 +75,7 @@ def over(
     run_batch = ForwardPass(model, requires)
     for batch in inputs.batches(x, batch_size):
         out = run_batch(batch, first_row)
-        first_row = out.rows.stop
+        first_row += len(out.rows)
         yield out
 
 

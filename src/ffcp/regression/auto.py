@@ -192,7 +192,7 @@ class MethodSelection(Selection):
         out, y = aside.out, aside.y
         if rows is not None:
             out, y = forward.part_of(out, rows), y[rows]
-        ways = {"joint": self.joint, "side": self.side, "source": "rows set aside"}
+        ways: dict[str, Any] = {"joint": self.joint, "side": self.side, "source": "rows set aside"}
         return taught(sight, out, y, kind=kind, seed=self.seed, **ways)
 
 

@@ -224,14 +224,15 @@ class Localized(IntervalPredictor):
 
     def config(self) -> dict[str, Any]:
         """Return the constructor arguments, but for the model."""
-        local = self._given[1]
+        local: Any = self._given[1]
         own = {"localizer": local.localizer, "guarantee": local.guarantee}
         return {**_without(super().config(), "calibration"), **own}
 
     @property
     def _local(self) -> Local:
         """The localized calibration, that of the groups if there are groups."""
-        local: Local = getattr(self.calibration, "inner", self.calibration)
+        calibration: Any = self.calibration
+        local: Local = getattr(calibration, "inner", calibration)
         return local
 
     @property
@@ -278,7 +279,7 @@ class Localized(IntervalPredictor):
         if self.localizer.bandwidth != AUTO:
             raise ValueError(f"the bandwidth is given: {self.localizer.bandwidth}")
         score, local = self._given
-        self._given = (score, replace(local, bandwidth=None))
+        self._given = (score, replace(local, bandwidth=None))  # type: ignore[call-arg]
         self._fit_calibration(x, y, planned)
         return self
 

@@ -195,7 +195,8 @@ class CandidateScales(Described):
 
     def requires(self) -> Requires:
         """Return what any of them requires."""
-        requires = functools.reduce(Requires.joined, (scale.requires() for scale in self.scales))
+        every = (scale.requires() for scale in self.scales)
+        requires: Requires = functools.reduce(Requires.joined, every)
         # A scale of the user's may look at the input without saying so.
         are_ours = all(isinstance(scale, (Constant, GradientNorm)) for scale in self.scales)
         return requires._replace(input=not are_ours)

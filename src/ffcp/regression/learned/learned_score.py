@@ -96,7 +96,9 @@ class LearnedScore(RegressionScore):
     def quantiles(self, out: BatchOutput) -> Tensor:
         """Give the quantiles of the residual, (n, m, levels)."""
         raw = self.sight.columns(out)
-        return self.learner(self.sight.logarithmic(raw, self.learner.outputs, self.typical))
+        columns = self.sight.logarithmic(raw, self.learner.outputs, self.typical)
+        quantiles: Tensor = self.learner(columns)
+        return quantiles
 
     def outside(self, out: BatchOutput, y: Tensor) -> Tensor:
         """Return which is the first of the nested sets that holds each target."""
@@ -229,7 +231,7 @@ class LearnedSelection(Selection):
     def select(self, aside: Aside) -> Selected:
         """Learn from the rows set aside."""
         assert self.sight is not None
-        ways = {"shape": self.shape, "joint": self.joint, "side": self.side}
+        ways: dict[str, Any] = {"shape": self.shape, "joint": self.joint, "side": self.side}
         learned = taught(
             self.sight, aside.out, aside.y, kind=self.kind, seed=self.seed,
             source="rows set aside", **ways,

@@ -40,11 +40,13 @@ class LearnsFromTraining(RegressionPredictor):
 
     def _lesson(self, x: Any, y: Any, disjoint: bool) -> Lesson:
         """Run the model on rows that teach, at most so many; hash all, unless ``disjoint``."""
-        outs, targets, hashes, sight = [], [], [], None
+        outs: list[BatchOutput] = []
+        targets: list[Tensor] = []
+        hashes, sight = [], None
         with torch.inference_mode(False):
             for batch in self._teaching_batches(x, y):
                 hashes.append(row_hashes(batch.x, batch.y)[: 0 if disjoint else None])
-                if sum(map(len, targets)) >= MOST_ROWS:
+                if sum(len(y) for y in targets) >= MOST_ROWS:
                     continue
                 if sight is None:
                     sight = FeatureColumns.of(self.model, batch.x, self.on)
