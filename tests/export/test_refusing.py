@@ -104,7 +104,7 @@ def test_what_cannot_be_meant_is_refused(tmp_path):
             predictor.export(path, x, alphas)
     with pytest.raises(ValueError, match="random="):
         predictor.export(path, x, random=0.5)
-    with pytest.raises(ValueError, match="no rows"):
+    with pytest.raises(ValueError, match="example"):
         predictor.export(path, x[:0])
     with torch.no_grad():
         predictor.model[0].weight.add_(1)
@@ -116,5 +116,5 @@ def test_what_cannot_be_meant_is_refused(tmp_path):
 @pytest.mark.heavy
 def test_a_file_of_infinite_bands_is_written_with_a_warning(tmp_path):
     predictor = ffcp.CP(model()).calibrate(x, y)
-    with pytest.warns(ffcp.FFCPWarning, match="alpha=0.001 .* infinite"):
+    with pytest.warns(ffcp.FFCPWarning, match="alpha="):
         predictor.export(tmp_path / "band.onnx", x, alphas=(0.001,))

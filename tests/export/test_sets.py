@@ -110,7 +110,7 @@ def test_another_label_is_the_last_column_of_a_file(by_groups, tmp_path):
     predictor = ffcp.LAC(model, other_labels=True, names=list("abcdef")).calibrate(
         x[:300], y[:300], **known
     )
-    with pytest.warns(ffcp.FFCPWarning, match="all labels"):
+    with pytest.warns(ffcp.FFCPWarning, match="alpha"):
         predictor.export(tmp_path / "sets.onnx", x[:100], alphas=(0.1, 0.5))
     feed = {"x": x[300:], **({"group": np.array(groups[300:])} if by_groups else {})}
     made = run_here(tmp_path / "sets.onnx", feed)

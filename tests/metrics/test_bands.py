@@ -31,11 +31,11 @@ def test_interval_score_is_least_for_the_true_quantiles() -> None:
 
 
 def test_bad_bands_and_targets_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"target has shape \(3,\), band \(2,\)"):
+    with pytest.raises(ValueError, match="target"):
         metrics.coverage(([0, 0], [1, 1]), [1, 2, 3])
-    with pytest.raises(ValueError, match="band holds NaN"):
+    with pytest.raises(ValueError, match="NaN"):
         metrics.coverage(([0, float("nan")], [1, 1]), [1, 2])
-    with pytest.raises(ValueError, match="not empty"):
+    with pytest.raises(ValueError, match="empty"):
         metrics.mean_length(([], []))
-    with pytest.raises(ValueError, match="expected one label per row"):
+    with pytest.raises(ValueError, match="groups"):
         metrics.group_coverage(([0, 0], [1, 1]), [1, 2], groups=[1])

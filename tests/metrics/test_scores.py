@@ -31,9 +31,9 @@ def test_several_levels_give_a_list() -> None:
 
 def test_levels_that_do_not_fit_are_refused() -> None:
     band = ffcp.CP(small_mlp()).calibrate(X, Y).predict_interval(X, (0.5, 0.1))
-    with pytest.raises(ValueError, match="2 levels of bands and 1 of alpha"):
+    with pytest.raises(ValueError, match="alpha"):
         metrics.interval_score(band, Y, alpha=0.1)
-    with pytest.raises(ValueError, match="2 quantiles and 1 levels"):
+    with pytest.raises(ValueError, match="quantiles"):
         metrics.pinball_loss(band.upper, Y, (0.9,))
 
 
@@ -77,7 +77,7 @@ def test_missing_targets_do_not_count() -> None:
         ),
     ):
         assert missing == pytest.approx(plain)
-    with pytest.raises(ValueError, match="no target is known"):
+    with pytest.raises(ValueError, match="known"):
         metrics.coverage((lower, upper), y * NAN, missing=True)
 
 

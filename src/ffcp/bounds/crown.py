@@ -219,25 +219,10 @@ def _portions(head: Head, sizes: Sequence[int], norm: float) -> tuple[int, dict[
     return rows, dict.fromkeys(targets, max(1, coefficients // (rows * largest)))
 
 
-def _values(head: Head, x: Tensor) -> list[Tensor]:
-    """Value of every node at a point of each row."""
-    values = [x]
-    for node in head.nodes[1:]:
-        inputs = [values[i] for i in node.inputs]
-        match node.rule:
-            case Sum(scales, shift):
-                terms = [scale * value for scale, value in zip(scales, inputs, strict=True)]
-                values.append(sum(terms[1:], terms[0] + shift))
-            case Activation(function):
-                values.append(function(inputs[0]))
-            case Affine() | Own() as rule:
-                values.append(rule.apply(inputs[0]))
-    return values
-
-
 def _crown_rows(head: Head, ball: Ball, specs: Mapping[int, int]) -> Bounds:
     boxes = [box_of(value) for value in intervals(head, ball)]
-    centers = _values(head, ball.center)
+    still = ball._replace(radius=torch.zeros_like(ball.radius))
+    centers = [box_of(value).lower for value in intervals(head, still)]
     lines: dict[int, Lines] = {}
     todo = dict(specs)
 

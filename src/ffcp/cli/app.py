@@ -72,10 +72,9 @@ def demo(
     from ffcp.cli import demo as demonstration
 
     torch.set_num_threads(1)  # layers this small only lose time by being divided
-    console = Console()
     results = []
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
+    with Progress(*columns, transient=True) as progress:
         for data in demonstration.DATA_SETS:
             progress.add_task(f"training on {data.name}", total=epochs)
 
@@ -86,11 +85,11 @@ def demo(
                 demonstration.run(data, epochs=epochs, alpha=alpha, seed=seed, progress=advance)
             )
     for result in results:
-        say(console, f"\n{result.data.name}: {result.data.about}")
-        print_table(console, None, demonstration.COLUMNS, [row.cells() for row in result.rows])
-        console.print(result.verdict(), highlight=False)
+        say(f"\n{result.data.name}: {result.data.about}")
+        print_table(None, demonstration.COLUMNS, [row.cells() for row in result.rows])
+        Console().print(result.verdict(), highlight=False)
     demonstration.picture(results).savefig(out, dpi=150)
-    say(console, f"Picture of the bands: {out}")
+    say(f"Picture of the bands: {out}")
 
 
 for command in (tables.fit, tables.predict, tables.check, tables.show):

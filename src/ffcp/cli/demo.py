@@ -160,7 +160,7 @@ def run(
             warnings.simplefilter("ignore", FFCPWarning)  # the table and the verdict say it
             band = predictor.calibrate(*calibration).predict_interval(x_test, alpha)
         seconds = time.perf_counter() - start
-        layer = "-" if method == "CP" else _LAYERS[str(predictor.feature)]  # type: ignore[union-attr]
+        layer = "-" if method == "CP" else _LAYERS[str(predictor.feature)]
         share, length = metrics.coverage(band, y_test), metrics.mean_length(band)
         worst = metrics.group_coverage(band, y_test).worst
         rows.append(Row(method, layer, share, length, worst, seconds, band))

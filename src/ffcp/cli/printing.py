@@ -8,14 +8,12 @@ from rich.console import Console
 from rich.table import Table
 
 
-def say(console: Console, text: str) -> None:
+def say(text: str) -> None:
     """Print words as they are."""
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
+    Console().print(text, highlight=False, markup=False, soft_wrap=True)
 
 
-def print_table(
-    console: Console, title: str | None, names: Iterable[str], rows: Sequence[Sequence[str]]
-) -> None:
+def print_table(title: str | None, names: Iterable[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a table; columns of numbers stand at the right."""
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
     for name, cells in zip(names, zip(*rows, strict=True), strict=True):
@@ -23,4 +21,4 @@ def print_table(
         table.add_column(name, justify="right" if numbers else "left", overflow="fold")
     for row in rows:
         table.add_row(*row)
-    console.print(table, markup=False)
+    Console().print(table, markup=False)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from typer import Argument, Option
 
@@ -60,8 +59,7 @@ def fit(
     Ctrl-C ends the training and keeps the best network so far. All that was decided for you is
     printed, and stored in the folder; its **report.html** shows the test.
     """
-    console = Console()
-    with _said(console):
+    with _said():
         from ffcp import tables
         from ffcp.tables import folder, table_io
 
@@ -69,7 +67,7 @@ def fit(
         where = out or table.with_name(f"{table_io.base_name(table)}.ffcp")
         folder.must_be_free(where, force=force)
         folder.must_be_writable(where)
-        with _progress(console, "reading") as tell:
+        with _progress("reading") as tell:
             fitted = tables.fit(
                 table,
                 target,
@@ -84,8 +82,8 @@ def fit(
                 progress=tell,
             )
         fitted.save(where, force=force)
-    _print_fit(console, fitted)
-    say(console, f"Written: {where}; look at {where / folder.REPORT}")
+    _print_fit(fitted)
+    say(f"Written: {where}; look at {where / folder.REPORT}")
 
 
 def predict(
@@ -107,8 +105,7 @@ def predict(
     With **--ray** each table is the work of one process of the cluster at RAY_ADDRESS, or of this
     machine. The folder, by default *bands* beside the first table, is there when all of it is.
     """
-    console = Console()
-    with _said(console):
+    with _said():
         from ffcp import tables as rooms
 
         alpha = _asked(alpha, confidence_level)
@@ -125,16 +122,16 @@ def predict(
             parts = (part for one, to in pairs for part in fitted.predict_file(one, to, alpha))
         rows = empty = 0
         remarks: dict[str, None] = {}
-        with _progress(console, "predicting") as tell:
+        with _progress("predicting") as tell:
             for part in parts:
                 rows, empty = rows + part.rows, empty + part.empty
                 remarks.update(dict.fromkeys(part.remarks))
                 tell(f"predicted {rows:,} rows", None)
     for remark in remarks:
-        say(console, f"Note: {remark}")
+        say(f"Note: {remark}")
     if empty:
-        say(console, f"{empty:,} rows could not be predicted: see the column reason")
-    say(console, f"Written: {', '.join(map(str, written))}, {rows:,} rows")
+        say(f"{empty:,} rows could not be predicted: see the column reason")
+    say(f"Written: {', '.join(map(str, written))}, {rows:,} rows")
 
 
 def _places(tables: list[Path], out: Path | None) -> list[Path]:
@@ -180,8 +177,7 @@ def check(
     Says, too, whether the data has moved, which it can have done though bands still cover. Ends
     with code 1 if coverage is lower than chance allows.
     """
-    console = Console()
-    with _said(console):
+    with _said():
         from ffcp import tables
         from ffcp.tables import seen, table_io
 
@@ -190,18 +186,16 @@ def check(
         measured = fitted.check(frame, alpha, group)
         monitor = fitted.watch(frame, alpha, time)
         chance = fitted.still_covers(measured, alpha)
-    say(console, f"Calibrated with {fitted.calibrated:,} rows")
-    _print_measured(console, measured, bool(fitted.about.classes), columns=True)
-    _print_watched(console, monitor, fitted, time)
+    say(f"Calibrated with {fitted.calibrated:,} rows")
+    _print_measured(measured, bool(fitted.about.classes), columns=True)
+    _print_watched(monitor, fitted, time)
     if chance < _SURE:
         say(
-            console,
             f"It no longer covers as promised: had nothing changed, so little would be seen with "
             f"probability {chance:.2g}. Fit again, with newer rows.",
         )
         raise typer.Exit(1)
     say(
-        console,
         "It covers as promised, as far as these rows can tell."
         if measured.seen < seen.MOST_OF_THEM
         else "It covers these rows, but most of them had a part in the fit: check with fresh ones.",
@@ -210,18 +204,17 @@ def check(
 
 def show(folder: Folder) -> None:
     """Say what a fit is: its columns, sizes and guarantee, and how it did."""
-    console = Console()
-    with _said(console):
+    with _said():
         from ffcp import tables
 
         fitted = tables.load(folder)
     rows = [(column.name, column.kind, column.why) for column in fitted.columns[0]]
-    print_table(console, None, ("column", "taken as", "why"), rows)
-    _print_fit(console, fitted)
+    print_table(None, ("column", "taken as", "why"), rows)
+    _print_fit(fitted)
 
 
 @contextlib.contextmanager
-def _said(console: Console) -> Iterator[None]:
+def _said() -> Iterator[None]:
     """Print warnings as notes, and what is wrong in one sentence; that ends with code 2."""
     from ffcp.warnings import FFCPWarning
 
@@ -240,14 +233,14 @@ def _said(console: Console) -> Iterator[None]:
             raise typer.Exit(130) from None
     notes = (str(one.message) for one in remarks if issubclass(one.category, FFCPWarning))
     for note in dict.fromkeys(notes):
-        say(console, f"Note: {note}")
+        say(f"Note: {note}")
 
 
 @contextlib.contextmanager
-def _progress(console: Console, what: str) -> Iterator[Any]:
+def _progress(what: str) -> Iterator[Any]:
     """Show a bar while something is done; yields a function that is told what, and its share."""
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
+    with Progress(*columns, transient=True) as progress:
         task = progress.add_task(what, total=None)
         yield lambda what, share: progress.update(
             task, description=what, completed=share, total=None if share is None else 1.0
@@ -270,36 +263,34 @@ def _support(text: str | None) -> tuple[float | None, float | None]:
     return low, high
 
 
-def _print_fit(console: Console, fitted: FittedTable) -> None:
+def _print_fit(fitted: FittedTable) -> None:
     from ffcp.tables.training import told
 
     about = fitted.about
     what = f"{len(about.classes)} classes" if about.classes else "numbers"
     used = len(fitted.columns[0].used)
-    say(console, f"Target {about.target!r}: {what}, from {used} columns of {about.source}")
+    say(f"Target {about.target!r}: {what}, from {used} columns of {about.source}")
     for decision in about.decisions:
-        say(console, f"Decided: {decision}")
+        say(f"Decided: {decision}")
     rows = ", ".join(f"{count:,} {name}" for name, count in about.rows.items())
-    say(console, f"Rows: {rows}")
-    say(console, f"Training: {told(about.training)}")
-    say(console, f"Method: {about.method}")
-    say(console, f"Guarantee: {about.guarantee}")
+    say(f"Rows: {rows}")
+    say(f"Training: {told(about.training)}")
+    say(f"Method: {about.method}")
+    say(f"Guarantee: {about.guarantee}")
     if about.tested is not None:
-        _print_measured(console, about.tested, bool(about.classes))
+        _print_measured(about.tested, bool(about.classes))
 
 
-def _print_measured(
-    console: Console, measured: Measured, labels: bool, columns: bool = False
-) -> None:
+def _print_measured(measured: Measured, labels: bool, columns: bool = False) -> None:
     length = "mean size" if labels else "mean length"
     size = "" if measured.size is None else f", {length} {measured.size:.4g}"
     score = "" if measured.score is None else f", interval score {measured.score:.4g}"
     share = f"{measured.coverage:.1%} [{measured.low:.1%}, {measured.high:.1%}]"
-    say(console, f"Coverage {share} of {measured.rows:,} rows{size}{score}")
+    say(f"Coverage {share} of {measured.rows:,} rows{size}{score}")
     if measured.infinite:
-        say(console, f"{measured.infinite:,} of the bands are infinite")
+        say(f"{measured.infinite:,} of the bands are infinite")
     if measured.without:
-        say(console, f"{measured.without:,} rows could not be predicted")
+        say(f"{measured.without:,} rows could not be predicted")
     worst = sorted(measured.columns, key=lambda part: part.coverage)[:5] if columns else ()
     for title, parts in (("By group", measured.groups), ("Where it covers least", worst)):
         names = ("column", "value", "rows", "coverage", "interval", length)
@@ -315,12 +306,10 @@ def _print_measured(
             for part in parts
         ]
         if rows:
-            print_table(console, title, names, rows)
+            print_table(title, names, rows)
 
 
-def _print_watched(
-    console: Console, monitor: Monitor | None, fitted: FittedTable, time: str | None
-) -> None:
+def _print_watched(monitor: Monitor | None, fitted: FittedTable, time: str | None) -> None:
     """Tell whether rows have moved, and show by which tests."""
     from ffcp.online.monitor import TRUTH
 
@@ -330,7 +319,7 @@ def _print_watched(
             if fitted.about.folds
             else "give --time COLUMN, since scores of each side are compared among new rows only"
         )
-        say(console, f"Whether the data has moved is not tested: {why}.")
+        say(f"Whether the data has moved is not tested: {why}.")
         return
     if time is None:  # rows in random order are compared with calibration, not with one another
         moved, shown = monitor.alarms[TRUTH] is not None, monitor.table()[:1]
@@ -339,6 +328,6 @@ def _print_watched(
         moved, shown, order, times = monitor.alarm, monitor.table(), f"order of {time!r}", "twice"
     rows = [[f"{v:.4g}" if isinstance(v, float) else str(v) for v in one.values()] for one in shown]
     title = f"Has the data moved? ({monitor.rows:,} rows in {order})"
-    print_table(console, title, shown[0], rows)
+    print_table(title, shown[0], rows)
     odds = f"without change this is said {times} in {monitor.threshold:.0f} at most"
-    say(console, f"The data has moved: {odds}." if moved else "No sign that the data has moved.")
+    say(f"The data has moved: {odds}." if moved else "No sign that the data has moved.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,6 @@ from torch.nn.functional import pad
 
 from ffcp.batch import BatchOutput
 from ffcp.classification.rules import LabelRows
-from ffcp.classification.set_predictor import SetPredictor
 from ffcp.conformal.by_label import ByLabel
 from ffcp.conformal.calibration import Calibration
 from ffcp.conformal.mondrian import Mondrian
@@ -22,7 +21,6 @@ from ffcp.network.features import OUTPUT
 from ffcp.network.model import frozen_copy, uncompiled
 from ffcp.predictor import Predictor
 from ffcp.regression.bases import columns
-from ffcp.regression.regression_predictor import RegressionPredictor
 from ffcp.regression.scaled_score import RegressionScore, ScaledScore
 from ffcp.regression.sides import BOTH, EACH
 
@@ -104,9 +102,8 @@ def threshold_table(calibration: Calibration, alpha: Fraction, columns: int) -> 
 def _of_columns(calibration: Calibration, alpha: Fraction, columns: int) -> Tensor:
     """Look up thresholds; classes that no calibration row has are in every set."""
     found = calibration.quantile(alpha)
-    if not isinstance(calibration, ByLabel):
-        return found
-    return pad(found, (0, columns - len(found)), value=torch.inf)
+    more = columns - len(found) if isinstance(calibration, ByLabel) else 0
+    return pad(found, (0, more), value=torch.inf)
 
 
 class BandSteps(Steps):
@@ -114,15 +111,14 @@ class BandSteps(Steps):
 
     names = ("lower", "upper")
 
-    def __init__(
-        self, predictor: RegressionPredictor, alphas: Sequence[Fraction], output: Tensor
-    ) -> None:
+    def __init__(self, predictor: Any, alphas: Sequence[Fraction], output: Tensor) -> None:
         super().__init__(predictor, alphas, predictor.calibration.scores.shape[1])
         self._family: Any = self._state.score
-        # An end of the support, in the type of the intervals, cuts off no target that lies on it.
-        line = torch.tensor([-torch.inf, torch.inf], dtype=output.dtype)
-        low, high = line if predictor.support is None else predictor.support.cut(*line)
-        self._support = (float(low), float(high))
+        self._support = None
+        if predictor.support is not None:
+            # In the type of the intervals it cuts off no target that lies on an end of it.
+            line = torch.tensor([-torch.inf, torch.inf], dtype=output.dtype)
+            self._support = [float(end) for end in predictor.support.cut(*line)]
 
     def _prediction(self, output: Tensor) -> Tensor:
         """Return the prediction in the shape of the targets."""
@@ -141,7 +137,8 @@ class BandSteps(Steps):
         for threshold in self.thresholds(others.get(GROUP)):
             lower, upper = (end.reshape(prediction.shape) for end in self._ends(out, threshold))
             for end in (lower - rounding, upper + rounding):
-                results.append(self._cut(end.to(prediction.dtype)))
+                end = end.to(prediction.dtype)
+                results.append(end if self._support is None else end.clamp(*self._support))
         return results
 
     def _ends(self, out: BatchOutput, threshold: Tensor) -> tuple[Tensor, Tensor]:
@@ -156,9 +153,6 @@ class BandSteps(Steps):
         # What is far out, farther perhaps than in the example, is rounded by more.
         down, up = (margin + end[0].abs() * share for end in ends)
         return ends[0][0] - down, ends[1][0] + up
-
-    def _cut(self, end: Tensor) -> Tensor:
-        return end if self._support == (-torch.inf, torch.inf) else end.clamp(*self._support)
 
 
 def near(dtype: torch.dtype) -> float:
@@ -211,22 +205,15 @@ class SetSteps(Steps):
     names = ("mask",)
 
     def __init__(
-        self,
-        predictor: SetPredictor,
-        alphas: Sequence[Fraction],
-        output: Tensor,
-        random: float | None,
+        self, predictor: Any, alphas: Sequence[Fraction], output: Tensor, random: float | None
     ) -> None:
         super().__init__(predictor, alphas, output.shape[1])
-        self._score: Any = self._state.score
-        self.rule: Any = self._state.score.rule  # type: ignore[attr-defined]
-        self._allow_empty, self._random = predictor.allow_zero_sets, random
-        self._other_labels = predictor.other_labels
-
-    @property
-    def takes_random(self) -> bool:
-        """Whether the random numbers of rows are an input."""
-        return bool(self._score.randomized) and self._random is None
+        self._score = cast(Any, self._state.score)
+        self.rule = self._score.rule
+        self._allow_empty, self._other_labels = predictor.allow_zero_sets, predictor.other_labels
+        self._random = random
+        #: Whether the random numbers of rows are an input.
+        self.takes_random = bool(self._score.randomized) and random is None
 
     def no_rounding(self, output: Tensor) -> Tensor:
         """Return the value of the input "rounding" that raises no threshold."""
@@ -261,13 +248,3 @@ class SetSteps(Steps):
                 mask = torch.cat([mask, everything], dim=1)
             masks.append(mask)
         return [out.output, *masks, scores]
-
-
-def steps_of(
-    predictor: Predictor, alphas: Sequence[Fraction], output: Tensor, random: float | None
-) -> BandSteps | SetSteps:
-    """Return the steps of a predictor, whose model has such an output."""
-    if isinstance(predictor, SetPredictor):
-        return SetSteps(predictor, alphas, output, random)
-    assert isinstance(predictor, RegressionPredictor)
-    return BandSteps(predictor, alphas, output)

@@ -13,20 +13,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ffcp import files
+from ffcp import __version__, files
+from ffcp.classification.set_predictor import SetPredictor
 from ffcp.classification.sets import LabelSet
 from ffcp.conformal.coverage_level import ONE_LEVEL, requested_alphas
 from ffcp.conformal.mondrian import Mondrian
 from ffcp.conformal.rank import rows_needed
 from ffcp.export import accepting, checking
 from ffcp.export.graph import ROWS, onnx_model, rows_uncounted
-from ffcp.export.steps import GROUP, RANDOM, ROUNDING, SetSteps, steps_of
+from ffcp.export.steps import GROUP, RANDOM, ROUNDING, BandSteps, SetSteps
 from ffcp.extras import needed
 from ffcp.network import forward, inputs
 from ffcp.predictor import Predictor
 from ffcp.warnings import FFCPWarning, warn
 
-_OLDEST = (2, 5)  # of torch: before, torch.onnx.export takes no program of torch.export
 _ONE_AT_A_TIME = threading.Lock()  # torch's exporter keeps its state for all threads together
 
 
@@ -68,12 +68,16 @@ class _Writing:
         x = inputs.Reader(predictor.model, state.layout)(example)
         if not inputs.row_count(x):
             raise ValueError("the example has no rows: give some, which the file is compared on")
-        self._x = checking.rows_like(_on_cpu(x))
+        self._x = checking.rows_like(x)
         groups = state.calibration
         self._labels = list(groups.groups) if isinstance(groups, Mondrian) else None
         few = inputs.take(self._x, slice(0, 2))
         output = forward.see(predictor.model, few, state.requires).output
-        self._steps = steps_of(predictor, alphas, output, random)
+        self._steps: SetSteps | BandSteps = (
+            SetSteps(predictor, alphas, output, random)
+            if isinstance(predictor, SetPredictor)
+            else BandSteps(predictor, alphas, output)
+        )
         self._names = _input_names(self._x, {*_RESERVED, *self._output_names()})
         like = self._steps.see(few)  # and colours, for the graph
         self._rounding = self._steps.no_rounding(like.output)
@@ -86,7 +90,8 @@ class _Writing:
             _settle(model, ROUNDING, rounding.to(self._rounding.dtype))
             if isinstance(self._steps, SetSteps):
                 model.graph.output.pop()
-            _describe(model, self._metadata())
+            model.producer_name, model.producer_version = "ffcp", __version__
+            needed("onnx.helper", "export", "export").set_model_props(model, self._metadata())
             data: bytes = model.SerializeToString()
             feeds = self._feeds(inputs.take(self._x, slice(0, 1)))
             checking.run(data, {n: t for n, t in feeds.items() if n != ROUNDING})
@@ -121,11 +126,8 @@ class _Writing:
         return feeds
 
     def _output_names(self) -> list[str]:
-        each, names = self._steps.names, ["prediction"]
-        if len(self._alphas) == 1:
-            names += each
-        else:
-            names += [f"{name}_{_written(alpha)}" for alpha in self._alphas for name in each]
+        ends = [f"_{_written(alpha)}" for alpha in self._alphas] if len(self._alphas) > 1 else [""]
+        names = ["prediction", *(f"{name}{end}" for end in ends for name in self._steps.names)]
         return [*names, "scores"] if isinstance(self._steps, SetSteps) else names
 
     def _measured(self, data: bytes) -> Tensor:
@@ -142,8 +144,6 @@ class _Writing:
         return checking.rounding_of_intervals(results, known)
 
     def _metadata(self) -> dict[str, str]:
-        from ffcp import __version__
-
         predictor, state = self._predictor, self._state
         known: dict[str, Any] = {
             "ffcp": __version__,
@@ -180,14 +180,14 @@ class _Writing:
 
 
 def must_be_new_enough(version: str) -> None:
-    """Refuse a torch that cannot translate what it wrote down itself.
+    """Refuse a torch whose torch.onnx.export takes no program of torch.export.
 
     >>> must_be_new_enough("2.4.1+cpu")
     Traceback (most recent call last):
     ImportError: export needs torch 2.5 or newer, and is tested with 2.13; this is 2.4.1+cpu.
     All else in ffcp works with it
     """
-    if tuple(int(part) for part in version.split(".")[:2]) < _OLDEST:
+    if tuple(int(part) for part in version.split(".")[:2]) < (2, 5):
         raise ImportError(
             f"export needs torch 2.5 or newer, and is tested with 2.13; this is {version}. "
             "All else in ffcp works with it"
@@ -204,12 +204,11 @@ def _written(alpha: Fraction) -> str:
 
 
 def _check_random(predictor: Predictor, random: float | None) -> None:
-    if random is None:
-        return
-    if not getattr(predictor.calibrated().score, "randomized", False):
-        raise ValueError("random= is for label sets that are randomised, and these are not")
-    if isinstance(random, bool) or not 0 <= random < 1:
-        raise ValueError(f"random must be None, for an input, or a number in [0, 1), got {random}")
+    is_randomized = getattr(predictor.calibrated().score, "randomized", False)
+    if random is not None and not (is_randomized and 0 <= random < 1):
+        raise ValueError(
+            f"random={random}: expected None, or of randomised label sets a number in [0, 1)"
+        )
 
 
 def _input_names(x: Any, taken: set[str]) -> dict[str, str]:
@@ -229,10 +228,6 @@ def _input_names(x: Any, taken: set[str]) -> dict[str, str]:
 _RESERVED = {GROUP, RANDOM, ROUNDING, "prediction", "lower", "upper", "mask", "scores"}
 
 
-def _on_cpu(x: Any) -> Any:
-    return inputs.replace(x, {key: tensor.detach().cpu() for key, tensor in inputs.leaves(x)})
-
-
 def _settle(model: Any, name: str, value: Tensor) -> None:
     """Turn an input into a constant."""
     from onnx import numpy_helper
@@ -240,13 +235,6 @@ def _settle(model: Any, name: str, value: Tensor) -> None:
     (given,) = [one for one in model.graph.input if one.name == name]
     model.graph.input.remove(given)
     model.graph.initializer.append(numpy_helper.from_array(value.numpy(), name))
-
-
-def _describe(model: Any, metadata: dict[str, str]) -> None:
-    model.producer_name, model.producer_version = "ffcp", metadata["ffcp"]
-    for key, value in metadata.items():
-        entry = model.metadata_props.add()
-        entry.key, entry.value = key, value
 
 
 def _short(error: BaseException) -> str:

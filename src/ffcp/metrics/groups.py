@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -132,20 +132,17 @@ def size_stratified_coverage(
     lengths = (upper - lower).reshape(len(lower), -1).mean(dim=1)
     # A band's length carries rounding: lengths that differ by one in 100,000 are one length.
     finite = lengths[lengths.isfinite() & (lengths > 0)]
-    longest = finite.max() if len(finite) else lengths.new_ones(())
-    steps = ((lengths / longest).log() * 1e5).round()
-    rounded = (steps / 1e5).exp() * longest
+    longest = finite.max() if len(finite) else 1.0
+    rounded = ((lengths / longest).log() * 1e5).round()
     ordered = rounded.sort().values
     cuts = ordered[[len(ordered) * i // bins for i in range(1, bins)]].unique()
     strata = torch.bucketize(rounded, cuts, right=True)
     hits = hits_of(band, y, joint, missing)
     known = ~hits.isnan()
     lengths, strata, hits = lengths[known], strata[known], hits[known]
-    return GroupCoverage(
-        {
-            f"{float(lengths[strata == s].min()):.4g} to {float(lengths[strata == s].max()):.4g}": (
-                Coverage(float(hits[strata == s].mean()), int((strata == s).sum()))
-            )
-            for s in strata.unique().tolist()
-        }
-    )
+    groups: dict[Hashable, Coverage] = {}
+    for stratum in strata.unique():
+        own, inside = lengths[strata == stratum], hits[strata == stratum]
+        name = f"{float(own.min()):.4g} to {float(own.max()):.4g}"
+        groups[name] = Coverage(float(inside.mean()), len(inside))
+    return GroupCoverage(groups)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -30,13 +30,10 @@ def coverage(band: Sequence[Any], y: Any, *, joint: Any = False, missing: bool =
     >>> [float(coverage(box, [[0.5, 2.0]], joint=joint)) for joint in (False, True, 0.5)]
     [0.5, 0.0, 1.0]
     """
-
-    def measured(level: Sequence[Any]) -> Coverage:
-        hits = hits_of(level, y, joint, missing)
-        hits = hits[~hits.isnan()]
-        return Coverage(float(hits.mean()), len(hits))
-
-    return by_level(band, y, measured)
+    levels, are_many = levels_of(band, y)
+    hits = [hits_of(level, y, joint, missing) for level in levels]
+    shares = [Coverage(float(one.nanmean()), int((~one.isnan()).sum())) for one in hits]
+    return shares if are_many else shares[0]
 
 
 def mean_length(band: Sequence[Any]) -> float:
@@ -61,21 +58,19 @@ def interval_score(band: Sequence[Any], y: Any, alpha: Any = None, *, missing: b
     [11.0, 2.0]
     """
     asked = (getattr(band, "alpha", None) or 0.1) if alpha is None else alpha
-    levels, are_many = exact_alphas(asked)
-    left = iter(levels)
-
-    def measured(level: Sequence[Any]) -> float:
+    (alphas, are_many), (levels, have_many) = exact_alphas(asked), levels_of(band, y)
+    if (len(alphas), are_many) != (len(levels), have_many):
+        raise ValueError(
+            f"there are {len(levels)} levels of intervals and {len(alphas)} of alpha: give one for "
+            "each"
+        )
+    scores = []
+    for level, exact in zip(levels, alphas, strict=True):
         lower, upper = bounds_of(level)
         target = target_of(y, lower, missing)
         miss = (lower - target).clamp_min(0) + (target - upper).clamp_min(0)
-        return _mean(upper - lower + 2 / float(next(left)) * miss)
-
-    bands = len(as_tensor(band[0])) if _has_levels(band, y) else 1
-    if len(levels) != bands or are_many != _has_levels(band, y):
-        raise ValueError(
-            f"there are {bands} levels of bands and {len(levels)} of alpha: give one for each"
-        )
-    return by_level(band, y, measured)
+        scores.append(float((upper - lower + 2 / float(exact) * miss).nanmean()))
+    return scores if are_many else scores[0]
 
 
 def pinball_loss(quantiles: Any, y: Any, levels: Any, *, missing: bool = False) -> Any:
@@ -96,7 +91,7 @@ def pinball_loss(quantiles: Any, y: Any, levels: Any, *, missing: bool = False) 
     losses = []
     for guess, level in zip(given, map(float, asked), strict=True):
         miss = target_of(y, guess, missing) - guess
-        losses.append(_mean(torch.maximum(level * miss, (level - 1) * miss)))
+        losses.append(float(torch.maximum(level * miss, (level - 1) * miss).nanmean()))
     return losses if are_many else losses[0]
 
 
@@ -113,30 +108,22 @@ def crps(distribution: Any, y: Any, *, missing: bool = False) -> float:
     """
     target = target_of(y, as_tensor(distribution.prediction), missing)
     scores = distribution.crps(target.nan_to_num(0.0))
-    return _mean(scores.masked_fill(target.isnan(), math.nan))
-
-
-def _mean(values: Tensor) -> float:
-    """Average what is known."""
-    return float(values.nanmean())
+    return float(scores.masked_fill(target.isnan(), math.nan).nanmean())
 
 
 # -- reading bands and targets -----------------------------------------------------------------
 
 
-def by_level(band: Sequence[Any], y: Any, measure: Callable[[Sequence[Any]], Any]) -> Any:
-    """Measure a band; of several levels, in a first dimension more, each of them."""
-    if not _has_levels(band, y):
-        return measure(band)
-    return [measure((low, high)) for low, high in zip(band[0], band[1], strict=True)]
-
-
-def _has_levels(band: Sequence[Any], y: Any) -> bool:
+def levels_of(band: Sequence[Any], y: Any) -> tuple[list[Sequence[Any]], bool]:
+    """Return the intervals of each level, and whether there is a first dimension of levels."""
     lower, target = as_tensor(band[0]), as_tensor(y)
     prediction = getattr(band, "prediction", None)
     if prediction is not None:  # which has none; ends alone leave it to the targets
-        return lower.dim() > as_tensor(prediction).dim()
-    return lower.shape != target.shape and lower.shape[1:] == _like(target, lower.shape[1:]).shape
+        are_many = lower.dim() > as_tensor(prediction).dim()
+    else:
+        one = lower.shape[1:]
+        are_many = lower.shape != target.shape and one == _like(target, one).shape
+    return (list(zip(band[0], band[1], strict=True)), True) if are_many else ([band], False)
 
 
 def share_of(joint: Any) -> tuple[Any, bool]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -63,22 +63,15 @@ def worst_slab_coverage(
     search, report = torch.from_numpy(random.permutation(len(hits))).tensor_split([len(hits) // 2])
     vectors = torch.from_numpy(random.standard_normal((directions, points.shape[1])))
     windows = [worst_window(points[search] @ vector, hits[search], share) for vector in vectors]
-    worst = min(range(directions), key=lambda i: windows[i].mean)
+    worst = min(range(directions), key=lambda i: windows[i][0])
+    _, low, high = windows[worst]
     along = points[report] @ vectors[worst]
-    inside = hits[report][(along >= windows[worst].low) & (along <= windows[worst].high)]
+    inside = hits[report][(along >= low) & (along <= high)]
     return Coverage(float(inside.mean()) if len(inside) else math.nan, len(inside))
 
 
-class SlabWindow(NamedTuple):
-    """A run of points along a direction: the mean of their hits, and where it begins and ends."""
-
-    mean: float
-    low: float
-    high: float
-
-
-def worst_window(along: Tensor, hits: Tensor, share: float) -> SlabWindow:
-    """Find the run of consecutive points, at least ``share`` of them, that is covered least.
+def worst_window(along: Tensor, hits: Tensor, share: float) -> tuple[float, float, float]:
+    """Return the mean, beginning and end of the run of at least ``share`` that is covered least.
 
     Dinkelbach's iteration: guess the smallest mean c, find the run that minimises
     sum(hits) - c * length by prefix sums, take its mean as the next guess.
@@ -94,6 +87,6 @@ def worst_window(along: Tensor, hits: Tensor, share: float) -> SlabWindow:
         gains = cost[least:] - highest
         end = int(gains.argmin())
         if float(gains[end]) >= -1e-9:
-            return SlabWindow(mean, float(along[order[start]]), float(along[order[stop - 1]]))
+            return mean, float(along[order[start]]), float(along[order[stop - 1]])
         start, stop = int(where[end]), end + least
         mean = float(sums[stop] - sums[start]) / (stop - start)

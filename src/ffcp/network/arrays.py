@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from typing import Any
 
 import numpy as np
@@ -84,7 +83,10 @@ def numbers(values: Any, what: str) -> np.ndarray:
         array = np.asarray(values)
     kind = array.dtype.kind
     if kind not in "fiub":
-        raise TypeError(f"{what} must be numbers, got an array of {array.dtype}{_HINTS[kind]}")
+        raise TypeError(
+            f"{what} must be numbers, got an array of {array.dtype}: encode it as real numbers, "
+            "for example by x.astype(float)"
+        )
     # No type of torch: long double, numbers of another byte order, unsigned ones that are wide.
     if kind == "f":
         array = array.astype(f"f{min(array.dtype.itemsize, 8)}", copy=False)
@@ -98,18 +100,6 @@ def numbers(values: Any, what: str) -> np.ndarray:
 
 
 _FLOATS = (np.dtype(np.float32), np.dtype(np.float64))  # of this machine's byte order
-_HINTS = defaultdict(
-    str,
-    {
-        "c": ": give the real and the imaginary part side by side",
-        "M": ": turn dates into numbers first, such as days since one of them",
-        "m": ": turn durations into numbers first, such as seconds",
-        "O": ": whatever it holds (strings, None, rows of different lengths), give numbers, as "
-        "x.astype(float) makes of an array of them",
-        "U": ": encode strings as numbers first",
-        "S": ": encode strings as numbers first",
-    },
-)
 
 
 def is_frame(x: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from ffcp.network import inputs
 from ffcp.network.cut import Cut, NoGradientError, call, undisturbed
 from ffcp.network.features import INPUT, module_names
-from ffcp.network.model import borrowed, uncompiled
+from ffcp.network.model import OWN_HOOK, borrowed, uncompiled
 
 
 def candidates(model: nn.Module, x: Any, limit: int = 8, sample: int = 8) -> list[str]:
@@ -20,26 +21,21 @@ def candidates(model: nn.Module, x: Any, limit: int = 8, sample: int = 8) -> lis
     Only tensors that a gradient can reach count: modules called exactly once, with
     floating-point output that has a row for each input row and influences the prediction.
     """
+    x = inputs.take(x, slice(0, sample))
     with borrowed(uncompiled(model)) as frozen:
-        return _candidates(frozen, inputs.take(x, slice(0, sample)), limit)
-
-
-def _candidates(model: nn.Module, x: Any, limit: int) -> list[str]:
-    names = _distinct_features(model, x)
-    if all(tensor.is_floating_point() for _, tensor in inputs.leaves(x)):
-        names = [INPUT, *names]
-    with Cut(model, names) as cut:
+        names = _distinct_features(frozen, x)
+        if all(tensor.is_floating_point() for _, tensor in inputs.leaves(x)):
+            names = [INPUT, *names]
         try:
-            tap = cut(x)
+            with Cut(frozen, names) as cut:
+                tap = cut(x)
+                arrivals = [tap.edges[name][0] for name in names]
+                gradients = torch.autograd.grad(tap.prediction.sum(), arrivals, allow_unused=True)
         except NoGradientError:  # only plain CP is left
             return []
-        arrivals = [tap.edges[name][0] for name in names]
-        gradients = torch.autograd.grad(tap.prediction.sum(), arrivals, allow_unused=True)
     names = [name for name, gradient in zip(names, gradients, strict=True) if gradient is not None]
-    if len(names) <= limit:
-        return names
-    spread = torch.linspace(0, len(names) - 1, limit).round().long().tolist()
-    return [names[index] for index in spread]
+    spread = torch.linspace(0, len(names) - 1, min(limit, len(names))).round().long()
+    return [names[index] for index in spread.tolist()]
 
 
 def _distinct_features(model: nn.Module, x: Any) -> list[str]:
@@ -55,18 +51,14 @@ def _distinct_features(model: nn.Module, x: Any) -> list[str]:
             if usable and len(value) == rows and torch.is_grad_enabled():
                 seen.append((name, value, value._version))
 
+        setattr(record, OWN_HOOK, True)
         return record
 
-    handles = []
-    with undisturbed(model):
-        try:
-            for name, module in module_names(model).items():
-                if not isinstance(module, torch.jit.ScriptModule):  # those refuse hooks
-                    handles.append(module.register_forward_hook(watch(name)))
-            prediction = call(model, x, rows)
-        finally:
-            for handle in handles:
-                handle.remove()
+    with undisturbed(model), ExitStack() as stack:
+        for name, module in module_names(model).items():
+            if not isinstance(module, torch.jit.ScriptModule):  # those refuse hooks
+                stack.callback(module.register_forward_hook(watch(name)).remove)
+        prediction = call(model, x, rows)
     # A container returns its last child's tensor and dropout its input: one feature, one name.
     known = {(id(prediction), prediction._version)} | {
         (id(tensor), tensor._version) for _, tensor in inputs.leaves(x)

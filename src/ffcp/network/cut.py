@@ -380,21 +380,23 @@ def _with_dict(model: nn.Module, x: Mapping[str, Any]) -> Any:
         parameters = inspect.signature(whole(model).forward).parameters
     except (TypeError, ValueError):
         return model(x)
-    kind = (kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY)
-    named = {name: p for name, p in parameters.items() if p.kind in kind}
-    unknown = [key for key in x if key not in named]
+    named = {
+        n: p
+        for n, p in parameters.items()
+        if p.kind not in (kinds.VAR_POSITIONAL, kinds.VAR_KEYWORD)
+    }
     missing = [n for n, p in named.items() if p.default is kinds.empty and n not in x]
-    wrong = [f"does not take {', '.join(map(repr, unknown))}"] if unknown else []
-    wrong += [f"needs {', '.join(map(repr, missing))}"] if missing else []
     message = (
-        f"the model's forward takes the arguments {', '.join(named)}: it {' and '.join(wrong)}. "
-        f"x has the keys {', '.join(map(str, x))}"
+        f"the model's forward takes the arguments {', '.join(named)}, and x has the keys "
+        f"{', '.join(map(str, x))}: unknown are {[key for key in x if key not in named]}, "
+        f"missing {missing}"
     )
-    if len(named) > 1 and (len(unknown) < len(x) or not takes_arguments(model, x)):
+    has_known = any(key in named for key in x)
+    if len(named) > 1 and (has_known or not takes_arguments(model, x)):
         raise TypeError(message)
     try:
         return model(x)
     except (TypeError, AttributeError) as error:
-        if len(unknown) == len(x):
-            raise
-        raise TypeError(message) from error  # one argument, and a key of its name
+        if has_known:  # one argument, and a key of its name
+            raise TypeError(message) from error
+        raise

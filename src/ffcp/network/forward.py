@@ -243,26 +243,12 @@ def gradient_norms(
     names = [resolve(model, feature) for feature in features]
     model = picking(model, output)
     x = inputs.to_tensors(x, model)
-    prediction, norms = run(model, x, names, norm, batch_size, method=method)
-    return prediction, {f: norms[name] for f, name in zip(features, names, strict=True)}
-
-
-def run(
-    model: nn.Module,
-    x: Any,
-    names: Sequence[str],
-    norm: float = 2,
-    batch_size: int | None = None,
-    first_row: int = 0,
-    method: Method = AUTO,
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Run the model on tensors in batches; return the prediction and the norms by name."""
     requires = Requires(norms=tuple(dict.fromkeys(names)), norm=norm, method=method)
-    outputs, norms = (RowBuffer(inputs.row_count(x)) for _ in range(2))
-    for out in over(model, x, requires, batch_size, first_row):
-        outputs.add({"": out.output})
-        norms.add(out.norms)
-    return outputs[""], {name: norms[name] for name in requires.norms}
+    buffer = RowBuffer(inputs.row_count(x))
+    for out in over(model, x, requires, batch_size):
+        buffer.add({"": out.output, **out.norms})
+    norms = {f: buffer[name] for f, name in zip(features, names, strict=True)}
+    return buffer[""], norms
 
 
 def check_rows(model: nn.Module, x: Any, names: Sequence[str], sample: int = 8) -> None:

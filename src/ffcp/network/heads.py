@@ -116,32 +116,12 @@ def _refuse_bypass(needed: set[fx.Node], cut: fx.Node) -> None:
     """Refuse a skip connection around the cut: the head would need a second tensor."""
     if cut not in needed:
         raise ValueError(f"feature {cut.target!r} does not influence the output")
-    if not any(node.op == "placeholder" for node in needed):
-        return
-    behind = _behind(needed, cut)
-    bypass = sorted(
-        {
-            str(source.target) if source.op in ("call_module", "placeholder") else source.name
-            for node in behind - {cut}
-            for source in node.all_input_nodes
-            if source not in behind and source.op != "get_attr"
-        }
-    )
-    raise ValueError(
-        f"the part behind {cut.target!r} also needs {', '.join(map(repr, bypass))}, which comes "
-        "around the cut (a skip connection): cut where all information passes through one tensor, "
-        "such as the sum behind the connection"
-    )
-
-
-def _behind(needed: set[fx.Node], cut: fx.Node) -> set[fx.Node]:
-    behind, waiting = {cut}, [cut]
-    while waiting:
-        for user in waiting.pop().users:
-            if user in needed and user not in behind:
-                behind.add(user)
-                waiting.append(user)
-    return behind
+    if any(node.op == "placeholder" for node in needed):
+        raise ValueError(
+            f"the part behind {cut.target!r} also needs what comes around the cut (a skip "
+            "connection): cut where all information passes through one tensor, such as the sum "
+            "behind the connection"
+        )
 
 
 def _subgraph(

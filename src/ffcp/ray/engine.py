@@ -92,7 +92,7 @@ def calibrate(
             "without Ray"
         )
     names = Names(x, y, groups, weights)
-    columns = _must_be_whole(dataset, names)
+    columns = _must_be_whole(dataset, names.all())
     update = update and len(predictor.calibration) > 0
     base = predictor.settled() if update else predictor.uncalibrated(predictor.seed)
     if new is not None and base.is_settled:
@@ -162,15 +162,10 @@ def predict(
     refuse_unknown({name: None for name in resources if name in (*NOT_OURS, "pac")})
     levels, _ = requested_alphas(alphas, confidence_level)
     names = Names(x, None, groups, weights, id)
-    columns = _must_be_whole(dataset, names)
-    if isinstance(keep, str):
-        keep = [keep]
-    kept = [c for c in columns if c not in names.inputs()] if keep is None else list(keep)
-    missing = [name for name in kept if name not in columns]
-    if missing:
-        raise ValueError(f"keep: the dataset has no column {', '.join(map(repr, missing))}")
+    asked = [keep] if isinstance(keep, str) else list(keep or [])
+    columns = _must_be_whole(dataset, [*names.all(), *asked])
+    kept = [c for c in columns if c not in names.inputs()] if keep is None else asked
     kept += [id] if id is not None and id not in kept else []
-
     sample = _first_rows(dataset.select_columns(names.all()))
     if id is not None and not pa.types.is_integer(sample.schema.field(id).type):
         raise ValueError(f"id={id!r} must hold whole numbers, got {sample.schema.field(id).type}")
@@ -262,7 +257,7 @@ def _mapped(
 
 
 def pool_of(workers: int | None, resources: Mapping[str, Any]) -> dict[str, Any]:
-    """Say what workers there are to be."""
+    """Return what workers there are to be, as map_batches takes it."""
     if workers is not None and (not isinstance(workers, int) or workers < 1):
         raise ValueError(f"workers must be a whole number of processes, 1 or more: got {workers!r}")
     if workers is None:
@@ -274,8 +269,8 @@ def pool_of(workers: int | None, resources: Mapping[str, Any]) -> dict[str, Any]
     return {"compute": ActorPoolStrategy(size=workers), "num_cpus": 0, **resources}
 
 
-def _must_be_whole(dataset: Dataset, names: Names) -> list[str]:
-    """Refuse a dataset that lacks a column, or may leave out rows; give its columns."""
+def _must_be_whole(dataset: Dataset, names: Sequence[str]) -> list[str]:
+    """Return the columns of a dataset; refuse one that lacks some, or may leave out rows."""
     if not isinstance(dataset, Dataset):
         raise TypeError(
             f"dataset must be a ray.data.Dataset, got {type(dataset).__name__}: read it with "
@@ -287,7 +282,7 @@ def _must_be_whole(dataset: Dataset, names: Names) -> list[str]:
             "to 0"
         )
     columns = list(dataset.columns() or [])
-    missing = [name for name in names.all() if name not in columns]
+    missing = [name for name in names if name not in columns]
     if missing:
         raise ValueError(
             f"the dataset has no column {', '.join(map(repr, missing))}: it has "
@@ -297,7 +292,7 @@ def _must_be_whole(dataset: Dataset, names: Names) -> list[str]:
 
 
 def _paths(columns: Sequence[str]) -> list[str]:
-    """Keep the names of files, to speak of them when a row is bad."""
+    """Return the column of files, if there is one, to name them when a row is bad."""
     return [PATH] if PATH in columns else []
 
 

@@ -272,8 +272,9 @@ class ConformalClassifier(ClassifierMixin, _Conformal):  # type: ignore[misc]
 
     def predict(self, X: Any) -> Array:
         """Predict the most probable class."""
-        best: Array = self.classes_[self.predict_proba(X).argmax(axis=1)]
-        return best
+        best = self.predict_proba(X).argmax(axis=1)
+        labels: Array = self.classes_[best]
+        return labels
 
     def predict_proba(self, X: Any) -> Array:
         """Return the probabilities of all classes, in the order of ``classes_``."""

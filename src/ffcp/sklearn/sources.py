@@ -19,7 +19,7 @@ _EPOCHS, _PATIENCE, _BATCH = 200, 20, 64
 
 
 def is_fitted_already(estimator: Any) -> bool:
-    """Say whether an estimator is to be taken as it is: a network, or one that is frozen."""
+    """Whether an estimator is to be taken as it is: a network, or one that is frozen."""
     return isinstance(estimator, (nn.Module, FrozenEstimator))
 
 
@@ -46,7 +46,7 @@ class NetworkSource:
         self.model = network
 
     def inputs(self, x: Array) -> Tensor:
-        """Give what the predictor takes."""
+        """Return what the predictor takes."""
         return torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32))
 
     def outputs(self, x: Array) -> Array:
@@ -80,7 +80,7 @@ class StoredSource:
         self.model: nn.Module = Beside() if classes is None else Stored()
 
     def inputs(self, x: Array) -> Tensor:
-        """Give what the predictor takes: predictions, and beside numbers what they come from."""
+        """Return what the predictor takes: predictions, and beside numbers what they come from."""
         result = self.outputs(x)
         if self.classes is None:
             result = np.column_stack([result, np.asarray(x, dtype=np.float64)])
@@ -109,14 +109,12 @@ def source(estimator: Any, x: Array, y: Array, classes: Array | None, seed: int)
     if isinstance(estimator, nn.Module):
         return NetworkSource(estimator)
     if not hasattr(estimator, "fit"):
-        if not callable(estimator):
-            raise TypeError(
-                f"estimator={estimator!r} is no estimator, no network and no function that makes "
-                "a network"
-            )
-        network = estimator(x.shape[1])
+        network = estimator(x.shape[1]) if callable(estimator) else None
         if not isinstance(network, nn.Module):
-            raise TypeError(f"estimator made a {type(network).__name__}, not a torch.nn.Module")
+            raise TypeError(
+                f"estimator={estimator!r} is no estimator, no torch.nn.Module and no function that "
+                "makes one"
+            )
         network = network if classes is None else _for_classes(network, x, len(classes))
         return NetworkSource(_trained(network, x, y, classes is not None, seed))
     fitted = clone(estimator)
@@ -165,7 +163,7 @@ def _for_classes(network: nn.Module, x: Array, classes: int) -> nn.Module:
 
 def _trained(network: nn.Module, x: Array, y: Array, classify: bool, seed: int) -> nn.Module:
     """Train a new network; a tenth of the rows stops the training."""
-    rows = torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32))
+    rows = NetworkSource(network).inputs(x)
     target = torch.from_numpy(y.astype(np.int64) if classify else y.astype(np.float32))
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))
     stop, train = order.split([max(1, len(order) // 10), len(order) - max(1, len(order) // 10)])
@@ -177,7 +175,7 @@ def _trained(network: nn.Module, x: Array, y: Array, classify: bool, seed: int) 
             return nn.functional.cross_entropy(outputs, target[some])
         return nn.functional.mse_loss(outputs.reshape(-1), target[some])
 
-    best, kept, waited = np.inf, copy.deepcopy(network.state_dict()), 0
+    best, kept, waited = np.inf, network.state_dict(), 0
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         for _ in range(_EPOCHS):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -92,9 +91,7 @@ def method(predictor: Any) -> str:
     return name if choice is None else f"{name}: {choice}"
 
 
-def guarantee(
-    predictor: Any, alpha: float, group: str | None, time: str | None, folds: Sequence[int] | None
-) -> str:
+def guarantee(predictor: Any, alpha: float, group: str | None, time: str | None, folds: Any) -> str:
     """Return what is promised, and on what condition."""
     exact = exact_alpha(alpha)
     share = f"{float(1 - exact):.4g}"

@@ -97,7 +97,7 @@ def covered(bands: pd.DataFrame, y: Array, classes: Sequence[str]) -> Array:
 def sizes(bands: pd.DataFrame) -> Array:
     """Return the lengths of bands, or the numbers of labels."""
     size = bands["size"] if "labels" in bands else bands["upper"] - bands["lower"]
-    return size.to_numpy(np.float64)
+    return np.asarray(size, dtype=np.float64)
 
 
 def measure(
@@ -224,10 +224,10 @@ def chance_of_fewer(covered_rows: int, groups: Sequence[tuple[int, int]], alpha:
     if covered_rows >= sum(rows for rows, _ in groups):
         return 1.0
     laws = [_law(rows, calibrated, alpha) for rows, calibrated in groups if rows]
-    while len(laws) > 1:  # in pairs, so that long ones are added up rarely
-        pairs = [laws[i : i + 2] for i in range(0, len(laws), 2)]
-        laws = [_of_sum(*pair) if len(pair) == 2 else pair[0] for pair in pairs]
-    return min(1.0, float(laws[0][: covered_rows + 1].sum()))
+    size = sum(len(law) - 1 for law in laws) + 1
+    spectra = torch.stack([torch.fft.rfft(law, size) for law in laws])  # their product is of sums
+    law = torch.fft.irfft(spectra.prod(dim=0), size).clamp(min=1e-18)  # it rounds at about 1e-17
+    return min(1.0, float(law[: covered_rows + 1].sum()))
 
 
 def _law(rows: int, calibrated: int, alpha: Any) -> Tensor:
@@ -244,10 +244,3 @@ def _law(rows: int, calibrated: int, alpha: Any) -> Tensor:
 def _log_beta(one: Any, other: Any) -> Tensor:
     one, other = torch.as_tensor(one).double(), torch.as_tensor(other).double()
     return torch.lgamma(one) + torch.lgamma(other) - torch.lgamma(one + other)
-
-
-def _of_sum(one: Tensor, other: Tensor) -> Tensor:
-    """Return the probabilities of a sum of two independent numbers."""
-    size = len(one) + len(other) - 1
-    made: Tensor = torch.fft.irfft(torch.fft.rfft(one, size) * torch.fft.rfft(other, size), size)
-    return made.clamp(min=1e-18)  # the transform rounds at about 1e-17

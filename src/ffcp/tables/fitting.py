@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -111,9 +112,8 @@ def fit(
     with torch.random.fork_rng(), warnings.catch_warnings():
         torch.manual_seed(seed)  # of what has no generator of its own
         warnings.simplefilter("ignore", FFCPWarning)  # the decisions and the report say it
-        made = work.cross() if division.folds is not None else work.split(groups)
-    predictor = made.predictor
-    said += decisions.decided(made.columns[0], goal, division, predictor, alpha, groups)
+        predictor = work.split(groups) if division.folds is None else work.cross(division.folds)
+    said += decisions.decided(work.columns[0], goal, division, predictor, alpha, groups)
     about = About(
         version=ffcp.__version__,
         source=source,
@@ -126,19 +126,20 @@ def fit(
         groups=() if groups is None else tuple(sorted(predictor.calibration.groups)),
         time=time,
         seed=seed,
-        centre=made.centre,
-        scale=made.scale,
+        centre=work.centre,
+        scale=work.scale,
         rows=_counts(division, predictor),
-        folds=0 if division.folds is None else len(made.networks),
+        folds=0 if division.folds is None else len(work.networks),
         method=decisions.method(predictor),
         guarantee=decisions.guarantee(predictor, alpha, group, time, division.folds),
-        training=tuple(made.training),
+        training=tuple(work.training),
         decisions=tuple(said),
         tested=None,
     )
     taught = np.concatenate([division.train, division.stop, division.calibrate])
-    hashes = seen.hashes(made.x, goal.tensor(made.centre, made.scale))
-    fitted = FittedTable(about, made.columns, made.networks, predictor, seen.keep(hashes, taught))
+    x = torch.cat(work.inputs, dim=1)
+    hashes = seen.keep(seen.hashes(x, goal.tensor(work.centre, work.scale)), taught)
+    fitted = FittedTable(about, work.columns, work.networks, predictor, hashes)
     progress("testing", 1.0)
     return _tested(fitted, known, goal, division.test)
 
@@ -158,26 +159,21 @@ def _read(table: Any) -> tuple[pd.DataFrame, str]:
 
 
 def _check_options(side: str, support: Any, minutes: float, seed: int) -> None:
+    low, high = (0.0 if end is None else end for end in support)
     if side not in _SIDES:
         raise TableError(f"side must be one of {', '.join(_SIDES)}, got {side!r}")
-    low, high = support
-    if not all(end is None or np.isfinite(end) for end in support):
-        raise TableError(f"the support must have ends that are numbers, got {low} and {high}")
-    if low is not None and high is not None and not low < high:
-        raise TableError(f"the support must rise: {low} to {high} does not")
-    if not 0 <= seed < 2**63:
-        raise TableError(f"seed must be from 0 to 2**63 - 1, got {seed}")
-    if not minutes > 0:
-        raise TableError(f"minutes must be more than 0, got {minutes}")
+    if not np.isfinite([low, high]).all() or (None not in support and low >= high):
+        raise TableError(f"the support must be two numbers that rise, got {support}")
+    if not (0 <= seed < 2**63 and minutes > 0):
+        raise TableError(f"seed must be from 0 to 2**63 - 1 and minutes > 0, got {seed}, {minutes}")
 
 
 def _check_support(goal: Target, side: str, support: Any) -> None:
-    if goal.classes:
-        if side != BOTH or support != (None, None):
-            raise TableError("side and support are for targets of numbers; this one is words")
-        return
+    if goal.classes and (side != BOTH or support != (None, None)):
+        raise TableError("side and support are for targets of numbers; this one is words")
     low, high = (np.nan if end is None else end for end in support)
-    outside = goal.values[(goal.values < low) | (goal.values > high)]
+    values = goal.values[:0].astype(float) if goal.classes else goal.values
+    outside = values[(values < low) | (values > high)]
     if len(outside):
         raise TableError(
             f"{len(outside)} targets {goal.name!r} lie outside the support, the first is "
@@ -214,22 +210,9 @@ def _rows(
     return rows, order
 
 
-@dataclass(frozen=True)
-class _Found:
-    """What the rows became: for each network its columns, and one predictor of them."""
-
-    x: Tensor
-    columns: list[Columns]
-    networks: list[nn.Module]
-    training: list[Training]
-    predictor: Any
-    centre: float = 0.0
-    scale: float = 1.0
-
-
 @dataclass
 class _Work:
-    """The rows of one fit, and how they become networks and predictors."""
+    """The rows of one fit, and what they become: networks, each with columns and inputs."""
 
     frame: pd.DataFrame
     goal: Target
@@ -240,86 +223,86 @@ class _Work:
     seed: int
     seconds: float
     progress: Said
+    columns: list[Columns] = field(default_factory=list)
+    inputs: list[Tensor] = field(default_factory=list)
+    networks: list[nn.Module] = field(default_factory=list)
+    training: list[Training] = field(default_factory=list)
+    centre: float = 0.0
+    scale: float = 1.0
 
-    def split(self, groups: Array | None) -> _Found:
+    def split(self, groups: Array | None) -> Any:
         """Train on some rows and calibrate on others."""
         parts = self.division
         learned = np.concatenate([parts.train, parts.stop])
-        columns = table_columns.learn(self.frame.iloc[np.sort(learned)], self.goal.name)
-        centre, scale = self.goal.units(learned)
-        x, y = columns.encode(self.frame).x, self.goal.tensor(centre, scale)
-        network, trained = self._train(columns, x, y, parts.train, parts.stop)
+        self.centre, self.scale = self.goal.units(learned)
+        y = self.goal.tensor(self.centre, self.scale)
+        network = self._train("training", learned, parts.train, parts.stop, y)
+        self.networks.append(network)
         self.progress("calibrating", 1.0)
-        predictor = self._predictor(network, centre, scale)
+        predictor = self._predictor(network)
+        x, calibrate = self.inputs[0], parts.calibrate
         if hasattr(predictor, "fit"):  # what the training rows can teach
             wide = self.frame.shape[1]
             in_time = splitting.rows_in_time(wide, self.seconds, self.alpha) // 4
             some = np.random.default_rng(self.seed).permutation(parts.train)
             some = some[: min(in_time, splitting.most_rows(wide))]
             predictor.fit(x[some], y[some], disjoint=True)
-        calibrate = parts.calibrate
         of_each = None if groups is None else groups[calibrate]
-        predictor.calibrate(x[calibrate], y[calibrate], groups=of_each)
-        return _Found(x, [columns], [network], [trained], predictor, centre, scale)
+        return predictor.calibrate(x[calibrate], y[calibrate], groups=of_each)
 
-    def cross(self) -> _Found:
+    def cross(self, folds: Array) -> Any:
         """Train a network without each fold, whose rows nothing that it is made of has seen."""
-        folds = self.division.folds
-        assert folds is not None
-        columns: list[Columns] = []
-        networks: list[nn.Module] = []
-        training: list[Training] = []
-        parts: list[Tensor] = []
-        for fold in range(int(folds.max()) + 1):
+        count = int(folds.max()) + 1
+        for fold in range(count):
             rows = np.flatnonzero(folds != fold)
             # The columns and the units are learned anew, too; and other rows stop the training.
-            own = table_columns.learn(self.frame.iloc[rows], self.goal.name)
             shuffled = np.random.default_rng([self.seed, fold]).permutation(rows)
             stop, train_rows = np.split(shuffled, [max(2, len(rows) // 6)])
-            centre, scale = self.goal.units(rows)
-            x, y = own.encode(self.frame).x, self.goal.tensor(centre, scale)
-            network, trained = self._train(own, x, y, train_rows, stop, fold)
-            start = sum(part.shape[1] for part in parts)
-            networks.append(Placed(network, start, centre, scale).eval())
-            columns.append(own)
-            training.append(trained)
-            parts.append(x)
-        predictor = CrossConformal(networks, folds, side=self.side, batch_size=BATCH)
-        predictor.calibrate(torch.cat(parts, dim=1), self.goal.values)
-        return _Found(torch.cat(parts, dim=1), columns, networks, training, predictor)
+            units = self.goal.units(rows)
+            what = f"training network {fold + 1} of {count}"
+            y = self.goal.tensor(*units)
+            start = sum(x.shape[1] for x in self.inputs)
+            network = self._train(what, rows, train_rows, stop, y, fold, count)
+            self.networks.append(Placed(network, start, *units).eval())
+        predictor = CrossConformal(self.networks, folds, side=self.side, batch_size=BATCH)
+        return predictor.calibrate(torch.cat(self.inputs, dim=1), self.goal.values)
 
     def _train(
-        self, columns: Columns, x: Tensor, y: Tensor, rows: Array, stop: Array, fold: int = 0
-    ) -> tuple[TableNetwork, Training]:
-        """Train one network, or that of a fold, in its share of the time."""
-        folds = self.division.folds
-        count = 1 if folds is None else int(folds.max()) + 1
-        what = "training" if folds is None else f"training network {fold + 1} of {count}"
-        has_quantiles = folds is None and not self.goal.classes  # folds have no use for them
-        outputs = max(1, len(self.goal.classes))
+        self,
+        what: str,
+        learned: Array,
+        rows: Array,
+        stop: Array,
+        y: Tensor,
+        fold: int = 0,
+        count: int = 1,
+    ) -> TableNetwork:
+        """Learn the columns and train one network, or that of a fold, in its share of the time."""
+        columns = table_columns.learn(self.frame.iloc[np.sort(learned)], self.goal.name)
+        x = columns.encode(self.frame).x
+        has_quantiles = count == 1 and not self.goal.classes  # folds have no use for them
         network = TableNetwork.for_rows(
-            x[rows], columns.numbers, outputs, y[rows] if has_quantiles else None
-        )
-        trained = train(
-            network,
             x[rows],
-            y[rows],
-            x[stop],
-            y[stop],
-            seconds=self.seconds / count,
-            seed=self.seed + fold,
-            progress=lambda share: self.progress(what, share),
+            columns.numbers,
+            outputs=max(1, len(self.goal.classes)),
+            y=y[rows] if has_quantiles else None,
         )
-        return network, trained
+        given = (network, x[rows], y[rows], x[stop], y[stop])
+        seconds, seed = self.seconds / count, self.seed + fold
+        progress = functools.partial(self.progress, what)
+        self.training.append(train(*given, seconds=seconds, seed=seed, progress=progress))
+        self.columns.append(columns)
+        self.inputs.append(x)
+        return network
 
-    def _predictor(self, network: nn.Module, centre: float, scale: float) -> Any:
+    def _predictor(self, network: nn.Module) -> Any:
         """Return the predictor of bands or of label sets: the one place that chooses it."""
-        given = {"selection_alpha": self.alpha, "seed": self.seed, "batch_size": BATCH}
+        given: Any = {"selection_alpha": self.alpha, "seed": self.seed, "batch_size": BATCH}
         if self.goal.classes:
             names = list(self.goal.classes)
             return ffcp.SetPredictor(network, "auto", names=names, other_labels=True, **given)
         # Rounded as targets are, so that one at the end of the support does not lie outside.
-        units = [None if end is None else (end - centre) / scale for end in self.support]
+        units = [None if end is None else (end - self.centre) / self.scale for end in self.support]
         support = tuple(None if end is None else float(np.float32(end)) for end in units)
         return ffcp.Auto(network, quantiles=QUANTILES, side=self.side, support=support, **given)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from ffcp.regression.learned.network import ascending, unordered
 _BINS, _FEWEST, _IN_ALL = 48, 16, 50_000  # of a number; fewer where numbers are many
 _EMBEDDING, _LEAST, _WIDEST = 12, 2, 1400  # of a number; fewer where rows would be wider than this
 _FEW = 3000  # rows, which would be remembered with less dropout
+_MEMBERS, _WIDTH = 16, 192
 QUANTILES = "quantiles"  # the layer that gives them
 _BENDS = (0.01, 0.1, 0.3, 1.0, 3.0, 10.0)  # how strongly the tails of targets are drawn in ...
 _KURTOSIS = 7.0  # ... until they are hardly longer than those of a normal distribution, which has 3
@@ -34,16 +36,13 @@ class Shape:
     flags: int
     outputs: int
     bins: tuple[int, ...]
-    members: int = 16
-    width: int = 192
-    blocks: int = 2
     dropout: float = 0.1
     embedding: int = _EMBEDDING
     has_quantiles: bool = False
 
     def __post_init__(self) -> None:
         """Refuse, by ValueError, sizes that no network has."""
-        sizes = (self.outputs, self.members, self.width, self.blocks, self.embedding, *self.bins)
+        sizes = (self.outputs, self.embedding, *self.bins)
         small = all(0 < size <= 2**16 for size in sizes) and 0 <= self.dropout < 1
         if not small or min(self.numbers, self.flags) < 0 or len(self.bins) != self.numbers:
             raise ValueError("it has sizes that no network has")
@@ -106,28 +105,25 @@ class TableNetwork(nn.Module):
         from tabm import EnsembleView, LinearEnsemble, make_tabm_backbone
 
         self.shape = shape
+        embed = partial(PiecewiseLinearEmbeddings, activation=False, version="B")
         with warnings.catch_warnings():  # a column of two values has one bin, and that is meant
             warnings.filterwarnings("ignore", "The .* feature has just two bin edges")
-            self.embed = (
-                PiecewiseLinearEmbeddings(edges, shape.embedding, activation=False, version="B")
-                if edges
-                else None
-            )
+            self.embed = embed(edges, shape.embedding) if edges else None
         chunks = [shape.embedding] * shape.numbers + [1] * shape.flags
-        self.view = EnsembleView(k=shape.members)
+        self.view = EnsembleView(k=_MEMBERS)
         self.backbone = make_tabm_backbone(
             d_in=sum(chunks),
-            n_blocks=shape.blocks,
-            d_block=shape.width,
+            n_blocks=2,
+            d_block=_WIDTH,
             dropout=shape.dropout,
-            k=shape.members,
+            k=_MEMBERS,
             start_scaling_init="normal" if edges else "random-signs",
             start_scaling_init_chunks=chunks,
         )
-        self.output = LinearEnsemble(shape.width, shape.outputs, k=shape.members)
+        self.output = LinearEnsemble(_WIDTH, shape.outputs, k=_MEMBERS)
         self.is_led_by_quantiles = False  # in training; the mean then learns from what they find
         if shape.has_quantiles:
-            self.spread = LinearEnsemble(shape.width, len(KNOTS), k=shape.members)
+            self.spread = LinearEnsemble(_WIDTH, len(KNOTS), k=_MEMBERS)
             self.quantiles = QuantileHead()
         self.float()  # as rows are, whatever torch's default type is
 

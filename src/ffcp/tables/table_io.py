@@ -34,13 +34,6 @@ _DELIMITERS = ",;\t|"
 _RARER = " :"  # taken only where none of the others divides, and all lines agree
 _BINARY = re.compile(rb"[\0-\x08\x0e-\x1f]|\APAR1|\ABZh[1-9]1AY&SY")  # no text has these
 _NOT_WINDOWS = re.compile(rb"[\x81\x8d\x8f\x90\x9d]")
-_MARKS = {
-    codecs.BOM_UTF8: "utf-8-sig",
-    codecs.BOM_UTF32_LE: "utf-32",  # before that of UTF-16, which begins alike
-    codecs.BOM_UTF32_BE: "utf-32",
-    codecs.BOM_UTF16_LE: "utf-16",
-    codecs.BOM_UTF16_BE: "utf-16",
-}
 _OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 _PARQUET = (".parquet", ".pq")
 _INDEX = re.compile(r"__index_level_\d+__")  # where pandas writes an index without a name
@@ -73,9 +66,7 @@ def parts(path: str | Path, rows: int = CHUNK) -> Iterator[tuple[pd.DataFrame, A
     """
     path = Path(path)
     if not path.is_file():
-        raise TableError(
-            f"{path} is not a file on a disk" if path.exists() else f"there is no file {path}"
-        )
+        raise TableError(f"there is no file {path}")
     if is_parquet(path):
         yield from _parquet(path, rows)
     else:
@@ -187,9 +178,10 @@ def _encoding(path: Path) -> str:
     """
     with _bytes(path) as file:
         start = file.read(2**16)
-    for mark, name in _MARKS.items():
-        if start.startswith(mark):
-            return name
+    if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "utf-16"
+    if start.startswith(codecs.BOM_UTF8):
+        return "utf-8-sig"
     if _BINARY.search(start):
         raise TableError(
             f"{path} is no text: save it as CSV in UTF-8, or name it .gz, .bz2, .xz, .zip or "

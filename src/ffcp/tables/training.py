@@ -72,7 +72,7 @@ def train(
     """
     generator = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.AdamW(network.parameters(), lr=2e-3, weight_decay=3e-4)
-    averaged = AveragedModel(network, multi_avg_fn=_towards)
+    averaged: Any = AveragedModel(network, multi_avg_fn=_towards)
     begin = last_look = time.monotonic()  # torch has loaded its optimizers now
     batch = min(_BATCH, max(8, len(x) // 8))
     best, kept, best_epoch, done = math.inf, copy.deepcopy(network.state_dict()), 0.0, 0.0

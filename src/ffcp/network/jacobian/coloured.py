@@ -188,10 +188,12 @@ def coloured(tap: Tapped, name: str, colours: Colours, norm: float) -> Tensor:
     maps = (prediction.shape[0], colours.channels, *prediction.shape[-len(colours.axes) :])
     start = prediction.new_zeros(maps)
     result = start.new_zeros(maps, dtype=wide(start.dtype))
-    proof = None
+    weights = rest = None  # of all outputs at once, randomly weighted; what is left of that
+    scale = result.new_zeros(())
     if not is_traced():
-        weights = _random_weights(start, colours.generator)
-        proof = _Proof(backward(weights.view(prediction.shape)), norm)
+        weights = torch.rand(maps, generator=colours.generator, dtype=torch.float32).mul_(2).sub_(1)
+        weights = (weights + 0.5 * weights.sign()).to(start)  # between 0.5 and 1.5, of either sign
+        rest = backward(weights.view(prediction.shape)).clone()
     for channel, chosen in colours.each():
         places = torch.meshgrid(*(group.positions for group in chosen), indexing="ij")
         here: Any = (slice(None), channel, *places)
@@ -199,49 +201,30 @@ def coloured(tap: Tapped, name: str, colours: Colours, norm: float) -> Tensor:
         gradient = backward(start.view(prediction.shape))
         sizes = _over_channels(gradient, len(chosen), norm)
         result[here] = _window_norms(sizes, chosen, norm)
-        if proof is not None:
-            proof.subtract(gradient, sizes, _of_owners(weights[here], chosen))
+        if rest is not None and weights is not None:
+            # What reaches beyond its window is rebuilt with the weight of another output, or none.
+            owners = _of_owners(weights[here], chosen)
+            inner = [1] * (gradient.dim() - owners.dim())
+            spread = owners.to(gradient.dtype).view(len(owners), *inner, *owners.shape[1:])
+            rest.addcmul_(gradient, spread, value=-1)
+            scale = scale + _rooted(sizes, norm) * owners.abs()
         start[here] = 0  # not before: a head that hands on its input hands back the start
-    if proof is not None and not proof.holds(prediction.dtype):
+    if rest is not None and not _is_rounding(rest, scale, norm, prediction.dtype):
         colours.refuted = True
         raise HiddenWindowsError(_HIDDEN)
     colours.proved = True
     return result.view(prediction.shape)
 
 
-class _Proof:
-    """Rebuilds the gradient of all outputs, randomly weighted, from those of the colours.
-
-    A gradient that reaches beyond its window is rebuilt with the weight of another output, or
-    with none, and a rest remains.
-    """
-
-    def __init__(self, gradient: Tensor, norm: float) -> None:
-        self._rest, self._norm = gradient.clone(), norm
-        self._scale: Tensor | None = None
-
-    def subtract(self, gradient: Tensor, sizes: Tensor, weights: Tensor) -> None:
-        """Take away what one colour adds; ``weights`` (n, *map) are those of the owners."""
-        self._rest.addcmul_(gradient, _behind_channels(weights, gradient), value=-1)
-        scale = _rooted(sizes, self._norm).mul_(weights.abs())
-        self._scale = scale if self._scale is None else self._scale.add_(scale)
-
-    def holds(self, dtype: torch.dtype) -> bool:
-        """Whether nothing but rounding remains."""
-        assert self._scale is not None
-        axes = self._scale.dim() - 1
-        rest = _rooted(_over_channels(self._rest, axes, self._norm), self._norm)
-        largest = self._scale.flatten(1).amax(dim=1).view(-1, *[1] * axes)
-        rounding = 16 * torch.finfo(dtype).eps
-        allowed = self._scale * max(1e-2, rounding) + largest * max(1e-3, rounding)
-        # A gradient that is NaN is refused elsewhere.
-        return not bool((rest > allowed).any())
-
-
-def _random_weights(like: Tensor, generator: torch.Generator) -> Tensor:
-    """Draw weights of either sign between 0.5 and 1.5, for each output of each row."""
-    drawn = torch.rand(like.shape, generator=generator, dtype=torch.float32).mul_(2).sub_(1)
-    return (drawn + 0.5 * drawn.sign()).to(like)
+def _is_rounding(rest: Tensor, scale: Tensor, norm: float, dtype: torch.dtype) -> bool:
+    """Whether what remains of a gradient is rounding, beside the sizes that were added."""
+    axes = scale.dim() - 1
+    remains = _rooted(_over_channels(rest, axes, norm), norm)
+    largest = scale.flatten(1).amax(dim=1).view(-1, *[1] * axes)
+    rounding = 16 * torch.finfo(dtype).eps
+    allowed = scale * max(1e-2, rounding) + largest * max(1e-3, rounding)
+    # A gradient that is NaN is refused elsewhere.
+    return not bool((remains > allowed).any())
 
 
 def _of_owners(weights: Tensor, chosen: Sequence[Group]) -> Tensor:
@@ -249,12 +232,6 @@ def _of_owners(weights: Tensor, chosen: Sequence[Group]) -> Tensor:
     for axis, group in enumerate(chosen, start=1):
         weights = _with_zero(weights, axis).index_select(axis, group.owner)
     return weights
-
-
-def _behind_channels(values: Tensor, like: Tensor) -> Tensor:
-    """Lay out values (n, *map) so that they multiply a tensor (n, ..., *map)."""
-    inner = like.dim() - values.dim()
-    return values.to(like.dtype).view(len(values), *[1] * inner, *values.shape[1:])
 
 
 def _with_zero(values: Tensor, axis: int) -> Tensor:
@@ -270,7 +247,7 @@ def _over_channels(gradient: Tensor, axes: int, norm: float) -> Tensor:
 
 
 def _rooted(sizes: Tensor, norm: float) -> Tensor:
-    return sizes.sqrt() if norm == 2 else sizes.clone()
+    return sizes.sqrt() if norm == 2 else sizes
 
 
 def _window_norms(sizes: Tensor, chosen: Sequence[Group], norm: float) -> Tensor:

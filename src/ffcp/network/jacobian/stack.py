@@ -61,7 +61,7 @@ class Stack:
     """
 
     def __init__(self, layers: list[Any], places: dict[str, int]) -> None:
-        self._layers, self._places = layers, places
+        self.layers, self._places = layers, places
         self._kinds = {type(layer) for layer in layers}
         linear = [layer for layer in layers if type(layer) is nn.Linear]
         self._columns, self._outputs = linear[0].in_features, linear[-1].out_features
@@ -110,7 +110,7 @@ class Stack:
         """Return the output of a batch (n, d), and the norms at features in its shape (n, m)."""
         with torch.inference_mode(False), torch.no_grad():
             values = [x]
-            for layer in self._layers:
+            for layer in self.layers:
                 values.append(layer.forward(values[-1]))
                 if not names:  # others are not needed again
                     del values[0]
@@ -125,7 +125,7 @@ class Stack:
         self, values: list[Tensor], names: Sequence[str], norm: float, output: int
     ) -> dict[str, Tensor]:
         """Take one output back to the earliest of some features; note the norms on the way."""
-        place, last = len(self._layers), self._layers[-1]
+        place, last = len(self.layers), self.layers[-1]
         if type(last) is nn.Linear:  # a row of its weights is the gradient before it
             place -= 1
             gradient = last.weight[output].expand(len(values[-1]), -1)
@@ -139,7 +139,7 @@ class Stack:
             if len(norms) == len(names):
                 return norms
             place -= 1
-            layer, before, after = self._layers[place], values[place], values[place + 1]
+            layer, before, after = self.layers[place], values[place], values[place + 1]
             gradient = _BACKWARD[type(layer)](layer, gradient, before, after)
 
 
