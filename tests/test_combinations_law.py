@@ -78,7 +78,7 @@ class Spread:
 class OneMore(ffcp.calibrations.Marginal):
     """A calibration of one's own: one rank more than needed."""
 
-    def threshold(self, alpha: Any, metadata: Any = None, random: Any = None) -> Tensor:
+    def quantile(self, alpha: Any, metadata: Any = None, random: Any = None) -> Tensor:
         rank = ffcp.conformal_rank(len(self), alpha) + 1
         return self.scores[rank - 1] if rank <= len(self) else torch.full((1,), torch.inf)
 

@@ -339,7 +339,7 @@ def test_quantiles_of_a_distribution_are_rounded_away_from_the_middle(side: str)
 
 
 class OneMore(ffcp.calibrations.Marginal):
-    def threshold(self, alpha: Any, metadata: Any = None, random: Any = None) -> Tensor:
+    def quantile(self, alpha: Any, metadata: Any = None, random: Any = None) -> Tensor:
         return self.scores[-1]
 
 

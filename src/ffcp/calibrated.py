@@ -96,6 +96,7 @@ class Calibrated:
 
     def merged(self, other: Calibrated) -> Calibrated:
         """Return a state with the scores of both; refuse those that cannot stand together."""
+        counts = self.counts.merged(other.counts)
         for key in self.layout.keys() & other.layout.keys():
             mine, theirs = (state.layout[key].get("columns") for state in (self, other))
             if mine and theirs and mine != theirs:
@@ -116,7 +117,7 @@ class Calibrated:
             identity=self.identity or copy.copy(other.identity),  # with no stamp
             layout={**other.layout, **self.layout},
             runs=self.runs + other.runs,
-            counts=self.counts.merged(other.counts),
+            counts=counts,
         )
 
 

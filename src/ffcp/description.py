@@ -150,3 +150,16 @@ def differences(mine: Any, theirs: Any, name: str = "") -> Iterator[str]:
 
 def _short(value: Any) -> str:
     return str(value.get(_KIND, value.get(_OWN))) if isinstance(value, Mapping) else repr(value)
+
+
+def shown(described: Any) -> str:
+    """Write a description as the call that makes it, without what is left out.
+
+    >>> shown({"class": "GradientNorm", "feature": "2", "norm": None})
+    "GradientNorm(feature='2')"
+    """
+    if not isinstance(described, Mapping):
+        return repr(described)
+    config = {n: one for n, one in described.items() if n not in (_KIND, _OWN) and one is not None}
+    listed = ", ".join(f"{name}={shown(value)}" for name, value in config.items())
+    return f"{_short(described)}({listed})"

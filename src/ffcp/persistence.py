@@ -19,7 +19,7 @@ from ffcp.conformal.compressed import is_summary, uncompressed
 from ffcp.conformal.mondrian import by_groups
 from ffcp.conformal.random_numbers import Stream
 from ffcp.conformal.selection import Selection
-from ffcp.description import Described, build, class_named, describe, differences, own_objects
+from ffcp.description import Described, build, class_named, describe, differences, own_objects, shown
 from ffcp.locks import WriterLock
 from ffcp.network.features import resolve
 from ffcp.network.model import Identity, Stamp, checked_autocast, fingerprint
@@ -181,7 +181,9 @@ class Persistent(nn.Module, Described):
         copies = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
         if not isinstance(score, Selection):
             score = score.with_state(with_prefix("score.", copies))
+            _must_write(score, with_prefix("score.", copies))
         calibration = calibration.with_state(with_prefix("calibration.", copies))
+        _must_write(calibration, with_prefix("calibration.", copies))
         weights = files.rebuilt(str | None, saved["fingerprint"])
         if bool(len(calibration)) != (weights is not None):
             raise ValueError("it has scores without the weights they belong to, or the reverse")
@@ -317,8 +319,18 @@ class Persistent(nn.Module, Described):
     def extra_repr(self) -> str:
         """Show what scores depend on, and how many rows calibrate."""
         self._hold_owner_apart()
-        listed = ", ".join(f"{key}={value!r}" for key, value in self.comparable().items())
+        listed = ", ".join(f"{key}={shown(value)}" for key, value in self.comparable().items())
         return f"{listed}, calibrated on {len(self.calibration)} rows"
+
+
+def _must_write(made: Any, tensors: Mapping[str, Tensor]) -> None:
+    """Refuse tensors of a file that what is made of them would not write."""
+    both = [
+        {n: (t.dtype, t.shape, t.contiguous().numpy().tobytes()) for n, t in some.items()}
+        for some in (made.state(), tensors)
+    ]
+    if both[0] != both[1]:
+        raise ValueError(f"its tensors are not those of a {type(made).__name__}")
 
 
 def _is_possible(given: Any, saved: Any) -> bool:

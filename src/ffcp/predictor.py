@@ -299,7 +299,9 @@ class Predictor(Persistent):
             raise ValueError("a predictor cannot be merged with itself: rows would count twice")
         with self._lock.turn:
             theirs = other.snapshot()
-            state, added = self._state, theirs.calibrated()
+            state, added = self._state, theirs._state
+            if not len(added.calibration):
+                raise ValueError("the predictor to merge has no calibration: calibrate it first")
             if not len(state.calibration) and added.calibration.traits.groups:
                 state = replace(state, calibration=by_groups(state.calibration))
             mine = self._comparable(state.score, state.calibration)

@@ -52,4 +52,6 @@ def test_what_a_score_is_made_with_can_be_read() -> None:
     given = ffcp.FFRAPS(nn.Linear(2, 3), delta=0.02, lam=0.1, kreg=1, temperature=1.5)
     assert (given.delta, given.lam, given.kreg, given.temperature) == (0.02, 0.1, 1, 1.5)
     still_open = ffcp.FFRAPS(nn.Linear(2, 3), temperature="fit")
-    assert still_open.delta is still_open.lam is still_open.temperature is None
+    assert still_open.temperature is None
+    tuned = ffcp.FFRAPS(nn.Linear(2, 3), tune="size")
+    assert tuned.delta is tuned.lam is tuned.kreg is None

@@ -188,7 +188,7 @@ def test_the_law_test_catches_a_quantile_without_n_plus_1() -> None:
     assert wrong != conformal_rank(N, ALPHA)
 
     class Wrong(ffcp.calibrations.Marginal):
-        def threshold(self, alpha: Any, metadata: Any = None, random: Any = None) -> Tensor:
+        def quantile(self, alpha: Any, metadata: Any = None, random: Any = None) -> Tensor:
             return self.scores[wrong - 1]
 
     # A shift by one rank of 41 is small: it takes more draws to be this sure of it.

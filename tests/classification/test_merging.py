@@ -65,7 +65,7 @@ def test_workers_of_a_method_that_draws_need_their_own_seeds(randomized: bool) -
             ValueError,
             "ByLabel",
         ),
-        (lambda: ffcp.RAPS(network(7), seed=1), ValueError, r"\b7\b"),
+        (lambda: ffcp.RAPS(network(7), seed=1), ValueError, "weights"),
     ],
 )
 def test_what_cannot_be_merged(other, error: type, message: str) -> None:

@@ -267,7 +267,7 @@ def test_too_few_points_give_all_labels_and_say_how_many_would_do(make) -> None:
 def test_each_class_has_its_own_quantile(make) -> None:
     predictor = make(network(), class_conditional=True, allow_zero_sets=True).calibrate(X, Y)
     marginal = make(network()).calibrate(X, Y)
-    labels, scores = predictor.calibration.label, predictor.calibration.scores[:, 0]
+    labels, scores = predictor.calibration.rows["label"], predictor.calibration.scores[:, 0]
     assert torch.equal(scores.sort().values, marginal.calibration.scores[:, 0])
     thresholds = []
     for label in range(K):

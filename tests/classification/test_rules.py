@@ -17,7 +17,6 @@ from ffcp import LabelSet
 from ffcp.classification import rules
 from ffcp.classification import weights as arithmetic
 from ffcp.classification.rules import Cumulative, LabelRows, Rule, Threshold
-from ffcp.classification.scores import Shares
 from ffcp.classification.weights import jacobian_norms, probabilities
 from ffcp.conformal.random_numbers import Draws
 from tests.conftest import normal
@@ -245,11 +244,11 @@ def test_large_logits_do_not_overflow() -> None:
 
 def test_random_shares_do_not_depend_on_batches_and_differ_by_stream_and_seed() -> None:
     def drawn(seed: int, stream: int, rows: range = range(100)) -> Tensor:
-        return Shares(Draws(seed, stream), 0)(rows)
+        return Draws(seed, stream).span(rows)[:, 0]
 
     whole = drawn(5, 1)
     assert torch.equal(torch.cat([drawn(5, 1, range(i, i + 10)) for i in range(0, 100, 10)]), whole)
-    assert torch.equal(Shares(Draws(5, 1), 40)(range(60)), whole[40:])
+    assert torch.equal(drawn(5, 1, range(40, 100)), whole[40:])
     assert ((whole >= 0) & (whole < 1)).all()
     assert len(whole.unique()) == 100
     for other in (drawn(6, 1), drawn(5, 2)):

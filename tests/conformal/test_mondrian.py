@@ -189,7 +189,7 @@ def test_groups_at_one_end_only() -> None:
         grouped.calibrate(X, Y, update=True)
     with pytest.raises(ValueError, match="groups"):
         plain.calibrate(X, Y, groups=GROUPS, update=True)
-    with pytest.raises(ValueError, match="groups"):
+    with pytest.raises(ValueError, match="Mondrian"):
         plain.merge(grouped)
 
 
@@ -219,7 +219,7 @@ def test_as_many_labels_as_rows_at_prediction() -> None:
 
 def test_a_calibration_of_ones_own_is_asked_for_each_group_and_level() -> None:
     class Widest(ffcp.calibrations.Marginal):
-        def threshold(self, alpha: Any, metadata: Any = None, random: Any = None) -> torch.Tensor:
+        def quantile(self, alpha: Any, metadata: Any = None, random: Any = None) -> torch.Tensor:
             return self.scores.amax(dim=0) / float(alpha)
 
     y, groups = torch.arange(1.0, 9.0), ["a", "b"] * 4

@@ -17,7 +17,7 @@ def nearest(points: Tensor, x: Tensor, k: int) -> Tensor:
     """Return the first, middle and last row of the k nearest, by scores that are row numbers."""
     localizer = ffcp.kernels.Localizer("nearest", on="input", bandwidth=k)
     near = ffcp.calibrations.Local(localizer, guarantee="none")
-    filled(near, torch.arange(len(points))[:, None].double(), {"embedding": points})
+    near = filled(near, torch.arange(len(points))[:, None].double(), {"embedding": points})
     # With weight 1 for each neighbour and for the new row, rank i of k + 1 is the i-th neighbour.
     alphas = [1 - Fraction(i, k + 1) for i in ranks(k)]
     return torch.cat([threshold(near, alpha, {"embedding": x}) for alpha in alphas], dim=1)

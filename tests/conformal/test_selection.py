@@ -29,22 +29,10 @@ fractions = st.floats(0.01, 0.99)
 def test_the_division_depends_on_the_position_alone(
     fraction: float, seed: int, most: int, early: int, cuts: list[int]
 ) -> None:
-    whole = set_aside(sum(cuts), fraction, seed, most, early)
-    parts, start = [], 0
-    for rows in cuts:
-        parts.append(set_aside(range(start, start + rows), fraction, seed, most, early))
-        start += rows
-    assert torch.equal(whole, torch.cat(parts))
-
-
-@pytest.mark.long
-@given(start=st.integers(0, 10**7), seed=st.integers(0, 5))
-def test_a_worker_knows_its_rows_without_those_before(start: int, seed: int) -> None:
-    own = set_aside(range(start, start + 40), seed=seed, most=10**7)
-    before = start - min(start, 9)
-    with_some_before = set_aside(range(before, start + 40), seed=seed, most=10**7)
-    assert torch.equal(with_some_before[-40:], own)
-    assert 7 <= int(own.sum()) <= 9
+    whole, rows = set_aside(sum(cuts), fraction, seed, most, early), 0
+    for more in cuts:
+        rows += more
+        assert torch.equal(whole[:rows], set_aside(rows, fraction, seed, most, early))
 
 
 @pytest.mark.long

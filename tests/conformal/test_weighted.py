@@ -220,7 +220,6 @@ def test_the_effective_sample_size_is_reported() -> None:
     predictor = ffcp.CP(small_mlp(1), calibration=ffcp.calibrations.Weighted("given"))
     predictor.calibrate(torch.zeros(4, 1), torch.zeros(4), weights=[2.0, 2.0, 0.0, 0.0])
     assert predictor.calibration.effective_size == 2
-    assert "effective" in repr(predictor.calibration)
 
 
 def test_a_warning_says_that_nothing_resembles_the_new_inputs() -> None:
@@ -304,5 +303,5 @@ def test_what_learning_the_ratio_saw_can_be_looked_at(method: Any, tmp_path: Any
 )
 def test_intervals_refuse_calibrations_that_look_at_classes(calibration: Any) -> None:
     for one in (calibration, ffcp.calibrations.Mondrian(calibration)):
-        with pytest.raises(ValueError, match="classes"):
+        with pytest.raises(ValueError, match="labels"):
             ffcp.CP(small_mlp(), calibration=one)

@@ -118,7 +118,7 @@ def test_others_refuse() -> None:
         near.calibrate(X, Y).predict_interval(X, pac=0.95)
 
     class Own(ffcp.calibrations.Marginal):
-        def threshold(self, alpha: Any, metadata: Any = None, random: Any = None) -> torch.Tensor:
+        def quantile(self, alpha: Any, metadata: Any = None, random: Any = None) -> torch.Tensor:
             return self.scores[-1]
 
     with pytest.raises(ValueError, match="Own"):

@@ -107,7 +107,7 @@ def test_several_levels_cost_one_pass_and_one_slack() -> None:
 
 def test_a_threshold_of_ones_own_counts_for_several_levels() -> None:
     class Widest(ffcp.calibrations.Local):
-        def threshold(self, alpha: Any, metadata: Any = None, random: Any = None) -> torch.Tensor:
+        def quantile(self, alpha: Any, metadata: Any = None, random: Any = None) -> torch.Tensor:
             return self.scores.amax(dim=0) / float(exact_alpha(alpha))
 
     localizer = ffcp.kernels.Localizer("nearest", on="input", bandwidth=60)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -145,6 +145,10 @@ class Calibration(Described):
 
     def __len__(self) -> int:
         return len(self.scores)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Without what was worked out of the rows on the way.
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 _NO_SCORES = torch.empty(0, 0, dtype=torch.float64)

@@ -82,6 +82,11 @@ class Mondrian(Calibration):
         scores = [part.scores for part in self.parts.values()]
         return torch.cat(scores) if scores else super().scores
 
+    @property
+    def rank_error(self) -> float:
+        """By which share of a group's rows its thresholds may be too large, in ranks."""
+        return max((getattr(part, "rank_error", 0.0) for part in self.parts.values()), default=0.0)
+
     def __len__(self) -> int:
         return sum(self.groups.values())
 
@@ -92,7 +97,7 @@ class Mondrian(Calibration):
 
     def requires(self) -> Requires:
         """Return what the pass must bring."""
-        return self.inner.requires()._replace(input=self.by is not None)
+        return self.inner.requires().joined(Requires(input=self.by is not None))
 
     def metadata(self, out: BatchOutput, y: Tensor | None = None) -> dict[str, Any]:
         """Return the group of every row, and what the inner calibration looks at."""
