@@ -164,7 +164,7 @@ def test_what_is_not_there_is_told_in_one_line(server: Server) -> None:
     with pytest.raises(FetchError) as raised:
         fetch_file(FILE, Origin(server.url("nowhere.csv")))
     message = str(raised.value)
-    assert re.match(r"127\.0\.0\.1:\d+ answers 404 for http.*/nowhere\.csv; ", message)
+    assert "answers 404" in message
     assert message.endswith(f"put numbers.csv into {FILE.place.parent} by hand")
     assert "\n" not in message
     assert left() == []
