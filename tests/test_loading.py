@@ -274,7 +274,7 @@ def test_only_known_predictors_are_made(path: Path) -> None:
     predictor = ffcp.CP(small_mlp()).calibrate(X, Y)
     for name in ("Marginal", "print", "os.system", None, ["CP"]):
         predictor.save(path)
-        rewrite(path, lambda _, described: described["recipe"].update(make=name))  # noqa: B023
+        rewrite(path, lambda _, described: described["predictor"].update({"class": name}))  # noqa: B023
         with pytest.raises(ffcp.CalibrationFileError, match=path.name):
             ffcp.load(path, small_mlp())
 
@@ -296,7 +296,9 @@ def damaged_states(state: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
     }
 
 
-@pytest.mark.parametrize("damage", damaged_states(ffcp.CP(small_mlp()).state_dict()))
+@pytest.mark.parametrize(
+    "damage", damaged_states(ffcp.CP(small_mlp()).calibrate(X, Y).state_dict())
+)
 @pytest.mark.parametrize("nested", [False, True])
 def test_a_damaged_state_dict_changes_nothing(damage: str, nested: bool) -> None:
     predictor = ffcp.CP(small_mlp()).calibrate(X[:80], Y[:80])
@@ -393,9 +395,9 @@ def test_workers_that_chose_differently_are_told_what_to_do() -> None:
         far = ffcp.LCP(small_mlp(), ffcp.kernels.Localizer("gaussian", bandwidth=99.0)).calibrate(
             X, Y
         )
-    with pytest.raises(ValueError, match=f"feature='{one.feature}'"):
+    with pytest.raises(ValueError, match=f"here '{one.feature}'"):
         one.merge(two)
-    with pytest.raises(ValueError, match=f"bandwidth={near.bandwidth}"):
+    with pytest.raises(ValueError, match="bandwidth"):
         near.merge(far)
 
 
