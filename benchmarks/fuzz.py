@@ -1,16 +1,17 @@
 """Damaged calibration files, by the thousand: ``python -m benchmarks.fuzz --mutations 20000``.
 
-A calibrated predictor is given a damaged file of another calibration. Half of the damage is plain:
-such a file must be refused by ``ffcp.CalibrationFileError``, or give the bands of the file that was
-not damaged. The other half is done inside and sealed again, so that the checksum is right: such a
-file is refused, or taken for what it says. Predictor and model stay as they were where a file is
-refused, and no other error comes of any.
+A calibrated predictor is given a damaged file of another calibration. Half of the damage is plain;
+the other half is done inside and sealed again, so that the checksum is right and the validators
+behind it are tried. A file must be refused by ``ffcp.CalibrationFileError``, with predictor and
+model as they were, or give the bands of the file that was not damaged. Behind a right checksum a
+changed score that could have been one may give other bands; nothing else may.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import hashlib
 import json
 import math
 import tempfile
@@ -28,6 +29,7 @@ from torch import Tensor, nn
 
 import ffcp
 from ffcp import files
+from ffcp.conformal.columns import with_prefix
 from ffcp.network.model import fingerprint
 
 FAULTS = ("wrong bands", "touched models", "errors of another class", "lost calibrations")
@@ -35,7 +37,8 @@ JUNK: tuple[Any, ...] = (
     None, True, -1, 0, 1e300, math.nan, math.inf, 2**70, "", "x", [], {}, [[1]], {"a": 1}, "0",
 )  # fmt: skip
 NUMBERS = (math.nan, math.inf, -math.inf, -1.0, 0.0, 1e300, 1e-300, 2.5)
-PARTS = ("score.", "calibration.")  # tensors that are sealed
+LEARNED = "score."
+POSITIVE = ("spread", "deviation", "unit", "typical")  # of what is learned
 Tensors = dict[str, Tensor]
 
 
@@ -170,11 +173,14 @@ def sealed_damage(data: bytes, random: np.random.Generator) -> bytes:
     metadata = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]
     if random.random() < 0.5:
         damage_tensors(tensors, random)
+        learned = hashlib.sha256()  # make that hash right as well
+        files.hash_tensors(learned, with_prefix(LEARNED, tensors))
+        settings["compared"]["learned"] = learned.hexdigest()
     elif random.random() < 0.95:
         settings = damaged_settings(settings, random)
     else:
         metadata["format"] = ("", "x", "ffcp-calibration-3")[random.integers(3)]
-    sealed = {name: tensor for name, tensor in tensors.items() if name.startswith(PARTS)}
+    sealed = {n: t for n, t in tensors.items() if n.startswith(("calibration.", LEARNED))}
     tensors["_extra_state"] = files.seal(settings, sealed)
     return save({n: t.contiguous() for n, t in tensors.items()}, metadata)
 
@@ -242,6 +248,88 @@ def _spots(value: Any) -> Any:
             yield from _spots(value[key])
 
 
+def could_be(tensors: Tensors, was: Tensors) -> bool:
+    """Say whether the points of a file could be those of a calibration like the one there was."""
+    if {n: (t.dtype, t.shape) for n, t in tensors.items() if n != "_extra_state"} != {
+        n: (t.dtype, t.shape) for n, t in was.items() if n != "_extra_state"
+    }:
+        return False
+    for name, tensor in with_prefix(LEARNED, tensors).items():
+        if not tensor.isfinite().all() or (name.endswith(POSITIVE) and not (tensor > 0).all()):
+            return False
+    if not is_forest(with_prefix(f"{LEARNED}learner.", tensors)):
+        return False
+    rows = tensors.get(f"{LEARNED}rows")  # hashes, in order
+    if rows is not None and not (rows.diff() >= 0).all():
+        return False
+    said, said_then = _described(tensors), _described(was)
+    now, then = said.get("learned") or [], said_then.get("learned")  # a number per column or class
+    if isinstance(then, list) and not (len(now) == len(then) and all(map(_is_number, now))):
+        return False
+    if "calibration.labels" not in tensors:
+        return could_be_rows(with_prefix("calibration.", tensors))
+    labels = json.loads(bytes(tensors["calibration.labels"].numpy()))["labels"]
+    parts = [with_prefix(f"calibration.{number}.", tensors) for number in range(len(labels))]
+    return len(set(labels)) == len(labels) and all(map(could_be_rows, parts))
+
+
+def could_be_rows(rows: Tensors) -> bool:
+    """Say whether the rows of a file could be those of a calibration, or of one of its groups."""
+    scores, weight = rows["scores"], rows.get("weight")
+    if weight is not None and not bool((weight.isfinite() & (weight >= 0)).all()):
+        return False
+    if "pieces" in rows:
+        return could_be_pieces(rows)
+    if weight is not None or "label" in rows:  # in the order of their rows
+        return bool((scores >= 0).all())
+    if scores.dim() == 2 and scores.shape[1] == 4:  # losses at four levels
+        return bool(((scores >= 0) & (scores <= 1)).all() and (scores.diff(dim=1) <= 0).all())
+    embedding = rows.get("embedding")
+    if embedding is not None:  # scores lie as their rows do, in no order
+        return bool(embedding.isfinite().all() and scores.isfinite().all() and (scores >= 0).all())
+    if not scores.is_floating_point():
+        return bool((scores >= 0).all() and scores.any(dim=1).all())
+    in_order = bool((scores.diff(dim=0) >= 0).all())
+    return in_order and bool((scores >= 0).all())
+
+
+def could_be_pieces(tensors: Tensors) -> bool:
+    """Say whether a summary has as many numbers, in order, as what is told of its pieces says."""
+    scores, told = tensors["scores"], tensors["pieces"]
+    weight, count, error = told.unbind(dim=2)
+    if not bool((weight >= 1).all() and (count >= weight).all() and (error <= count).all()):
+        return False
+    kept = -(-count // weight)
+    in_order = all(
+        bool((part.diff(dim=0) >= 0).all()) for part in scores.split(kept[:, 0].tolist())
+    )
+    return in_order and int(kept.sum()) == len(scores) and bool((scores >= 0).all())
+
+
+def is_forest(learned: Tensors) -> bool:
+    """Say whether trees, where they are what is learned, lead every row to a leaf."""
+    if "left" not in learned:
+        return True
+    own = torch.arange(learned["left"].shape[-1])
+    leaf = (learned["left"] == own) & (learned["right"] == own)
+    for way in (learned["left"], learned["right"]):
+        if not bool((leaf | ((way > own) & (way < len(own)))).all()):
+            return False
+    columns = int(learned["columns"])
+    return columns > 0 and bool(((learned["feature"] >= 0) & (learned["feature"] < columns)).all())
+
+
+def _described(tensors: Tensors) -> dict[str, Any]:
+    result = json.loads(bytes(tensors["_extra_state"].numpy())[64:])["calibration"]
+    inner = result.get("inner", result) if isinstance(result, dict) else {}
+    return inner if isinstance(inner, dict) else {}
+
+
+def _is_number(value: Any) -> bool:
+    is_plain = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return is_plain and math.isfinite(value)
+
+
 # -- trial -------------------------------------------------------------------------------------
 
 
@@ -272,7 +360,7 @@ def fuzz(subject: Subject, mutations: int, seed: int = 0) -> Counter[str]:
             path.write_bytes(damaged)
             victim = copy.copy(in_use)
             victim.__dict__["_modules"] = dict(in_use._modules)
-            counts[trial(subject, victim, path, right, mine, is_sealed)] += 1
+            counts[trial(subject, victim, path, right, mine, is_sealed, data)] += 1
             counts["errors of another class"] += not is_made_or_refused(path, saved)
             counts["touched models"] += state_of(in_use.model) != model
     return counts
@@ -290,7 +378,13 @@ def is_made_or_refused(path: Path, saved: Any) -> bool:
 
 
 def trial(
-    subject: Subject, victim: Any, path: Path, right: Tensor, mine: Tensor, is_sealed: bool
+    subject: Subject,
+    victim: Any,
+    path: Path,
+    right: Tensor,
+    mine: Tensor,
+    is_sealed: bool,
+    data: bytes,
 ) -> str:
     """Load one damaged file, and say what came of it."""
     try:
@@ -301,9 +395,16 @@ def trial(
         return "refused" if torch.equal(subject.ask(victim), mine) else "lost calibrations"
     except Exception:
         return "errors of another class"
-    if is_sealed:
-        return "taken"
-    return "harmless" if torch.equal(subject.ask(victim), right) else "wrong bands"
+    changed = load(path.read_bytes())
+    try:
+        result = subject.ask(victim)
+    except Exception as error:
+        # A group of another name, which nobody else can tell from the one there was.
+        has_groups = "calibration.names" in changed and "no calibration point" in str(error)
+        return "another score" if is_sealed and has_groups else "lost calibrations"
+    if torch.equal(result, right):
+        return "harmless"
+    return "another score" if is_sealed and could_be(changed, load(data)) else "wrong bands"
 
 
 def main() -> None:

@@ -58,9 +58,6 @@ class Shifted:
     def prediction(self, output: Tensor) -> Tensor:
         return output
 
-    def settings(self) -> dict[str, Any]:
-        return {"base": "shifted"}
-
 
 class Spread:
     """A scale of one's own, of the values of a layer."""
@@ -70,9 +67,6 @@ class Spread:
 
     def __call__(self, seen: ffcp.BatchOutput) -> Tensor:
         return 0.1 + seen.values["layer"].std(dim=1)
-
-    def settings(self) -> dict[str, Any]:
-        return {"scale": "spread"}
 
 
 class OneMore(ffcp.calibrations.Marginal):

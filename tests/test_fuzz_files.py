@@ -14,7 +14,7 @@ MORE = fuzz.more_subjects()
 def test_damaged_files_do_no_harm(name: str) -> None:
     counts = fuzz.fuzz(SUBJECTS[name], mutations=500)
     assert {fault: counts[fault] for fault in fuzz.FAULTS} == dict.fromkeys(fuzz.FAULTS, 0)
-    assert counts["refused"] > 330
+    assert counts["refused"] > 400
     assert sum(counts.values()) == 500
 
 

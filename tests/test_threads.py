@@ -353,7 +353,9 @@ def test_what_is_saved_is_one_calibration(
     expected = predictor.predict_interval(X[:5])
     meanwhile(predictor, lambda: CHANGES[change](predictor, make), monkeypatch)
     predictor.save(tmp_path / "saved")
-    assert len(predictor.calibration) != 100 or len(predictor.calibration.scores) < 100  # changed
+    assert len(predictor.calibration) != 100 or hasattr(
+        predictor.calibration, "rank_error"
+    )  # it was changed
     found = ffcp.load(tmp_path / "saved", model).predict_interval(X[:5])
     assert torch.equal(found.upper, expected.upper)
 

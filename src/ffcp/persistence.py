@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, is_dataclass
@@ -19,7 +20,15 @@ from ffcp.conformal.compressed import is_summary, uncompressed
 from ffcp.conformal.mondrian import by_groups
 from ffcp.conformal.random_numbers import Stream
 from ffcp.conformal.selection import Selection
-from ffcp.description import Described, build, class_named, describe, differences, own_objects, shown
+from ffcp.description import (
+    Described,
+    build,
+    class_named,
+    describe,
+    differences,
+    own_objects,
+    shown,
+)
 from ffcp.locks import WriterLock
 from ffcp.network.features import resolve
 from ffcp.network.model import Identity, Stamp, checked_autocast, fingerprint
@@ -112,9 +121,11 @@ class Persistent(nn.Module, Described):
         return self._comparable(self._state.score, self.calibration)
 
     def _comparable(self, score: Any, calibration: Calibration) -> dict[str, Any]:
-        config = self.config()
+        config, learned = self.config(), hashlib.sha256()
+        files.hash_tensors(learned, {} if isinstance(score, Selection) else score.state())
         return {
             "score": describe(score, self.model),
+            "learned": learned.hexdigest(),
             "calibration": describe(uncompressed(calibration), self.model),
             **{name: describe(config.get(name), self.model) for name in self.compared},
         }
@@ -164,6 +175,8 @@ class Persistent(nn.Module, Described):
         if saved.get("format") != files.FORMAT:
             raise ValueError("it was saved by another version of ffcp: calibrate again")
         fresh = self.snapshot(_state=self._built(saved, tensors))
+        if fresh.comparable() != saved["compared"]:
+            raise ValueError("it does not hold what it describes")
         fresh.check_scores()
         fresh.restore_fit()
         return fresh
@@ -204,10 +217,14 @@ class Persistent(nn.Module, Described):
         given, calibration = self._given
         is_mondrian = saved["calibration"].get("class") == "Mondrian"
         mine = self._comparable(given, by_groups(calibration) if is_mondrian else calibration)
+        mine["learned"] = saved["learned"]
         if isinstance(given, Selection) and given.accepts(score):
             mine["score"] = None
             mine["calibration"] = None if given.selects_calibration else mine["calibration"]
-        if not _is_possible(mine, saved):
+        pieces = ("score", "calibration")
+        if not all(_is_possible(mine[name], saved[name]) for name in pieces) or any(
+            mine[name] != saved[name] for name in mine if name not in pieces
+        ):
             listed = ", ".join(differences(mine, saved))
             raise ValueError(f"settings differ, so the scores are not comparable: {listed}")
 

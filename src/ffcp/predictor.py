@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
@@ -234,7 +234,13 @@ class Predictor(Persistent):
         return self
 
     def _checked(
-        self, score: Any, calibration: Calibration, groups: Any, weights: Any, new: Any, update: bool
+        self,
+        score: Any,
+        calibration: Calibration,
+        groups: Any,
+        weights: Any,
+        new: Any,
+        update: bool,
     ) -> Calibration:
         """Refuse groups, weights and inputs that nothing looks at, and missing ones."""
         if groups is not None:
@@ -314,8 +320,9 @@ class Predictor(Persistent):
         listed = ", ".join(differences(mine, theirs))
         if listed:
             advice = (
-                "" if self.is_settled else ". Let one worker select, and hand its "
-                "predictor.settled() to all others"
+                ""
+                if self.is_settled
+                else ". Let one worker select, and hand its predictor.settled() to all others"
             )
             raise ValueError(f"settings differ, so the scores are not comparable: {listed}{advice}")
 

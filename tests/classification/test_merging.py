@@ -94,8 +94,8 @@ def test_merging_nothing_itself_or_something_else() -> None:
         mine.merge(ffcp.RAPS(network(), seed=3))
     with pytest.raises(ValueError, match="itself"):
         mine.merge(mine)
-    with pytest.raises(TypeError, match=r"\bCP\b"):
-        mine.merge(ffcp.CP(network()))
+    with pytest.raises(ValueError, match="ScaledScore"):
+        mine.merge(ffcp.CP(network()).calibrate(X, torch.zeros(len(X), 5)))
 
 
 @pytest.mark.long

@@ -95,9 +95,6 @@ def test_a_class_is_a_score_too() -> None:
         def of_all(self, seen: ffcp.BatchOutput) -> Tensor:
             return -seen.output.log_softmax(dim=1)
 
-        def settings(self) -> dict:
-            return {"score": "likelihood"}
-
     own = ffcp.SetPredictor(nn.Identity(), Likelihood()).calibrate(LOGITS, Y)
     lac = ffcp.LAC(nn.Identity()).calibrate(LOGITS, Y)  # the same order of labels over all rows
     assert torch.equal(

@@ -10,7 +10,6 @@ from ffcp.batch import BatchOutput, traced
 from ffcp.export.steps import Outward, near
 from ffcp.network.jacobian.norms import wide
 from ffcp.regression.scaled_score import ScaledScore
-from ffcp.regression.sides import ends_at
 
 ROWS = 4000
 
@@ -32,12 +31,12 @@ def test_ends_lie_outside_of_the_librarys_and_hardly_farther(dtype, side, base):
     lowest = 0.0 if bands.lowest == 0 else -3.0
     for score in (lowest, 0.0, 6e-46, 1 / 3, 2.7, 1e300, torch.inf):
         threshold = torch.full((2 if side == "each" else 1,), score, dtype=torch.float64)
-        known = ends_at(bands, seen, threshold)
+        known = bands.region(seen, threshold)
         with traced():
             # The least that is allowed for: see checking.rounding_of_intervals.
             least = torch.tensor(4 * torch.finfo(dtype).tiny, dtype=dtype)
             larger = threshold + threshold.abs() * near(dtype)
-            ends = ends_at(Outward(bands), seen, larger)
+            ends = Outward(bands).region(seen, larger)
             lower, upper = ((ends[0] - least).to(dtype), (ends[1] + least).to(dtype))
         assert bool((lower <= known[0]).all())
         assert bool((upper >= known[1]).all())
@@ -54,4 +53,4 @@ def test_a_nan_stays_a_nan_at_both_ends():
     seen = BatchOutput(None, torch.tensor([[torch.nan]]), {}, {}, range(1))
     for side in ("both", "lower"):
         outward = Outward(ScaledScore(ffcp.scores.Point(), ffcp.scales.Constant(), side=side))
-        assert all(end.isnan().all() for end in ends_at(outward, seen, torch.ones(1).double()))
+        assert all(end.isnan().all() for end in outward.region(seen, torch.ones(1).double()))

@@ -112,7 +112,7 @@ def test_other_places_are_other_settings() -> None:
         ffcp.IntervalPredictor(small_mlp(outputs=3), base).calibrate(X, Y)
         for base in (ffcp.scores.Quantiles(0, 2), ffcp.scores.Quantiles(0, 2, median=1))
     )
-    with pytest.raises(ValueError, match="places"):
+    with pytest.raises(ValueError, match="median"):
         one.merge(two)
 
 

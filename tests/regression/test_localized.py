@@ -276,7 +276,7 @@ def test_refused_data() -> None:
     predictor = ffcp.LCP(small_mlp(), at_input("nearest", bandwidth=400))
     with pytest.raises(ValueError, match=r"\b400\b"):
         predictor.calibrate(X, Y).predict_interval(X[:3])
-    with pytest.raises(ValueError, match=r"\b0\b"):
+    with pytest.raises(ValueError, match="finite"):
         ffcp.LCP(small_mlp(), ffcp.kernels.Localizer(on=lambda x: x / 0 * 0)).calibrate(X, Y)
     with pytest.raises(ValueError, match="shape"):
         ffcp.LCP(small_mlp(), ffcp.kernels.Localizer(on=lambda x: torch.zeros(7))).calibrate(X, Y)

@@ -116,15 +116,6 @@ def test_others_refuse() -> None:
     near = ffcp.LCP(small_mlp(), ffcp.kernels.Localizer("nearest", on="input", bandwidth=60))
     with pytest.raises(ValueError, match="Local"):
         near.calibrate(X, Y).predict_interval(X, pac=0.95)
-
-    class Own(ffcp.calibrations.Marginal):
-        def quantile(self, alpha: Any, metadata: Any = None, random: Any = None) -> torch.Tensor:
-            return self.scores[-1]
-
-    with pytest.raises(ValueError, match="Own"):
-        ffcp.IntervalPredictor(small_mlp(), calibration=Own()).calibrate(X, Y).predict_interval(
-            X, pac=0.9
-        )
     for wrong in (0, 1, 1.5, "much"):
         with pytest.raises((ValueError, TypeError), match="pac"):
             ffcp.CP(small_mlp()).calibrate(X, Y).predict_interval(X, pac=wrong)

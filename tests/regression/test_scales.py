@@ -122,7 +122,7 @@ def test_the_choice_is_saved_and_loaded(scales: list, tmp_path: Path) -> None:
     torch.testing.assert_close(
         loaded.predict_interval(x), saved.predict_interval(x), rtol=0, atol=0
     )
-    with pytest.raises(ValueError, match="settings"):
+    with pytest.raises(ValueError, match="knowing"):
         ffcp.IntervalPredictor(model, scale=[wrong, lambda seen: 1 + seen.x[:, 0].abs()]).load(path)
 
 

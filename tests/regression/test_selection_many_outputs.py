@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 import ffcp
-from ffcp.network.jacobian import chained
 from tests.conftest import normal
 from tests.core import scores_by_group
 
@@ -51,25 +50,6 @@ def test_scores_are_those_of_rows_that_did_not_wait(feature: str, batch_size: in
     mine, theirs = scores_by_group(waited), scores_by_group(at_once)
     for group in (0, 1):
         torch.testing.assert_close(mine[group], theirs[group], rtol=1e-4, atol=1e-5)
-
-
-def test_norms_of_all_layers_are_taken_of_the_rows_that_choose(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    model, rows = wide(), []
-    y = targets(model, "input")
-    product = chained.chained
-
-    def count(feature: Tensor, *rest: object) -> Tensor:
-        rows.append(len(feature))
-        return product(feature, *rest)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(chained, "chained", count)
-    predictor = ffcp.FFCP(model).calibrate(X, y)
-    assert predictor.feature == "input"
-    aside = ROWS // 5
-    layers = [count for count in rows if count in (aside, ROWS - aside)]
-    assert layers == [*[aside] * 5, ROWS - aside]  # five layers to choose from, then the chosen
 
 
 def test_few_rows_do_without_a_choice() -> None:

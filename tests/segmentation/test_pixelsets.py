@@ -315,7 +315,7 @@ def test_merge_refuses_what_it_cannot_add() -> None:
     predictor = PixelSets(network()).calibrate(X, Y)
     with pytest.raises(ValueError, match="itself"):
         predictor.merge(predictor)
-    with pytest.raises(ValueError, match="merge"):
+    with pytest.raises(ValueError, match="calibrate"):
         predictor.merge(PixelSets(network()))
     with pytest.raises(TypeError, match="Conv2d"):
         predictor.merge(nn.Conv2d(1, 1, 1))

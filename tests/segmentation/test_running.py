@@ -72,9 +72,9 @@ def test_a_copy_predicts_the_same(name: str, groups: dict) -> None:
 
 def test_merging_a_predictor_without_calibration() -> None:
     empty, other = PixelSets(network()), PixelSets(network())
-    with pytest.raises(ValueError, match="calibrat"):
+    with pytest.raises(ValueError, match="calibrate"):
         empty.merge(other)
     empty.calibrate(X, Y)
-    with pytest.raises(ValueError, match="calibrat"):
+    with pytest.raises(ValueError, match="calibrate"):
         empty.merge(other)
     assert len(empty.calibration) == 60

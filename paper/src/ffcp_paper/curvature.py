@@ -57,7 +57,6 @@ class Curvature:
         scale: Tensor = norm + self.step / 2 * curvature
         return scale.double().clamp_min(self.floor)
 
-    def settings(self) -> dict[str, Any]:
-        """Return what identifies the scale."""
-        where = f"{self.feature}, step {self.step:g}, floor {self.floor:g}"
-        return {"scale": f"curvature at {where}"}
+    def config(self) -> dict[str, Any]:
+        """Return the constructor arguments."""
+        return {"feature": self.feature, "step": self.step, "floor": self.floor}

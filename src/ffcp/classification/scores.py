@@ -6,7 +6,6 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -20,6 +19,7 @@ from ffcp.classification.weights import blocks, in_order
 from ffcp.conformal.rank import exact_alpha
 from ffcp.conformal.score import Score
 from ffcp.conformal.selection import Aside, Selected, Selection
+from ffcp.description import name_of
 from ffcp.network.features import OUTPUT
 
 FIT = "fit"
@@ -134,6 +134,7 @@ class FunctionScore(LabelScore):
     def __post_init__(self) -> None:
         if not callable(self.function):
             raise TypeError(f"a label score is a function of a BatchOutput, got {self.function!r}")
+        object.__setattr__(self, "name", self.name or name_of(self.function))
 
     def requires(self) -> Requires:
         """Return the layers it looks at."""

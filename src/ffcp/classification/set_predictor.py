@@ -148,8 +148,13 @@ class SetPredictor(Predictor):
 
     def _looks(self, update: bool) -> Looks:
         counts = self._state.counts if update else Counts()
-        return _LabelLooks(self.model, self._state.score if update else self._given[0], counts,
-                           self._stream.entropy(), self.names)
+        return _LabelLooks(
+            self.model,
+            self._state.score if update else self._given[0],
+            counts,
+            self._stream.entropy(),
+            self.names,
+        )
 
     # -- using the calibration --------------------------------------------------------------
 

@@ -64,7 +64,9 @@ class Calibration(Described):
     """
 
     #: The scores (n, m) and a column for each metadata, by name.
-    rows: Mapping[str, Tensor] = field(default_factory=dict, repr=False, compare=False, kw_only=True)
+    rows: Mapping[str, Tensor] = field(
+        default_factory=dict, repr=False, compare=False, kw_only=True
+    )
     traits = Traits(rows=True)
 
     def config(self) -> dict[str, Any]:
@@ -164,4 +166,6 @@ def too_few(scores: Tensor, alpha: Any) -> str:
     fewest, needed = int(known(scores).min()), rows_needed(alpha)
     if fewest >= needed:
         return ""
-    return f": alpha={float(alpha):g} needs at least {needed} calibration rows and there are {fewest}"
+    return (
+        f": alpha={float(alpha):g} needs at least {needed} calibration rows and there are {fewest}"
+    )

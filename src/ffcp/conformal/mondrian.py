@@ -101,13 +101,17 @@ class Mondrian(Calibration):
 
     def metadata(self, out: BatchOutput, y: Tensor | None = None) -> dict[str, Any]:
         """Return the group of every row, and what the inner calibration looks at."""
+        return {"group": self.labels(out), **self.inner.metadata(out, y)}
+
+    def labels(self, out: BatchOutput) -> list[Label]:
+        """Return the group of every row."""
         if self.by is not None and out.groups is not None:
             raise ValueError("the groups come from Mondrian(by=...): leave out groups=")
         groups = out.groups if self.by is None else self.by(out.x)
         if groups is None:
             known = f" with labels among {_listed(self.groups)}" if self.parts else ""
             raise ValueError(f"every row needs a group: pass groups=..., one label per row{known}")
-        return {"group": labels_of(groups, len(out.output)), **self.inner.metadata(out, y)}
+        return labels_of(groups, len(out.output))
 
     # -- rows -------------------------------------------------------------------------------
 
@@ -115,7 +119,9 @@ class Mondrian(Calibration):
         """Return this calibration with these rows; ``metadata["group"]`` says whose they are."""
         assert metadata is not None
         other, rows = _without_group(metadata), rows_of_groups(metadata["group"])
-        parts = {label: self.inner.fit(scores[own], take(other, own)) for label, own in rows.items()}
+        parts = {
+            label: self.inner.fit(scores[own], take(other, own)) for label, own in rows.items()
+        }
         return replace(self, parts={label: part for label, part in parts.items() if len(part)})
 
     def merge(self, other: Mondrian) -> Mondrian:
@@ -169,9 +175,7 @@ class Mondrian(Calibration):
 
     def pac_quantiles(self, alphas: Sequence[Any], pac: Any, metadata: Columns) -> Tensor:
         """Return thresholds with PAC coverage in each group, (levels, n, m)."""
-        return self._by_group(
-            metadata, lambda part, own: pac_quantiles(part, alphas, pac, own)
-        )
+        return self._by_group(metadata, lambda part, own: pac_quantiles(part, alphas, pac, own))
 
     def _by_group(
         self, metadata: Columns | None, look_up: Callable[[Calibration, Columns], Tensor]
@@ -227,7 +231,7 @@ class _InGroups(Selection):
     def select(self, aside: Aside) -> Selected:
         """Select by rows of all groups, for as many rows as a group has."""
         groups = aside.calibration
-        counts = [len(rows) for rows in rows_of_groups(groups.metadata(aside.out)["group"]).values()]
+        counts = [len(rows) for rows in rows_of_groups(groups.labels(aside.out)).values()]
         # A row has the others of its group around it: on average, this share of them all.
         share = sum(count**2 for count in counts) / sum(counts) ** 2
         left = max(rows_needed(aside.alpha), round(share * aside.left))

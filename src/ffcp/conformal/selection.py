@@ -19,6 +19,7 @@ from torch import Tensor
 from ffcp.batch import BatchOutput, Requires
 from ffcp.description import Described
 
+
 class Aside(NamedTuple):
     """The rows set aside, and what is known when something is selected on them.
 

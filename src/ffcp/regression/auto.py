@@ -155,9 +155,7 @@ class MethodSelection(Selection):
             calibration = localized(calibration, bandwidth)
         return Selected(score, calibration, {"method": choice})
 
-    def _candidates(
-        self, judge: Comparison, aside: Aside
-    ) -> Iterator[tuple[str, MethodCandidate]]:
+    def _candidates(self, judge: Comparison, aside: Aside) -> Iterator[tuple[str, MethodCandidate]]:
         assert self.sight is not None
         plain = judge.scaled(self._scaled(Constant()))
         yield PLAIN, judge.fixed(plain)
@@ -177,9 +175,7 @@ class MethodSelection(Selection):
         if judge.rows >= _FEWEST:
             yield from self._from_aside(judge, aside)
 
-    def _from_aside(
-        self, judge: Comparison, aside: Aside
-    ) -> Iterator[tuple[str, MethodCandidate]]:
+    def _from_aside(self, judge: Comparison, aside: Aside) -> Iterator[tuple[str, MethodCandidate]]:
         """Learn from rows set aside: judged by folds, and made by all of them."""
         assert self.sight is not None
         for name, (kind, sight) in sights(self.sight, self.learners).items():
@@ -372,7 +368,9 @@ class Auto(LearnsFromTraining):
         names = ("criterion", "on", "learner", "quantiles", "pac")
         return {**{name: getattr(self, name) for name in names}, **super().config()}
 
-    def pac_quantiles(self, alphas: Sequence[Fraction], sure: Fraction, metadata: Columns) -> Tensor:
+    def pac_quantiles(
+        self, alphas: Sequence[Fraction], sure: Fraction, metadata: Columns
+    ) -> Tensor:
         """Return thresholds with PAC coverage, which LCP has not."""
         if self.method == LOCAL:
             raise ValueError(

@@ -26,7 +26,6 @@ class Base(Protocol):
         """Give the point prediction, in the shape of the target."""
 
 
-
 class Point(Described):
     """The model's output is a point prediction: both ends are it, and one scale serves both.
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from ffcp.batch import BatchOutput
-from ffcp.conformal.columns import take
 from ffcp.conformal.bandwidth_selection import choose_bandwidth
+from ffcp.conformal.columns import take
 from ffcp.conformal.local import CHOOSING_ROWS, Local, Localizer
 from ffcp.conformal.rank import conformal_quantile, exact_alpha, rows_needed
 from ffcp.conformal.weighted import effective_size, weighted_quantile
@@ -211,7 +211,9 @@ class Comparison:
         self, folds: Sequence[tuple[Tensor, LearnedScore]], shape: str
     ) -> tuple[Tensor, Tensor]:
         """Give the bands of all folds at one threshold."""
-        parts = [(rows, one.shaped(shape), forward.part_of(self._seen, rows)) for rows, one in folds]
+        parts = [
+            (rows, one.shaped(shape), forward.part_of(self._seen, rows)) for rows, one in folds
+        ]
         y = self._y_as_given()
         scores = torch.cat([family.score(out, y[rows]).cpu() for rows, family, out in parts])
         order = torch.cat([rows for rows, _, _ in parts])

@@ -193,6 +193,7 @@ class IntervalPredictor(RegressionPredictor):
         self.must_be_settled()
         score, calibration = self._given
         selection = calibration.selection()
+        assert selection is not None
         with torch.inference_mode(False):
             ((x, y),) = inputs.pairs(x, y, inputs.Reader(self.model))
             order = np.random.default_rng(self.seed or 0).permutation(len(y))

@@ -277,6 +277,8 @@ class Localized(IntervalPredictor):
         """
         if self.localizer.bandwidth != AUTO:
             raise ValueError(f"the bandwidth is given: {self.localizer.bandwidth}")
+        score, local = self._given
+        self._given = (score, replace(local, bandwidth=None))
         self._fit_calibration(x, y, planned)
         return self
 

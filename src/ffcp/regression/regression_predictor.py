@@ -209,7 +209,9 @@ class RegressionPredictor(Predictor):
         levels = tuple(map(float, asked)) if are_many else float(asked[0])
         return Interval(ends["lower"], ends["upper"], predictions["prediction"], levels)
 
-    def pac_quantiles(self, alphas: Sequence[Fraction], sure: Fraction, metadata: Columns) -> Tensor:
+    def pac_quantiles(
+        self, alphas: Sequence[Fraction], sure: Fraction, metadata: Columns
+    ) -> Tensor:
         """Return thresholds with PAC coverage."""
         return pac_quantiles(self.calibration, alphas, sure, metadata)
 

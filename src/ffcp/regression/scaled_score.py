@@ -228,7 +228,9 @@ class ScaledScore(RegressionScore):
 class ScaleSelection(Selection):
     """Selects the scale with the shortest mean interval, and learns the scales of outputs."""
 
-    def __init__(self, score: ScaledScore, options: Mapping[str, ScaledScore] | None = None) -> None:
+    def __init__(
+        self, score: ScaledScore, options: Mapping[str, ScaledScore] | None = None
+    ) -> None:
         self.score = score
         self.options = {} if options is None else dict(options)
         self.what = getattr(score.scale, "what", "the scale of each output")
@@ -242,7 +244,9 @@ class ScaleSelection(Selection):
         score, is_open = self.score, getattr(self.score.scale, "is_open", False)
         # A single output has no other to be compared with, and the outputs of a map, whose size may
         # change from row to row, have one unit.
-        if score.output_scales == AUTO and not (1 < outputs <= _MOST_OUTPUTS and prediction.dim() == 2):
+        if score.output_scales == AUTO and not (
+            1 < outputs <= _MOST_OUTPUTS and prediction.dim() == 2
+        ):
             score = replace(score, output_scales=None)
         if is_open and outputs > _MOST_OUTPUTS:
             raise ValueError(

@@ -156,6 +156,7 @@ class FunctionScale(Described):
     def __post_init__(self) -> None:
         if not callable(self.function):
             raise TypeError(f"a scale is a function of a BatchOutput, got {self.function!r}")
+        object.__setattr__(self, "name", self.name or name_of(self.function))
 
     def requires(self) -> Requires:
         """Return the layers it looks at, and the input."""
@@ -203,14 +204,9 @@ class CandidateScales(Described):
         """Name the scales there are to select from."""
         options: dict[str, Scale] = {OUTPUT: Constant()}
         for scale in self.scales:
-            name = getattr(scale, "feature", None) or _called(scale)
+            name = getattr(scale, "feature", None) or name_of(scale)
             options[name if name not in options else f"{name} {len(options)}"] = scale
         return options
-
-
-def _called(scale: Any) -> str:
-    own = getattr(scale, "name", None) or getattr(scale, "function", None)
-    return own if isinstance(own, str) else name_of(scale if own is None else own)
 
 
 def gradient_norm(

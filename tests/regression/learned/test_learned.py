@@ -254,7 +254,7 @@ def test_an_image_teaches_without_its_pixels() -> None:
         nn.Conv2d(1, 3, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 1)
     )
     predictor = ffcp.Learned(model).calibrate(normal(200, 1, 6, 6, seed=0), normal(200, seed=1))
-    assert config(predictor)["from_input"] is False
+    assert config(predictor)["score"]["sight"]["takes_input"] is False
 
 
 def test_functions_of_the_users_are_learned_from_and_asked_for_when_loading(
@@ -349,10 +349,10 @@ def test_residuals_that_float32_cannot_hold_give_bands_that_cover(scale: float) 
 @pytest.mark.parametrize(
     "change",
     [
-        lambda _, described: described["settings"].update(from_input=False),
-        lambda tensors, _: tensors["scorer.typical"].mul_(2),
-        lambda tensors, _: tensors["scorer.typical"].fill_(math.nan),
-        lambda tensors, _: tensors["scorer.learner.w1"].add_(1),
+        lambda _, described: described["compared"]["score"]["sight"].update(takes_input=False),
+        lambda tensors, _: tensors["score.typical"].mul_(2),
+        lambda tensors, _: tensors["score.typical"].fill_(math.nan),
+        lambda tensors, _: tensors["score.learner.w1"].add_(1),
     ],
     ids=["other columns", "other sizes", "no sizes", "other weights"],
 )

@@ -77,9 +77,7 @@ class FeatureColumns(Described):
     def requires(self) -> Requires:
         """Return norms, values and whether the input is looked at."""
         values = () if self.values is None else (self.values,)
-        return Requires(
-            tuple(self.norms), values, input=self.takes_input or bool(self.functions)
-        )
+        return Requires(tuple(self.norms), values, input=self.takes_input or bool(self.functions))
 
     def columns(self, out: BatchOutput) -> Tensor:
         """Give the columns (n, k) in float32 on the CPU, as they are."""

@@ -23,6 +23,7 @@ MOST_ROWS = 20_000  # that teach; more take their time and add little
 # ones by, before it counts as a mistake: so much, and so many standard errors.
 _EXCESS, _ERRORS = 0.05, 4.0
 
+
 class Lesson(NamedTuple):
     """What the model gave for rows that teach, their targets, and where to look for what."""
 
@@ -71,7 +72,9 @@ class LearnsFromTraining(RegressionPredictor):
         if count is None or count <= MOST_ROWS:
             yield from self.batches(x, y, call="fit")
             return
-        ((x, y),) = inputs.pairs(x, y, inputs.Reader(self.model, self._state.layout), self.read_target)
+        ((x, y),) = inputs.pairs(
+            x, y, inputs.Reader(self.model, self._state.layout), self.read_target
+        )
         order = torch.from_numpy(np.random.default_rng(self.seed or 0).permutation(count))
         yield from self.batches(inputs.take(x, order), y[order], call="fit")
 
