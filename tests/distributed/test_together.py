@@ -88,7 +88,7 @@ def test_all_ranks_end_with_the_same_calibration_to_the_last_bit(
 )
 def test_scores_are_those_of_one_process(played: list[dict[str, Any]], name: str) -> None:
     make, y, more = METHODS[name]
-    alone = make().calibrate(X, y, **more).calibration.points()
+    alone = make().calibrate(X, y, **more).calibration.state()
     for kind, values in points_of(played, name).items():
         if values.dtype == torch.float64 and kind == "scores" and name != "groups":
             torch.testing.assert_close(values, alone[kind])  # rounded by batches of another size
@@ -255,10 +255,10 @@ def test_a_group_of_one_gives_what_calibrate_does(name: str) -> None:
     other = ffcp.RAPS(small_mlp(outputs=3), **here) if here else make()
     one.calibrate(X, y, **more)
     ffcp.distributed.calibrate(other, X, y, **more)
-    mine, theirs = one.calibration.points(), other.calibration.points()
+    mine, theirs = one.calibration.state(), other.calibration.state()
     assert mine.keys() == theirs.keys()
     assert all(torch.equal(mine[kind], theirs[kind]) for kind in mine)
-    assert one.settings() == other.settings()
+    assert one.comparable() == other.comparable()
     assert one._state.set_aside == other._state.set_aside
 
 
@@ -268,7 +268,7 @@ def test_a_new_calibration_takes_nothing_from_the_one_before() -> None:
     ffcp.distributed.calibrate(predictor, X[:500], Y[:500])
     alone = ffcp.CP(small_mlp(), seed=3).calibrate(X[:500], Y[:500])
     assert torch.equal(predictor.calibration.scores, alone.calibration.scores)
-    assert predictor.settings() == alone.settings()
+    assert predictor.comparable() == alone.comparable()
     assert predictor.seed == 3
     assert torch.equal(predictor.predict_interval(X).lower, alone.predict_interval(X).lower)
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ffcp import FFRAPS
 from ffcp.batch import BatchOutput, Requires
-from ffcp.classification.rules import FEATURE, Cumulative, LabelRows
+from ffcp.classification.rules import FEATURE, LabelRows
 from ffcp.classification.scores import RuleScore, top_probability
 from ffcp.classification.set_methods import Named
 from ffcp.classification.set_predictor import SetPredictor as SetPredictor
@@ -56,17 +56,19 @@ class Replay(nn.Module):
         return logits
 
 
+NORMS = "input[1]"  # of a model that is replayed
+
+
 class StoredNorms(RuleScore):
     """The score of FFRAPS with gradient norms that were computed before, the second input."""
 
     def requires(self) -> Requires:
-        """Ask for nothing: the norms are known."""
-        return Requires()
+        """Require the second input: the norms are known."""
+        return Requires(values=(NORMS,))
 
-    def _rows(self, seen: BatchOutput) -> LabelRows:
-        assert self.shares is not None
-        logits, norms = seen.x
-        return LabelRows(logits, self.shares(seen.rows).to(logits.device), norms)
+    def label_rows(self, out: BatchOutput) -> LabelRows:
+        """Return what the rule looks at."""
+        return super().label_rows(out._replace(norms={NORMS: out.values[NORMS]}))
 
 
 class Replayed(FFRAPS):
@@ -81,30 +83,11 @@ class Replayed(FFRAPS):
         kreg: int | None = None,
         temperature: float | str = 1.0,
         tune: str | None = None,
-        tune_fraction: float = 0.2,
-        tune_alpha: float = 0.1,
-        allow_zero_sets: bool = False,
         seed: int = 0,
+        **common: Any,
     ) -> None:
-        given = {"lam": lam, "kreg": kreg, "delta": delta, "gradient": FEATURE}
-        score = StoredNorms(
-            "ffraps",
-            {"temperature": temperature, **given},
-            Cumulative,
-            tune=tune,
-            randomized=True,
-            allow_empty=allow_zero_sets,
-        )
-        Named.__init__(
-            self,
-            model,
-            score,
-            allow_zero_sets=allow_zero_sets,
-            class_conditional=False,
-            tune_fraction=tune_fraction,
-            tune_alpha=tune_alpha,
-            seed=seed,
-            batch_size=None,
-            output=None,
-            names=None,
-        )
+        empty = common.get("allow_zero_sets", False)
+        given = (temperature, lam, kreg, delta, FEATURE, NORMS, tune)
+        score = StoredNorms("ffraps", *given, allow_empty=empty)
+        Named.__init__(self, model, score, seed=seed, **common)
+        self.gradient = FEATURE
