@@ -242,21 +242,13 @@ def _kink_lines(slope: float, low: Tensor, high: Tensor, center: Tensor) -> Line
     return Lines(piece, None, chord, shift) if convex else Lines(chord, shift, piece, None)
 
 
-def relu(layer: nn.ReLU) -> Activation:
-    """Zero below zero, the identity above."""
-    return Activation(functional.relu, partial(_kink_lines, 0.0))
-
-
-def leaky_relu(layer: nn.LeakyReLU) -> Activation:
-    """Multiply by a constant below zero only."""
-    slope = layer.negative_slope
-    if slope == 0:  # slope * -inf would be NaN
-        return Activation(functional.relu, partial(_kink_lines, 0.0))
-    return Activation(
-        lambda x: functional.leaky_relu(x, slope),
-        partial(_kink_lines, slope),
-        turning=(0.0,) if slope < 0 else (),
+def leaky_relu(layer: nn.ReLU | nn.LeakyReLU) -> Activation:
+    """Multiply by a constant below zero only; by zero, for ReLU."""
+    slope = getattr(layer, "negative_slope", 0.0)
+    function = (
+        functional.relu if slope == 0 else partial(functional.leaky_relu, negative_slope=slope)
     )
+    return Activation(function, partial(_kink_lines, slope), turning=(0.0,) if slope < 0 else ())
 
 
 def _chord(
@@ -403,8 +395,7 @@ LAYERS: dict[type[nn.Module], Callable[[Any], Rule]] = {
     nn.Upsample: upsample,
     **dict.fromkeys((nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d), identity),
     nn.AlphaDropout: identity,
-    nn.ReLU: relu,
-    nn.LeakyReLU: leaky_relu,
+    **dict.fromkeys((nn.ReLU, nn.LeakyReLU), leaky_relu),
     nn.Tanh: tanh,
     nn.Sigmoid: sigmoid,
     nn.GELU: gelu,

@@ -298,19 +298,11 @@ def pairs(
         rows = row_count(batch)
         if labels.dim() == 0 or labels.shape[0] != rows:
             raise ValueError(
-                f"x has {rows} rows but the target has shape {tuple(labels.shape)}"
-                f"{_rows_hint(batch, labels)}"
+                f"x has {rows} rows but the target has shape {tuple(labels.shape)}: for a single "
+                "row write x[None], and give torch.stack(x) for a list of rows"
             )
         read.note_target(labels)
         yield batch, labels
-
-
-def _rows_hint(x: Any, y: Tensor) -> str:
-    if isinstance(x, Tensor) and x.dim() == 1 and y.numel() == 1:
-        return ": for a single row write x[None]"
-    if isinstance(x, list) and y.dim() and len(x) == len(y):
-        return ": a list of tensors is an input of several parts; of rows, give torch.stack(x)"
-    return ""
 
 
 def leaves(x: Any, name: str = "input") -> Iterator[tuple[str, Tensor]]:
