@@ -304,6 +304,7 @@ def _sigmoid_lines(
     derivative: Callable[[Tensor], Tensor],
     low: Tensor,
     high: Tensor,
+    center: Tensor,
 ) -> Lines:
     upper_slope, upper_shift = _sigmoid_upper(function, derivative, low, high)
     # x -> -f(-x) has the same shape, so a line above it gives a line below f.
@@ -313,22 +314,14 @@ def _sigmoid_lines(
 
 def tanh(layer: nn.Tanh) -> Activation:
     """Convex below zero, concave above."""
-
-    def derivative(x: Tensor) -> Tensor:
-        return 1 - torch.tanh(x).square()
-
-    return Activation(torch.tanh, lambda *box: _sigmoid_lines(torch.tanh, derivative, *box[:2]))
+    lines = partial(_sigmoid_lines, torch.tanh, lambda x: 1 - torch.tanh(x).square())
+    return Activation(torch.tanh, lines)
 
 
 def sigmoid(layer: nn.Sigmoid) -> Activation:
     """Convex below zero, concave above."""
-
-    def derivative(x: Tensor) -> Tensor:
-        return torch.sigmoid(x) * torch.sigmoid(-x)
-
-    return Activation(
-        torch.sigmoid, lambda *box: _sigmoid_lines(torch.sigmoid, derivative, *box[:2])
-    )
+    lines = partial(_sigmoid_lines, torch.sigmoid, lambda x: torch.sigmoid(x) * torch.sigmoid(-x))
+    return Activation(torch.sigmoid, lines)
 
 
 def _gate(

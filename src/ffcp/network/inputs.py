@@ -189,10 +189,6 @@ class Reader:
             )
         return leaf if known == columns[name] else leaf[[own[column] for column in known]]
 
-    def note_target(self, y: Tensor) -> None:
-        """Remember what the first targets are like; later ones may be (n,) for (n, 1)."""
-        self.layout.setdefault("y", {"row": list(y.shape[1:])})
-
 
 class Rows:
     """Rows to predict: one input, or a loader of inputs that is read batch after batch.
@@ -301,7 +297,8 @@ def pairs(
                 f"x has {rows} rows but the target has shape {tuple(labels.shape)}: for a single "
                 "row write x[None], and give torch.stack(x) for a list of rows"
             )
-        read.note_target(labels)
+        # Of the first targets; later ones may be (n,) for (n, 1).
+        read.layout.setdefault("y", {"row": list(labels.shape[1:])})
         yield batch, labels
 
 
