@@ -193,7 +193,7 @@ def test_refused_in_words(kind: str) -> None:
     "y", [np.ma.masked_array(Y.numpy(), Y.numpy() > 0), Y + 1j, Y.to_sparse(), ["a"] * 40]
 )
 def test_refused_targets(y: object) -> None:
-    with pytest.raises(TypeError, match=r"^y (is|must be)"):
+    with pytest.raises(TypeError, match=r"^y "):
         ffcp.CP(small_mlp()).calibrate(X, y)
 
 
@@ -237,9 +237,9 @@ def test_a_new_calibration_has_columns_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("frame", "message"),
     [
-        (FRAME.rename(columns={"age": "years"}), "lacks 'age' and has also 'years'"),
-        (FRAME.drop(columns="size"), "lacks 'size'"),
-        (FRAME.assign(more=1), "has also 'more'"),
+        (FRAME.rename(columns={"age": "years"}), "'age'.*'years'"),
+        (FRAME.drop(columns="size"), "'size'"),
+        (FRAME.assign(more=1), "'more'"),
     ],
 )
 def test_other_columns_are_refused(frame: object, message: str) -> None:
@@ -357,7 +357,7 @@ def test_groups_of_a_loader() -> None:
     expected = predictor.predict_interval(X, 0.3, groups=groups).upper
     assert predictor.predict_interval(iter(X.split(9)), 0.3, groups=groups).upper.equal(expected)
     for wrong in (groups[:-1], [*groups, "a"]):
-        with pytest.raises(ValueError, match="groups has"):
+        with pytest.raises(ValueError, match="groups"):
             predictor.predict_interval(iter(X.split(9)), 0.3, groups=wrong)
 
 

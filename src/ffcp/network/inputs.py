@@ -181,11 +181,9 @@ class Reader:
         missing = [column for column in known if column not in own]
         unknown = [column for column in own if column not in known]
         if missing or unknown:
-            wrong = [f"lacks {', '.join(map(repr, missing))}"] if missing else []
-            wrong += [f"has also {', '.join(map(repr, unknown))}"] if unknown else []
             raise ValueError(
-                f"{name} has other columns than the calibration: it {' and '.join(wrong)}. Give "
-                f"the columns {known}, in any order"
+                f"{name} has other columns than the calibration: {missing} are missing, {unknown} "
+                f"unknown. Give the columns {known}, in any order"
             )
         return leaf if known == columns[name] else leaf[[own[column] for column in known]]
 
