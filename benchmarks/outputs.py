@@ -45,7 +45,7 @@ def many_outputs(rounds: int = 5) -> None:
     )  # fmt: skip
     for name, against, seconds, limit in (
         ("CP", "", 0.0, 0.0),
-        ("FFCP at the first layer", "CP", times["CP"], 20.0),
+        ("FFCP at the first layer", "CP", times["CP"], 25.0),
         ("the same, by a sketch of 32", "CP", times["CP"], 0.0),
         ("FFCP at the first layer, calibrate", "", 0.0, 0.0),
         ("FFCP auto, calibrate", "one layer", one, 3.0),

@@ -35,9 +35,9 @@ def test_lists_of_a_dict_are_read_where_they_hold_numbers_for_every_row() -> Non
 
 
 def test_what_has_no_rows_is_refused() -> None:
-    with pytest.raises(TypeError, match="the input holds no tensor: got dict"):
+    with pytest.raises(TypeError, match="dict"):
         inputs.row_count({"name": "a"})
-    with pytest.raises(ValueError, match="needs a first dimension of rows"):
+    with pytest.raises(ValueError, match="rows"):
         inputs.row_count([torch.zeros(3), torch.tensor(1.0)])
 
 
@@ -77,7 +77,7 @@ def test_a_head_that_takes_no_tangent_cannot_be_sketched() -> None:
     model = nn.Sequential(nn.Linear(2, 3), Doubled(), nn.Linear(3, 4))
     x, y = normal(10, 2, seed=1), normal(10, 4, seed=2)
     assert ffcp.FFCP(model, "0", method="exact").score(x, y).isfinite().all()
-    with pytest.raises(ValueError, match="cannot be sketched, because torch cannot push"):
+    with pytest.raises(ValueError, match="'0'"):
         ffcp.FFCP(model, "0", method=ffcp.scales.Sketch(4)).score(x, y)
 
 
@@ -114,7 +114,7 @@ def test_stored_predictions_that_are_no_numbers_are_refused_by_row(bad: float) -
     x, y = normal(50, seed=1), normal(50, seed=2)
     predictor = ffcp.CP(Stored()).calibrate(x, y)
     x[7] = bad
-    with pytest.raises(ValueError, match=f"x holds {bad} in row 7 "):
+    with pytest.raises(ValueError, match=f"{bad}.*row 7 "):
         ffcp.CP(Stored()).calibrate(x, y)
-    with pytest.raises(ValueError, match=f"x holds {bad} in row 7 "):
+    with pytest.raises(ValueError, match=f"{bad}.*row 7 "):
         predictor.predict_interval(x)

@@ -246,9 +246,9 @@ def test_one_of_several_outputs_of_a_module_is_named() -> None:
     _, norms = ffcp.gradient_norms(model, torch.randn(3, 5, 2), ["lstm[0]"])
     expected = model.head.weight.norm().expand(3, 1)
     torch.testing.assert_close(norms["lstm[0]"], expected.detach())
-    with pytest.raises(ValueError, match=r"there are: lstm\[0\], lstm\[1\]\[0\], lstm\[1\]\[1\]"):
+    with pytest.raises(ValueError, match=r"lstm\[1\]\[1\]"):
         ffcp.gradient_norms(model, torch.randn(3, 5, 2), ["lstm"])
-    with pytest.raises(ValueError, match=r"shape \(1, 3, 4\) for 3 input rows"):
+    with pytest.raises(ValueError, match=r"\(1, 3, 4\)"):
         ffcp.gradient_norms(model, torch.randn(3, 5, 2), ["lstm[1][0]"])
 
 

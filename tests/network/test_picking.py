@@ -108,7 +108,7 @@ def test_weights_that_change_are_seen() -> None:
     predictor = ffcp.CP(model, output=1).calibrate(X, Y)
     with torch.no_grad():
         model.first.weight.add_(1)
-    with pytest.raises(RuntimeError, match="no longer those of the calibration"):
+    with pytest.raises(RuntimeError, match="calibration"):
         predictor(X)
 
 
@@ -163,12 +163,12 @@ def test_pixel_sets_pick() -> None:
 @pytest.mark.parametrize(
     ("kind", "output", "message"),
     [
-        ("dict", "logit", r"returns a dict with keys \['hidden', 'logits'\]: no 'logit' in it"),
-        ("tuple", 2, "returns a tuple of length 2: no 2 in it"),
-        ("tuple", "logits", "returns a tuple of length 2: no 'logits' in it"),
-        ("named tuple", "x", r"a Named with fields \['hidden', 'logits'\]: no 'x' in it"),
-        ("dict", None, r"returned a dict with keys \['hidden', 'logits'\], not a tensor: say by"),
-        ("tuple", lambda returned: returned, "returned a tuple of length 2, not a tensor"),
+        ("dict", "logit", r"'logit'"),
+        ("tuple", 2, "tuple"),
+        ("tuple", "logits", "'logits'"),
+        ("named tuple", "x", r"Named"),
+        ("dict", None, r"output="),
+        ("tuple", lambda returned: returned, "tuple"),
     ],
 )
 def test_what_is_not_there_is_said(kind: str, output: Any, message: str) -> None:
@@ -177,9 +177,9 @@ def test_what_is_not_there_is_said(kind: str, output: Any, message: str) -> None
 
 
 def test_nothing_to_pick_from_a_tensor() -> None:
-    with pytest.raises(TypeError, match=r"returns a tensor.*leave it out"):
+    with pytest.raises(TypeError, match=r"output="):
         ffcp.CP(small_mlp(), output=0).calibrate(X, Y)
-    with pytest.raises(TypeError, match=r"a key, an index or a function, got 1.5"):
+    with pytest.raises(TypeError, match=r"1.5"):
         ffcp.CP(small_mlp(), output=1.5)
 
 
@@ -221,9 +221,9 @@ def test_the_automatic_choice_takes_what_there_is(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS[:-1])
 def test_a_layer_inside_is_refused_when_the_predictor_is_made(kind: str) -> None:
     model = made(kind)
-    with pytest.raises(ValueError, match=f"'0' lies inside an? {kind} model.*pass the original"):
+    with pytest.raises(ValueError, match=f"'0'.*{kind}"):
         ffcp.FFCP(model, "0")
-    with pytest.raises(ValueError, match=f"lies inside an? {kind} model"):
+    with pytest.raises(ValueError, match=f"{kind}"):
         ffcp.FFCP(nn.Sequential(OrderedDict(net=model)), "net.0")
 
 
@@ -231,7 +231,7 @@ def test_a_model_exported_for_some_numbers_of_rows_is_told_from_one_for_any() ->
     model = small_mlp().eval()
     fixed = torch.export.export(model, (X,)).module()
     for whole in (fixed, nn.Sequential(fixed)):
-        with pytest.raises(ValueError, match=rf"exported for exactly {len(X)} rows at a time"):
+        with pytest.raises(ValueError, match=rf"{len(X)} rows"):
             ffcp.CP(whole)
     rows = {0: torch.export.Dim("rows", min=2, max=50)}
     bounded = torch.export.export(model, (X[:40],), dynamic_shapes=(rows,)).module()
@@ -244,7 +244,7 @@ def test_a_model_exported_for_some_numbers_of_rows_is_told_from_one_for_any() ->
 
 
 def test_a_compiled_part_hides_its_layers() -> None:
-    with pytest.raises(ValueError, match="lies inside a compiled model"):
+    with pytest.raises(ValueError, match="compiled"):
         ffcp.FFCP(nn.Sequential(made("compiled"), nn.Linear(1, 1)), "0._orig_mod.0")
 
 

@@ -196,7 +196,7 @@ def test_what_is_no_number_is_seen_wherever_it_stands(
         x = torch.randn(rows, 5)
         assert run(x).output.isfinite().all()
         x[rows - 1, column] = bad
-        with pytest.raises(ValueError, match=rf"^x holds {bad} in row {10 + rows - 1} "):
+        with pytest.raises(ValueError, match=rf"^x .*{bad}.*row {10 + rows - 1} "):
             run(x, first_row=10)
 
 

@@ -102,11 +102,11 @@ class FullyShardedDataParallel(nn.Sequential):
 
 def test_models_whose_weights_are_not_here_are_refused_when_a_predictor_is_made() -> None:
     lazy = nn.Sequential(nn.LazyLinear(3), nn.Linear(3, 1))
-    with pytest.raises(ValueError, match=r"without weights yet \(LazyLinear\): run it once"):
+    with pytest.raises(ValueError, match=r"LazyLinear"):
         ffcp.CP(lazy)
     lazy(X)
     assert torch.isfinite(ffcp.CP(lazy).calibrate(X, Y)(X).lower).all()
-    with pytest.raises(ValueError, match=r"divided over processes \(FSDP\)"):
+    with pytest.raises(ValueError, match=r"FSDP"):
         ffcp.CP(FullyShardedDataParallel(nn.Linear(4, 1)))
 
 
@@ -231,5 +231,5 @@ class TurnsOnTraining(nn.Module):
 
 @pytest.mark.parametrize("make", [Random, TurnsOnTraining])
 def test_models_that_draw_random_numbers_in_eval_mode_are_refused(make: Any) -> None:
-    with pytest.raises(ValueError, match="random even in eval mode"):
+    with pytest.raises(ValueError, match="random"):
         ffcp.CP(make()).calibrate(X, Y)

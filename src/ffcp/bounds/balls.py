@@ -43,13 +43,12 @@ def checked_ball(center: Tensor, radius: float | Tensor, norm: float | str) -> B
             f"radius has shape {tuple(radii.shape)}, center {tuple(center.shape)}; "
             f"give a number or one radius per row, shape {tuple(center.shape[:1])}"
         )
+    radii = radii.expand(len(center))
     bad = ~(radii >= 0)  # NaN too
     if bad.any():
-        if radii.ndim == 0:
-            raise ValueError(f"radius is {radii.item()}; it must be at least 0")
         row = int(bad.nonzero()[0])
         raise ValueError(f"radius is {radii[row].item()} in row {row}; it must be at least 0")
-    return Ball(center, radii.expand(len(center)), float(norm))
+    return Ball(center, radii, float(norm))
 
 
 def by_rows(bound: Callable[[Ball], Bounds], ball: Ball, rows: int) -> Bounds:

@@ -242,21 +242,13 @@ def _kink_lines(slope: float, low: Tensor, high: Tensor, center: Tensor) -> Line
     return Lines(piece, None, chord, shift) if convex else Lines(chord, shift, piece, None)
 
 
-def relu(layer: nn.ReLU) -> Activation:
-    """Zero below zero, the identity above."""
-    return Activation(functional.relu, partial(_kink_lines, 0.0))
-
-
-def leaky_relu(layer: nn.LeakyReLU) -> Activation:
-    """Multiply by a constant below zero only."""
-    slope = layer.negative_slope
-    if slope == 0:  # slope * -inf would be NaN
-        return Activation(functional.relu, partial(_kink_lines, 0.0))
-    return Activation(
-        lambda x: functional.leaky_relu(x, slope),
-        partial(_kink_lines, slope),
-        turning=(0.0,) if slope < 0 else (),
+def leaky_relu(layer: nn.ReLU | nn.LeakyReLU) -> Activation:
+    """Multiply by a constant below zero only; by zero, for ReLU."""
+    slope = getattr(layer, "negative_slope", 0.0)
+    function = (
+        functional.relu if slope == 0 else partial(functional.leaky_relu, negative_slope=slope)
     )
+    return Activation(function, partial(_kink_lines, slope), turning=(0.0,) if slope < 0 else ())
 
 
 def _chord(
@@ -312,6 +304,7 @@ def _sigmoid_lines(
     derivative: Callable[[Tensor], Tensor],
     low: Tensor,
     high: Tensor,
+    center: Tensor,
 ) -> Lines:
     upper_slope, upper_shift = _sigmoid_upper(function, derivative, low, high)
     # x -> -f(-x) has the same shape, so a line above it gives a line below f.
@@ -321,22 +314,14 @@ def _sigmoid_lines(
 
 def tanh(layer: nn.Tanh) -> Activation:
     """Convex below zero, concave above."""
-
-    def derivative(x: Tensor) -> Tensor:
-        return 1 - torch.tanh(x).square()
-
-    return Activation(torch.tanh, lambda *box: _sigmoid_lines(torch.tanh, derivative, *box[:2]))
+    lines = partial(_sigmoid_lines, torch.tanh, lambda x: 1 - torch.tanh(x).square())
+    return Activation(torch.tanh, lines)
 
 
 def sigmoid(layer: nn.Sigmoid) -> Activation:
     """Convex below zero, concave above."""
-
-    def derivative(x: Tensor) -> Tensor:
-        return torch.sigmoid(x) * torch.sigmoid(-x)
-
-    return Activation(
-        torch.sigmoid, lambda *box: _sigmoid_lines(torch.sigmoid, derivative, *box[:2])
-    )
+    lines = partial(_sigmoid_lines, torch.sigmoid, lambda x: torch.sigmoid(x) * torch.sigmoid(-x))
+    return Activation(torch.sigmoid, lines)
 
 
 def _gate(
@@ -403,8 +388,7 @@ LAYERS: dict[type[nn.Module], Callable[[Any], Rule]] = {
     nn.Upsample: upsample,
     **dict.fromkeys((nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d), identity),
     nn.AlphaDropout: identity,
-    nn.ReLU: relu,
-    nn.LeakyReLU: leaky_relu,
+    **dict.fromkeys((nn.ReLU, nn.LeakyReLU), leaky_relu),
     nn.Tanh: tanh,
     nn.Sigmoid: sigmoid,
     nn.GELU: gelu,

@@ -66,8 +66,6 @@ def numbers(values: Any, what: str) -> np.ndarray:
     >>> numbers(np.arange(3, dtype=">i2")[::-1], "x")
     array([2, 1, 0], dtype=int16)
     """
-    if type(values) is np.ndarray and values.dtype in _FLOATS and values.flags.carray:
-        return values  # the common case
     if isinstance(values, np.ma.MaskedArray):
         raise TypeError(
             f"{what} is a masked array, and a model cannot see the mask: fill it, for example "
@@ -97,9 +95,6 @@ def numbers(values: Any, what: str) -> np.ndarray:
     # Row by row, for the same numbers to the last bit; torch cannot step backwards, either.
     # Copying protects a caller's read-only array.
     return np.require(array, requirements=("C", "W"))
-
-
-_FLOATS = (np.dtype(np.float32), np.dtype(np.float64))  # of this machine's byte order
 
 
 def is_frame(x: Any) -> bool:

@@ -32,8 +32,7 @@ class Tapped:
     ``edges`` gives, for every feature, the places in the graph where its gradient arrives
     (several for an input of several tensors), ``shapes`` the shapes it has there. ``values``
     holds what was recorded. ``moved`` says that a feature was changed on the way, so that the model
-    alone, run again, would not give it. ``flat`` holds features of one row of numbers each, and how
-    often they had been written to when they passed.
+    alone, run again, would not give it.
     """
 
     rows: int
@@ -42,13 +41,7 @@ class Tapped:
     edges: dict[str, list[GradientEdge]] = field(default_factory=dict)
     shapes: dict[str, list[torch.Size]] = field(default_factory=dict)
     values: dict[str, Tensor] = field(default_factory=dict)
-    flat: dict[str, tuple[Tensor, int]] = field(default_factory=dict)
     called: set[str] = field(default_factory=set)
-
-    def flat_value(self, name: str) -> Tensor | None:
-        """Return the value of a flat feature, if nothing has worked in place on it since."""
-        value, version = self.flat.get(name, (None, 0))
-        return value if value is not None and value._version == version else None
 
     def only(self, *names: str) -> Tapped:
         """Return the same pass with some of the features."""
@@ -228,9 +221,6 @@ class Cut:
                     tensors[key] = changed[key] = _Root.apply(_SEED, tensor)  # type: ignore[no-untyped-call]
             own = [tensors[key] for key in keys]
             tap.shapes[name] = [tensor.shape for tensor in own]
-            if len(own) == 1 and own[0].dim() == 2 and not own[0].is_inference():
-                # Not larger ones: maps are too large to be held for longer.
-                tap.flat[name] = own[0].detach(), own[0]._version
             if self._graph:
                 # Edges stay put when a later in-place operation moves the tensor on.
                 tap.edges[name] = [get_gradient_edge(tensor) for tensor in own]
@@ -354,20 +344,10 @@ def _advice_on_types(model: nn.Module, x: Any, said: str) -> str:
     is_index = "'indices'" in said  # of an embedding
     if not is_index and not any(words in said for words in _OF_TYPES):
         return ""
-    wrong = {
-        key: tensor.dtype
-        for key, tensor in inputs.leaves(x, "x")
-        if tensor.is_floating_point() == is_index
-    }
-    if not wrong:
-        return ""
     dtypes = [tensor.dtype for tensor in tensors_of(model) if tensor.is_floating_point()]
-    dtype = dtypes[0] if dtypes else torch.get_default_dtype()
-    why = f"the model computes in {dtype}, and tensors of whole numbers stay so, for embeddings"
-    why = "an embedding takes whole numbers" if is_index else why
-    named = " and ".join(f"{key} is {kind}" for key, kind in wrong.items())
-    gives = " or ".join(f"{key}.{'long()' if is_index else f'to({dtype})'}" for key in wrong)
-    return f"{named}; {why}. Give {gives}"
+    give = "long()" if is_index else f"to({dtypes[0] if dtypes else torch.get_default_dtype()})"
+    wrong = [k for k, tensor in inputs.leaves(x, "x") if tensor.is_floating_point() == is_index]
+    return f"give {' or '.join(f'{key}.{give}' for key in wrong)}" if wrong else ""
 
 
 _OF_TYPES = ("dtype", "datatype", "scalar type", "Input type", "not implemented for")

@@ -55,12 +55,10 @@ def resolve(model: nn.Module, feature: str | nn.Module) -> str:
     if base in names:
         _refuse_opaque(compiled, base)
         return feature
-    ranked = difflib.get_close_matches(base, names, n=max(1, len(names)), cutoff=0.0)
-    shown = [INPUT, OUTPUT] if not ranked else [*ranked[:20], INPUT, OUTPUT]
-    more = f" and {len(ranked) - 20} more" if len(ranked) > 20 else ""
+    ranked = difflib.get_close_matches(base, names, n=20, cutoff=0.0)
     raise ValueError(
         f"the model has no feature {feature!r}. Names there are, closest first: "
-        f"{', '.join(shown)}{more}"
+        f"{', '.join([*ranked, INPUT, OUTPUT])}"
     )
 
 

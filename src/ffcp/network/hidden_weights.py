@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _TORCHS = nn.Module().__dict__.keys()  # what every module has
-_NUMBERS = {type(None), bool, int, float, complex, str, bytes}
-_PLAIN = _NUMBERS | {type, torch.dtype, torch.device, torch.Size}
+_PLAIN = {type(None), bool, int, float, complex, str, bytes, type}
+_PLAIN |= {torch.dtype, torch.device, torch.Size}
 _PLAIN |= {ProxyType, CallableProxyType}  # whose object may be gone
 _LISTS = (dict, list, tuple, deque)
 _FUNCTIONS = (FunctionType, MethodType, functools.partial)

@@ -188,17 +188,11 @@ class Reader:
         missing = [column for column in known if column not in own]
         unknown = [column for column in own if column not in known]
         if missing or unknown:
-            wrong = [f"lacks {', '.join(map(repr, missing))}"] if missing else []
-            wrong += [f"has also {', '.join(map(repr, unknown))}"] if unknown else []
             raise ValueError(
-                f"{name} has other columns than the calibration: it {' and '.join(wrong)}. Give "
-                f"the columns {known}, in any order"
+                f"{name} has other columns than the calibration: {missing} are missing, {unknown} "
+                f"unknown. Give the columns {known}, in any order"
             )
         return leaf if known == columns[name] else leaf[[own[column] for column in known]]
-
-    def note_target(self, y: Tensor) -> None:
-        """Remember what the first targets are like; later ones may be (n,) for (n, 1)."""
-        self.layout.setdefault("y", {"row": list(y.shape[1:])})
 
 
 class Rows:
@@ -305,19 +299,12 @@ def pairs(
         rows = row_count(batch)
         if labels.dim() == 0 or labels.shape[0] != rows:
             raise ValueError(
-                f"x has {rows} rows but the target has shape {tuple(labels.shape)}"
-                f"{_rows_hint(batch, labels)}"
+                f"x has {rows} rows but the target has shape {tuple(labels.shape)}: for a single "
+                "row write x[None], and give torch.stack(x) for a list of rows"
             )
-        read.note_target(labels)
+        # Of the first targets; later ones may be (n,) for (n, 1).
+        read.layout.setdefault("y", {"row": list(labels.shape[1:])})
         yield batch, labels
-
-
-def _rows_hint(x: Any, y: Tensor) -> str:
-    if isinstance(x, Tensor) and x.dim() == 1 and y.numel() == 1:
-        return ": for a single row write x[None]"
-    if isinstance(x, list) and y.dim() and len(x) == len(y):
-        return ": a list of tensors is an input of several parts; of rows, give torch.stack(x)"
-    return ""
 
 
 def leaves(x: Any, name: str = "input") -> Iterator[tuple[str, Tensor]]:

@@ -393,7 +393,7 @@ def autocast(model: nn.Module) -> str:
     ''
     """
     on = [device for device in _DEVICES if torch.is_autocast_enabled(device)]
-    if not on or not getattr(type(model), "computes", True):  # see ffcp.Stored
+    if not on or not type(model).__dict__.get("computes", True):  # see ffcp.Stored
         return ""
     used = {tensor.device.type for tensor in (*model.parameters(), *model.buffers())} or {*on}
     kinds = {device: str(torch.get_autocast_dtype(device)).removeprefix("torch.") for device in on}
@@ -413,9 +413,8 @@ class Identity:
     """The layers and weights of a model at some moment: their hash, and cheap signs of change.
 
     Asking again compares stamps, which costs next to nothing; a difference means hashing again.
-    What no stamp sees only the hash does, taken when saving, merging and updating.
-
-    Autocast, which lets the same weights compute in another type, is part of the identity.
+    What no stamp sees only the hash does, taken when saving, merging and updating. Autocast, which
+    lets the same weights compute in another type, is part of the identity.
 
     >>> model = nn.Linear(2, 1)
     >>> identity = Identity.of(model)

@@ -35,13 +35,8 @@ class Stored(nn.Module):
 
     #: Nothing is computed here, so batches may be larger than those that suit a network.
     rows_at_once = 2**17
-    #: Rows cannot mix and there is no state, so that neither a look for that nor a twin is needed.
+    #: Autocast, say, changes nothing here; in classes made of this one it may.
     computes = False
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        """Take nothing for granted of what others make of this."""
-        super().__init_subclass__(**options)
-        cls.computes = True
 
     def forward(self, prediction: Tensor, **known: Any) -> Tensor:
         """Return the prediction, a copy that the caller may write to."""

@@ -9,7 +9,6 @@ features. ``"auto"`` looks at the head and picks.
 from ffcp.network.jacobian.dispatch import take_norms
 from ffcp.network.jacobian.settings import (
     AUTO,
-    COLOURED,
     EXACT,
     Method,
     Sketch,
@@ -20,7 +19,6 @@ from ffcp.network.jacobian.settings import (
 
 __all__ = [
     "AUTO",
-    "COLOURED",
     "EXACT",
     "Method",
     "Sketch",

@@ -10,30 +10,24 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ffcp.network.cut import Cut, Tapped
+from ffcp.network.cut import Tapped
 from ffcp.network.features import INPUT
 from ffcp.network.heads import rest_of_sequential
-from ffcp.network.jacobian.stack import IDLE, layers_of
+from ffcp.network.jacobian.stack import BACKWARD, IDLE, layers_of
 from ffcp.network.model import is_frozen_copy
 
 _NUMBERS = 2**22  # of a product at once: 16 MB in float32
-# Activations that take every number by itself.
-_ACTIVATIONS = (
-    nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh,
-    nn.Sigmoid, nn.LogSigmoid, nn.Softplus, nn.Softsign, nn.Hardtanh, nn.Hardswish,
-    nn.Hardsigmoid, nn.Tanhshrink,
-)  # fmt: skip
 Slopes = list[Tensor | None]  # those of each activation (n, width), None where there is none
 
 
 def chain(model: nn.Module, name: str, tap: Tapped) -> list[nn.Module] | None:
     """Return the layers behind a feature, if all are linear or activations; else ``None``.
 
+    >>> from ffcp.network.cut import Cut
     >>> from ffcp.network.model import borrowed
     >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 9))
     >>> with borrowed(model) as frozen, Cut(frozen, ["0"]) as cut:
@@ -48,7 +42,7 @@ def chain(model: nn.Module, name: str, tap: Tapped) -> list[nn.Module] | None:
     if type(rest) is not nn.Sequential:
         return None
     layers = [layer for _, layer in layers_of(rest) if type(layer) not in IDLE]
-    known = all(type(layer) in (nn.Linear, *_ACTIVATIONS) for layer in layers)
+    known = all(type(layer) in BACKWARD for layer in layers)
     if any("forward" in layer.__dict__ for layer in layers):
         return None
     return layers if known and any(type(layer) is nn.Linear for layer in layers) else None
@@ -95,13 +89,14 @@ def _factors(value: Tensor, layers: list[nn.Module]) -> tuple[Slopes, list[Tenso
     slopes: Slopes = [None]
     weights: list[Tensor] = []
     for layer in layers:
+        after = layer(value.clone())  # it may work in place
         if isinstance(layer, nn.Linear):
             weights.append(layer.weight.detach().T)
             slopes.append(None)
         else:
-            before, own = slopes[-1], _slopes(layer, value)
-            slopes[-1] = own if before is None else before * own
-        value = layer(value)
+            own = BACKWARD[type(layer)](layer, torch.ones_like(value), value, after)
+            slopes[-1] = own if slopes[-1] is None else slopes[-1] * own
+        value = after
     return slopes, weights
 
 
@@ -152,18 +147,3 @@ def _norms(rows: Tensor, norm: float) -> Tensor:
     if norm == 2:  # vector_norm takes 30 times as long along columns
         return rows.square().sum(dim=0).sqrt_()
     return rows.abs().sum(dim=0) if norm == 1 else rows.abs().amax(dim=0)
-
-
-def _slopes(activation: nn.Module, value: Tensor) -> Tensor:
-    """Give the slope of an activation at every number."""
-    with torch.enable_grad():
-        at = value.detach().requires_grad_()
-        # A copy, because the activation may work in place.
-        (slopes,) = torch.autograd.grad(activation(at.clone()).sum(), at)
-    return slopes
-
-
-def feature_of(model: nn.Module, x: Any, name: str) -> Tensor:
-    """Give the value of a feature that is one tensor."""
-    with Cut(model, values=(name,)) as cut:
-        return cut(x).values[name]

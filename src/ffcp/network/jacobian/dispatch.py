@@ -11,18 +11,10 @@ from torch import Tensor, nn
 
 from ffcp.batch import Requires
 from ffcp.network.cut import Cut, Tapped
-from ffcp.network.jacobian import chained, coloured, pushed
+from ffcp.network.jacobian import chained, coloured, pushed, settings
 from ffcp.network.jacobian.coloured import HiddenWindowsError
 from ffcp.network.jacobian.exact import exact
-from ffcp.network.jacobian.settings import (
-    AUTO,
-    COLOURED,
-    EXACT,
-    Sketch,
-    Smooth,
-    checked_method,
-    checked_norm,
-)
+from ffcp.network.jacobian.settings import AUTO, COLOURED, EXACT, Sketch, Smooth
 
 # How ``"auto"`` picks: outputs so few that probing the head does not pay; coloured passes and
 # outputs so many that an estimate is better.
@@ -38,7 +30,8 @@ def take_norms(
     """Take the norms at the named features that ``requires`` asks for, from a pass over ``x``."""
     if not names:
         return {}
-    method, norm = checked_method(requires.method), checked_norm(requires.norm)
+    method = settings.checked_method(requires.method)
+    norm = settings.checked_norm(requires.norm)
     if isinstance(method, Smooth):
         return {name: _smoothed(model, x, name, requires) for name in names}
     if isinstance(method, Sketch):
@@ -92,9 +85,8 @@ def _narrow(model: nn.Module, x: Any, tap: Tapped, name: str, norm: float) -> Te
     outputs, width = tap.prediction[0].numel(), pushed.width(tap, name)
     layers = chained.chain(model, name, tap)
     if layers is not None and chained.passes(layers, width, norm) < outputs:
-        feature = tap.flat_value(name)
-        if feature is None:  # the next layer has worked in place on it
-            feature = chained.feature_of(model, x, name)
+        with Cut(model, values=(name,)) as cut:
+            feature = cut(x).values[name]
         return chained.chained(feature, layers, norm).view_as(tap.prediction)
     if width * _PUSHED_COST > outputs:
         return None

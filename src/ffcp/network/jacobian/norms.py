@@ -19,12 +19,8 @@ def row_norms(gradients: Sequence[Tensor], norm: float) -> Tensor:
     >>> row_norms([torch.tensor([[3.0], [0.0]]), torch.tensor([[4.0], [1.0]])], 2)
     tensor([5., 1.])
     """
-    parts = [_row_norm(gradient, norm) for gradient in gradients]
-    return parts[0] if len(parts) == 1 else _row_norm(torch.stack(parts, dim=1), norm)
-
-
-def _row_norm(gradient: Tensor, norm: float) -> Tensor:
-    rows = gradient if gradient.dim() == 2 else gradient.reshape(gradient.shape[0], -1)
+    parts = [gradient.reshape(gradient.shape[0], -1) for gradient in gradients]
+    rows = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
     rows = rows.to(wide(rows.dtype))
     if norm == 2:
         norms: Tensor = torch.linalg.vector_norm(rows, dim=1)

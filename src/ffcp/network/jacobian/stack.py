@@ -25,7 +25,7 @@ _aten = torch.ops.aten
 
 # The very operations that torch's backward pass calls, given the layer, the gradient behind it,
 # and the values before and behind it.
-_BACKWARD: dict[type[nn.Module], Callable[[Any, Tensor, Tensor, Tensor], Tensor]] = {
+BACKWARD: dict[type[nn.Module], Callable[[Any, Tensor, Tensor, Tensor], Tensor]] = {
     nn.Linear: lambda layer, g, before, after: g @ layer.weight,
     nn.ReLU: lambda layer, g, before, after: _aten.threshold_backward.default(g, after, 0),
     nn.LeakyReLU: lambda layer, g, before, after: _aten.leaky_relu_backward.default(
@@ -45,7 +45,7 @@ _BACKWARD: dict[type[nn.Module], Callable[[Any, Tensor, Tensor, Tensor], Tensor]
     ),
 }
 # As torch has them: who exchanges one of them for all layers means it.
-_FORWARDS: dict[type[nn.Module], Any] = {kind: kind.forward for kind in _BACKWARD}
+_FORWARDS: dict[type[nn.Module], Any] = {kind: kind.forward for kind in BACKWARD}
 
 
 class Stack:
@@ -83,7 +83,7 @@ class Stack:
             if type(layer) not in IDLE:
                 # What works in place leaves no value before it; ReLU needs none.
                 in_place = getattr(layer, "inplace", False) and type(layer) is not nn.ReLU
-                if type(layer) not in _BACKWARD or in_place:
+                if type(layer) not in BACKWARD or in_place:
                     return None
                 layers.append(layer)
             places[name] = len(layers)
@@ -140,7 +140,7 @@ class Stack:
                 return norms
             place -= 1
             layer, before, after = self.layers[place], values[place], values[place + 1]
-            gradient = _BACKWARD[type(layer)](layer, gradient, before, after)
+            gradient = BACKWARD[type(layer)](layer, gradient, before, after)
 
 
 def stack_of(frozen: nn.Module) -> Stack | None:
