@@ -144,8 +144,8 @@ def test_check_in_order_of_time_shows_all_tests(folder: Path, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["predict", "nowhere.ffcp", "a.csv"], "there is no folder nowhere.ffcp"),
-        (["fit", "nowhere.csv", "--target", "y"], "there is no file nowhere.csv"),
+        (["predict", "nowhere.ffcp", "a.csv"], "nowhere.ffcp"),
+        (["fit", "nowhere.csv", "--target", "y"], "nowhere.csv"),
         (["fit", "nowhere.csv", "--target", "y", "--support", "x"], "is no range"),
     ],
 )

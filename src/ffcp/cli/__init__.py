@@ -5,10 +5,7 @@ from __future__ import annotations
 import sys
 
 _TABLES = ("pandas", "pyarrow", "jinja2", "tabm", "rtdl_num_embeddings")
-_EXTRA = {
-    **dict.fromkeys(("typer", "rich", "matplotlib"), "cli"),
-    **dict.fromkeys(_TABLES, "tables"),
-}
+_CLI = ("typer", "rich", "matplotlib")
 
 
 def main() -> None:
@@ -19,9 +16,10 @@ def main() -> None:
         app()
     except ModuleNotFoundError as missing:
         package = (missing.name or "").split(".")[0]
-        if package not in _EXTRA:
+        if package not in _CLI + _TABLES:
             raise
+        extra = "cli" if package in _CLI else "tables"
         sys.exit(
             f"The ffcp command needs {package}, which comes with an extra of this library: "
-            f"pip install 'ffcp[{_EXTRA[package]}]'"
+            f"pip install 'ffcp[{extra}]'"
         )

@@ -112,8 +112,5 @@ def guarantee(predictor: Any, alpha: float, group: str | None, time: str | None,
         other = ffcp.LabelSet.OTHER
         said.append(f"A label that no training row has is covered by sets that hold {other!r}.")
     if time is not None:
-        said.append(
-            "In order of time this holds as far as the future is like the past: the test is"
-        )
-        said.append("on the last rows, and says how far it was.")
+        said.append("This holds as far as the future is like the past: the last rows test it.")
     return " ".join(said)

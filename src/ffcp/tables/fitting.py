@@ -128,7 +128,7 @@ def fit(
         seed=seed,
         centre=work.centre,
         scale=work.scale,
-        rows=_counts(division, predictor),
+        rows=division.counts(None if division.folds is not None else len(predictor.calibration)),
         folds=0 if division.folds is None else len(work.networks),
         method=decisions.method(predictor),
         guarantee=decisions.guarantee(predictor, alpha, group, time, division.folds),
@@ -317,14 +317,3 @@ def _tested(fitted: FittedTable, frame: pd.DataFrame, goal: Target, rows: Array)
         fitted.about = replace(fitted.about, tested=tested)
     fitted.report = report.page(fitted, bands, y)
     return fitted
-
-
-def _counts(division: RowSplit, predictor: Any) -> dict[str, int]:
-    """Count what rows do; of those to calibrate, the predictor has set some aside to choose."""
-    counts = division.counts()
-    if division.folds is not None:
-        return counts
-    given, calibrated = counts.pop("calibrate"), len(predictor.calibration)
-    last = {"calibrate": calibrated, "test": counts.pop("test")}
-    aside = {"choose the method": given - calibrated} if given > calibrated else {}
-    return {**counts, **aside, **last}

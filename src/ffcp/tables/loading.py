@@ -29,13 +29,11 @@ def load(folder: str | Path) -> FittedTable:
     --------
     >>> load("nowhere.ffcp")
     Traceback (most recent call last):
-    ffcp.tables.errors.TableError: there is no folder nowhere.ffcp: ffcp fit makes one
+    ffcp.tables.errors.TableError: there is no finished fit in nowhere.ffcp, no ffcp.json: ...
     """
     folder = Path(folder)
-    if not folder.is_dir():
-        raise TableError(f"there is no folder {folder}: ffcp fit makes one")
     if not (folder / MANIFEST).is_file():
-        raise TableError(f"{folder} holds no finished fit ({MANIFEST} is missing): run ffcp fit")
+        raise TableError(f"there is no finished fit in {folder}, no {MANIFEST}: ffcp fit makes one")
     try:
         for _ in range(_REPLACED):
             with suppress(FileNotFoundError):  # another fit has just taken its place

@@ -35,15 +35,22 @@ class RowSplit:
     test: Rows
     folds: Rows | None = None
 
-    def counts(self) -> dict[str, int]:
-        """Return how many rows do what."""
-        if self.folds is None:
-            rows = (self.train, self.stop, self.calibrate, self.test)
-            names = ("train", "stop the training", "calibrate", "test")
-            return {name: len(part) for name, part in zip(names, rows, strict=True)}
-        left_out = int((self.folds < 0).sum())
-        counts = {"train and calibrate, in folds": len(self.train) - left_out}
-        return {**counts, "train only": left_out} if left_out else counts
+    def counts(self, calibrated: int | None = None) -> dict[str, int]:
+        """Return how many rows do what; of those to calibrate, others may choose the method."""
+        given = len(self.calibrate)
+        own = given if calibrated is None else calibrated
+        counts = {
+            "train": len(self.train),
+            "stop the training": len(self.stop),
+            "choose the method": given - own,
+            "calibrate": own,
+            "test": len(self.test),
+        }
+        if self.folds is not None:
+            left_out = int((self.folds < 0).sum())
+            inside = len(self.train) - left_out
+            counts = {"train and calibrate, in folds": inside, "train only": left_out}
+        return {name: count for name, count in counts.items() if count}
 
 
 def rows_in_time(columns: int, seconds: float, alpha: Any) -> int:

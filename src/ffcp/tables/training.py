@@ -123,15 +123,8 @@ def _towards(means: Any, weights: Any, steps: Any) -> None:
 def _step(network: TableNetwork, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> None:
     """Let every member learn on its own: the loss is the mean of theirs, not that of their mean."""
     outputs, raw = network.members(x)
-    members = outputs.shape[1]
-    if y.is_floating_point():
-        loss = nn.functional.mse_loss(outputs[..., 0], y[:, None].expand(-1, members))
-        if raw is not None:
-            loss = loss + _pinball(ascending(raw), network.quantiles.drawn(y)[:, None])
-    else:
-        loss = nn.functional.cross_entropy(outputs.flatten(0, 1), y.repeat_interleave(members))
     optimizer.zero_grad()
-    loss.backward()
+    _loss(network, outputs, None if raw is None else ascending(raw), y).backward()
     # Each by itself, so that a far target, whose square is large, cannot silence the others.
     named = list(network.named_parameters())
     for is_head in (True, False):
@@ -140,10 +133,16 @@ def _step(network: TableNetwork, optimizer: torch.optim.Optimizer, x: Tensor, y:
     optimizer.step()
 
 
-def _pinball(quantiles: Tensor, y: Tensor) -> Tensor:
-    """Return the mean loss of quantiles (..., knots) of targets (...)."""
-    error = y[..., None] - quantiles
-    return _PINBALL * (error * (KNOTS.float() - (error < 0).float())).mean()
+def _loss(network: TableNetwork, outputs: Tensor, quantiles: Tensor | None, y: Tensor) -> Tensor:
+    """Return the mean loss of members, (n, members, outputs), and their quantiles, if any."""
+    members = outputs.shape[1]
+    if not y.is_floating_point():
+        return nn.functional.cross_entropy(outputs.flatten(0, 1), y.repeat_interleave(members))
+    loss = nn.functional.mse_loss(outputs[..., 0], y[:, None].expand(-1, members))
+    if quantiles is None:
+        return loss
+    error = network.quantiles.drawn(y)[:, None, None] - quantiles
+    return loss + _PINBALL * (error * (KNOTS.float() - (error < 0).float())).mean()
 
 
 @torch.no_grad()
@@ -153,12 +152,7 @@ def loss_on(network: TableNetwork, x: Tensor, y: Tensor) -> float:
     total = 0.0
     for rows in torch.arange(len(x)).split(2048):
         outputs, raw = network.members(x[rows])
-        mean = outputs.mean(dim=1)
-        if y.is_floating_point():
-            total += float((mean[:, 0] - y[rows]).square().sum())
-            if raw is not None:
-                quantiles = ascending(raw).mean(dim=1)
-                total += float(_pinball(quantiles, network.quantiles.drawn(y[rows]))) * len(rows)
-        else:
-            total += float(nn.functional.cross_entropy(mean, y[rows], reduction="sum"))
+        quantiles = None if raw is None else ascending(raw).mean(dim=1, keepdim=True)
+        mean = outputs.mean(dim=1, keepdim=True)
+        total += float(_loss(network, mean, quantiles, y[rows])) * len(rows)
     return total / len(x)
