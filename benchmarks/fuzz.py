@@ -400,7 +400,7 @@ def trial(
         result = subject.ask(victim)
     except Exception as error:
         # A group of another name, which nobody else can tell from the one there was.
-        has_groups = "calibration.names" in changed and "no calibration point" in str(error)
+        has_groups = "calibration.labels" in changed and "no calibration row" in str(error)
         return "another score" if is_sealed and has_groups else "lost calibrations"
     if torch.equal(result, right):
         return "harmless"

@@ -152,6 +152,7 @@ class Persistent(nn.Module, Described):
             "predictor": describe(self, self.model),
             "compared": self.comparable(),
             "calibration": describe(state.calibration, self.model),
+            "shapes": _shapes(self.tensors()),
             "fingerprint": state.fingerprint,
             "autocast": "" if state.identity is None else state.identity.autocast,
             "layout": state.layout,
@@ -186,6 +187,8 @@ class Persistent(nn.Module, Described):
         saved = files.unseal(own["_extra_state"], tensors)
         if saved.get("format") != files.FORMAT:
             raise ValueError("it was saved by another version of ffcp: calibrate again")
+        if saved["shapes"] != _shapes(tensors):
+            raise ValueError("its tensors have other types or shapes than were saved")
         fresh = self.snapshot(_state=self._built(saved, tensors))
         if fresh.comparable() != saved["compared"]:
             raise ValueError("it does not hold what it describes")
@@ -349,6 +352,10 @@ class Persistent(nn.Module, Described):
         self._hold_owner_apart()
         listed = ", ".join(f"{key}={shown(value)}" for key, value in self.comparable().items())
         return f"{listed}, calibrated on {len(self.calibration)} rows"
+
+
+def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, list[Any]]:
+    return {name: [str(t.dtype), *t.shape] for name, t in tensors.items()}
 
 
 def learned_hash(described: Any, tensors: Mapping[str, Tensor]) -> str:

@@ -302,6 +302,8 @@ class SetPredictor(Predictor):
     def check_scores(self) -> None:
         """Refuse, by ValueError, a loaded calibration with scores or labels that cannot be."""
         super().check_scores()
+        if len(self.calibration) and (self.classes or 0) < 2:
+            raise ValueError(f"it has {self.classes} classes")
         if len(self.calibration) and self.calibration.scores.shape[1] != 1:
             raise ValueError("it has several scores for each label")
         for part in getattr(self.calibration, "parts", {None: self.calibration}).values():
