@@ -9,15 +9,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
+from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from ffcp.batch import Requires
 from ffcp.conformal.calibration import Calibration
 from ffcp.conformal.compressed import joined
-from ffcp.network.model import Identity, stamp
+from ffcp.network.model import Identity, Stamp, stamp
 
 P = ParamSpec("P")
 Owner = TypeVar("Owner", bound=Any)
+Self = TypeVar("Self", bound="Stateful")
 Result = TypeVar("Result")
 
 
@@ -120,6 +122,53 @@ class Calibrated:
             runs=self.runs + other.runs,
             counts=counts,
         )
+
+
+class Stateful(nn.Module):
+    """A model and a frozen state, which is replaced by one assignment."""
+
+    model: nn.Module
+    is_predictor = True  # see ffcp.network.model
+    _state: Calibrated
+    _stamp: Stamp | None = None  # of the model when a call began, see steady
+
+    @property
+    def calibration(self) -> Calibration:
+        """The calibration in use, with its scores."""
+        return self._state.calibration
+
+    def calibrated(self) -> Calibrated:
+        """Return what is calibrated, or refuse."""
+        if not len(self.calibration):
+            raise RuntimeError(
+                f"this {type(self).__name__} has no calibration: call calibrate(x, y) first, with "
+                "rows that did not train the model"
+            )
+        return self._state
+
+    def check_weights(self, now: Stamp | None = None) -> None:
+        """Refuse a model that is not run as it was when it was calibrated, or has other weights."""
+        if self._state.identity is not None:
+            self._state.identity.check(self.model, now)
+
+    def check_model(self, model: nn.Module, *loaded: Any) -> None:
+        """Refuse a model with other weights, or one that has others once some are loaded."""
+        if self._state.identity is not None:
+            self._state.identity.must_be_that_of(model, *loaded)
+
+    @property
+    def fingerprint(self) -> str | None:
+        """The fingerprint of the weights that were calibrated; ``None`` without scores."""
+        return self._state.fingerprint
+
+    def snapshot(self: Self, **changes: Any) -> Self:
+        """Return a predictor with the state of now, or changed so, which nothing else changes."""
+        snapshot = object.__new__(type(self))
+        snapshot.__dict__.update(self.__dict__)
+        snapshot.__dict__["_modules"] = modules = dict(self._modules)
+        snapshot.__dict__.update(modules)  # found at once there, not in torch's second look
+        snapshot.__dict__.update(changes)
+        return snapshot
 
 
 def steady(

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 
 from ffcp import files
-from ffcp.calibrated import Calibrated, Counts
+from ffcp.calibrated import Calibrated, Counts, Stateful
 from ffcp.calibration_loop import selections_of
 from ffcp.conformal.calibration import Calibration
 from ffcp.conformal.columns import prefixed, with_prefix
@@ -32,65 +32,23 @@ from ffcp.description import (
 )
 from ffcp.locks import WriterLock
 from ffcp.network.features import resolve
-from ffcp.network.model import Identity, Stamp, checked_autocast, fingerprint
+from ffcp.network.model import Identity, checked_autocast, fingerprint
 
 Self = TypeVar("Self", bound="Persistent")
 _PARTS = ("score.", "calibration.")  # of a state_dict, besides the model
 _OPEN = (None, "auto", "fit")  # arguments that are left to be selected
 
 
-class Persistent(nn.Module, Described):
+class Persistent(Stateful, Described):
     """A model, a score and a calibration that can be saved, loaded and copied."""
 
-    model: nn.Module
-    is_predictor = True  # see ffcp.network.hidden_weights.function_of
     #: Arguments that scores depend on, besides score and calibration.
     compared: tuple[str, ...] = ("output",)
     seed: int | None
     _given: tuple[Any, Calibration]  # as given, with whatever they leave open
     _fitted: Mapping[str, Any]  # what was selected before calibrating, on other rows
-    _state: Calibrated  # replaced by one assignment
     _stream: Stream
     _lock: WriterLock  # held by whoever makes the next state from the one there is
-    _stamp: Stamp | None = None  # of the model when a call began, see steady
-
-    @property
-    def calibration(self) -> Calibration:
-        """The calibration in use, with its scores."""
-        return self._state.calibration
-
-    def calibrated(self) -> Calibrated:
-        """Return what is calibrated, or refuse."""
-        if not len(self.calibration):
-            raise RuntimeError(
-                f"this {type(self).__name__} has no calibration: call calibrate(x, y) first, with "
-                "rows that did not train the model"
-            )
-        return self._state
-
-    def check_weights(self, now: Stamp | None = None) -> None:
-        """Refuse a model that is not run as it was when it was calibrated, or has other weights."""
-        if self._state.identity is not None:
-            self._state.identity.check(self.model, now)
-
-    def check_model(self, model: nn.Module, *loaded: Any) -> None:
-        """Refuse a model with other weights, or one that has others once some are loaded."""
-        if self._state.identity is not None:
-            self._state.identity.must_be_that_of(model, *loaded)
-
-    @property
-    def fingerprint(self) -> str | None:
-        """The fingerprint of the weights that were calibrated; ``None`` without scores."""
-        return self._state.fingerprint
-
-    def snapshot(self: Self, **changes: Any) -> Self:
-        """Return a predictor with the state of now, or changed so, which nothing else changes."""
-        snapshot = object.__new__(type(self))
-        snapshot.__dict__.update(self.__dict__)
-        snapshot.__dict__["_modules"] = modules = dict(self._modules)
-        snapshot.__dict__.update(modules)  # found at once there, not in torch's second look
-        snapshot.__dict__.update(changes)
-        return snapshot
 
     # -- without scores ---------------------------------------------------------------------
 

@@ -147,6 +147,8 @@ class Predictor(Persistent):
         """Return the share of misses that each of several thresholds allows."""
         return exact_alpha(alpha)
 
+    draws = False  # whether what is predicted depends on the random number of a row
+
     def _looks(self, update: bool) -> Looks:
         """Return what runs the model on the batches of a calibration."""
         return Looks(self.model)
@@ -434,12 +436,14 @@ class Predictor(Persistent):
         self, x: inputs.Rows, groups: Any, first_row: int | None = None, weights: Any = None
     ) -> Iterator[tuple[BatchOutput, dict[str, Any], Draws | None, int]]:
         """Run the model on rows; yield their metadata, random numbers and first row's number."""
+        calibration = self._state.calibration
         draws = None
-        if self.calibration.traits.random:
+        if calibration.traits.random:
             draws = Draws(self._stream.entropy(pinned=first_row is not None), _LOOK_UP)
         for out in self.batch_outputs(x, groups, weights):
-            first = self.first_number(out, first_row)
-            metadata = self.calibration.metadata(out)
+            metadata, first = calibration.metadata(out), 0
+            if draws is not None or self.draws or first_row is not None:
+                first = self.first_number(out, first_row)
             if draws is not None:
                 metadata["row"] = torch.arange(first, first + len(out.output))
             yield out, metadata, draws, first

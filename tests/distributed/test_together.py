@@ -180,7 +180,7 @@ def test_summaries_are_put_together_within_their_rank_error(played: list[dict[st
     assert 0 < few.rank_error <= 0.02
     for alpha in (0.01, 0.1, 0.5, 0.9):
         k = conformal_rank(1001, alpha)
-        found = few.threshold(alpha).item()
+        found = few.quantile(alpha).item()
         last = min(1001, k + round(few.rank_error * 1001))
         # Scores of other batches are rounded in other ways.
         assert ordered[k - 1] * (1 - 1e-5) <= found <= ordered[last - 1] * (1 + 1e-5)

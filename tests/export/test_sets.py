@@ -25,7 +25,7 @@ def material(rows: int) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
 def known_mask(predictor: ffcp.SetPredictor, x, share, alpha, groups=None) -> torch.Tensor:
     """Give the library's sets for random numbers that are known."""
     seen = predictor._pass()(x, 0, groups)
-    thresholds = predictor.calibration.threshold(alpha, predictor.calibration.metadata(seen))
+    thresholds = predictor.calibration.quantile(alpha, predictor.calibration.metadata(seen))
     thresholds = predictor._for_all_classes(thresholds).expand(len(x), -1)
     score = predictor._scorer
     norms = None if score.feature is None else seen.norms[score.feature]

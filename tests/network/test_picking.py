@@ -83,7 +83,7 @@ def test_every_method_picks(make: str, tmp_path) -> None:
     assert model.training
     band = predictor(X, alpha=0.3)
     assert torch.isfinite(band.upper).all()
-    assert predictor.settings()["output"] == "logits"
+    assert predictor.comparable()["output"] == "logits"
     predictor.save(tmp_path / "saved")
     loaded = MAKE[make](model, output="logits").load(tmp_path / "saved")
     assert loaded(X, alpha=0.3).upper.equal(band.upper)
@@ -157,7 +157,7 @@ def test_pixel_sets_pick() -> None:
     sets = ffcp.segmentation.PixelSets(model, "conv", output="out").calibrate(x, y)
     plain = ffcp.segmentation.PixelSets(nn.Sequential(model.conv), "0").calibrate(x, y)
     assert sets(x, 0.3).mask.equal(plain(x, 0.3).mask)
-    assert sets.settings()["output"] == "out"
+    assert sets.comparable()["output"] == "out"
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ def same(one: Any, other: Any) -> None:
     assert mine.keys() == theirs.keys()
     for name, tensor in mine.items():
         assert torch.allclose(tensor.double(), theirs[name].double(), atol=1e-4), name
-    assert one.settings() == other.settings()
+    assert one.comparable() == other.comparable()
     assert str(getattr(one, "choice", None)) == str(getattr(other, "choice", None))
     assert one._state.set_aside == other._state.set_aside
 
@@ -132,7 +132,7 @@ def test_sets_are_those_of_one_machine(name: str) -> None:
     make, data = SETS[name], labels()
     one = make().calibrate(data["x"], data["y"])
     two = calibrate(make(), Rows.of(data, seed=1), x="x", y="y")
-    assert one.settings() == two.settings()
+    assert one.comparable() == two.comparable()
     assert one.classes == two.classes
     if name not in DRAWS:
         same(one, two)
@@ -164,7 +164,7 @@ def test_what_is_open_is_selected_on_the_first_rows(
     two = calibrate(make(), Rows.of(data), x="x", y="y")
     assert len(two.calibration) == N - first._state.set_aside
     assert two._state.set_aside == first._state.set_aside > 0
-    assert two.settings() == first.settings()
+    assert two.comparable() == first.comparable()
     whole = first.merge(first.settled().calibrate(data["x"][450:], data["y"][450:]))
     same(whole, two)
     assert two.predict_interval(data["x"][:7]).lower.shape == (7,)

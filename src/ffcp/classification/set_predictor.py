@@ -23,11 +23,10 @@ from ffcp.classification.score_selection import (
 from ffcp.classification.scores import LabelScore, check_logits, refuse_probabilities
 from ffcp.classification.sets import LabelSet
 from ffcp.classification.tuning import SetChoice
-from ffcp.conformal.calibration import Calibration
+from ffcp.conformal.calibration import Calibration, Marginal
 from ffcp.conformal.columns import Columns, Table, take
 from ffcp.conformal.coverage_level import requested_alpha
 from ffcp.conformal.density_ratio import ShiftChoice
-from ffcp.conformal.marginal import Marginal
 from ffcp.conformal.random_numbers import Draws
 from ffcp.network.inputs import RowBuffer
 from ffcp.predictor import Predictor, Running, known_only, steady
@@ -138,6 +137,11 @@ class SetPredictor(Predictor):
         return choice
 
     @property
+    def draws(self) -> bool:  # type: ignore[override]
+        """Whether sets depend on the random number of a row."""
+        return bool(self._state.score.randomized)
+
+    @property
     def classes(self) -> int | None:
         """How many classes the calibrated model has; ``None`` before it is calibrated."""
         return self._state.counts.classes
@@ -239,7 +243,7 @@ class SetPredictor(Predictor):
             yield self._with_random(out, first_row, first), metadata, draws
 
     def _with_random(self, out: BatchOutput, first_row: int | None, first: int) -> BatchOutput:
-        if not self._state.score.randomized:
+        if not self.draws:
             return out
         draws = Draws(self._stream.entropy(pinned=first_row is not None), _PREDICTION)
         return out._replace(random=draws.span(range(first, first + len(out.output)))[:, 0])

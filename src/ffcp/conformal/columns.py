@@ -5,7 +5,7 @@ A column is a tensor with a row for every row, or a list (the labels of groups).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -42,6 +42,18 @@ def with_prefix(prefix: str, columns: Columns) -> dict[str, Any]:
     {'x': 1}
     """
     return {n.removeprefix(prefix): c for n, c in columns.items() if n.startswith(prefix)}
+
+
+def joined(parts: Sequence[Columns]) -> dict[str, Any]:
+    """Put columns of the same names below each other.
+
+    >>> joined([{"a": [1], "b": torch.zeros(1)}, {"a": [2], "b": torch.ones(1)}])
+    {'a': [1, 2], 'b': tensor([0., 1.])}
+    """
+    table = Table()
+    for part in parts:
+        table.add(part)
+    return table.columns
 
 
 class Table:

@@ -19,9 +19,8 @@ import torch
 from torch import Tensor
 
 from ffcp.conformal import summaries
-from ffcp.conformal.calibration import Calibration, Traits
+from ffcp.conformal.calibration import Calibration, Marginal, Traits
 from ffcp.conformal.columns import Columns
-from ffcp.conformal.marginal import Marginal
 from ffcp.conformal.mondrian import Mondrian
 from ffcp.conformal.random_numbers import Draws
 from ffcp.conformal.rank import conformal_rank, exact_alpha, pac_rank, rows_needed

@@ -14,9 +14,8 @@ from torch.nn.functional import pad
 
 from ffcp import files
 from ffcp.batch import BatchOutput, Requires
-from ffcp.conformal.calibration import Calibration, Traits
+from ffcp.conformal.calibration import Calibration, Marginal, Traits
 from ffcp.conformal.columns import Columns, prefixed, take, with_prefix
-from ffcp.conformal.marginal import Marginal
 from ffcp.conformal.random_numbers import Draws
 from ffcp.conformal.rank import rows_needed
 from ffcp.conformal.selection import Aside, Selected, Selection

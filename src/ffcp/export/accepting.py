@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ffcp.classification.scores import RuleScore
 from ffcp.conformal.by_label import ByLabel
-from ffcp.conformal.marginal import Marginal
+from ffcp.conformal.calibration import Marginal
 from ffcp.conformal.mondrian import Mondrian
 from ffcp.network.jacobian import Sketch, Smooth
 from ffcp.predictor import Predictor

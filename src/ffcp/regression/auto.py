@@ -12,10 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from ffcp.batch import Requires
-from ffcp.conformal.calibration import Calibration
+from ffcp.conformal.calibration import Calibration, Marginal
 from ffcp.conformal.columns import Columns
 from ffcp.conformal.local import Local
-from ffcp.conformal.marginal import Marginal
 from ffcp.conformal.mondrian import Mondrian
 from ffcp.conformal.rank import exact_alpha, rows_needed
 from ffcp.conformal.selection import Aside, Selected, Selection

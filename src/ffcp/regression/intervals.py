@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from ffcp import plots
-from ffcp.batch import is_traced
 from ffcp.extras import needed
 from ffcp.network import arrays, checks
 from ffcp.regression.support import checked_support
@@ -288,11 +287,5 @@ def _lengthened(start: Tensor, step: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def as_float64(values: Tensor) -> Tensor:
-    """Convert to float64, on the CPU for devices that have no such type.
-
-    A graph that is being made keeps the type it has, and rounds its bands outward by more.
-    """
-    if values.dtype == torch.float64 or is_traced():
-        return values
-    values = values.cpu() if values.device.type == "mps" else values
-    return values.double()
+    """Convert to float64, on the CPU for devices that have no such type."""
+    return (values.cpu() if values.device.type == "mps" else values).double()

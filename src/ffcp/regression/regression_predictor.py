@@ -10,12 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from ffcp.batch import BatchOutput
-from ffcp.conformal.calibration import Calibration
-from ffcp.conformal.columns import Columns, Table, prefixed, take
+from ffcp.conformal.calibration import Calibration, Marginal
+from ffcp.conformal.columns import Columns, joined, prefixed, take
 from ffcp.conformal.compressed import is_summary
 from ffcp.conformal.coverage_level import requested_alphas
 from ffcp.conformal.density_ratio import ShiftChoice
-from ffcp.conformal.marginal import Marginal
 from ffcp.conformal.mondrian import pac_quantiles
 from ffcp.conformal.rank import exact_alpha, rows_needed
 from ffcp.conformal.selection import Selection
@@ -187,8 +186,8 @@ class RegressionPredictor(Predictor):
         if pac is not None:
             sure = 1 - self.alpha_of_each(1 - exact_alpha(pac, "pac"), thresholds)
         given, strictest = self.rows(x), alphas.index(min(alphas))
-        ends, predictions = RowBuffer(given.count, int(are_many)), RowBuffer(given.count)
-        infinite = Table()
+        parts: list[Interval] = []
+        infinite: list[Columns] = []
         for out, metadata, draws, _ in self.with_metadata(given, groups, first_row, weights):
             if sure is None:
                 q = calibration.quantiles(alphas, metadata, draws)
@@ -197,17 +196,18 @@ class RegressionPredictor(Predictor):
             lost = q[strictest].isinf().any(dim=-1)
             if bool(lost.any()):
                 lost = lost.expand(len(out.output))
-                infinite.add(take({"number": torch.tensor(out.rows), **metadata}, lost))
+                infinite.append(take({"number": torch.tensor(out.rows), **metadata}, lost))
             for part, rows in _blocks(out, len(alphas)):
                 own = q if q.shape[1] == 1 else q[:, rows]
-                interval = self.interval_at(part, own, are_many)
-                ends.add({"lower": interval.lower, "upper": interval.upper})
-                predictions.add({"prediction": interval.prediction})
-        if len(infinite):
+                parts.append(self.interval_at(part, own, are_many))
+        if infinite:
             assert given.count is not None
             self._warn_of_infinite(alphas[strictest], infinite, given.count, sure)
         levels = tuple(map(float, asked)) if are_many else float(asked[0])
-        return Interval(ends["lower"], ends["upper"], predictions["prediction"], levels)
+        if len(parts) == 1:
+            return Interval(*parts[0], levels)
+        lower, upper = (torch.cat([part[i] for part in parts], int(are_many)) for i in (0, 1))
+        return Interval(lower, upper, torch.cat([part.prediction for part in parts]), levels)
 
     def pac_quantiles(
         self, alphas: Sequence[Fraction], sure: Fraction, metadata: Columns
@@ -322,11 +322,14 @@ class RegressionPredictor(Predictor):
         lower, upper = (end.to(prediction.device).reshape(shape) for end in (lower, upper))
         return Interval(lower, upper, prediction)
 
-    def _warn_of_infinite(self, alpha: Any, infinite: Table, rows: int, pac: Any = None) -> None:
+    def _warn_of_infinite(
+        self, alpha: Any, infinite: Sequence[Columns], rows: int, pac: Any = None
+    ) -> None:
+        lost = joined(infinite)
         is_all = not self.calibration.traits.rows
-        what = "the interval is" if is_all else f"{len(infinite)} of {rows} intervals are"
+        what = "the interval is" if is_all else f"{len(lost['number'])} of {rows} intervals are"
         if pac is None:
-            why = self.explain_infinite(alpha, infinite.columns)
+            why = self.explain_infinite(alpha, lost)
         else:
             each = " in each group" if self.calibration.traits.groups else ""
             why = (

@@ -76,7 +76,7 @@ class RegressionScore(Score):
     def region(self, out: BatchOutput, q: Tensor) -> tuple[Tensor, Tensor]:
         """Return the ends (levels, n, m) at thresholds (levels, n or 1, columns of the scores)."""
         if self.side == BOTH:
-            return self.region_of_both(out, q)
+            return self.region_of_sides(out, q, q)
         if self.side == EACH:
             return self.region_of_sides(out, *q.chunk(2, dim=-1))
         infinite = torch.full_like(q, math.inf)
@@ -89,10 +89,6 @@ class RegressionScore(Score):
     def outside(self, out: BatchOutput, y: Tensor) -> Tensor:
         """Return the two-sided scores of targets (n, m), before outputs are joined."""
         return torch.maximum(*self.sides(out, y))
-
-    def region_of_both(self, out: BatchOutput, q: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the ends (levels, n, m) at two-sided thresholds."""
-        return self.region_of_sides(out, q, q)
 
     def sides(self, out: BatchOutput, y: Tensor) -> tuple[Tensor, Tensor]:
         """Return how far targets lie below the lower and above the upper end, (n, m) each."""
@@ -208,6 +204,12 @@ class ScaledScore(RegressionScore):
         return intervals.interval_ends(self.ends(out), below, above, out.output.dtype)
 
     why_unsigned = "its base has two ends, each with a score of its own: give a point prediction"
+
+    def signs(self, out: BatchOutput, y: Tensor) -> Tensor | None:
+        """Return which targets lie below the centre, where one centre serves both ends."""
+        target, ends = self.target(out, y), self.ends(out)
+        is_folded = self.side == BOTH and (has_own_thresholds(self.joint) or target.shape[1] == 1)
+        return (target < ends.lo) if is_folded and ends.is_symmetric else None
 
     def curve(self, out: BatchOutput) -> dict[str, Tensor] | None:
         """Return centre and scale, where both ends share them."""

@@ -250,16 +250,8 @@ def floored(norms: Tensor, floor: float) -> Tensor:
 
 
 def _one(device: torch.device) -> Tensor:
-    """Give the number 1; nothing writes to scales."""
-    # A tensor of a graph that is being made has no value, and must not be kept.
-    return torch.ones((), device=device) if is_traced() else _kept_one(device)
-
-
-@functools.cache
-def _kept_one(device: torch.device) -> Tensor:
-    with torch.inference_mode(False):
-        dtype = torch.float32 if device.type == "mps" else torch.float64
-        return torch.ones((), dtype=dtype, device=device)
+    """Return the number 1."""
+    return torch.ones((), dtype=None if device.type == "mps" else torch.float64, device=device)
 
 
 def checked_scale(scale: Tensor, out: BatchOutput) -> Tensor:

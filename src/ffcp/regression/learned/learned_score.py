@@ -128,8 +128,10 @@ class LearnedScore(RegressionScore):
         quantiles = _as_many(curve["quantiles"], signed)
         return torch.as_tensor(curve["centre"] + quantile_at(quantiles, signed))
 
-    def region_of_both(self, out: BatchOutput, q: Tensor) -> tuple[Tensor, Tensor]:
+    def region(self, out: BatchOutput, q: Tensor) -> tuple[Tensor, Tensor]:
         """Return the ends (levels, n, m) of the sets of these numbers."""
+        if self.side != BOTH:
+            return super().region(out, q)
 
         def ends(quantiles: Tensor, number: Tensor) -> tuple[Tensor, Tensor]:
             return ends_at(Sets(*nested(quantiles, self.shape)), number)
