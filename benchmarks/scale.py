@@ -23,8 +23,8 @@ from torch import Tensor, nn
 
 import ffcp
 from benchmarks.timing import Resident, show, table, verdict
-from ffcp.conformal.compressed import Compressed
 from ffcp.conformal.calibration import Marginal
+from ffcp.conformal.compressed import Compressed
 from ffcp.conformal.summaries import Piece
 
 ERROR = 1e-4

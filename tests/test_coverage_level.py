@@ -16,7 +16,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 import ffcp
-from ffcp.conformal.coverage_level import requested_alpha, requested_alphas
+from ffcp.conformal.rank import requested_alpha, requested_alphas
 from ffcp.segmentation import PixelSets
 from ffcp.sklearn import ConformalClassifier, ConformalRegressor
 from tests.conftest import normal, small_mlp

@@ -18,7 +18,6 @@ from ffcp.batch import BatchOutput, Requires
 from ffcp.calibrated import Calibrated, steady
 from ffcp.calibration_loop import (
     Batch,
-    BesideRows,
     Looks,
     Result,
     Settings,
@@ -28,10 +27,9 @@ from ffcp.calibration_loop import (
 from ffcp.conformal.calibration import Calibration
 from ffcp.conformal.columns import Columns
 from ffcp.conformal.compressed import compressed
-from ffcp.conformal.coverage_level import ONE_LEVEL
 from ffcp.conformal.mondrian import by_groups
 from ffcp.conformal.random_numbers import Draws, Stream, checked_seed
-from ffcp.conformal.rank import exact_alpha
+from ffcp.conformal.rank import ONE_LEVEL, exact_alpha
 from ffcp.conformal.score import Score
 from ffcp.conformal.selection import Selection
 from ffcp.description import differences
@@ -375,7 +373,7 @@ class Predictor(Persistent):
         first_row: int = 0,
     ) -> Iterator[Batch]:
         """Cut the data into batches that the model takes at once."""
-        beside, row = BesideRows(groups, weights), 0
+        beside, row = inputs.BesideRows(groups, weights), 0
         read = inputs.Reader(self.model, self._state.layout) if read is None else read
         for whole, target in inputs.pairs(x, y, read, self.read_target, call):
             start = 0
@@ -410,7 +408,7 @@ class Predictor(Persistent):
             )
         if weights is not None and not self.calibration.traits.weights:
             raise ValueError(_NO_WEIGHTS)
-        beside, row, run = BesideRows(groups, weights), 0, self._pass(self._stamp)
+        beside, row, run = inputs.BesideRows(groups, weights), 0, self._pass(self._stamp)
         beside.check(x.count)
         for whole in x:
             for batch in self.cut(whole):

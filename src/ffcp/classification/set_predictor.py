@@ -25,9 +25,9 @@ from ffcp.classification.sets import LabelSet
 from ffcp.classification.tuning import SetChoice
 from ffcp.conformal.calibration import Calibration, Marginal
 from ffcp.conformal.columns import Columns, Table, take
-from ffcp.conformal.coverage_level import requested_alpha
 from ffcp.conformal.density_ratio import ShiftChoice
 from ffcp.conformal.random_numbers import Draws
+from ffcp.conformal.rank import requested_alpha
 from ffcp.network.inputs import RowBuffer
 from ffcp.predictor import Predictor, Running, known_only, steady
 from ffcp.warnings import warn

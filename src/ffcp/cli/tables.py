@@ -154,7 +154,7 @@ def _places(tables: list[Path], out: Path | None) -> list[Path]:
 
 def _asked(alpha: float | None, confidence_level: float | None) -> Any:
     """Return the share of misses asked for, exactly, or ``None``."""
-    from ffcp.conformal.coverage_level import requested_alpha
+    from ffcp.conformal.rank import requested_alpha
 
     if alpha is not None and confidence_level is not None:
         raise typer.BadParameter("give --alpha or --confidence-level, not both")

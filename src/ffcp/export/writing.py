@@ -16,9 +16,8 @@ from torch import Tensor
 from ffcp import __version__, files
 from ffcp.classification.set_predictor import SetPredictor
 from ffcp.classification.sets import LabelSet
-from ffcp.conformal.coverage_level import ONE_LEVEL, requested_alphas
 from ffcp.conformal.mondrian import Mondrian
-from ffcp.conformal.rank import rows_needed
+from ffcp.conformal.rank import ONE_LEVEL, requested_alphas, rows_needed
 from ffcp.export import accepting, checking
 from ffcp.export.graph import ROWS, onnx_model, rows_uncounted
 from ffcp.export.steps import GROUP, RANDOM, ROUNDING, BandSteps, SetSteps

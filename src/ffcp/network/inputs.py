@@ -387,3 +387,48 @@ class RowBuffer:
         if self._rows is not None:
             return self._whole[name]
         return torch.cat(self._parts[name], dim=self._dim)
+
+
+class BesideRows:
+    """Groups and weights that were given beside the rows, one for each."""
+
+    def __init__(self, groups: Any, weights: Any) -> None:
+        self._groups, self._weights = groups, None
+        if groups is not None and not callable(groups):
+            self._groups = _labels(groups)
+        if weights is not None:
+            values = target_tensor(weights)
+            if not values.dim():
+                raise ValueError(f"weights must be one number for each row, got {weights!r}")
+            self._weights = values[:, None].flatten(1)
+
+    def of(self, x: Any, row: int, count: int) -> tuple[Any, Tensor | None]:
+        """Return the groups and weights of some rows."""
+        groups = self._groups
+        if callable(groups):
+            groups = groups(x)
+        elif groups is not None:
+            if len(groups) < row + count:
+                raise ValueError(f"groups has {len(groups)} labels, fewer than x has rows")
+            groups = groups[row : row + count]
+        return groups, None if self._weights is None else self._weights[row : row + count]
+
+    def check(self, rows: int | None) -> None:
+        """Refuse groups or weights that are more or fewer than rows."""
+        groups = None if callable(self._groups) else self._groups
+        for name, given in (("groups", groups), ("weights", self._weights)):
+            if given is not None and rows is not None and len(given) != rows:
+                raise ValueError(f"{name} has {len(given)} entries, but x has {rows} rows")
+
+
+def _labels(groups: Any) -> list[Any]:
+    """Read the labels of all rows."""
+    if isinstance(groups, Tensor):
+        groups = groups.detach().cpu()
+    if not hasattr(groups, "__array__"):
+        return list(groups)
+    array = np.asarray(groups)
+    if array.ndim != 1:
+        raise ValueError(f"groups must be one label per row, got shape {array.shape}")
+    labels: list[Any] = array.tolist()
+    return labels

@@ -14,9 +14,9 @@ from ffcp import plots
 from ffcp.batch import BatchOutput, Requires
 from ffcp.classification.set_predictor import SetPredictor
 from ffcp.conformal.compressed import is_summary
-from ffcp.conformal.coverage_level import requested_alpha
 from ffcp.conformal.mondrian import labels_of
 from ffcp.conformal.random_numbers import checked_seed
+from ffcp.conformal.rank import requested_alpha
 from ffcp.metrics import clopper_pearson
 from ffcp.metrics.intervals import row_hits
 from ffcp.network import forward

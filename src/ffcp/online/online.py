@@ -17,8 +17,8 @@ from ffcp.batch import BatchOutput
 from ffcp.conformal.calibration import Calibration
 from ffcp.conformal.columns import take
 from ffcp.conformal.compressed import is_summary
-from ffcp.conformal.coverage_level import requested_alpha
 from ffcp.conformal.mondrian import Label, rows_of_groups
+from ffcp.conformal.rank import requested_alpha
 from ffcp.network import checks, inputs
 from ffcp.network.arrays import target_tensor
 from ffcp.online.controllers import Aci, Asked, Control, DtAci, Pid, Window

@@ -14,8 +14,7 @@ import torch
 from ray.data import ActorPoolStrategy, Dataset
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from ffcp.conformal.coverage_level import NOT_OURS, refuse_unknown, requested_alphas
-from ffcp.conformal.rank import exact_alpha
+from ffcp.conformal.rank import NOT_OURS, exact_alpha, refuse_unknown, requested_alphas
 from ffcp.distributed.parts import State, merged, state_of
 from ffcp.network import inputs
 from ffcp.network.model import autocast

@@ -18,7 +18,7 @@ from ffcp.conformal.rank import conformal_quantile, exact_alpha, rows_needed
 from ffcp.conformal.weighted import effective_size, weighted_quantile
 from ffcp.description import Described
 from ffcp.network import forward
-from ffcp.regression.bases import columns
+from ffcp.regression.intervals import columns
 from ffcp.regression.joint import has_own_thresholds, learned_output_scales
 from ffcp.regression.learned.learned_score import LearnedScore
 from ffcp.regression.scaled_score import RegressionScore, ScaledScore

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ffcp import files
-from ffcp.conformal.coverage_level import requested_alpha
-from ffcp.conformal.rank import conformal_rank, rows_needed
+from ffcp.conformal.rank import conformal_rank, requested_alpha, rows_needed
 from ffcp.network import arrays, checks, forward, inputs
 from ffcp.network.model import Identity, fingerprint
 from ffcp.regression.intervals import Interval

@@ -13,10 +13,9 @@ from ffcp.batch import BatchOutput
 from ffcp.conformal.calibration import Calibration, Marginal
 from ffcp.conformal.columns import Columns, joined, prefixed, take
 from ffcp.conformal.compressed import is_summary
-from ffcp.conformal.coverage_level import requested_alphas
 from ffcp.conformal.density_ratio import ShiftChoice
 from ffcp.conformal.mondrian import pac_quantiles
-from ffcp.conformal.rank import exact_alpha, rows_needed
+from ffcp.conformal.rank import exact_alpha, requested_alphas, rows_needed
 from ffcp.conformal.selection import Selection
 from ffcp.network import checks, forward
 from ffcp.network.inputs import RowBuffer

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from ffcp.batch import BatchOutput
 from ffcp.conformal.columns import Table, take
-from ffcp.conformal.coverage_level import refuse_unknown
-from ffcp.conformal.rank import exact_alpha
+from ffcp.conformal.rank import exact_alpha, refuse_unknown
 from ffcp.conformal.risk import Losses
 from ffcp.conformal.score import Score
 from ffcp.network.inputs import RowBuffer

@@ -14,7 +14,7 @@ from ffcp.batch import BatchOutput, Requires
 from ffcp.calibrated import Counts
 from ffcp.calibration_loop import Looks, Result
 from ffcp.conformal.columns import Table, take
-from ffcp.conformal.coverage_level import requested_alpha
+from ffcp.conformal.rank import requested_alpha
 from ffcp.conformal.score import Score
 from ffcp.network import jacobian
 from ffcp.network.features import INPUT, OUTPUT, resolve

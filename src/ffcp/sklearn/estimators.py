@@ -15,7 +15,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 import ffcp
-from ffcp.conformal.coverage_level import requested_alpha
+from ffcp.conformal.rank import requested_alpha
 from ffcp.extras import needed
 from ffcp.sklearn.sources import (
     Array,

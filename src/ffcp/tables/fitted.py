@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ffcp import LabelSet
-from ffcp.conformal.coverage_level import requested_alpha
-from ffcp.conformal.rank import exact_alpha
+from ffcp.conformal.rank import exact_alpha, requested_alpha
 from ffcp.online.monitor import Monitor
 from ffcp.tables import cells, evaluation, seen, table_io, targets
 from ffcp.tables import folder as folders

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import ffcp
-from ffcp.conformal.coverage_level import requested_alpha
+from ffcp.conformal.rank import requested_alpha
 from ffcp.regression.cross_conformal import CrossConformal
 from ffcp.tables import cells, decisions, evaluation, report, seen, splitting, table_io, targets
 from ffcp.tables import columns as table_columns

@@ -15,7 +15,7 @@ from torch import nn
 from ffcp.calibrated import Counts
 from ffcp.calibration_loop import Looks, Result
 from ffcp.conformal.calibration import Calibration
-from ffcp.conformal.coverage_level import requested_alpha
+from ffcp.conformal.rank import requested_alpha
 from ffcp.metrics import Coverage
 from ffcp.network.features import resolve
 from ffcp.network.model_output import picking

@@ -14,7 +14,7 @@ from ffcp.description import Described
 from ffcp.network import checks, forward, inputs
 from ffcp.network.candidates import candidates
 from ffcp.network.features import INPUT
-from ffcp.regression.bases import columns
+from ffcp.regression.intervals import columns
 
 PREDICTION, NORMS, VALUES = "prediction", "norms", "values"
 KINDS = (PREDICTION, NORMS, VALUES, INPUT)
