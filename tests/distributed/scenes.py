@@ -226,6 +226,6 @@ def play(rank: int, folder: Path) -> None:
             continue
         kept = folder / f"{rank} {name}"
         found.save(kept)
-        results[name] = (kept.read_bytes(), dict(found.calibration.points()))
+        results[name] = (kept.read_bytes(), dict(found.calibration.state()))
     dist.barrier()
     torch.save(results, folder / f"results {rank}")

@@ -461,7 +461,7 @@ def test_scores_of_other_methods_do_not_mix(tmp_path) -> None:
     model = small_mlp()
     sketched = ffcp.FFCP(model, "0", method=Sketch(4)).calibrate(x, y)
     other = ffcp.FFCP(model, "0", method=Sketch(8)).calibrate(x, y)
-    with pytest.raises(ValueError, match=r"gradient='sketch\(8, seed=0\)'"):
+    with pytest.raises(ValueError, match="probes"):
         sketched.merge(other)
     sketched.save(tmp_path / "c.safetensors")
     again = ffcp.FFCP(model, "0", method=Sketch(4)).load(tmp_path / "c.safetensors")

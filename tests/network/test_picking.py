@@ -87,7 +87,7 @@ def test_every_method_picks(make: str, tmp_path) -> None:
     predictor.save(tmp_path / "saved")
     loaded = MAKE[make](model, output="logits").load(tmp_path / "saved")
     assert loaded(X, alpha=0.3).upper.equal(band.upper)
-    with pytest.raises(ValueError, match=r"other (settings|weights)"):
+    with pytest.raises(ValueError, match="output"):
         MAKE[make](model, output="hidden").load(tmp_path / "saved")
 
 

@@ -228,8 +228,8 @@ def ranked(scores: Tensor, counts: Sequence[int], rank_of: Callable[[int], int])
     tensor([2., 4.])
     """
     ranks = {count: rank_of(count) for count in set(counts)}
+    if all(rank <= count for count, rank in ranks.items()) and len(ranks) == 1:
+        return scores[ranks[counts[0]] - 1]
     place = torch.tensor([ranks[count] if ranks[count] <= count else 0 for count in counts])
     beyond = scores.new_full((1, len(counts)), math.inf)
-    if len(ranks) == 1:
-        return scores[place[0] - 1] if place[0] else beyond[0]
     return torch.cat([beyond, scores]).gather(0, place[None])[0]
