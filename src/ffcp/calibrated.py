@@ -182,8 +182,10 @@ def steady(
 
     @functools.wraps(method)
     def call(self: Owner, *args: P.args, **kwargs: P.kwargs) -> Result:
-        if torch.compiler.is_dynamo_compiling() or _is_exported():
-            # By torch.compile(predictor), or around a call of it.
+        # By torch.compile(predictor), or around a call of it; and torch.export in this thread, of
+        # which torch itself knows only for all threads together.
+        is_exported = torch.compiler.is_compiling() and _get_current_dispatch_mode() is not None
+        if torch.compiler.is_dynamo_compiling() or is_exported:
             torch.compiler.disable(self.compile)()
         snapshot = self.snapshot()
         now = stamp(snapshot.model)
@@ -196,8 +198,3 @@ def steady(
                 snapshot.check_weights()
 
     return call  # type: ignore[return-value]
-
-
-def _is_exported() -> bool:
-    """Say whether torch.export traces this thread: torch itself knows only of all together."""
-    return torch.compiler.is_compiling() and _get_current_dispatch_mode() is not None

@@ -91,11 +91,14 @@ def calibrate(
     if first is None:
         raise ValueError(EMPTY)
     batches = chain([first], batches)
-    score = _prepared(score, look.model, first.x)
+    selections = selections_of(score, calibration)
+    if selections:  # candidates are found by looking at the model; there may be only one
+        score = _prepared(score, look.model, first.x)
+        selections = selections_of(score, calibration)
     requires = score.requires().joined(calibration.requires())
     forward.check_rows(look.model, first.x, requires.norms, look.sample)
     waiting: list[_Waiting] = []
-    selections, chosen = selections_of(score, calibration), _Chosen(score, calibration, {}, [], 0)
+    chosen = _Chosen(score, calibration, {}, [], 0)
     if selections:
         most, early = (max(getattr(s, n) for s in selections) for n in ("most_rows", "early_rows"))
         division = Division(settings.fraction, settings.seed, most, early)
@@ -107,15 +110,18 @@ def calibrate(
         score, calibration = chosen.score, chosen.calibration
         requires = score.requires().joined(calibration.requires())
     empty = calibration if rank_error is None else summary_of(calibration, rank_error)
-    kept, filled, scores = Table(), empty.with_state({}), None
+    kept, filled, scores = Table(), None, None
     for out, y in chain(waiting, ((look(batch, requires), batch.y) for batch in batches)):
-        kept.add(_columns(score, calibration, out, y))
+        columns = {"scores": score.score(out, y).cpu(), **calibration.metadata(out, y)}
+        if calibration.traits.signs and (signs := score.signs(out, y)) is not None:
+            columns["signs"] = signs.cpu()
+        kept.add(columns)
         if rank_error is not None and len(kept) >= _AT_ONCE:
-            filled, kept = filled.merge(_filled(empty, kept.columns)), Table()
+            filled, kept = _with_rows(filled, empty, kept.columns), Table()
     if len(kept):
         scores = kept.columns["scores"]
-        filled = filled.merge(_filled(empty, kept.columns))
-    if not len(filled):
+        filled = _with_rows(filled, empty, kept.columns)
+    if not filled:
         raise ValueError(EMPTY)
     filled = joined(calibration, filled) if len(calibration) else filled
     filled = filled if rank_error is None else settled(filled)
@@ -123,7 +129,7 @@ def calibrate(
     return Result(score, filled, report, set_aside, warnings, scores)
 
 
-def selections_of(score: Score | Selection, calibration: Calibration) -> list[Selection]:
+def selections_of(score: Any, calibration: Calibration) -> list[Selection]:
     """Return what is left open, in the order in which it is selected.
 
     A density ratio comes first, as it looks at no scores: candidates can be weighed by it.
@@ -134,21 +140,17 @@ def selections_of(score: Score | Selection, calibration: Calibration) -> list[Se
     return [selection for selection in ordered if selection is not None]
 
 
-def _prepared(score: Score | Selection, model: nn.Module, x: Any) -> Any:
+def _prepared(score: Any, model: nn.Module, x: Any) -> Any:
     """Look at the model for candidates; return a settled score where there is only one."""
     selection = score if isinstance(score, Selection) else score.selection()
     return score if selection is None else selection.prepared(model, x)
 
 
-def _columns(score: Score, calibration: Calibration, out: BatchOutput, y: Tensor) -> Columns:
-    """Return what is kept of rows: their scores, signs and metadata."""
-    columns = {"scores": score.score(out, y).cpu(), **calibration.metadata(out, y)}
-    signs = score.signs(out, y) if calibration.traits.signs else None
-    return columns if signs is None else {**columns, "signs": signs.cpu()}
-
-
-def _filled(empty: Any, columns: Columns) -> Any:
-    return empty.fit(columns["scores"], {n: c for n, c in columns.items() if n != "scores"})
+def _with_rows(filled: Any, empty: Any, columns: Columns) -> Any:
+    """Return a calibration with these rows beside those it has."""
+    metadata = {name: column for name, column in columns.items() if name != "scores"}
+    fresh = empty.fit(columns["scores"], metadata)
+    return fresh if filled is None else filled.merge(fresh)
 
 
 class _Waiting(NamedTuple):

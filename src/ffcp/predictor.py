@@ -36,7 +36,7 @@ from ffcp.description import differences
 from ffcp.locks import WriterLock
 from ffcp.network import arrays, checks, forward, inputs
 from ffcp.network.features import resolve
-from ffcp.network.model import Identity, Stamp, autocast, fingerprint
+from ffcp.network.model import Identity, autocast, fingerprint
 from ffcp.network.model_output import Output, picking
 from ffcp.persistence import Persistent
 from ffcp.warnings import warn
@@ -408,7 +408,11 @@ class Predictor(Persistent):
             )
         if weights is not None and not self.calibration.traits.weights:
             raise ValueError(_NO_WEIGHTS)
-        beside, row, run = inputs.BesideRows(groups, weights), 0, self._pass(self._stamp)
+        beside, row, run = (
+            inputs.BesideRows(groups, weights),
+            0,
+            forward.ForwardPass(self.model, self._state.requires, self._stamp),
+        )
         beside.check(x.count)
         for whole in x:
             for batch in self.cut(whole):
@@ -423,7 +427,7 @@ class Predictor(Persistent):
 
     def targeted(self, x: Any, y: Any) -> Iterator[tuple[BatchOutput, Tensor]]:
         """Run the model on rows whose targets are known, or on a loader of pairs."""
-        row, run = 0, self._pass(self._stamp)
+        row, run = 0, forward.ForwardPass(self.model, self._state.requires, self._stamp)
         for batch in self.batches(x, y, call="score"):
             yield run(batch.x, batch.row), batch.y
             row += len(batch.y)
@@ -453,10 +457,6 @@ class Predictor(Persistent):
         if first_row < 0:
             raise ValueError(f"first_row counts from 0, got {first_row}")
         return first_row + out.rows[0]
-
-    def _pass(self, now: Stamp | None = None) -> forward.ForwardPass:
-        """Make the model ready for what score and calibration require."""
-        return forward.ForwardPass(self.model, self._state.requires, now)
 
     def must_be_settled(self) -> None:
         """Refuse to score while what scores depend on is not selected."""

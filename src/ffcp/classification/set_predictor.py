@@ -28,6 +28,7 @@ from ffcp.conformal.columns import Columns, Table, take
 from ffcp.conformal.density_ratio import ShiftChoice
 from ffcp.conformal.random_numbers import Draws
 from ffcp.conformal.rank import requested_alpha
+from ffcp.network import forward
 from ffcp.network.inputs import RowBuffer
 from ffcp.predictor import Predictor, Running, known_only, steady
 from ffcp.warnings import warn
@@ -257,7 +258,7 @@ class SetPredictor(Predictor):
 
     def _order(self, score: LabelScore, x: Any) -> Iterator[Tensor]:
         # No groups here: only the labels' order is asked for.
-        run = self._pass()
+        run = forward.ForwardPass(self.model, self._state.requires)
         for batch in self.cut(x):
             yield from score.order(run(batch))
 
