@@ -90,7 +90,7 @@ def covers(result: Sequence[labels.Result], images: int, alpha: float) -> bool:
     """
     calibrate = (images + 1) // 2
     for seed, one in enumerate(result):
-        n = calibrate - int(Division(_TUNED, seed, most=10_000).mask(range(calibrate)).sum())
+        n = calibrate - int(Division(_TUNED, seed, most=10_000).mask(calibrate).sum())
         low, _ = law_range(n, images - calibrate, alpha, 2 * LAW_ERROR / len(result))
         if one.coverage < low - 1e-9:
             return False

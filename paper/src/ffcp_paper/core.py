@@ -6,13 +6,14 @@ may move between releases, and then this module is the one to change.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
 from ffcp import FFRAPS
 from ffcp.batch import BatchOutput, Requires
-from ffcp.classification.rules import FEATURE, Cumulative, LabelRows
+from ffcp.classification.rules import FEATURE, LabelRows
 from ffcp.classification.scores import RuleScore, top_probability
 from ffcp.classification.set_methods import Named
 from ffcp.classification.set_predictor import SetPredictor as SetPredictor
@@ -56,17 +57,17 @@ class Replay(nn.Module):
         return logits
 
 
+@dataclass(frozen=True)
 class StoredNorms(RuleScore):
     """The score of FFRAPS with gradient norms that were computed before, the second input."""
 
     def requires(self) -> Requires:
-        """Ask for nothing: the norms are known."""
-        return Requires()
+        """Ask for the inputs alone: the norms are among them."""
+        return Requires(input=True)
 
-    def _rows(self, seen: BatchOutput) -> LabelRows:
-        assert self.shares is not None
-        logits, norms = seen.x
-        return LabelRows(logits, self.shares(seen.rows).to(logits.device), norms)
+    def label_rows(self, out: BatchOutput) -> LabelRows:
+        """Return the logits and norms that are the inputs."""
+        return super().label_rows(out._replace(norms={"input": out.x[1]}))
 
 
 class Replayed(FFRAPS):
@@ -86,15 +87,8 @@ class Replayed(FFRAPS):
         allow_zero_sets: bool = False,
         seed: int = 0,
     ) -> None:
-        given = {"lam": lam, "kreg": kreg, "delta": delta, "gradient": FEATURE}
-        score = StoredNorms(
-            "ffraps",
-            {"temperature": temperature, **given},
-            Cumulative,
-            tune=tune,
-            randomized=True,
-            allow_empty=allow_zero_sets,
-        )
+        rule = ("ffraps", temperature, lam, kreg, delta, FEATURE, "input", tune)
+        score = StoredNorms(*rule, allow_empty=allow_zero_sets)
         Named.__init__(
             self,
             model,
