@@ -4,7 +4,9 @@ from ffcp.classification import named_scores
 from ffcp.classification.scores import FunctionScore, LabelScore
 from ffcp.regression.bases import Point, Quantiles
 from ffcp.regression.intervals import Ends
+from ffcp.regression.scaled_score import RegressionScore
 
+IntervalScore = RegressionScore
 LAC, APS = named_scores.LACScore, named_scores.APSScore
 RAPS, FFRAPS = named_scores.RAPSScore, named_scores.FFRAPSScore
 
@@ -15,6 +17,7 @@ __all__ = [
     "RAPS",
     "Ends",
     "FunctionScore",
+    "IntervalScore",
     "LabelScore",
     "Point",
     "Quantiles",
