@@ -17,13 +17,10 @@ from torch import Tensor, nn
 
 import ffcp
 from benchmarks.timing import Resident, best_of, show, table, verdict
-from benchmarks.trained import networks
 from ffcp.calibrations import Local
-from ffcp.conformal.kernel_weights import level_target
 from ffcp.conformal.local import LEVEL_ROWS
 from ffcp.conformal.random_numbers import Draws
 from ffcp.kernels import Localizer
-from ffcp_paper.datasets import Split
 
 POINTS, ROWS, WIDTH = 20_000, 20_000, 64
 MANY_POINTS = 1_000_000
@@ -43,8 +40,7 @@ def points(count: int, width: int) -> tuple[Tensor, Tensor]:
 
 def local(data: tuple[Tensor, Tensor], kernel: str, bandwidth: float, guarantee: str) -> Local:
     made = Local(Localizer(kernel, bandwidth=bandwidth), guarantee)
-    made.add(data[0], {"embedding": data[1]})
-    return made
+    return made.fit(data[0], {"embedding": data[1]})
 
 
 def asked(x: Tensor) -> dict[str, Tensor]:
@@ -60,11 +56,11 @@ def speed(rounds: int = 3) -> None:
     def thresholds(kernel: str, bandwidth: float, guarantee: str) -> Callable[[], object]:
         near, random = local(data, kernel, bandwidth, guarantee), Draws(0, 3)
         # What is worked out once after calibration, the level among it, is timed on its own below.
-        near.threshold(0.1, asked(x[:1]), random)
-        return lambda: near.threshold(0.1, asked(x), random)
+        near.quantile(0.1, asked(x[:1]), random)
+        return lambda: near.quantile(0.1, asked(x), random)
 
     def level() -> object:
-        return local(data, "gaussian", 8.0, "level").threshold(0.1, {"embedding": x[:1]})
+        return local(data, "gaussian", 8.0, "level").quantile(0.1, {"embedding": x[:1]})
 
     times = best_of(
         {
@@ -100,8 +96,8 @@ def low_dimension(rounds: int = 3) -> None:
     times = best_of(
         {
             "bare": lambda: bare_distances(data[1], x, 256),
-            "nearest": lambda: nearest.threshold(0.1, {"embedding": x}),
-            "gaussian": lambda: gaussian.threshold(0.1, {"embedding": x}),
+            "nearest": lambda: nearest.quantile(0.1, {"embedding": x}),
+            "gaussian": lambda: gaussian.quantile(0.1, {"embedding": x}),
         },
         rounds,
     )
@@ -119,7 +115,7 @@ def _memory(
     near = local(data, kernel, 500 if kernel == "nearest" else 8.0, "none")
     bare = best_of({"bare": lambda: bare_distances(data[1], x, 64)}, 1)["bare"]
     with Resident() as resident:
-        times = best_of({"ours": lambda: near.threshold(0.1, {"embedding": x})}, 1)
+        times = best_of({"ours": lambda: near.quantile(0.1, {"embedding": x})}, 1)
     answer.put((resident.grown, times["ours"] / bare))
 
 
@@ -188,65 +184,7 @@ def _draws(
     )
 
 
-def lengths(alpha: float = 0.1) -> None:
-    """Compare mean lengths by the exact level and by its bound."""
-    made = table(
-        "LCP, exact level against its bound: the paper's networks, seeds 100 to 104",
-        "data", "calibration", "localizer", "bound", "exact", "shorter", "coverage",
-    )  # fmt: skip
-    for data, some in (("com", None), ("com", 100), ("bike", None), ("bike", 100)):
-        for localizer in (
-            Localizer("nearest", bandwidth=20),
-            Localizer("nearest", bandwidth=50),
-            Localizer("nearest"),
-            Localizer("gaussian", on="input"),
-        ):
-            result = torch.tensor(
-                [_lengths(*one, localizer, some, alpha) for one in networks(data)]
-            )
-            bound, exact, covered = result.mean(dim=0).tolist()
-            made.add_row(
-                data, "all" if some is None else str(some),
-                f"{localizer.kernel} {localizer.bandwidth} on the {localizer.on}",
-                f"{bound:.3f}", f"{exact:.3f}", f"{1 - exact / bound:.1%}", f"{covered:.1%}",
-            )  # fmt: skip
-    show(made)
-
-
-def _lengths(
-    model: nn.Module, parts: Split, localizer: Localizer, some: int | None, alpha: float
-) -> tuple[float, float, float]:
-    """Mean length by bound and exact level, of bands finite in both, and coverage."""
-    predictor = ffcp.LCP(model, localizer)
-    if localizer.bandwidth == "auto":
-        predictor.fit_localizer(parts.x_train, parts.y_train, some or len(parts.x_cal))
-    predictor.calibrate(parts.x_cal[:some], parts.y_cal[:some])
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ffcp.FFCPWarning)
-        band = predictor.predict_interval(parts.x_test, alpha=alpha)
-    exact = (band.upper - band.lower).reshape(-1).double()
-    near = predictor.calibration
-    assert isinstance(near, Local)
-    assert near.bandwidth is not None
-    weights = near._weights(near.bandwidth)
-    level = near._level(weights, 0).bound(alpha)
-    assert level is not None
-    where = parts.x_test if localizer.on == "input" else band.prediction
-    places = []
-    for part in where.reshape(len(exact), -1).split(128):
-        sums = weights.around(part).sums(0)
-        places.append(sums.position(level_target(sums.total + weights.own, level)))
-    bound = 2 * near._sorted_scores(0)[torch.cat(places)]
-    finite = bound.isfinite()
-    return (
-        float(bound[finite].mean()),
-        float(exact[finite].mean()),
-        float(ffcp.metrics.coverage(band, parts.y_test)),
-    )
-
-
 def main() -> None:
-    lengths()
     speed()
     low_dimension()
     memory()

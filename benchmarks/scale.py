@@ -46,9 +46,8 @@ def summary(random: np.random.Generator) -> Compressed:
     """Make up what :meth:`compress` keeps of a million exponential scores."""
     weight = int(ERROR * POINTS) + 1
     values = np.sort(random.standard_exponential(-(-POINTS // weight)))
-    made = Compressed(ERROR)
-    made._hold([[Piece(values, weight, POINTS, weight - 1)]], values[:1])
-    return made
+    pieces = [[Piece(values, weight, POINTS, weight - 1)]]
+    return Compressed(ERROR, pieces=pieces, lowest=values[:1].tolist())
 
 
 def workers() -> list[Any]:
@@ -110,7 +109,7 @@ def stream(rows: int, error: float | None) -> tuple[float, float, int, float]:
         predictor.predict_interval(torch.zeros(1))
         seconds = time.process_time() - start
     kept = predictor.calibration
-    return seconds, memory.grown, kept.scores.numel(), kept.rank_error
+    return seconds, memory.grown, kept.scores.numel(), getattr(kept, "rank_error", 0.0)
 
 
 def streaming() -> None:
@@ -144,10 +143,9 @@ def one_of_many() -> None:
 
 def sorting() -> float:
     """Measure what it takes to keep all scores, and sort them."""
-    scores = Marginal()
-    scores.add(torch.rand(SORTED, 1, dtype=torch.float64))
+    scores = torch.rand(SORTED, 1, dtype=torch.float64)
     start = time.process_time()
-    scores.threshold(0.1)
+    Marginal().fit(scores).quantile(0.1)
     return time.process_time() - start
 
 

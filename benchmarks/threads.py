@@ -180,7 +180,7 @@ def flipped_bits(predictor: ffcp.IntervalPredictor) -> int:
         path = Path(folder) / "calibration.safetensors"
         predictor.save(path)
         data = path.read_bytes()
-        start, loaded = data.find(predictor.calibration.points()["scores"].numpy().tobytes()), 0
+        start, loaded = data.find(predictor.calibration.scores.numpy().tobytes()), 0
         assert start > 0
         random = np.random.default_rng(0)
         for _ in range(500):

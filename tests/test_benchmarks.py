@@ -18,22 +18,8 @@ import torch
 from benchmarks import timing
 from torch import nn
 
-from ffcp_paper.datasets import Split
-from ffcp_paper.networks import mlp
-from tests.conftest import normal
-
 MAKEFILE = Path(__file__).parents[1] / "Makefile"
 RAY = ["--timed", "20000", "--rows", "20000", "--workers", "1", "--repeats", "1"]
-
-
-def some_networks(data: str) -> Iterator[tuple[nn.Module, Split]]:
-    """Stand in for the paper's networks, which need its data and long training."""
-    for seed in range(2):
-        x, y = normal(600, 4, seed=seed), normal(600, seed=seed + 2)
-        yield (
-            mlp(4).eval(),
-            Split(x[:200], y[:200], x[200:400], y[200:400], x[400:], y[400:]),
-        )
 
 
 def untrained(model: nn.Module, *_: Any, **__: Any) -> nn.Module:
@@ -49,10 +35,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "outputs": {"ROWS": 50, "OUTPUTS": 12, "WIDTH": 8},
     "bounds": {"ROWS": 20, "REPEATS": 1},
     "fcp": {"COLUMNS": 5, "CALIBRATE": 400, "TEST": 50, "MANY": 21_000},
-    "localized": {
-        "POINTS": 600, "ROWS": 40, "WIDTH": 4, "MANY_POINTS": 700, "DRAWS": 3,
-        "networks": some_networks,
-    },
+    "localized": {"POINTS": 600, "ROWS": 40, "WIDTH": 4, "MANY_POINTS": 700, "DRAWS": 3},
     "sets": {"ROWS": 200, "CLASSES": 20, "CALIBRATION": 600, "PEER_ROWS": 100},
     "rows": {"CHANNELS": 4, "CLASSES": 2, "HEIGHT": 8, "WIDTH": 8, "COUNTED": 4,
              "train": untrained},

@@ -122,18 +122,16 @@ def _auto(case: Case, criterion: str) -> Made:
 
 
 def _learned(case: Case, on: str, nested: str) -> Made:
-    family, predictor = _taught(case, on)
     # The same quantiles serve both families of sets; only a benchmark wants both.
-    shaped = family.shaped(nested)
-    predictor._learn(shaped)
-    return _ready(predictor, case)
+    score = _taught(case, on).shaped(nested)
+    return _ready(ffcp.IntervalPredictor(case.model, score=score), case)
 
 
 @lru_cache(maxsize=1)
-def _taught(case: Case, on: str) -> tuple[Any, ffcp.Learned]:
+def _taught(case: Case, on: str) -> Any:
     predictor = ffcp.Learned(case.model, _ON[on], selection_alpha=ALPHA, seed=case.seed)
     predictor.fit(case.parts.x_train, case.parts.y_train)
-    return predictor._scorer, predictor
+    return predictor.calibrate(case.parts.x_cal, case.parts.y_cal).calibrated().score
 
 
 def _boosted(case: Case) -> Made:
@@ -143,7 +141,7 @@ def _boosted(case: Case) -> Made:
 
 def _research(case: Case, by: str) -> Made:
     """Put another family of sets on the quantiles that Learned has learned."""
-    family, _ = _taught(case, "all")
+    family = _taught(case, "all")
 
     def seen(x: Tensor) -> tuple[Tensor, Tensor]:
         parts = []

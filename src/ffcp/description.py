@@ -52,7 +52,8 @@ def describe(value: Any, model: nn.Module | None = None) -> Any:
         for layer, module in model.named_modules() if model is not None else ():
             if module is value:
                 return {_LAYER: layer}
-    config = value.config() if hasattr(value, "config") and not isinstance(value, type) else {}
+    config_of = getattr(type(value), "config", Described.config)
+    config = {} if isinstance(value, type) else config_of(value)
     kind = {_KIND: type(value).__name__} if _is_ours(type(value)) else {_OWN: name_of(value)}
     return {**kind, **{name: describe(one, model) for name, one in config.items()}}
 
@@ -77,7 +78,7 @@ def build(described: Any, model: nn.Module | None = None, own: Sequence[Any] = (
         for thing in own:
             if describe(thing, model) == described:
                 return thing
-        raise ValueError(f"{described[_OWN]} is not in the file: give it again")
+        raise ValueError(f"{shown(described)} is not in the file: give it again")
     kind = class_named(described.get(_KIND))
     config = {n: build(value, model, own) for n, value in described.items() if n != _KIND}
     if "model" in inspect.signature(kind).parameters:

@@ -3,7 +3,9 @@
 from ffcp.classification import named_scores
 from ffcp.classification.scores import FunctionScore, LabelScore
 from ffcp.regression.intervals import Ends, Point, Quantiles
+from ffcp.regression.scaled_score import RegressionScore
 
+IntervalScore = RegressionScore
 LAC, APS = named_scores.LACScore, named_scores.APSScore
 RAPS, FFRAPS = named_scores.RAPSScore, named_scores.FFRAPSScore
 
@@ -14,6 +16,7 @@ __all__ = [
     "RAPS",
     "Ends",
     "FunctionScore",
+    "IntervalScore",
     "LabelScore",
     "Point",
     "Quantiles",

@@ -19,13 +19,14 @@ from ffcp.regression.intervals import Base, Point
 from ffcp.regression.joint import AUTO, has_own_thresholds, learned_output_scales
 from ffcp.regression.layer_selection import Choice
 from ffcp.regression.regression_predictor import RegressionPredictor
-from ffcp.regression.scaled_score import ScaledScore
+from ffcp.regression.scaled_score import RegressionScore, ScaledScore
 from ffcp.regression.sides import BOTH
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 Self = TypeVar("Self", bound="IntervalPredictor")
+_OF_SCALED = ("joint", "side", "output_scales")  # arguments of the score of a base and a scale
 
 
 class IntervalPredictor(RegressionPredictor):
@@ -48,6 +49,8 @@ class IntervalPredictor(RegressionPredictor):
     calibration
         How scores are kept and thresholds looked up: :class:`ffcp.calibrations.Marginal` (the
         default), :class:`ffcp.calibrations.Mondrian` or :class:`ffcp.calibrations.Local`.
+    score
+        An :class:`ffcp.scores.IntervalScore` of your own, in place of base and scale.
     **common
         Of these the named methods take any:
 
@@ -105,30 +108,38 @@ class IntervalPredictor(RegressionPredictor):
         base: Base | None = None,
         scale: Any = None,
         calibration: Calibration | None = None,
+        *,
+        score: RegressionScore | None = None,
         **common: Unpack[Common],
     ) -> None:
         known_only(type(self), common, Common)
-        score = ScaledScore(
-            base or Point(),
-            scale,
-            common.pop("joint", False),
-            common.pop("side", BOTH),
-            common.pop("output_scales", AUTO),
-        )
+        if score is None:
+            score = ScaledScore(
+                base or Point(),
+                scale,
+                common.pop("joint", False),
+                common.pop("side", BOTH),
+                common.pop("output_scales", AUTO),
+            )
+        elif base or scale or common.keys() & _OF_SCALED:
+            raise ValueError(f"score= stands in place of base, scale, {', '.join(_OF_SCALED)}")
         super().__init__(  # type: ignore[misc]
             model, score, calibration, joint=score.joint, side=score.side, **common
         )
 
     def config(self) -> dict[str, Any]:
         """Return the constructor arguments, but for the model."""
-        score = self._given[0]
+        score, shared = self._given[0], super().config()
+        if not isinstance(score, ScaledScore):
+            own = {name: value for name, value in shared.items() if name not in _OF_SCALED}
+            return {"score": score, **own}
         own = {"base": score.base, "scale": score.scale, "output_scales": score.output_scales}
-        return {**own, **super().config()}
+        return {**own, **shared}
 
     @property
     def scale(self) -> Any:
-        """The scale in use."""
-        return self._state.score.scale
+        """The scale in use; ``None`` of a score that has none."""
+        return getattr(self._state.score, "scale", None)
 
     @property
     def feature(self) -> str | None:
@@ -145,7 +156,7 @@ class IntervalPredictor(RegressionPredictor):
     @property
     def output_scales(self) -> Tensor | None:
         """What is large for each output, if outputs share a threshold and it is known."""
-        scales = self._state.score.output_scales
+        scales = getattr(self._state.score, "output_scales", None)
         return None if scales in (None, AUTO) else torch.tensor(scales, dtype=torch.float64)
 
     def fit_output_scales(self: Self, x: Any, y: Any) -> Self:
@@ -155,14 +166,14 @@ class IntervalPredictor(RegressionPredictor):
         not calibrate. Only for outputs that share a threshold, and scales that were not given.
         """
         given, calibration = self._given
-        if has_own_thresholds(self.joint):
+        if has_own_thresholds(self.joint) or not isinstance(given, ScaledScore):
             raise ValueError("every output has a threshold of its own here: no scales are needed")
         if given.output_scales != AUTO and not self._has_fitted_output_scales:
             raise ValueError("the scales were given when the predictor was made")
         alone = replace(given, joint=False, output_scales=None)
-        if alone.selection() is not None:
+        if (selection := alone.selection()) is not None:
             raise RuntimeError(
-                f"{alone.selection().what} is not selected yet, and scales depend on it: name it "
+                f"{selection.what} is not selected yet, and scales depend on it: name it "
                 "when the predictor is made, or leave the scales to calibrate"
             )
         with torch.inference_mode(False):
