@@ -7,7 +7,6 @@ at most the (k + E)-th, with E known. :mod:`ffcp.conformal.summaries` says how, 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -50,9 +49,8 @@ class Compressed(Calibration):
     """
 
     wanted: Any
-    #: The pieces of every output, and its smallest score.
+    #: The pieces of every output.
     pieces: Sequence[Sequence[Piece]] = field(default=(), repr=False, compare=False, kw_only=True)
-    lowest: Sequence[float] = field(default=(), repr=False, compare=False, kw_only=True)
     traits = Traits(missing=True)
 
     def __post_init__(self) -> None:
@@ -65,7 +63,7 @@ class Compressed(Calibration):
     @cached_property
     def columns(self) -> list[Rounded]:
         """The summary of every output."""
-        return [Rounded(*both) for both in zip(self.pieces, self.lowest, strict=True)]
+        return [Rounded(pieces) for pieces in self.pieces]
 
     @property
     def rank_error(self) -> float:
@@ -84,8 +82,7 @@ class Compressed(Calibration):
         """Return a summary of these scores, which is exact until it is settled."""
         columns = scores.detach().to("cpu", torch.float64).numpy().T
         known = [column[~np.isnan(column)] for column in columns]
-        lowest = [float(column.min(initial=math.inf)) for column in known]
-        return replace(self, pieces=[[summaries.exactly(one)] for one in known], lowest=lowest)
+        return replace(self, pieces=[[summaries.exactly(one)] for one in known])
 
     def merge(self, other: Calibration) -> Compressed:
         """Return a summary of the rows of both, of which the other may have all."""
@@ -101,8 +98,7 @@ class Compressed(Calibration):
         most = summaries.room(wanted)
         both = zip(self.pieces, theirs.pieces, strict=True)
         pieces = [summaries.gathered([*mine, *others], most) for mine, others in both]
-        lowest = list(map(min, self.lowest, theirs.lowest))
-        return replace(self, wanted=wanted, pieces=pieces, lowest=lowest)
+        return replace(self, wanted=wanted, pieces=pieces)
 
     def settled(self, rank_error: Any = None) -> Compressed:
         """Return a summary as small as the rank error allows; a larger one may be asked for."""
@@ -127,22 +123,18 @@ class Compressed(Calibration):
             table[: len(column), number] = column
             if pieces:
                 told[: len(pieces), number] = [piece[1:] for piece in pieces]
-        tensors = {"scores": table, "pieces": told, "lowest": np.array(self.lowest)}
-        return {name: torch.from_numpy(array) for name, array in tensors.items()}
+        return {"scores": torch.from_numpy(table), "pieces": torch.from_numpy(told)}
 
     def with_state(self, state: Mapping[str, Tensor]) -> Compressed:
         """Return the summary that a file holds."""
         if not state:
-            return replace(self, pieces=(), lowest=())
-        scores, told, lowest = (state[name].numpy() for name in ("scores", "pieces", "lowest"))
+            return replace(self, pieces=())
+        scores, told = state["scores"].numpy(), state["pieces"].numpy()
         columns = range(scores.shape[1])
-        if told.shape[1:] != (len(columns), 3) or lowest.shape != (len(columns),):
+        if told.shape[1:] != (len(columns), 3):
             raise ValueError("a summary has pieces of other outputs than its scores")
         pieces = [summaries.restored(scores[:, i], told[:, i].tolist()) for i in columns]
-        for column, smallest in zip(pieces, lowest.tolist(), strict=True):
-            if not smallest <= min((float(p.values[0]) for p in column), default=math.inf):
-                raise ValueError("the smallest score of a summary is not the smallest")
-        return replace(self, pieces=pieces, lowest=lowest.tolist())
+        return replace(self, pieces=pieces)
 
     def quantile(
         self, alpha: Any, metadata: Columns | None = None, random: Draws | None = None

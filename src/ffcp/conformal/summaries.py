@@ -9,12 +9,9 @@ number E, such that for every t
 and that every number of U is one of S. Then, for every rank k,
 
     s_(k)  <=  u_(k)  <=  s_(min(k + E, n))                                             (2)
-    u_(k - E)  <=  s_(k)    if k > E                                                    (3)
 
 since U(t) >= k gives S(t) >= k at t = u_(k); S(t) >= k + E gives U(t) >= k at t = s_(k + E), and
-U(t) = n at t = s_(n); and S(t) >= k gives U(t) >= k - E at t = s_(k). So u_(k) is the k-th number
-rounded up by at most E ranks, and u_(k - E), or the smallest number of all where k <= E, is it
-rounded down by at most E ranks: s_(k - E) <= u_(k - E) by (2).
+U(t) = n at t = s_(n). So u_(k) is the k-th number rounded up by at most E ranks.
 
 *Put together.* If (U, E) is a summary of S and (V, F) one of T, (U and V, E + F) is one of S and T:
 add the inequalities (1). Errors add up, as do the numbers, so that their ratio does not grow.
@@ -38,16 +35,12 @@ below the next kept number U does not grow, so that S may not grow by more than 
 where that number stands. So 1 / e numbers, 80 kB at e = 1e-4, are the fewest. What :func:`settled`
 makes of all numbers has no more; what it makes of a stream that has lost a share c of the error on
 its way has 1 / (1 - c) times as many.
-
-Numbers that count by weights are the same: a number of weight w, in whole units, is there w times,
-and ranks, errors and g are units of weight.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -78,40 +71,26 @@ class Piece(NamedTuple):
 
 
 class Rounded:
-    """All pieces of a column together: looks up its numbers by rank, rounded up or down.
+    """All pieces of a column together: looks up its numbers by rank, rounded up.
 
     >>> exact = exactly(np.array([3.0, 1.0, 2.0, 4.0]))
-    >>> halved = Rounded([thinned([exact], 2)], lowest=1.0)
+    >>> halved = Rounded([thinned([exact], 2)])
     >>> [halved.upper(rank) for rank in range(1, 6)]
     [2.0, 2.0, 4.0, 4.0, inf]
-    >>> [halved.lower(rank) for rank in range(5)]
-    [-inf, 1.0, 2.0, 2.0, 4.0]
     >>> halved.count, halved.error
     (4, 1)
     """
 
-    def __init__(self, pieces: Sequence[Piece], lowest: float) -> None:
+    def __init__(self, pieces: Sequence[Piece]) -> None:
         self._values, self._ends = _together(pieces)
-        self._lowest = lowest
         self.count = sum(piece.total for piece in pieces)
         self.error = sum(piece.error for piece in pieces)
 
     def upper(self, rank: int) -> float:
-        """Give the number of this rank, or one up to ``error`` ranks above it."""
+        """Return the number of this rank, or one up to ``error`` ranks above it."""
         if rank > self.count:
             return math.inf
         return float(self._values[np.searchsorted(self._ends, max(rank, 1))])
-
-    def lower(self, rank: int) -> float:
-        """Give the number of this rank, or one up to ``error`` ranks below it."""
-        if rank < 1:
-            return -math.inf
-        return self._lowest if rank <= self.error else self.upper(rank - self.error)
-
-    @property
-    def steps(self) -> tuple[Numbers, Counts]:
-        """The numbers kept, in order, and how many of all stand up to each."""
-        return self._values, self._ends
 
 
 def exactly(values: Numbers) -> Piece:
@@ -125,87 +104,21 @@ def thinned(pieces: Sequence[Piece], weight: int) -> Piece:
     >>> thinned([exactly(np.arange(10.0))], 4)
     Piece(values=array([3., 7., 9.]), weight=4, total=10, error=3)
     """
+    values, ends = _together(pieces)
     count, error = sum(p.total for p in pieces), sum(p.error for p in pieces)
-    one = pieces[0].weight
-    if not weight % one and all(p.weight == one and not p.total % one for p in pieces):
-        values, more = _each(pieces, weight // one)  # the same, in a third of the memory
-        return Piece(values, weight, count, error + more * one)
-    kept, more, before = [np.empty(0)], 0, 0
-    for values, ends in _in_ranges(pieces):
-        last, left = last_of_blocks(values, ends, weight, before, count)
-        kept.append(last)
-        more, before = max(more, left), int(ends[-1])
-    return Piece(np.concatenate(kept), weight, count, error + more)
-
-
-def _each(pieces: Sequence[Piece], step: int) -> tuple[Numbers, int]:
-    """Give every so many-th number, and the last; and how many may be left over before it."""
-    values = np.sort(np.concatenate([piece.values for piece in pieces]), kind="stable")
-    kept = values[step - 1 :: step]
-    left = min(step, len(values)) - 1
-    return (np.append(kept, values[-1]) if len(values) % step else kept.copy()), left
-
-
-def last_of_blocks(
-    values: Numbers, ends: Counts, weight: int, before: int = 0, count: int | None = None
-) -> tuple[Numbers, int]:
-    """Give the last number of every ``weight``, and the rank error that this adds.
-
-    ``ends`` say how many numbers, or how much weight, stand up to each. Of ``count`` in all some
-    may have been there ``before``, and some may be yet to come.
-
-    >>> last_of_blocks(np.array([1.0, 2.0, 3.0]), np.array([5, 6, 8]), weight=3)
-    (array([1., 2., 3.]), 2)
-    """
-    here = int(ends[-1]) if len(ends) else before
-    count = here if count is None else count
-    places = np.arange(before // weight + 1, here // weight + 1) * weight
-    if here == count and count % weight:
-        places = np.append(places, count)
-    left = ends[ends < count] % weight
-    return values[np.searchsorted(ends, places)], int(left.max(initial=0))
-
-
-_AT_ONCE = 2**17  # numbers that are sorted at once, about
+    places = np.minimum(np.arange(1, -(-count // weight) + 1) * weight, count)
+    left = int((ends[ends < count] % weight).max(initial=0))
+    return Piece(values[np.searchsorted(ends, places)], weight, count, error + left)
 
 
 def _together(pieces: Sequence[Piece]) -> tuple[Numbers, Counts]:
     """Sort what pieces have kept; count what stands up to each."""
     if len(pieces) == 1:
         return pieces[0].values, pieces[0].ends
-    ranges = [(np.empty(0), np.empty(0, np.int64)), *_in_ranges(pieces)]
-    values, ends = zip(*ranges, strict=True)
-    return np.concatenate(values), np.concatenate(ends)
-
-
-def _in_ranges(pieces: Sequence[Piece]) -> Iterator[tuple[Numbers, Counts]]:
-    """Sort what pieces have kept, a range of values at a time; count what stands up to each.
-
-    What is needed to sort them all at once would be several times what is kept.
-    """
-    longest = max((piece.values for piece in pieces), key=len, default=np.empty(0))
-    step = max(1, _AT_ONCE // max(1, len(pieces)))
-    starts, before = [0] * len(pieces), 0
-    for end in [*longest[step - 1 : -1 : step], math.inf]:
-        stops = [int(np.searchsorted(piece.values, end, side="right")) for piece in pieces]
-        parts = [
-            (piece.values[start:stop], _standing_for(piece, start, stop))
-            for piece, start, stop in zip(pieces, starts, stops, strict=True)
-        ]
-        values = np.concatenate([np.empty(0), *(part[0] for part in parts)])
-        if len(values):
-            order = np.argsort(values, kind="stable")  # finds that parts are sorted
-            ends = before + np.cumsum(np.concatenate([part[1] for part in parts])[order])
-            yield values[order], ends
-            starts, before = stops, int(ends[-1])
-
-
-def _standing_for(piece: Piece, start: int, stop: int) -> Counts:
-    """Say how many numbers each of some kept ones stands for."""
-    counts = np.full(stop - start, piece.weight)
-    if stop == len(piece.values) > start:
-        counts[-1] = piece.total - (stop - 1) * piece.weight
-    return counts
+    values = np.concatenate([np.empty(0), *(piece.values for piece in pieces)])
+    counts = [np.diff(piece.ends, prepend=0) for piece in pieces]
+    order = np.argsort(values, kind="stable")  # finds that pieces are sorted
+    return values[order], np.cumsum(np.concatenate([np.empty(0, np.int64), *counts])[order])
 
 
 def room(error: Fraction) -> int:
@@ -225,17 +138,16 @@ def gathered(pieces: Sequence[Piece], most: int) -> list[Piece]:
         if piece.total:
             by_height.setdefault(piece.height, []).append(piece)
     done: list[Piece] = []
-    for height in itertools.count(1):
-        if not by_height:
-            return done
-        some = by_height.pop(height, [])
+    while by_height:
+        height = min(by_height)
+        some = by_height.pop(height)
         if height == 1 and len(some) > 1:
             some = [exactly(np.concatenate([piece.values for piece in some]))]
         if sum(len(piece.values) for piece in some) <= most:
             done += some
-            continue
-        by_height.setdefault(height + 1, []).append(thinned(some, 2**height))
-    raise AssertionError  # the count has no end
+        else:
+            by_height.setdefault(height + 1, []).append(thinned(some, 2**height))
+    return done
 
 
 def settled(pieces: Sequence[Piece], error: Fraction) -> list[Piece]:
