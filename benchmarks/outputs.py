@@ -48,7 +48,7 @@ def many_outputs(rounds: int = 5) -> None:
         ("FFCP at the first layer", "CP", times["CP"], 25.0),
         ("the same, by a sketch of 32", "CP", times["CP"], 0.0),
         ("FFCP at the first layer, calibrate", "", 0.0, 0.0),
-        ("FFCP auto, calibrate", "one layer", one, 3.0),
+        ("FFCP auto, calibrate", "one layer", one, 6.0),
     ):
         ratio = times[name] / seconds if seconds else 0.0
         last = (f"{limit:.2f}", verdict(ratio, limit)) if limit else ()

@@ -47,7 +47,7 @@ def summary(random: np.random.Generator) -> Compressed:
     weight = int(ERROR * POINTS) + 1
     values = np.sort(random.standard_exponential(-(-POINTS // weight)))
     pieces = [[Piece(values, weight, POINTS, weight - 1)]]
-    return Compressed(ERROR, pieces=pieces, lowest=values[:1].tolist())
+    return Compressed(ERROR, pieces=pieces)
 
 
 def workers() -> list[Any]:
