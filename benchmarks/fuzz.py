@@ -174,8 +174,9 @@ def sealed_damage(data: bytes, random: np.random.Generator) -> bytes:
     if random.random() < 0.5:
         damage_tensors(tensors, random)
         described = settings["compared"]["score"]  # make that hash right as well
-        hashed = learned_hash(described, with_prefix(LEARNED, tensors))
-        settings["compared"]["learned"] = hashed
+        if settings["compared"]["learned"] is not None:
+            hashed = learned_hash(described, with_prefix(LEARNED, tensors))
+            settings["compared"]["learned"] = hashed
     elif random.random() < 0.95:
         settings = damaged_settings(settings, random)
     else:

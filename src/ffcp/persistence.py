@@ -94,7 +94,7 @@ class Persistent(Stateful, Described):
         learned = {} if isinstance(score, Selection) else score.state()
         return {
             "score": described,
-            "learned": learned_hash(described, learned),
+            "learned": learned_hash(described, learned) if learned else None,
             "calibration": describe(uncompressed(calibration), self.model),
             **{name: describe(config.get(name), self.model) for name in self.compared},
         }
@@ -308,7 +308,7 @@ class Persistent(Stateful, Described):
     def extra_repr(self) -> str:
         """Show what scores depend on, and how many rows calibrate."""
         self._hold_owner_apart()
-        listed = ", ".join(f"{key}={shown(value)}" for key, value in self.comparable().items())
+        listed = ", ".join(f"{n}={shown(one)}" for n, one in self.comparable().items() if one)
         return f"{listed}, calibrated on {len(self.calibration)} rows"
 
 
