@@ -262,7 +262,7 @@ def test_classifiers_cover_new_rows(
     def covered(fitted: Any, x: Array, y: Array) -> tuple[Array, Array]:
         mask = fitted.predict_set(x)
         # Sets of everything are alike, and those of a random score are drawn anew.
-        own = [] if fitted.predictor_._scorer.randomized else [mask]
+        own = [] if fitted.predictor_.calibrated().score.randomized else [mask]
         regions = np.column_stack([*own, fitted.predict_proba(x)])
         return regions, held(mask, y, fitted.classes_.tolist())
 

@@ -34,7 +34,7 @@ def calibrated(model: nn.Module, layer: str, x: Tensor, y: Tensor, nested: str) 
     predictor = ffcp.Auto(model, on="prediction", quantiles=layer, seed=0).calibrate(x, y)
     assert predictor.method == f"{OWN}, central"
     if nested != "central":
-        shaped = predictor._scorer.shaped(nested)
+        shaped = predictor.calibrated().score.shaped(nested)
         predictor._state = replace(predictor._state, scorer=shaped)
     return predictor
 
