@@ -105,17 +105,45 @@ def test_blocks_run_one_after_the_other(
         pytest.skip("; ".join(left_out))
 
 
-def test_pieces_of_ones_own_take_ten_lines_and_can_be_saved(tmp_path: Path) -> None:
+def test_pieces_of_ones_own_are_short_and_can_be_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     found = blocks((DOCS / "extending.md").read_text(), "python")
     assert len(found) >= 9
-    names: dict[str, Any] = {}
+    names: dict[str, Any] = {"__name__": "__main__"}
     for block in found:
-        assert len([line for line in block.text.splitlines() if line.strip()]) <= 10, block.text
+        lines = [line for line in block.text.splitlines() if line.strip()]
+        assert len(lines) <= 10 or "ffcp.load" in block.text, block.text
         exec(block.text, names)
         predictor = names.get("predictor")
         if isinstance(predictor, ffcp.IntervalPredictor):
             assert len(predictor.calibration) > 200
-            predictor.save(tmp_path / "calibration.safetensors")
+            predictor.save("other.safetensors")
+
+
+def test_a_scale_a_score_and_a_calibration_take_forty_lines_and_public_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    first, *others = blocks((DOCS / "extending.md").read_text(), "python")
+    (block,) = (block for block in others if "ffcp.load" in block.text)
+    assert len(block.text.splitlines()) <= 40
+    assert not re.search(r"\._|from ffcp|import ffcp\.", block.text)
+    public = ("scores", "scales", "calibrations", "kernels")
+    for module, name in re.findall(r"ffcp\.(\w+)(?:\.(\w+))?", block.text):
+        assert module in ffcp.__all__
+        assert module not in public or name in getattr(ffcp, module).__all__
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(first.text, names)
+    exec(block.text, names)
+    model, loaded = names["model"], names["loaded"]
+    assert loaded.calibration.count == 200
+    assert len(loaded.calibration) == 300
+    with pytest.raises(ffcp.CalibrationFileError, match="count=200"):
+        ffcp.load("calibration.safetensors", model, calibration=names["LastRows"](100))
+    with pytest.raises(ffcp.CalibrationFileError, match="LastRows"):
+        ffcp.load("calibration.safetensors", model)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
