@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import ffcp
 from ffcp.regression.auto import OWN
-from ffcp.regression.learned.knots import KNOTS
+from ffcp.regression.learned.nested import KNOTS
 from tests.export.running import holds, run_alone
 
 

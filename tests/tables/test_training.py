@@ -14,7 +14,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from ffcp.regression.learned.knots import KNOTS
+from ffcp.regression.learned.nested import KNOTS
 from ffcp.tables import fitting, splitting
 from ffcp.tables.network import QuantileHead, TableNetwork
 from ffcp.tables.training import loss_on, train

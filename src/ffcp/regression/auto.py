@@ -31,12 +31,10 @@ from ffcp.regression.joint import (
     has_own_thresholds,
 )
 from ffcp.regression.learned.feature_columns import KINDS, FeatureColumns, On, checked_on
-from ffcp.regression.learned.knots import KNOTS
 from ffcp.regression.learned.learned_score import LearnedScore, taught
-from ffcp.regression.learned.learners import BOOSTING, NETWORK, checked_learner
+from ffcp.regression.learned.learners import BOOSTING, NETWORK, ModelQuantiles, checked_learner
 from ffcp.regression.learned.learners import KINDS as LEARNERS
-from ffcp.regression.learned.model_quantiles import ModelQuantiles
-from ffcp.regression.learned.nested import CENTRAL, FAMILIES
+from ffcp.regression.learned.nested import CENTRAL, FAMILIES, KNOTS
 from ffcp.regression.learned.training_rows import LearnsFromTraining, no_output_scales
 from ffcp.regression.scaled_score import RegressionScore, ScaledScore
 from ffcp.regression.scales import Constant, GradientNorm
@@ -146,13 +144,12 @@ class MethodSelection(Selection):
         simplest, _ = self._simplest
         if not judge.is_clearly_better(candidates[best], candidates[simplest], self.criterion):
             best = simplest
-        score, bandwidth = candidates[best].make()
         level = float(exact_alpha(aside.alpha))
         choice = AutoChoice(best, trials, self.criterion, len(y), level, self.side)
         calibration = aside.calibration
-        if bandwidth is not None:
-            calibration = localized(calibration, bandwidth)
-        return Selected(score, calibration, {"method": choice})
+        if candidates[best].bandwidth is not None:
+            calibration = localized(calibration, candidates[best].bandwidth)
+        return Selected(candidates[best].make(), calibration, {"method": choice})
 
     def _candidates(self, judge: Comparison, aside: Aside) -> Iterator[tuple[str, MethodCandidate]]:
         assert self.sight is not None
@@ -179,11 +176,11 @@ class MethodSelection(Selection):
         assert self.sight is not None
         for name, (kind, sight) in sights(self.sight, self.learners).items():
             learn = partial(self._taught, sight, kind, aside)
-            folds = judge.folds(learn)
+            score, out = judge.cross_fitted(learn)
             for shape in FAMILIES:
+                fixed = judge.fixed(score.shaped(shape), out)
                 make = partial(_made, learn, shape)
-                name_of_it = f"Learned, rows set aside, {name}, {shape}"
-                yield name_of_it, MethodCandidate(*judge.crossed(folds, shape), make)
+                yield f"Learned, rows set aside, {name}, {shape}", fixed._replace(make=make)
 
     def _taught(
         self, sight: FeatureColumns, kind: str, aside: Aside, rows: Tensor | None = None
@@ -195,8 +192,8 @@ class MethodSelection(Selection):
         return taught(sight, out, y, kind=kind, seed=self.seed, **ways)
 
 
-def _made(learn: Callable[[], LearnedScore], shape: str) -> tuple[RegressionScore, None]:
-    return learn().shaped(shape), None
+def _made(learn: Callable[[], LearnedScore], shape: str) -> LearnedScore:
+    return learn().shaped(shape)
 
 
 def _inner(calibration: Calibration) -> Calibration:

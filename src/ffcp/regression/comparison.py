@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -33,6 +33,7 @@ from ffcp.regression.sides import (
 )
 
 SCORE, LENGTH = CRITERIA = ("score", "length")
+_QUANTILES = "cross-fitted quantiles"
 _FOLDS = 3  # rows that teach are judged by what the other folds taught
 
 
@@ -110,9 +111,17 @@ class MethodCandidate(NamedTuple):
 
     lower: Tensor
     upper: Tensor
-    make: Callable[
-        [], tuple[RegressionScore, float | None]
-    ]  # the family, and its bandwidth if localized
+    make: Callable[[], RegressionScore]
+    bandwidth: float | None = None  # if localized
+
+
+@dataclass(frozen=True)
+class CrossFitted(LearnedScore):
+    """The quantiles that the other folds taught for each row, found among the values of a pass."""
+
+    def quantiles(self, out: BatchOutput) -> Tensor:
+        """Return the quantiles of the residual, (n, m, levels)."""
+        return out.values[_QUANTILES]
 
 
 class Comparison:
@@ -130,15 +139,13 @@ class Comparison:
         weights: Tensor | None = None,
         left: int = 0,
     ) -> None:
-        self._seen, self._y, self._alpha, self._side = out, y.double(), exact_alpha(alpha), side
+        self._out, self._y, self._alpha, self._side = out, y.double(), exact_alpha(alpha), side
         self.rows, self._left = len(y), max(left, 1)
         self.weights = weights
         self._shares = torch.ones(self.rows).double() if weights is None else weights
-
-    @property
-    def of_each(self) -> Any:
-        """The level of one threshold."""
-        return shared_out(self._alpha, self._side, False, 1)
+        self._prediction = columns(out.output).double().cpu()
+        #: The level of one threshold.
+        self.of_each = shared_out(self._alpha, side, False, 1)
 
     def scaled(self, family: ScaledScore) -> ScaledScore:
         """Bring outputs that share a threshold to one scale, learned here."""
@@ -147,44 +154,35 @@ class Comparison:
         scores = two_sided(self._scores(replace(family, joint=False)), family.side)
         return replace(family, output_scales=learned_output_scales(scores, self._alpha))
 
-    def fixed(self, family: RegressionScore) -> MethodCandidate:
-        """Give the bands of a family that nothing here was chosen for, at its own threshold."""
-        lower, upper = self._bands(family, self._threshold(family, self._scores(family)))
-        return MethodCandidate(lower, upper, lambda: (family, None))
-
-    def _scores(self, family: RegressionScore) -> Tensor:
-        return family.score(self._seen, self._y_as_given()).cpu()
-
-    def _y_as_given(self) -> Tensor:
-        return self._y.reshape(self._seen.output.shape)
-
-    def _threshold(
-        self, family: RegressionScore, scores: Tensor, rows: Tensor | None = None
-    ) -> Tensor:
-        """Give the threshold of these scores, or of each row where they weigh unequally."""
+    def fixed(self, family: RegressionScore, out: BatchOutput | None = None) -> MethodCandidate:
+        """Return the bands of a family that nothing here was chosen for, at its own threshold."""
+        scores = self._scores(family, out)
         alpha = shared_out(self._alpha, family.side, family.joint, scores.shape[1])
-        if self.weights is not None:
-            weights = self.weights if rows is None else self.weights[rows]
-            own = self._as_new(weights, self.rows)
-            each = [weighted_quantile(column, weights, own, alpha) for column in scores.T]
-            return torch.stack(each, dim=1)[None]
-        known = [column[~column.isnan()] for column in scores.T]
-        return torch.stack([conformal_quantile(column, alpha) for column in known])[None, None]
+        if self.weights is None:
+            each = [conformal_quantile(column[~column.isnan()], alpha) for column in scores.T]
+            threshold = torch.stack(each)[None]
+        else:  # each row as a new one, as much of these rows as of those that calibrate
+            own = self.weights * min(1.0, self.rows / self._left)
+            each = [weighted_quantile(column, self.weights, own, alpha) for column in scores.T]
+            threshold = torch.stack(each, dim=1)
+        return self._candidate(family, threshold, out)
 
-    def _as_new(self, weights: Tensor, among: int) -> Tensor:
-        """Weigh rows as new ones, so that each is as much of these as of those that calibrate."""
-        return weights * min(1.0, among / self._left)
+    def _scores(self, family: RegressionScore, out: BatchOutput | None = None) -> Tensor:
+        y = self._y.reshape(self._out.output.shape)
+        return family.score(self._out if out is None else out, y).cpu()
 
-    def _bands(self, family: RegressionScore, threshold: Tensor) -> tuple[Tensor, Tensor]:
-        lower, upper = family.region(self._seen, threshold)
-        return lower[0].double().cpu(), upper[0].double().cpu()
+    def _candidate(
+        self, family: RegressionScore, threshold: Tensor, out: BatchOutput | None = None
+    ) -> MethodCandidate:
+        lower, upper = family.region(self._out if out is None else out, threshold[None])
+        return MethodCandidate(lower[0].double().cpu(), upper[0].double().cpu(), lambda: family)
 
     def local(self, family: ScaledScore) -> MethodCandidate:
         """Judge LCP by halves, each with the thresholds of the other."""
         scores, left = self._scores(family), self._left
         alpha = shared_out(self._alpha, family.side, family.joint, scores.shape[1])
         near = Local("nearest")
-        metadata, few = near.metadata(self._seen), slice(0, CHOOSING_ROWS)
+        metadata, few = near.metadata(self._out), slice(0, CHOOSING_ROWS)
         chosen = choose_bandwidth(
             near.kernel, scores.nan_to_num(0)[few], metadata["embedding"][few], alpha, left
         )
@@ -197,33 +195,23 @@ class Comparison:
             part = Local(Localizer("nearest", bandwidth=neighbours))
             part = part.fit(scores[~half], take(metadata, ~half))
             thresholds[half] = part.quantile(alpha, take(metadata, half))
-        lower, upper = self._bands(family, thresholds[None])
-        return MethodCandidate(lower, upper, lambda: (family, chosen.bandwidth))
+        return self._candidate(family, thresholds)._replace(bandwidth=chosen.bandwidth)
 
-    def folds(self, teach: Callable[[Tensor], LearnedScore]) -> list[tuple[Tensor, LearnedScore]]:
-        """Let every fold be seen by what the others taught."""
+    def cross_fitted(
+        self, teach: Callable[[Tensor], LearnedScore]
+    ) -> tuple[LearnedScore, BatchOutput]:
+        """Return a score and a pass with the quantiles that the other folds taught for each row."""
         fold = torch.arange(self.rows) % _FOLDS
-        return [
-            ((fold == i).nonzero()[:, 0], teach((fold != i).nonzero()[:, 0])) for i in range(_FOLDS)
-        ]
-
-    def crossed(
-        self, folds: Sequence[tuple[Tensor, LearnedScore]], shape: str
-    ) -> tuple[Tensor, Tensor]:
-        """Give the bands of all folds at one threshold."""
+        folds = [(fold == i).nonzero()[:, 0] for i in range(_FOLDS)]
+        taught = [teach((fold != i).nonzero()[:, 0]) for i in range(_FOLDS)]
         parts = [
-            (rows, one.shaped(shape), forward.part_of(self._seen, rows)) for rows, one in folds
+            score.quantiles(forward.part_of(self._out, rows))
+            for rows, score in zip(folds, taught, strict=True)
         ]
-        y = self._y_as_given()
-        scores = torch.cat([family.score(out, y[rows]).cpu() for rows, family, out in parts])
-        order = torch.cat([rows for rows, _, _ in parts])
-        threshold = self._threshold(parts[0][1], scores, order)
-        lower, upper = torch.empty_like(self._y), torch.empty_like(self._y)
-        for rows, family, out in parts:
-            own = threshold if len(threshold[0]) == 1 else threshold[:, torch.isin(order, rows)]
-            low, high = family.region(out, own)
-            lower[rows], upper[rows] = low[0].double(), high[0].double()
-        return lower, upper
+        quantiles = torch.cat(parts)[torch.cat(folds).argsort()]
+        one = taught[0]
+        score = CrossFitted(one.sight, one.kind, joint=one.joint, side=one.side)
+        return score, self._out._replace(values={_QUANTILES: quantiles})
 
     def trial(self, one: MethodCandidate, plain: MethodCandidate) -> MethodTrial:
         """Measure a candidate; of several outputs each relative to plain CP."""
@@ -268,9 +256,8 @@ class Comparison:
 
     def _measured(self, one: MethodCandidate) -> tuple[Tensor, Tensor]:
         """Give interval score and length of every row and output; of unknown targets no score."""
-        prediction = columns(self._seen.output).double().cpu()
-        lower = prediction if self._side == UPPER else one.lower
-        upper = prediction if self._side == LOWER else one.upper
+        lower = self._prediction if self._side == UPPER else one.lower
+        upper = self._prediction if self._side == LOWER else one.upper
         below = 0 if self._side == UPPER else (lower - self._y).clamp_min(0)
         above = 0 if self._side == LOWER else (self._y - upper).clamp_min(0)
         factor = (1 if self._side in (LOWER, UPPER) else 2) / float(self._alpha)

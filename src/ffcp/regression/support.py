@@ -54,7 +54,7 @@ class Support(NamedTuple):
 def checked_support(support: Any) -> Support | None:
     """Read the two ends of a support, of which one may be ``None``.
 
-    >>> checked_support((0, None)).settings()
+    >>> checked_support((0, None)).config()
     [0.0, None]
     """
     if support is None:

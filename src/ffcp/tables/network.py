@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ffcp.regression.learned.knots import KNOTS
+from ffcp.regression.learned.nested import KNOTS
 from ffcp.regression.learned.network import ascending, unordered
 
 _BINS, _FEWEST, _IN_ALL = 48, 16, 50_000  # of a number; fewer where numbers are many

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
-from ffcp.regression.learned.knots import KNOTS
+from ffcp.regression.learned.nested import KNOTS
 from ffcp.regression.learned.network import ascending
 from ffcp.tables.network import TableNetwork
 

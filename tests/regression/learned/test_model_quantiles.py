@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 import ffcp
 from ffcp.regression.auto import OWN
-from ffcp.regression.learned.knots import KNOTS
-from ffcp.regression.learned.model_quantiles import ModelQuantiles
+from ffcp.regression.learned.learners import ModelQuantiles
+from ffcp.regression.learned.nested import KNOTS
 from tests.conftest import normal
 
 

@@ -11,11 +11,13 @@ from torch import Tensor
 
 from ffcp.batch import is_traced
 from ffcp.extras import needed
-from ffcp.regression.learned.knots import KNOTS, at_levels
+from ffcp.regression.learned.nested import KNOTS, at_levels
+from ffcp.regression.learned.network import checked_tensors, typical_size
 
 _ROUNDS, _RATE, _LEAVES, _FEWEST = 120, 0.06, 8, 40
 _SMALLEST = 1e-6  # step between two quantiles, in units of a typical residual
 _ROWS = 512  # that go down all trees at once
+_WHOLE = ("feature", "left", "right")  # whole numbers
 
 
 class TreeNode(NamedTuple):
@@ -26,9 +28,6 @@ class TreeNode(NamedTuple):
     left: int
     right: int
     value: float
-
-
-_TENSORS = (*TreeNode._fields, "unit", "columns")
 
 
 class BoostedQuantiles:
@@ -51,33 +50,25 @@ class BoostedQuantiles:
     @classmethod
     def from_state(cls, tensors: Mapping[str, Tensor]) -> BoostedQuantiles:
         """Make it again from saved tensors; refuse, by ValueError, what cannot have been saved."""
-        if set(tensors) != set(_TENSORS):
-            raise ValueError(f"what was learned has the parts {', '.join(sorted(tensors))}")
         trees = tensors["feature"]
         if trees.dim() != 4 or trees.shape[1] != len(KNOTS) or 0 in trees.shape:
             raise ValueError(f"what was learned has trees of shape {tuple(trees.shape)}")
-        for name, (dtype, shape) in _expected(trees).items():
-            if tensors[name].dtype != dtype or tensors[name].shape != shape:
-                raise ValueError(
-                    f"what was learned has a {name} of shape {tuple(tensors[name].shape)}"
-                )
-        columns, nodes = int(tensors["columns"]), trees.shape[-1]
-        for name, most in (("feature", columns), ("left", nodes), ("right", nodes)):
-            if not bool(((tensors[name] >= 0) & (tensors[name] < most)).all()):
+        expected = {
+            **dict.fromkeys(_WHOLE, (torch.int64, trees.shape)),
+            **dict.fromkeys(("threshold", "value"), (torch.float64, trees.shape)),
+            "unit": (torch.float32, trees.shape[:1]),
+            "columns": (torch.int64, (1,)),
+        }
+        checked = checked_tensors(tensors, expected)
+        columns, nodes = int(checked["columns"]), trees.shape[-1]
+        for name, most in zip(_WHOLE, (columns, nodes, nodes), strict=True):
+            if not bool(((checked[name] >= 0) & (checked[name] < most)).all()):
                 raise ValueError(f"what was learned has a {name} that is not there")
-        for name in ("value", "unit"):
-            if not bool(tensors[name].isfinite().all()):
-                raise ValueError(f"what was learned has a {name} that is not finite")
-        if bool(tensors["threshold"].isnan().any()) or not bool((tensors["unit"] > 0).all()):
-            raise ValueError("what was learned has thresholds or units that are no numbers")
-        if not _leads_down(tensors):
+        if not bool((checked["unit"] > 0).all()):
+            raise ValueError("what was learned has a unit that is not positive")
+        if not _leads_down(checked):
             raise ValueError("what was learned has trees that lead in a circle")
-        return cls({n: t.detach().to("cpu", copy=True) for n, t in tensors.items()})
-
-    @property
-    def columns(self) -> int:
-        """How many columns it reads."""
-        return int(self._t["columns"])
+        return cls(checked)
 
     @property
     def outputs(self) -> int:
@@ -105,18 +96,6 @@ class BoostedQuantiles:
         sums = flat["value"][node].unflatten(1, shape[:-1]).sum(dim=-1)
         # Trees of different levels know nothing of each other: in order, they cannot cross.
         return at_levels(sums, _SMALLEST) * t["unit"].double()[:, None]
-
-
-def _expected(trees: Tensor) -> dict[str, tuple[torch.dtype, torch.Size]]:
-    outputs = trees.shape[0]
-    whole = dict.fromkeys(("feature", "left", "right"), (torch.int64, trees.shape))
-    numbers = dict.fromkeys(("threshold", "value"), (torch.float64, trees.shape))
-    return {
-        **whole,
-        **numbers,
-        "unit": (torch.float32, torch.Size((outputs,))),
-        "columns": (torch.int64, torch.Size((1,))),
-    }
 
 
 def _leads_down(t: Mapping[str, Tensor]) -> bool:
@@ -154,20 +133,13 @@ def learn(columns: Tensor, residuals: Tensor, seed: int = 0) -> BoostedQuantiles
     True
     """
     lightgbm = needed("lightgbm", "trees", 'learner="boosting"')
-    unit = residuals.double().abs().nanmedian(dim=0).values
-    unit = torch.where(unit > 0, unit, torch.ones_like(unit))
-    unit = unit.clamp(torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max).float()
+    unit = typical_size(residuals)
     x, y = columns.float().numpy(), (residuals.double() / unit.double()).numpy()
     trees = [
         [_boosted(lightgbm, x, column, float(level), seed) for level in KNOTS] for column in y.T
     ]
-    return BoostedQuantiles(
-        {
-            **_stacked(trees),
-            "unit": unit,
-            "columns": torch.tensor([columns.shape[1]]),
-        }
-    )
+    columns_read = torch.tensor([columns.shape[1]])
+    return BoostedQuantiles({**_stacked(trees), "unit": unit, "columns": columns_read})
 
 
 def _boosted(lightgbm: Any, x: Any, y: Any, level: float, seed: int) -> list[list[TreeNode]]:
@@ -215,8 +187,7 @@ def _stacked(trees: Sequence[Sequence[Sequence[Sequence[TreeNode]]]]) -> dict[st
         for row in trees
     ]
     array = np.array(padded, dtype=np.float64)  # outputs, knots, trees, nodes, fields
-    whole = {"feature", "left", "right"}
     return {
-        name: torch.from_numpy(array[..., i].astype(np.int64 if name in whole else np.float64))
+        name: torch.from_numpy(array[..., i].astype(np.int64 if name in _WHOLE else np.float64))
         for i, name in enumerate(TreeNode._fields)
     }

@@ -14,7 +14,6 @@ from ffcp.description import Described
 from ffcp.network import checks, forward, inputs
 from ffcp.network.candidates import candidates
 from ffcp.network.features import INPUT
-from ffcp.regression.intervals import columns
 
 PREDICTION, NORMS, VALUES = "prediction", "norms", "values"
 KINDS = (PREDICTION, NORMS, VALUES, INPUT)
@@ -65,10 +64,12 @@ class FeatureColumns(Described):
                 f"{_MOST_OUTPUTS}: use ffcp.CP or ffcp.FFCP"
             )
         small = [name for name in inner if first.values[name][0].numel() <= _MOST_COLUMNS]
-        last = small[0] if small else None
-        functions = [one for one in on if callable(one)]
-        norms = tuple(names) if NORMS in on else ()
-        return cls(norms, last, INPUT in on and _is_table(x), functions)
+        return cls(
+            norms=tuple(names) if NORMS in on else (),
+            values=small[0] if small else None,
+            takes_input=INPUT in on and _is_table(x),
+            functions=[one for one in on if callable(one)],
+        )
 
     def few(self) -> FeatureColumns:
         """Give one that sees prediction and norms only, for few rows to learn from."""
@@ -81,24 +82,22 @@ class FeatureColumns(Described):
 
     def columns(self, out: BatchOutput) -> Tensor:
         """Give the columns (n, k) in float32 on the CPU, as they are."""
-        rows = out.output.shape[0]
-        parts = [columns(out.output)]
-        parts += [columns(out.norms[name]) for name in self.norms]
+        parts = [out.output, *(out.norms[name] for name in self.norms)]
         if self.values is not None:
-            parts.append(_table(out.values[self.values], rows))
+            parts.append(out.values[self.values])
         if self.takes_input:
-            parts.append(_table(next(tensor for _, tensor in inputs.leaves(out.x)), rows))
-        parts += [_table(function(out), rows) for function in self.functions]
-        table = torch.cat([part.detach().to("cpu", torch.float32) for part in parts], dim=1)
+            parts.append(next(tensor for _, tensor in inputs.leaves(out.x)))
+        parts += [function(out) for function in self.functions]
+        table = torch.cat([_table(part, out.output.shape[0]) for part in parts], dim=1)
         if not is_traced():
             checks.finite(table, "what is learned from", out.rows[0])
         return table
 
-    def logarithmic(self, columns: Tensor, outputs: int, typical: Tensor) -> Tensor:
+    def logarithmic(self, columns: Tensor, typical: Tensor) -> Tensor:
         """Add logarithms of predictions, and take those of norms, cut where they are tiny."""
-        logs = columns[:, : outputs * (1 + len(self.norms))].abs().maximum(typical).log()
-        rest = columns[:, logs.shape[1] :]
-        return torch.cat([columns[:, :outputs], logs, rest], dim=1)
+        outputs = len(typical) // (1 + len(self.norms))
+        logs = columns[:, : len(typical)].abs().maximum(typical).log()
+        return torch.cat([columns[:, :outputs], logs, columns[:, len(typical) :]], dim=1)
 
     def typical(self, columns: Tensor, outputs: int) -> Tensor:
         """Learn below which size predictions and norms are tiny."""

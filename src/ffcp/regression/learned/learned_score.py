@@ -15,13 +15,11 @@ from ffcp.conformal.selection import Aside, Selected, Selection
 from ffcp.network import checks, forward
 from ffcp.regression.intervals import as_float64, columns, outward
 from ffcp.regression.joint import Joint
-from ffcp.regression.learned import learners
 from ffcp.regression.learned.feature_columns import FeatureColumns, On
-from ffcp.regression.learned.learners import NETWORK
+from ffcp.regression.learned.learners import LEARN, LEARNERS, NETWORK
 from ffcp.regression.learned.nested import (
     CENTRAL,
     FAMILIES,
-    Sets,
     ends_at,
     nested,
     position,
@@ -56,6 +54,8 @@ class LearnedScore(RegressionScore):
     def __post_init__(self) -> None:
         if self.shape not in FAMILIES:
             raise ValueError(f"{self.shape!r} is no family of nested sets")
+        if self.kind not in LEARNERS:
+            raise ValueError(f"{self.kind!r} is no learner")
 
     def config(self) -> dict[str, Any]:
         """Return the constructor arguments, without what was learned."""
@@ -78,7 +78,7 @@ class LearnedScore(RegressionScore):
 
     def with_state(self, state: Mapping[str, Tensor]) -> LearnedScore:
         """Return the score with what was learned, once it is checked."""
-        learner = learners.from_state(self.kind, with_prefix("learner.", state))
+        learner = LEARNERS[self.kind].from_state(with_prefix("learner.", state))
         typical, rows = state["typical"], state.get("rows")
         sizes = (learner.outputs * (1 + len(self.sight.norms)),)
         are_sizes = typical.dtype == torch.float32 and bool((typical > 0).all())
@@ -94,8 +94,7 @@ class LearnedScore(RegressionScore):
 
     def quantiles(self, out: BatchOutput) -> Tensor:
         """Give the quantiles of the residual, (n, m, levels)."""
-        raw = self.sight.columns(out)
-        columns = self.sight.logarithmic(raw, self.learner.outputs, self.typical)
+        columns = self.sight.logarithmic(self.sight.columns(out), self.typical)
         quantiles: Tensor = self.learner(columns)
         return quantiles
 
@@ -131,11 +130,7 @@ class LearnedScore(RegressionScore):
         """Return the ends (levels, n, m) of the sets of these numbers."""
         if self.side != BOTH:
             return super().region(out, q)
-
-        def ends(quantiles: Tensor, number: Tensor) -> tuple[Tensor, Tensor]:
-            return ends_at(Sets(*nested(quantiles, self.shape)), number)
-
-        return self._ends(out, (q,), ends)
+        return self._ends(out, (q,), lambda own, number: ends_at(nested(own, self.shape), number))
 
     def sides(self, out: BatchOutput, y: Tensor) -> tuple[Tensor, Tensor]:
         """Say how far below and above the median targets lie, counted in quantiles."""
@@ -200,7 +195,7 @@ def taught(
     raw = sight.columns(out)
     typical = sight.typical(raw, y.shape[1])
     residuals = y.double().cpu() - _centre(out)
-    learner = learners.learn(kind, sight.logarithmic(raw, y.shape[1], typical), residuals, seed)
+    learner = LEARN[kind](sight.logarithmic(raw, typical), residuals, seed)
     return LearnedScore(sight, kind, **config, learner=learner, typical=typical, rows=hashes)
 
 

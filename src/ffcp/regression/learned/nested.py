@@ -22,8 +22,9 @@ LEVELS = torch.cat(
     ]
 )
 MIDDLE = len(LEVELS) // 2
-CENTRAL, GROWN = "central", "grown"
-FAMILIES = (CENTRAL, GROWN)
+#: Few levels in place of many: those between these knots are interpolated, those outside go on.
+KNOTS = torch.tensor([0.01, 0.05, 0.15, 0.3, 0.5, 0.7, 0.85, 0.95, 0.99], dtype=torch.float64)
+CENTRAL, GROWN = FAMILIES = ("central", "grown")
 _STEPS = 10  # beyond the last set it takes so many steps to grow by its width
 
 # The probabilities that sets grown from the densest part hold, and the fine grid of levels on
@@ -65,8 +66,7 @@ def grown(quantiles: Tensor) -> Sets:
     first = last = torch.zeros(ends.shape[:-1], dtype=torch.long, device=ends.device)
     starts = torch.arange(_FINE, device=ends.device)
     for number, held in enumerate(_HELD):
-        steps = round(held / _SPAN * (_FINE - 1))
-        steps = min(steps, _FINE - 1)
+        steps = min(round(held / _SPAN * (_FINE - 1)), _FINE - 1)
         widths = ends[..., steps:] - ends[..., : _FINE - steps]
         start = starts[: _FINE - steps]
         if number:  # no end may move inward
@@ -80,23 +80,39 @@ def grown(quantiles: Tensor) -> Sets:
     return Sets(torch.stack([middle, *lower], -1), torch.stack([middle, *upper], -1))
 
 
-def _interpolation() -> Tensor:
-    """Give the matrix that takes quantiles at the levels to those at a fine, even grid."""
-    fine = torch.linspace(float(LEVELS[0]), float(LEVELS[-1]), _FINE, dtype=torch.float64)
-    right = torch.searchsorted(LEVELS, fine).clamp(1, len(LEVELS) - 1)
-    share = (fine - LEVELS[right - 1]) / (LEVELS[right] - LEVELS[right - 1])
-    matrix = torch.zeros(len(LEVELS), _FINE, dtype=torch.float64)
-    columns = torch.arange(_FINE)
+def _on_lines(places: Tensor, wanted: Tensor) -> Tensor:
+    """Return the matrix that takes values at some places to wanted ones, on lines between them."""
+    right = torch.searchsorted(places, wanted).clamp(1, len(places) - 1)
+    share = (wanted - places[right - 1]) / (places[right] - places[right - 1])
+    matrix = torch.zeros(len(places), len(wanted), dtype=torch.float64)
+    columns = torch.arange(len(wanted))
     matrix[right - 1, columns] = 1 - share
     matrix[right, columns] += share
     return matrix
 
 
-_TO_FINE, _SPAN = _interpolation(), float(LEVELS[-1] - LEVELS[0])
+_SPAN = float(LEVELS[-1] - LEVELS[0])
+_TO_FINE = _on_lines(
+    LEVELS, torch.linspace(float(LEVELS[0]), float(LEVELS[-1]), _FINE, dtype=torch.float64)
+)
+_TO_LEVELS = _on_lines(torch.special.ndtri(KNOTS), torch.special.ndtri(LEVELS))
+
+
+def at_levels(knots: Tensor, apart: Tensor | float) -> Tensor:
+    """Return quantiles (..., levels) from those at knots, in any order, so far apart at least.
+
+    Lines from knot to knot are drawn over the quantiles of the normal distribution.
+
+    >>> knots = torch.special.ndtri(KNOTS)
+    >>> torch.allclose(at_levels(knots.flip(-1), 0.0), torch.special.ndtri(LEVELS))
+    True
+    """
+    steps = torch.arange(len(LEVELS), dtype=torch.float64)
+    return knots.double().sort(dim=-1).values @ _TO_LEVELS + apart * steps
 
 
 def nested(quantiles: Tensor, family: str) -> Sets:
-    """Give the nested sets of a family."""
+    """Return the nested sets of a family."""
     return central(quantiles) if family == CENTRAL else grown(quantiles)
 
 
@@ -145,8 +161,7 @@ def quantile_at(quantiles: Tensor, number: Tensor) -> Tensor:
     >>> quantile_at(((torch.arange(41) - 20) / 20)[None], torch.tensor([-10.0]))
     tensor([-0.5000])
     """
-    sets = central(quantiles)
-    lower, upper = ends_at(sets, number.abs())
+    lower, upper = ends_at(central(quantiles), number.abs())
     return torch.where(number < 0, lower, upper)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -22,8 +22,6 @@ _FIRST_STEP, _LAST_STEP = 1e-3, 3.0
 _FLOAT = torch.finfo(torch.float32)
 _CLIP = 6.0  # standardised columns end here: what lies far outside is new anyway
 
-_TENSORS = ("centre", "spread", "mean", "deviation", "unit", "w1", "b1", "w2", "b2", "w3", "b3")
-
 
 class QuantileNetwork:
     """Quantiles of the residual from columns of numbers; made by :func:`learn`."""
@@ -40,29 +38,17 @@ class QuantileNetwork:
     @classmethod
     def from_state(cls, tensors: Mapping[str, Tensor]) -> QuantileNetwork:
         """Make it again from saved tensors; refuse, by ValueError, what cannot have been saved."""
-        if set(tensors) != set(_TENSORS):
-            raise ValueError(f"what was learned has the parts {', '.join(sorted(tensors))}")
         columns, outputs = len(tensors["centre"]), len(tensors["unit"])
         shapes = {
             **dict.fromkeys(("centre", "spread", "mean", "deviation"), (columns,)),
             "unit": (outputs,),
             **_shapes(columns, outputs),
         }
-        for name, shape in shapes.items():
-            tensor = tensors[name]
-            if tensor.dtype != torch.float32 or tuple(tensor.shape) != shape:
-                raise ValueError(f"what was learned has a {name} of shape {tuple(tensor.shape)}")
-            if not bool(tensor.isfinite().all()):
-                raise ValueError(f"what was learned has a {name} that is not finite")
+        checked = checked_tensors(tensors, {n: (torch.float32, s) for n, s in shapes.items()})
         for name in ("spread", "deviation", "unit"):
-            if not bool((tensors[name] > 0).all()):
+            if not bool((checked[name] > 0).all()):
                 raise ValueError(f"what was learned has a {name} that is not positive")
-        return cls({n: t.detach().to("cpu", copy=True) for n, t in tensors.items()})
-
-    @property
-    def columns(self) -> int:
-        """How many columns it reads."""
-        return len(self._t["centre"])
+        return cls(checked)
 
     @property
     def outputs(self) -> int:
@@ -77,6 +63,21 @@ class QuantileNetwork:
             raw = _forward(scaled.expand(MEMBERS, -1, -1), t)
             quantiles = ascending(raw.unflatten(-1, (len(t["unit"]), -1))).mean(dim=0)
         return quantiles.double() * t["unit"].double()[:, None]
+
+
+def checked_tensors(
+    tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[torch.dtype, Sequence[int]]]
+) -> dict[str, Tensor]:
+    """Copy saved tensors to the CPU; refuse other names, types or shapes, and what is infinite."""
+    if set(tensors) != set(expected):
+        raise ValueError(f"what was learned has the parts {', '.join(sorted(tensors))}")
+    for name, (dtype, shape) in expected.items():
+        tensor = tensors[name]
+        if tensor.dtype != dtype or tuple(tensor.shape) != tuple(shape):
+            raise ValueError(f"what was learned has a {name} of shape {tuple(tensor.shape)}")
+        if not bool(tensor.isfinite().all()):
+            raise ValueError(f"what was learned has a {name} that is not finite")
+    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
 
 
 def _shapes(columns: int, outputs: int) -> dict[str, tuple[int, ...]]:
@@ -140,12 +141,6 @@ def unordered(quantiles: Tensor) -> Tensor:
     return torch.cat([quantiles[:, middle, None], raw], dim=-1).flatten().float()
 
 
-def _quantiles(values: Tensor, known: Tensor) -> Tensor:
-    """Give the quantiles of values that are known."""
-    some = values[known].double()
-    return torch.quantile(some, LEVELS) if len(some) else torch.zeros_like(LEVELS)
-
-
 def _forward(
     z: Tensor, t: Mapping[str, Tensor], generator: torch.Generator | None = None
 ) -> Tensor:
@@ -159,7 +154,8 @@ def _dropped(values: Tensor, generator: torch.Generator | None) -> Tensor:
     if generator is None:
         return values
     # One mask for all networks: drawing it takes its time.
-    kept = _random(values.shape[1:], generator) >= _DROPOUT
+    draws = torch.rand(values.shape[1:], generator=generator, dtype=torch.float32)
+    kept = draws >= _DROPOUT
     return values * kept / (1 - _DROPOUT)
 
 
@@ -178,30 +174,42 @@ def learn(columns: Tensor, residuals: Tensor, seed: int = 0) -> QuantileNetwork:
     with torch.inference_mode(False), torch.enable_grad():
         generator = torch.Generator().manual_seed(seed % 2**63)
         scales = _scales(columns)
-        unit = residuals.double().abs().nanmedian(dim=0).values
-        unit = torch.where(unit > 0, unit, torch.ones_like(unit))
-        # Residuals of a model in float64 can be smaller or larger than any number in float32.
-        unit = unit.clamp(_FLOAT.tiny, _FLOAT.max).float()
+        unit = typical_size(residuals)
         z = standardised(columns.float(), scales)
         targets = (residuals.double() / unit.double()).clamp(_FLOAT.min, _FLOAT.max).float()
-        known = ~targets.isnan()
-        weights = _train(z, targets.nan_to_num(), known, generator)
+        weights = _train(z, targets, generator)
     return QuantileNetwork({**scales, "unit": unit, **weights})
 
 
-def _train(z: Tensor, y: Tensor, known: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
-    marginal = torch.stack([_quantiles(*column) for column in zip(y.T, known.T, strict=True)])
+def typical_size(residuals: Tensor) -> Tensor:
+    """Return the median size of each output's residuals; 1 where that is zero."""
+    unit = residuals.double().abs().nanmedian(dim=0).values
+    unit = torch.where(unit > 0, unit, torch.ones_like(unit))
+    # Residuals of a model in float64 can be smaller or larger than any number in float32.
+    return unit.clamp(_FLOAT.tiny, _FLOAT.max).float()
+
+
+def _train(z: Tensor, y: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
+    marginal = torch.nanquantile(y.double(), LEVELS, dim=0).T.nan_to_num()
+    known, y = ~y.isnan(), y.nan_to_num()
     weights = {
-        name: _uniform(shape, generator).requires_grad_()
+        name: torch.rand(shape, generator=generator, dtype=torch.float32)
         for name, shape in _shapes(z.shape[1], y.shape[1]).items()
     }
+    for tensor in weights.values():
+        # As torch starts its linear layers; w3 and b3 count the same inputs.
+        bound = 1 / math.sqrt(tensor.shape[1] if tensor.shape[1] > 1 else WIDTH)
+        tensor.mul_(2).sub_(1).mul_(bound).requires_grad_()
     with torch.no_grad():
         # Learning starts from the quantiles of all residuals: few rows then need not find them by
         # steps, and networks stay there where columns say nothing.
         weights["w3"].zero_()
         weights["b3"].copy_(unordered(marginal))
     levels = LEVELS.float()
-    parts = _divided(len(z), generator)
+    # Each network holds out other rows, and learns from the rest.
+    size, order = max(1, len(z) // _HELD_OUT), torch.randperm(len(z), generator=generator)
+    turned = torch.stack([order.roll(-member * size) for member in range(MEMBERS)])
+    held, rest = turned[:, :size], turned[:, size:] if len(z) > size else turned
 
     def loss(rows: Tensor, random: torch.Generator | None = None) -> Tensor:
         raw = _forward(z[rows], weights, random).unflatten(-1, (y.shape[1], -1))
@@ -210,15 +218,16 @@ def _train(z: Tensor, y: Tensor, known: Tensor, generator: torch.Generator) -> d
         return (each * known[rows]).mean(dim=(1, 2))
 
     optimizer = torch.optim.AdamW(weights.values(), _RATE, weight_decay=_DECAY, fused=True)
-    held = torch.stack([part[0] for part in parts])
     with torch.no_grad():
         best = loss(held)
     state = {name: tensor.detach().clone() for name, tensor in weights.items()}
     waited, steps = torch.zeros(MEMBERS, dtype=torch.float32), 0
     for _ in range(_EPOCHS):
-        order = torch.stack([_shuffled(rest, generator) for _, rest in parts])
-        for rows in order.split(_BATCH, dim=1):
-            optimizer.param_groups[0]["lr"] = _RATE * _share_of_rate(steps)
+        shuffled = [own[torch.randperm(len(own), generator=generator)] for own in rest]
+        for rows in torch.stack(shuffled).split(_BATCH, dim=1):
+            # Falling to nothing, 600 steps do as well as 1,600 at one rate.
+            share = max(0.02, min(1.0, (1 - steps / _STEPS) / (1 - _FULL)))
+            optimizer.param_groups[0]["lr"] = _RATE * share
             optimizer.zero_grad()
             loss(rows, generator).sum().backward()
             optimizer.step()
@@ -232,34 +241,3 @@ def _train(z: Tensor, y: Tensor, known: Tensor, generator: torch.Generator) -> d
         if bool((waited > _PATIENCE).all()) or steps >= _STEPS:
             break
     return state
-
-
-def _share_of_rate(step: int) -> float:
-    """Fall to nothing over the later steps: 600 of them then do as well as 1,600 at one rate."""
-    return max(0.02, min(1.0, (1 - step / _STEPS) / (1 - _FULL)))
-
-
-def _uniform(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    # As torch starts its linear layers; w3 and b3 count the same inputs.
-    bound = 1 / math.sqrt(shape[1] if shape[1] > 1 else WIDTH)
-    return (2 * _random(shape, generator) - 1) * bound
-
-
-def _random(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    # Whatever type is torch's default.
-    return torch.rand(shape, generator=generator, dtype=torch.float32)
-
-
-def _divided(rows: int, generator: torch.Generator) -> list[tuple[Tensor, Tensor]]:
-    """Give each network the rows it holds out, and those that teach it."""
-    order = torch.randperm(rows, generator=generator)
-    size = max(1, rows // _HELD_OUT)
-    parts = []
-    for member in range(MEMBERS):
-        held = order.roll(-member * size)
-        parts.append((held[:size], held[size:] if rows > size else held))
-    return parts
-
-
-def _shuffled(rows: Tensor, generator: torch.Generator) -> Tensor:
-    return rows[torch.randperm(len(rows), generator=generator)]
