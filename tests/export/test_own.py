@@ -34,8 +34,8 @@ def calibrated(model: nn.Module, layer: str, x: Tensor, y: Tensor, nested: str) 
     predictor = ffcp.Auto(model, on="prediction", quantiles=layer, seed=0).calibrate(x, y)
     assert predictor.method == f"{OWN}, central"
     if nested != "central":
-        shaped = predictor._scorer.shaped(nested)
-        predictor._state = replace(predictor._state, scorer=shaped)
+        state = predictor.calibrated()
+        predictor._state = replace(state, score=state.score.shaped(nested))
     return predictor
 
 

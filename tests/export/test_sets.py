@@ -25,9 +25,9 @@ def material(rows: int) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
 def known_mask(predictor: ffcp.SetPredictor, x, share, alpha, groups=None) -> torch.Tensor:
     """Give the library's sets for random numbers that are known."""
     seen = predictor._pass()(x, 0, groups)
-    thresholds = predictor.calibration.threshold(alpha, predictor.calibration.metadata(seen))
+    thresholds = predictor.calibration.quantile(alpha, predictor.calibration.metadata(seen))
     thresholds = predictor._for_all_classes(thresholds).expand(len(x), -1)
-    score = predictor._scorer
+    score = predictor.calibrated().score
     norms = None if score.feature is None else seen.norms[score.feature]
     rows = LabelRows(seen.output, torch.as_tensor(share, dtype=torch.float64).expand(len(x)), norms)
     return label_mask(score.rule, rows, thresholds, allow_empty=predictor.allow_zero_sets)
