@@ -106,10 +106,7 @@ def divide(
     {'train': 472, 'stop the training': 78, 'calibrate': 250, 'test': 200}
     """
     if rows < least_rows(alpha):
-        raise TableError(
-            f"the table has {rows} rows with a target: no band can be promised at alpha = "
-            f"{alpha} from fewer than {least_rows(alpha)}"
-        )
+        raise TableError(f"alpha = {alpha} needs {least_rows(alpha)} rows and targets, got {rows}")
     shuffled = np.random.default_rng(seed).permutation(rows) if order is None else order
     calibrate = min(max(most, _enough(alpha)), rows // 4)
     test = min(most, rows // 5)
