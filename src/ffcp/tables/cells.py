@@ -127,13 +127,11 @@ def read_once(frame: pd.DataFrame, but: str | None = None) -> pd.DataFrame:
     c        str
     dtype: object
     """
-    made = dict(frame.items())
-    for name, series in made.items():
-        if name != but and not is_number(series):
-            values, missing, bad = numbers(series, frame.attrs.get("decimal", "."))
-            made[name] = series if (missing | bad).any() else values
-    read = pd.DataFrame(made, index=frame.index)
-    read.attrs.update(frame.attrs)
+    read = frame.copy(deep=False)
+    for name in read.columns[read.columns != but]:
+        values, missing, bad = numbers(frame[name], frame.attrs.get("decimal", "."))
+        if not is_number(frame[name]) and not (missing | bad).any():
+            read[name] = values
     return read
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 import ffcp
-from ffcp.conformal.rank import conformal_rank, exact_alpha
+from ffcp.conformal.rank import conformal_rank, exact_alpha, rows_needed
 from ffcp.tables import cells
 from ffcp.tables.columns import LEFT_OUT, Columns
 from ffcp.tables.splitting import RowSplit
@@ -22,10 +22,10 @@ def decided(
     said = [f"column {column.name!r} is left out: {column.why}" for column in left_out]
     if groups is not None:
         said += _thin_groups(predictor.calibration.groups, set(groups.tolist()), alpha)
-    elif division.folds is None and len(predictor.calibration) < _least(alpha):
+    elif division.folds is None and len(predictor.calibration) < rows_needed(alpha):
         every = "set holds all labels" if goal.classes else "band is infinite"
         few = f"{len(predictor.calibration)} rows calibrate"
-        said.append(f"{few}, and alpha = {alpha:g} needs {_least(alpha)}: every {every}")
+        said.append(f"{few}, and alpha = {alpha:g} needs {rows_needed(alpha)}: every {every}")
     if goal.classes:
         said += [*_rare(goal, division), *_others(predictor.calibration.scores, alpha)]
     if division.folds is not None:
@@ -35,14 +35,9 @@ def decided(
     return said
 
 
-def _least(alpha: float) -> int:
-    """Return the fewest calibration rows that give finite bands."""
-    return int(-(-1 // exact_alpha(alpha)) - 1)
-
-
 def _thin_groups(counts: dict[str, int], names: set[str], alpha: float) -> list[str]:
     """Say where too few rows calibrate for a finite band, or for a set that leaves labels out."""
-    said, few = [], _least(alpha)
+    said, few = [], rows_needed(alpha)
     if thin := sorted(name for name in counts if counts[name] < few):
         said.append(f"in {len(thin)} groups fewer than {few} rows calibrate: {cells.listed(thin)}")
     if none := sorted(names - set(counts)):
@@ -70,7 +65,8 @@ def _rare(goal: Target, division: RowSplit) -> list[str]:
         return []
     return [
         f"{len(rare)} classes do not train, calibrate and test, all three: {cells.listed(rare)}. "
-        f"Sets may miss them more often; one that does not train is {ffcp.LabelSet.OTHER!r}"
+        "Coverage is promised over all rows, not for each class: sets may miss them more often. "
+        f"One that does not train is {ffcp.LabelSet.OTHER!r}"
     ]
 
 

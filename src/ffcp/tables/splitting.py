@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ffcp.conformal.rank import exact_alpha
+from ffcp.conformal.rank import exact_alpha, rows_needed
 from ffcp.regression.cross_conformal import CrossConformal
 from ffcp.tables.errors import TableError
 
@@ -75,7 +75,7 @@ def least_rows(alpha: Any) -> int:
     >>> least_rows(0.1)
     10
     """
-    return max(10, -(-1 // exact_alpha(alpha)) - 1)
+    return max(10, rows_needed(alpha))
 
 
 def most_rows(columns: int) -> int:
