@@ -23,6 +23,7 @@ from sklearn.utils.estimator_checks import check_estimator
 
 import ffcp
 from ffcp.regression.learned import network
+from ffcp.regression.learned.learned_score import LearnedScore
 from ffcp.sklearn import ConformalClassifier, ConformalRegressor
 
 X, Y = make_regression(600, 5, noise=10, random_state=0)
@@ -106,7 +107,7 @@ def test_where_a_forest_errs_is_learned_from_its_input(
     forest = RandomForestRegressor(10, min_samples_leaf=20, random_state=0)
     bands = ConformalRegressor(forest, method=method, calibration_size=0.5, random_state=0)
     bands.fit(x[:2000], y[:2000])
-    assert type(bands.predictor_.calibrated().score).__name__ == "LearnedScore"
+    assert isinstance(bands.predictor_.calibrated().score, LearnedScore)
     ends, new = bands.predict_interval(x[2000:]), y[2000:]
     assert ((ends[:, 0] <= new) & (new <= ends[:, 1])).mean() > 0.84
     width, loud = ends[:, 1] - ends[:, 0], x[2000:, 1] > 0.5

@@ -62,9 +62,7 @@ def bands(
     target = None if y is None else _array(y).reshape(len(centre), -1)
     outputs = list(range(centre.shape[1])) if output is None else [output]
     if len(outputs) > 1 and ax is not None:
-        raise ValueError(
-            f"the band has {centre.shape[1]} outputs and ax is one: say which, output=..."
-        )
+        raise ValueError(f"the band has {centre.shape[1]} outputs and ax is one: say output=...")
     axes = [ax] if ax is not None else _panels(min(len(outputs), _PANELS))
     for place, panel in zip(outputs, axes, strict=False):
         across = centre[:, place] if x is None else _array(x).reshape(-1)
@@ -95,9 +93,8 @@ def calibration_curve(band: Any, y: Any, *, missing: bool = False, ax: Any = Non
     (axes,) = [ax] if ax is not None else _panels(1, size=(4.2, 4.2))
     axes.plot([0, 1], [0, 1], color="#999999", lw=1, ls="--", label="asked for")
     errors = np.clip([share - low, high - share], 0, 1)
-    axes.errorbar(
-        asked[order], share, errors, fmt="o-", ms=4, lw=1.2, color=_BAND, label="measured"
-    )
+    look = {"fmt": "o-", "ms": 4, "lw": 1.2, "color": _BAND, "label": "measured"}
+    axes.errorbar(asked[order], share, errors, **look)
     axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="1 - alpha", ylabel="covered", aspect="equal")
     axes.legend(frameon=False, fontsize=8, loc="upper left")
     return axes
@@ -140,9 +137,8 @@ def _panels(count: int, size: tuple[float, float] = (7.2, 4.0)) -> list[Any]:
     columns = 2 if count in (2, 4) else min(3, count)
     rows = math.ceil(count / columns)
     size = size if count == 1 else (3.6 * columns, 2.9 * rows)
-    figure, axes = pyplot.subplots(
-        rows, columns, figsize=size, squeeze=False, layout="constrained", facecolor="white"
-    )
+    look = {"layout": "constrained", "facecolor": "white"}
+    figure, axes = pyplot.subplots(rows, columns, figsize=size, squeeze=False, **look)
     panels = list(axes.flat)
     for extra in panels[count:]:
         figure.delaxes(extra)

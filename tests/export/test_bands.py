@@ -42,7 +42,7 @@ def test_exported_ffcp_holds_the_librarys_band_and_covers(tmp_path):
     told = onnxruntime.InferenceSession(path).get_modelmeta().custom_metadata_map
     assert told["method"] == "FFCP"
     assert told["points"] == "300"
-    assert told["fingerprint"] == predictor._state.identity.fingerprint
+    assert told["fingerprint"] == predictor.calibrated().fingerprint
     assert json.loads(told["settings"]) == json.loads(json.dumps(predictor.comparable()))
     session = onnxruntime.InferenceSession(path)
     for wrong in (x[:4, :3], x[:4, 0], x[:4].double()):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import ffcp
 from ffcp.regression.auto import OWN
-from ffcp.regression.learned.nested import KNOTS
+from ffcp.regression.learned.knots import KNOTS
 from tests.export.running import holds, run_alone
 
 
@@ -34,8 +34,8 @@ def calibrated(model: nn.Module, layer: str, x: Tensor, y: Tensor, nested: str) 
     predictor = ffcp.Auto(model, on="prediction", quantiles=layer, seed=0).calibrate(x, y)
     assert predictor.method == f"{OWN}, central"
     if nested != "central":
-        shaped = predictor.calibrated().score.shaped(nested)
-        predictor._state = replace(predictor._state, scorer=shaped)
+        state = predictor.calibrated()
+        predictor._state = replace(state, score=state.score.shaped(nested))
     return predictor
 
 

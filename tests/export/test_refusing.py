@@ -57,9 +57,8 @@ def own_column(seen: ffcp.BatchOutput) -> torch.Tensor:
 def test_what_has_no_graph_is_refused_before_anything_is_written(make, why, tmp_path):
     groups = [0, 1] * 25 if why == "Local" else None
     predictor = make(model()).calibrate(x, y, groups=groups)
-    with pytest.raises(ValueError, match=why) as refused:
+    with pytest.raises(ValueError, match=why):
         predictor.export(tmp_path / "band.onnx", x)
-    assert "Nothing was written" in str(refused.value)
     assert not list(tmp_path.iterdir())
 
 

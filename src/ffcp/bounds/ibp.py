@@ -65,8 +65,7 @@ def _affine_of_ball(rule: Affine, ball: Ball) -> Ball | Bounds:
     ones = ball.center.new_ones(1, *ball.center.shape[1:])
     l2 = ball.norm == 2
     reach = rule.push(ones, torch.square).sqrt() if l2 else rule.push(ones, torch.abs)
-    radius = column(ball.radius, middle)
-    spread = radius * reach
+    spread = column(ball.radius, middle) * reach
     if ball.radius.isinf().any():
         # An output that does not depend on the input stays where it is, though inf * 0 is NaN.
         spread = torch.where(reach > 0, spread, 0.0)
@@ -105,18 +104,14 @@ def _affine_of_unbounded(rule: Affine, box: Bounds) -> Bounds:
 
 
 def _sum_of(node: Node, rule: Sum, values: Sequence[Ball | Bounds]) -> Ball | Bounds:
-    if len(values) == 1 and isinstance(values[0], Ball):
+    if len(values) == 1 and isinstance(values[0], Ball) and (scale := rule.scales[0]) != 0:
         center, radius, norm = values[0]
-        if rule.scales[0] != 0:
-            scale = rule.scales[0]
-            return Ball(center * scale + rule.shift, radius * abs(scale), norm)
+        return Ball(center * scale + rule.shift, radius * abs(scale), norm)
     boxes = [box_of(value) for value in values]
     shapes = {tuple(box.lower.shape[1:]) for box in boxes}
     if len(shapes) > 1:
-        raise ValueError(
-            f"{node.name!r} adds rows of shapes {' and '.join(map(str, sorted(shapes)))}; "
-            "only equal shapes can be added, expand them in a Linear layer"
-        )
+        said = " and ".join(map(str, sorted(shapes)))
+        raise ValueError(f"{node.name!r} adds rows of shapes {said}, expected equal ones")
     lower = torch.full_like(boxes[0].lower, rule.shift)
     upper = lower.clone()
     for scale, box in zip(rule.scales, boxes, strict=True):

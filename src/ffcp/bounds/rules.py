@@ -60,7 +60,7 @@ class Activation:
     turning: tuple[float, ...] = ()
 
     def range(self, low: Tensor, high: Tensor) -> Bounds:
-        """Give the exact range on an interval: its extremes are at the ends or where it turns."""
+        """Return the exact range on an interval: its extremes are at the ends or where it turns."""
         ends = self.function(low), self.function(high)
         if not self.turning:
             return Bounds(*ends)
@@ -124,10 +124,8 @@ def _pooling(layer: nn.Module, window: Callable[[torch.Size], int]) -> Affine:
 
 def average_pool(layer: nn.AvgPool1d | nn.AvgPool2d) -> Affine:
     """Means over windows of one size."""
-    if layer.ceil_mode:
-        raise UnsupportedError("ceil_mode=True is not bounded")
-    if getattr(layer, "divisor_override", None) is not None:
-        raise UnsupportedError("divisor_override is not bounded")
+    if layer.ceil_mode or getattr(layer, "divisor_override", None) is not None:
+        raise UnsupportedError("ceil_mode=True and divisor_override are not bounded")
     sizes, padding = (
         _each_dimension(value, 1 if isinstance(layer, nn.AvgPool1d) else 2)
         for value in (layer.kernel_size, layer.padding)
@@ -145,10 +143,8 @@ def adaptive_pool(layer: nn.AdaptiveAvgPool1d | nn.AdaptiveAvgPool2d) -> Affine:
         out = [n if w is None else w for n, w in zip(shape[2:], wanted, strict=True)]
         if any(n % w for n, w in zip(shape[2:], out, strict=True)):
             # Windows of unequal size have unequal weights.
-            raise ValueError(
-                f"adaptive pooling of {tuple(shape[2:])} to {tuple(out)} cannot be bounded: "
-                "make the output size divide the input size, or cut the network at a later layer"
-            )
+            sizes = f"{tuple(shape[2:])} to {tuple(out)}"
+            raise ValueError(f"adaptive pooling of {sizes}: the sizes must divide evenly")
         return math.prod(shape[2:]) // math.prod(out)
 
     return _pooling(layer, window)

@@ -153,15 +153,11 @@ class _Reader:
         self, module: nn.Module, name: str, node: fx.Node, places: Mapping[fx.Node, int]
     ) -> int:
         if node.op == "call_module":
-            path = str(node.target)
-            child = module.get_submodule(path)
-            path = _join(name, path)
+            child, path = module.get_submodule(str(node.target)), _join(name, str(node.target))
             values = [places[arg] for arg in node.args if isinstance(arg, fx.Node)]
             if node.kwargs or len(values) != len(node.args):
-                return self.refuse(
-                    f"layer {path!r} ({type(child).__name__})",
-                    "called with something other than values computed from the input",
-                )
+                what = f"layer {path!r} ({type(child).__name__})"
+                return self.refuse(what, "called with something other than computed values")
             return self.module(child, path, values)
         path = _join(name, node.name)
         called = getattr(node.target, "__name__", node.target)
@@ -198,10 +194,8 @@ class _Reader:
             while uses[source] == 1 and getattr(self.nodes[source].rule, "reshapes", False):
                 source = self.nodes[source].inputs[0]  # the same memory in another shape
             if uses[source] > 1:
-                self.refuse(
-                    f"layer {node.name!r}",
-                    f"overwrites {self.nodes[source].name!r}, used elsewhere; set inplace=False",
-                )
+                shared = f"overwrites {self.nodes[source].name!r}, used elsewhere"
+                self.refuse(f"layer {node.name!r}", f"{shared}; set inplace=False")
 
 
 def _join(parent: str, child: str) -> str:
@@ -251,9 +245,6 @@ def trace(head: nn.Module) -> Head:
         reader.check_inplace(output)
     if reader.problems:
         known = ", ".join(kind.__name__ for kind in LAYERS)
-        raise TypeError(
-            "cannot bound this head because of\n  "
-            + "\n  ".join(reader.problems)
-            + f"\nUse one of {known}, sums of them, or cut the network at a later layer."
-        )
+        advice = f"Use one of {known}, or cut the network at a later layer."
+        raise TypeError("\n  ".join(["cannot bound this head:", *reader.problems, advice]))
     return Head(tuple(reader.nodes), output)

@@ -128,15 +128,11 @@ class Result:
         cp, chosen = self.rows[0], self.rows[-1]
         if chosen.layer == _LAYERS["output"]:
             best = min(row.length for row in self.rows[1:5])
-            return (
-                f"FFCP at hidden layers is wider than CP (at best {best:.2f} against "
-                f"{cp.length:.2f}); the automatic choice takes CP."
-            )
-        return (
-            f"FFCP with the layer chosen automatically is {1 - chosen.length / cp.length:.0%} "
-            f"shorter than CP and covers its worst group {chosen.worst_group:.0%} instead of "
-            f"{cp.worst_group:.0%}."
-        )
+            sizes = f"at best {best:.2f} against {cp.length:.2f}"
+            return f"FFCP is wider than CP ({sizes}); the automatic choice takes CP."
+        gain = f"is {1 - chosen.length / cp.length:.0%} shorter than CP"
+        groups = f"covers its worst group {chosen.worst_group:.0%} instead of {cp.worst_group:.0%}"
+        return f"FFCP with the layer chosen automatically {gain} and {groups}."
 
 
 def run(

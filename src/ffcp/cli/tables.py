@@ -190,16 +190,12 @@ def check(
     _print_measured(measured, bool(fitted.about.classes), columns=True)
     _print_watched(monitor, fitted, time)
     if chance < _SURE:
-        say(
-            f"It no longer covers as promised: had nothing changed, so little would be seen with "
-            f"probability {chance:.2g}. Fit again, with newer rows.",
-        )
+        say(f"It no longer covers as promised (p = {chance:.2g}). Fit again, with newer rows.")
         raise typer.Exit(1)
-    say(
-        "It covers as promised, as far as these rows can tell."
-        if measured.seen < seen.MOST_OF_THEM
-        else "It covers these rows, but most of them had a part in the fit: check with fresh ones.",
-    )
+    if measured.seen < seen.MOST_OF_THEM:
+        say("It covers as promised, as far as these rows can tell.")
+    else:
+        say("It covers these rows, but most had a part in the fit: check with fresh ones.")
 
 
 def show(folder: Folder) -> None:
@@ -272,8 +268,7 @@ def _print_fit(fitted: FittedTable) -> None:
     say(f"Target {about.target!r}: {what}, from {used} columns of {about.source}")
     for decision in about.decisions:
         say(f"Decided: {decision}")
-    rows = ", ".join(f"{count:,} {name}" for name, count in about.rows.items())
-    say(f"Rows: {rows}")
+    say("Rows: " + ", ".join(f"{count:,} {name}" for name, count in about.rows.items()))
     say(f"Training: {told(about.training)}")
     say(f"Method: {about.method}")
     say(f"Guarantee: {about.guarantee}")
@@ -293,20 +288,13 @@ def _print_measured(measured: Measured, labels: bool, columns: bool = False) -> 
         say(f"{measured.without:,} rows could not be predicted")
     worst = sorted(measured.columns, key=lambda part: part.coverage)[:5] if columns else ()
     for title, parts in (("By group", measured.groups), ("Where it covers least", worst)):
-        names = ("column", "value", "rows", "coverage", "interval", length)
-        rows = [
-            (
-                part.column,
-                part.value,
-                f"{part.rows:,}",
-                f"{part.coverage:.1%}",
-                f"{part.low:.1%} to {part.high:.1%}",
-                "infinite" if part.size is None else f"{part.size:.4g}",
-            )
-            for part in parts
-        ]
+        rows = []
+        for part in parts:
+            shares = f"{part.coverage:.1%}", f"{part.low:.1%} to {part.high:.1%}"
+            size = "infinite" if part.size is None else f"{part.size:.4g}"
+            rows.append((part.column, part.value, f"{part.rows:,}", *shares, size))
         if rows:
-            print_table(title, names, rows)
+            print_table(title, ("column", "value", "rows", "coverage", "interval", length), rows)
 
 
 def _print_watched(monitor: Monitor | None, fitted: FittedTable, time: str | None) -> None:
@@ -314,11 +302,7 @@ def _print_watched(monitor: Monitor | None, fitted: FittedTable, time: str | Non
     from ffcp.online.monitor import TRUTH
 
     if monitor is None:
-        why = (
-            "folds leave no scores to compare with"
-            if fitted.about.folds
-            else "give --time COLUMN, since scores of each side are compared among new rows only"
-        )
+        why = "folds leave no scores" if fitted.about.folds else "give --time COLUMN"
         say(f"Whether the data has moved is not tested: {why}.")
         return
     if time is None:  # rows in random order are compared with calibration, not with one another

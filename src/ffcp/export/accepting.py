@@ -27,10 +27,8 @@ def check(predictor: Predictor) -> None:
     """Refuse a predictor whose pieces cannot become a graph, and say which and why."""
     reasons = list(_reasons(predictor))
     if reasons:
-        raise ValueError(
-            f"this {type(predictor).__name__} cannot be exported: {'; '.join(reasons)}. Nothing "
-            "was written; docs/deploy.md lists what can be exported"
-        )
+        name = type(predictor).__name__
+        raise ValueError(f"cannot export {name}: {'; '.join(reasons)}. See docs/deploy.md")
 
 
 def _reasons(predictor: Predictor) -> Iterator[str]:

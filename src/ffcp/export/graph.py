@@ -116,10 +116,7 @@ def _traced(
         torch.backends.mha.set_fastpath_enabled(fast)
     rows: Any = stand_ins[0].shape[0]
     if not isinstance(rows, torch.SymInt) or rows.node.maybe_as_int() is not None:
-        raise ValueError(
-            "its forward fixes the number of rows, as int(x.shape[0]) does, or len(x) in a "
-            "function of another module; x.shape[0] does not"
-        )
+        raise ValueError("its forward fixes the number of rows, by int(x.shape[0]) or len(x)")
     graph.graph.eliminate_dead_code()
     graph.recompile()
     return graph

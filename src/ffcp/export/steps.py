@@ -49,10 +49,7 @@ class Steps:
         self.requires = self._state.requires
         frozen = frozen_copy(uncompiled(predictor.model), with_hooks=True)
         if frozen is None:
-            raise ValueError(
-                "the model is scripted, or has parts that cannot be copied, so torch cannot write "
-                "down what it does: export a predictor of the original module. Nothing was written"
-            )
+            raise ValueError("the model is scripted or cannot be copied: use the original one")
         self.model: nn.Module = frozen.to("cpu")
 
     def see(self, x: Any) -> BatchOutput:

@@ -95,9 +95,7 @@ class _Writing:
             feeds = self._feeds(inputs.take(self._x, slice(0, 1)))
             checking.run(data, {n: t for n, t in feeds.items() if n != ROUNDING})
         except Exception as error:
-            raise ValueError(
-                f"no graph can be made of this predictor: {_short(error)}. Nothing was written"
-            ) from error
+            raise ValueError(f"no graph can be made of this: {_short(error)}") from error
         return data
 
     def _graph(self) -> Any:
@@ -172,10 +170,8 @@ class _Writing:
         for alpha, is_infinite in zip(self._alphas, self._steps.has_infinite, strict=True):
             if is_infinite:
                 fewest = rows_needed(self._predictor.alpha_of_each(alpha, coordinates))
-                warn(
-                    f"at alpha={float(alpha):g} the file gives infinite intervals, or all labels: "
-                    f"some thresholds have fewer calibration rows than the {fewest} they need"
-                )
+                why = f"some thresholds have fewer than {fewest} calibration rows"
+                warn(f"at alpha={float(alpha):g} intervals are infinite, or sets full: {why}")
 
 
 def must_be_new_enough(version: str) -> None:
@@ -183,14 +179,10 @@ def must_be_new_enough(version: str) -> None:
 
     >>> must_be_new_enough("2.4.1+cpu")
     Traceback (most recent call last):
-    ImportError: export needs torch 2.5 or newer, and is tested with 2.13; this is 2.4.1+cpu.
-    All else in ffcp works with it
+    ImportError: export needs torch 2.5 or newer, this is 2.4.1+cpu: update torch
     """
     if tuple(int(part) for part in version.split(".")[:2]) < (2, 5):
-        raise ImportError(
-            f"export needs torch 2.5 or newer, and is tested with 2.13; this is {version}. "
-            "All else in ffcp works with it"
-        )
+        raise ImportError(f"export needs torch 2.5 or newer, this is {version}: update torch")
 
 
 def _written(alpha: Fraction) -> str:
@@ -205,9 +197,7 @@ def _written(alpha: Fraction) -> str:
 def _check_random(predictor: Predictor, random: float | None) -> None:
     is_randomized = getattr(predictor.calibrated().score, "randomized", False)
     if random is not None and not (is_randomized and 0 <= random < 1):
-        raise ValueError(
-            f"random={random}: expected None, or of randomised label sets a number in [0, 1)"
-        )
+        raise ValueError(f"random={random}: expected None, or in [0, 1) for randomised label sets")
 
 
 def _input_names(x: Any, taken: set[str]) -> dict[str, str]:

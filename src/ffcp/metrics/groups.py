@@ -55,9 +55,7 @@ def group_coverage(
     else:
         labels = tertiles(y) if groups is None else np.asarray(as_array(groups))
     if labels.shape != (len(hits),):
-        raise ValueError(
-            f"groups has shape {labels.shape}, expected one label per row: {len(hits)}"
-        )
+        raise ValueError(f"groups has shape {labels.shape}, expected one per row: {len(hits)}")
     known = ~hits.isnan()
     return GroupCoverage(by_label(hits[known], labels[known.numpy()]))
 

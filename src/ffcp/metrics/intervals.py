@@ -60,10 +60,7 @@ def interval_score(band: Sequence[Any], y: Any, alpha: Any = None, *, missing: b
     asked = (getattr(band, "alpha", None) or 0.1) if alpha is None else alpha
     (alphas, are_many), (levels, have_many) = exact_alphas(asked), levels_of(band, y)
     if (len(alphas), are_many) != (len(levels), have_many):
-        raise ValueError(
-            f"there are {len(levels)} levels of intervals and {len(alphas)} of alpha: give one for "
-            "each"
-        )
+        raise ValueError(f"got {len(levels)} levels of intervals and {len(alphas)} of alpha")
     scores = []
     for level, exact in zip(levels, alphas, strict=True):
         lower, upper = bounds_of(level)
@@ -138,10 +135,7 @@ def share_of(joint: Any) -> tuple[Any, bool]:
     elif isinstance(joint, (list, tuple)) and len(joint) == 2 and joint[1] == KNOWN:
         share, of_known = joint[0], True
     if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share <= 1:
-        raise ValueError(
-            "joint must be False, True, a share of the outputs between 0 and 1, 'known' or a share "
-            f"of those, (0.9, 'known'), got {joint!r}"
-        )
+        raise ValueError(f"joint={joint!r}: expected a bool, a share, 'known' or (share, 'known')")
     return share, of_known
 
 
@@ -163,8 +157,7 @@ def row_hits(band: Sequence[Any], y: Any, joint: Any, missing: bool = False) -> 
         return inside / known
     share, of_known = share_of(joint)
     exact = Fraction(str(float(share)))
-    counts = {count: math.ceil(exact * count) for count in known.unique().tolist()}
-    wanted = torch.tensor([counts[count] for count in known.tolist()])
+    wanted = torch.tensor([math.ceil(exact * count) for count in known.tolist()])
     fewest = 1 if of_known else target[0].numel()
     return (inside >= wanted).double().masked_fill(known < fewest, math.nan)
 
@@ -173,10 +166,8 @@ def bounds_of(band: Sequence[Any]) -> tuple[Tensor, Tensor]:
     """Read the ends of a band; refuse NaN, and ends that do not belong together."""
     lower, upper = as_tensor(band[0]), as_tensor(band[1])
     if lower.shape != upper.shape or not lower.numel():
-        raise ValueError(
-            f"lower has shape {tuple(lower.shape)}, upper {tuple(upper.shape)}: "
-            "they must be equal and not empty"
-        )
+        shapes = f"{tuple(lower.shape)} and {tuple(upper.shape)}"
+        raise ValueError(f"lower and upper have shapes {shapes}: expected equal ones, not empty")
     if bool(lower.isnan().any() or upper.isnan().any()):
         raise ValueError("the band holds NaN")
     return lower, upper

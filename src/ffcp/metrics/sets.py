@@ -125,10 +125,8 @@ def _mask(sets: Any) -> Tensor:
     mask = getattr(sets, "mask", sets)
     mask = mask.detach().cpu() if isinstance(mask, Tensor) else torch.from_numpy(np.array(mask))
     if mask.dtype != torch.bool or mask.dim() != 2 or not len(mask):
-        raise ValueError(
-            "sets must be a LabelSet or a boolean mask of shape (rows, classes), not empty: got "
-            f"{mask.dtype} of shape {tuple(mask.shape)}"
-        )
+        got = f"{mask.dtype} of shape {tuple(mask.shape)}"
+        raise ValueError(f"expected a LabelSet or a mask (rows, classes), not empty, got {got}")
     return mask
 
 
@@ -145,8 +143,5 @@ def _class_labels(y: Any, mask: Tensor) -> Tensor:
         raise ValueError(f"labels have shape {tuple(labels.shape)}, sets {tuple(mask.shape)}")
     labels = labels.long()
     if bool((labels < 0).any() or (labels >= mask.shape[1]).any()):
-        raise ValueError(
-            f"labels must lie between 0 and {mask.shape[1] - 1}, got {int(labels.min())} to "
-            f"{int(labels.max())}"
-        )
+        raise ValueError(f"labels must be 0 to {mask.shape[1] - 1}, got {labels.unique().tolist()}")
     return labels

@@ -91,10 +91,7 @@ def _beta_quantile(level: float, a: float, b: float) -> float:
     """Find where the distribution function of Beta(a, b) is at the level, by bisection."""
     low, high = 0.0, 1.0
     while low < (middle := (low + high) / 2) < high:
-        if beta_cdf(middle, a, b) < level:
-            low = middle
-        else:
-            high = middle
+        low, high = (middle, high) if beta_cdf(middle, a, b) < level else (low, middle)
     return high
 
 
@@ -110,8 +107,8 @@ def beta_cdf(x: float, a: float, b: float) -> float:
         return 1 - beta_cdf(1 - x, b, a)
     scale = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)
     front = math.exp(scale + a * math.log(x) + b * math.log1p(-x)) / a
-    value, c, d, step = 1.0, 1.0, 0.0, 0
-    while step < 100_000:
+    value, c, d = 1.0, 1.0, 0.0
+    for step in range(100_000):
         half = step // 2
         if not step:
             term = 1.0
@@ -124,7 +121,6 @@ def beta_cdf(x: float, a: float, b: float) -> float:
         value *= c * d
         if abs(c * d - 1) < 1e-15:
             break
-        step += 1
     return front * (value - 1)
 
 

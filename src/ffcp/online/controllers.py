@@ -43,9 +43,7 @@ class Window:
 
     Examples
     --------
-    >>> window = Window(4)
-    >>> for score in [9.0, 1.0, 2.0, 3.0, 4.0]:
-    ...     window.add(score)
+    >>> window = Window(4, scores=[9.0, 1.0, 2.0, 3.0, 4.0])
     >>> window.quantile(Fraction(1, 5)), window.quantile(Fraction(1, 10))
     (4.0, inf)
     """
@@ -54,10 +52,6 @@ class Window:
         self.scores: deque[float] = deque(scores, maxlen=size)  # the oldest first
         # Of ages 0, 1, ...: constants, so that weights depend on no data.
         self._weights = np.floor(_ONE * np.power(forget, np.arange(size))).astype(np.int64)
-
-    def add(self, score: float) -> None:
-        """Add a score; the oldest goes if there are too many."""
-        self.scores.append(score)
 
     def quantile(self, alpha: Fraction) -> float:
         """Return the 1 - alpha quantile with the new point at infinity.
@@ -101,8 +95,8 @@ class Asked(NamedTuple):
     """
 
     threshold: float
-    levels: tuple[float, ...] = ()
-    reached: tuple[float, ...] = ()
+    levels: Sequence[float] = ()
+    reached: Sequence[float] = ()
 
     def beta(self, score: float) -> float:
         """Return the largest of the levels that covers a score, 0 if none does.
@@ -139,7 +133,7 @@ class Control:
         """Count the truth, and the miss if it is one."""
         self.observed += 1
         self.misses += score > asked.threshold
-        self.past.add(score)
+        self.past.scores.append(score)  # the oldest goes if there are too many
 
     def bound(self, delay: int) -> float | None:
         """Return how far the share of misses can be from alpha by now, if that is promised."""

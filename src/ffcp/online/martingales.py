@@ -127,13 +127,6 @@ class PlugIn:
 
     It grows when p-values stop being uniform in any way that lasts.
 
-    Parameters
-    ----------
-    bins
-        How many bins the histogram has.
-    prior
-        How many p-values each bin is given to begin with.
-
     Examples
     --------
     >>> uneven = PlugIn()
@@ -143,9 +136,10 @@ class PlugIn:
     True
     """
 
-    def __init__(self, bins: int = 10, prior: float = 5.0) -> None:
-        self.bins, self.prior = bins, prior
-        self._counts = np.full(bins, prior)  # then a row for each stream
+    bins = 10
+
+    def __init__(self) -> None:
+        self._counts = np.full(self.bins, 5.0)  # p-values to begin with; a row for each stream
         self.log_wealth: Any = np.float64(0)
 
     def bet(self, p: Any) -> None:

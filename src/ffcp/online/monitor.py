@@ -23,7 +23,7 @@ from ffcp.network import forward
 from ffcp.network.arrays import target_tensor
 from ffcp.network.features import OUTPUT, resolve
 from ffcp.online.martingales import Average, OnlineRanks
-from ffcp.online.online import is_number
+from ffcp.online.online import check_counts, is_number
 from ffcp.online.saving import Resumable
 from ffcp.predictor import Predictor
 from ffcp.regression.joint import BONFERRONI
@@ -133,20 +133,13 @@ class Monitor(Resumable):
         super().__init__()
         self.alpha = requested_alpha(alpha, confidence_level, unknown)
         if not isinstance(predictor, (RegressionPredictor, SetPredictor)):
-            raise TypeError(
-                f"Monitor watches predictors of intervals or label sets, got "
-                f"{type(predictor).__name__}"
-            )
+            raise TypeError(f"Monitor needs bands or label sets, not {type(predictor).__name__}")
         if not is_number(threshold) or not 1 < threshold < math.inf:
             raise ValueError(f"threshold must be above 1, got {threshold!r}: 100 is 1 in 100")
-        if not isinstance(window, int) or isinstance(window, bool) or window < 1:
-            raise ValueError(f"window must be a whole number of at least 1, got {window!r}")
+        check_counts(window=window)
         predictor.calibrated()
         if is_summary(predictor.calibration):
-            raise ValueError(
-                "Monitor ranks new scores among single ones, and these were compressed: give a "
-                "predictor calibrated without compressing; a few thousand points will do"
-            )
+            raise ValueError("Monitor needs single scores: calibrate without compressing")
         self.predictor = predictor
         self.threshold, self.window, self.seed = float(threshold), window, checked_seed(seed)
         given = feature if feature is not None else getattr(predictor, "feature", None)

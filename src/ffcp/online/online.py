@@ -139,9 +139,7 @@ class Online(Resumable):
         for name, value in (("gamma", gamma), ("saturation", saturation)):
             if not is_number(value) or not 0 < value < math.inf:
                 raise ValueError(f"{name} must be a positive number, got {value!r}")
-        for name, value in (("window", window), ("waiting", waiting)):
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
+        check_counts(window=window, waiting=waiting)
         if not is_number(forget) or not 0 < forget <= 1:
             raise ValueError(f"forget must lie above 0 and be at most 1, got {forget!r}")
         _check_predictor(predictor, method, forget)
@@ -226,10 +224,7 @@ class Online(Resumable):
         own = {name: column for name, column in metadata.items() if name != "group"}
         for label, rows in rows_of_groups(labels).items():
             if label not in self._controls:
-                raise ValueError(
-                    f"no calibration point belongs to group {label!r}: calibrate with points of "
-                    "that group, or merge it into another"
-                )
+                raise ValueError(f"no calibration point belongs to group {label!r}: calibrate it")
             if has_own_thresholds(self.predictor):
                 asked_now = self._looked_up(label, take(own, rows), draws, len(rows))
             else:
@@ -323,10 +318,7 @@ class Online(Resumable):
                     found.append(number)
                     break
             else:
-                raise ValueError(
-                    f"row {row} of x was not predicted, or its truth has come already: call "
-                    "predict_interval(x) first, and update once for each row"
-                )
+                raise ValueError(f"row {row} of x was not predicted, or its truth has come already")
         return found
 
     def is_waiting(self, x: Any) -> list[bool]:
@@ -395,7 +387,7 @@ class Online(Resumable):
             for control, one in zip(own, saved[group], strict=True):
                 control.restore(one)
         waiting = {
-            number: Waiting(key, group, [one and _asked(*one) for one in asked])
+            number: Waiting(key, group, [one and Asked(*one) for one in asked])
             for number, key, group, asked in state["waiting"]
         }
         return {
@@ -411,8 +403,11 @@ def is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _asked(threshold: float, levels: list[float], reached: list[float]) -> Asked:
-    return Asked(threshold, tuple(levels), tuple(reached))
+def check_counts(**counts: Any) -> None:
+    """Refuse what is no whole number of at least 1."""
+    for name, value in counts.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
 
 
 def _keys(x: Any, rows: int) -> list[str]:
@@ -433,20 +428,12 @@ def has_own_thresholds(predictor: Any) -> bool:
 
 def _check_predictor(predictor: Any, method: str, forget: float) -> None:
     if not isinstance(predictor, RegressionPredictor):
-        raise TypeError(
-            f"Online needs a predictor of intervals, as CP, FFCP or CQR, got "
-            f"{type(predictor).__name__}: label sets have no stream"
-        )
+        raise TypeError(f"Online needs intervals, as of CP, got {type(predictor).__name__}")
     predictor.calibrated()
     if has_own_thresholds(predictor) and (method == "plain" or forget != 1):
         raise ValueError(
-            f"method={method!r} with forget={forget:g} moves a window of scores, and this "
-            "predictor's calibration, which has a threshold for every input, stays as it is: use "
-            "'aci', 'dtaci' or 'pid' without forget, or a predictor that is neither localized nor "
-            "weighted"
+            f"method={method!r} with forget={forget:g} moves a window of scores, and a localized "
+            "or weighted calibration has none: use 'aci', 'dtaci' or 'pid' without forget"
         )
     if is_summary(predictor.calibration):
-        raise ValueError(
-            "Online goes on from single scores, and these were compressed: give a predictor "
-            "calibrated without compressing; the last few thousand points will do"
-        )
+        raise ValueError("Online needs single scores: calibrate without compressing")

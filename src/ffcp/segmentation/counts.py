@@ -28,13 +28,10 @@ _OCTAVES, _STEPS = 24, 128
 _FRACTION = 2**32  # in units of 1 / _FRACTION a loss of up to 2**31 pixels fits into 64 bits
 
 
-def _edges() -> Tensor:
-    steps = range(-_OCTAVES * _STEPS, _OCTAVES * _STEPS + 1)
-    powers = [math.ldexp(2.0 ** (k % _STEPS / _STEPS), k // _STEPS) for k in steps]
-    return torch.tensor([0.0, *powers], dtype=torch.float64)
-
-
-EDGES = _edges()  # the largest score of each bin but the last, which has what lies beyond
+_GRID = range(-_OCTAVES * _STEPS, _OCTAVES * _STEPS + 1)
+_POWERS = [math.ldexp(2.0 ** (k % _STEPS / _STEPS), k // _STEPS) for k in _GRID]
+# The largest score of each bin but the last, which has what lies beyond.
+EDGES = torch.tensor([0.0, *_POWERS], dtype=torch.float64)
 BINS = len(EDGES) + 1
 
 
@@ -93,14 +90,8 @@ class PixelCounts(Calibration):
         """Return what is missing."""
         needed = rows_needed(alpha)
         if len(self) < needed:
-            return (
-                f": alpha={float(alpha):g} needs at least {needed} calibration images and there "
-                f"are {len(self)}"
-            )
-        return (
-            f": too many scores lie beyond {float(EDGES[-1]):g}, the end of the grid. Where "
-            "gradients vanish, a larger floor or another feature helps"
-        )
+            return f": alpha={float(alpha):g} needs {needed} calibration images, got {len(self)}"
+        return f": too many scores lie beyond the grid, {float(EDGES[-1]):g}. Try a larger floor"
 
     def risk_bin(self, alpha: Any) -> int:
         """Return the smallest bin t with (sum of losses + 1) / (n + 1) <= alpha, or the last.

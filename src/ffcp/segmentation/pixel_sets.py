@@ -294,10 +294,8 @@ class _ImageLooks(Looks):
         """Tell how many images have no labelled pixel, and so do not calibrate."""
         labelled = torch.ones(1) if result.scores is None else result.scores.any(dim=1)
         if not bool(labelled.all()):
-            result.warnings.append(
-                f"{int((~labelled).sum())} of {len(labelled)} images have no labelled pixel and "
-                "do not calibrate: the guarantees are about images that have one"
-            )
+            none = f"{int((~labelled).sum())} of {len(labelled)} images"
+            result.warnings.append(f"{none} have no labelled pixel and do not calibrate")
         return super().finish(result)
 
 

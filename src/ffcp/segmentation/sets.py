@@ -89,9 +89,7 @@ def pixel_coverage(mask: Tensor, labels: Any, ignore: int | None = None) -> Tens
     tensor([1.], dtype=torch.float64)
     """
     if mask.dim() != 4:
-        raise ValueError(
-            f"the mask must have shape (n, classes, height, width), got {tuple(mask.shape)}"
-        )
+        raise ValueError(f"mask: expected (n, classes, height, width), got {tuple(mask.shape)}")
     maps = label_maps(arrays.target_tensor(labels).to(mask.device), mask, ignore)
     inside = mask.gather(1, maps.labels[:, None])[:, 0] & maps.known
     return inside.sum(dim=(1, 2)).double() / maps.known.sum(dim=(1, 2))
@@ -109,9 +107,8 @@ def label_maps(y: Tensor, output: Tensor, ignore: int | None, first_row: int = 0
     n, classes, height, width = output.shape
     if y.shape != (n, height, width):
         raise ValueError(
-            f"labels have shape {tuple(y.shape)}, the model's output {tuple(output.shape)}: labels "
-            f"must have shape {(n, height, width)}. Use y[:, 0] to remove a channel, "
-            "y.argmax(dim=1) of one-hot maps, and interpolate where sizes differ"
+            f"labels have shape {tuple(y.shape)}, expected {(n, height, width)}: use y[:, 0] to "
+            "remove a channel, y.argmax(dim=1) of one-hot maps"
         )
     return known_labels(y, classes, ignore, first_row)
 
@@ -125,11 +122,9 @@ def known_labels(y: Tensor, classes: int, ignore: int | None, first_row: int = 0
     outside = known & ((y < 0) | (y >= classes))
     if bool(outside.any()):
         image = int(outside.nonzero()[0, 0])
-        values = y[image][outside[image]].unique()[:5].tolist()
-        raise ValueError(
-            f"image {first_row + image} (counted from 0) has labels {values}: labels must lie "
-            f"between 0 and {classes - 1}, or be ignore={ignore}, the label of pixels without one"
-        )
+        said = f"has labels {y[image][outside[image]].unique()[:5].tolist()}"
+        wanted = f"expected 0 to {classes - 1}, or ignore={ignore}"
+        raise ValueError(f"image {first_row + image} (counted from 0) {said}: {wanted}")
     return Maps(y.where(known, 0), known)
 
 
@@ -140,6 +135,6 @@ def check_maps(output: Any) -> None:
         raise TypeError(f"the model returned a {type(output).__name__}: {wanted}; see output=")
     if output.dim() != 4 or output.shape[1] < 2:
         raise ValueError(
-            f"the model's output has shape {tuple(output.shape)}: {wanted}, of at least two "
-            "classes. For one logit z return torch.cat([torch.zeros_like(z), z], dim=1)"
+            f"the model's output has shape {tuple(output.shape)}: {wanted}; of one logit z make "
+            "two, torch.cat([torch.zeros_like(z), z], dim=1)"
         )

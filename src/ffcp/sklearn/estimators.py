@@ -90,9 +90,8 @@ class _Conformal(BaseEstimator):  # type: ignore[misc]
         """Refuse arguments of fit that there are not, and a level that cannot be."""
         if unknown:
             raise TypeError(
-                f"fit got unexpected arguments {sorted(unknown)}. With sample_weight rows would "
-                "not be exchangeable, and nothing guaranteed: fit your own estimator with weights, "
-                "and pass estimator=FrozenEstimator(it)"
+                f"fit got unexpected arguments {sorted(unknown)}: to use sample_weight, fit your "
+                "estimator and pass FrozenEstimator(it)"
             )
         self._level()
 
@@ -101,9 +100,7 @@ class _Conformal(BaseEstimator):  # type: ignore[misc]
         if is_fitted_already(self.estimator):
             return np.arange(0), np.arange(rows)
         if not 0 < self.calibration_size < 1:
-            raise ValueError(
-                f"calibration_size must lie between 0 and 1, got {self.calibration_size}"
-            )
+            raise ValueError(f"calibration_size must lie in (0, 1), got {self.calibration_size}")
         if rows < 2:
             raise ValueError(f"n_samples={rows}: some rows train and others calibrate")
         order = check_random_state(self.random_state).permutation(rows)
@@ -119,9 +116,8 @@ class _Conformal(BaseEstimator):  # type: ignore[misc]
         if callable(self.method):
             return self.method(model)
         if self.method not in methods:
-            raise ValueError(
-                f"method must be one of {', '.join(methods)} or a function, got {self.method!r}"
-            )
+            known = ", ".join(methods)
+            raise ValueError(f"method must be one of {known} or a function, got {self.method!r}")
         return methods[self.method](model, seed=self._seed(), **settings)
 
     def _level(self, alpha: Any = None, confidence_level: Any = None, **unknown: Any) -> Any:
@@ -184,10 +180,8 @@ class ConformalRegressor(RegressorMixin, _Conformal):  # type: ignore[misc]
         self.source_: Source = source(estimator, x[train], target[train], None, self._seed())
         is_network = isinstance(self.source_, NetworkSource)
         if self.method == "ffcp" and not is_network:
-            raise ValueError(
-                f"FFCP needs the gradients of a network, and {type(estimator).__name__} has none: "
-                "use method='auto', 'learned', 'cp' or 'lcp', which do without"
-            )
+            name = type(estimator).__name__
+            raise ValueError(f"FFCP needs a network's gradients, {name} has none: use 'auto'")
         self.predictor_ = self._made(_INTERVALS)
         if len(train) and is_network and isinstance(self.predictor_, (ffcp.Auto, ffcp.Learned)):
             self.predictor_.fit(self.source_.inputs(x[train]), target[train], disjoint=True)
@@ -304,13 +298,9 @@ def _must_take(predictor: Any, codes: Array, classes: int) -> None:
     """Refuse calibration labels that say nothing, or that the predictor cannot count."""
     unknown = int((codes == classes).sum())
     if unknown == len(codes):
-        raise ValueError(
-            f"none of the {unknown} calibration rows has a label that is in classes_: the "
-            "estimator was trained on other labels"
-        )
+        raise ValueError("no calibration row has a label of classes_: was it trained on others?")
     if unknown and not getattr(predictor, "other_labels", False):
         raise ValueError(
-            f"{unknown} calibration rows have a label that no training row has, and the predictor "
-            "that method made takes no such labels: make it with other_labels=True, or leave such "
-            "rows out; the promise is then about rows of known labels alone"
+            f"{unknown} calibration rows have a label that is not in classes_: let method make a "
+            "predictor with other_labels=True, or leave these rows out"
         )

@@ -32,10 +32,8 @@ def known_classes(estimator: Any, x: Array, labels: Array) -> Array:
     if present.dtype.kind in "iu" and present[0] >= 0 and present[-1] < outputs:
         return np.arange(outputs)
     if len(present) != outputs:
-        raise ValueError(
-            f"the network has {outputs} outputs, and calibration rows {len(present)} labels: say "
-            "which class each output is, by network.classes_ = numpy.array([...])"
-        )
+        sizes = f"{outputs} outputs and calibration rows {len(present)} labels"
+        raise ValueError(f"the network has {sizes}: set network.classes_, an array")
     return present
 
 
@@ -111,10 +109,7 @@ def source(estimator: Any, x: Array, y: Array, classes: Array | None, seed: int)
     if not hasattr(estimator, "fit"):
         network = estimator(x.shape[1]) if callable(estimator) else None
         if not isinstance(network, nn.Module):
-            raise TypeError(
-                f"estimator={estimator!r} is no estimator, no torch.nn.Module and no function that "
-                "makes one"
-            )
+            raise TypeError(f"estimator={estimator!r}: expected an estimator or a network")
         network = network if classes is None else _for_classes(network, x, len(classes))
         return NetworkSource(_trained(network, x, y, classes is not None, seed))
     fitted = clone(estimator)
@@ -129,10 +124,8 @@ def source(estimator: Any, x: Array, y: Array, classes: Array | None, seed: int)
     if isinstance(network, nn.Module):
         return NetworkSource(network if classes is None else _for_classes(network, x, len(classes)))
     if classes is not None and not hasattr(fitted, "predict_proba"):
-        raise TypeError(
-            f"{type(estimator).__name__} has no predict_proba, and label sets need probabilities: "
-            "wrap it in sklearn.calibration.CalibratedClassifierCV"
-        )
+        name = type(estimator).__name__
+        raise TypeError(f"{name} has no predict_proba: wrap it in CalibratedClassifierCV")
     return StoredSource(fitted, classes)
 
 
@@ -166,7 +159,7 @@ def _trained(network: nn.Module, x: Array, y: Array, classify: bool, seed: int) 
     rows = NetworkSource(network).inputs(x)
     target = torch.from_numpy(y.astype(np.int64) if classify else y.astype(np.float32))
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))
-    stop, train = order.split([max(1, len(order) // 10), len(order) - max(1, len(order) // 10)])
+    stop, train = order.tensor_split([max(1, len(order) // 10)])
     optimizer = torch.optim.Adam(network.parameters(), lr=1e-3)
 
     def loss(some: Tensor) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -88,6 +87,11 @@ def quoted(cell: Any) -> str:
     return f"{text[:_QUOTED]!r}... ({len(text):,} characters)"
 
 
+def listed(names: list[str]) -> str:
+    """Quote the first names in a message."""
+    return ", ".join(map(quoted, names[:10])) + (" and others" if len(names) > 10 else "")
+
+
 def numbers(series: pd.Series, decimal: str = ".") -> tuple[np.ndarray[Any, Any], ...]:
     """Read cells as numbers: values (NaN where there is none), which are missing, which are bad.
 
@@ -103,49 +107,13 @@ def numbers(series: pd.Series, decimal: str = ".") -> tuple[np.ndarray[Any, Any]
     elif _is_other(series):
         return np.full(len(series), np.nan), series.isna().to_numpy(), series.notna().to_numpy()
     else:
-        if decimal == "." and (quick := _all_finite(series)) is not None:
-            return quick, np.zeros(len(quick), dtype=bool), np.zeros(len(quick), dtype=bool)
         text = series.astype(object)
-        if decimal == ",":
-            text = _with_points(text)
+        text = _with_points(text) if decimal == "," else text
         values = pd.to_numeric(text, errors="coerce").to_numpy(np.float64, na_value=np.nan)
         missing = np.isnan(values)
         missing[missing] = words(series[missing]) == ""  # only these are looked at one by one
     bad = ~missing & ~np.isfinite(values)
     return np.where(np.isfinite(values), values, np.nan), missing, bad
-
-
-def exact(series: pd.Series, decimal: str = ".") -> np.ndarray[Any, Any]:
-    """Return numbers that compare as the cells do: from 2^53 up, floats of two cells may be equal.
-
-    Every cell must be a number, see :func:`numbers`.
-
-    >>> exact(pd.Series(["9007199254740993", "9007199254740992", "1"])).argsort().tolist()
-    [2, 1, 0]
-    """
-    values = numbers(series, decimal)[0]
-    large = np.abs(values) >= 2**53
-    if not large.any():
-        return values
-    text = pd.Series(words(series[large]), dtype=object)
-    text = _with_points(text) if decimal == "," and not is_number(series) else text
-    made = values.astype(object)
-    made[large] = [Fraction(cell) for cell in text]
-    return made
-
-
-def _all_finite(series: pd.Series) -> np.ndarray[Any, Any] | None:
-    """Return the numbers of a column of text; ``None`` if not every cell is a finite one.
-
-    Arrow reads text about six times as fast as pandas, and takes nothing that is not a number.
-    """
-    if not isinstance(series.dtype, pd.StringDtype) or series.dtype.storage != "pyarrow":
-        return None
-    try:
-        values = series.astype("Float64").to_numpy(np.float64, na_value=np.nan)
-    except ValueError:
-        return None
-    return values if np.isfinite(values).all() else None
 
 
 def read_once(frame: pd.DataFrame, but: str | None = None) -> pd.DataFrame:
@@ -159,13 +127,11 @@ def read_once(frame: pd.DataFrame, but: str | None = None) -> pd.DataFrame:
     c        str
     dtype: object
     """
-    made = dict(frame.items())
-    for name, series in made.items():
-        if name != but and not is_number(series):
-            values, missing, bad = numbers(series, frame.attrs.get("decimal", "."))
-            made[name] = series if (missing | bad).any() else values
-    read = pd.DataFrame(made, index=frame.index)
-    read.attrs.update(frame.attrs)
+    read = frame.copy(deep=False)
+    for name in read.columns[read.columns != but]:
+        values, missing, bad = numbers(frame[name], frame.attrs.get("decimal", "."))
+        if not is_number(frame[name]) and not (missing | bad).any():
+            read[name] = values
     return read
 
 

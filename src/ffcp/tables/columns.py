@@ -159,10 +159,7 @@ class Columns:
         absent = [column.name for column in self.used if column.name not in frame.columns]
         if absent:
             there = ", ".join(map(repr, frame.columns[:20]))
-            raise TableError(
-                f"the table has no column {', '.join(map(repr, absent))}, which the network was "
-                f"trained with; it has {there}"
-            )
+            raise TableError(f"the table has no column {', '.join(absent)}; it has {there}")
         reasons = np.full(len(frame), "", dtype=object)
         numbers: list[Array] = []
         flags: list[Array] = []
@@ -176,10 +173,8 @@ class Columns:
             if bad.any():
                 _say_bad(column, series, bad, reasons, is_first)
             if missing.any() and not column.missing:
-                remarks.append(
-                    f"{column.name!r} is missing in {int(missing.sum())} rows, and never was in "
-                    "training rows: taken as its median there"
-                )
+                never = f"{int(missing.sum())} rows, and never was in training rows"
+                remarks.append(f"{column.name!r} is missing in {never}: its median is taken")
             numbers += column.spread(values)
             flags += [missing | bad] if column.missing else []
         x = np.zeros((len(frame), self.numbers + self.flags), dtype=np.float32)
@@ -191,10 +186,8 @@ class Columns:
 def _say_bad(column: Column, series: pd.Series, bad: Array, reasons: Array, is_first: bool) -> None:
     """Write down of every row with a bad cell what is wrong, unless something else is."""
     if is_first and bad.all() and len(series) > 1:
-        raise TableError(
-            f"column {column.name!r} was {column.kind}s in training and is not in a single row "
-            f"now (the first cell is {cells.quoted(series.iloc[0])}): is it the right column?"
-        )
+        first = cells.quoted(series.iloc[0])
+        raise TableError(f"column {column.name!r} must be {column.kind}s, the first is {first}")
     what = "a number" if column.kind == NUMBER else f"a date written as {column.form}"
     for row in np.flatnonzero(bad & (reasons == "")):
         reasons[row] = f"{column.name}: {cells.quoted(series.iloc[row])} is not {what}"
@@ -211,11 +204,8 @@ def _flags(column: Column, cell_words: Array, remarks: list[str]) -> list[Array]
         given.append(unseen)
     elif unseen.any():
         new = sorted(set(cell_words[unseen].tolist()))
-        listed = ", ".join(map(cells.quoted, new[:5])) + (" and others" if len(new) > 5 else "")
-        remarks.append(
-            f"{column.name!r} has levels that no training row had, in {int(unseen.sum())} rows: "
-            f"{listed}; the network knows nothing of them"
-        )
+        rows = f"in {int(unseen.sum())} rows: {cells.listed(new)}"
+        remarks.append(f"{column.name!r} has levels that no training row had, {rows}")
     return [*given, missing] if column.missing else given
 
 

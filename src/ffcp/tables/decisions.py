@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 import ffcp
-from ffcp.conformal.rank import conformal_rank, exact_alpha
+from ffcp.conformal.rank import conformal_rank, exact_alpha, rows_needed
 from ffcp.tables import cells
 from ffcp.tables.columns import LEFT_OUT, Columns
 from ffcp.tables.splitting import RowSplit
@@ -18,45 +18,31 @@ def decided(
     columns: Columns, goal: Target, division: RowSplit, predictor: Any, alpha: float, groups: Any
 ) -> list[str]:
     """Return what the columns, the groups, the labels and few rows lead to."""
-    said = [
-        f"column {column.name!r} is left out: {column.why}"
-        for column in columns
-        if column.kind == LEFT_OUT
-    ]
+    left_out = (column for column in columns if column.kind == LEFT_OUT)
+    said = [f"column {column.name!r} is left out: {column.why}" for column in left_out]
     if groups is not None:
         said += _thin_groups(predictor.calibration.groups, set(groups.tolist()), alpha)
-    elif division.folds is None and len(predictor.calibration) < _least(alpha):
-        everything = "set holds all labels" if goal.classes else "band is infinite"
-        said.append(
-            f"{len(predictor.calibration)} rows calibrate, and alpha = {alpha:g} needs "
-            f"{_least(alpha)}: every {everything}"
-        )
+    elif division.folds is None and len(predictor.calibration) < rows_needed(alpha):
+        every = "set holds all labels" if goal.classes else "band is infinite"
+        few = f"{len(predictor.calibration)} rows calibrate"
+        said.append(f"{few}, and alpha = {alpha:g} needs {rows_needed(alpha)}: every {every}")
     if goal.classes:
         said += [*_rare(goal, division), *_others(predictor.calibration.scores, alpha)]
     if division.folds is not None:
         said.append("no rows are kept for a test: all of them train")
-        if left_out := int((division.folds < 0).sum()):
-            said.append(f"{left_out} rows calibrate nothing, so that folds have one size")
+        if outside := int((division.folds < 0).sum()):
+            said.append(f"{outside} rows calibrate nothing, so that folds have one size")
     return said
-
-
-def _least(alpha: float) -> int:
-    """Return the fewest calibration rows that give finite bands."""
-    return int(-(-1 // exact_alpha(alpha)) - 1)
 
 
 def _thin_groups(counts: dict[str, int], names: set[str], alpha: float) -> list[str]:
     """Say where too few rows calibrate for a finite band, or for a set that leaves labels out."""
-    said, few = [], _least(alpha)
+    said, few = [], rows_needed(alpha)
     if thin := sorted(name for name in counts if counts[name] < few):
-        said.append(f"in {len(thin)} groups fewer than {few} rows calibrate: {_listed(thin)}")
+        said.append(f"in {len(thin)} groups fewer than {few} rows calibrate: {cells.listed(thin)}")
     if none := sorted(names - set(counts)):
-        said.append(f"{len(none)} groups have no bands, as no row calibrates: {_listed(none)}")
+        said.append(f"{len(none)} groups have no bands, as no row calibrates: {cells.listed(none)}")
     return said
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(map(cells.quoted, names[:10])) + (" and others" if len(names) > 10 else "")
 
 
 def _others(scores: Any, alpha: float) -> list[str]:
@@ -78,9 +64,9 @@ def _rare(goal: Target, division: RowSplit) -> list[str]:
     if not rare:
         return []
     return [
-        f"{len(rare)} classes do not train, calibrate and test, all three: {_listed(rare)}. "
-        "Coverage is promised over all rows, not for each class: sets may miss such a class far "
-        f"more often. Where none of its rows trains, it is {ffcp.LabelSet.OTHER!r}"
+        f"{len(rare)} classes do not train, calibrate and test, all three: {cells.listed(rare)}. "
+        "Coverage is promised over all rows, not for each class: sets may miss them more often. "
+        f"One that does not train is {ffcp.LabelSet.OTHER!r}"
     ]
 
 

@@ -94,12 +94,6 @@ def covered(bands: pd.DataFrame, y: Array, classes: Sequence[str]) -> Array:
     return np.array([label in labels_of(text) for label, text in pairs], dtype=bool)
 
 
-def sizes(bands: pd.DataFrame) -> Array:
-    """Return the lengths of bands, or the numbers of labels."""
-    size = bands["size"] if "labels" in bands else bands["upper"] - bands["lower"]
-    return np.asarray(size, dtype=np.float64)
-
-
 def measure(
     fitted: Any,
     bands: pd.DataFrame,
@@ -116,7 +110,9 @@ def measure(
     if not has.any():
         raise TableError(f"no row can be predicted; the first: {bands['reason'].iloc[0]}")
     bands, y, frame = bands[has], y[has], frame[has]
-    hits, size = covered(bands, y, about.classes).astype(np.float64), sizes(bands)
+    hits = covered(bands, y, about.classes).astype(np.float64)
+    lengths = bands["size"] if about.classes else bands["upper"] - bands["lower"]
+    size = lengths.to_numpy(np.float64)
     share = metrics.Coverage(float(hits.mean()), len(hits))
     finite = np.isfinite(size)
     groups, own = (

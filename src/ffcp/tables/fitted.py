@@ -258,10 +258,8 @@ class FittedTable:
         x = self._encode(known, is_first=False)[0]
         share = seen.share(self.seen, seen.hashes(x, self._in_units(target)))
         if share >= seen.MOST_OF_THEM:
-            remarks.append(
-                f"most of these rows (about {100 * share:.0f} %) trained or calibrated this fit: "
-                "how it covers them says little of new rows"
-            )
+            of_fit = f"about {100 * share:.0f} % of these rows trained or calibrated this fit"
+            remarks.append(f"{of_fit}: how it covers them says little of new rows")
         for remark in remarks + made.remarks:
             warnings.warn(remark, FFCPWarning, stacklevel=2)
         measured = evaluation.measure(self, made.bands, target.values, known, alpha, group)
@@ -281,23 +279,16 @@ class FittedTable:
         has = target.known
         if not has.any():
             given = [word for word in cells.words(frame[name]) if word]
-            raise TableError(
-                f"the target {name!r} is a number in no row, the first is "
-                f"{cells.quoted(given[0])}: write numbers without units, with one decimal sign in "
-                "the whole table"
-                if given
-                else f"no row has a target {name!r} to check against"
-            )
+            first = f": {cells.quoted(given[0])} is no number" if given else ""
+            raise TableError(f"no row has a target {name!r} to check against{first}")
         remarks = []
         if not has.all():
             remarks.append(f"{int((~has).sum())} rows have no target {name!r}: left out")
         known = target.some(has)
         others = known.values[~np.isin(known.values.astype(str), self.about.classes)]
         if self.about.classes and len(others):
-            remarks.append(
-                f"{len(others)} rows have a label that no training row had, the first is "
-                f"{others[0]!r}: they are covered only by sets that hold {LabelSet.OTHER!r}"
-            )
+            new = f"{len(others)} rows have a label that no training row had, as {others[0]!r}"
+            remarks.append(f"{new}: only sets that hold {LabelSet.OTHER!r} cover them")
         return frame[has], known, remarks
 
     def watch(self, table: Any, alpha: Any = None, time: str | None = None) -> Monitor | None:

@@ -149,10 +149,7 @@ def _read(table: Any) -> tuple[pd.DataFrame, str]:
     # Some rows only, as reading all of a table that is too wide would take long.
     wide = (table if is_frame else next(table_io.parts(table, rows=1))[0]).shape[1]
     if wide > table_columns.MOST:
-        raise TableError(
-            f"the table has {wide:,} columns, and at most {table_columns.MOST:,} can be fitted: "
-            "leave out those that tell least of the target"
-        )
+        raise TableError(f"the table has {wide:,} columns, the limit is {table_columns.MOST:,}")
     if is_frame:
         return table_io.named(table).reset_index(drop=True), "a frame"
     return table_io.read(table), Path(table).name
@@ -175,10 +172,8 @@ def _check_support(goal: Target, side: str, support: Any) -> None:
     values = goal.values[:0].astype(float) if goal.classes else goal.values
     outside = values[(values < low) | (values > high)]
     if len(outside):
-        raise TableError(
-            f"{len(outside)} targets {goal.name!r} lie outside the support, the first is "
-            f"{outside[0]:g}: correct them, or the support"
-        )
+        first = f"{goal.name!r} lie outside the support, the first is {outside[0]:g}"
+        raise TableError(f"{len(outside)} targets {first}: correct them, or the support")
 
 
 def _rows(
@@ -199,10 +194,8 @@ def _rows(
     most = splitting.rows_in_time(frame.shape[1], seconds, alpha)
     if len(rows) > most:
         how = "by chance" if order is None else f"the last in order of {time!r}"
-        said.append(
-            f"{most:,} of {len(rows):,} rows are used, {how}: in {seconds / 60:g} minutes the "
-            "training would see no more of them"
-        )
+        limit = f"{seconds / 60:g} minutes allow no more"
+        said.append(f"{most:,} of {len(rows):,} rows are used, {how}: {limit}")
         taken = np.random.default_rng(seed).permutation(len(rows)) if order is None else order
         taken = np.sort(taken[-most:])
         order = None if order is None else np.searchsorted(taken, order[-most:])

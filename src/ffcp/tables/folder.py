@@ -46,9 +46,7 @@ def must_be_outside(path: str | Path) -> None:
     """Refuse a place inside the folder of a fit, which holds its own files and no others."""
     for folder in Path(path).resolve().parents:
         if (folder / MANIFEST).is_file():
-            raise TableError(
-                f"{folder} holds a fit, so {path} cannot be written: give another place"
-            )
+            raise TableError(f"{folder} holds a fit: write {path} to another place")
 
 
 def must_be_writable(folder: str | Path) -> None:
@@ -64,10 +62,8 @@ def must_be_writable(folder: str | Path) -> None:
         place.touch()
         place.unlink()
     except OSError as error:
-        where = "" if nearest == folder else f": {nearest}"
-        raise TableError(
-            f"{folder} cannot be written ({error.strerror}{where}): --out names another folder"
-        ) from error
+        said = f"{folder} cannot be written ({error.strerror}: {nearest})"
+        raise TableError(f"{said}: --out names another folder") from error
 
 
 def save(fitted: Any, folder: str | Path, *, force: bool = False) -> Path:

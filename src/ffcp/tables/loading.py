@@ -42,14 +42,13 @@ def load(folder: str | Path) -> FittedTable:
     except TableError:  # says all there is to say
         raise
     except (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError) as error:
-        raise TableError(
-            f"{folder} is damaged: {error}. Copy the whole folder again, or run ffcp fit again"
-        ) from error
+        raise TableError(f"{folder} is damaged: {error}. Copy it or run ffcp fit again") from error
 
 
 def _load(folder: Path) -> FittedTable:
     manifest = json.loads((folder / MANIFEST).read_bytes())
-    _check_format(folder, manifest)
+    if (form := manifest["format"]) != FORMAT:
+        raise TableError(f"{folder} is of version {form}, expected {FORMAT}: run ffcp fit again")
     content = {name: manifest[name] for name in ("about", "columns", "shapes")}
     if checksum(content) != manifest["checksum"]:
         raise ValueError(f"{MANIFEST} was changed: its checksum is another")
@@ -69,17 +68,6 @@ def _load(folder: Path) -> FittedTable:
     if not hasattr(predictor, "predict_set" if about.classes else "predict_interval"):
         raise ValueError("its calibration is of another task")
     return FittedTable(about, columns, networks, predictor, rows)
-
-
-def _check_format(folder: Path, manifest: Any) -> None:
-    form = manifest.get("format") if isinstance(manifest, dict) else None
-    if form != FORMAT and str(form).startswith(FORMAT.rstrip("0123456789")):
-        raise TableError(
-            f"{folder} was written by another version of ffcp, in the format {form}, and "
-            f"{ffcp.__version__} reads {FORMAT}: install that version, or run ffcp fit again"
-        )
-    if form != FORMAT:
-        raise ValueError(f"{MANIFEST} is not of the format {FORMAT}")
 
 
 def _checked(folder: Path, names: Any, kind: str) -> bytes:

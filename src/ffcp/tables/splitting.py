@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ffcp.conformal.rank import exact_alpha
+from ffcp.conformal.rank import exact_alpha, rows_needed
 from ffcp.regression.cross_conformal import CrossConformal
 from ffcp.tables.errors import TableError
 
@@ -75,7 +75,7 @@ def least_rows(alpha: Any) -> int:
     >>> least_rows(0.1)
     10
     """
-    return max(10, -(-1 // exact_alpha(alpha)) - 1)
+    return max(10, rows_needed(alpha))
 
 
 def most_rows(columns: int) -> int:
@@ -106,10 +106,7 @@ def divide(
     {'train': 472, 'stop the training': 78, 'calibrate': 250, 'test': 200}
     """
     if rows < least_rows(alpha):
-        raise TableError(
-            f"the table has {rows} rows with a target: no band can be promised at alpha = "
-            f"{alpha} from fewer than {least_rows(alpha)}"
-        )
+        raise TableError(f"alpha = {alpha} needs {least_rows(alpha)} rows and targets, got {rows}")
     shuffled = np.random.default_rng(seed).permutation(rows) if order is None else order
     calibrate = min(max(most, _enough(alpha)), rows // 4)
     test = min(most, rows // 5)

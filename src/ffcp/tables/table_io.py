@@ -121,8 +121,8 @@ def _csv(path: Path, rows: int) -> Iterator[pd.DataFrame]:
                 yield block.reset_index(drop=True)
     except pd.errors.ParserError as error:
         raise TableError(
-            f"{path} has rows with more cells than its first line has names ({str(error).strip()}):"
-            " name every column, and put quotes around cells that hold the delimiter"
+            f"{path} has rows with more cells than names ({str(error).strip()}): name every "
+            "column, and quote cells that hold the delimiter"
         ) from error
     except (UnicodeError, EOFError, OSError, lzma.LZMAError) as error:
         raise TableError(f"{path} cannot be read to its end ({error})") from error
@@ -183,10 +183,7 @@ def _encoding(path: Path) -> str:
     if start.startswith(codecs.BOM_UTF8):
         return "utf-8-sig"
     if _BINARY.search(start):
-        raise TableError(
-            f"{path} is no text: save it as CSV in UTF-8, or name it .gz, .bz2, .xz, .zip or "
-            ".parquet if it is that"
-        )
+        raise TableError(f"{path} is no text: save it as CSV in UTF-8, or name it by its format")
     others, is_utf8, bad = "cp1252", False, ""
     with _bytes(path) as file:
         for number, line in enumerate(file, 1):
@@ -197,9 +194,7 @@ def _encoding(path: Path) -> str:
                 bad = bad or f"line {number} has the byte 0x{line[error.start]:02X}"
                 others = "latin-1" if _NOT_WINDOWS.search(line) else others
     if bad and is_utf8:
-        raise TableError(
-            f"{path} is UTF-8, but {bad}, which is not: correct it, or save the file again as UTF-8"
-        )
+        raise TableError(f"{path} is UTF-8, but {bad}, which is not: save it again as UTF-8")
     return others if bad else "utf-8"
 
 

@@ -48,10 +48,7 @@ class Target:
         if len(classes) < 2:
             raise TableError(f"the target {self.name!r} is {classes[0]!r} in every training row")
         if ffcp.LabelSet.OTHER in classes:
-            raise TableError(
-                f"the label {ffcp.LabelSet.OTHER!r} stands for labels that no training row has: "
-                f"give it another name in the target {self.name!r}"
-            )
+            raise TableError(f"{self.name!r}: the label {ffcp.LabelSet.OTHER!r} is reserved")
         return replace(self, classes=classes)
 
     def units(self, rows: Array) -> tuple[float, float]:
@@ -62,10 +59,7 @@ class Target:
         with np.errstate(over="ignore", invalid="ignore"):
             centre, scale = float(values.mean()), float(values.std())
         if not np.isfinite(scale) or (scale == 0 and np.ptp(values) > 0):
-            raise TableError(
-                f"the target {self.name!r} is too large or too small to be computed with, "
-                f"{values[0]:g} in its first row: give it in other units"
-            )
+            raise TableError(f"the target {self.name!r} is too large or small: change its unit")
         return centre, scale or 1.0
 
     def tensor(self, centre: float, scale: float) -> Tensor:
@@ -103,14 +97,9 @@ def learn(frame: pd.DataFrame, name: str, classify: bool, decisions: list[str]) 
     known = target.values[target.known]
     distinct = np.unique(known)
     if len(distinct) == 1:
-        raise TableError(
-            f"the target {name!r} is always {distinct.tolist()[0]!r}: nothing is to be told"
-        )
+        raise TableError(f"the target {name!r} is always {distinct.tolist()[0]!r}")
     if classify and len(distinct) > (min(_CLASSES, len(known) / 2) if len(known) > 3 else _CLASSES):
-        raise TableError(
-            f"the target {name!r} has {len(distinct)} different words in {len(known)} rows: too "
-            "many for classes"
-        )
+        raise TableError(f"the target {name!r} has {len(distinct)} words: too many for classes")
     if not classify and len(distinct) == 2:
         decisions.append(f"the target {name!r} is one of two numbers; --classify gives label sets")
     if left_out := int((~target.known).sum()):
@@ -131,7 +120,8 @@ def times(frame: pd.DataFrame, name: str) -> Array:
     series, decimal = column(frame, name, "--time"), frame.attrs.get("decimal", ".")
     values, missing, bad = cells.numbers(series, decimal)
     if not (missing | bad).any():
-        return cells.exact(series, decimal)
+        whole = pd.to_numeric(series.astype(object), errors="coerce").to_numpy()
+        return whole if whole.dtype.kind in "iu" else values  # floats from 2^53 up may be equal
     if bad.any():
         form = cells.date_format(series)
         if form is None:
