@@ -9,7 +9,7 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from ffcp.regression.intervals import Ends, interval, interval_ends, score, signed_score
+from ffcp.regression.intervals import Ends, interval, interval_ends, score
 
 numbers = st.floats(-1e12, 1e12, allow_subnormal=False)
 scales = st.floats(1e-6, 1e6)
@@ -106,12 +106,3 @@ def test_one_step_for_all_rows_is_that_of_each_row(
         assert bounds[0].dtype == dtype
         assert all(map(torch.equal, bounds, expected))
         assert bounds[0].shape == (1, *low.shape)
-
-
-@given(lo=vectors, y=numbers, scale=scales)
-def test_signs_say_which_targets_lie_below(lo: list[float], y: float, scale: float) -> None:
-    centre, one = torch.tensor(lo, dtype=torch.float64), torch.tensor(scale, dtype=torch.float64)
-    ends, target = Ends(centre, centre, one, one), torch.full_like(centre, y)
-    scores, below = signed_score(ends, target)
-    assert torch.equal(scores, score(ends, target))
-    assert torch.equal(below, target < centre)

@@ -191,20 +191,16 @@ def tune(
         Otherwise sets hold the label that crosses the threshold.
     """
     if kreg is None:
-        kreg = _usual_rank(rows, labels, replace(score, delta=deltas[0]), alpha)
+        ranks = _all_places(rows, labels, replace(score, delta=deltas[0])).rank
+        kreg = int(quantile(ranks, alpha))
     candidates = [
         candidate
         for delta in deltas
         for candidate in _try_lams(
-            rows,
-            labels,
-            replace(score, kreg=kreg, delta=delta),
-            lams,
-            alpha,
-            allow_empty=allow_empty,
-            randomized=randomized,
+            rows, labels, replace(score, kreg=kreg, delta=delta), lams, alpha, allow_empty,
+            randomized,
         )
-    ]
+    ]  # fmt: skip
     best = min(candidates, key=lambda candidate: _cost(candidate, criterion))
     return SetChoice(
         score.temperature, kreg, best.lam, best.delta, len(labels), float(exact_alpha(alpha)),
@@ -214,10 +210,6 @@ def tune(
 
 def _cost(candidate: SetCandidate, criterion: str | None) -> float:
     return candidate.violation if criterion == COVERAGE else candidate.mean_size
-
-
-def _usual_rank(rows: LabelRows, labels: Tensor, score: Cumulative, alpha: Any) -> int:
-    return int(quantile(_all_places(rows, labels, score).rank, alpha))
 
 
 def quantile(values: Tensor, alpha: Any) -> Tensor:
@@ -240,7 +232,6 @@ def _try_lams(
     score: Cumulative,
     lams: Sequence[float],
     alpha: Any,
-    *,
     allow_empty: bool,
     randomized: bool,
 ) -> list[SetCandidate]:
@@ -257,11 +248,11 @@ def _try_lams(
         for size, rule, threshold in zip(sizes, rules, thresholds, strict=True):
             size[block] = rule.sizes(ordered, part, threshold)
     candidates = []
-    for lam, size, rule, threshold in zip(lams, sizes, rules, thresholds, strict=True):
+    for size, rule, threshold in zip(sizes, rules, thresholds, strict=True):
         hits = rule.at(place, rows) <= threshold
         if not allow_empty:
             size, hits = size.clamp_min(1), hits | (place.rank == 1)
         violation = stratified_violation(size.cpu(), hits.cpu(), alpha)
         mean = float(size.double().mean())
-        candidates.append(SetCandidate(score.kreg, lam, score.delta, mean, violation))
+        candidates.append(SetCandidate(rule.kreg, rule.lam, rule.delta, mean, violation))
     return candidates

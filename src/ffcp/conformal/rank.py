@@ -8,7 +8,7 @@ import numbers
 from collections.abc import Iterable
 from decimal import Decimal
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 
@@ -119,12 +119,12 @@ def pac_rank(n: int, alpha: Any, pac: Any) -> int:
     (29, 29)
     """
     p, wanted = 1 - exact_alpha(alpha), exact_alpha(pac, "pac")
-    terms = _binomial_terms(n, p)
-    start, total = terms.start, sum(terms.values)
+    start, terms = _binomial_terms(n, p)
+    total = sum(terms)
     # Every step away from the largest term rounds by less than one, and makes no error larger.
-    scale = 2 * (n + 1) * (len(terms.values) + 1)
+    scale = 2 * (n + 1) * (len(terms) + 1)
     running = 0
-    for k, term in enumerate(terms.values, start=start + 1):
+    for k, term in enumerate(terms, start=start + 1):
         running += term  # in proportion to P(Binomial(n, p) < k)
         excess = running * wanted.denominator - total * wanted.numerator
         if abs(excess) <= scale * wanted.denominator:
@@ -134,15 +134,8 @@ def pac_rank(n: int, alpha: Any, pac: Any) -> int:
     return n + 1
 
 
-class _Terms(NamedTuple):
-    """Probabilities of a binomial law from ``start`` on, up to a common factor."""
-
-    start: int
-    values: list[int]
-
-
-def _binomial_terms(n: int, p: Fraction) -> _Terms:
-    """Give the terms of Binomial(n, p) in whole numbers; what is left out is below their unit."""
+def _binomial_terms(n: int, p: Fraction) -> tuple[int, list[int]]:
+    """Return the first term of Binomial(n, p) that counts, and all that do, in whole numbers."""
     odds = p / (1 - p)
     middle = min(n, int((n + 1) * p))
     up, down, term = [1 << _BITS], [], 1 << _BITS
@@ -157,7 +150,7 @@ def _binomial_terms(n: int, p: Fraction) -> _Terms:
         if not term:
             break
         down.append(term)
-    return _Terms(middle - len(down), down[::-1] + up)
+    return middle - len(down), down[::-1] + up
 
 
 def _exact_excess(n: int, p: Fraction, k: int, wanted: Fraction) -> int:

@@ -187,16 +187,6 @@ def score(ends: Ends, y: Tensor) -> Tensor:
     return torch.maximum(below, above, out=below)
 
 
-def signed_score(ends: Ends, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Give the scores of targets around one centre, and say which lie below it, on the CPU.
-
-    >>> one, two = torch.tensor([1.0, 1.0]), torch.tensor(2.0)
-    >>> signed_score(Ends(one, one, two, two), torch.tensor([5.0, 0.0]))
-    (tensor([2.0000, 0.5000], dtype=torch.float64), tensor([False,  True]))
-    """
-    return score(ends, y), (as_float64(y).to(ends.lo.device) < ends.lo).cpu()
-
-
 def _over(values: Tensor, scale: Tensor) -> Tensor:
     """Divide in place by a scale; by the number 1, which most scales are, nothing changes."""
     if not scale.dim() and scale.item() == 1:
