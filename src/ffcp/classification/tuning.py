@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ffcp.classification.rules import Cumulative, LabelRows
 from ffcp.classification.weights import Place, blocks, largest, places
-from ffcp.conformal.rank import exact_alpha
+from ffcp.conformal.rank import exact_alpha, plain_quantile
 from ffcp.description import Described
 from ffcp.metrics.sets import stratified_violation
 
@@ -192,7 +192,7 @@ def tune(
     """
     if kreg is None:
         ranks = _all_places(rows, labels, replace(score, delta=deltas[0])).rank
-        kreg = int(quantile(ranks, alpha))
+        kreg = int(plain_quantile(ranks[:, None], alpha))
     candidates = [
         candidate
         for delta in deltas
@@ -210,12 +210,6 @@ def tune(
 
 def _cost(candidate: SetCandidate, criterion: str | None) -> float:
     return candidate.violation if criterion == COVERAGE else candidate.mean_size
-
-
-def quantile(values: Tensor, alpha: Any) -> Tensor:
-    """Plain empirical quantile: comparing needs no guarantee, and this is always finite."""
-    k = max(1, math.ceil(len(values) * (1 - exact_alpha(alpha))))
-    return values.kthvalue(k).values
 
 
 def _all_places(rows: LabelRows, labels: Tensor, score: Cumulative) -> Place:
@@ -238,7 +232,8 @@ def _try_lams(
     """Compare values of lam, which share weights and their order."""
     place = _all_places(rows, labels, score)
     rules = [replace(score, lam=lam) for lam in lams]
-    thresholds = [quantile(rule.at(place, rows), alpha) for rule in rules]
+    scores = torch.stack([rule.at(place, rows) for rule in rules], dim=1)
+    thresholds = plain_quantile(scores, alpha)
     if not randomized:  # as prediction does: see RuleScore
         rows = rows._replace(share=torch.zeros_like(rows.share))
     sizes = torch.empty(len(lams), len(labels), dtype=torch.int64, device=labels.device)

@@ -199,3 +199,18 @@ def conformal_quantile(scores: Tensor, alpha: Any) -> Tensor:
     if k > len(scores):
         return scores.new_full(scores.shape[1:], math.inf)
     return scores.kthvalue(k, dim=0).values
+
+
+def plain_quantile(scores: Tensor, alpha: Any) -> Tensor:
+    """Return the plain empirical quantile of each column; NaN are scores that are not known.
+
+    No n + 1 here: comparing needs no guarantee, and this is finite on few rows.
+
+    >>> import torch
+    >>> plain_quantile(torch.tensor([[1.0, 1.0], [2.0, torch.nan], [3.0, torch.nan]]), 0.1)
+    tensor([3., 1.])
+    """
+    level, known = 1 - exact_alpha(alpha), (~scores.isnan()).sum(dim=0)
+    places = [max(1, math.ceil(count * level)) - 1 for count in known.tolist()]
+    ordered = scores.sort(dim=0).values  # NaN come last
+    return ordered.gather(0, known.new_tensor(places)[None])[0]

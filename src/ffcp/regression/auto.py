@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import partial
@@ -176,25 +176,25 @@ class MethodSelection(Selection):
         """Learn from rows set aside: judged by folds, and made by all of them."""
         assert self.sight is not None
         for name, (kind, sight) in sights(self.sight, self.learners).items():
-            learn = partial(self._taught, sight, kind, aside)
-            score, out = judge.cross_fitted(learn)
+            score, out = judge.cross_fitted(partial(self._taught, sight, kind, aside))
             for shape in FAMILIES:
                 fixed = judge.fixed(score.shaped(shape), out)
-                make = partial(_made, learn, shape)
+                make = partial(self._taught, sight, kind, aside, shape=shape)
                 yield f"Learned, rows set aside, {name}, {shape}", fixed._replace(make=make)
 
     def _taught(
-        self, sight: FeatureColumns, kind: str, aside: Aside, rows: Tensor | None = None
+        self,
+        sight: FeatureColumns,
+        kind: str,
+        aside: Aside,
+        rows: Tensor | None = None,
+        shape: str = CENTRAL,
     ) -> LearnedScore:
         out, y = aside.out, aside.y
         if rows is not None:
             out, y = forward.part_of(out, rows), y[rows]
-        ways: dict[str, Any] = {"joint": self.joint, "side": self.side, "source": "rows set aside"}
-        return taught(sight, out, y, kind=kind, seed=self.seed, **ways)
-
-
-def _made(learn: Callable[[], LearnedScore], shape: str) -> LearnedScore:
-    return learn().shaped(shape)
+        ways: dict[str, Any] = {"shape": shape, "joint": self.joint, "side": self.side}
+        return taught(sight, out, y, kind=kind, seed=self.seed, source="rows set aside", **ways)
 
 
 def _inner(calibration: Calibration) -> Calibration:

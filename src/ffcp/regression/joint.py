@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ffcp.conformal.rank import exact_alpha
+from ffcp.conformal.rank import exact_alpha, plain_quantile
 from ffcp.metrics.intervals import KNOWN, share_of
 
 BONFERRONI = "bonferroni"
@@ -126,11 +126,7 @@ def learned_output_scales(scores: Tensor, alpha: Any) -> OutputScales | None:
     if len(scores) < FEWEST_ROWS:
         return None
     sizes = scores.abs()
-    ordered = sizes.sort(dim=0).values  # NaN, of targets that are not known, come last
-    known = (~sizes.isnan()).sum(dim=0)
-    share = 1 - exact_alpha(alpha)
-    places = [max(1, math.ceil(count * share)) - 1 for count in known.tolist()]
-    output_scales = ordered.gather(0, torch.tensor(places, device=scores.device)[None])[0]
+    output_scales = plain_quantile(sizes, alpha)
     largest = sizes.nan_to_num(0.0, posinf=0.0).amax(dim=0)
     output_scales = output_scales.where(output_scales.isfinite() & (output_scales > 0), largest)
     return tuple(output_scales.where(output_scales > 0, 1.0).tolist())

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ffcp.conformal.rank import exact_alpha, rows_needed
+from ffcp.conformal.rank import exact_alpha, plain_quantile, rows_needed
 from ffcp.description import Described
 from ffcp.network.features import OUTPUT
 from ffcp.regression.sides import BOTH, EACH, LOWER, UPPER, extent, what_reach_is
@@ -142,18 +142,15 @@ def choose(widths: Tensor, trials: Mapping[str, Trial], alpha: Any) -> Choice:
     if not ratios[best] <= _TIE * ratios[OUTPUT]:  # also where no score is known
         best = OUTPUT
     residuals = trials[OUTPUT].scores
-    scales = {name: _as_many(trial.scales, residuals.shape[1]) for name, trial in trials.items()}
-    related = rank_correlations(residuals, scales.values())
+    # One scale per score: the mean over the outputs that share one.
+    shape = (len(widths), residuals.shape[1], -1)
+    scales = [trial.scales.reshape(shape).mean(dim=2) for trial in trials.values()]
+    related = rank_correlations(residuals, scales)
     candidates = {
         name: Candidate(float(lengths[name].nanmean()), correlation)
         for name, correlation in zip(trials, related, strict=True)
     }
     return Choice(best, candidates, len(widths), float(exact_alpha(alpha)))
-
-
-def _as_many(scales: Tensor, columns: int) -> Tensor:
-    """Give one scale per score: the mean over the outputs that share one."""
-    return scales.reshape(len(scales), columns, -1).mean(dim=2)
 
 
 def _lengths(widths: Tensor, trial: Trial, alpha: Any) -> Tensor:
@@ -164,20 +161,6 @@ def _lengths(widths: Tensor, trial: Trial, alpha: Any) -> Tensor:
     thresholds = plain_quantile(trial.scores, alpha)
     thresholds = thresholds.repeat_interleave(trial.scales.shape[1] // len(thresholds))
     return widths.mean(dim=0) + thresholds * trial.scales.mean(dim=0)
-
-
-def plain_quantile(scores: Tensor, alpha: Any) -> Tensor:
-    """Give the plain empirical quantile of each column; NaN are scores that are not known.
-
-    >>> plain_quantile(torch.tensor([[1.0, 1.0], [2.0, torch.nan], [3.0, torch.nan]]), 0.1)
-    tensor([3., 1.])
-    """
-    counts, columns = (~scores.isnan()).sum(dim=0).unique(return_inverse=True)
-    level = 1 - exact_alpha(alpha)
-    places = torch.tensor([max(1, math.ceil(count * level)) - 1 for count in counts.tolist()])
-    # In numpy, where it takes a tenth of the time. NaN come last.
-    ordered = torch.from_numpy(np.sort(scores.numpy(), axis=0))
-    return ordered.gather(0, places[columns][None])[0]
 
 
 def rank_correlations(a: Tensor, others: Iterable[Tensor]) -> list[float]:
