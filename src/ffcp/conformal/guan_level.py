@@ -24,10 +24,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ffcp.conformal.kernel_weights import Entry, Surroundings, level_target
+from ffcp.conformal.kernel_weights import Entry, RunningSums, Surroundings, level_target
+from ffcp.conformal.neighbours import NearestSums
 from ffcp.conformal.rank import conformal_rank
 
 _MARGIN = 1e-12  # far more than a quotient is rounded by, far less than shares differ by
+Sums = RunningSums | NearestSums
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ class UndecidedRows(NamedTuple):
     entering: Callable[[Any, Tensor], Entry]
     missing: int  # how many of these, below the share of the new point, end the band
 
-    def position(self, near: Any, sums: Any, x: Tensor, total: Tensor) -> Tensor:
+    def position(self, near: Any, sums: Sums, x: Tensor, total: Tensor) -> Tensor:
         """Position of the score that ends the band of each of ``x``, or n.
 
         ``total`` is all the weight around each, its own among it.

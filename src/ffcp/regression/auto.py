@@ -26,10 +26,13 @@ from ffcp.regression.bases import Point, columns
 from ffcp.regression.common import Common
 from ffcp.regression.comparison import CRITERIA, SCORE, AutoChoice, Comparison, MethodCandidate
 from ffcp.regression.joint import (
+    BOTH,
     FEWEST_ROWS,
     Joint,
     checked_joint,
+    checked_side,
     has_own_thresholds,
+    shared_out,
 )
 from ffcp.regression.learned.feature_columns import KINDS, FeatureColumns, On, checked_on
 from ffcp.regression.learned.learned_score import LearnedScore, cross_fitted, taught
@@ -39,7 +42,6 @@ from ffcp.regression.learned.nested import CENTRAL, FAMILIES, KNOTS
 from ffcp.regression.learned.training_rows import LearnsFromTraining, no_output_scales
 from ffcp.regression.scaled_score import ScaledScore
 from ffcp.regression.scales import Constant, GradientNorm
-from ffcp.regression.sides import BOTH, checked_side, shared_out
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -99,9 +101,8 @@ class MethodSelection(Selection):
     def without_rows(self, rows: int, alpha: Any) -> Selected:
         """Take the simplest method, and no row to select it."""
         score = self._scaled(Constant()) if self.quantiles is None else self._own
-        choice = AutoChoice(
-            self._simplest, {}, self.criterion, 0, float(exact_alpha(alpha)), self.side
-        )
+        level = float(exact_alpha(alpha))
+        choice = AutoChoice(self._simplest, {}, self.criterion, 0, level, self.side)
         return Selected(score, None, {"method": choice})
 
     def accepts(self, score: Any) -> bool:
@@ -149,9 +150,9 @@ class MethodSelection(Selection):
             best = self._simplest
         level = float(exact_alpha(aside.alpha))
         choice = AutoChoice(best, trials, self.criterion, len(y), level, self.side)
-        calibration = aside.calibration
-        if candidates[best].bandwidth is not None:
-            calibration = localized(calibration, candidates[best].bandwidth)
+        calibration, bandwidth = aside.calibration, candidates[best].bandwidth
+        if bandwidth is not None:
+            calibration = localized(calibration, bandwidth)
         return Selected(candidates[best].make(), calibration, {"method": choice})
 
     def _candidates(self, judge: Comparison, aside: Aside) -> Iterator[tuple[str, MethodCandidate]]:
@@ -237,17 +238,13 @@ def _checked(calibration: Calibration | None, pac: bool) -> Calibration:
     if type(inner) not in (Marginal, Weighted):
         also = " LCP is among the candidates already." if isinstance(inner, Local) else ""
         raise ValueError(
-            "Auto compares methods under ffcp.calibrations.Marginal or ffcp.calibrations.Weighted, "
-            "also in the groups of "
-            f"ffcp.calibrations.Mondrian, got {type(inner).__name__}.{also} For others make the "
-            f"method itself, "
-            "as ffcp.IntervalPredictor or ffcp.Learned"
+            "Auto compares methods under Marginal or Weighted, also in the groups of Mondrian, got "
+            f"{type(inner).__name__}.{also} For others use ffcp.IntervalPredictor or ffcp.Learned"
         )
     if pac and isinstance(inner, Weighted):
         raise ValueError(
-            "ffcp.calibrations.Weighted has no PAC coverage, whose law is known for calibration "
-            "rows that count "
-            "alike only: leave out pac=True, or the calibration"
+            "Weighted has no PAC coverage, whose law is known only for calibration rows that count "
+            "alike: leave out pac=True, or the calibration"
         )
     return calibration
 

@@ -18,18 +18,20 @@ from ffcp.conformal.rank import conformal_quantile, exact_alpha, rows_needed
 from ffcp.conformal.weighted import effective_size, weighted_quantile
 from ffcp.description import Described
 from ffcp.regression.bases import columns
-from ffcp.regression.joint import Joint, has_own_thresholds, learned_output_scales
-from ffcp.regression.scaled_score import RegressionScore, ScaledScore
-from ffcp.regression.sides import (
+from ffcp.regression.joint import (
     BOTH,
     LOWER,
     UPPER,
+    Joint,
     columns_of,
     extent,
+    has_own_thresholds,
+    learned_output_scales,
     shared_out,
     two_sided,
     what_reach_is,
 )
+from ffcp.regression.scaled_score import RegressionScore, ScaledScore
 
 SCORE, LENGTH = CRITERIA = ("score", "length")
 

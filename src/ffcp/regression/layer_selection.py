@@ -14,7 +14,7 @@ from torch import Tensor
 from ffcp.conformal.rank import exact_alpha, plain_quantile, rows_needed
 from ffcp.description import Described
 from ffcp.network.features import OUTPUT
-from ffcp.regression.sides import BOTH, EACH, LOWER, UPPER, extent, what_reach_is
+from ffcp.regression.joint import BOTH, EACH, LOWER, UPPER, extent, what_reach_is
 
 # A gradient that is the same everywhere gives the bands of plain CP, up to rounding.
 _TIE = 1 - 1e-6
@@ -198,22 +198,20 @@ def why_plain(choice: Choice, what: str = "feature") -> str:
         # A scale that is the same everywhere is plain CP by another name.
         if name != OUTPUT and abs(candidate.mean_length - plain) > 1e-6 * abs(plain)
     }
-    by_layer = what == "feature"
     if math.isnan(plain):
         return "plain CP is used: no row set aside has all targets, so that none could be compared"
     if len(choice.candidates) == 1:
         return "plain CP is used: no layer of this model passes a gradient to the output"
     if not others:
-        same = "at every layer the gradient has" if by_layer else "all scales have"
-        return f"plain CP is used: {same} the same size for all inputs"
+        return f"plain CP is used: at every {what} the scale has the same size for all inputs"
     name = min(others, key=lambda key: others[key].mean_length)
     best = others[name]
     return (
-        f"plain CP was chosen: on {choice.rows} rows set aside no {'layer' if by_layer else what} "
+        f"plain CP was chosen: on {choice.rows} rows set aside no {what} "
         f"gave {'tighter limits' if choice.side in (LOWER, UPPER) else 'shorter bands'} "
         f"(best: {name!r} with {choice.what_is_compared} {best.mean_length:.4g} against "
-        f"{plain:.4g}). {'The gradient' if by_layer else 'It'} says little about the noise here: "
-        f"its rank correlation with the residual is {best.rank_correlation:+.2f}"
+        f"{plain:.4g}). It says little about the noise here: its rank correlation with the "
+        f"residual is {best.rank_correlation:+.2f}"
     )
 
 
@@ -221,6 +219,6 @@ def why_no_choice(rows: int, alpha: Any, what: str = "feature") -> str:
     """Say why nothing was chosen."""
     return (
         f"plain CP is used: of {rows} rows none can be spared to choose the "
-        f"{'layer' if what == 'feature' else what}, as alpha={float(exact_alpha(alpha)):g} needs "
+        f"{what}, as alpha={float(exact_alpha(alpha)):g} needs "
         f"{rows_needed(alpha)} to calibrate. Give more rows, or name the {what}"
     )

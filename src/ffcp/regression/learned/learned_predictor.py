@@ -14,13 +14,12 @@ from ffcp.calibration_loop import Batch, Looks, Result
 from ffcp.conformal.calibration import Calibration
 from ffcp.predictor import known_only
 from ffcp.regression.common import Common
-from ffcp.regression.joint import checked_joint
+from ffcp.regression.joint import BOTH, checked_joint, checked_side
 from ffcp.regression.learned.feature_columns import KINDS, On, checked_on
 from ffcp.regression.learned.learned_score import LearnedScore, LearnedSelection, taught
 from ffcp.regression.learned.learners import NETWORK, checked_learner
 from ffcp.regression.learned.nested import CENTRAL, FAMILIES, LEVELS, MIDDLE
 from ffcp.regression.learned.training_rows import LearnsFromTraining, no_output_scales
-from ffcp.regression.sides import BOTH, checked_side
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -15,7 +15,7 @@ from ffcp.conformal.selection import Aside, Selected, Selection
 from ffcp.network import checks, forward
 from ffcp.regression.bases import columns
 from ffcp.regression.intervals import as_float64, outward
-from ffcp.regression.joint import Joint
+from ffcp.regression.joint import BOTH, Joint
 from ffcp.regression.learned.feature_columns import FeatureColumns, On
 from ffcp.regression.learned.learners import LEARN, LEARNERS, NETWORK
 from ffcp.regression.learned.nested import (
@@ -29,7 +29,6 @@ from ffcp.regression.learned.nested import (
     signed_position,
 )
 from ffcp.regression.scaled_score import RegressionScore
-from ffcp.regression.sides import BOTH
 
 _ROWS = 4096  # whose quantiles are worked out at once
 _FOLDS = 3  # rows that teach are judged by what the other folds taught
