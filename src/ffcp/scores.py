@@ -2,8 +2,7 @@
 
 from ffcp.classification import named_scores
 from ffcp.classification.scores import FunctionScore, LabelScore
-from ffcp.regression.bases import Point, Quantiles
-from ffcp.regression.intervals import Ends
+from ffcp.regression.intervals import Ends, Point, Quantiles
 
 LAC, APS = named_scores.LACScore, named_scores.APSScore
 RAPS, FFRAPS = named_scores.RAPSScore, named_scores.FFRAPSScore

@@ -10,7 +10,7 @@ from ffcp.conformal.marginal import Marginal
 from ffcp.conformal.mondrian import Mondrian
 from ffcp.network.jacobian import Sketch, Smooth
 from ffcp.predictor import Predictor
-from ffcp.regression.bases import Point, Quantiles
+from ffcp.regression.intervals import Point, Quantiles
 from ffcp.regression.learned.learned_score import LearnedScore
 from ffcp.regression.learned.learners import BOOSTING
 from ffcp.regression.scaled_score import ScaledScore

@@ -20,7 +20,7 @@ from ffcp.network.cut import Cut
 from ffcp.network.features import OUTPUT
 from ffcp.network.model import frozen_copy, uncompiled
 from ffcp.predictor import Predictor
-from ffcp.regression.bases import columns
+from ffcp.regression.intervals import columns
 from ffcp.regression.joint import BOTH, EACH
 from ffcp.regression.scaled_score import RegressionScore, ScaledScore
 

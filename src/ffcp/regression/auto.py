@@ -22,9 +22,9 @@ from ffcp.conformal.selection import Aside, Selected, Selection
 from ffcp.conformal.weighted import Weighted
 from ffcp.network import checks, forward, inputs
 from ffcp.predictor import known_only
-from ffcp.regression.bases import Point, columns
 from ffcp.regression.common import Common
 from ffcp.regression.comparison import CRITERIA, SCORE, AutoChoice, Comparison, MethodCandidate
+from ffcp.regression.intervals import Point, columns
 from ffcp.regression.joint import (
     BOTH,
     FEWEST_ROWS,

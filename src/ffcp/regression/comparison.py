@@ -17,7 +17,7 @@ from ffcp.conformal.local import CHOOSING_ROWS, Local, Localizer
 from ffcp.conformal.rank import conformal_quantile, exact_alpha, rows_needed
 from ffcp.conformal.weighted import effective_size, weighted_quantile
 from ffcp.description import Described
-from ffcp.regression.bases import columns
+from ffcp.regression.intervals import columns
 from ffcp.regression.joint import (
     BOTH,
     LOWER,

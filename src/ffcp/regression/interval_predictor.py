@@ -14,8 +14,8 @@ from ffcp.conformal.calibration import Calibration
 from ffcp.conformal.selection import Aside
 from ffcp.network import forward, inputs
 from ffcp.predictor import known_only
-from ffcp.regression.bases import Base, Point
 from ffcp.regression.common import Common
+from ffcp.regression.intervals import Base, Point
 from ffcp.regression.joint import AUTO, BOTH, has_own_thresholds, learned_output_scales
 from ffcp.regression.layer_selection import Choice
 from ffcp.regression.regression_predictor import RegressionPredictor

@@ -14,8 +14,7 @@ from ffcp.conformal.rank import conformal_quantile, rows_needed
 from ffcp.network import arrays, checks, inputs
 from ffcp.network.stored import Stored
 from ffcp.regression import intervals
-from ffcp.regression.bases import Base, Point, Quantiles, columns
-from ffcp.regression.intervals import Ends, Interval
+from ffcp.regression.intervals import Base, Ends, Interval, Point, Quantiles, columns
 from ffcp.warnings import warn
 
 

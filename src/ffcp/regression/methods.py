@@ -14,9 +14,9 @@ from ffcp.conformal.calibration import Calibration
 from ffcp.conformal.local import FEATURE, Local, Localizer
 from ffcp.network import jacobian
 from ffcp.network.jacobian import Method
-from ffcp.regression.bases import Base, Point, Quantiles
 from ffcp.regression.common import Common
 from ffcp.regression.interval_predictor import IntervalPredictor
+from ffcp.regression.intervals import Base, Point, Quantiles
 from ffcp.regression.scales import AUTO, Constant, GradientNorm, gradient_norm
 
 if TYPE_CHECKING:

@@ -19,8 +19,7 @@ from ffcp.conformal.selection import Aside, Selected, Selection
 from ffcp.network import checks, forward, inputs
 from ffcp.network.features import OUTPUT
 from ffcp.regression import intervals, layer_selection
-from ffcp.regression.bases import Base, columns
-from ffcp.regression.intervals import Ends, as_float64
+from ffcp.regression.intervals import Base, Ends, as_float64, columns
 from ffcp.regression.joint import (
     AUTO,
     BOTH,

@@ -13,8 +13,7 @@ from ffcp.batch import BatchOutput, Requires, is_traced
 from ffcp.conformal.columns import Columns, prefixed, with_prefix
 from ffcp.conformal.selection import Aside, Selected, Selection
 from ffcp.network import checks, forward
-from ffcp.regression.bases import columns
-from ffcp.regression.intervals import as_float64, outward
+from ffcp.regression.intervals import as_float64, columns, outward
 from ffcp.regression.joint import BOTH, Joint
 from ffcp.regression.learned.feature_columns import FeatureColumns, On
 from ffcp.regression.learned.learners import LEARN, LEARNERS, NETWORK
