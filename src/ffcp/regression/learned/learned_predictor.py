@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ffcp.batch import BatchOutput, Requires
 from ffcp.calibrated import Counts
@@ -156,10 +156,14 @@ class _Flattered(Looks):
 
     def finish(self, result: Result) -> Counts:
         """Compare how many rows the sets hold with how many they should."""
-        score = result.score
+        score, scores = result.score, result.calibration.scores
+        known = scores[~scores.isnan()]
         if isinstance(score, LearnedScore) and score.source == "training rows":
-            share = held_in_half(score, result.calibration.scores)
-            if share is not None and share < _TOO_FEW:
+            # Several outputs at once are held less often than each of them.
+            is_known = (score.shape, score.side, score.learner.outputs) == (CENTRAL, BOTH, 1)
+            half = float(torch.searchsorted(LEVELS, (1 + _HALF) / 2)) - MIDDLE
+            share = float((known <= half).double().mean())  # NaN of no rows
+            if is_known and share < _TOO_FEW:
                 result.warnings.append(
                     f"the network knows its training rows too well to learn from: sets that "
                     f"should hold {_HALF:.0%} of new rows hold {share:.0%} of the calibration "
@@ -167,13 +171,3 @@ class _Flattered(Looks):
                     "rows set aside from calibration teach; ffcp.Auto compares"
                 )
         return self._inner.finish(result)
-
-
-def held_in_half(family: LearnedScore, scores: Tensor) -> float | None:
-    """Give the share of rows in the central set that should hold half; ``None`` if unknown."""
-    # Several outputs at once are held less often than each of them.
-    if family.shape != CENTRAL or family.side != BOTH or family.learner.outputs > 1:
-        return None
-    half = float(torch.searchsorted(LEVELS, (1 + _HALF) / 2)) - MIDDLE
-    known = scores[~scores.isnan()]
-    return float((known <= half).double().mean()) if len(known) else None
