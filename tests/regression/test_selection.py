@@ -101,7 +101,7 @@ def test_the_best_layer_that_is_named_is_not_plain_cp_by_another_name(seed: int)
 
 def test_a_model_whose_gradients_are_all_constant_is_told_so() -> None:
     model = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 1))
-    with pytest.warns(ffcp.FFCPWarning, match="layer"):
+    with pytest.warns(ffcp.FFCPWarning, match="feature"):
         ffcp.FFCP(model).calibrate(X, Y)
 
 

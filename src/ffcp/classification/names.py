@@ -21,12 +21,9 @@ def checked_names(names: Sequence[str]) -> list[str]:
     >>> checked_names(("cat", "dog"))
     ['cat', 'dog']
     """
-    if isinstance(names, str):
-        raise TypeError(f"names must be a list with a name for each class, got {names!r}")
     listed = list(names)
-    wrong = [name for name in listed if not isinstance(name, str)]
-    if wrong:
-        raise TypeError(f"the names of classes must be strings, got {wrong[0]!r}")
+    if isinstance(names, str) or not all(isinstance(name, str) for name in listed):
+        raise TypeError(f"names must be a list with a string for each class, got {names!r}")
     if len(set(listed)) < len(listed):
         twice = next(name for name in listed if listed.count(name) > 1)
         raise ValueError(f"two classes are named {twice!r}")

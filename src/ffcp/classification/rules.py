@@ -5,7 +5,6 @@ See :mod:`ffcp.classification.weights` for the formula.
 
 from __future__ import annotations
 
-import functools
 import math
 import numbers
 from dataclasses import dataclass
@@ -15,7 +14,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ffcp.batch import is_traced
 from ffcp.classification.weights import (
     Place,
     blocks,
@@ -63,7 +61,7 @@ class Threshold:
     temperature: float = 1.0
 
     def __post_init__(self) -> None:
-        _check_positive("temperature", self.temperature)
+        _check_number("temperature", self.temperature, above_zero=True)
 
     def weights(self, logits: Tensor) -> Tensor:
         """Return the weight of each label, shape (n, K)."""
@@ -100,9 +98,9 @@ class Cumulative:
     gradient: str = SOFTMAX
 
     def __post_init__(self) -> None:
-        _check_positive("temperature", self.temperature)
-        _check_not_negative("lam", self.lam)
-        _check_not_negative("delta", self.delta)
+        _check_number("temperature", self.temperature, above_zero=True)
+        _check_number("lam", self.lam)
+        _check_number("delta", self.delta)
         _check_count("kreg", self.kreg)
         if self.gradient not in (SOFTMAX, FEATURE):
             raise ValueError(f"gradient must be {SOFTMAX!r} or {FEATURE!r}, got {self.gradient!r}")
@@ -132,11 +130,7 @@ class Cumulative:
         if place.below is not None and not self.lam:  # else ranks order labels without weight
             scores = scores + place.below
         if self.lam:
-            scores = scores + (
-                _penalties(self.lam, self.kreg, len(place.rank), place.rank.device)
-                if columns and not is_traced()  # a traced tensor must not be kept
-                else self.lam * (place.rank - self.kreg).clamp_min(0).double()
-            )
+            scores = scores + self.lam * (place.rank - self.kreg).clamp_min(0).double()
         if self.gradient == FEATURE and rows.norms is not None:
             extra = self.delta * rows.norms.to(torch.float64)
             scores = scores + (extra[:, None] if columns else extra)
@@ -170,8 +164,6 @@ class Cumulative:
         """Find the sets among the largest ``few`` weights; say which rows' sets end there."""
         ordered = largest(weights, few)
         sizes = self.sizes(ordered, rows, threshold).clamp_min(least)
-        if len(ordered) == 1 and few == weights.shape[1]:
-            return self._admits_one(weights, rows, ordered, int(sizes)), sizes >= 0
         # The last weight in the set and the first one outside, or a bound where there is none.
         edges = pad(pad(ordered, (1, 0), value=math.inf), (0, 1), value=-math.inf)
         last, following = edges.gather(1, torch.stack([sizes, sizes + 1], dim=1)).unbind(dim=1)
@@ -181,27 +173,9 @@ class Cumulative:
             mask[divided] = first_ties(weights[divided], rows.logits[divided], sizes[divided])
         return mask, (sizes < few) | (few == weights.shape[1])
 
-    @staticmethod
-    def _admits_one(weights: Tensor, rows: LabelRows, ordered: Tensor, size: int) -> Tensor:
-        """Mark the first ``size`` labels of one row, as for many rows in fewer steps."""
-        if not size:
-            return torch.zeros_like(weights, dtype=torch.bool)
-        last, *following = ordered[0, size - 1 : size + 1].tolist()
-        if following == [last]:  # equal weights, some in and some out
-            return first_ties(weights, rows.logits, torch.tensor([size], device=weights.device))
-        return torch.ge(weights, last)
-
     def sizes(self, ordered: Tensor, rows: LabelRows, threshold: Tensor) -> Tensor:
         """Count the labels with a score of at most the threshold, given weights in order."""
         return (self.at(ordered_places(ordered), rows) <= threshold).sum(dim=1)
-
-
-@functools.lru_cache(maxsize=16)
-def _penalties(lam: float, kreg: int, labels: int, device: torch.device) -> Tensor:
-    """Give what ranks 1, 2, ... add to the score."""
-    with torch.inference_mode(False):
-        rank = torch.arange(1, labels + 1, device=device)
-        return lam * (rank - kreg).clamp_min(0).double()
 
 
 Rule = Threshold | Cumulative
@@ -248,34 +222,26 @@ def label_mask(rule: Rule, rows: LabelRows, threshold: Tensor, *, allow_empty: b
     """
     threshold = threshold.to(rows.logits.device)
     least = 0 if allow_empty else 1
-    cut = list(blocks(*rows.logits.shape))
-    if len(cut) == 1:
-        return _block_mask(rule, rows, threshold, least)
     mask = torch.empty(rows.logits.shape, dtype=torch.bool, device=rows.logits.device)
-    for block in cut:
-        own = threshold[block] if threshold.dim() == 2 else threshold
-        mask[block] = _block_mask(rule, rows.take(block), own, least)
+    for block in blocks(*rows.logits.shape):
+        part, own = rows.take(block), threshold[block] if threshold.dim() == 2 else threshold
+        weights = rule.weights(part.logits)
+        if own.dim() and own.shape[-1] > 1:
+            inside = rule.of_all(weights, part) <= own
+            mask[block] = filled(inside, weights, part.logits, least)
+        else:
+            mask[block] = rule.admits(weights, part, own, least)
     return mask
-
-
-def _block_mask(rule: Rule, rows: LabelRows, threshold: Tensor, least: int) -> Tensor:
-    weights = rule.weights(rows.logits)
-    if threshold.dim() and threshold.shape[-1] > 1:
-        return filled(rule.of_all(weights, rows) <= threshold, weights, rows.logits, least)
-    return rule.admits(weights, rows, threshold, least)
 
 
 # -- checks ------------------------------------------------------------------------------------
 
 
-def _check_positive(name: str, value: Any) -> None:
-    if not (_is_number(value) and 0 < value < math.inf):
-        raise ValueError(f"{name} must be a positive number, got {value!r}")
-
-
-def _check_not_negative(name: str, value: Any) -> None:
-    if not (_is_number(value) and 0 <= value < math.inf):
-        raise ValueError(f"{name} must be a number and not negative, got {value!r}")
+def _check_number(name: str, value: Any, above_zero: bool = False) -> None:
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not is_number or not 0 <= value < math.inf or (above_zero and not value):
+        what = "a positive number" if above_zero else "a number and not negative"
+        raise ValueError(f"{name} must be {what}, got {value!r}")
 
 
 def _check_count(name: str, value: Any) -> None:
@@ -283,7 +249,3 @@ def _check_count(name: str, value: Any) -> None:
         raise TypeError(f"{name} must be an integer, a number of labels, got {value!r}")
     if int(value) < 0:
         raise ValueError(f"{name} must not be negative, got {value}")
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, numbers.Real) and not isinstance(value, bool)

@@ -11,7 +11,7 @@ from torch import Tensor
 from ffcp.classification import rules, tuning
 from ffcp.classification.rules import Cumulative, LabelRows, Threshold
 from ffcp.classification.scores import APS, LAC, RAPS, RuleScore, as_score, known_rows
-from ffcp.conformal.rank import exact_alpha
+from ffcp.conformal.rank import exact_alpha, plain_quantile
 from ffcp.conformal.selection import Aside, Selected, Selection
 from ffcp.description import Described
 
@@ -129,18 +129,15 @@ class LabelScoreSelection(Selection):
         self, rule: Threshold | Cumulative, rows: LabelRows, labels: Tensor, alpha: Any
     ) -> Tensor:
         """Count the labels in the set of each row."""
-        threshold = tuning.quantile(rules.label_scores(rule, rows, labels), alpha)
+        threshold = plain_quantile(rules.label_scores(rule, rows, labels)[:, None], alpha)[0]
         mask = rules.label_mask(rule, rows, threshold, allow_empty=self.allow_empty)
         return mask.sum(dim=1).double()
 
 
 def score_of(score: Any, allow_empty: bool) -> Any:
     """Take a label score as it is; make one of a function, or one to be chosen of ``"auto"``."""
-    return (
-        LabelScoreSelection(allow_empty)
-        if isinstance(score, str) and score == AUTO
-        else as_score(score)
-    )
+    is_open = isinstance(score, str) and score == AUTO
+    return LabelScoreSelection(allow_empty) if is_open else as_score(score)
 
 
 def _kind(rule: Threshold | Cumulative) -> str:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ffcp.classification.rules import Cumulative, LabelRows
 from ffcp.classification.weights import Place, blocks, largest, places
-from ffcp.conformal.rank import exact_alpha
+from ffcp.conformal.rank import exact_alpha, plain_quantile
 from ffcp.description import Described
 from ffcp.metrics.sets import stratified_violation
 
@@ -191,20 +191,16 @@ def tune(
         Otherwise sets hold the label that crosses the threshold.
     """
     if kreg is None:
-        kreg = _usual_rank(rows, labels, replace(score, delta=deltas[0]), alpha)
+        ranks = _all_places(rows, labels, replace(score, delta=deltas[0])).rank
+        kreg = int(plain_quantile(ranks[:, None], alpha))
     candidates = [
         candidate
         for delta in deltas
         for candidate in _try_lams(
-            rows,
-            labels,
-            replace(score, kreg=kreg, delta=delta),
-            lams,
-            alpha,
-            allow_empty=allow_empty,
-            randomized=randomized,
+            rows, labels, replace(score, kreg=kreg, delta=delta), lams, alpha, allow_empty,
+            randomized,
         )
-    ]
+    ]  # fmt: skip
     best = min(candidates, key=lambda candidate: _cost(candidate, criterion))
     return SetChoice(
         score.temperature, kreg, best.lam, best.delta, len(labels), float(exact_alpha(alpha)),
@@ -214,16 +210,6 @@ def tune(
 
 def _cost(candidate: SetCandidate, criterion: str | None) -> float:
     return candidate.violation if criterion == COVERAGE else candidate.mean_size
-
-
-def _usual_rank(rows: LabelRows, labels: Tensor, score: Cumulative, alpha: Any) -> int:
-    return int(quantile(_all_places(rows, labels, score).rank, alpha))
-
-
-def quantile(values: Tensor, alpha: Any) -> Tensor:
-    """Plain empirical quantile: comparing needs no guarantee, and this is always finite."""
-    k = max(1, math.ceil(len(values) * (1 - exact_alpha(alpha))))
-    return values.kthvalue(k).values
 
 
 def _all_places(rows: LabelRows, labels: Tensor, score: Cumulative) -> Place:
@@ -240,14 +226,14 @@ def _try_lams(
     score: Cumulative,
     lams: Sequence[float],
     alpha: Any,
-    *,
     allow_empty: bool,
     randomized: bool,
 ) -> list[SetCandidate]:
     """Compare values of lam, which share weights and their order."""
     place = _all_places(rows, labels, score)
     rules = [replace(score, lam=lam) for lam in lams]
-    thresholds = [quantile(rule.at(place, rows), alpha) for rule in rules]
+    scores = torch.stack([rule.at(place, rows) for rule in rules], dim=1)
+    thresholds = plain_quantile(scores, alpha)
     if not randomized:  # as prediction does: see RuleScore
         rows = rows._replace(share=torch.zeros_like(rows.share))
     sizes = torch.empty(len(lams), len(labels), dtype=torch.int64, device=labels.device)
@@ -257,11 +243,11 @@ def _try_lams(
         for size, rule, threshold in zip(sizes, rules, thresholds, strict=True):
             size[block] = rule.sizes(ordered, part, threshold)
     candidates = []
-    for lam, size, rule, threshold in zip(lams, sizes, rules, thresholds, strict=True):
+    for size, rule, threshold in zip(sizes, rules, thresholds, strict=True):
         hits = rule.at(place, rows) <= threshold
         if not allow_empty:
             size, hits = size.clamp_min(1), hits | (place.rank == 1)
         violation = stratified_violation(size.cpu(), hits.cpu(), alpha)
         mean = float(size.double().mean())
-        candidates.append(SetCandidate(score.kreg, lam, score.delta, mean, violation))
+        candidates.append(SetCandidate(rule.kreg, rule.lam, rule.delta, mean, violation))
     return candidates

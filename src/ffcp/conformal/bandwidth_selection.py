@@ -10,11 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ffcp.conformal.kernels import Kernel, as_kernel
+from ffcp.conformal.kernels import Kernel
 from ffcp.conformal.rank import exact_alpha, rows_needed
 from ffcp.description import Described
-
-__all__ = ["BandwidthChoice", "BandwidthTrial", "as_kernel", "choose_bandwidth", "enough_bandwidth"]
 
 
 @dataclass(frozen=True)
@@ -96,6 +94,7 @@ def choose_bandwidth(
 
     Examples
     --------
+    >>> from ffcp.conformal.kernels import as_kernel
     >>> x = torch.linspace(0, 1, 200)[:, None]
     >>> steps = (x > 0.5).double() + torch.rand(200, 1, generator=torch.manual_seed(0)) / 10
     >>> choose_bandwidth(as_kernel("gaussian"), steps, x, alpha=0.1, planned=1000).bandwidth < 0.2
@@ -174,6 +173,7 @@ def enough_bandwidth(
 ) -> float:
     """Find the smallest bandwidth that puts the weight ``needed`` around each of a few points.
 
+    >>> from ffcp.conformal.kernels import as_kernel
     >>> points, box = torch.arange(10.0)[:, None], as_kernel("box")
     >>> round(enough_bandwidth(points, torch.zeros(1, 1), box, start=0.1, needed=4.0), 2)
     3.0

@@ -48,7 +48,7 @@ def joined(parts: Sequence[Columns]) -> dict[str, Any]:
     """Put columns of the same names below each other.
 
     >>> joined([{"a": [1], "b": torch.zeros(1)}, {"a": [2], "b": torch.ones(1)}])
-    {'a': [1, 2], 'b': tensor([0., 1.])}
+    {'b': tensor([0., 1.]), 'a': [1, 2]}
     """
     table = Table()
     for part in parts:

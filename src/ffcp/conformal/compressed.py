@@ -189,10 +189,9 @@ def compressed(calibration: Calibration, rank_error: Any) -> Any:
     if isinstance(calibration, Mondrian):
         parts = {n: compressed(part, rank_error) for n, part in calibration.parts.items()}
         return replace(summary_of(calibration, rank_error), parts=parts)
-    summary = summary_of(calibration, rank_error)
     if isinstance(calibration, Compressed):
         return calibration.settled(rank_error)
-    return summary.fit(calibration.scores).settled()
+    return summary_of(calibration, rank_error).fit(calibration.scores).settled()
 
 
 def settled(calibration: Calibration) -> Any:

@@ -19,34 +19,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ffcp.conformal.kernel_weights import Entry, Sums, Surroundings, level_target
+from ffcp.conformal.kernel_weights import Entry, RunningSums, Surroundings, level_target
+from ffcp.conformal.neighbours import NearestSums
 from ffcp.conformal.rank import conformal_rank
 
 _MARGIN = 1e-12  # far more than a quotient is rounded by, far less than shares differ by
-
-
-class Around(Protocol):
-    """Weights around some new points."""
-
-    def sums(self, output: int) -> Sums:
-        """Give the weights in the order of one output's scores."""
-
-
-Entering = Callable[[Any, Tensor], Entry]
-
-
-class Enterable(Protocol):
-    """What weighs points, and says what a new point adds around some of them."""
-
-    own: int
-
-    def entering(self, rows: Tensor, around: Surroundings) -> Entering:
-        """Make ready for new points to enter around calibration points ``rows``."""
+Sums = RunningSums | NearestSums
 
 
 @dataclass(frozen=True)
@@ -89,7 +72,7 @@ class Level:
         smaller, everyone = int(self.around.smaller[row]), int(self.around.everyone[row])
         return Fraction(smaller + self.own, everyone + self.own)
 
-    def at(self, alpha: Any, weights: Enterable) -> UndecidedRows | None:
+    def at(self, alpha: Any, weights: Any) -> UndecidedRows | None:
         """Find the points that decide at ``alpha``; None where there are too few points."""
         k = conformal_rank(len(self.rows), alpha)
         if k > len(self.rows):
@@ -114,10 +97,10 @@ class UndecidedRows(NamedTuple):
     left: Tensor
     around: Surroundings
     levels: tuple[Fraction, Fraction]
-    entering: Entering
+    entering: Callable[[Any, Tensor], Entry]
     missing: int  # how many of these, below the share of the new point, end the band
 
-    def position(self, near: Around, sums: Sums, x: Tensor, total: Tensor) -> Tensor:
+    def position(self, near: Any, sums: Sums, x: Tensor, total: Tensor) -> Tensor:
         """Position of the score that ends the band of each of ``x``, or n.
 
         ``total`` is all the weight around each, its own among it.

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from fractions import Fraction
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,20 +25,6 @@ ONE = 2**23  # the weight 1, in whole numbers
 _CACHE = 2**19  # weights worked on at once: they stay in the cache
 _ROWS = 2**16  # points made ready at once
 _CENTRED = 2**10  # points that say where the centre is
-
-
-class Sums(Protocol):
-    """How the weights around some points lie over the sorted scores of one output."""
-
-    @property
-    def total(self) -> Tensor:
-        """Weight of all calibration points, whole numbers, one per point asked."""
-
-    def position(self, target: Tensor) -> Tensor:
-        """Position of the first score where the running weight reaches the target, or n."""
-
-    def before(self, row: Tensor) -> Tensor:
-        """Weight of all scores before a position."""
 
 
 class Surroundings(NamedTuple):

@@ -55,18 +55,13 @@ class Draws(NamedTuple):
 
     def span(self, rows: range, width: int = 1) -> Tensor:
         """Give the numbers of consecutive rows."""
-        bits = np.random.PCG64(_seeds(self.entropy, self.stream))
+        bits = np.random.PCG64([self.entropy, self.stream])
         bits.advance(rows.start * width)  # a number takes one step
         return torch.from_numpy(np.random.Generator(bits).random((len(rows), width)))
 
     def by(self, draw: Draw, rows: Tensor, width: int) -> Tensor:
         """Give each row its numbers as ``draw`` makes them, shape (n, width)."""
         return _series(self.entropy, self.stream, draw, width).of(rows)
-
-
-@functools.lru_cache(maxsize=64)
-def _seeds(entropy: int, stream: int) -> np.random.SeedSequence:
-    return np.random.SeedSequence([entropy, stream])
 
 
 class Series:

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterable, Mapping
 from decimal import Decimal
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 
@@ -122,12 +122,12 @@ def pac_rank(n: int, alpha: Any, pac: Any) -> int:
     (29, 29)
     """
     p, wanted = 1 - exact_alpha(alpha), exact_alpha(pac, "pac")
-    terms = _binomial_terms(n, p)
-    start, total = terms.start, sum(terms.values)
+    start, terms = _binomial_terms(n, p)
+    total = sum(terms)
     # Every step away from the largest term rounds by less than one, and makes no error larger.
-    scale = 2 * (n + 1) * (len(terms.values) + 1)
+    scale = 2 * (n + 1) * (len(terms) + 1)
     running = 0
-    for k, term in enumerate(terms.values, start=start + 1):
+    for k, term in enumerate(terms, start=start + 1):
         running += term  # in proportion to P(Binomial(n, p) < k)
         excess = running * wanted.denominator - total * wanted.numerator
         if abs(excess) <= scale * wanted.denominator:
@@ -137,15 +137,8 @@ def pac_rank(n: int, alpha: Any, pac: Any) -> int:
     return n + 1
 
 
-class _Terms(NamedTuple):
-    """Probabilities of a binomial law from ``start`` on, up to a common factor."""
-
-    start: int
-    values: list[int]
-
-
-def _binomial_terms(n: int, p: Fraction) -> _Terms:
-    """Give the terms of Binomial(n, p) in whole numbers; what is left out is below their unit."""
+def _binomial_terms(n: int, p: Fraction) -> tuple[int, list[int]]:
+    """Return the first term of Binomial(n, p) that counts, and all that do, in whole numbers."""
     odds = p / (1 - p)
     middle = min(n, int((n + 1) * p))
     up, down, term = [1 << _BITS], [], 1 << _BITS
@@ -160,7 +153,7 @@ def _binomial_terms(n: int, p: Fraction) -> _Terms:
         if not term:
             break
         down.append(term)
-    return _Terms(middle - len(down), down[::-1] + up)
+    return middle - len(down), down[::-1] + up
 
 
 def _exact_excess(n: int, p: Fraction, k: int, wanted: Fraction) -> int:
@@ -209,6 +202,21 @@ def conformal_quantile(scores: Tensor, alpha: Any) -> Tensor:
     if k > len(scores):
         return scores.new_full(scores.shape[1:], math.inf)
     return scores.kthvalue(k, dim=0).values
+
+
+def plain_quantile(scores: Tensor, alpha: Any) -> Tensor:
+    """Return the plain empirical quantile of each column; NaN are scores that are not known.
+
+    No n + 1 here: comparing needs no guarantee, and this is finite on few rows.
+
+    >>> import torch
+    >>> plain_quantile(torch.tensor([[1.0, 1.0], [2.0, torch.nan], [3.0, torch.nan]]), 0.1)
+    tensor([3., 1.])
+    """
+    level, known = 1 - exact_alpha(alpha), (~scores.isnan()).sum(dim=0)
+    places = [max(1, math.ceil(count * level)) - 1 for count in known.tolist()]
+    ordered = scores.sort(dim=0).values  # NaN come last
+    return ordered.gather(0, known.new_tensor(places)[None])[0]
 
 
 # -- what users ask for: alpha or confidence_level ---------------------------------------------

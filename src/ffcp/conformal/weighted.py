@@ -44,7 +44,8 @@ class Ladder(NamedTuple):
     lost: int  # units, at most, that rounding took from the weights
 
     def quantile(self, own: Tensor, alpha: Any) -> Tensor:
-        """Give the weighted quantile at points of their own weight, in whole numbers, (n,)."""
+        """Return the weighted quantile at points of their own weight, (n,)."""
+        own = (own * ONE).ceil().clamp_max(_MOST).long()
         total = own + (int(self.sums[-1]) if len(self.sums) else 0) + self.lost
         target = plain_target(total, alpha).clamp_min(1)
         return self.scores[torch.searchsorted(self.sums, target)]
@@ -59,21 +60,10 @@ def ladder(scores: Tensor, weights: Tensor) -> Ladder:
     """
     known = ~scores.isnan()
     order = scores[known].argsort(stable=True)
-    whole, lost = units_of(weights[known][order])
-    beyond = scores.new_full((1,), math.inf)
-    return Ladder(torch.cat([scores[known][order], beyond]), whole.cumsum(0), lost)
-
-
-def units_of(weights: Tensor) -> tuple[Tensor, int]:
-    """Round weights of at most 1 down to whole units; say how many, at most, that took in all."""
-    units = weights.double() * ONE
-    whole = units.floor()
-    return whole.long(), int((whole != units).sum())
-
-
-def own_units(own: Tensor) -> Tensor:
-    """Round the weights of new points up to whole units."""
-    return (own * ONE).ceil().clamp_max(_MOST).long()
+    units = weights[known][order].double() * ONE
+    whole, beyond = units.floor(), scores.new_full((1,), math.inf)
+    lost = int((whole != units).sum())
+    return Ladder(torch.cat([scores[known][order], beyond]), whole.long().cumsum(0), lost)
 
 
 def effective_size(weights: Tensor) -> float:
@@ -110,7 +100,7 @@ def weighted_quantile(scores: Tensor, weights: Tensor, own: Any, alpha: Any) -> 
     largest = weights.max() if len(weights) else weights.new_zeros(())
     if not largest > 0:
         return scores.new_full(own.shape, math.inf)
-    return ladder(scores, weights / largest).quantile(own_units(own / largest), alpha)
+    return ladder(scores, weights / largest).quantile(own / largest, alpha)
 
 
 @dataclass(frozen=True)
@@ -135,8 +125,7 @@ class Reweighted(Calibration):
 
     def weighted_quantiles(self, own: Tensor, alpha: Any) -> Tensor:
         """Return quantiles (n, m) for rows of these weights, in units of the largest."""
-        units = own_units(own)
-        return torch.stack([one.quantile(units, alpha) for one in self._ladders], dim=1)
+        return torch.stack([one.quantile(own, alpha) for one in self._ladders], dim=1)
 
     def explain_weights(self, own: Tensor, alpha: Any, what: str) -> str:
         """Say how much new rows weigh against all calibration rows."""

@@ -21,8 +21,8 @@ from ffcp.network.features import OUTPUT
 from ffcp.network.model import frozen_copy, uncompiled
 from ffcp.predictor import Predictor
 from ffcp.regression.intervals import columns
+from ffcp.regression.joint import BOTH, EACH
 from ffcp.regression.scaled_score import RegressionScore, ScaledScore
-from ffcp.regression.sides import BOTH, EACH
 
 # The inputs of a graph besides the model's own.
 GROUP, RANDOM, ROUNDING = "group", "random", "rounding"

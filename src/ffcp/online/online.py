@@ -24,8 +24,8 @@ from ffcp.network.arrays import target_tensor
 from ffcp.online.controllers import Aci, Asked, Control, DtAci, Pid, Window
 from ffcp.online.saving import Resumable
 from ffcp.regression.intervals import Interval
+from ffcp.regression.joint import two_sided
 from ffcp.regression.regression_predictor import RegressionPredictor
-from ffcp.regression.sides import two_sided
 
 METHODS = ("aci", "dtaci", "pid", "plain")
 

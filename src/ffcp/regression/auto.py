@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import partial
@@ -25,20 +25,22 @@ from ffcp.regression.common import Common
 from ffcp.regression.comparison import CRITERIA, SCORE, AutoChoice, Comparison, MethodCandidate
 from ffcp.regression.intervals import Point, columns
 from ffcp.regression.joint import (
+    BOTH,
     FEWEST_ROWS,
     Joint,
     checked_joint,
+    checked_side,
     has_own_thresholds,
+    shared_out,
 )
 from ffcp.regression.learned.feature_columns import KINDS, FeatureColumns, On, checked_on
-from ffcp.regression.learned.learned_score import LearnedScore, taught
+from ffcp.regression.learned.learned_score import LearnedScore, cross_fitted, taught
 from ffcp.regression.learned.learners import BOOSTING, NETWORK, ModelQuantiles, checked_learner
 from ffcp.regression.learned.learners import KINDS as LEARNERS
 from ffcp.regression.learned.nested import CENTRAL, FAMILIES, KNOTS
 from ffcp.regression.learned.training_rows import LearnsFromTraining, no_output_scales
-from ffcp.regression.scaled_score import RegressionScore, ScaledScore
+from ffcp.regression.scaled_score import ScaledScore
 from ffcp.regression.scales import Constant, GradientNorm
-from ffcp.regression.sides import BOTH, checked_side, shared_out
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -97,8 +99,9 @@ class MethodSelection(Selection):
 
     def without_rows(self, rows: int, alpha: Any) -> Selected:
         """Take the simplest method, and no row to select it."""
-        name, score = self._simplest
-        choice = AutoChoice(name, {}, self.criterion, 0, float(exact_alpha(alpha)), self.side)
+        score = self._scaled(Constant()) if self.quantiles is None else self._own
+        level = float(exact_alpha(alpha))
+        choice = AutoChoice(self._simplest, {}, self.criterion, 0, level, self.side)
         return Selected(score, None, {"method": choice})
 
     def accepts(self, score: Any) -> bool:
@@ -126,29 +129,29 @@ class MethodSelection(Selection):
         )
 
     @property
-    def _simplest(self) -> tuple[str, RegressionScore]:
+    def _simplest(self) -> str:
         """What is taken unless another is clearly better."""
-        if self.quantiles is None:
-            return PLAIN, self._scaled(Constant())
-        return f"{OWN}, {CENTRAL}", self._own
+        return PLAIN if self.quantiles is None else f"{OWN}, {CENTRAL}"
 
     def select(self, aside: Aside) -> Selected:
         """Compare all candidates on rows set aside, and make the best of them."""
         y = checks.target(aside.y, aside.out.output)
         weights = _inner(aside.calibration).metadata(aside.out).get("weight")
-        judge = Comparison(aside.out, columns(y), aside.alpha, self.side, weights, aside.left)
+        judge = Comparison(
+            aside.out, columns(y), aside.alpha, self.side, self.joint, weights, aside.left
+        )
         candidates = dict(self._candidates(judge, aside))
         trials = {name: judge.trial(one, candidates[PLAIN]) for name, one in candidates.items()}
         best = min(trials, key=lambda name: getattr(trials[name], self.criterion))
         # The best of many is a little lucky: where rows tell no difference, the simplest is taken.
-        simplest, _ = self._simplest
-        if not judge.is_clearly_better(candidates[best], candidates[simplest], self.criterion):
-            best = simplest
+        simplest = candidates[self._simplest]
+        if not judge.is_clearly_better(candidates[best], simplest, self.criterion):
+            best = self._simplest
         level = float(exact_alpha(aside.alpha))
         choice = AutoChoice(best, trials, self.criterion, len(y), level, self.side)
-        calibration = aside.calibration
-        if candidates[best].bandwidth is not None:
-            calibration = localized(calibration, candidates[best].bandwidth)
+        calibration, bandwidth = aside.calibration, candidates[best].bandwidth
+        if bandwidth is not None:
+            calibration = localized(calibration, bandwidth)
         return Selected(candidates[best].make(), calibration, {"method": choice})
 
     def _candidates(self, judge: Comparison, aside: Aside) -> Iterator[tuple[str, MethodCandidate]]:
@@ -160,7 +163,7 @@ class MethodSelection(Selection):
             yield f"FFCP at {layer!r}", judge.fixed(scaled)
         # Localized thresholds have no density ratio.
         can_localize = self.can_localize and judge.weights is None
-        if judge.rows >= 2 * rows_needed(judge.of_each) and can_localize:
+        if judge.rows >= 2 * judge.rows_needed and can_localize:
             yield LOCAL, judge.local(plain)
         learned = {f"Learned, training rows, {name}": one for name, one in self.learned.items()}
         if self.quantiles is not None:
@@ -175,25 +178,13 @@ class MethodSelection(Selection):
         """Learn from rows set aside: judged by folds, and made by all of them."""
         assert self.sight is not None
         for name, (kind, sight) in sights(self.sight, self.learners).items():
-            learn = partial(self._taught, sight, kind, aside)
-            score, out = judge.cross_fitted(learn)
+            ways: dict[str, Any] = {"joint": self.joint, "side": self.side, "seed": self.seed}
+            score, out = cross_fitted(sight, aside.out, aside.y, kind=kind, **ways)
+            learn = partial(taught, sight, aside.out, aside.y, kind=kind, **ways)
             for shape in FAMILIES:
-                fixed = judge.fixed(score.shaped(shape), out)
-                make = partial(_made, learn, shape)
-                yield f"Learned, rows set aside, {name}, {shape}", fixed._replace(make=make)
-
-    def _taught(
-        self, sight: FeatureColumns, kind: str, aside: Aside, rows: Tensor | None = None
-    ) -> LearnedScore:
-        out, y = aside.out, aside.y
-        if rows is not None:
-            out, y = forward.part_of(out, rows), y[rows]
-        ways: dict[str, Any] = {"joint": self.joint, "side": self.side, "source": "rows set aside"}
-        return taught(sight, out, y, kind=kind, seed=self.seed, **ways)
-
-
-def _made(learn: Callable[[], LearnedScore], shape: str) -> LearnedScore:
-    return learn().shaped(shape)
+                make = partial(learn, shape=shape, source="rows set aside")
+                fixed = judge.fixed(score.shaped(shape), out)._replace(make=make)
+                yield f"Learned, rows set aside, {name}, {shape}", fixed
 
 
 def _inner(calibration: Calibration) -> Calibration:
@@ -246,17 +237,13 @@ def _checked(calibration: Calibration | None, pac: bool) -> Calibration:
     if type(inner) not in (Marginal, Weighted):
         also = " LCP is among the candidates already." if isinstance(inner, Local) else ""
         raise ValueError(
-            "Auto compares methods under ffcp.calibrations.Marginal or ffcp.calibrations.Weighted, "
-            "also in the groups of "
-            f"ffcp.calibrations.Mondrian, got {type(inner).__name__}.{also} For others make the "
-            f"method itself, "
-            "as ffcp.IntervalPredictor or ffcp.Learned"
+            "Auto compares methods under Marginal or Weighted, also in the groups of Mondrian, got "
+            f"{type(inner).__name__}.{also} For others use ffcp.IntervalPredictor or ffcp.Learned"
         )
     if pac and isinstance(inner, Weighted):
         raise ValueError(
-            "ffcp.calibrations.Weighted has no PAC coverage, whose law is known for calibration "
-            "rows that count "
-            "alike only: leave out pac=True, or the calibration"
+            "Weighted has no PAC coverage, whose law is known only for calibration rows that count "
+            "alike: leave out pac=True, or the calibration"
         )
     return calibration
 

@@ -17,24 +17,23 @@ from ffcp.conformal.local import CHOOSING_ROWS, Local, Localizer
 from ffcp.conformal.rank import conformal_quantile, exact_alpha, rows_needed
 from ffcp.conformal.weighted import effective_size, weighted_quantile
 from ffcp.description import Described
-from ffcp.network import forward
 from ffcp.regression.intervals import columns
-from ffcp.regression.joint import has_own_thresholds, learned_output_scales
-from ffcp.regression.learned.learned_score import LearnedScore
-from ffcp.regression.scaled_score import RegressionScore, ScaledScore
-from ffcp.regression.sides import (
+from ffcp.regression.joint import (
     BOTH,
     LOWER,
     UPPER,
+    Joint,
+    columns_of,
     extent,
+    has_own_thresholds,
+    learned_output_scales,
     shared_out,
     two_sided,
     what_reach_is,
 )
+from ffcp.regression.scaled_score import RegressionScore, ScaledScore
 
 SCORE, LENGTH = CRITERIA = ("score", "length")
-_QUANTILES = "cross-fitted quantiles"
-_FOLDS = 3  # rows that teach are judged by what the other folds taught
 
 
 @dataclass(frozen=True)
@@ -115,15 +114,6 @@ class MethodCandidate(NamedTuple):
     bandwidth: float | None = None  # if localized
 
 
-@dataclass(frozen=True)
-class CrossFitted(LearnedScore):
-    """The quantiles that the other folds taught for each row, found among the values of a pass."""
-
-    def quantiles(self, out: BatchOutput) -> Tensor:
-        """Return the quantiles of the residual, (n, m, levels)."""
-        return out.values[_QUANTILES]
-
-
 class Comparison:
     """Compares bands on rows that do not calibrate.
 
@@ -136,6 +126,7 @@ class Comparison:
         y: Tensor,
         alpha: Any,
         side: str,
+        joint: Joint,
         weights: Tensor | None = None,
         left: int = 0,
     ) -> None:
@@ -144,8 +135,10 @@ class Comparison:
         self.weights = weights
         self._shares = torch.ones(self.rows).double() if weights is None else weights
         self._prediction = columns(out.output).double().cpu()
-        #: The level of one threshold.
-        self.of_each = shared_out(self._alpha, side, False, 1)
+        thresholds = columns_of(side, joint, y.shape[1])
+        self._level = shared_out(self._alpha, side, joint, thresholds)
+        #: How many rows a threshold of one output needs.
+        self.rows_needed = rows_needed(shared_out(self._alpha, side, False, 1))
 
     def scaled(self, family: ScaledScore) -> ScaledScore:
         """Bring outputs that share a threshold to one scale, learned here."""
@@ -157,13 +150,14 @@ class Comparison:
     def fixed(self, family: RegressionScore, out: BatchOutput | None = None) -> MethodCandidate:
         """Return the bands of a family that nothing here was chosen for, at its own threshold."""
         scores = self._scores(family, out)
-        alpha = shared_out(self._alpha, family.side, family.joint, scores.shape[1])
         if self.weights is None:
-            each = [conformal_quantile(column[~column.isnan()], alpha) for column in scores.T]
+            each = [conformal_quantile(column[~column.isnan()], self._level) for column in scores.T]
             threshold = torch.stack(each)[None]
         else:  # each row as a new one, as much of these rows as of those that calibrate
             own = self.weights * min(1.0, self.rows / self._left)
-            each = [weighted_quantile(column, self.weights, own, alpha) for column in scores.T]
+            each = [
+                weighted_quantile(column, self.weights, own, self._level) for column in scores.T
+            ]
             threshold = torch.stack(each, dim=1)
         return self._candidate(family, threshold, out)
 
@@ -179,8 +173,7 @@ class Comparison:
 
     def local(self, family: ScaledScore) -> MethodCandidate:
         """Judge LCP by halves, each with the thresholds of the other."""
-        scores, left = self._scores(family), self._left
-        alpha = shared_out(self._alpha, family.side, family.joint, scores.shape[1])
+        scores, alpha, left = self._scores(family), self._level, self._left
         near = Local("nearest")
         metadata, few = near.metadata(self._out), slice(0, CHOOSING_ROWS)
         chosen = choose_bandwidth(
@@ -197,22 +190,6 @@ class Comparison:
             thresholds[half] = part.quantile(alpha, take(metadata, half))
         return self._candidate(family, thresholds)._replace(bandwidth=chosen.bandwidth)
 
-    def cross_fitted(
-        self, teach: Callable[[Tensor], LearnedScore]
-    ) -> tuple[LearnedScore, BatchOutput]:
-        """Return a score and a pass with the quantiles that the other folds taught for each row."""
-        fold = torch.arange(self.rows) % _FOLDS
-        folds = [(fold == i).nonzero()[:, 0] for i in range(_FOLDS)]
-        taught = [teach((fold != i).nonzero()[:, 0]) for i in range(_FOLDS)]
-        parts = [
-            score.quantiles(forward.part_of(self._out, rows))
-            for rows, score in zip(folds, taught, strict=True)
-        ]
-        quantiles = torch.cat(parts)[torch.cat(folds).argsort()]
-        one = taught[0]
-        score = CrossFitted(one.sight, one.kind, joint=one.joint, side=one.side)
-        return score, self._out._replace(values={_QUANTILES: quantiles})
-
     def trial(self, one: MethodCandidate, plain: MethodCandidate) -> MethodTrial:
         """Measure a candidate; of several outputs each relative to plain CP."""
         return MethodTrial(*(self._mean(rows) for rows in self._relative(one, plain)))
@@ -221,7 +198,8 @@ class Comparison:
         self, one: MethodCandidate, plain: MethodCandidate, criterion: str
     ) -> bool:
         """Say whether a candidate beats plain CP by more than a standard error, row by row."""
-        if effective_size(self._shares) < rows_needed(self.of_each):
+        size = self.rows if self.weights is None else effective_size(self.weights)
+        if size < self.rows_needed:
             return False  # hardly any row is like those to come
         place = CRITERIA.index(criterion)
         gain = self._relative(plain, plain)[place] - self._relative(one, plain)[place]

@@ -21,7 +21,7 @@ from ffcp.conformal.rank import conformal_rank, requested_alpha, rows_needed
 from ffcp.network import arrays, checks, forward, inputs
 from ffcp.network.model import Identity, fingerprint
 from ffcp.regression.intervals import Interval
-from ffcp.regression.sides import BOTH, LOWER, UPPER
+from ffcp.regression.joint import BOTH, LOWER, UPPER
 from ffcp.warnings import warn
 
 Self = TypeVar("Self", bound="CrossConformal")

@@ -16,11 +16,10 @@ from ffcp.network import forward, inputs
 from ffcp.predictor import known_only
 from ffcp.regression.common import Common
 from ffcp.regression.intervals import Base, Point
-from ffcp.regression.joint import AUTO, has_own_thresholds, learned_output_scales
+from ffcp.regression.joint import AUTO, BOTH, has_own_thresholds, learned_output_scales
 from ffcp.regression.layer_selection import Choice
 from ffcp.regression.regression_predictor import RegressionPredictor
 from ffcp.regression.scaled_score import RegressionScore, ScaledScore
-from ffcp.regression.sides import BOTH
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ffcp import plots
-from ffcp.batch import BatchOutput, is_traced
+from ffcp.batch import BatchOutput
 from ffcp.description import Described
 from ffcp.extras import needed
 from ffcp.network import arrays, checks
@@ -379,7 +379,7 @@ class Quantiles(Described):
         """Give the two quantiles in order, each with its scale."""
         self._check(out.output)
         below, above = (as_float64(out.output.select(-1, p)) for p in (self.lower, self.upper))
-        lo, hi = _in_order(below, above)
+        lo, hi = torch.minimum(below, above), torch.maximum(below, above)
         scale = as_float64(scale)
         if not scale.dim():  # the same for both
             return Ends(columns(lo), columns(hi), scale, scale)
@@ -395,7 +395,8 @@ class Quantiles(Described):
         if self.median is not None:
             return output.select(-1, self.median)
         below, above = output.select(-1, self.lower), output.select(-1, self.upper)
-        return (below.to(wide := _wide(output.dtype)) + above.to(wide)).mul_(0.5).to(output.dtype)
+        wide = torch.promote_types(output.dtype, torch.float32)  # where short ones can be added
+        return (below.to(wide) + above.to(wide)).mul_(0.5).to(output.dtype)
 
     def _check(self, output: Tensor) -> None:
         if output.dim() < 2 or output.shape[-1] != self.of:
@@ -407,19 +408,6 @@ class Quantiles(Described):
                 f"{words} in the last dimension: (n, {self.of}), or (n, m, {self.of}) for m "
                 "targets. For a point prediction use CP or FFCP"
             )
-
-
-def _in_order(below: Tensor, above: Tensor) -> tuple[Tensor, Tensor]:
-    """Put quantiles that cross in order; mostly none do, which takes less time to see."""
-    is_here = below.device.type == "cpu" and not is_traced()
-    if is_here and bool((below.numpy() <= above.numpy()).all()):
-        return below, above
-    return torch.minimum(below, above), torch.maximum(below, above)
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    """Give the type in which two numbers of a short type can be added."""
-    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
 def columns(values: Tensor) -> Tensor:

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ffcp.conformal.rank import exact_alpha, rows_needed
+from ffcp.conformal.rank import exact_alpha, plain_quantile, rows_needed
 from ffcp.description import Described
 from ffcp.network.features import OUTPUT
-from ffcp.regression.sides import BOTH, EACH, LOWER, UPPER, extent, what_reach_is
+from ffcp.regression.joint import BOTH, EACH, LOWER, UPPER, extent, what_reach_is
 
 # A gradient that is the same everywhere gives the bands of plain CP, up to rounding.
 _TIE = 1 - 1e-6
@@ -142,18 +142,15 @@ def choose(widths: Tensor, trials: Mapping[str, Trial], alpha: Any) -> Choice:
     if not ratios[best] <= _TIE * ratios[OUTPUT]:  # also where no score is known
         best = OUTPUT
     residuals = trials[OUTPUT].scores
-    scales = {name: _as_many(trial.scales, residuals.shape[1]) for name, trial in trials.items()}
-    related = rank_correlations(residuals, scales.values())
+    # One scale per score: the mean over the outputs that share one.
+    shape = (len(widths), residuals.shape[1], -1)
+    scales = [trial.scales.reshape(shape).mean(dim=2) for trial in trials.values()]
+    related = rank_correlations(residuals, scales)
     candidates = {
         name: Candidate(float(lengths[name].nanmean()), correlation)
         for name, correlation in zip(trials, related, strict=True)
     }
     return Choice(best, candidates, len(widths), float(exact_alpha(alpha)))
-
-
-def _as_many(scales: Tensor, columns: int) -> Tensor:
-    """Give one scale per score: the mean over the outputs that share one."""
-    return scales.reshape(len(scales), columns, -1).mean(dim=2)
 
 
 def _lengths(widths: Tensor, trial: Trial, alpha: Any) -> Tensor:
@@ -164,20 +161,6 @@ def _lengths(widths: Tensor, trial: Trial, alpha: Any) -> Tensor:
     thresholds = plain_quantile(trial.scores, alpha)
     thresholds = thresholds.repeat_interleave(trial.scales.shape[1] // len(thresholds))
     return widths.mean(dim=0) + thresholds * trial.scales.mean(dim=0)
-
-
-def plain_quantile(scores: Tensor, alpha: Any) -> Tensor:
-    """Give the plain empirical quantile of each column; NaN are scores that are not known.
-
-    >>> plain_quantile(torch.tensor([[1.0, 1.0], [2.0, torch.nan], [3.0, torch.nan]]), 0.1)
-    tensor([3., 1.])
-    """
-    counts, columns = (~scores.isnan()).sum(dim=0).unique(return_inverse=True)
-    level = 1 - exact_alpha(alpha)
-    places = torch.tensor([max(1, math.ceil(count * level)) - 1 for count in counts.tolist()])
-    # In numpy, where it takes a tenth of the time. NaN come last.
-    ordered = torch.from_numpy(np.sort(scores.numpy(), axis=0))
-    return ordered.gather(0, places[columns][None])[0]
 
 
 def rank_correlations(a: Tensor, others: Iterable[Tensor]) -> list[float]:
@@ -215,22 +198,20 @@ def why_plain(choice: Choice, what: str = "feature") -> str:
         # A scale that is the same everywhere is plain CP by another name.
         if name != OUTPUT and abs(candidate.mean_length - plain) > 1e-6 * abs(plain)
     }
-    by_layer = what == "feature"
     if math.isnan(plain):
         return "plain CP is used: no row set aside has all targets, so that none could be compared"
     if len(choice.candidates) == 1:
         return "plain CP is used: no layer of this model passes a gradient to the output"
     if not others:
-        same = "at every layer the gradient has" if by_layer else "all scales have"
-        return f"plain CP is used: {same} the same size for all inputs"
+        return f"plain CP is used: at every {what} the scale has the same size for all inputs"
     name = min(others, key=lambda key: others[key].mean_length)
     best = others[name]
     return (
-        f"plain CP was chosen: on {choice.rows} rows set aside no {'layer' if by_layer else what} "
+        f"plain CP was chosen: on {choice.rows} rows set aside no {what} "
         f"gave {'tighter limits' if choice.side in (LOWER, UPPER) else 'shorter bands'} "
         f"(best: {name!r} with {choice.what_is_compared} {best.mean_length:.4g} against "
-        f"{plain:.4g}). {'The gradient' if by_layer else 'It'} says little about the noise here: "
-        f"its rank correlation with the residual is {best.rank_correlation:+.2f}"
+        f"{plain:.4g}). It says little about the noise here: its rank correlation with the "
+        f"residual is {best.rank_correlation:+.2f}"
     )
 
 
@@ -238,6 +219,6 @@ def why_no_choice(rows: int, alpha: Any, what: str = "feature") -> str:
     """Say why nothing was chosen."""
     return (
         f"plain CP is used: of {rows} rows none can be spared to choose the "
-        f"{'layer' if what == 'feature' else what}, as alpha={float(exact_alpha(alpha)):g} needs "
+        f"{what}, as alpha={float(exact_alpha(alpha)):g} needs "
         f"{rows_needed(alpha)} to calibrate. Give more rows, or name the {what}"
     )

@@ -22,9 +22,17 @@ from ffcp.network.inputs import RowBuffer
 from ffcp.predictor import Predictor, Running, steady
 from ffcp.regression.distribution import Distribution
 from ffcp.regression.intervals import Interval
-from ffcp.regression.joint import has_own_thresholds, is_of_known, needs_whole_rows
+from ffcp.regression.joint import (
+    BOTH,
+    EACH,
+    LOWER,
+    columns_of,
+    has_own_thresholds,
+    is_of_known,
+    needs_whole_rows,
+    shared_out,
+)
 from ffcp.regression.scaled_score import RegressionScore
-from ffcp.regression.sides import BOTH, EACH, LOWER, columns_of, shared_out
 from ffcp.regression.support import checked_support
 from ffcp.warnings import warn
 

@@ -22,26 +22,24 @@ from ffcp.regression import intervals, layer_selection
 from ffcp.regression.intervals import Base, Ends, as_float64, columns
 from ffcp.regression.joint import (
     AUTO,
-    Joint,
-    OutputScales,
-    checked_joint,
-    checked_output_scales,
-    has_own_thresholds,
-    learned_output_scales,
-    reduced,
-)
-from ffcp.regression.layer_selection import Trial
-from ffcp.regression.scales import as_scale, checked_scale
-from ffcp.regression.sides import (
     BOTH,
     EACH,
     LOWER,
     UPPER,
+    Joint,
+    OutputScales,
+    checked_joint,
+    checked_output_scales,
     checked_side,
     growth,
+    has_own_thresholds,
+    learned_output_scales,
+    reduced,
     reduced_sides,
     two_sided,
 )
+from ffcp.regression.layer_selection import Trial
+from ffcp.regression.scales import as_scale, checked_scale
 
 _MOST_OUTPUTS = 4096  # of a model whose scale is selected
 _NUMBERS = 10**6  # scores of the rows that select; fewer rows do where outputs are many

@@ -235,7 +235,7 @@ def as_scale(scale: Any) -> Any:
     """Take a scale as it is; make one of a function.
 
     >>> as_scale(lambda out: out.output.abs()).requires()
-    Requires(norms=(), values=(), norm=2, method='auto', of=None)
+    Requires(norms=(), values=(), norm=2, method='auto', of=None, input=True)
     """
     if scale is None:
         return Constant()

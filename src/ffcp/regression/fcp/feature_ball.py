@@ -15,13 +15,12 @@ from torch import Tensor, nn
 from ffcp import bounds
 from ffcp.batch import BatchOutput, Requires
 from ffcp.bounds import Bounds
-from ffcp.conformal.rank import exact_alpha
+from ffcp.conformal.rank import exact_alpha, plain_quantile
 from ffcp.conformal.selection import Aside, Selected, Selection
 from ffcp.description import Described
 from ffcp.network import heads
 from ffcp.network.cut import undisturbed
 from ffcp.network.model import Stamp, frozen_copy, stamp
-from ffcp.regression import layer_selection
 from ffcp.regression.fcp import inversion
 from ffcp.regression.intervals import as_float64
 from ffcp.regression.joint import (
@@ -253,10 +252,8 @@ class _Steps(Selection):
         ball.check_head(out)
         y, v = ball.target(out, aside.y), out.values[ball.feature]
         scores = ball.scores_after(out.output, v, y, STEP_COUNTS)
-        thresholds = torch.stack(
-            [layer_selection.plain_quantile(one.cpu(), aside.alpha) for one in scores]
-        )
-        thresholds = thresholds.nan_to_num(0.0).to(scores.device)  # where no score is known
+        thresholds = torch.stack([plain_quantile(one, aside.alpha) for one in scores])
+        thresholds = thresholds.nan_to_num(0.0)  # where no score is known
         coverage = {
             count: self._coverage(out.output, v, y, threshold)
             for count, threshold in zip(STEP_COUNTS, thresholds, strict=True)

@@ -22,9 +22,8 @@ from ffcp.network.model_output import picking
 from ffcp.predictor import known_only, steady
 from ffcp.regression.common import Common
 from ffcp.regression.fcp.feature_ball import FeatureBallScore, QuantileBallScore
-from ffcp.regression.joint import AUTO, BONFERRONI, checked_joint
+from ffcp.regression.joint import AUTO, BONFERRONI, BOTH, checked_joint
 from ffcp.regression.regression_predictor import RegressionPredictor
-from ffcp.regression.sides import BOTH
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -41,7 +41,6 @@ class BoostedQuantiles:
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self._t = dict(tensors)
-        self._depth = _depth(self._t)
 
     def state(self) -> dict[str, Tensor]:
         """Give all tensors, from which :meth:`from_state` makes it again."""
@@ -89,7 +88,7 @@ class BoostedQuantiles:
         offset = torch.arange(trees) * shape[-1]
         flat = {name: t[name].reshape(-1) for name in TreeNode._fields}
         node = offset.expand(columns.shape[0], -1)
-        for _ in range(self._depth):
+        for _ in range(shape[-1] // 2):  # which leads to the deepest leaf of so many nodes
             asked = columns.gather(1, flat["feature"][node])
             goes_left = asked.double() <= flat["threshold"][node]
             node = offset + torch.where(goes_left, flat["left"][node], flat["right"][node])
@@ -103,21 +102,6 @@ def _leads_down(t: Mapping[str, Tensor]) -> bool:
     own = torch.arange(t["left"].shape[-1]).expand(t["left"].shape)
     is_leaf = (t["left"] == own) & (t["right"] == own)
     return bool((is_leaf | ((t["left"] > own) & (t["right"] > own))).all())
-
-
-def _depth(t: Mapping[str, Tensor]) -> int:
-    """Count the steps from the root after which all rows are at a leaf."""
-    left, right = t["left"].flatten(0, -2), t["right"].flatten(0, -2)
-    reached, own = torch.zeros_like(left, dtype=torch.bool), torch.arange(left.shape[1])
-    reached[:, 0] = True
-    for depth in range(left.shape[1]):
-        inner = reached & ~((left == own) & (right == own))
-        if not bool(inner.any()):
-            return depth
-        reached = torch.zeros_like(reached)
-        for way in (left, right):
-            reached.view(torch.uint8).scatter_reduce_(1, way, inner.view(torch.uint8), "amax")
-    return left.shape[1]
 
 
 def learn(columns: Tensor, residuals: Tensor, seed: int = 0) -> BoostedQuantiles:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ffcp.batch import BatchOutput, Requires
 from ffcp.calibrated import Counts
@@ -14,13 +14,12 @@ from ffcp.calibration_loop import Batch, Looks, Result
 from ffcp.conformal.calibration import Calibration
 from ffcp.predictor import known_only
 from ffcp.regression.common import Common
-from ffcp.regression.joint import checked_joint
+from ffcp.regression.joint import BOTH, checked_joint, checked_side
 from ffcp.regression.learned.feature_columns import KINDS, On, checked_on
 from ffcp.regression.learned.learned_score import LearnedScore, LearnedSelection, taught
 from ffcp.regression.learned.learners import NETWORK, checked_learner
 from ffcp.regression.learned.nested import CENTRAL, FAMILIES, LEVELS, MIDDLE
 from ffcp.regression.learned.training_rows import LearnsFromTraining, no_output_scales
-from ffcp.regression.sides import BOTH, checked_side
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -157,10 +156,14 @@ class _Flattered(Looks):
 
     def finish(self, result: Result) -> Counts:
         """Compare how many rows the sets hold with how many they should."""
-        score = result.score
+        score, scores = result.score, result.calibration.scores
+        known = scores[~scores.isnan()]
         if isinstance(score, LearnedScore) and score.source == "training rows":
-            share = held_in_half(score, result.calibration.scores)
-            if share is not None and share < _TOO_FEW:
+            # Several outputs at once are held less often than each of them.
+            is_known = (score.shape, score.side, score.learner.outputs) == (CENTRAL, BOTH, 1)
+            half = float(torch.searchsorted(LEVELS, (1 + _HALF) / 2)) - MIDDLE
+            share = float((known <= half).double().mean())  # NaN of no rows
+            if is_known and share < _TOO_FEW:
                 result.warnings.append(
                     f"the network knows its training rows too well to learn from: sets that "
                     f"should hold {_HALF:.0%} of new rows hold {share:.0%} of the calibration "
@@ -168,13 +171,3 @@ class _Flattered(Looks):
                     "rows set aside from calibration teach; ffcp.Auto compares"
                 )
         return self._inner.finish(result)
-
-
-def held_in_half(family: LearnedScore, scores: Tensor) -> float | None:
-    """Give the share of rows in the central set that should hold half; ``None`` if unknown."""
-    # Several outputs at once are held less often than each of them.
-    if family.shape != CENTRAL or family.side != BOTH or family.learner.outputs > 1:
-        return None
-    half = float(torch.searchsorted(LEVELS, (1 + _HALF) / 2)) - MIDDLE
-    known = scores[~scores.isnan()]
-    return float((known <= half).double().mean()) if len(known) else None

@@ -14,12 +14,13 @@ from ffcp.conformal.columns import Columns, prefixed, with_prefix
 from ffcp.conformal.selection import Aside, Selected, Selection
 from ffcp.network import checks, forward
 from ffcp.regression.intervals import as_float64, columns, outward
-from ffcp.regression.joint import Joint
+from ffcp.regression.joint import BOTH, Joint
 from ffcp.regression.learned.feature_columns import FeatureColumns, On
 from ffcp.regression.learned.learners import LEARN, LEARNERS, NETWORK
 from ffcp.regression.learned.nested import (
     CENTRAL,
     FAMILIES,
+    LEVELS,
     ends_at,
     nested,
     position,
@@ -27,9 +28,10 @@ from ffcp.regression.learned.nested import (
     signed_position,
 )
 from ffcp.regression.scaled_score import RegressionScore
-from ffcp.regression.sides import BOTH
 
 _ROWS = 4096  # whose quantiles are worked out at once
+_FOLDS = 3  # rows that teach are judged by what the other folds taught
+_QUANTILES = "cross-fitted quantiles"
 
 
 @dataclass(frozen=True)
@@ -191,12 +193,43 @@ def taught(
     **config: Any,
 ) -> LearnedScore:
     """Learn the quantiles of the residual from rows; keep hashes of training rows."""
-    y = columns(checks.target(y, out.output))
-    raw = sight.columns(out)
-    typical = sight.typical(raw, y.shape[1])
-    residuals = y.double().cpu() - _centre(out)
-    learner = LEARN[kind](sight.logarithmic(raw, typical), residuals, seed)
+    raw, residuals = sight.columns(out), _residuals(out, y)
+    learner, typical = _learned(sight, kind, raw, residuals, seed)
     return LearnedScore(sight, kind, **config, learner=learner, typical=typical, rows=hashes)
+
+
+def _residuals(out: BatchOutput, y: Tensor) -> Tensor:
+    return columns(checks.target(y, out.output)).double().cpu() - _centre(out)
+
+
+def _learned(
+    sight: FeatureColumns, kind: str, raw: Tensor, residuals: Tensor, seed: int
+) -> tuple[Any, Tensor]:
+    """Return what learned from raw columns, and the typical sizes of these."""
+    typical = sight.typical(raw, residuals.shape[1])
+    return LEARN[kind](sight.logarithmic(raw, typical), residuals, seed), typical
+
+
+@dataclass(frozen=True)
+class CrossFitted(LearnedScore):
+    """The quantiles that other folds taught for each row, found among the values of a pass."""
+
+    def quantiles(self, out: BatchOutput) -> Tensor:
+        """Return the quantiles of the residual, (n, m, levels)."""
+        return out.values[_QUANTILES]
+
+
+def cross_fitted(
+    sight: FeatureColumns, out: BatchOutput, y: Tensor, *, kind: str, seed: int, **config: Any
+) -> tuple[CrossFitted, BatchOutput]:
+    """Return a score and a pass that holds, for each row, what the other folds taught."""
+    raw, residuals = sight.columns(out), _residuals(out, y)
+    quantiles = torch.empty(*residuals.shape, len(LEVELS), dtype=torch.float64)
+    fold = torch.arange(len(raw)) % _FOLDS
+    for held in (fold == number for number in range(_FOLDS)):
+        learner, typical = _learned(sight, kind, raw[~held], residuals[~held], seed)
+        quantiles[held] = learner(sight.logarithmic(raw[held], typical))
+    return CrossFitted(sight, kind, **config), out._replace(values={_QUANTILES: quantiles})
 
 
 @dataclass(frozen=True)
@@ -252,7 +285,7 @@ def _as_many(quantiles: Tensor, like: Tensor) -> Tensor:
 
 
 def _centre(out: BatchOutput) -> Tensor:
-    return columns(as_float64(out.output)).cpu()
+    return as_float64(out.output).reshape(out.output.shape[0], -1).cpu()
 
 
 def _residual(out: BatchOutput, y: Tensor) -> Tensor:

@@ -102,7 +102,10 @@ class _NewRows(Looks):
         if self._met:
             share = self._met / self._rows
             error = (share / min(self._rows, len(self._taught))) ** 0.5
-            if share - _repeated(self._taught) > max(_EXCESS, _ERRORS * error):
+            # Data can hold the same row more than once by itself.
+            counts = self._taught.unique(return_counts=True)[1]
+            repeated = float(counts[counts > 1].sum()) / len(self._taught)
+            if share - repeated > max(_EXCESS, _ERRORS * error):
                 raise ValueError(
                     f"{self._met} of {self._rows} calibration rows were given to fit as well: "
                     "what was learned from a row knows its error, and intervals would cover too "
@@ -129,12 +132,6 @@ def row_hashes(x: Any, y: Tensor) -> Tensor:
         bits = flat.view(torch.int64)
         total = total * factors[-1] + ((bits ^ (bits >> 32)) * factors[:-1]).sum(dim=1)
     return total
-
-
-def _repeated(hashes: Tensor) -> float:
-    """Give the share of rows that the data holds more than once by itself."""
-    _, counts = hashes.unique(return_counts=True)
-    return float(counts[counts > 1].sum()) / len(hashes)
 
 
 def no_output_scales(common: Common) -> None:
