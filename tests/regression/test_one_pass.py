@@ -76,8 +76,9 @@ def test_calibrating_passes_every_row_once(name: str, data: str) -> None:
             predictor.calibrate(DataLoader(TensorDataset(X, y), batch_size=50))
         else:
             predictor.calibrate(X, y)
-    assert (times[CHECKED:] == 1).all()
-    assert int(times[:CHECKED].max()) <= 9  # the row check, and the search for layers
+    # Of many outputs the gradients at narrow layers are pushed through the model, layer by layer.
+    assert set(times[CHECKED:].tolist()) <= ({1, 6} if name == MANY else {1})
+    assert int(times[:CHECKED].max()) <= (14 if name == MANY else 9)  # row check, search for layers
 
 
 @pytest.mark.long
@@ -91,9 +92,10 @@ def test_predicting_and_scoring_pass_every_row_once(name: str, batch_size: int |
         predictor.calibrate(X, y)
         with passes(predictor.model) as times:
             predictor.predict_interval(X)
-            assert (times == 1).all()
+            once = 2 if name == MANY else 1  # and again with tangents
+            assert (times == once).all()
             predictor.score(X, y)
-            assert (times == 2).all()
+            assert (times == 2 * once).all()
 
 
 def test_random_thresholds_are_looked_up_after_one_pass() -> None:
