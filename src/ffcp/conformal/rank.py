@@ -42,7 +42,8 @@ def _exact(alpha: Any, what: str) -> Fraction:
         raise TypeError(f"{what} must be a number between 0 and 1, got {alpha!r}")
     if math.isfinite(alpha):
         exact = isinstance(alpha, (numbers.Rational, Decimal))
-        value = Fraction(alpha) if exact else Fraction(_rounded(alpha))  # type: ignore[arg-type]
+        # A float as it prints, with 12 digits: more than rounding errors leave right.
+        value = Fraction(alpha if exact else f"{Decimal(str(alpha)):.12g}")  # type: ignore[arg-type]
         if 0 < value < 1:
             return value
     says = {
@@ -73,15 +74,6 @@ def exact_alphas(alpha: Any, what: str = "alpha") -> tuple[list[Fraction], bool]
 
 
 _exact_float = functools.lru_cache(maxsize=256)(_exact)  # a server asks for the same few
-
-
-def _rounded(alpha: Any) -> str:
-    """Print a float with at most 12 significant digits, more than rounding errors leave right.
-
-    >>> _rounded(1 - 0.9)
-    '0.100000000000'
-    """
-    return f"{Decimal(str(alpha)):.12g}"
 
 
 def conformal_rank(n: int, alpha: Any) -> int:
