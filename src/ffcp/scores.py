@@ -3,9 +3,8 @@
 from ffcp.classification import named_scores
 from ffcp.classification.scores import FunctionScore, LabelScore
 from ffcp.regression.intervals import Ends, Point, Quantiles
-from ffcp.regression.scaled_score import RegressionScore
+from ffcp.regression.scaled_score import IntervalScore
 
-IntervalScore = RegressionScore
 LAC, APS = named_scores.LACScore, named_scores.APSScore
 RAPS, FFRAPS = named_scores.RAPSScore, named_scores.FFRAPSScore
 

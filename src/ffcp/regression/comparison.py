@@ -31,7 +31,7 @@ from ffcp.regression.joint import (
     two_sided,
     what_reach_is,
 )
-from ffcp.regression.scaled_score import RegressionScore, ScaledScore
+from ffcp.regression.scaled_score import IntervalScore, ScaledScore
 
 SCORE, LENGTH = CRITERIA = ("score", "length")
 
@@ -110,7 +110,7 @@ class MethodCandidate(NamedTuple):
 
     lower: Tensor
     upper: Tensor
-    make: Callable[[], RegressionScore]
+    make: Callable[[], IntervalScore]
     bandwidth: float | None = None  # if localized
 
 
@@ -147,7 +147,7 @@ class Comparison:
         scores = two_sided(self._scores(replace(family, joint=False)), family.side)
         return replace(family, output_scales=learned_output_scales(scores, self._alpha))
 
-    def fixed(self, family: RegressionScore, out: BatchOutput | None = None) -> MethodCandidate:
+    def fixed(self, family: IntervalScore, out: BatchOutput | None = None) -> MethodCandidate:
         """Return the bands of a family that nothing here was chosen for, at its own threshold."""
         scores = self._scores(family, out)
         if self.weights is None:
@@ -161,12 +161,12 @@ class Comparison:
             threshold = torch.stack(each, dim=1)
         return self._candidate(family, threshold, out)
 
-    def _scores(self, family: RegressionScore, out: BatchOutput | None = None) -> Tensor:
+    def _scores(self, family: IntervalScore, out: BatchOutput | None = None) -> Tensor:
         y = self._y.reshape(self._out.output.shape)
         return family.score(self._out if out is None else out, y).cpu()
 
     def _candidate(
-        self, family: RegressionScore, threshold: Tensor, out: BatchOutput | None = None
+        self, family: IntervalScore, threshold: Tensor, out: BatchOutput | None = None
     ) -> MethodCandidate:
         lower, upper = family.region(self._out if out is None else out, threshold[None])
         return MethodCandidate(lower[0].double().cpu(), upper[0].double().cpu(), lambda: family)

@@ -19,7 +19,7 @@ from ffcp.regression.intervals import Base, Point
 from ffcp.regression.joint import AUTO, BOTH, has_own_thresholds, learned_output_scales
 from ffcp.regression.layer_selection import Choice
 from ffcp.regression.regression_predictor import RegressionPredictor
-from ffcp.regression.scaled_score import RegressionScore, ScaledScore
+from ffcp.regression.scaled_score import IntervalScore, ScaledScore
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -108,7 +108,7 @@ class IntervalPredictor(RegressionPredictor):
         scale: Any = None,
         calibration: Calibration | None = None,
         *,
-        score: RegressionScore | None = None,
+        score: IntervalScore | None = None,
         **common: Unpack[Common],
     ) -> None:
         known_only(type(self), common, Common)

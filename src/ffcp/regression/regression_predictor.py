@@ -32,7 +32,7 @@ from ffcp.regression.joint import (
     needs_whole_rows,
     shared_out,
 )
-from ffcp.regression.scaled_score import RegressionScore
+from ffcp.regression.scaled_score import IntervalScore
 from ffcp.regression.support import checked_support
 from ffcp.warnings import warn
 
@@ -50,7 +50,7 @@ class RegressionPredictor(Predictor):
     def __init__(
         self,
         model: nn.Module,
-        score: RegressionScore | Selection,
+        score: IntervalScore | Selection,
         calibration: Calibration | None = None,
         *,
         joint: Any = False,

@@ -45,7 +45,7 @@ _MOST_OUTPUTS = 4096  # of a model whose scale is selected
 _NUMBERS = 10**6  # scores of the rows that select; fewer rows do where outputs are many
 
 
-class RegressionScore(Score):
+class IntervalScore(Score):
     """Nested intervals, one for every threshold; the base of all interval scores.
 
     A score of your own defines :meth:`score` and :meth:`region`; or :meth:`sides` and
@@ -127,7 +127,7 @@ class RegressionScore(Score):
 
 
 @dataclass(frozen=True)
-class ScaledScore(RegressionScore):
+class ScaledScore(IntervalScore):
     """Intervals ``[lo - q s_lo, hi + q s_hi]`` of a base and a scale.
 
     ``output_scales`` multiply the scales of outputs that share one threshold; ``"auto"`` are to be

@@ -31,7 +31,7 @@ from ffcp.regression.joint import (
     needs_whole_rows,
     reduced,
 )
-from ffcp.regression.scaled_score import RegressionScore
+from ffcp.regression.scaled_score import IntervalScore
 
 #: The numbers of descent steps that ``steps=None`` chooses from.
 STEP_COUNTS = (1, 2, 3, 5, 8, 12, 20, 30, 50, 80, 120, 200)
@@ -49,7 +49,7 @@ class _CutHead(NamedTuple):
     made_of: Stamp
 
 
-class FeatureBallScore(RegressionScore):
+class FeatureBallScore(IntervalScore):
     """Bands that bound the head over a ball, whose radius is the threshold.
 
     Parameters are those of :class:`ffcp.FCP`.
