@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from ffcp.regression.learned.knots import KNOTS
+from ffcp.regression.learned.nested import KNOTS
 from torch import Tensor, nn
 
 import ffcp

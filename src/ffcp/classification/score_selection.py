@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -69,10 +69,6 @@ class LabelScoreSelection(Selection):
     what = "the label score"
     fewest_rows = _FEWEST
     draws = randomized = takes_logits = True
-
-    def with_other_labels(self) -> LabelScoreSelection:
-        """Return the same selection for labels that may be none of the classes."""
-        return replace(self, other_labels=True)
 
     def accepts(self, score: Any) -> bool:
         """Whether a score is one of the candidates."""

@@ -6,7 +6,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,7 +27,6 @@ LAC, APS, RAPS, FFRAPS = RULES = ("lac", "aps", "raps", "ffraps")
 #: What each rule has besides its temperature, and the values that are taken if none are given.
 _DEFAULTS = {"lam": 0.01, "kreg": 5, "delta": 0.01}
 _TAKES = {LAC: (), APS: (), RAPS: ("lam", "kreg"), FFRAPS: ("lam", "kreg", "delta")}
-Self = TypeVar("Self", bound="LabelScore")
 
 
 class LabelScore(Score):
@@ -39,9 +38,7 @@ class LabelScore(Score):
     Attributes
     ----------
     randomized : bool
-        Whether sets use the random number of a row, ``out.random``.
-    draws : bool
-        Whether calibrating does.
+        Whether scores use the random number of a row, ``out.random``.
     other_labels : bool
         Whether a label may be none of the classes; it has the number behind the last, and no
         threshold but an infinite one lets it in.
@@ -59,16 +56,13 @@ class LabelScore(Score):
     """
 
     randomized: Any = False
-    draws = False
     other_labels = False
-    #: Whether outputs are taken as logits, so that probabilities are refused.
-    takes_logits = False
 
     def of_all(self, out: BatchOutput) -> Tensor:
         """Score every label of each row: (n, K), the smaller the better a label fits."""
         raise NotImplementedError
 
-    def of_labels(self, out: BatchOutput, labels: Tensor) -> Tensor:
+    def _of_labels(self, out: BatchOutput, labels: Tensor) -> Tensor:
         """Score one label of each row, (n,)."""
         return self.of_all(out).double().gather(1, labels[:, None])[:, 0]
 
@@ -77,7 +71,7 @@ class LabelScore(Score):
         check_logits(out.output)
         labels = checked_labels(y, out, self.other_labels)
         beyond = labels >= out.output.shape[1]
-        scores = self.of_labels(out, labels.masked_fill(beyond, 0))
+        scores = self._of_labels(out, labels.masked_fill(beyond, 0))
         return scores.masked_fill(beyond, math.inf)[:, None]
 
     def mask(self, out: BatchOutput, threshold: Tensor, *, allow_empty: bool) -> Tensor:
@@ -94,12 +88,6 @@ class LabelScore(Score):
         # Places, since differences of scores would be NaN where scores are infinite.
         places = self.of_all(out).argsort(dim=1, stable=True).argsort(dim=1)
         yield (places.shape[1] - places).double()
-
-    def with_other_labels(self: Self) -> Self:
-        """Return the same score for labels that may be none of the classes."""
-        other = copy.copy(self)
-        other.__dict__["other_labels"] = other.__dict__["takes_infinity"] = True
-        return other
 
 
 @dataclass(frozen=True)
@@ -184,6 +172,7 @@ class RuleScore(LabelScore):
     allow_empty: bool = False
     other_labels: bool = False
     lowest = 0.0
+    #: Outputs are taken as logits, so that probabilities are refused.
     takes_logits = True
 
     def __post_init__(self) -> None:
@@ -244,7 +233,7 @@ class RuleScore(LabelScore):
         return self.other_labels
 
     @property
-    def draws(self) -> bool:  # type: ignore[override]
+    def draws(self) -> bool:
         """Whether calibrating uses random numbers."""
         return self.name != LAC
 
@@ -284,7 +273,7 @@ class RuleScore(LabelScore):
         """Score every label of each row, (n, K)."""
         return rules.all_scores(self._rule(), self.label_rows(out))
 
-    def of_labels(self, out: BatchOutput, labels: Tensor) -> Tensor:
+    def _of_labels(self, out: BatchOutput, labels: Tensor) -> Tensor:
         """Score one label of each row, (n,)."""
         return rules.label_scores(self._rule(), self.label_rows(out), labels)
 
@@ -351,6 +340,13 @@ class _Tuning(Selection):
             allow_empty=score.allow_empty,
             randomized=score.randomized,
         )
+
+
+def with_other_labels(score: Any) -> Any:
+    """Return the same score, or selection, for labels that may be none of the classes."""
+    other = copy.copy(score)
+    other.__dict__["other_labels"] = other.__dict__["takes_infinity"] = True
+    return other
 
 
 def as_score(score: Any) -> LabelScore:

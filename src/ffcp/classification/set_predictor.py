@@ -20,7 +20,12 @@ from ffcp.classification.score_selection import (
     ScoreChoice,
     score_of,
 )
-from ffcp.classification.scores import LabelScore, check_logits, refuse_probabilities
+from ffcp.classification.scores import (
+    LabelScore,
+    check_logits,
+    refuse_probabilities,
+    with_other_labels,
+)
 from ffcp.classification.sets import LabelSet
 from ffcp.classification.tuning import SetChoice
 from ffcp.conformal.calibration import Calibration, Marginal
@@ -115,7 +120,7 @@ class SetPredictor(Predictor):
         if other_labels:
             _must_not_ask_for_labels(calibration)
             checked_names([*(self.names or ()), LabelSet.OTHER])  # which no class may be called
-            score = score.with_other_labels()
+            score = with_other_labels(score)
         super().__init__(model, score, calibration, **running)
 
     def config(self) -> dict[str, Any]:
@@ -296,7 +301,7 @@ class SetPredictor(Predictor):
     def draws_to_calibrate_only(self) -> bool:
         """Whether scores are randomised in the calibration, and not in :meth:`score`."""
         score = self._state.score
-        return bool(score.draws and not score.randomized)
+        return bool(_draws(score) and not score.randomized)
 
     def _check_classes(self, logits: Tensor) -> None:
         if self.classes is not None and logits.shape[-1] != self.classes:
@@ -332,7 +337,7 @@ class _LabelLooks(Looks):
         """Return what one pass gives for a batch of rows; refuse another number of classes."""
         out = super().__call__(batch, requires)
         check_logits(out.output)
-        if self._score.takes_logits and not batch.row:
+        if getattr(self._score, "takes_logits", False) and not batch.row:
             refuse_probabilities(out.output)
         classes = out.output.shape[1]
         if self._classes not in (None, classes):
@@ -345,7 +350,7 @@ class _LabelLooks(Looks):
                 "one name for each, in the order of the outputs"
             )
         self._classes = classes
-        if not self._score.draws:
+        if not _draws(self._score):
             return out
         first = self._drawn.get(self._entropy, 0)
         self._drawn[self._entropy] = first + len(out.output)
@@ -355,6 +360,11 @@ class _LabelLooks(Looks):
     def finish(self, result: Result) -> Counts:
         """Return the number of classes, and how many random numbers were drawn."""
         return Counts(self._classes, tuple(self._drawn.items()))
+
+
+def _draws(score: Any) -> bool:
+    """Whether calibrating uses random numbers: also for sets that are not randomised."""
+    return bool(getattr(score, "draws", score.randomized))
 
 
 def _must_not_ask_for_labels(calibration: Calibration) -> None:

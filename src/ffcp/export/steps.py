@@ -22,7 +22,7 @@ from ffcp.network.model import frozen_copy, uncompiled
 from ffcp.predictor import Predictor
 from ffcp.regression.intervals import columns
 from ffcp.regression.joint import BOTH, EACH
-from ffcp.regression.scaled_score import IntervalScore, ScaledScore
+from ffcp.regression.scaled_score import ScaledScore, TwoSidedScore
 
 # The inputs of a graph besides the model's own.
 GROUP, RANDOM, ROUNDING = "group", "random", "rounding"
@@ -157,7 +157,7 @@ def near(dtype: torch.dtype) -> float:
     return 8 * torch.finfo(dtype).eps
 
 
-class Outward(IntervalScore):
+class Outward(TwoSidedScore):
     """Intervals of a base and a scale in float64, wider by all that the model's type can round.
 
     Examples

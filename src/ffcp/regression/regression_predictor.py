@@ -32,13 +32,14 @@ from ffcp.regression.joint import (
     needs_whole_rows,
     shared_out,
 )
-from ffcp.regression.scaled_score import IntervalScore
+from ffcp.regression.scaled_score import IntervalScore, TwoSidedScore
 from ffcp.regression.support import checked_support
 from ffcp.warnings import warn
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+_NO_SIDE = "its score has no side: a TwoSidedScore has"
 _BLOCK = 2**18  # numbers per step of the float64 arithmetic
 
 
@@ -255,9 +256,10 @@ class RegressionPredictor(Predictor):
         buffer = RowBuffer(given.count)
         curve: dict[str, Tensor] | None = None
         for out in self.batch_outputs(given, groups):
-            curve, prediction = score.curve(out), self._prediction(out)
+            prediction = self._prediction(out)
+            curve = score.curve(out) if isinstance(score, TwoSidedScore) else None
             if curve is None:
-                raise ValueError(self._no_distribution(score.why_unsigned))
+                raise ValueError(self._no_distribution(getattr(score, "why_unsigned", _NO_SIDE)))
             self._must_be_signed(tables[0], prediction[0].numel())
             labels = calibration.metadata(out).get("group", [None] * len(prediction))
             _must_know(labels, number)

@@ -48,8 +48,7 @@ _NUMBERS = 10**6  # scores of the rows that select; fewer rows do where outputs 
 class IntervalScore(Score):
     """Nested intervals, one for every threshold; the base of all interval scores.
 
-    A score of your own defines :meth:`score` and :meth:`region`; or :meth:`sides` and
-    :meth:`region_of_sides`, and then goes with ``side=`` and ``joint=`` too.
+    A score of your own defines :meth:`score` and :meth:`region`.
     """
 
     #: How several outputs of a row are covered.
@@ -60,6 +59,22 @@ class IntervalScore(Score):
     def prediction(self, output: Tensor) -> Tensor:
         """Return the point prediction, in the shape of the target."""
         return output
+
+    def target(self, out: BatchOutput, y: Tensor) -> Tensor:
+        """Bring targets to (n, m)."""
+        return columns(checks.target(y, self.prediction(out.output)))
+
+    def region(self, out: BatchOutput, q: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the ends (levels, n, m) at thresholds (levels, n or 1, columns of the scores)."""
+        raise NotImplementedError
+
+
+class TwoSidedScore(IntervalScore):
+    """An interval score that knows how far a target lies beyond each end.
+
+    It goes with every ``side=`` and ``joint=``, and is defined by :meth:`sides` and
+    :meth:`region_of_sides`.
+    """
 
     def score(self, out: BatchOutput, y: Tensor) -> Tensor:
         """Return the scores that are kept: (n, m), or (n, 1) if outputs share a threshold."""
@@ -78,10 +93,6 @@ class IntervalScore(Score):
             return self.region_of_sides(out, *q.chunk(2, dim=-1))
         infinite = torch.full_like(q, math.inf)
         return self.region_of_sides(out, *((q, infinite) if self.side == LOWER else (infinite, q)))
-
-    def target(self, out: BatchOutput, y: Tensor) -> Tensor:
-        """Bring targets to (n, m)."""
-        return columns(checks.target(y, self.prediction(out.output)))
 
     def outside(self, out: BatchOutput, y: Tensor) -> Tensor:
         """Return the two-sided scores of targets (n, m), before outputs are joined."""
@@ -127,7 +138,7 @@ class IntervalScore(Score):
 
 
 @dataclass(frozen=True)
-class ScaledScore(IntervalScore):
+class ScaledScore(TwoSidedScore):
     """Intervals ``[lo - q s_lo, hi + q s_hi]`` of a base and a scale.
 
     ``output_scales`` multiply the scales of outputs that share one threshold; ``"auto"`` are to be

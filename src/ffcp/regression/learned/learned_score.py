@@ -27,7 +27,7 @@ from ffcp.regression.learned.nested import (
     quantile_at,
     signed_position,
 )
-from ffcp.regression.scaled_score import IntervalScore
+from ffcp.regression.scaled_score import TwoSidedScore
 
 _ROWS = 4096  # whose quantiles are worked out at once
 _FOLDS = 3  # rows that teach are judged by what the other folds taught
@@ -35,7 +35,7 @@ _QUANTILES = "cross-fitted quantiles"
 
 
 @dataclass(frozen=True)
-class LearnedScore(IntervalScore):
+class LearnedScore(TwoSidedScore):
     """The model's prediction, plus nested sets between learned quantiles of its residual.
 
     Learner, typical sizes and the hashes of training rows are its state.
