@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from ffcp.regression.learned.nested import KNOTS
 from torch import Tensor, nn
 
 import ffcp
 from ffcp.regression.auto import OWN
+from ffcp.regression.learned.nested import KNOTS
 from tests.export.running import holds, run_alone
 
 
