@@ -11,6 +11,7 @@ from torch import nn
 
 import ffcp
 from ffcp.classification.rules import LabelRows, label_mask
+from ffcp.network import forward
 from tests.export.running import run_alone, run_here
 
 
@@ -24,7 +25,7 @@ def material(rows: int) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
 
 def known_mask(predictor: ffcp.SetPredictor, x, share, alpha, groups=None) -> torch.Tensor:
     """Give the library's sets for random numbers that are known."""
-    seen = predictor._pass()(x, 0, groups)
+    seen = forward.ForwardPass(predictor.model, predictor.calibrated().requires)(x, 0, groups)
     thresholds = predictor.calibration.quantile(alpha, predictor.calibration.metadata(seen))
     thresholds = predictor._for_all_classes(thresholds).expand(len(x), -1)
     score = predictor.calibrated().score
