@@ -74,12 +74,18 @@ def points_of(played: list[dict[str, Any]], name: str) -> dict[str, torch.Tensor
     return points
 
 
+def scores_of(played: list[dict[str, Any]], name: str) -> torch.Tensor:
+    """Return the scores that all four have, of all groups."""
+    points = points_of(played, name)
+    return torch.cat([tensor for kind, tensor in points.items() if kind.endswith("scores")])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*METHODS, "pixels", "one rank", "uniform"])
 def test_all_ranks_end_with_the_same_calibration_to_the_last_bit(
     played: list[dict[str, Any]], name: str
 ) -> None:
-    assert len(points_of(played, name)["scores"])
+    assert len(scores_of(played, name))
 
 
 @pytest.mark.slow
@@ -101,11 +107,10 @@ def test_scores_are_those_of_one_process(played: list[dict[str, Any]], name: str
 def test_groups_keep_their_points(played: list[dict[str, Any]], name: str) -> None:
     points = points_of(played, name)
     alone = ffcp.CP(small_mlp()).calibrate(X, Y, groups=GROUPS).calibration
-    together = alone.empty()
-    together.keep(points)
+    together = alone.with_state(points)
     assert together.groups == alone.groups
-    for label, part in together.parts().items():
-        torch.testing.assert_close(part.scores, alone.parts()[label].scores)
+    for label, part in together.parts.items():
+        torch.testing.assert_close(part.scores, alone.parts[label].scores)
 
 
 @pytest.mark.slow
@@ -116,7 +121,7 @@ def test_the_first_rank_selects_on_rows_of_its_own_that_do_not_calibrate(
 ) -> None:
     make, y, more = METHODS[name]
     first = make().calibrate(X[: UNEVEN[0]], y[: UNEVEN[0]], **more)
-    assert len(points_of(played, name)["scores"]) == len(first.calibration) + sum(UNEVEN[1:])
+    assert len(scores_of(played, name)) == len(first.calibration) + sum(UNEVEN[1:])
     assert len(first.calibration) < UNEVEN[0]
 
 
@@ -124,9 +129,9 @@ def test_the_first_rank_selects_on_rows_of_its_own_that_do_not_calibrate(
 @pytest.mark.filterwarnings("ignore::ffcp.FFCPWarning")
 def test_a_rank_without_rows_selects_nothing(played: list[dict[str, Any]]) -> None:
     alone = METHODS["choice"][0]().calibrate(X, Y).calibration.scores
-    torch.testing.assert_close(points_of(played, "one rank")["scores"], alone)
+    torch.testing.assert_close(scores_of(played, "one rank"), alone)
     for name in ("fitted", "CP"):
-        assert len(points_of(played, name)["scores"]) == 1001
+        assert len(scores_of(played, name)) == 1001
 
 
 @pytest.mark.slow
@@ -152,21 +157,21 @@ def test_rows_that_a_sampler_repeats_are_not_counted_twice(
     played: list[dict[str, Any]], name: str
 ) -> None:
     alone = ffcp.CP(small_mlp()).calibrate(X, Y).calibration.scores
-    torch.testing.assert_close(points_of(played, name)["scores"], alone)
+    torch.testing.assert_close(scores_of(played, name), alone)
 
 
 @pytest.mark.slow
 def test_few_rows_and_those_that_are_dropped_are_counted_as_they_are(
     played: list[dict[str, Any]],
 ) -> None:
-    assert len(points_of(played, "more ranks than rows")["scores"]) == 1
-    assert len(points_of(played, "tail dropped")["scores"]) == 1000
+    assert len(scores_of(played, "more ranks than rows")) == 1
+    assert len(scores_of(played, "tail dropped")) == 1000
 
 
 @pytest.mark.slow
 def test_ranks_draw_different_random_numbers(played: list[dict[str, Any]]) -> None:
     for name in ("uniform", "uniform by seed"):
-        scores = points_of(played, name)["scores"]
+        scores = scores_of(played, name)
         assert len(scores.unique()) == len(scores) == 1001
 
 
@@ -174,7 +179,7 @@ def test_ranks_draw_different_random_numbers(played: list[dict[str, Any]]) -> No
 def test_summaries_are_put_together_within_their_rank_error(played: list[dict[str, Any]]) -> None:
     alone = ffcp.CP(small_mlp()).calibrate(X, Y)
     few = ffcp.CP(alone.model).calibrate(X[:50], Y[:50]).compress(0.02).calibration
-    few.keep(points_of(played, "compressed"))
+    few = few.with_state(points_of(played, "compressed"))
     ordered = alone.calibration.scores[:, 0]
     assert len(few) == 1001
     assert 0 < few.rank_error <= 0.02
@@ -185,7 +190,7 @@ def test_summaries_are_put_together_within_their_rank_error(played: list[dict[st
         # Scores of other batches are rounded in other ways.
         assert ordered[k - 1] * (1 - 1e-5) <= found <= ordered[last - 1] * (1 + 1e-5)
     for name in ("compressed groups", "updated and compressed"):
-        assert len(points_of(played, name)["scores"]) < 250
+        assert len(scores_of(played, name)) < 250
 
 
 @pytest.mark.slow
@@ -193,7 +198,7 @@ def test_points_that_were_there_count_once_when_all_ranks_update(
     played: list[dict[str, Any]],
 ) -> None:
     alone = ffcp.CP(small_mlp()).calibrate(X[:900], Y[:900]).calibration.scores
-    torch.testing.assert_close(points_of(played, "updated")["scores"], alone)
+    torch.testing.assert_close(scores_of(played, "updated"), alone)
     told = points_of(played, "updated and compressed")["pieces"]
     assert int(told[:, 0, 1].sum()) == 900
 
@@ -213,7 +218,7 @@ def test_all_ranks_fail_with_the_message_of_the_one_that_does(
 @pytest.mark.slow
 def test_a_failure_changes_nothing_and_the_group_goes_on(played: list[dict[str, Any]]) -> None:
     assert all(found["unchanged"] is True for found in played)
-    first, last = (points_of(played, name)["scores"] for name in ("CP", "after all that"))
+    first, last = (scores_of(played, name) for name in ("CP", "after all that"))
     assert torch.equal(first, last)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import pickle
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -74,7 +75,9 @@ class Call:
         self._method = method
 
     def remote(self, *given: Any) -> Any:
-        return asyncio.run(self._method(*given))
+        # In a thread of its own: a browser's loop may be running in this one.
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(asyncio.run, self._method(*given)).result()
 
 
 @pytest.fixture
