@@ -251,12 +251,19 @@ def gradient_norms(
     return buffer[""], norms
 
 
-def check_rows(model: nn.Module, x: Any, names: Sequence[str], sample: int = 8) -> None:
+def check_rows(
+    model: nn.Module,
+    x: Any,
+    names: Sequence[str],
+    sample: int = 8,
+    dtype: torch.dtype | None = None,
+) -> None:
     """Refuse a model that mixes rows, by its predictions and by its gradients.
 
     Twice the same rows, to tell randomness from mixing, and once half of them in another order. A
     gradient that comes from the outputs of the first rows only is exactly zero in all later rows
-    unless the model carries information from row to row, however faint.
+    unless the model carries information from row to row, however faint. ``dtype`` is that in which
+    the model computes, if its output has a longer one.
     """
     x = inputs.take(x, slice(0, sample))
     if inputs.row_count(x) == 1:  # a loader of single rows: the row beside itself
@@ -271,13 +278,13 @@ def check_rows(model: nn.Module, x: Any, names: Sequence[str], sample: int = 8) 
         with undisturbed(frozen), torch.no_grad():
             whole, again = call(frozen, x, rows), call(frozen, x, rows)
             apart = call(frozen, inputs.take(x, company), len(company))
-        if not _close(whole, again):
+        if not _close(whole, again, dtype):
             raise ValueError(
                 "two passes over the same rows disagree: forward is random even in eval mode "
                 "(dropout with training=True?). Make it deterministic; the score of a point must "
                 "be a fixed number"
             )
-        if not _close(whole[company.to(whole.device)], apart):
+        if not _close(whole[company.to(whole.device)], apart, dtype):
             raise ValueError(
                 "the model mixes rows: its prediction for a row changes with the other rows of "
                 "the batch (batch statistics forced inside forward, attention over the batch?). "
@@ -299,13 +306,12 @@ def check_rows(model: nn.Module, x: Any, names: Sequence[str], sample: int = 8) 
             )
 
 
-def _close(a: Tensor, b: Tensor) -> bool:
+def _close(a: Tensor, b: Tensor, dtype: torch.dtype | None) -> bool:
     """Whether two outputs for the same rows differ by rounding only."""
     # Another batch size means other kernels and another order of summation: rounding, which
     # grows with depth, not mixing.
     if not bool(torch.isfinite(a).all() and torch.isfinite(b).all()):
         return bool(torch.equal(torch.isfinite(a), torch.isfinite(b)))
-    # A network that ends in float64 may well have computed in float32.
-    tolerance = min(1e3 * max(torch.finfo(a.dtype).eps, torch.finfo(torch.float32).eps), 0.1)
+    tolerance = min(1e3 * torch.finfo(dtype or a.dtype).eps, 0.1)
     scale = torch.maximum(a.abs().max(), b.abs().max()).double()
     return bool((a.double() - b.double()).abs().max() <= tolerance * scale)

@@ -160,7 +160,8 @@ class CrossConformal(nn.Module):
         for fold, (model, own) in enumerate(zip(self.models, given, strict=True)):
             rows = torch.nonzero(self.folds.cpu() == fold)[:, 0]
             some = inputs.take(own, rows)
-            forward.check_rows(model, some, ())
+            # In float32: a network that ends in float64 may well have computed in less.
+            forward.check_rows(model, some, (), dtype=torch.float32)
             error = target[rows].double().reshape(-1) - _output(model, some, self.batch_size)
             scores[rows] = self._score(error)
         self.scores = scores[self.folds.cpu() >= 0].to(self.folds.device)
