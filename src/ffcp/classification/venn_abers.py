@@ -1,0 +1,163 @@
+"""Probabilities of classes that are calibrated by Venn-Abers predictors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ffcp.batch import BatchOutput
+from ffcp.classification.names import label_tensor
+from ffcp.classification.scores import checked_labels, refuse_probabilities
+from ffcp.conformal.score import Score
+from ffcp.conformal.venn_abers import VennAbersRows
+from ffcp.network import checks
+from ffcp.network.inputs import RowBuffer
+from ffcp.network.model_output import Output
+from ffcp.predictor import Predictor, steady
+
+
+class Pair(NamedTuple):
+    """Two probabilities, of which one is right in the sense of Venn prediction.
+
+    Attributes
+    ----------
+    p0, p1 : Tensor
+        What isotonic regression says with the row added as one that is not of the class, and as
+        one that is. For two classes those of the class 1, (n,); for more those of each class
+        against the rest, (n, classes).
+    """
+
+    p0: Tensor
+    p1: Tensor
+
+
+@dataclass(frozen=True)
+class LogOdds(Score):
+    """The logarithm of the odds of class 1, or of each of several classes against the rest."""
+
+    takes_infinity = False
+
+    def score(self, out: BatchOutput, y: Tensor) -> Tensor:
+        """Return the log odds of calibration rows; refuse labels that are no classes."""
+        scores = self.of_rows(out)
+        if out.output.dim() == 2 and out.output.shape[1] > 1:
+            refuse_probabilities(out.output)
+        classes = out.output.new_empty(len(out.output), max(2, scores.shape[1]))
+        checked_labels(y, out._replace(output=classes))
+        return scores
+
+    def of_rows(self, out: BatchOutput) -> Tensor:
+        """Return the log odds, (n, 1) for two classes and (n, K) for K classes."""
+        logits = out.output.double()
+        logits = logits[:, None] if logits.dim() == 1 else logits
+        if logits.dim() != 2:
+            raise ValueError(
+                f"the model's output has shape {tuple(out.output.shape)}: Venn-Abers needs logits, "
+                "(n, K) for K classes, or one for two of them, (n,) or (n, 1)"
+            )
+        checks.finite(logits, "the model's output", out.rows[0])
+        if logits.shape[1] == 1:
+            return logits
+        if logits.shape[1] == 2:
+            return logits[:, 1:] - logits[:, :1]
+        logs = logits.log_softmax(dim=1)
+        odds = logs - torch.log1p(-logs.exp())
+        # Of the likeliest class 1 - p is rounded away: it is the sum of the others.
+        top = logits.argmax(dim=1, keepdim=True)
+        others = logits.scatter(1, top, -torch.inf).logsumexp(dim=1, keepdim=True)
+        return odds.scatter(1, top, logits.gather(1, top) - others)
+
+
+class VennAbers(Predictor):
+    """Calibrated probabilities of a classifier, by inductive Venn-Abers predictors.
+
+    Parameters
+    ----------
+    model
+        A trained classifier; forward returns logits: (n, K) for K classes, or one for two classes,
+        (n,) or (n, 1), that of the class 1.
+    batch_size
+        Rows per pass over arrays; by default about 16 MB of input (2 MB of images), at most
+        8,192 rows.
+    output
+        Which part of what the model returns is the prediction, if it returns a tuple, a dict or
+        the like: a key (``"logits"``), an index, or a function of what it returns.
+
+    Notes
+    -----
+    Promised, for exchangeable rows and two classes: of the pair of :meth:`predict_pair`, the one
+    of the label that the row turns out to have is perfectly calibrated. The two differ by about
+    what one row can change. With more classes that is so for each class against the rest; that
+    probabilities are then divided by their sum is a convenience without a promise.
+
+    Examples
+    --------
+    >>> _ = torch.manual_seed(0)
+    >>> x, model = torch.randn(900, 3), nn.Linear(3, 2)  # yours is trained
+    >>> y = torch.distributions.Categorical(logits=model(x) / 3).sample()  # it is too sure
+    >>> venn = VennAbers(model).calibrate(x[:800], y[:800])
+    >>> venn.predict_proba(x[800:]).shape
+    torch.Size([100, 2])
+    >>> p0, p1 = venn.predict_pair(x[800:])
+    >>> bool((p0 < p1).all())
+    True
+    """
+
+    def __init__(
+        self, model: nn.Module, *, batch_size: int | None = None, output: Output = None
+    ) -> None:
+        super().__init__(model, LogOdds(), VennAbersRows(), batch_size=batch_size, output=output)
+
+    def config(self) -> dict[str, Any]:
+        """Return the constructor arguments, but for the model."""
+        return {"batch_size": self.batch_size, "output": self.output}
+
+    def read_target(self, y: Any) -> Tensor:
+        """Return the number of the class of each row."""
+        return label_tensor(y, None)
+
+    @steady
+    def predict_pair(self, x: Any) -> Pair:
+        """Return the probabilities with each of the labels that a row may have.
+
+        Parameters
+        ----------
+        x
+            Inputs, as the model takes them, or a loader of them.
+
+        Returns
+        -------
+        Pair
+            ``(p0, p1)``: for two classes those of the class 1, (n,) each; for more those of each
+            class against the rest, (n, classes).
+        """
+        return self._pair(x)
+
+    def _pair(self, x: Any) -> Pair:
+        state, given = self.calibrated(), self.rows(x)
+        buffer = RowBuffer(given.count)
+        for out, *_ in self.batch_outputs(given):
+            p0, p1 = state.calibration.pairs(state.score.of_rows(out))  # type: ignore[attr-defined]
+            buffer.add({"p0": p0, "p1": p1})
+        p0, p1 = buffer["p0"], buffer["p1"]
+        return Pair(p0[:, 0], p1[:, 0]) if p0.shape[1] == 1 else Pair(p0, p1)
+
+    @steady
+    def predict_proba(self, x: Any) -> Tensor:
+        """Return one probability for each class, (n, classes), that sum to 1.
+
+        Of a pair it is p1 / (1 - p0 + p1), which loses least whichever of the two is right; of
+        several classes these numbers are divided by their sum.
+        """
+        p0, p1 = self._pair(x)
+        merged = p1 / (1 - p0 + p1)
+        if merged.dim() == 1:
+            return torch.stack([1 - merged, merged], dim=1)
+        return merged / merged.sum(dim=1, keepdim=True)
+
+    def forward(self, x: Any) -> Tensor:
+        """Return probabilities, as :meth:`predict_proba` does: ``venn(x)``."""
+        return self.predict_proba(x)
