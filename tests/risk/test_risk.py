@@ -11,9 +11,10 @@ from scipy import stats
 from torch import Tensor, nn
 
 import ffcp
-from ffcp.risk.risk_control import NAMED, false_negatives
+from ffcp.risk.losses import NAMED, false_negatives
 from ffcp.segmentation.counts import EDGES
 from tests.conftest import normal
+from tests.core import rewrite
 from tests.law import ERROR_RATE
 
 ALPHA, ROWS, ASKED, REPEATS = 0.1, 80, 100, 100
@@ -124,6 +125,19 @@ def test_groups_have_levels_of_their_own_and_files_come_back(tmp_path: Any) -> N
         ffcp.RiskControl(model, "any_missed").load(tmp_path / "risk.safetensors")
     loaded = ffcp.load(tmp_path / "risk.safetensors", model)
     assert torch.equal(loaded.predict_set(x).sets, alone.predict_set(x).sets)
+
+
+@pytest.mark.parametrize("grid", [True, 0, 0.5, [0.5]])
+def test_a_file_with_another_grid_is_refused(grid: Any, tmp_path: Any) -> None:
+    x, y = draw(torch.Generator().manual_seed(5), 100)
+    predictor = ffcp.RiskControl(Fixed(), grid=[0.0, 0.5, 1.0]).calibrate(x, y)
+    path = tmp_path / "risk.safetensors"
+    predictor.save(path)
+    rewrite(path, lambda tensors, described: described["compared"]["score"].update(grid=grid))
+    before = predictor.predict_set(x).sets
+    with pytest.raises(ffcp.CalibrationFileError):
+        predictor.load(path)
+    assert torch.equal(predictor.predict_set(x).sets, before)
 
 
 @pytest.mark.long

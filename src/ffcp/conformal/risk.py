@@ -25,7 +25,12 @@ from ffcp.conformal.columns import Columns
 from ffcp.conformal.random_numbers import Draws
 from ffcp.conformal.rank import exact_alpha, rows_needed
 
-_UNIT = 2**32  # losses are counted in 1 / _UNIT of the bound, rounded up
+LOSS_UNIT = 2**32  # losses are counted in 1 / LOSS_UNIT of the bound, rounded up
+
+
+def loss_sums(losses: Tensor) -> Tensor:
+    """Return the sum of each column in units, which does not depend on the order of rows."""
+    return (losses * LOSS_UNIT).ceil().long().sum(dim=0)
 
 
 @dataclass(frozen=True)
@@ -65,7 +70,7 @@ class Losses(Calibration):
 
     @cached_property
     def _sums(self) -> Tensor:
-        return (self.scores * _UNIT).ceil().long().sum(dim=0)
+        return loss_sums(self.scores)
 
     def quantile(
         self, alpha: Any, metadata: Columns | None = None, random: Draws | None = None
@@ -73,7 +78,7 @@ class Losses(Calibration):
         """Return the level, (1,); infinite where even the last one promises nothing."""
         budget = exact_alpha(alpha) * (len(self) + 1) - 1
         grid = torch.as_tensor(self.grid, dtype=torch.float64)
-        enough = grid[self._sums <= math.floor(budget * _UNIT)]
+        enough = grid[self._sums <= math.floor(budget * LOSS_UNIT)]
         return enough[:1] if len(enough) else torch.full((1,), math.inf, dtype=torch.float64)
 
     def explain(self, alpha: Any, metadata: Columns) -> str:

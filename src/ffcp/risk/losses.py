@@ -1,0 +1,250 @@
+"""Losses and sets by name, and the scores of risk control: what each row loses at each level."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ffcp.batch import BatchOutput
+from ffcp.conformal.learn_then_test import LossTotals
+from ffcp.conformal.risk import LOSS_UNIT
+from ffcp.conformal.score import Score
+from ffcp.conformal.selection import Aside, Selected, Selection
+
+SIGMOID, ANSWERS = "sigmoid", "answers"
+NO_ANSWER = -1
+
+
+def sigmoid_sets(output: Tensor, level: float) -> Tensor:
+    """Return the items whose probability is at least 1 - level; the model returns logits.
+
+    >>> sigmoid_sets(torch.tensor([[0.0, 2.0, -2.0]]), 0.6)
+    tensor([[ True,  True, False]])
+    """
+    # At level 1 all items, also those whose probability was rounded to 0.
+    return output.detach().double().sigmoid() >= 1 - level
+
+
+def false_negatives(mask: Tensor, y: Tensor) -> Tensor:
+    """Return the share of the true items of each row that are not in its set, (n,).
+
+    Parameters
+    ----------
+    mask
+        Which items are in the sets, (n, ...).
+    y
+        Which items are true: booleans, or 0 and 1, in the same shape. A row without any loses
+        nothing.
+
+    Examples
+    --------
+    >>> mask = torch.tensor([[True, False, True], [False, False, False]])
+    >>> false_negatives(mask, torch.tensor([[1, 1, 0], [0, 0, 0]]))
+    tensor([0.5000, 0.0000], dtype=torch.float64)
+    """
+    true = _items(mask, y)
+    missed = (true & ~mask).flatten(1).sum(dim=1)
+    return missed.double() / true.flatten(1).sum(dim=1).clamp_min(1)
+
+
+def any_missed(mask: Tensor, y: Tensor) -> Tensor:
+    """Return 1 for rows whose set misses a true item, else 0: its risk is plain miscoverage.
+
+    >>> any_missed(torch.tensor([[True, False]]), torch.tensor([[1, 1]]))
+    tensor([1.], dtype=torch.float64)
+    """
+    return (_items(mask, y) & ~mask).flatten(1).any(dim=1).double()
+
+
+def _items(mask: Tensor, y: Tensor) -> Tensor:
+    if y.shape != mask.shape:
+        raise ValueError(
+            f"targets have shape {tuple(y.shape)}, sets {tuple(mask.shape)}: say of every item "
+            "whether it is true"
+        )
+    y = y.to(mask.device)
+    if y.dtype != torch.bool and not bool(((y == 0) | (y == 1)).all()):
+        raise ValueError("targets say of every item whether it is true, by 0 and 1")
+    return y.bool()
+
+
+def answers(output: Tensor, level: float) -> Tensor:
+    """Return the most likely class where its probability is at least the level, else -1.
+
+    The model returns logits (n, K); one logit, (n,) or (n, 1), is that of the class 1 against 0.
+
+    >>> answers(torch.tensor([[0.0, 2.0], [0.1, 0.0]]), 0.8)
+    tensor([ 1, -1])
+    """
+    logits = output.detach().double().reshape(len(output), -1)
+    if logits.shape[1] == 1:
+        logits = torch.cat([torch.zeros_like(logits), logits], dim=1)
+    top, labels = logits.softmax(dim=1).max(dim=1)
+    return labels.masked_fill(top < level, NO_ANSWER)
+
+
+def wrong_answers(found: Tensor, y: Tensor) -> Tensor:
+    """Return 1 for wrong answers and 0 for right ones, NaN where there is no answer.
+
+    Its mean is the share of wrong ones among the rows that are answered. That it is at most
+    alpha is the same as E[(error - alpha) answered] <= 0.
+
+    >>> wrong_answers(torch.tensor([2, 1, -1]), torch.tensor([2, 0, 0]))
+    tensor([0., 1., nan], dtype=torch.float64)
+    """
+    y = y.to(found.device)
+    if y.shape != found.shape or y.is_floating_point():
+        raise ValueError(
+            f"targets are {y.dtype} of shape {tuple(y.shape)}: wrong_answers needs the number of a "
+            "class for each row"
+        )
+    return (found != y).double().masked_fill(found == NO_ANSWER, math.nan)
+
+
+NAMED = {
+    "false_negatives": false_negatives,
+    "any_missed": any_missed,
+    "wrong_answers": wrong_answers,
+}
+#: Those that are 0 or 1 for each row.
+BINARY = (any_missed, wrong_answers)
+SETS: dict[str, Callable[[Tensor, float], Any]] = {SIGMOID: sigmoid_sets, ANSWERS: answers}
+
+
+@dataclass(frozen=True)
+class LossScore(Score):
+    """What is lost of each row at every level, by each of several losses."""
+
+    losses: Sequence[Callable[[Any, Tensor], Any]]
+    sets: Callable[[Tensor, float], Any]
+    grid: Sequence[float]
+    bounds: Sequence[float]
+
+    def __post_init__(self) -> None:
+        are_numbers = isinstance(self.bounds, (list, tuple)) and all(
+            type(bound) is float and 0 < bound < math.inf for bound in self.bounds
+        )
+        if not are_numbers or len(self.bounds) != len(self.losses):
+            raise ValueError(f"expected a positive bound for each loss, got {self.bounds!r}")
+
+    def score(self, out: BatchOutput, y: Tensor) -> Tensor:
+        """Return the losses (n, risks * levels), in units of their bounds."""
+        columns = [
+            [self._losses(out, loss(made, y), bound) for loss, bound in self._bounded]
+            for made in (self.sets(out.output, level) for level in self.grid)
+        ]
+        return torch.stack([torch.stack(one, dim=1) for one in columns], dim=2).flatten(1)
+
+    @property
+    def _bounded(self) -> list[tuple[Callable[[Any, Tensor], Any], float]]:
+        return list(zip(self.losses, self.bounds, strict=True))
+
+    def _losses(self, out: BatchOutput, given: Any, bound: float) -> Tensor:
+        losses = torch.as_tensor(given).detach().to("cpu", torch.float64)
+        if losses.shape != (len(out.output),):
+            raise ValueError(
+                f"the loss has shape {tuple(losses.shape)} for {len(out.output)} rows: it needs "
+                "one number for each"
+            )
+        bad = self._are_impossible(losses, bound)
+        if bool(bad.any()):
+            row = int(bad.nonzero()[0, 0])
+            raise ValueError(
+                f"the loss of row {out.rows[row]} is {float(losses[row]):g}, and bound says that "
+                f"losses lie between 0 and {bound:g}: give the largest there can be"
+            )
+        return losses / bound
+
+    def _are_impossible(self, losses: Tensor, bound: float) -> Tensor:
+        return ~((losses >= 0) & (losses <= bound))
+
+
+@dataclass(frozen=True)
+class MonotoneLoss(LossScore):
+    """A loss that never grows with the level."""
+
+    def score(self, out: BatchOutput, y: Tensor) -> Tensor:
+        """Return the losses (n, levels), in units of the bound; refuse those that grow."""
+        losses = super().score(out, y)
+        growing = losses.diff(dim=1) > 0
+        if bool(growing.any()):
+            row, level = (int(i) for i in growing.nonzero()[0])
+            raise ValueError(
+                f"the loss of row {out.rows[row]} grows from level {self.grid[level]:g} to "
+                f"{self.grid[level + 1]:g}: sets must grow with the level, and a loss must never "
+                "grow with the set; pac= takes any loss"
+            )
+        return losses
+
+
+@dataclass(frozen=True)
+class AnyLoss(LossScore):
+    """Losses of any kind; NaN stands for a row that does not count."""
+
+    takes_order: bool
+    #: Losses of the rows that order a fixed sequence.
+    totals: LossTotals | None = field(default=None, compare=False, kw_only=True)
+
+    def config(self) -> dict[str, Any]:
+        """Return the constructor arguments."""
+        return {name: one for name, one in super().config().items() if name != "totals"}
+
+    def _are_impossible(self, losses: Tensor, bound: float) -> Tensor:
+        return (losses < 0) | (losses > bound)
+
+    def selection(self) -> Selection | None:
+        """Return what orders the levels of a fixed sequence."""
+        return _Ordering(self) if self.takes_order and self.totals is None else None
+
+    def state(self) -> dict[str, Tensor]:
+        """Return what the rows lost that order the levels."""
+        return {} if self.totals is None else self.totals._asdict()
+
+    def with_state(self, state: Mapping[str, Tensor]) -> AnyLoss:
+        """Return this score with the tensors of a file."""
+        if not state and not self.takes_order:
+            return self
+        totals = LossTotals(state["counts"], state["sums"])
+        if not _could_be(totals, (len(self.losses), len(self.grid))):
+            raise ValueError("the losses that order its levels are not those of its grid")
+        return replace(self, totals=totals)
+
+    def order(self, alphas: Sequence[Any], binary: Sequence[bool]) -> Tensor | None:
+        """Return the places of levels, those first that are likeliest to pass their test.
+
+        Of levels that are equally likely the last comes first: users prefer the others.
+        """
+        if self.totals is None:
+            return None
+        backwards = self.totals.p_values(alphas, binary).flip(0).argsort(stable=True)
+        return len(self.grid) - 1 - backwards
+
+
+class _Ordering(Selection):
+    """Orders the levels of a fixed sequence by what rows lose that then do not test."""
+
+    what = "the order of the levels"
+
+    def __init__(self, score: AnyLoss) -> None:
+        self.score = score
+
+    def select(self, aside: Aside) -> Selected:
+        """Return the score with the losses of the rows set aside."""
+        losses = self.score.score(aside.out, aside.y)
+        totals = LossTotals.of(losses, len(self.score.losses))
+        return Selected(replace(self.score, totals=totals), aside.calibration, {})
+
+
+def _could_be(totals: LossTotals, shape: tuple[int, int]) -> bool:
+    """Whether a file could hold these losses of the rows that order."""
+    if any(one.dtype != torch.int64 or tuple(one.shape) != shape for one in totals):
+        return False
+    counts, sums = totals.counts, totals.sums
+    if bool(((counts < 0) | (counts > _Ordering.most_rows)).any()):
+        return False
+    return bool(((sums >= 0) & (sums <= counts * LOSS_UNIT)).all())
