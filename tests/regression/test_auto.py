@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import sys
 import warnings
 from itertools import product
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import ffcp
+from ffcp.regression.comparison import Used
 from tests.conftest import normal, small_mlp
 from tests.core import few_epochs, only_method
 
@@ -38,24 +40,54 @@ def test_every_candidate_is_judged_and_the_best_is_taken() -> None:
     choice = predictor.choice
     assert choice is not None
     assert choice.method == min(choice.trials, key=lambda name: choice.trials[name].score)
+    taught = "learned from training and calibration rows, by"
     assert {
         "CP",
         "LCP",
         "FFCP at '0'",
-        "Learned, training rows, all, central",
-        "Learned, training rows, few, grown",
-        "Learned, rows set aside, all, grown",
+        f"{taught} networks",
+        f"{taught} networks, from the densest part",
+        f"{taught} trees",
+        f"{taught} trees and networks, from the densest part",
     } <= set(choice.trials)
-    assert 260 <= choice.rows <= 280  # about two fifths of few rows
-    assert len(predictor.calibration) == 700 - choice.rows
+    assert choice.rows == Used(300 + 420, 420, 280)  # two fifths of few rows calibrate
+    assert len(predictor.calibration) == 280
+    assert "720 rows taught, 420 compared, 280 calibrate" in str(choice)
     assert predictor.method in str(choice)
 
 
 @pytest.mark.usefixtures("_short_lessons")
-def test_a_share_that_is_given_is_kept_to() -> None:
+def test_as_many_rows_calibrate_as_are_asked_for(tmp_path: Path) -> None:
     model, x, y = steep(700)
-    predictor = ffcp.Auto(model, selection_fraction=0.2, seed=0).calibrate(x, y)
-    assert len(predictor.calibration) == 560
+    predictor = ffcp.Auto(model, calibrate_rows=500, seed=0).calibrate(x, y)
+    assert len(predictor.calibration) == 500
+    predictor.save(tmp_path / "auto.safetensors")
+    again = ffcp.load(tmp_path / "auto.safetensors", model)
+    assert again.choice.rows == Used(200, 200, 500)
+    assert len(again.calibrate(x, y).calibration) == 500
+
+
+@pytest.mark.usefixtures("_short_lessons")
+def test_more_rows_calibrate_for_a_small_alpha_and_in_groups() -> None:
+    model, x, y = steep(4000)
+    on = "prediction"
+    for alpha, groups, left in ((0.2, None, 500), (0.08, None, 1250), (0.1, x[:, 0] > 0, 1600)):
+        predictor = ffcp.Auto(model, on=on, selection_alpha=alpha, seed=0)
+        assert len(predictor.calibrate(x, y, groups=groups).calibration) == left
+
+
+@pytest.mark.usefixtures("_short_lessons")
+def test_without_lightgbm_the_choice_says_what_was_not_tried(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "lightgbm", None)
+    model, x, y = steep(500)
+    predictor = ffcp.Auto(model, seed=0).fit(x[:200], y[:200]).calibrate(x[200:], y[200:])
+    assert not any("trees" in name for name in predictor.choice.trials)
+    assert any("networks" in name for name in predictor.choice.trials)
+    assert "ffcp[trees]" in str(predictor.choice)
+    predictor.save(tmp_path / "auto.safetensors")
+    assert ffcp.load(tmp_path / "auto.safetensors", model).choice == predictor.choice
 
 
 @pytest.mark.usefixtures("_short_lessons")
@@ -83,6 +115,7 @@ def test_learning_beats_plain_bands_where_noise_depends_on_the_input() -> None:
     assert ours < 0.85 * theirs
 
 
+LEARNED = "learned from calibration rows, by trees and networks"
 WEIGHTED = {
     "plain": (None, {}),
     "given": (ffcp.calibrations.Weighted("given"), {"weights": normal(600, seed=3).exp()}),
@@ -100,7 +133,7 @@ WEIGHTED = {
 @pytest.mark.parametrize(
     ("wanted", "kind"),
     [
-        *product(("CP", "FFCP at '0'", "Learned, rows set aside, all, grown"), WEIGHTED),
+        *product(("CP", "FFCP at '0'", LEARNED), WEIGHTED),
         ("LCP", "plain"),  # which takes no density ratio
     ],
 )
@@ -173,7 +206,7 @@ def test_too_few_rows_to_learn_from_all_calibrate(rows: int, tmp_path: Path) -> 
     assert torch.equal(predictor.predict_interval(x).upper, plain.predict_interval(x).upper)
     predictor.save(tmp_path / "c.safetensors")
     for choice in (predictor.choice, ffcp.load(tmp_path / "c.safetensors", model).choice):
-        assert (choice.method, choice.rows, dict(choice.trials)) == ("CP", 0, {})
+        assert (choice.method, choice.rows, dict(choice.trials)) == ("CP", Used(0, 0, rows), {})
         assert "few" in str(choice)
 
 
@@ -181,9 +214,8 @@ def test_too_few_rows_to_learn_from_all_calibrate(rows: int, tmp_path: Path) -> 
 def test_what_training_rows_taught_is_compared_on_few_rows() -> None:
     model, x, y = steep(340)
     taught = ffcp.Auto(model, seed=0).fit(x[:300], y[:300])
-    assert (
-        "Learned, training rows, all, central" in taught.calibrate(x[300:], y[300:]).choice.trials
-    )
+    trials = taught.calibrate(x[300:], y[300:]).choice.trials
+    assert "learned from training and calibration rows, by networks" in trials
     few = taught.calibrate(x[320:], y[320:])  # of which no eight can tell a difference
     assert (few.method, len(few.calibration)) == ("CP", 20)
 

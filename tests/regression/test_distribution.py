@@ -66,7 +66,7 @@ CREPES_PERCENTILES = [
 ]
 
 
-def oracle() -> ffcp.Distribution:
+def oracle() -> ffcp.regression.distribution.Distribution:
     predictor = ffcp.CP(ffcp.Stored()).calibrate(np.zeros(50), RESIDUALS)
     return predictor.predict_distribution(Y_HAT)
 

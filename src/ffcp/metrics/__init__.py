@@ -8,6 +8,7 @@ share of them is. Of several levels, a first dimension more, every score is a li
 ``joint=True`` or a share its whole row does not, unless it is ``"known"`` outputs that count.
 """
 
+from ffcp.metrics.excess import ExcessRisk, excess_risk
 from ffcp.metrics.groups import cut, group_coverage, size_stratified_coverage, tertiles
 from ffcp.metrics.intervals import coverage, crps, interval_score, mean_length, pinball_loss
 from ffcp.metrics.sets import (
@@ -24,6 +25,7 @@ from ffcp.metrics.slabs import worst_slab_coverage
 
 __all__ = [
     "Coverage",
+    "ExcessRisk",
     "GroupCoverage",
     "class_coverage",
     "class_coverage_gap",
@@ -31,6 +33,7 @@ __all__ = [
     "coverage",
     "crps",
     "cut",
+    "excess_risk",
     "group_coverage",
     "interval_score",
     "mean_length",

@@ -93,7 +93,7 @@ def pinball_loss(quantiles: Any, y: Any, levels: Any, *, missing: bool = False) 
 
 
 def crps(distribution: Any, y: Any, *, missing: bool = False) -> float:
-    """Average the continuous ranked probability score of an :class:`ffcp.Distribution`.
+    """Average the continuous ranked probability score of predictive distributions.
 
     >>> class Sure:  # of the value 1
     ...     prediction = torch.ones(2)
@@ -113,6 +113,10 @@ def crps(distribution: Any, y: Any, *, missing: bool = False) -> float:
 
 def levels_of(band: Sequence[Any], y: Any) -> tuple[list[Sequence[Any]], bool]:
     """Return the intervals of each level, and whether there is a first dimension of levels."""
+    if hasattr(y, "prediction") and not hasattr(band, "prediction"):
+        raise TypeError("intervals come first, then the targets: give (interval, y)")
+    if len(band) < 2:
+        raise TypeError(f"expected the ends (lower, upper) of intervals, got {type(band).__name__}")
     lower, target = as_tensor(band[0]), as_tensor(y)
     prediction = getattr(band, "prediction", None)
     if prediction is not None:  # which has none; ends alone leave it to the targets
@@ -120,7 +124,9 @@ def levels_of(band: Sequence[Any], y: Any) -> tuple[list[Sequence[Any]], bool]:
     else:
         one = lower.shape[1:]
         are_many = lower.shape != target.shape and one == _like(target, one).shape
-    return (list(zip(band[0], band[1], strict=True)), True) if are_many else ([band], False)
+    if not are_many:
+        return [band], False
+    return getattr(band, "levels", None) or list(zip(band[0], band[1], strict=True)), True
 
 
 def share_of(joint: Any) -> tuple[Any, bool]:
@@ -149,9 +155,14 @@ def hits_of(band: Sequence[Any], y: Any, joint: Any, missing: bool = False) -> T
 
 def row_hits(band: Sequence[Any], y: Any, joint: Any, missing: bool = False) -> Tensor:
     """Return the covered share of each row, in [0, 1]; NaN where a row does not count."""
-    lower, upper = bounds_of(band)
+    lower, upper = as_tensor(band[0]), as_tensor(band[1])
     target = target_of(y, lower, missing)
     known = (~target.isnan()).reshape(len(target), -1).sum(dim=1)
+    if not getattr(band, "is_box", True):  # an ellipsoid holds a row, or its known outputs
+        fewest = 1 if joint == KNOWN else target[0].numel()
+        holds: Tensor = band.contains(target)  # type: ignore[attr-defined]
+        return holds.cpu().double().masked_fill(known < fewest, math.nan)
+    lower, upper = bounds_of(band)
     inside = ((lower <= target) & (target <= upper)).double().reshape(len(target), -1).sum(dim=1)
     if joint is False:
         return inside / known
@@ -164,6 +175,10 @@ def row_hits(band: Sequence[Any], y: Any, joint: Any, missing: bool = False) -> 
 
 def bounds_of(band: Sequence[Any]) -> tuple[Tensor, Tensor]:
     """Read the ends of a band; refuse NaN, and ends that do not belong together."""
+    if not getattr(band, "is_box", True):
+        raise ValueError(
+            "an ellipsoid has no lengths: compare its volume, or give (lower, upper) of its box"
+        )
     lower, upper = as_tensor(band[0]), as_tensor(band[1])
     if lower.shape != upper.shape or not lower.numel():
         shapes = f"{tuple(lower.shape)} and {tuple(upper.shape)}"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -11,18 +11,27 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ffcp.batch import Requires
+from ffcp.arguments import known_only
+from ffcp.batch import BatchOutput, Requires
 from ffcp.conformal.calibration import Calibration, Marginal
 from ffcp.conformal.columns import Columns
 from ffcp.conformal.local import Local
 from ffcp.conformal.mondrian import Mondrian
 from ffcp.conformal.rank import exact_alpha, rows_needed
-from ffcp.conformal.selection import Aside, Selected, Selection
+from ffcp.conformal.selection import Aside, Selected, Selection, Teaching
 from ffcp.conformal.weighted import Weighted
 from ffcp.network import checks, forward, inputs
-from ffcp.predictor import known_only
+from ffcp.network.candidates import candidates
+from ffcp.progress import progress
 from ffcp.regression.common import Common
-from ffcp.regression.comparison import CRITERIA, SCORE, AutoChoice, Comparison, MethodCandidate
+from ffcp.regression.comparison import (
+    CRITERIA,
+    SCORE,
+    AutoChoice,
+    Comparison,
+    MethodCandidate,
+    Used,
+)
 from ffcp.regression.intervals import Point, columns
 from ffcp.regression.joint import (
     BOTH,
@@ -33,12 +42,30 @@ from ffcp.regression.joint import (
     has_own_thresholds,
     shared_out,
 )
-from ffcp.regression.learned.feature_columns import KINDS, FeatureColumns, On, checked_on
-from ffcp.regression.learned.learned_score import LearnedScore, cross_fitted, taught
-from ffcp.regression.learned.learners import BOOSTING, NETWORK, ModelQuantiles, checked_learner
-from ffcp.regression.learned.learners import KINDS as LEARNERS
+from ffcp.regression.learned import boosting
+from ffcp.regression.learned.feature_columns import NORMS, FeatureColumns, On, checked_on
+from ffcp.regression.learned.learned_score import LearnedScore
+from ffcp.regression.learned.learners import BOOSTING, NETWORK, ModelQuantiles
+from ffcp.regression.learned.learners import BOTH as MEAN
 from ffcp.regression.learned.nested import CENTRAL, FAMILIES, KNOTS
-from ffcp.regression.learned.training_rows import LearnsFromTraining, no_output_scales
+from ffcp.regression.learned.teaching import (
+    CALIBRATION_ROWS,
+    CROSS_FITTED,
+    CrossFit,
+    CrossFitted,
+    Rows,
+    Teacher,
+    division,
+    folds_of,
+    judged,
+    tail_of,
+)
+from ffcp.regression.learned.training_rows import (
+    LearnsFromTraining,
+    Lesson,
+    checked_rows,
+    no_output_scales,
+)
 from ffcp.regression.scaled_score import ScaledScore
 from ffcp.regression.scales import Constant, GradientNorm
 
@@ -46,29 +73,29 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 Self = TypeVar("Self", bound="Auto")
-PLAIN, LOCAL, OWN, BOTH_LEARNERS = "CP", "LCP", "quantiles of the model", "both"
-_FEWEST = 60  # rows set aside below which nothing is learned from them
+PLAIN, LOCAL, OWN = "CP", "LCP", "quantiles of the model"
+_BY = {NETWORK: "networks", BOOSTING: "trees", MEAN: "trees and networks"}
+_FEWEST = 60  # rows set aside below which nothing is learned from them alone
 _COMPARE = 9  # ... below which they cannot compare what was learned elsewhere, and ...
 _TIMES = 4  # ... times as many where nothing was: fewer are missed more than they help
-_EARLY = 1000  # rows of which twice the usual share is set aside
 
 
 @dataclass(frozen=True)
 class MethodSelection(Selection):
     """Selects the method: what one pass gives for the rows set aside serves all candidates."""
 
-    on: Sequence[On]
+    on: Sequence[On] | None
     criterion: str
     joint: Joint
     side: str
     seed: int
-    learners: Sequence[str]
     alpha: Any
-    early_rows: int = 0
+    calibrate_rows: int | None = None
     can_localize: bool = True
     quantiles: str | None = None
     sight: FeatureColumns | None = None
-    learned: Mapping[str, LearnedScore] = field(default_factory=dict)
+    layers: Sequence[str] = ()
+    lesson: Lesson | None = None
     what = "the method"
     selects_calibration = True
 
@@ -76,7 +103,9 @@ class MethodSelection(Selection):
         """Find the layers of the model."""
         if self.quantiles is not None:
             _check_quantiles(model, x, self._own.requires())
-        return replace(self, sight=self.sight or FeatureColumns.of(model, x, self.on))
+        sight = FeatureColumns.of(model, x, self.on) if self.lesson is None else self.lesson.sight
+        has_norms = self.on is None or NORMS in self.on
+        return replace(self, sight=sight, layers=candidates(model, x) if has_norms else ())
 
     def prediction(self, output: Tensor) -> Tensor:
         """Return the point prediction: the output itself."""
@@ -87,7 +116,12 @@ class MethodSelection(Selection):
         if self.sight is None:
             return Requires()
         own = Requires() if self.quantiles is None else self._own.requires()
-        return self.sight.requires().joined(own)
+        norms = Requires(norms=tuple(self.layers))
+        return self.sight.requires().joined(own).joined(norms)
+
+    def division(self, fraction: float, seed: int) -> Teaching:
+        """Return which rows teach and compare, and which calibrate."""
+        return division(self.alpha, self.side, self.calibrate_rows, seed)
 
     @property
     def fewest_rows(self) -> int:  # type: ignore[override]
@@ -95,13 +129,14 @@ class MethodSelection(Selection):
         if not has_own_thresholds(self.joint):
             return FEWEST_ROWS  # which teach the scales of outputs
         rows = max(_COMPARE, rows_needed(shared_out(self.alpha, self.side, False, 1)))
-        return rows if self.learned or self.quantiles is not None else _TIMES * rows
+        is_known = self.lesson is not None or self.quantiles is not None
+        return rows if is_known else _TIMES * rows
 
     def without_rows(self, rows: int, alpha: Any) -> Selected:
         """Take the simplest method, and no row to select it."""
         score = self._scaled(Constant()) if self.quantiles is None else self._own
         level = float(exact_alpha(alpha))
-        choice = AutoChoice(self._simplest, {}, self.criterion, 0, level, self.side)
+        choice = AutoChoice(self._simplest, {}, self.criterion, Used(0, 0, rows), level, self.side)
         return Selected(score, None, {"method": choice})
 
     def accepts(self, score: Any) -> bool:
@@ -131,80 +166,105 @@ class MethodSelection(Selection):
     @property
     def _simplest(self) -> str:
         """What is taken unless another is clearly better."""
-        return PLAIN if self.quantiles is None else f"{OWN}, {CENTRAL}"
+        return PLAIN if self.quantiles is None else OWN
 
     def select(self, aside: Aside) -> Selected:
         """Compare all candidates on rows set aside, and make the best of them."""
         y = checks.target(aside.y, aside.out.output)
-        weights = _inner(aside.calibration).metadata(aside.out).get("weight")
+        kinds, not_tried = self._learners(aside.out, len(y))
+        used = judged(len(y)) if kinds else torch.ones(len(y), dtype=torch.bool)
+        out = forward.part_of(aside.out, used)
+        weights = _inner(aside.calibration).metadata(out).get("weight")
         judge = Comparison(
-            aside.out, columns(y), aside.alpha, self.side, self.joint, weights, aside.left
+            out, columns(y)[used], aside.alpha, self.side, self.joint, weights, aside.left
         )
-        candidates = dict(self._candidates(judge, aside))
-        trials = {name: judge.trial(one, candidates[PLAIN]) for name, one in candidates.items()}
-        best = min(trials, key=lambda name: getattr(trials[name], self.criterion))
-        # The best of many is a little lucky: where rows tell no difference, the simplest is taken.
-        simplest = candidates[self._simplest]
-        if not judge.is_clearly_better(candidates[best], simplest, self.criterion):
-            best = self._simplest
-        level = float(exact_alpha(aside.alpha))
-        choice = AutoChoice(best, trials, self.criterion, len(y), level, self.side)
-        calibration, bandwidth = aside.calibration, candidates[best].bandwidth
+        with progress(len(kinds) * (folds_of(len(y)) + 1), "learning") as step:
+            tried = dict(self._candidates(judge, aside, kinds, step))
+            trials = {name: judge.trial(one, tried[PLAIN]) for name, one in tried.items()}
+            best = min(trials, key=lambda name: getattr(trials[name], self.criterion))
+            # The best of many is a little lucky: where rows tell no difference, the simplest is
+            # taken.
+            if not judge.is_clearly_better(tried[best], tried[self._simplest], self.criterion):
+                best = self._simplest
+            score = tried[best].make()
+        calibration, bandwidth = aside.calibration, tried[best].bandwidth
         if bandwidth is not None:
             calibration = localized(calibration, bandwidth)
-        return Selected(candidates[best].make(), calibration, {"method": choice})
+        taught = 0 if not kinds else len(y) + self._trained
+        rows = Used(taught, int(used.sum()), aside.left)
+        level = float(exact_alpha(aside.alpha))
+        choice = AutoChoice(best, trials, self.criterion, rows, level, self.side, not_tried)
+        return Selected(score, calibration, {"method": choice})
 
-    def _candidates(self, judge: Comparison, aside: Aside) -> Iterator[tuple[str, MethodCandidate]]:
-        assert self.sight is not None
+    @property
+    def _trained(self) -> int:
+        """How many training rows teach."""
+        return 0 if self.lesson is None else len(self.lesson.rows.weights)
+
+    def _candidates(
+        self, judge: Comparison, aside: Aside, kinds: Sequence[str], step: Callable[[], object]
+    ) -> Iterator[tuple[str, MethodCandidate]]:
         plain = judge.scaled(self._scaled(Constant()))
         yield PLAIN, judge.fixed(plain)
-        for layer in self.sight.norms:
+        for layer in self.layers:
             scaled = judge.scaled(self._scaled(GradientNorm(layer)))
             yield f"FFCP at {layer!r}", judge.fixed(scaled)
         # Localized thresholds have no density ratio.
         can_localize = self.can_localize and judge.weights is None
         if judge.rows >= 2 * judge.rows_needed and can_localize:
             yield LOCAL, judge.local(plain)
-        learned = {f"Learned, training rows, {name}": one for name, one in self.learned.items()}
         if self.quantiles is not None:
-            learned[OWN] = self._own
-        for name, score in learned.items():
             for shape in FAMILIES:
-                yield f"{name}, {shape}", judge.fixed(score.shaped(shape))
-        if judge.rows >= _FEWEST:
-            yield from self._from_aside(judge, aside)
+                yield _named(OWN, shape), judge.fixed(self._own.shaped(shape))
+        if kinds:
+            yield from self._taught(judge, aside, kinds, step)
 
-    def _from_aside(self, judge: Comparison, aside: Aside) -> Iterator[tuple[str, MethodCandidate]]:
-        """Learn from rows set aside: judged by folds, and made by all of them."""
+    def _learners(self, out: BatchOutput, rows: int) -> tuple[list[str], tuple[str, ...]]:
+        """Return which learners are tried, and why others are not."""
+        if self.lesson is None and rows < _FEWEST:
+            return [], ()
+        reason = boosting.why_not(out.output[0].numel())
+        return ([NETWORK, BOOSTING], ()) if reason is None else ([NETWORK], (reason,))
+
+    def _taught(
+        self, judge: Comparison, aside: Aside, kinds: Sequence[str], step: Callable[[], object]
+    ) -> Iterator[tuple[str, MethodCandidate]]:
+        """Learn from rows set aside and training rows: judged by folds, and made by all of them."""
         assert self.sight is not None
-        for name, (kind, sight) in sights(self.sight, self.learners).items():
-            ways: dict[str, Any] = {"joint": self.joint, "side": self.side, "seed": self.seed}
-            score, out = cross_fitted(sight, aside.out, aside.y, kind=kind, **ways)
-            learn = partial(taught, sight, aside.out, aside.y, kind=kind, **ways)
+        ways: dict[str, Any] = {"joint": self.joint, "side": self.side}
+        training = None if self.lesson is None else self.lesson.rows
+        tail = tail_of(self.alpha, self.side)
+        teacher = Teacher(self.sight, self.seed, tail, training, ways)
+        fresh = Rows.of(self.sight, aside.out, aside.y)
+        fits = {kind: teacher.cross_fitted(kind, fresh, step) for kind in kinds}
+        if len(kinds) > 1:
+            parts = torch.stack([fit.quantiles for fit in fits.values()])
+            fits[MEAN] = CrossFit(parts.mean(dim=0), fits[BOOSTING].rounds)
+        source = CALIBRATION_ROWS if training is None else f"training and {CALIBRATION_ROWS}"
+        used = judged(len(fresh.weights))
+
+        def make(kind: str, shape: str) -> LearnedScore:
+            hashes = None if self.lesson is None else self.lesson.hashes
+            rounds = fits[kind].rounds or None
+            score = teacher.taught(kind, fresh, rounds, shape=shape, source=source)
+            return replace(score, rows=hashes)
+
+        for kind, fit in fits.items():
+            out = judge.out._replace(values={CROSS_FITTED: fit.quantiles[used]})
             for shape in FAMILIES:
-                make = partial(learn, shape=shape, source="rows set aside")
-                fixed = judge.fixed(score.shaped(shape), out)._replace(make=make)
-                yield f"Learned, rows set aside, {name}, {shape}", fixed
+                candidate = judge.fixed(CrossFitted(self.sight, kind, shape, **ways), out)
+                name = _named(f"learned from {source}, by {_BY[kind]}", shape)
+                yield name, candidate._replace(make=partial(make, kind, shape))
+
+
+def _named(name: str, shape: str) -> str:
+    """Return the name of a candidate with nested sets of a family."""
+    return name if shape == CENTRAL else f"{name}, from the densest part"
 
 
 def _inner(calibration: Calibration) -> Calibration:
     """Return the calibration of groups, or the calibration itself."""
     return calibration.inner if isinstance(calibration, Mondrian) else calibration
-
-
-def sights(sight: FeatureColumns, learners: Sequence[str]) -> dict[str, tuple[str, FeatureColumns]]:
-    """Give who learns from what: from everything, and networks from prediction and norms alone.
-
-    Trees leave out by themselves what tells them nothing.
-    """
-    tried = {}
-    if NETWORK in learners:
-        tried["all"] = (NETWORK, sight)
-        if sight.few() != sight:
-            tried["few"] = (NETWORK, sight.few())
-    if BOOSTING in learners:
-        tried["boosted"] = (BOOSTING, sight)
-    return tried
 
 
 def _check_quantiles(model: Any, x: Any, requires: Requires) -> None:
@@ -249,21 +309,23 @@ def _checked(calibration: Calibration | None, pac: bool) -> Calibration:
 
 
 class Auto(LearnsFromTraining):
-    """The best band that the network allows: all methods compared, honestly.
+    """The best interval that the network allows: all methods compared, honestly.
 
     Candidates are CP, FFCP at every layer, LCP with the nearest predictions (not with ``missing``,
-    as it needs all targets), and :class:`Learned`, taught by training rows (:meth:`fit`) and by
-    rows set aside, with everything that a pass sees and with prediction and norms alone, with
-    central and with grown sets. They are compared on a share of the calibration rows, which then
-    does not calibrate (what these rows themselves taught is judged by folds), so the guarantee is
-    that of every other method. The share is ``selection_fraction`` if that is given; by itself two
-    fifths of the first 1,000 rows and a fifth of those after, since few rows calibrate well, but
-    teach and choose badly. Where fewer than 36 rows would be set aside (of about 90, unless
-    ``selection_fraction`` is given) comparing loses more than it gains: none are, and Auto is CP.
-    After :meth:`fit`, or with ``quantiles``, what is learned is known, and 9 rows are enough;
-    10 to learn the scales of outputs that share a threshold. For alpha below 0.1 it is more rows,
-    in proportion. With :class:`ffcp.calibrations.Weighted` rows count by their density ratio in
-    that comparison too: it is about the inputs to come.
+    as it needs all targets), and quantiles of the residual that are learned from training rows
+    (:meth:`fit`) and calibration rows together: by boosted trees (``pip install 'ffcp[trees]'``),
+    by small networks, and as the mean of both, with central sets and with sets grown from the
+    densest part.
+
+    About 1,000 calibration rows calibrate (as many as miss an interval a hundred times: 10,000 for
+    alpha = 0.01; in groups as many in each, on average; of few rows at least two fifths) and meet
+    nothing but the final quantile. All others teach, and compare: each is judged by what other
+    folds of them taught. So the guarantee is that of every other method. Where fewer than 36 rows
+    would be left to teach (of about 90) learning loses more than it gains: none are, and Auto is
+    CP. After :meth:`fit`, or with ``quantiles``, 9 rows are enough; 10 to learn the scales of
+    outputs that share a threshold. For alpha below 0.1 it is more rows, in proportion. With
+    :class:`ffcp.calibrations.Weighted` rows count by their density ratio in that comparison too: it
+    is about the inputs to come.
 
     Parameters
     ----------
@@ -274,9 +336,7 @@ class Auto(LearnsFromTraining):
         What decides: ``"score"``, the interval score (length plus 2 / alpha times the miss), or
         ``"length"``, the mean length.
     on
-        What is learned from, as in :class:`Learned`.
-    learner
-        Which learner is tried, as in :class:`Learned`; ``"both"``: both are.
+        What is learned from, as in :class:`Learned`; without ``"norms"`` FFCP is no candidate.
     calibration
         :class:`ffcp.calibrations.Marginal` (the default), :class:`ffcp.calibrations.Weighted` or,
         of either, :class:`ffcp.calibrations.Mondrian`; LCP is no candidate with
@@ -288,6 +348,8 @@ class Auto(LearnsFromTraining):
         0.95 and 0.99. Sets between them are then among the candidates.
     pac
         Whether PAC coverage will be asked for: LCP, which has none, is then no candidate.
+    calibrate_rows
+        How many rows calibrate; by default as said above.
     **common
         As in :class:`ffcp.IntervalPredictor`.
 
@@ -312,11 +374,11 @@ class Auto(LearnsFromTraining):
         self,
         model: nn.Module,
         criterion: str = SCORE,
-        on: On | Sequence[On] = KINDS,
-        learner: str = NETWORK,
+        on: On | Sequence[On] | None = None,
         calibration: Calibration | None = None,
         quantiles: str | None = None,
         pac: bool = False,
+        calibrate_rows: int | None = None,
         **common: Unpack[Common],
     ) -> None:
         known_only(type(self), common, Common)
@@ -325,18 +387,17 @@ class Auto(LearnsFromTraining):
         no_output_scales(common)
         joint = checked_joint(common.pop("joint", False))
         side = checked_side(common.pop("side", BOTH), joint)
-        self.criterion, self.on, self.learner = criterion, checked_on(on), learner
+        self.criterion, self.on = criterion, checked_on(on)
         self.quantiles, self.pac = quantiles, pac
-        self._learners = LEARNERS if learner == BOTH_LEARNERS else (checked_learner(learner),)
+        self.calibrate_rows = checked_rows(calibrate_rows, common)
         selection = MethodSelection(
             self.on,
             criterion,
             joint,
             side,
             common.get("seed") or 0,
-            self._learners,
             common.get("selection_alpha", 0.1),
-            early_rows=0 if "selection_fraction" in common else _EARLY,
+            calibrate_rows,
             # Localized thresholds need all targets, those of rows that will calibrate too, and
             # cover on average over calibration sets only.
             can_localize=not common.get("missing") and not pac,
@@ -348,7 +409,7 @@ class Auto(LearnsFromTraining):
 
     def config(self) -> dict[str, Any]:
         """Return the constructor arguments, but for the model."""
-        names = ("criterion", "on", "learner", "quantiles", "pac")
+        names = ("criterion", "quantiles", "pac")
         return {**{name: getattr(self, name) for name in names}, **super().config()}
 
     def pac_quantiles(
@@ -363,7 +424,7 @@ class Auto(LearnsFromTraining):
         return super().pac_quantiles(alphas, sure, metadata)
 
     def fit(self: Self, x: Any, y: Any = None, *, disjoint: bool = False) -> Self:
-        """Let rows teach that will not calibrate: those that trained the model will do.
+        """Take rows to learn from that will not calibrate: those that trained the model will do.
 
         Parameters
         ----------
@@ -376,15 +437,7 @@ class Auto(LearnsFromTraining):
             them are equal than the data's own repeated rows explain.
         """
         selection, _ = self._given
-        lesson = self._lesson(x, y, disjoint)
-        ways = {"joint": self.joint, "side": self.side, "source": "training rows"}
-        learned = {
-            name: taught(
-                sight, *lesson[1:], kind=kind, seed=self.seed or 0, hashes=self._taught, **ways
-            )
-            for name, (kind, sight) in sights(lesson.sight, self._learners).items()
-        }
-        self._learn(replace(selection, learned=learned, sight=lesson.sight))
+        self._learn(replace(selection, lesson=self._lesson(x, y, disjoint)))
         return self
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ffcp.predictor import Running
+from ffcp.arguments import Running
 from ffcp.regression.joint import Joint
 
 

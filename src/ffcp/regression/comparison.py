@@ -49,6 +49,23 @@ class MethodTrial(Described):
 
 
 @dataclass(frozen=True)
+class Used(Described):
+    """How many rows taught, compared candidates, and calibrate.
+
+    Rows that teach are training rows and calibration rows; some of the latter compare, judged by
+    what the others taught. Rows that calibrate do nothing else; of a stream there may be more.
+    """
+
+    teach: int
+    compare: int
+    calibrate: int
+
+    def __str__(self) -> str:
+        taught = f"{self.teach:,} rows taught, {self.compare:,} compared"
+        return f"{taught}, {self.calibrate:,} calibrate"
+
+
+@dataclass(frozen=True)
 class AutoChoice(Described):
     """Which method was chosen, and how all candidates did.
 
@@ -58,19 +75,21 @@ class AutoChoice(Described):
         The one that was taken.
     trials
         For each candidate its interval score (length, plus 2 / alpha times the miss) and its
-        length, averaged over the rows set aside. The best is taken if it beats CP, or the central
-        quantiles of the model if it gives any, by more than a standard error.
+        length, averaged over the rows that compare. The best is taken if it beats CP, or the
+        central quantiles of the model if it gives any, by more than a standard error.
     criterion
         Which of the two decided: ``"score"`` or ``"length"``.
     rows
-        How many rows chose. They took no part in the calibration. 0: there were too few to choose
-        on, all of them calibrate, and nothing was compared.
+        How many rows taught, compared and calibrate. None compared where there were too few: all of
+        them calibrate.
     alpha
         The level at which candidates were compared.
     side
-        Which side of bands is promised. With ``"lower"`` or ``"upper"`` the place of the length
+        Which side of intervals is promised. With ``"lower"`` or ``"upper"`` the place of the length
         is taken by the reach: how far that limit lies beyond the prediction, negative on its
         other side; and a miss counts 1 / alpha times.
+    not_tried
+        What was left out, and why: LightGBM may not be installed.
 
     Examples
     --------
@@ -80,7 +99,7 @@ class AutoChoice(Described):
     >>> auto = ffcp.Auto(torch.nn.Linear(1, 1), seed=0)  # yours is trained
     >>> choice = auto.calibrate(x, x[:, 0] * torch.randn(300)).choice
     >>> print(str(choice).splitlines()[0])  # and a line for every candidate, the best first
-    Learned, ..., chosen by interval score on 115 rows at alpha=0.1
+    learned ..., chosen by interval score at alpha=0.1: 120 rows taught, 120 compared, 180 calibrate
     >>> choice.trials[choice.method].score <= choice.trials["CP"].score
     True
     """
@@ -88,21 +107,23 @@ class AutoChoice(Described):
     method: str
     trials: Mapping[str, MethodTrial]
     criterion: str
-    rows: int
+    rows: Used
     alpha: float
     side: str = BOTH
+    not_tried: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        if not self.rows:
+        if not self.rows.compare:
             return f"{self.method}, compared with nothing: there are too few calibration rows"
         what = extent(self.side)
         by = "interval score" if self.criterion == SCORE else f"mean {what}"
-        first = f"{self.method}, chosen by {by} on {self.rows} rows at alpha={self.alpha:g}"
+        first = f"{self.method}, chosen by {by} at alpha={self.alpha:g}: {self.rows}"
         lines = [first + what_reach_is(self.side)]
         ranked = sorted(self.trials.items(), key=lambda trial: getattr(trial[1], self.criterion))
+        widest = max(map(len, self.trials))
         for name, trial in ranked:
-            lines.append(f"  {name:<42} score {trial.score:<10.4g} {what} {trial.length:.4g}")
-        return "\n".join(lines)
+            lines.append(f"  {name:<{widest}} score {trial.score:<10.4g} {what} {trial.length:.4g}")
+        return "\n".join([*lines, *(f"  not tried: {reason}" for reason in self.not_tried)])
 
 
 class MethodCandidate(NamedTuple):
@@ -130,7 +151,7 @@ class Comparison:
         weights: Tensor | None = None,
         left: int = 0,
     ) -> None:
-        self._out, self._y, self._alpha, self._side = out, y.double(), exact_alpha(alpha), side
+        self.out, self._y, self._alpha, self._side = out, y.double(), exact_alpha(alpha), side
         self.rows, self._left = len(y), max(left, 1)
         self.weights = weights
         self._shares = torch.ones(self.rows).double() if weights is None else weights
@@ -162,20 +183,20 @@ class Comparison:
         return self._candidate(family, threshold, out)
 
     def _scores(self, family: IntervalScore, out: BatchOutput | None = None) -> Tensor:
-        y = self._y.reshape(self._out.output.shape)
-        return family.score(self._out if out is None else out, y).cpu()
+        y = self._y.reshape(self.out.output.shape)
+        return family.score(self.out if out is None else out, y).cpu()
 
     def _candidate(
         self, family: IntervalScore, threshold: Tensor, out: BatchOutput | None = None
     ) -> MethodCandidate:
-        lower, upper = family.region(self._out if out is None else out, threshold[None])
+        lower, upper = family.region(self.out if out is None else out, threshold[None])
         return MethodCandidate(lower[0].double().cpu(), upper[0].double().cpu(), lambda: family)
 
     def local(self, family: ScaledScore) -> MethodCandidate:
         """Judge LCP by halves, each with the thresholds of the other."""
         scores, alpha, left = self._scores(family), self._level, self._left
         near = Local("nearest")
-        metadata, few = near.metadata(self._out), slice(0, CHOOSING_ROWS)
+        metadata, few = near.metadata(self.out), slice(0, CHOOSING_ROWS)
         chosen = choose_bandwidth(
             near.kernel, scores.nan_to_num(0)[few], metadata["embedding"][few], alpha, left
         )

@@ -9,14 +9,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ffcp.arguments import known_only
 from ffcp.calibration_loop import Batch
 from ffcp.conformal.calibration import Calibration
 from ffcp.conformal.selection import Aside
 from ffcp.network import forward, inputs
-from ffcp.predictor import known_only
 from ffcp.regression.common import Common
+from ffcp.regression.ellipsoid import EllipsoidScore
 from ffcp.regression.intervals import Base, Point
-from ffcp.regression.joint import AUTO, BOTH, has_own_thresholds, learned_output_scales
+from ffcp.regression.joint import AUTO, BOTH, ELLIPSOID, has_own_thresholds, learned_output_scales
 from ffcp.regression.layer_selection import Choice
 from ffcp.regression.regression_predictor import RegressionPredictor
 from ffcp.regression.scaled_score import IntervalScore, ScaledScore
@@ -58,8 +59,10 @@ class IntervalPredictor(RegressionPredictor):
         ``True`` covers all of them at once, by the largest of their scores. ``0.9`` (any number
         between 0 and 1) covers at least that share of the outputs of a row at once.
         ``"bonferroni"`` covers all at once too, with a threshold of its own for every output at
-        level alpha / m. With ``missing``, ``"known"`` covers all known outputs of a row at once,
-        and ``(0.9, "known")`` at least that share of them.
+        level alpha / m. ``"ellipsoid"`` covers all at once by an
+        :class:`~ffcp.regression.ellipsoid.Ellipsoid` that
+        follows their correlation, for point predictions. With ``missing``, ``"known"`` covers all
+        known outputs of a row at once, and ``(0.9, "known")`` at least that share of them.
     side
         ``"both"``: the target is between the two ends with probability 1 - alpha. ``"lower"`` or
         ``"upper"``: it is above the lower, or below the upper end with that probability; the
@@ -113,13 +116,15 @@ class IntervalPredictor(RegressionPredictor):
     ) -> None:
         known_only(type(self), common, Common)
         if score is None:
-            score = ScaledScore(
-                base or Point(),
-                scale,
-                common.pop("joint", False),
-                common.pop("side", BOTH),
-                common.pop("output_scales", AUTO),
-            )
+            joint = common.pop("joint", False)
+            family = EllipsoidScore if joint == ELLIPSOID else ScaledScore
+            if joint == ELLIPSOID and common.get("support") is not None:
+                raise ValueError(
+                    "support= cuts boxes, and joint='ellipsoid' is none: leave it out, or take "
+                    "joint=True"
+                )
+            ways = common.pop("side", BOTH), common.pop("output_scales", AUTO)
+            score = family(base or Point(), scale, joint, *ways)
         elif base or scale or common.keys() & _OF_SCALED:
             raise ValueError(f"score= stands in place of base, scale, {', '.join(_OF_SCALED)}")
         super().__init__(  # type: ignore[misc]
@@ -158,6 +163,38 @@ class IntervalPredictor(RegressionPredictor):
         scales = getattr(self._state.score, "output_scales", None)
         return None if scales in (None, AUTO) else torch.tensor(scales, dtype=torch.float64)
 
+    def fit(self: Self, x: Any, y: Any) -> Self:
+        """Learn what is left open from rows that will not calibrate, so that all others can.
+
+        Scales of outputs, their covariance, a bandwidth, the directions of a layer. Training rows
+        will do.
+        """
+        selection, is_ellipsoid = self._given[1].selection(), self.joint == ELLIPSOID
+        if is_ellipsoid:
+            self._fit_covariance(x, y)
+        if selection is not None and not selection.takes_new:
+            self._fit_calibration(x, y, None)
+        elif not is_ellipsoid:
+            self.fit_output_scales(x, y)
+        return self
+
+    def _fit_covariance(self, x: Any, y: Any) -> None:
+        """Learn the covariance of residuals from rows of their own."""
+        score, calibration = replace(self._given[0], covariance=None), self._given[1]
+        if getattr(score.scale, "is_open", False):
+            raise RuntimeError(
+                f"{score.scale.what} is not selected yet, and the covariance depends on it: name "
+                "it when the predictor is made, or leave the covariance to calibrate"
+            )
+        with torch.inference_mode(False):
+            batches = self.batches(x, y)
+            parts = [score.residuals(self._output_of(one), one.y).cpu() for one in batches]
+        if not parts:
+            raise ValueError("x has no rows")
+        self._given = (score.fitted(torch.cat(parts)), calibration)
+        if not len(self.calibration):
+            self._state = replace(self._state, score=self._given[0])
+
     def fit_output_scales(self: Self, x: Any, y: Any) -> Self:
         """Learn the scales of outputs on rows of their own, so that all others calibrate.
 
@@ -193,12 +230,14 @@ class IntervalPredictor(RegressionPredictor):
     def _output_of(self, batch: Batch) -> Any:
         score, calibration = self._given
         requires = score.requires().joined(calibration.requires())
-        return forward.see(self.model, batch.x, requires, batch.row)
+        out = forward.see(self.model, batch.x, requires, batch.row)
+        return out._replace(columns=batch.columns)
 
     def _fit_calibration(self, x: Any, y: Any, planned: int | None) -> None:
         """Select what the calibration leaves open on rows of their own."""
-        alone = replace(self._given[0], output_scales=None)
-        if self._given[0].output_scales == AUTO and alone.selection() is None:
+        score = self._given[0]
+        has_open_scales = getattr(score, "output_scales", None) == AUTO
+        if has_open_scales and replace(score, output_scales=None).selection() is None:
             self.fit_output_scales(x, y)  # the same rows teach both
         self.must_be_settled()
         score, calibration = self._given

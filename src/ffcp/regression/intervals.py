@@ -9,6 +9,7 @@ have two quantiles as lo and hi. Arithmetic is in float64 whatever the model's t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -21,7 +22,14 @@ from ffcp.batch import BatchOutput
 from ffcp.description import Described
 from ffcp.extras import needed
 from ffcp.network import arrays, checks
+from ffcp.notebooks import ShownAsText
 from ffcp.regression.support import checked_support
+
+_SHOWN = 3  # rows that are printed
+_INFINITE = (
+    "null is an infinite end: the interval is one-sided, or there are too few calibration rows "
+    "for this alpha"
+)
 
 
 class _Interval(NamedTuple):
@@ -30,7 +38,7 @@ class _Interval(NamedTuple):
     prediction: Tensor
 
 
-class Interval(_Interval):
+class Interval(ShownAsText, _Interval):
     """A prediction interval for each row: ``lower, upper, prediction``.
 
     They have the shape of the targets that calibrated: (n,), (n, 1) or (n, m). Of several levels
@@ -55,6 +63,8 @@ class Interval(_Interval):
 
     #: The level that was asked for, or the several levels of the first dimension.
     alpha: float | tuple[float, ...] | None = None
+    #: Whether a row lies inside if each of its outputs does.
+    is_box = True
 
     def __new__(
         cls,
@@ -76,6 +86,44 @@ class Interval(_Interval):
     @property
     def _has_levels(self) -> bool:
         return self.lower.dim() > self.prediction.dim()
+
+    def __repr__(self) -> str:
+        """Describe the intervals, and show the first of them.
+
+        >>> Interval(torch.zeros(2), torch.ones(2), torch.full((2,), 0.5), 0.1)
+        Interval: 2 rows, coverage 90 % (alpha=0.1), mean width 1
+        row       lower  prediction       upper
+        0             0         0.5           1
+        1             0         0.5           1
+        """
+        rows = f"Interval: {len(self.prediction):,} rows"
+        if self._has_levels:
+            levels = self.alpha if isinstance(self.alpha, tuple) else [None] * len(self.lower)
+            widths = zip(levels, self.width, strict=True)
+            return "\n  ".join([rows, *(_level(alpha, width) for alpha, width in widths)])
+        lines = [f"{rows}, {_level(self.alpha, self.width)}"]
+        if self.prediction[:1].numel() == 1:
+            lines.append(f"{'row':<4}{'lower':>11}{'prediction':>12}{'upper':>12}")
+            for row in range(min(_SHOWN, len(self.prediction))):
+                lower, upper, point = (float(part[row]) for part in self)
+                lines.append(f"{row:<4}{lower:>11.4g}{point:>12.4g}{upper:>12.4g}")
+            lines += ["..."] if len(self.prediction) > _SHOWN else []
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain lists and numbers, as JSON takes them: ``None`` for an infinite end.
+
+        ``reason`` says why some ends are ``None``, where that is so.
+
+        >>> Interval(torch.tensor([0.0]), torch.tensor([torch.inf]), torch.tensor([1.0])).to_dict()
+        {'lower': [0.0], 'upper': [None], 'prediction': [1.0], 'alpha': None,
+         'reason': 'null is an infinite end: the interval is one-sided, or there are too few
+         calibration rows for this alpha'}
+        """
+        parts = {name: _plain(getattr(self, name).tolist()) for name in self._fields}
+        alpha = list(self.alpha) if isinstance(self.alpha, tuple) else self.alpha
+        is_finite = bool(self.width.isfinite().all())
+        return {**parts, "alpha": alpha, "reason": None if is_finite else _INFINITE}
 
     def contains(self, y: Any) -> Tensor:
         """Say which targets lie in their band, in the shape of the ends; NaN lies in none.
@@ -138,8 +186,28 @@ class Interval(_Interval):
         ).rename_axis(columns=["output", "part"])
 
     def plot(self, x: Any = None, y: Any = None, **options: Any) -> Any:
-        """Draw bands against a feature, or the prediction; see :func:`ffcp.plots.bands`."""
-        return plots.bands(self, x, y, **options)
+        """Draw intervals against a feature, or the prediction; see :func:`ffcp.plots.intervals`."""
+        return plots.intervals(self, x, y, **options)
+
+
+def _level(alpha: Any, width: Tensor) -> str:
+    """Describe the intervals of one level: coverage asked for, mean width, how many are infinite.
+
+    >>> _level(0.1, torch.tensor([1.0, 2.0, torch.inf]))
+    'coverage 90 % (alpha=0.1), mean width 1.5, 1 infinite'
+    """
+    finite = width[width.isfinite()].double()
+    asked = [] if alpha is None else [f"coverage {100 * (1 - alpha):g} % (alpha={alpha:g})"]
+    mean = [f"mean width {float(finite.mean()):.4g}"] if len(finite) else []
+    infinite = width.numel() - len(finite)
+    return ", ".join([*asked, *mean, *([f"{infinite:,} infinite"] if infinite else [])])
+
+
+def _plain(value: Any) -> Any:
+    """Replace what JSON has no number for by ``None``, in nested lists."""
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
+    return value if math.isfinite(value) else None
 
 
 class Ends(NamedTuple):
@@ -184,16 +252,8 @@ def score(ends: Ends, y: Tensor) -> Tensor:
     """
     y = as_float64(y).to(ends.lo.device)
     if ends.is_symmetric:
-        return _over((y - ends.lo).abs_(), ends.scale_lo)
-    below, above = _over(ends.lo - y, ends.scale_lo), _over(y - ends.hi, ends.scale_hi)
-    return torch.maximum(below, above, out=below)
-
-
-def _over(values: Tensor, scale: Tensor) -> Tensor:
-    """Divide in place by a scale; by the number 1, which most scales are, nothing changes."""
-    if not scale.dim() and scale.item() == 1:
-        return values
-    return values.div_(scale)
+        return (y - ends.lo).abs_().div_(ends.scale_lo)
+    return torch.maximum((ends.lo - y).div_(ends.scale_lo), (y - ends.hi).div_(ends.scale_hi))
 
 
 def sides(ends: Ends, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -237,23 +297,19 @@ def interval_ends(
     """
     device, is_shared = ends.lo.device, ends.is_symmetric and below is above
     below = as_float64(below).to(device)
-    down = _lengthened(ends.lo, below * ends.scale_lo, dtype)
     above = below if is_shared else as_float64(above).to(device)
+    down = _lengthened(ends.lo, below * ends.scale_lo, dtype)
     up = down if is_shared else _lengthened(ends.hi, above * ends.scale_hi, dtype)
-    if bool((below < 0).any()) or (not is_shared and bool((above < 0).any())):
+    lower, upper = ends.lo - down, ends.hi + up
+    if below.min().item() < 0 or (not is_shared and above.min().item() < 0):
         # Quantile bands can shrink, a bound then pass the largest number of a short type, and
         # the cast turn it into infinity on the wrong side.
         largest = torch.finfo(dtype).max
-        lower = (ends.lo - down).clamp_max(largest)
-        upper = (ends.hi + up).clamp_min(-largest)
+        lower, upper = lower.clamp_max(largest), upper.clamp_min(-largest)
         # A band that shrank to nothing is a point, not a negative length.
         is_empty, middle = lower > upper, (lower + upper) / 2
-        return lower.where(~is_empty, middle).to(dtype), upper.where(~is_empty, middle).to(dtype)
-    # Not by torch.broadcast_shapes, which imports a computer algebra system, for half a second.
-    lower, upper = (torch.empty(end.shape, dtype=dtype, device=device) for end in (down, up))
-    torch.sub(ends.lo, down, out=lower)  # casts on the way, without another pass
-    torch.add(ends.hi, up, out=upper)
-    return lower, upper
+        lower, upper = lower.where(~is_empty, middle), upper.where(~is_empty, middle)
+    return lower.to(dtype), upper.to(dtype)
 
 
 def outward(start: Tensor, step: Tensor, sign: int, scale: Tensor, dtype: torch.dtype) -> Tensor:
@@ -275,8 +331,8 @@ def _lengthened(start: Tensor, step: Tensor, dtype: torch.dtype) -> Tensor:
     """Return a step from ``start``, lengthened by all that rounding can take from it."""
     limits = torch.finfo(dtype)
     unit = max(0.51 * limits.eps, 4 * torch.finfo(torch.float64).eps)
-    guarded = step.abs().mul_(unit).add_(step).add_(limits.tiny)
-    return start.abs().mul_(unit) + guarded
+    rounded = torch.add(start.abs().mul_(unit), step.abs(), alpha=unit)
+    return rounded.add_(step).add_(limits.tiny)
 
 
 def as_float64(values: Tensor) -> Tensor:
@@ -406,8 +462,17 @@ class Quantiles(Described):
             raise ValueError(
                 f"the model's output has shape {tuple(output.shape)}; a quantile method needs "
                 f"{words} in the last dimension: (n, {self.of}), or (n, m, {self.of}) for m "
-                "targets. For a point prediction use CP or FFCP"
+                f"targets. {_other_places(output)}"
             )
+
+
+def _other_places(output: Tensor) -> str:
+    """Return what to use for an output with another number of quantiles."""
+    places = output.shape[-1] if output.dim() > 1 else 1
+    if places < 3:
+        return "For a point prediction use CP or FFCP"
+    base = f"Quantiles(lower=0, upper={places - 1}, median={places // 2})"
+    return f"For {places} quantiles use ffcp.IntervalPredictor(model, base=ffcp.scores.{base})"
 
 
 def columns(values: Tensor) -> Tensor:

@@ -11,11 +11,12 @@ from torch import Tensor
 
 from ffcp.conformal.rank import exact_alpha, plain_quantile
 from ffcp.metrics.intervals import KNOWN, share_of
-from ffcp.regression.intervals import Ends
+from ffcp.regression.intervals import Ends, score, sides
 
-BONFERRONI = "bonferroni"
+BONFERRONI, ELLIPSOID = "bonferroni", "ellipsoid"
 # Each on its own (False), all at once (True), at least a share of them at once (a number), all at
-# once by a union bound ("bonferroni"); all that are known ("known"), or a share of those.
+# once by a union bound ("bonferroni") or in an ellipsoid ("ellipsoid"); all that are known
+# ("known"), or a share of those.
 Joint = bool | float | str | tuple[float, str]
 
 
@@ -27,6 +28,11 @@ def checked_joint(joint: Any) -> Joint:
     """
     if has_own_thresholds(joint) or joint is True:
         return joint  # type: ignore[no-any-return]
+    if joint == ELLIPSOID:
+        raise ValueError(
+            "joint='ellipsoid' needs a residual for each output and its scale: use CP, FFCP, LCP "
+            "or FFLCP, or joint=True"
+        )
     try:
         share, of_known = share_of(joint)
     except ValueError as error:
@@ -48,12 +54,12 @@ def is_share(joint: Joint) -> bool:
 
 def is_of_known(joint: Joint) -> bool:
     """Whether outputs whose target is missing are left out of what is covered at once."""
-    return not has_own_thresholds(joint) and share_of(joint)[1]
+    return not has_own_thresholds(joint) and joint != ELLIPSOID and share_of(joint)[1]
 
 
 def needs_whole_rows(joint: Joint) -> bool:
     """Whether a row in which any target is missing has no score."""
-    return not has_own_thresholds(joint) and not share_of(joint)[1]
+    return not has_own_thresholds(joint) and not is_of_known(joint)
 
 
 def reduced(scores: Tensor, joint: Joint) -> Tensor:
@@ -129,6 +135,15 @@ def what_reach_is(side: str) -> str:
         return ""
     there, back = ("below", "above") if side == LOWER else ("above", "below")
     return f"; reach: how far the {side} limit lies {there} the prediction, negative if {back}"
+
+
+def kept_scores(ends: Ends, y: Tensor, side: str, joint: Joint) -> Tensor:
+    """Return the scores to keep of targets (n, m), given the base interval and its scales."""
+    if side == BOTH:
+        return reduced(score(ends, y), joint)
+    below, above = sides(ends, y)
+    parts = {LOWER: [below], UPPER: [above], EACH: [below, above]}[side]
+    return reduced_sides(torch.cat(parts, dim=1), side, joint)
 
 
 def reduced_sides(scores: Tensor, side: str, joint: Joint) -> Tensor:
@@ -227,3 +242,21 @@ def learned_output_scales(scores: Tensor, alpha: Any) -> OutputScales | None:
     largest = sizes.nan_to_num(0.0, posinf=0.0).amax(dim=0)
     output_scales = output_scales.where(output_scales.isfinite() & (output_scales > 0), largest)
     return tuple(output_scales.where(output_scales > 0, 1.0).tolist())
+
+
+def with_output_scales(ends: Ends, output_scales: OutputScales) -> Ends:
+    """Multiply the scales of a base interval by those of the outputs.
+
+    >>> one = torch.ones(1, 2)
+    >>> with_output_scales(Ends(one, one, one, one), (2.0, 3.0)).scale_hi
+    tensor([[2., 3.]])
+    """
+    outputs = ends.lo.shape[1]
+    if len(output_scales) != outputs:
+        raise ValueError(
+            f"there are {len(output_scales)} scales, but the model has {outputs} outputs"
+        )
+    by = torch.tensor(output_scales, dtype=ends.lo.dtype, device=ends.lo.device)
+    below = ends.scale_lo * by
+    above = below if ends.scale_hi is ends.scale_lo else ends.scale_hi * by
+    return Ends(ends.lo, ends.hi, below, above)

@@ -4,20 +4,119 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from ffcp.batch import Requires
 from ffcp.conformal.rank import exact_alpha, plain_quantile, rows_needed
+from ffcp.conformal.selection import Aside, Selected, Selection
 from ffcp.description import Described
+from ffcp.network import forward, inputs
 from ffcp.network.features import OUTPUT
-from ffcp.regression.joint import BOTH, EACH, LOWER, UPPER, extent, what_reach_is
+from ffcp.regression.joint import (
+    AUTO,
+    BOTH,
+    EACH,
+    LOWER,
+    UPPER,
+    extent,
+    growth,
+    kept_scores,
+    learned_output_scales,
+    two_sided,
+    what_reach_is,
+    with_output_scales,
+)
+from ffcp.regression.scales import Scale, ends_of
 
+_MOST_OUTPUTS = 4096  # of a model whose scale is selected
+_NUMBERS = 10**6  # scores of the rows that select; fewer rows do where outputs are many
 # A gradient that is the same everywhere gives the bands of plain CP, up to rounding.
 _TIE = 1 - 1e-6
+
+
+class ScaleSelection(Selection):
+    """Selects the scale with the shortest mean interval, and learns the scales of outputs.
+
+    ``score`` is a :class:`ffcp.regression.scaled_score.ScaledScore` that leaves either open.
+    """
+
+    def __init__(self, score: Any, scales: Mapping[str, Scale] | None = None) -> None:
+        self.score, self.scales = score, dict(scales or {})
+        self.what = getattr(score.scale, "what", "the scale of each output")
+
+    @property
+    def _is_open(self) -> bool:
+        return bool(getattr(self.score.scale, "is_open", False))
+
+    def prepared(self, model: nn.Module, x: Any) -> Any:
+        """Find the scales there are to select from, and whether outputs are to be scaled."""
+        # Two rows: on a single one batch statistics fail, in a way that says nothing of mixing.
+        first = forward.see(model, inputs.take(x, slice(0, 2)))
+        score, prediction = self.score, self.score.prediction(first.output)
+        outputs = prediction[0].numel()
+        # A single output has no other to be compared with, and the outputs of a map, whose size may
+        # change from row to row, have one unit.
+        if score.output_scales == AUTO and not (
+            1 < outputs <= _MOST_OUTPUTS and prediction.dim() == 2
+        ):
+            score = replace(score, output_scales=None)
+        if self._is_open and outputs > _MOST_OUTPUTS:
+            raise ValueError(
+                f"the model has {outputs} outputs: name {self.what} above {_MOST_OUTPUTS} outputs"
+            )
+        if not self._is_open and score.output_scales != AUTO:
+            return score
+        options = score.scale.options(model, x) if self._is_open else {OUTPUT: score.scale}
+        prepared = ScaleSelection(score, options)
+        prepared.most_rows = max(1000, min(10_000, _NUMBERS // outputs))
+        return prepared
+
+    def requires(self) -> Requires:
+        """Return what any candidate requires."""
+        scales = self.scales.values() or [self.score.scale]
+        return reduce(Requires.joined, (scale.requires() for scale in scales))
+
+    def select(self, aside: Aside) -> Selected:
+        """Learn scales of outputs, and take the scale with the shortest mean interval.
+
+        Of one end that is promised, the scale that goes least far.
+        """
+        score, side = self.score, self.score.side
+        target = score.target(aside.out, aside.y)
+        trials, output_scales = {}, {}
+        for name, scale in self.scales.items():
+            ends, by = ends_of(score.base, scale, aside.out), score.output_scales
+            if by == AUTO:
+                alone = two_sided(kept_scores(ends, target, side, False).cpu(), side)
+                by = learned_output_scales(alone, aside.alpha)
+            output_scales[name] = by
+            ends = ends if by is None else with_output_scales(ends, by)
+            width, growths = growth(ends, side)
+            scores = kept_scores(ends, target, side, score.joint)
+            trials[name] = Trial(scores.cpu(), growths.cpu())
+        if not self._is_open:
+            settled = replace(score, output_scales=output_scales[OUTPUT])
+            return Selected(settled, aside.calibration, {})
+        exact = exact_alpha(aside.alpha)
+        choice = choose(width.cpu(), trials, exact / (2 if side == EACH else 1))
+        choice = replace(choice, alpha=float(exact), side=side)
+        name = choice.feature
+        warning = why_plain(choice, self.what.removeprefix("the ")) if name == OUTPUT else None
+        settled = replace(score, scale=self.scales[name], output_scales=output_scales[name])
+        return Selected(settled, aside.calibration, {"layer": choice}, warning)
+
+    def without_rows(self, rows: int, alpha: Any) -> Selected:
+        """Take plain CP, and no row to select it; outputs count as they are."""
+        plain = replace(self.score, scale=self.scales[OUTPUT], output_scales=None)
+        what = self.what.removeprefix("the ")
+        warning = why_no_choice(rows, alpha, what) if self._is_open else None
+        return Selected(plain, None, {}, warning)
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 
+from ffcp.arguments import Running
 from ffcp.batch import BatchOutput
 from ffcp.conformal.calibration import Calibration, Marginal
 from ffcp.conformal.columns import Columns, joined, prefixed, take
@@ -19,7 +21,7 @@ from ffcp.conformal.rank import exact_alpha, requested_alphas, rows_needed
 from ffcp.conformal.selection import Selection
 from ffcp.network import checks, forward
 from ffcp.network.inputs import RowBuffer
-from ffcp.predictor import Predictor, Running, steady
+from ffcp.predictor import Predictor, steady
 from ffcp.regression.distribution import Distribution
 from ffcp.regression.intervals import Interval
 from ffcp.regression.joint import (
@@ -196,14 +198,13 @@ class RegressionPredictor(Predictor):
         given, strictest = self.rows(x), alphas.index(min(alphas))
         parts: list[Interval] = []
         infinite: list[Columns] = []
-        for out, metadata, draws, _ in self.with_metadata(given, groups, first_row, weights):
+        for out, metadata, draws, _ in self.batch_outputs(given, groups, first_row, weights):
             if sure is None:
                 q = calibration.quantiles(alphas, metadata, draws)
             else:
                 q = self.pac_quantiles(alphas, sure, metadata)
-            lost = q[strictest].isinf().any(dim=-1)
-            if bool(lost.any()):
-                lost = lost.expand(len(out.output))
+            if q.max().item() == math.inf:
+                lost = q[strictest].isinf().any(dim=-1).expand(len(out.output))
                 infinite.append(take({"number": torch.tensor(out.rows), **metadata}, lost))
             for part, rows in _blocks(out, len(alphas)):
                 own = q if q.shape[1] == 1 else q[:, rows]
@@ -212,10 +213,12 @@ class RegressionPredictor(Predictor):
             assert given.count is not None
             self._warn_of_infinite(alphas[strictest], infinite, given.count, sure)
         levels = tuple(map(float, asked)) if are_many else float(asked[0])
-        if len(parts) == 1:
-            return Interval(*parts[0], levels)
-        lower, upper = (torch.cat([part[i] for part in parts], int(are_many)) for i in (0, 1))
-        return Interval(lower, upper, torch.cat([part.prediction for part in parts]), levels)
+        lower, upper, prediction = parts[0]
+        if len(parts) > 1:
+            lower, upper = (torch.cat([part[i] for part in parts], int(are_many)) for i in (0, 1))
+            prediction = torch.cat([part.prediction for part in parts])
+        made: Callable[..., Interval] = getattr(self._state.score, "interval", Interval)
+        return made(lower, upper, prediction, levels)
 
     def pac_quantiles(
         self, alphas: Sequence[Fraction], sure: Fraction, metadata: Columns
@@ -255,13 +258,13 @@ class RegressionPredictor(Predictor):
         given = self.rows(x)
         buffer = RowBuffer(given.count)
         curve: dict[str, Tensor] | None = None
-        for out in self.batch_outputs(given, groups):
-            prediction = self._prediction(out)
+        for out, metadata, *_ in self.batch_outputs(given, groups):
+            prediction = checks.like_target(score.prediction(out.output), self._state.layout)
             curve = score.curve(out) if isinstance(score, TwoSidedScore) else None
             if curve is None:
                 raise ValueError(self._no_distribution(getattr(score, "why_unsigned", _NO_SIDE)))
             self._must_be_signed(tables[0], prediction[0].numel())
-            labels = calibration.metadata(out).get("group", [None] * len(prediction))
+            labels = metadata.get("group", [None] * len(prediction))
             _must_know(labels, number)
             first = self.first_number(out, first_row)
             rows = {
@@ -310,21 +313,16 @@ class RegressionPredictor(Predictor):
     def _no_distribution(self, why: str) -> str:
         return f"{type(self).__name__} has no distribution of the target: {why}"
 
-    def _prediction(self, out: BatchOutput) -> Tensor:
-        """Return the point prediction in the shape of the targets that calibrated."""
-        return checks.like_target(self._state.score.prediction(out.output), self._state.layout)
-
     def interval_at(self, out: BatchOutput, q: Tensor, has_levels: bool = True) -> Interval:
         """Return intervals; of several levels the ends have a first dimension of levels."""
-        prediction = self._prediction(out)
-        columns = columns_of(self.side, self.joint, prediction.numel() // len(prediction))
-        if columns != q.shape[-1]:
-            sides = 2 if self.side == EACH else 1
+        score = self._state.score
+        prediction = checks.like_target(score.prediction(out.output), self._state.layout)
+        outputs, sides = prediction.numel() // len(prediction), 2 if self.side == EACH else 1
+        if has_own_thresholds(self.joint) and q.shape[-1] != outputs * sides:
             raise ValueError(
-                f"calibrated on {q.shape[-1] // sides} outputs, but the model now gives "
-                f"{columns // sides}"
+                f"calibrated on {q.shape[-1] // sides} outputs, but the model now gives {outputs}"
             )
-        lower, upper = self._state.score.region(out, q)
+        lower, upper = score.region(out, q)
         if self.support is not None:
             lower, upper = self.support.cut(lower, upper)
         shape = (len(q), *prediction.shape) if has_levels else prediction.shape

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from functools import reduce
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ffcp.batch import BatchOutput, Requires
 from ffcp.conformal.columns import Columns
-from ffcp.conformal.rank import exact_alpha
 from ffcp.conformal.score import Score
-from ffcp.conformal.selection import Aside, Selected, Selection
-from ffcp.network import checks, forward, inputs
-from ffcp.network.features import OUTPUT
-from ffcp.regression import intervals, layer_selection
-from ffcp.regression.intervals import Base, Ends, as_float64, columns
+from ffcp.conformal.selection import Selection
+from ffcp.network import checks
+from ffcp.regression.intervals import Base, Ends, as_float64, columns, interval_ends
 from ffcp.regression.joint import (
     AUTO,
     BOTH,
@@ -31,18 +26,14 @@ from ffcp.regression.joint import (
     checked_joint,
     checked_output_scales,
     checked_side,
-    growth,
     has_own_thresholds,
-    learned_output_scales,
+    kept_scores,
     reduced,
     reduced_sides,
-    two_sided,
+    with_output_scales,
 )
-from ffcp.regression.layer_selection import Trial
-from ffcp.regression.scales import as_scale, checked_scale
-
-_MOST_OUTPUTS = 4096  # of a model whose scale is selected
-_NUMBERS = 10**6  # scores of the rows that select; fewer rows do where outputs are many
+from ffcp.regression.layer_selection import ScaleSelection
+from ffcp.regression.scales import as_scale, ends_of
 
 
 class IntervalScore(Score):
@@ -184,40 +175,31 @@ class ScaledScore(TwoSidedScore):
 
     def ends(self, out: BatchOutput) -> Ends:
         """Return the base interval and its scales."""
-        ends = self.base(out, checked_scale(self.scale(out), out))
+        ends = ends_of(self.base, self.scale, out)
         if self.output_scales is None:
             return ends
-        outputs = ends.lo.shape[1]
-        if len(self.output_scales) != outputs:
-            raise ValueError(
-                f"there are {len(self.output_scales)} scales, but the model has {outputs} outputs"
-            )
-        by = torch.tensor(self.output_scales, dtype=ends.lo.dtype, device=ends.lo.device)
-        below = ends.scale_lo * by
-        above = below if ends.scale_hi is ends.scale_lo else ends.scale_hi * by
-        return Ends(ends.lo, ends.hi, below, above)
+        assert not isinstance(self.output_scales, str)
+        return with_output_scales(ends, self.output_scales)
 
-    def outside(self, out: BatchOutput, y: Tensor) -> Tensor:
+    def score(self, out: BatchOutput, y: Tensor) -> Tensor:
         """Return how far targets lie outside the base interval, in units of the scale."""
-        return intervals.score(self.ends(out), y)
-
-    def sides(self, out: BatchOutput, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Return how far targets lie outside each end, in units of its scale."""
-        return intervals.sides(self.ends(out), y)
+        return kept_scores(self.ends(out), self.target(out, y), self.side, self.joint)
 
     def region_of_sides(
         self, out: BatchOutput, below: Tensor, above: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Move each end of the base interval by its threshold times its scale."""
-        return intervals.interval_ends(self.ends(out), below, above, out.output.dtype)
+        return interval_ends(self.ends(out), below, above, out.output.dtype)
 
     why_unsigned = "its base has two ends, each with a score of its own: give a point prediction"
 
     def signs(self, out: BatchOutput, y: Tensor) -> Tensor | None:
         """Return which targets lie below the centre, where one centre serves both ends."""
-        target, ends = self.target(out, y), self.ends(out)
-        is_folded = self.side == BOTH and (has_own_thresholds(self.joint) or target.shape[1] == 1)
-        return (target < ends.lo) if is_folded and ends.is_symmetric else None
+        target = self.target(out, y)
+        if self.side != BOTH or not (has_own_thresholds(self.joint) or target.shape[1] == 1):
+            return None
+        ends = self.ends(out)
+        return target < ends.lo if ends.is_symmetric else None
 
     def curve(self, out: BatchOutput) -> dict[str, Tensor] | None:
         """Return centre and scale, where both ends share them."""
@@ -233,82 +215,3 @@ class ScaledScore(TwoSidedScore):
     def at(self, curve: Columns, signed: Tensor) -> Tensor:
         """Move the centre by so many scales."""
         return torch.as_tensor(curve["centre"] + signed * curve["scale"])
-
-
-class ScaleSelection(Selection):
-    """Selects the scale with the shortest mean interval, and learns the scales of outputs."""
-
-    def __init__(
-        self, score: ScaledScore, options: Mapping[str, ScaledScore] | None = None
-    ) -> None:
-        self.score = score
-        self.options = {} if options is None else dict(options)
-        self.what = getattr(score.scale, "what", "the scale of each output")
-
-    def prepared(self, model: nn.Module, x: Any) -> Selection | ScaledScore:
-        """Find the scales there are to select from, and whether outputs are to be scaled."""
-        # Two rows: on a single one batch statistics fail, in a way that says nothing of mixing.
-        first = forward.see(model, inputs.take(x, slice(0, 2)))
-        prediction = self.score.prediction(first.output)
-        outputs = prediction[0].numel()
-        score, is_open = self.score, getattr(self.score.scale, "is_open", False)
-        # A single output has no other to be compared with, and the outputs of a map, whose size may
-        # change from row to row, have one unit.
-        if score.output_scales == AUTO and not (
-            1 < outputs <= _MOST_OUTPUTS and prediction.dim() == 2
-        ):
-            score = replace(score, output_scales=None)
-        if is_open and outputs > _MOST_OUTPUTS:
-            raise ValueError(
-                f"the model has {outputs} outputs: name {self.what} above {_MOST_OUTPUTS} outputs"
-            )
-        options = score.scale.options(model, x) if is_open else {OUTPUT: score.scale}
-        if not is_open and score.output_scales != AUTO:
-            return score
-        made = {name: replace(score, scale=scale) for name, scale in options.items()}
-        prepared = ScaleSelection(score, made)
-        prepared.most_rows = max(1000, min(10_000, _NUMBERS // outputs))
-        return prepared
-
-    def requires(self) -> Requires:
-        """Return what any candidate requires."""
-        pieces = self.options.values() or [self.score]
-        return reduce(Requires.joined, (piece.requires() for piece in pieces))
-
-    def select(self, aside: Aside) -> Selected:
-        """Learn scales of outputs, and take the scale with the shortest mean interval.
-
-        Of one end that is promised, the scale that goes least far.
-        """
-        options = {name: self._with_scales(one, aside) for name, one in self.options.items()}
-        if not getattr(self.score.scale, "is_open", False):
-            return Selected(options[OUTPUT], aside.calibration, {})
-        trials = {}
-        for name, option in options.items():
-            width, scale = growth(option.ends(aside.out), option.side)
-            trials[name] = Trial(option.score(aside.out, aside.y).cpu(), scale.cpu())
-        of_each = exact_alpha(aside.alpha) / (2 if self.score.side == EACH else 1)
-        choice = layer_selection.choose(width.cpu(), trials, of_each)
-        choice = replace(choice, alpha=float(exact_alpha(aside.alpha)), side=self.score.side)
-        is_plain = choice.feature == OUTPUT
-        warning = layer_selection.why_plain(choice, self._called) if is_plain else None
-        return Selected(options[choice.feature], aside.calibration, {"layer": choice}, warning)
-
-    def _with_scales(self, option: ScaledScore, aside: Aside) -> ScaledScore:
-        """Learn the scales of outputs that share a threshold."""
-        if option.output_scales != AUTO:
-            return option
-        alone = replace(option, joint=False, output_scales=None)
-        scores = two_sided(alone.score(aside.out, aside.y).cpu(), option.side)
-        return replace(option, output_scales=learned_output_scales(scores, aside.alpha))
-
-    @property
-    def _called(self) -> str:
-        return self.what.removeprefix("the ")
-
-    def without_rows(self, rows: int, alpha: Any) -> Selected:
-        """Take plain CP, and no row to select it; outputs count as they are."""
-        plain = replace(self.options[OUTPUT], output_scales=None)
-        is_open = getattr(self.score.scale, "is_open", False)
-        warning = layer_selection.why_no_choice(rows, alpha, self._called) if is_open else None
-        return Selected(plain, None, {}, warning)

@@ -17,7 +17,7 @@ from ffcp.network import jacobian
 from ffcp.network.candidates import candidates
 from ffcp.network.features import OUTPUT, resolve
 from ffcp.network.jacobian import Method
-from ffcp.regression.intervals import as_float64
+from ffcp.regression.intervals import Base, Ends, as_float64
 
 AUTO = "auto"
 
@@ -39,8 +39,8 @@ class Constant(Described):
 
     Parameters
     ----------
-    seen : Seen
-        Of the call: what one pass over a batch saw; only its device counts.
+    out : BatchOutput
+        Of the call: what one pass over a batch gave.
 
     Examples
     --------
@@ -49,13 +49,16 @@ class Constant(Described):
     tensor(1., dtype=torch.float64)
     """
 
+    #: Whether all that it returns is known to be positive and finite, and need not be looked at.
+    is_positive = True
+
     def requires(self) -> Requires:
         """Ask for nothing."""
         return Requires()
 
     def __call__(self, out: BatchOutput) -> Tensor:
         """Give the number 1."""
-        return _one(out.output.device)
+        return torch.ones((), dtype=torch.float64, device="cpu")
 
 
 @dataclass(frozen=True)
@@ -91,6 +94,7 @@ class GradientNorm(Described):
     floor: float = 1e-6
     method: Method = jacobian.AUTO
     what = "the feature"
+    is_positive = True  # by the floor
 
     def __post_init__(self) -> None:
         if not 0 < self.floor < math.inf:
@@ -114,8 +118,9 @@ class GradientNorm(Described):
         """Return the norms, no smaller than the floor."""
         assert isinstance(self.feature, str)
         if self.feature == OUTPUT:
-            return _one(out.output.device)
-        return floored(out.norms[self.feature], self.floor)
+            return torch.ones((), dtype=torch.float64, device="cpu")
+        # A zero gradient is legal, and gets the fixed floor.
+        return as_float64(out.norms[self.feature]).clamp_min(self.floor)
 
     @property
     def is_open(self) -> bool:
@@ -235,7 +240,7 @@ def as_scale(scale: Any) -> Any:
     """Take a scale as it is; make one of a function.
 
     >>> as_scale(lambda out: out.output.abs()).requires()
-    Requires(norms=(), values=(), norm=2, method='auto', of=None, input=True)
+    Requires(norms=(), values=(), norm=2, method='auto', of=None, input=True, logits=False)
     """
     if scale is None:
         return Constant()
@@ -244,42 +249,31 @@ def as_scale(scale: Any) -> Any:
     return scale if hasattr(scale, "requires") else FunctionScale(scale)
 
 
-def floored(norms: Tensor, floor: float) -> Tensor:
-    """Turn gradient norms into scales: a zero gradient is legal and gets the fixed ``floor``."""
-    return as_float64(norms).clamp_min(floor)
-
-
-def _one(device: torch.device) -> Tensor:
-    """Return the number 1."""
-    return torch.ones((), dtype=None if device.type == "mps" else torch.float64, device=device)
+def ends_of(base: Base, scale: Scale, out: BatchOutput) -> Ends:
+    """Return the base interval of a batch, and its scales."""
+    values = scale(out)
+    if not getattr(scale, "is_positive", False):
+        values = checked_scale(values, out)
+    return base(out, values)
 
 
 def checked_scale(scale: Tensor, out: BatchOutput) -> Tensor:
     """Bring a scale to the shape of the output, or to one number; refuse what is not positive."""
-    output = out.output
-    if scale.dim() == 0 or scale.shape == output.shape:
-        whole = scale
-        if is_traced():
-            return whole
-        if scale.numel() == 1:
-            low = high = scale.item()
-        else:
-            low, high = (end.item() for end in scale.aminmax())
-        if low > 0 and high < math.inf:  # neither is so of NaN
-            return whole
-    elif scale.shape in ((len(output),), (len(output), 1)):
-        whole = scale.reshape(-1, *[1] * (output.dim() - 1)).expand_as(output)
-    else:
-        raise ValueError(
-            f"the scale has shape {tuple(scale.shape)}, the model output {tuple(output.shape)}: it "
-            "needs one number per row, (n,), or one per output"
-        )
+    output, rows = out.output, out.output.shape[0]  # len() would fix it in exported files
+    if scale.dim() and scale.shape != output.shape:
+        if scale.shape not in ((rows,), (rows, 1)):
+            raise ValueError(
+                f"the scale has shape {tuple(scale.shape)}, the model output "
+                f"{tuple(output.shape)}: it needs one number per row, (n,), or one per output"
+            )
+        scale = scale.reshape(-1, *[1] * (output.dim() - 1)).expand_as(output)
     if is_traced():
-        return whole
-    bad = ~((scale > 0) & scale.isfinite())
-    if bool(bad.any()):
-        row = out.rows[int(bad.reshape(len(output), -1).any(dim=1).nonzero()[0, 0])]
+        return scale
+    low, high = (end.item() for end in scale.aminmax())
+    if not (low > 0 and high < math.inf):  # neither is so of NaN
+        bad = ~((scale > 0) & scale.isfinite()).expand_as(output).reshape(rows, -1).all(dim=1)
         raise ValueError(
-            f"the scale of row {row} is not a positive number: add a small constant to it"
+            f"the scale of row {out.rows[int(bad.nonzero()[0, 0])]} is not a positive number: add "
+            "a small constant to it"
         )
-    return whole
+    return scale

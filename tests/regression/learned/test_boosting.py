@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,13 +13,14 @@ import torch
 import ffcp
 from ffcp.regression.learned import boosting
 from ffcp.regression.learned.boosting import BoostedQuantiles
-from ffcp.regression.learned.nested import at_levels
-from tests.conftest import normal, small_mlp
+from ffcp.regression.learned.nested import at_levels, to_levels
+from tests.conftest import normal
 
 
 @pytest.fixture(autouse=True)
 def _few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(boosting, "_ROUNDS", 20)
+    monkeypatch.setattr(boosting, "_MOST_ROUNDS", 20)
+    monkeypatch.setattr(boosting, "_PATIENCE", 10)
 
 
 def made(outputs: int = 2) -> BoostedQuantiles:
@@ -46,36 +48,48 @@ def test_trees_are_made_again_from_their_tensors() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["left", "right", "feature"])
-@pytest.mark.parametrize("value", [-1, 99])
-def test_trees_that_lead_nowhere_are_refused(name: str, value: int) -> None:
-    state = {key: tensor.clone() for key, tensor in made().state().items()}
-    state[name][0, 0, 0, 0] = value
-    with pytest.raises(ValueError, match=name):
-        BoostedQuantiles.from_state(state)
+def test_states_that_cannot_have_been_saved_are_refused() -> None:
+    state = made().state()
+    for name, value in (
+        ("knots", state["knots"].flip(0)),
+        ("unit", -state["unit"]),
+        ("knots", state["knots"][:-1]),
+    ):
+        with pytest.raises(ValueError, match="learned"):
+            BoostedQuantiles.from_state({**state, name: value})
 
 
 @pytest.mark.long
-def test_trees_that_lead_in_a_circle_are_refused() -> None:
-    state = {key: tensor.clone() for key, tensor in made().state().items()}
-    state["left"][0, 0, 0, 1] = 0
-    with pytest.raises(ValueError, match="circle"):
-        BoostedQuantiles.from_state(state)
-
-
-@pytest.mark.long
-def test_quantiles_are_those_of_lightgbm(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quantiles_at_the_knots_are_those_of_lightgbm(monkeypatch: pytest.MonkeyPatch) -> None:
     lightgbm = pytest.importorskip("lightgbm")
     boosters, train = [], lightgbm.train
-    monkeypatch.setattr(
-        lightgbm, "train", lambda *given: boosters.append(train(*given)) or boosters[-1]
-    )
+
+    def noted(*given: Any, **more: Any) -> Any:
+        boosters.append(train(*given, **more))
+        return boosters[-1]
+
+    monkeypatch.setattr(lightgbm, "train", noted)
     trees, x = made(outputs=1), normal(200, 3, seed=3)
-    expected = torch.stack([torch.from_numpy(b.predict(x.numpy())) for b in boosters], dim=1)
-    own = trees(x)[:, 0] / trees.state()["unit"].double()
-    torch.testing.assert_close(
-        own, at_levels(expected[:, None], boosting._SMALLEST)[:, 0], rtol=1e-12, atol=1e-12
-    )
+    predicted = [torch.from_numpy(one.predict(x.numpy())) for one in boosters[-5:]]
+    knots, unit = trees.state()["knots"], trees.state()["unit"].double()
+    expected = at_levels(torch.stack(predicted, dim=1)[:, None], 1e-6, to_levels(knots))
+    torch.testing.assert_close(trees(x), expected * unit, rtol=1e-12, atol=1e-12)
+
+
+def test_rows_held_out_end_the_boosting_and_there_are_some_trees_anyway() -> None:
+    x, noise = normal(400, 2, seed=1), normal(400, 1, seed=2)
+    held = (normal(100, 2, seed=3), normal(100, 1, seed=4))
+    rounds = boosting.learn(x, noise, held=held).rounds
+    assert len(rounds) == 5
+    assert min(rounds) == 10  # nothing can be learned here
+    assert boosting.learn(x, noise, rounds=[3, 4, 5, 6, 7]).rounds == [3, 4, 5, 6, 7]
+
+
+def test_columns_after_the_first_are_not_looked_at() -> None:
+    x = normal(300, 4, seed=1)
+    trees = boosting.learn(x, x[:, 3:] * normal(300, 1, seed=2), first=2)
+    other = torch.cat([x[:, :2], torch.zeros(300, 2)], dim=1)
+    assert torch.equal(trees(x), trees(other))
 
 
 _WITHOUT = """
@@ -108,16 +122,3 @@ def test_saved_trees_need_no_lightgbm(tmp_path: Path) -> None:
     torch.save(model.state_dict(), tmp_path / "model.pt")
     files = [str(tmp_path / name) for name in ("trees.safetensors", "model.pt")]
     subprocess.run([sys.executable, "-c", _WITHOUT, *files], check=True)
-
-
-@pytest.mark.heavy
-def test_auto_tries_both_learners() -> None:
-    x = normal(600, 4, seed=0)
-    y = x[:, 0] * normal(600, seed=1)
-    predictor = ffcp.Auto(small_mlp(), learner="both", selection_fraction=0.5, seed=0)
-    predictor.fit(x[:200], y[:200]).calibrate(x[200:], y[200:])
-    assert predictor.choice is not None
-    names = set(predictor.choice.trials)
-    for source in ("training rows", "rows set aside"):
-        for which in ("all", "few", "boosted"):
-            assert f"Learned, {source}, {which}, central" in names

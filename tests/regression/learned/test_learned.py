@@ -50,10 +50,20 @@ def test_training_rows_teach_and_all_calibration_rows_calibrate() -> None:
     assert len(predictor.calibration) == 400
 
 
-def test_without_training_rows_a_share_teaches_and_does_not_calibrate() -> None:
+def test_without_training_rows_some_teach_and_do_not_calibrate() -> None:
     predictor = ffcp.Learned(small_mlp(), seed=0).calibrate(*data())
-    assert predictor.learned_from == "rows set aside"
+    assert predictor.learned_from == "calibration rows"
+    assert len(predictor.calibration) == 240
+    predictor = ffcp.Learned(small_mlp(), calibrate_rows=480, seed=0).calibrate(*data())
     assert len(predictor.calibration) == 480
+
+
+@pytest.mark.parametrize("method", [ffcp.Learned, ffcp.Auto])
+def test_a_share_in_place_of_the_rows_that_calibrate_is_refused(method: type) -> None:
+    with pytest.raises(ValueError, match="calibrate_rows="):
+        method(small_mlp(), selection_fraction=0.5)
+    with pytest.raises(ValueError, match="at least 1"):
+        method(small_mlp(), calibrate_rows=0)
 
 
 def test_rows_that_taught_are_refused_when_they_come_to_calibrate() -> None:
@@ -195,9 +205,8 @@ def test_what_training_rows_taught_outlives_a_file(tmp_path: Path) -> None:
 
 
 def test_an_unknown_learner_is_refused() -> None:
-    for method in (ffcp.Learned, ffcp.Auto):
-        with pytest.raises(ValueError, match="learner"):
-            method(small_mlp(), learner="x")
+    with pytest.raises(ValueError, match="learner"):
+        ffcp.Learned(small_mlp(), learner="x")
 
 
 def test_workers_with_one_lesson_merge_and_with_two_do_not() -> None:

@@ -52,7 +52,7 @@ def calibrated(**options: object) -> ffcp.Auto:
 def test_what_the_model_knows_is_compared_and_taken() -> None:
     predictor = calibrated()
     assert predictor.choice is not None
-    assert {f"{OWN}, central", f"{OWN}, grown"} <= set(predictor.choice.trials)
+    assert {OWN, f"{OWN}, from the densest part"} <= set(predictor.choice.trials)
     assert predictor.choice.method.startswith(OWN)
     x, y = rows(4000, 5)
     band = predictor.predict_interval(x, alpha=0.1)
@@ -64,7 +64,7 @@ def test_what_the_model_knows_is_compared_and_taken() -> None:
 def test_the_model_is_believed_where_rows_tell_no_difference() -> None:
     x, y = torch.ones(600, 2), normal(600, 1, seed=3)[:, 0]  # the same noise everywhere
     predictor = ffcp.Auto(Telling(), on="prediction", quantiles="quantiles", seed=0)
-    assert predictor.calibrate(x, y).method == f"{OWN}, central"
+    assert predictor.calibrate(x, y).method == OWN
     assert ffcp.Auto(Telling(), on="prediction", seed=0).calibrate(x, y).method == "CP"
 
 

@@ -20,7 +20,7 @@ from ffcp.conformal.selection import Aside, Selected, Selection
 from ffcp.description import Described
 from ffcp.network import heads
 from ffcp.network.cut import undisturbed
-from ffcp.network.model import Stamp, frozen_copy, stamp
+from ffcp.network.model import Stamp, frozen_copy, weights_of
 from ffcp.regression.fcp import inversion
 from ffcp.regression.intervals import as_float64
 from ffcp.regression.joint import (
@@ -100,7 +100,7 @@ class FeatureBallScore(IntervalScore):
     def _head(self) -> _CutHead:
         """Cut the head out of a twin of the model, again whenever the model has changed."""
         whole = self._model if self._given_head is None else self._given_head
-        now = stamp(whole)
+        now = weights_of(whole).stamp
         cut = self._cut
         if cut is None or cut.made_of != now:
             frozen = frozen_copy(whole, with_hooks=True) or whole

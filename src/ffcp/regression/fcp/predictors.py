@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 import torch  # noqa: F401 - for the examples
 from torch import nn
 
+from ffcp.arguments import known_only
 from ffcp.calibrated import Counts
 from ffcp.calibration_loop import Looks, Result
 from ffcp.conformal.calibration import Calibration
@@ -19,7 +20,7 @@ from ffcp.conformal.rank import requested_alpha
 from ffcp.metrics import Coverage
 from ffcp.network.features import resolve
 from ffcp.network.model_output import picking
-from ffcp.predictor import known_only, steady
+from ffcp.predictor import steady
 from ffcp.regression.common import Common
 from ffcp.regression.fcp.feature_ball import FeatureBallScore, QuantileBallScore
 from ffcp.regression.joint import AUTO, BONFERRONI, BOTH, checked_joint

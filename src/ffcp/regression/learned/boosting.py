@@ -1,177 +1,176 @@
-"""Another learner: quantiles by LightGBM, kept as tensors of trees."""
+"""A learner: quantiles of the residual by boosted trees of LightGBM, kept as tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from ffcp.batch import is_traced
+from ffcp.conformal.columns import prefixed, with_prefix
 from ffcp.extras import needed
-from ffcp.regression.learned.nested import KNOTS, at_levels
+from ffcp.regression.learned.nested import at_levels, to_levels
 from ffcp.regression.learned.network import checked_tensors, typical_size
+from ffcp.regression.learned.trees import Trees
 
-_ROUNDS, _RATE, _LEAVES, _FEWEST = 120, 0.06, 8, 40
+_RATE, _LEAVES = 0.1, 15
+_MOST_ROUNDS = 400  # trees of a quantile
+# It gets no more after so many without gain, and has at least so many: few rows held out hardly
+# see what the first trees of an outer quantile gain.
+_PATIENCE = 60
+_SHARE = 0.8  # of rows and of columns that a tree sees
+_HELD_OUT = 4  # a quarter of the rows says how many trees are enough
+_MOST_OUTPUTS = 8  # every output has boosters of its own, which take their time
 _SMALLEST = 1e-6  # step between two quantiles, in units of a typical residual
-_ROWS = 512  # that go down all trees at once
-_WHOLE = ("feature", "left", "right")  # whole numbers
-
-
-class TreeNode(NamedTuple):
-    """Which column is asked, below which value a row goes left, and what a leaf is worth."""
-
-    feature: int
-    threshold: float
-    left: int
-    right: int
-    value: float
+#: The least and the largest level of the outer knots.
+_OUTER = (0.005, 0.2)
 
 
 class BoostedQuantiles:
     """Quantiles of the residual from columns of numbers; made by :func:`learn`.
 
-    Trees are tensors (outputs, knots, trees, nodes): which column a node asks, below which value
-    a row goes left, and where it goes. A leaf leads to itself.
+    Every output has a booster at each of a few levels, the knots; levels between them are
+    interpolated.
     """
 
     kind = "boosting"
 
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        self._t = dict(tensors)
+    def __init__(self, trees: Trees, knots: Tensor, unit: Tensor) -> None:
+        self._trees, self._knots, self._unit = trees, knots, unit
+        self._to_levels = to_levels(knots)
 
     def state(self) -> dict[str, Tensor]:
-        """Give all tensors, from which :meth:`from_state` makes it again."""
-        return dict(self._t)
+        """Return all tensors, from which :meth:`from_state` makes it again."""
+        return {**prefixed("trees.", self._trees.state()), "knots": self._knots, "unit": self._unit}
 
     @classmethod
     def from_state(cls, tensors: Mapping[str, Tensor]) -> BoostedQuantiles:
         """Make it again from saved tensors; refuse, by ValueError, what cannot have been saved."""
-        trees = tensors["feature"]
-        if trees.dim() != 4 or trees.shape[1] != len(KNOTS) or 0 in trees.shape:
-            raise ValueError(f"what was learned has trees of shape {tuple(trees.shape)}")
-        expected = {
-            **dict.fromkeys(_WHOLE, (torch.int64, trees.shape)),
-            **dict.fromkeys(("threshold", "value"), (torch.float64, trees.shape)),
-            "unit": (torch.float32, trees.shape[:1]),
-            "columns": (torch.int64, (1,)),
-        }
-        checked = checked_tensors(tensors, expected)
-        columns, nodes = int(checked["columns"]), trees.shape[-1]
-        for name, most in zip(_WHOLE, (columns, nodes, nodes), strict=True):
-            if not bool(((checked[name] >= 0) & (checked[name] < most)).all()):
-                raise ValueError(f"what was learned has a {name} that is not there")
+        trees = Trees.from_state(with_prefix("trees.", tensors))
+        own = {name: one for name, one in tensors.items() if not name.startswith("trees.")}
+        outputs, knots = len(own["unit"]), len(own["knots"])
+        shapes = {"unit": (torch.float32, (outputs,)), "knots": (torch.float64, (knots,))}
+        checked = checked_tensors(own, shapes)
+        levels = [0.0, *checked["knots"].tolist(), 1.0]
+        if knots < 2 or any(low >= high for low, high in pairwise(levels)):
+            raise ValueError("what was learned has knots that are no levels, from low to high")
+        if len(trees.rounds) != outputs * knots:
+            raise ValueError(f"what was learned has {len(trees.rounds)} boosters")
         if not bool((checked["unit"] > 0).all()):
             raise ValueError("what was learned has a unit that is not positive")
-        if not _leads_down(checked):
-            raise ValueError("what was learned has trees that lead in a circle")
-        return cls(checked)
+        return cls(trees, checked["knots"], checked["unit"])
 
     @property
     def outputs(self) -> int:
         """Of how many outputs it knows the residual."""
-        return len(self._t["unit"])
+        return len(self._unit)
+
+    @property
+    def rounds(self) -> list[int]:
+        """How many trees each quantile has."""
+        return self._trees.rounds
 
     def __call__(self, columns: Tensor) -> Tensor:
-        """Give quantiles (n, outputs, levels), in float64."""
-        columns = columns.to("cpu", torch.float32)
-        if is_traced() or len(columns) <= _ROWS:
-            return self._quantiles(columns)
-        return torch.cat([self._quantiles(part) for part in columns.split(_ROWS)])
-
-    def _quantiles(self, columns: Tensor) -> Tensor:
-        t = self._t
-        shape = t["feature"].shape
-        trees = shape[:-1].numel()
-        offset = torch.arange(trees) * shape[-1]
-        flat = {name: t[name].reshape(-1) for name in TreeNode._fields}
-        node = offset.expand(columns.shape[0], -1)
-        for _ in range(shape[-1] // 2):  # which leads to the deepest leaf of so many nodes
-            asked = columns.gather(1, flat["feature"][node])
-            goes_left = asked.double() <= flat["threshold"][node]
-            node = offset + torch.where(goes_left, flat["left"][node], flat["right"][node])
-        sums = flat["value"][node].unflatten(1, shape[:-1]).sum(dim=-1)
+        """Return quantiles (n, outputs, levels), in float64."""
+        sums = self._trees(columns.to("cpu", torch.float32)).unflatten(1, (self.outputs, -1))
         # Trees of different levels know nothing of each other: in order, they cannot cross.
-        return at_levels(sums, _SMALLEST) * t["unit"].double()[:, None]
+        return at_levels(sums, _SMALLEST, self._to_levels) * self._unit.double()[:, None]
 
 
-def _leads_down(t: Mapping[str, Tensor]) -> bool:
-    """Say whether every node leads to later ones, or, as a leaf, to itself."""
-    own = torch.arange(t["left"].shape[-1]).expand(t["left"].shape)
-    is_leaf = (t["left"] == own) & (t["right"] == own)
-    return bool((is_leaf | ((t["left"] > own) & (t["right"] > own))).all())
+def why_not(outputs: int) -> str | None:
+    """Return why trees cannot learn the residuals of so many outputs; ``None`` if they can."""
+    if outputs > _MOST_OUTPUTS:
+        return f"trees: they learn at most {_MOST_OUTPUTS} outputs"
+    try:
+        needed("lightgbm", "trees", "trees")
+    except ImportError as error:
+        return str(error)
+    return None
 
 
-def learn(columns: Tensor, residuals: Tensor, seed: int = 0) -> BoostedQuantiles:
+def learn(
+    columns: Tensor,
+    residuals: Tensor,
+    seed: int = 0,
+    weights: Tensor | None = None,
+    *,
+    tail: float = 0.05,
+    first: int | None = None,
+    held: tuple[Tensor, Tensor] | None = None,
+    rounds: Sequence[int] | None = None,
+) -> BoostedQuantiles:
     """Learn quantiles of residuals (n, outputs) from columns (n, k), the same for the same seed.
 
-    NaN residuals are not known and teach nothing.
+    NaN residuals are not known and teach nothing; ``weights`` (n,) say how much each row counts.
+    The outer quantiles that are learned are those at ``tail`` and 1 - ``tail``; ``first`` is how
+    many of the columns are learned from, by default all. Each quantile has
+    so many trees as ``rounds`` says, or until columns and residuals ``held`` out get no better; by
+    default a quarter of the rows is held out for that, and then learned from too.
 
     >>> _ = torch.manual_seed(0)
     >>> x = torch.rand(1000, 1)
     >>> trees = learn(x, (1 + 9 * x) * torch.randn(1000, 1))
     >>> narrow, wide = trees(torch.tensor([[0.0], [1.0]]))[:, 0].diff(dim=1).sum(dim=1)
-    >>> bool(wide > 3 * narrow)
+    >>> bool(wide > 2 * narrow)
     True
     """
     lightgbm = needed("lightgbm", "trees", 'learner="boosting"')
+    weights = torch.ones(len(columns)) if weights is None else weights
+    if rounds is None and held is None:
+        out = torch.arange(len(columns)) % _HELD_OUT == 0
+        rest = (columns[~out], residuals[~out], seed, weights[~out])
+        others = (columns[out], residuals[out])
+        rounds = learn(*rest, tail=tail, first=first, held=others).rounds
     unit = typical_size(residuals)
-    x, y = columns.float().numpy(), (residuals.double() / unit.double()).numpy()
-    trees = [
-        [_boosted(lightgbm, x, column, float(level), seed) for level in KNOTS] for column in y.T
-    ]
-    columns_read = torch.tensor([columns.shape[1]])
-    return BoostedQuantiles({**_stacked(trees), "unit": unit, "columns": columns_read})
+    outer = min(max(tail, _OUTER[0]), _OUTER[1])
+    knots = torch.tensor([outer, 0.25, 0.5, 0.75, 1 - outer], dtype=torch.float64)
+    dumps: list[Mapping[str, Any]] = []
+    for output in range(residuals.shape[1]):
+        one = unit[output]
+        known = _dataset(lightgbm, columns[:, :first], residuals[:, output] / one, weight=weights)
+        check = None
+        if held is not None:
+            seen, target = held[0][:, :first], held[1][:, output] / one
+            check = _dataset(lightgbm, seen, target, reference=known)
+        for level in knots.tolist():
+            count = _MOST_ROUNDS if rounds is None else rounds[len(dumps)]
+            booster = _boosted(lightgbm, known, check, count, level, seed)
+            kept = max(booster.best_iteration, _PATIENCE) if check else count
+            dumps.append(booster.dump_model(num_iteration=kept))
+    return BoostedQuantiles(Trees.from_dumps(dumps, columns.shape[1]), knots, unit)
 
 
-def _boosted(lightgbm: Any, x: Any, y: Any, level: float, seed: int) -> list[list[TreeNode]]:
-    """Return the trees of one quantile."""
-    known = ~np.isnan(y)
+def _dataset(lightgbm: Any, x: Tensor, y: Tensor, **more: Any) -> Any:
+    """Return the rows whose residual is known; all, with none, where that is no row."""
+    known = ~y.isnan() if bool((~y.isnan()).any()) else torch.ones(len(y), dtype=torch.bool)
+    if "weight" in more:
+        more["weight"] = more["weight"][known].double().numpy()
+    values = y[known].nan_to_num().double().numpy()
+    return lightgbm.Dataset(x[known].float().numpy(), values, **more)
+
+
+def _boosted(lightgbm: Any, data: Any, check: Any, rounds: int, level: float, seed: int) -> Any:
+    """Return the booster of one quantile."""
     settings = {
         "objective": "quantile",
         "alpha": level,
         "learning_rate": _RATE,
         "num_leaves": _LEAVES,
-        "min_data_in_leaf": _FEWEST,
+        "min_data_in_leaf": max(10, min(50, len(data.get_label()) // 40)),
+        "bagging_fraction": _SHARE,
+        "bagging_freq": 1,
+        "feature_fraction": _SHARE,
         "seed": seed % 2**31,
         "deterministic": True,
         "force_row_wise": True,  # which "deterministic" asks for
+        "num_threads": torch.get_num_threads(),
         "verbosity": -1,
     }
-    booster = lightgbm.train(settings, lightgbm.Dataset(x[known], y[known]), _ROUNDS)
-    return [list(_nodes(tree["tree_structure"])) for tree in booster.dump_model()["tree_info"]]
-
-
-def _nodes(root: Mapping[str, Any]) -> Iterator[TreeNode]:
-    """Yield the nodes of a dumped tree, every one before its children."""
-    waiting, count = [root], 1
-    for number, node in enumerate(waiting):  # which grows on the way
-        if "leaf_value" in node:
-            yield TreeNode(0, 0.0, number, number, node["leaf_value"])
-            continue
-        waiting += [node["left_child"], node["right_child"]]
-        yield TreeNode(node["split_feature"], node["threshold"], count, count + 1, 0.0)
-        count += 2
-
-
-def _stacked(trees: Sequence[Sequence[Sequence[Sequence[TreeNode]]]]) -> dict[str, Tensor]:
-    """Put all trees into tensors, the smaller ones filled up with leaves that nobody reaches."""
-    most = max(len(level) for row in trees for level in row)
-    nodes = max(len(tree) for row in trees for level in row for tree in level)
-    padded = [
-        [
-            [
-                [*tree, *(TreeNode(0, 0.0, i, i, 0.0) for i in range(len(tree), nodes))]
-                for tree in [*level, *[[]] * (most - len(level))]
-            ]
-            for level in row
-        ]
-        for row in trees
-    ]
-    array = np.array(padded, dtype=np.float64)  # outputs, knots, trees, nodes, fields
-    return {
-        name: torch.from_numpy(array[..., i].astype(np.int64 if name in _WHOLE else np.float64))
-        for i, name in enumerate(TreeNode._fields)
-    }
+    if check is None:
+        return lightgbm.train(settings, data, rounds)
+    stop = lightgbm.early_stopping(_PATIENCE, verbose=False)
+    # A booster that may be trained further keeps the trees after its best.
+    ways = {"callbacks": [stop], "keep_training_booster": True}
+    return lightgbm.train(settings, data, rounds, valid_sets=[check], **ways)

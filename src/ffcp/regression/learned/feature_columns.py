@@ -33,11 +33,13 @@ class FeatureColumns(Described):
     norms
         Layers whose gradient norms are columns.
     values
-        A layer whose values are columns; ``None``: none.
+        A layer whose values are columns, the last ones; ``None``: none.
     takes_input
         Whether the columns of the input are among them.
     functions
         Functions of :class:`ffcp.BatchOutput` that give further columns, (n,) or (n, k).
+    width
+        How many values the layer has.
 
     Examples
     --------
@@ -50,10 +52,17 @@ class FeatureColumns(Described):
     values: str | None = None
     takes_input: bool = False
     functions: Sequence[Callable[[BatchOutput], Tensor]] = ()
+    width: int = 0
 
     @classmethod
-    def of(cls, model: nn.Module, x: Any, on: Sequence[On]) -> FeatureColumns:
-        """Find the layers of a model, and leave out what is no table of numbers."""
+    def of(cls, model: nn.Module, x: Any, on: Sequence[On] | None) -> FeatureColumns:
+        """Find the layers of a model, and leave out what is no table of numbers.
+
+        By itself the input of a table and hidden values are learned from, beside which norms add
+        nothing (docs/bands.md); of images and text norms and values are.
+        """
+        if on is None:
+            on = (PREDICTION, VALUES, INPUT if _is_table(x) else NORMS)
         names = candidates(model, x) if {NORMS, VALUES} & set(on) else []
         inner = [name for name in names if name != INPUT][-1:] if VALUES in on else []
         first = forward.see(model, inputs.take(x, slice(0, 2)), Requires(values=tuple(inner)))
@@ -69,11 +78,8 @@ class FeatureColumns(Described):
             values=small[0] if small else None,
             takes_input=INPUT in on and _is_table(x),
             functions=[one for one in on if callable(one)],
+            width=first.values[small[0]][0].numel() if small else 0,
         )
-
-    def few(self) -> FeatureColumns:
-        """Give one that sees prediction and norms only, for few rows to learn from."""
-        return FeatureColumns(self.norms)
 
     def requires(self) -> Requires:
         """Return norms, values and whether the input is looked at."""
@@ -83,11 +89,11 @@ class FeatureColumns(Described):
     def columns(self, out: BatchOutput) -> Tensor:
         """Give the columns (n, k) in float32 on the CPU, as they are."""
         parts = [out.output, *(out.norms[name] for name in self.norms)]
-        if self.values is not None:
-            parts.append(out.values[self.values])
         if self.takes_input:
             parts.append(next(tensor for _, tensor in inputs.leaves(out.x)))
         parts += [function(out) for function in self.functions]
+        if self.values is not None:
+            parts.append(out.values[self.values])
         table = torch.cat([_table(part, out.output.shape[0]) for part in parts], dim=1)
         if not is_traced():
             checks.finite(table, "what is learned from", out.rows[0])
@@ -99,6 +105,13 @@ class FeatureColumns(Described):
         logs = columns[:, : len(typical)].abs().maximum(typical).log()
         return torch.cat([columns[:, :outputs], logs, columns[:, len(typical) :]], dim=1)
 
+    def for_trees(self, columns: Tensor) -> int:
+        """Return how many of the columns trees learn from: beside an input no hidden values.
+
+        These help networks, and lead trees astray (docs/bands.md).
+        """
+        return columns.shape[1] - (self.width if self.takes_input else 0)
+
     def typical(self, columns: Tensor, outputs: int) -> Tensor:
         """Learn below which size predictions and norms are tiny."""
         sizes = columns[:, : outputs * (1 + len(self.norms))].abs().median(dim=0).values
@@ -107,12 +120,14 @@ class FeatureColumns(Described):
         return (sizes * share).clamp_min(torch.finfo(torch.float32).tiny)
 
 
-def checked_on(on: str | On | Sequence[On]) -> tuple[On, ...]:
-    """Read what is to be learned from.
+def checked_on(on: On | Sequence[On] | None) -> tuple[On, ...] | None:
+    """Read what is to be learned from; ``None`` leaves it to the kind of input.
 
     >>> checked_on("norms")
     ('norms',)
     """
+    if on is None:
+        return None
     chosen = (on,) if isinstance(on, str) or callable(on) else tuple(on)
     bad = [one for one in chosen if not (callable(one) or one in KINDS)]
     if bad or not chosen:

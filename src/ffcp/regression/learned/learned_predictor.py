@@ -1,25 +1,31 @@
-"""Learned: bands between learned quantiles of the network's residual."""
+"""Learned: prediction intervals between learned quantiles of the network's residual."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
 
+from ffcp.arguments import known_only
 from ffcp.batch import BatchOutput, Requires
 from ffcp.calibrated import Counts
 from ffcp.calibration_loop import Batch, Looks, Result
 from ffcp.conformal.calibration import Calibration
-from ffcp.predictor import known_only
 from ffcp.regression.common import Common
 from ffcp.regression.joint import BOTH, checked_joint, checked_side
-from ffcp.regression.learned.feature_columns import KINDS, On, checked_on
-from ffcp.regression.learned.learned_score import LearnedScore, LearnedSelection, taught
+from ffcp.regression.learned.feature_columns import On, checked_on
+from ffcp.regression.learned.learned_score import LearnedScore
 from ffcp.regression.learned.learners import NETWORK, checked_learner
 from ffcp.regression.learned.nested import CENTRAL, FAMILIES, LEVELS, MIDDLE
-from ffcp.regression.learned.training_rows import LearnsFromTraining, no_output_scales
+from ffcp.regression.learned.teaching import TRAINING_ROWS, LearnedSelection, Teacher, tail_of
+from ffcp.regression.learned.training_rows import (
+    LearnsFromTraining,
+    checked_rows,
+    no_output_scales,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -30,13 +36,12 @@ _HALF, _TOO_FEW = 0.5, 0.3
 
 
 class Learned(LearnsFromTraining):
-    """Bands between learned quantiles of the residual.
+    """Intervals between learned quantiles of the residual.
 
-    What the network computes anyway (its prediction, the gradient norms at its layers, the values
-    of its last hidden layer, its input) says more about its errors than any one of them. Small
-    networks learn from it many quantiles of the residual at once, so that any alpha is served; the
-    score of a target is the number of the first of the nested sets between them that holds it, and
-    calibration makes the bands cover as every other score does.
+    Small networks or boosted trees learn many quantiles of the residual at once from the input,
+    the prediction and what else a pass brings, so that any alpha is served; the score of a target
+    is the number of the first of the nested sets between them that holds it, and calibration makes
+    the intervals cover as every other score does.
 
     Parameters
     ----------
@@ -47,15 +52,19 @@ class Learned(LearnsFromTraining):
         What is learned from: any of ``"prediction"`` (always is), ``"norms"``, ``"values"`` (of
         the last layer before the output), ``"input"`` (left out unless it is one table of
         numbers), and functions of :class:`ffcp.BatchOutput` that give one or more numbers per row.
+        By default prediction and input of a table; norms and values of images, text and the like.
     nested
         ``"central"``: sets between two quantiles as far below as above the median. ``"grown"``:
         grown from the densest part outward, shorter where noise is skewed.
     learner
         ``"network"``: small networks, which need nothing more. ``"boosting"``: boosted
-        trees by LightGBM (``pip install 'ffcp[trees]'``), not for :meth:`export`. They are saved
-        as tensors, and loaded without LightGBM.
+        trees by LightGBM (``pip install 'ffcp[trees]'``), kept as tensors: predicting, saving,
+        loading and exporting need no LightGBM. ``"both"``: the mean of both.
     calibration
         As in :class:`ffcp.IntervalPredictor`.
+    calibrate_rows
+        Without :meth:`fit`, how many rows calibrate while all others teach; by default as many as
+        miss an interval a hundred times, 1,000 for alpha = 0.1, but at most a share of few rows.
     **common
         As in :class:`ffcp.IntervalPredictor`.
 
@@ -63,8 +72,8 @@ class Learned(LearnsFromTraining):
     -----
     :meth:`fit` learns from the rows that trained the model, and all calibration rows calibrate.
     A network that has memorised its training rows teaches too little there; a warning says so
-    when that shows in calibration. Without :meth:`fit` a share of the calibration rows
-    (``selection_fraction``) teaches, and does not calibrate.
+    when that shows in calibration. Without :meth:`fit` calibration rows teach, which then do not
+    calibrate. :class:`ffcp.Auto` learns from both.
 
     Examples
     --------
@@ -81,10 +90,11 @@ class Learned(LearnsFromTraining):
     def __init__(
         self,
         model: nn.Module,
-        on: On | Sequence[On] = KINDS,
+        on: On | Sequence[On] | None = None,
         nested: str = CENTRAL,
         learner: str = NETWORK,
         calibration: Calibration | None = None,
+        calibrate_rows: int | None = None,
         **common: Unpack[Common],
     ) -> None:
         known_only(type(self), common, Common)
@@ -94,16 +104,18 @@ class Learned(LearnsFromTraining):
         joint = checked_joint(common.pop("joint", False))
         side = checked_side(common.pop("side", BOTH), joint)
         self.on, self.nested, self.learner = checked_on(on), nested, checked_learner(learner)
-        seed = common.get("seed") or 0
-        selection = LearnedSelection(self.on, learner, seed, nested, joint, side)
+        self.calibrate_rows = checked_rows(calibrate_rows, common)
+        seed, alpha = common.get("seed") or 0, common.get("selection_alpha", 0.1)
+        selection = LearnedSelection(
+            self.on, learner, seed, nested, joint, side, alpha, calibrate_rows
+        )
         super().__init__(  # type: ignore[misc]
             model, selection, calibration, joint=joint, side=side, **common
         )
 
     def config(self) -> dict[str, Any]:
         """Return the constructor arguments, but for the model."""
-        own = {"on": self.on, "nested": self.nested, "learner": self.learner}
-        return {**own, **super().config()}
+        return {"nested": self.nested, "learner": self.learner, **super().config()}
 
     def fit(self: Self, x: Any, y: Any = None, *, disjoint: bool = False) -> Self:
         """Learn from rows that will not calibrate: those that trained the model will do.
@@ -120,12 +132,10 @@ class Learned(LearnsFromTraining):
         """
         lesson = self._lesson(x, y, disjoint)
         ways = {"shape": self.nested, "joint": self.joint, "side": self.side}
-        self._learn(
-            taught(
-                *lesson, kind=self.learner, seed=self.seed or 0, hashes=self._taught,
-                source="training rows", **ways,
-            )
-        )  # fmt: skip
+        tail = tail_of(self.selection_alpha, self.side)
+        teacher = Teacher(lesson.sight, self.seed or 0, tail)
+        learned = teacher.taught(self.learner, lesson.rows, source=TRAINING_ROWS, **ways)
+        self._learn(replace(learned, rows=lesson.hashes))
         return self
 
     def restore_fit(self) -> None:
@@ -136,7 +146,7 @@ class Learned(LearnsFromTraining):
 
     @property
     def learned_from(self) -> str | None:
-        """Which rows taught: ``"training rows"``, ``"rows set aside"``; ``None`` until they do."""
+        """Which rows taught: ``"training rows"`` or ``"calibration rows"``; ``None`` until then."""
         return getattr(self._state.score, "source", None)
 
     def _looks(self, update: bool) -> Looks:
@@ -158,7 +168,7 @@ class _Flattered(Looks):
         """Compare how many rows the sets hold with how many they should."""
         score, scores = result.score, result.calibration.scores
         known = scores[~scores.isnan()]
-        if isinstance(score, LearnedScore) and score.source == "training rows":
+        if isinstance(score, LearnedScore) and score.source == TRAINING_ROWS:
             # Several outputs at once are held less often than each of them.
             is_known = (score.shape, score.side, score.learner.outputs) == (CENTRAL, BOTH, 1)
             half = float(torch.searchsorted(LEVELS, (1 + _HALF) / 2)) - MIDDLE

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,16 +11,14 @@ from torch import Tensor
 
 from ffcp.batch import BatchOutput, Requires, is_traced
 from ffcp.conformal.columns import Columns, prefixed, with_prefix
-from ffcp.conformal.selection import Aside, Selected, Selection
-from ffcp.network import checks, forward
-from ffcp.regression.intervals import as_float64, columns, outward
+from ffcp.network import forward
+from ffcp.regression.intervals import as_float64, outward
 from ffcp.regression.joint import BOTH, Joint
-from ffcp.regression.learned.feature_columns import FeatureColumns, On
-from ffcp.regression.learned.learners import LEARN, LEARNERS, NETWORK
+from ffcp.regression.learned.feature_columns import FeatureColumns
+from ffcp.regression.learned.learners import LEARNERS
 from ffcp.regression.learned.nested import (
     CENTRAL,
     FAMILIES,
-    LEVELS,
     ends_at,
     nested,
     position,
@@ -30,8 +28,6 @@ from ffcp.regression.learned.nested import (
 from ffcp.regression.scaled_score import TwoSidedScore
 
 _ROWS = 4096  # whose quantiles are worked out at once
-_FOLDS = 3  # rows that teach are judged by what the other folds taught
-_QUANTILES = "cross-fitted quantiles"
 
 
 @dataclass(frozen=True)
@@ -180,98 +176,6 @@ class LearnedScore(TwoSidedScore):
                 interval_ends = torch.stack([one[side] for one in made])
                 parts.append(outward(centre, interval_ends, sign, scale, out.output.dtype))
         return torch.cat(lowers, dim=1), torch.cat(uppers, dim=1)
-
-
-def taught(
-    sight: FeatureColumns,
-    out: BatchOutput,
-    y: Tensor,
-    *,
-    kind: str = NETWORK,
-    seed: int = 0,
-    hashes: Tensor | None = None,
-    **config: Any,
-) -> LearnedScore:
-    """Learn the quantiles of the residual from rows; keep hashes of training rows."""
-    raw, residuals = sight.columns(out), _residuals(out, y)
-    learner, typical = _learned(sight, kind, raw, residuals, seed)
-    return LearnedScore(sight, kind, **config, learner=learner, typical=typical, rows=hashes)
-
-
-def _residuals(out: BatchOutput, y: Tensor) -> Tensor:
-    return columns(checks.target(y, out.output)).double().cpu() - _centre(out)
-
-
-def _learned(
-    sight: FeatureColumns, kind: str, raw: Tensor, residuals: Tensor, seed: int
-) -> tuple[Any, Tensor]:
-    """Return what learned from raw columns, and the typical sizes of these."""
-    typical = sight.typical(raw, residuals.shape[1])
-    return LEARN[kind](sight.logarithmic(raw, typical), residuals, seed), typical
-
-
-@dataclass(frozen=True)
-class CrossFitted(LearnedScore):
-    """The quantiles that other folds taught for each row, found among the values of a pass."""
-
-    def quantiles(self, out: BatchOutput) -> Tensor:
-        """Return the quantiles of the residual, (n, m, levels)."""
-        return out.values[_QUANTILES]
-
-
-def cross_fitted(
-    sight: FeatureColumns, out: BatchOutput, y: Tensor, *, kind: str, seed: int, **config: Any
-) -> tuple[CrossFitted, BatchOutput]:
-    """Return a score and a pass that holds, for each row, what the other folds taught."""
-    raw, residuals = sight.columns(out), _residuals(out, y)
-    quantiles = torch.empty(*residuals.shape, len(LEVELS), dtype=torch.float64)
-    fold = torch.arange(len(raw)) % _FOLDS
-    for held in (fold == number for number in range(_FOLDS)):
-        learner, typical = _learned(sight, kind, raw[~held], residuals[~held], seed)
-        quantiles[held] = learner(sight.logarithmic(raw[held], typical))
-    return CrossFitted(sight, kind, **config), out._replace(values={_QUANTILES: quantiles})
-
-
-@dataclass(frozen=True)
-class LearnedSelection(Selection):
-    """Learns the quantiles of the residual from rows set aside from calibration."""
-
-    on: Sequence[On]
-    kind: str
-    seed: int
-    shape: str
-    joint: Joint
-    side: str
-    sight: FeatureColumns | None = None
-    what = "what is learned"
-
-    def prepared(self, model: Any, x: Any) -> LearnedSelection:
-        """Find the layers there are to learn from."""
-        return replace(self, sight=FeatureColumns.of(model, x, self.on))
-
-    def requires(self) -> Requires:
-        """Return what is learned from, once the model is known."""
-        return Requires() if self.sight is None else self.sight.requires()
-
-    def prediction(self, output: Tensor) -> Tensor:
-        """Return the point prediction: the output itself."""
-        return output
-
-    def select(self, aside: Aside) -> Selected:
-        """Learn from the rows set aside."""
-        assert self.sight is not None
-        ways: dict[str, Any] = {"shape": self.shape, "joint": self.joint, "side": self.side}
-        learned = taught(
-            self.sight, aside.out, aside.y, kind=self.kind, seed=self.seed,
-            source="rows set aside", **ways,
-        )  # fmt: skip
-        return Selected(learned, aside.calibration, {})
-
-    def accepts(self, score: Any) -> bool:
-        """Whether a score is one that it could have learned."""
-        mine = (self.kind, self.shape, self.joint, self.side)
-        is_learned = isinstance(score, LearnedScore)
-        return is_learned and (score.kind, score.shape, score.joint, score.side) == mine
 
 
 def _are_hashes(tensor: Tensor) -> bool:

@@ -1,12 +1,14 @@
-"""Which learner: small networks, boosted trees by LightGBM, or the model itself."""
+"""Which learner: small networks, boosted trees, the mean of both, or the model itself."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ffcp.conformal.columns import prefixed, with_prefix
 from ffcp.regression.learned import boosting, network
 from ffcp.regression.learned.boosting import BoostedQuantiles
 from ffcp.regression.learned.nested import at_levels
@@ -50,10 +52,63 @@ class ModelQuantiles:
         return (quantiles - columns[:, :1])[:, None]
 
 
-NETWORK, BOOSTING = KINDS = ("network", "boosting")
-#: The functions that learn quantiles of residuals from columns, and the classes they return.
-LEARN = {NETWORK: network.learn, BOOSTING: boosting.learn}
-LEARNERS = {made.kind: made for made in (QuantileNetwork, BoostedQuantiles, ModelQuantiles)}
+class MeanQuantiles:
+    """The mean of the quantiles that small networks and boosted trees have learned.
+
+    They err in different ways, so that their mean is often better than either.
+    """
+
+    kind = "both"
+
+    def __init__(self, networks: QuantileNetwork, trees: BoostedQuantiles) -> None:
+        self._networks, self._trees = networks, trees
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the tensors of both."""
+        parts = prefixed("network.", self._networks.state())
+        return {**parts, **prefixed("boosting.", self._trees.state())}
+
+    @classmethod
+    def from_state(cls, tensors: Mapping[str, Tensor]) -> MeanQuantiles:
+        """Make it again from saved tensors; refuse, by ValueError, what cannot have been saved."""
+        networks = QuantileNetwork.from_state(with_prefix("network.", tensors))
+        trees = BoostedQuantiles.from_state(with_prefix("boosting.", tensors))
+        if networks.outputs != trees.outputs:
+            raise ValueError("networks and trees have learned different numbers of outputs")
+        return cls(networks, trees)
+
+    @property
+    def outputs(self) -> int:
+        """Of how many outputs it knows the residual."""
+        return self._networks.outputs
+
+    def __call__(self, columns: Tensor) -> Tensor:
+        """Return quantiles (n, outputs, levels), in float64."""
+        return (self._networks(columns) + self._trees(columns)) / 2
+
+
+NETWORK, BOOSTING, BOTH = KINDS = ("network", "boosting", "both")
+#: The classes of what was learned, by the name of the learner.
+LEARNERS = {
+    made.kind: made for made in (QuantileNetwork, BoostedQuantiles, MeanQuantiles, ModelQuantiles)
+}
+
+
+def learn(
+    kind: str,
+    columns: Tensor,
+    residuals: Tensor,
+    seed: int,
+    weights: Tensor | None = None,
+    **of_trees: Any,
+) -> Any:
+    """Learn quantiles of residuals (n, outputs) from columns (n, k) by a learner of this kind."""
+    if kind == NETWORK:
+        return network.learn(columns, residuals, seed, weights)
+    trees = boosting.learn(columns, residuals, seed, weights, **of_trees)
+    if kind == BOOSTING:
+        return trees
+    return MeanQuantiles(network.learn(columns, residuals, seed, weights), trees)
 
 
 def checked_learner(kind: str) -> str:
@@ -61,7 +116,7 @@ def checked_learner(kind: str) -> str:
 
     >>> checked_learner("forest")
     Traceback (most recent call last):
-    ValueError: learner must be one of network, boosting, got 'forest'
+    ValueError: learner must be one of network, boosting, both, got 'forest'
     """
     if kind not in KINDS:
         raise ValueError(f"learner must be one of {', '.join(KINDS)}, got {kind!r}")

@@ -95,20 +95,37 @@ _SPAN = float(LEVELS[-1] - LEVELS[0])
 _TO_FINE = _on_lines(
     LEVELS, torch.linspace(float(LEVELS[0]), float(LEVELS[-1]), _FINE, dtype=torch.float64)
 )
-_TO_LEVELS = _on_lines(torch.special.ndtri(KNOTS), torch.special.ndtri(LEVELS))
 
 
-def at_levels(knots: Tensor, apart: Tensor | float) -> Tensor:
+def to_levels(knots: Tensor) -> Tensor:
+    """Return the matrix that takes quantiles at knots to all levels.
+
+    Lines from knot to knot are drawn over the quantiles of the normal distribution. Outside the
+    knots a share of the distance between the outer two is added, which is known better than how
+    steep the last line is.
+    """
+    places, wanted = torch.special.ndtri(knots), torch.special.ndtri(LEVELS)
+    matrix = _on_lines(places, wanted.clamp(places[0], places[-1]))
+    span = places[-1] - places[0]
+    for outer, other, beyond in ((0, -1, places[0] - wanted), (-1, 0, wanted - places[-1])):
+        share = beyond.clamp_min(0) / span
+        matrix[outer] += share
+        matrix[other] -= share
+    return matrix
+
+
+_TO_LEVELS = to_levels(KNOTS)
+
+
+def at_levels(knots: Tensor, apart: Tensor | float, to_levels: Tensor = _TO_LEVELS) -> Tensor:
     """Return quantiles (..., levels) from those at knots, in any order, so far apart at least.
-
-    Lines from knot to knot are drawn over the quantiles of the normal distribution.
 
     >>> knots = torch.special.ndtri(KNOTS)
     >>> torch.allclose(at_levels(knots.flip(-1), 0.0), torch.special.ndtri(LEVELS))
     True
     """
     steps = torch.arange(len(LEVELS), dtype=torch.float64)
-    return knots.double().sort(dim=-1).values @ _TO_LEVELS + apart * steps
+    return knots.double().sort(dim=-1).values @ to_levels + apart * steps
 
 
 def nested(quantiles: Tensor, family: str) -> Sets:

@@ -159,10 +159,12 @@ def _dropped(values: Tensor, generator: torch.Generator | None) -> Tensor:
     return values * kept / (1 - _DROPOUT)
 
 
-def learn(columns: Tensor, residuals: Tensor, seed: int = 0) -> QuantileNetwork:
+def learn(
+    columns: Tensor, residuals: Tensor, seed: int = 0, weights: Tensor | None = None
+) -> QuantileNetwork:
     """Learn quantiles of residuals (n, outputs) from columns (n, k), the same for the same seed.
 
-    NaN residuals are not known and teach nothing.
+    NaN residuals are not known and teach nothing; ``weights`` (n,) say how much each row counts.
 
     >>> _ = torch.manual_seed(0)
     >>> x = torch.rand(2000, 1)
@@ -177,8 +179,9 @@ def learn(columns: Tensor, residuals: Tensor, seed: int = 0) -> QuantileNetwork:
         unit = typical_size(residuals)
         z = standardised(columns.float(), scales)
         targets = (residuals.double() / unit.double()).clamp(_FLOAT.min, _FLOAT.max).float()
-        weights = _train(z, targets, generator)
-    return QuantileNetwork({**scales, "unit": unit, **weights})
+        shares = torch.ones(len(z)) if weights is None else weights
+        trained = _train(z, targets, shares.float(), generator)
+    return QuantileNetwork({**scales, "unit": unit, **trained})
 
 
 def typical_size(residuals: Tensor) -> Tensor:
@@ -189,9 +192,9 @@ def typical_size(residuals: Tensor) -> Tensor:
     return unit.clamp(_FLOAT.tiny, _FLOAT.max).float()
 
 
-def _train(z: Tensor, y: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
+def _train(z: Tensor, y: Tensor, shares: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
     marginal = torch.nanquantile(y.double(), LEVELS, dim=0).T.nan_to_num()
-    known, y = ~y.isnan(), y.nan_to_num()
+    known, y = shares[:, None] * ~y.isnan(), y.nan_to_num()
     weights = {
         name: torch.rand(shape, generator=generator, dtype=torch.float32)
         for name, shape in _shapes(z.shape[1], y.shape[1]).items()

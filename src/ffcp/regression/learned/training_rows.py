@@ -16,48 +16,54 @@ from ffcp.network import forward, inputs
 from ffcp.regression.common import Common
 from ffcp.regression.joint import AUTO
 from ffcp.regression.learned.feature_columns import FeatureColumns, On
+from ffcp.regression.learned.teaching import MOST_ROWS, Rows
 from ffcp.regression.regression_predictor import RegressionPredictor
 
-MOST_ROWS = 20_000  # that teach; more take their time and add little
 # Data can hold equal rows by chance. What the share of known rows exceeds the share of repeated
 # ones by, before it counts as a mistake: so much, and so many standard errors.
 _EXCESS, _ERRORS = 0.05, 4.0
 
 
 class Lesson(NamedTuple):
-    """What the model gave for rows that teach, their targets, and where to look for what."""
+    """What training rows teach, where to look for it, and their hashes, sorted."""
 
     sight: FeatureColumns
-    out: BatchOutput
-    y: Tensor
+    rows: Rows
+    hashes: Tensor
 
 
 class LearnsFromTraining(RegressionPredictor):
     """Intervals that training rows can teach; rows that teach must not calibrate."""
 
-    on: tuple[On, ...]
+    on: tuple[On, ...] | None
+    calibrate_rows: int | None
     _taught: Tensor | None = None  # sorted hashes of the rows that taught
+
+    def config(self) -> dict[str, Any]:
+        """Return the constructor arguments, but for the model."""
+        shared = super().config()
+        del shared["selection_fraction"]
+        return {"on": self.on, "calibrate_rows": self.calibrate_rows, **shared}
 
     def _lesson(self, x: Any, y: Any, disjoint: bool) -> Lesson:
         """Run the model on rows that teach, at most so many; hash all, unless ``disjoint``."""
-        outs: list[BatchOutput] = []
-        targets: list[Tensor] = []
+        parts: list[Rows] = []
         hashes, sight = [], None
         with torch.inference_mode(False):
             for batch in self._teaching_batches(x, y):
                 hashes.append(row_hashes(batch.x, batch.y)[: 0 if disjoint else None])
-                if sum(len(y) for y in targets) >= MOST_ROWS:
+                if sum(len(part.weights) for part in parts) >= MOST_ROWS:
                     continue
                 if sight is None:
                     sight = FeatureColumns.of(self.model, batch.x, self.on)
                     forward.check_rows(self.model, batch.x, sight.norms)
                 out = forward.see(self.model, batch.x, sight.requires(), batch.row)
-                outs.append(out if sight.requires().input else out._replace(x=None))
-                targets.append(batch.y)
+                parts.append(Rows.of(sight, out, batch.y))
         if sight is None:
             raise ValueError("there are no rows to learn from")
         self._taught = torch.cat(hashes).sort().values
-        return Lesson(sight, forward.joined(outs), torch.cat(targets))
+        rows = Rows(*(torch.cat(each) for each in zip(*parts, strict=True)))
+        return Lesson(sight, rows, self._taught)
 
     def restore_fit(self) -> None:
         """Take the hashes of training rows out of a state that was loaded."""
@@ -141,3 +147,15 @@ def no_output_scales(common: Common) -> None:
         raise ValueError(
             "the scales of outputs that share a threshold are learned here: leave out output_scales"
         )
+
+
+def checked_rows(calibrate_rows: int | None, common: Common) -> int | None:
+    """Refuse what is no number of rows, and a share, in place of which that number stands."""
+    if "selection_fraction" in common:
+        raise ValueError(
+            "all rows but those that calibrate teach here: say how many these are by "
+            "calibrate_rows= in place of selection_fraction"
+        )
+    if calibrate_rows is not None and calibrate_rows < 1:
+        raise ValueError(f"calibrate_rows must be at least 1, got {calibrate_rows}")
+    return calibrate_rows

@@ -1,0 +1,137 @@
+"""Excess risk: by how much a classifier of the inputs knows better which rows are covered."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ffcp.conformal.rank import exact_alpha
+from ffcp.extras import needed
+from ffcp.metrics.intervals import as_tensor, hits_of
+
+Array = NDArray[np.float64]
+_TREES = 60  # few and small: a classifier that fits chance hides what it finds
+_SETTINGS = {
+    "objective": "binary", "learning_rate": 0.05, "num_leaves": 4, "min_data_in_leaf": 50,
+    "verbose": -1,
+}  # fmt: skip
+
+
+class ExcessRisk(float):
+    """A difference of Brier scores: a number that also knows its confidence interval.
+
+    >>> ExcessRisk(0.01, 0.004, rows=1000)
+    0.0100 [0.0022, 0.0178]
+    """
+
+    low: float
+    high: float
+    rows: int
+
+    def __new__(
+        cls, mean: float, standard_error: float, rows: int, confidence: float = 0.95
+    ) -> ExcessRisk:
+        """Attach the interval that holds the true difference with this confidence."""
+        self = super().__new__(cls, mean)
+        half = NormalDist().inv_cdf((1 + confidence) / 2) * standard_error
+        self.low, self.high, self.rows = mean - half, mean + half, rows
+        return self
+
+    def __repr__(self) -> str:
+        return f"{float(self):.4f} [{self.low:.4f}, {self.high:.4f}]"
+
+
+def excess_risk(
+    band: Sequence[Any],
+    y: Any,
+    x: Any,
+    alpha: Any = None,
+    *,
+    classifier: Any = None,
+    folds: int = 5,
+    seed: int = 0,
+    joint: Any = False,
+    missing: bool = False,
+) -> ExcessRisk:
+    """Measure how far coverage depends on the input, by what a classifier can learn of it.
+
+    The excess risk of the target coverage (ERT; Braun, Holzmüller, Jordan and Bach, 2025): the
+    Brier score of the constant 1 - alpha minus that of a classifier which predicts from x whether
+    a row is covered, on rows that did not teach it. It is at most the mean square by which
+    coverage given x is off 1 - alpha (0.01: about 10 points), and not above 0, but for chance,
+    where coverage is 1 - alpha at every x; a classifier that learns nothing makes it negative.
+
+    Parameters
+    ----------
+    band, y, x
+        The intervals, the targets, and the inputs as an (n, d) array.
+    alpha
+        The level, by default that of the intervals if they know it, else 0.1.
+    classifier
+        An object with ``fit(x, covered)`` and ``predict_proba(x)``, as in scikit-learn, copied for
+        every fold; by default boosted trees of LightGBM, which ``pip install 'ffcp[trees]'``
+        brings.
+    folds
+        Into how many parts rows are divided; each is predicted from the others.
+    seed
+        Seed of that division.
+    joint, missing
+        As in :func:`coverage`.
+
+    Returns
+    -------
+    ExcessRisk
+        The mean, with a 95 % confidence interval ``low`` to ``high``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> x = torch.linspace(-1, 1, 1000)[:, None]
+    >>> upper = (x[:, 0] < 0.8).double()  # nothing is covered on the right
+    >>> found = excess_risk((torch.zeros(1000), upper), torch.full((1000,), 0.5), x, alpha=0.1)
+    >>> found.low > 0
+    True
+    """
+    asked = (getattr(band, "alpha", None) or 0.1) if alpha is None else alpha
+    hits = hits_of(band, y, joint, missing)
+    known = ~hits.isnan()
+    rows = as_tensor(x).reshape(len(hits), -1)
+    ways: dict[str, Any] = {"classifier": classifier, "folds": folds, "seed": seed}
+    return excess_of(hits[known].numpy(), rows[known].numpy(), asked, **ways)
+
+
+def excess_of(
+    covered: Any, x: Any, alpha: Any, *, classifier: Any = None, folds: int = 5, seed: int = 0
+) -> ExcessRisk:
+    """Return the excess risk of rows of which it is known whether they are covered, 0 or 1."""
+    hits, inputs = np.asarray(covered, dtype=np.float64), np.asarray(x)
+    if not np.isin(hits, (0.0, 1.0)).all():
+        raise ValueError("rows of several outputs are covered in part: use joint=True")
+    if not 2 <= folds <= len(hits):
+        raise ValueError(f"expected 2 to {len(hits)} folds, as there are rows, got {folds}")
+    guess = np.empty(len(hits))
+    for part in np.array_split(np.random.default_rng(seed).permutation(len(hits)), folds):
+        others = np.setdiff1d(np.arange(len(hits)), part)
+        guess[part] = _probability(classifier, inputs[others], hits[others], inputs[part])
+    target = 1 - float(exact_alpha(alpha))
+    gains = (hits - target) ** 2 - (hits - guess) ** 2
+    error = float(gains.std(ddof=1)) / math.sqrt(len(gains))
+    return ExcessRisk(float(gains.mean()), error, len(gains))
+
+
+def _probability(classifier: Any, x: Array, covered: Array, new: Array) -> Array:
+    """Return how probably new rows are covered, learned from other rows."""
+    if covered.min() == covered.max():
+        return np.full(len(new), covered[0])
+    if classifier is not None:
+        learned = copy.deepcopy(classifier).fit(x, covered)
+        return np.asarray(learned.predict_proba(new)[:, 1], dtype=np.float64)
+    lightgbm = needed("lightgbm", "trees", "excess_risk() without a classifier")
+    booster = lightgbm.train(_SETTINGS, lightgbm.Dataset(x, covered), _TREES)
+    return np.asarray(booster.predict(new), dtype=np.float64)

@@ -1,0 +1,210 @@
+"""Learning quantiles of the residual: from training rows, from calibration rows, from both."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ffcp.batch import BatchOutput, Requires
+from ffcp.conformal.rank import exact_alpha
+from ffcp.conformal.selection import Aside, Selected, Selection, Teaching
+from ffcp.network import checks
+from ffcp.regression.intervals import as_float64, columns
+from ffcp.regression.joint import BOTH, EACH, Joint, shared_out
+from ffcp.regression.learned import learners
+from ffcp.regression.learned.feature_columns import FeatureColumns, On
+from ffcp.regression.learned.learned_score import LearnedScore
+from ffcp.regression.learned.nested import LEVELS
+
+MOST_ROWS = 20_000  # that teach; more take their time and add little
+_FOLDS = 3  # rows that teach are judged by what the other folds taught, ...
+_JUDGED = 2000  # ... until so many are: more would take their time and tell little
+_WEIGHT = 0.5  # of a training row beside a fresh one
+_MISSES = 100  # how many calibration rows an interval should miss: 1,000 calibrate at alpha = 0.1
+CROSS_FITTED = "cross-fitted quantiles"
+TRAINING_ROWS, CALIBRATION_ROWS = "training rows", "calibration rows"
+
+
+class Rows(NamedTuple):
+    """Rows to learn from: columns (n, k), residuals (n, m) and how much each row counts (n,)."""
+
+    columns: Tensor
+    residuals: Tensor
+    weights: Tensor
+
+    @classmethod
+    def of(cls, sight: FeatureColumns, out: BatchOutput, y: Tensor) -> Rows:
+        """Read what one pass gave for rows, and their targets."""
+        target = columns(checks.target(y, out.output)).double().cpu()
+        residuals = target - as_float64(out.output).reshape(len(target), -1).cpu()
+        return cls(sight.columns(out), residuals, torch.ones(len(target)))
+
+    def part(self, mask: Tensor) -> Rows:
+        """Return some of the rows."""
+        return Rows(*(one[mask] for one in self))
+
+
+def pooled(fresh: Rows, training: Rows | None) -> Rows:
+    """Put training rows beside fresh ones.
+
+    A network knows its training rows too well: their residuals are stretched to the size of fresh
+    ones, by the ratio of medians, and count half.
+
+    >>> one = Rows(torch.zeros(2, 1), torch.tensor([[4.0], [-4.0]]), torch.ones(2))
+    >>> both = pooled(one, Rows(torch.ones(1, 1), torch.tensor([[1.0]]), torch.ones(1)))
+    >>> both.residuals[:, 0], both.weights
+    (tensor([ 4., -4.,  4.]), tensor([1.0000, 1.0000, 0.5000]))
+    """
+    if training is None:
+        return fresh
+    mine, theirs = (one.residuals.abs().nanmedian(dim=0).values for one in (fresh, training))
+    stretch = torch.where((mine > 0) & (theirs > 0), mine / theirs, torch.ones_like(mine))
+    known = training._replace(
+        residuals=training.residuals * stretch, weights=_WEIGHT * training.weights
+    )
+    return Rows(*(torch.cat(both) for both in zip(fresh, known, strict=True)))
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """Learns quantiles of the residual from fresh rows and, if there are any, training rows.
+
+    ``tail`` is the level of the outer quantiles, ``config`` that of the scores it makes.
+    """
+
+    sight: FeatureColumns
+    seed: int
+    tail: float
+    training: Rows | None = None
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+    def taught(
+        self, kind: str, fresh: Rows, rounds: Sequence[int] | None = None, **config: Any
+    ) -> LearnedScore:
+        """Return the score that all rows teach; ``rounds`` is how many trees quantiles have."""
+        learner, typical = self._learned(kind, pooled(fresh, self.training), rounds=rounds)
+        return LearnedScore(
+            self.sight, kind, **{**self.config, **config}, learner=learner, typical=typical
+        )
+
+    def _learned(self, kind: str, rows: Rows, **of_trees: Any) -> tuple[Any, Tensor]:
+        """Return what learned from rows, and the typical sizes of their columns."""
+        typical = self.sight.typical(rows.columns, rows.residuals.shape[1])
+        if (held := of_trees.get("held")) is not None:
+            of_trees["held"] = (self.sight.logarithmic(held.columns, typical), held.residuals)
+        seen = self.sight.logarithmic(rows.columns, typical)
+        ways = {"tail": self.tail, "first": self.sight.for_trees(seen), **of_trees}
+        return learners.learn(kind, seen, rows.residuals, self.seed, rows.weights, **ways), typical
+
+    def cross_fitted(self, kind: str, fresh: Rows, step: Callable[[], object]) -> CrossFit:
+        """Return, for rows of some folds, the quantiles that all other rows taught."""
+        quantiles = torch.empty(*fresh.residuals.shape, len(LEVELS), dtype=torch.float64)
+        fold, rounds = torch.arange(len(quantiles)) % _FOLDS, []
+        for held in (fold == number for number in range(folds_of(len(quantiles)))):
+            rest = pooled(fresh.part(~held), self.training)
+            learner, typical = self._learned(kind, rest, held=fresh.part(held))
+            seen = self.sight.logarithmic(fresh.columns[held], typical)
+            quantiles[held] = learner(seen)
+            rounds.append(getattr(learner, "rounds", []))
+            step()
+        return CrossFit(
+            quantiles, [round(sum(each) / len(each)) for each in zip(*rounds, strict=True)]
+        )
+
+
+class CrossFit(NamedTuple):
+    """Quantiles (n, m, levels) that other folds taught, and how many trees these had."""
+
+    quantiles: Tensor
+    rounds: list[int]
+
+
+def folds_of(rows: int) -> int:
+    """Return how many of the folds are judged.
+
+    >>> folds_of(60), folds_of(3000), folds_of(9000)
+    (3, 2, 1)
+    """
+    return min(_FOLDS, math.ceil(_JUDGED * _FOLDS / rows))
+
+
+def judged(rows: int) -> Tensor:
+    """Mark the rows of the folds that are judged."""
+    return torch.arange(rows) % _FOLDS < folds_of(rows)
+
+
+@dataclass(frozen=True)
+class CrossFitted(LearnedScore):
+    """The quantiles that other folds taught for each row, found among the values of a pass."""
+
+    def quantiles(self, out: BatchOutput) -> Tensor:
+        """Return the quantiles of the residual, (n, m, levels)."""
+        return out.values[CROSS_FITTED]
+
+
+def tail_of(alpha: Any, side: str) -> float:
+    """Return the level of the outer quantiles between which intervals of level alpha lie.
+
+    >>> tail_of(0.1, "both"), tail_of(0.1, "lower")
+    (0.05, 0.1)
+    """
+    exact = exact_alpha(alpha)
+    return float(exact / 2 if side in (BOTH, EACH) else exact)
+
+
+def division(alpha: Any, side: str, calibrate_rows: int | None, seed: int) -> Teaching:
+    """Return how rows are divided: so many calibrate that intervals miss about a hundred."""
+    wanted = math.ceil(_MISSES / shared_out(alpha, side, False, 1))
+    return Teaching(wanted, seed, MOST_ROWS, calibrate_rows)
+
+
+@dataclass(frozen=True)
+class LearnedSelection(Selection):
+    """Learns the quantiles of the residual from calibration rows, which then do not calibrate."""
+
+    on: Sequence[On] | None
+    kind: str
+    seed: int
+    shape: str
+    joint: Joint
+    side: str
+    alpha: Any
+    calibrate_rows: int | None = None
+    sight: FeatureColumns | None = None
+    what = "what is learned"
+
+    def prepared(self, model: Any, x: Any) -> LearnedSelection:
+        """Find the layers there are to learn from."""
+        return replace(self, sight=FeatureColumns.of(model, x, self.on))
+
+    def requires(self) -> Requires:
+        """Return what is learned from, once the model is known."""
+        return Requires() if self.sight is None else self.sight.requires()
+
+    def division(self, fraction: float, seed: int) -> Teaching:
+        """Return which rows teach and which calibrate."""
+        return division(self.alpha, self.side, self.calibrate_rows, seed)
+
+    def prediction(self, output: Tensor) -> Tensor:
+        """Return the point prediction: the output itself."""
+        return output
+
+    def select(self, aside: Aside) -> Selected:
+        """Learn from the rows set aside."""
+        assert self.sight is not None
+        teacher = Teacher(self.sight, self.seed, tail_of(self.alpha, self.side))
+        ways: dict[str, Any] = {"shape": self.shape, "joint": self.joint, "side": self.side}
+        rows = Rows.of(self.sight, aside.out, aside.y)
+        learned = teacher.taught(self.kind, rows, source=CALIBRATION_ROWS, **ways)
+        return Selected(learned, aside.calibration, {})
+
+    def accepts(self, score: Any) -> bool:
+        """Whether a score is one that it could have learned."""
+        mine = (self.kind, self.shape, self.joint, self.side)
+        is_learned = isinstance(score, LearnedScore)
+        return is_learned and (score.kind, score.shape, score.joint, score.side) == mine
