@@ -29,6 +29,7 @@ from torch import Tensor, nn
 import ffcp
 from ffcp import files
 from ffcp.conformal.columns import with_prefix
+from ffcp.conformal.risk import LOSS_UNIT
 from ffcp.network.model import fingerprint
 from ffcp.persistence import learned_hash
 
@@ -90,7 +91,7 @@ def subjects() -> dict[str, Subject]:
             lambda: ffcp.Learned(body, learner="boosting", seed=0), grown, noise, band
         ),
         "Auto": Subject(
-            lambda: ffcp.Auto(body, selection_fraction=0.5, seed=0), grown, noise, band
+            lambda: ffcp.Auto(body, calibrate_rows=30, seed=0), grown, noise, band
         ),
         "FCP": Subject(lambda: ffcp.FCP(body, "0", steps=2), x, y, band),
         "PixelSets": Subject(
@@ -132,6 +133,13 @@ def more_subjects() -> dict[str, Subject]:
         "groups": Subject(
             lambda: ffcp.CP(body, calibration=ffcp.calibrations.Mondrian(by=sides)), x, y, band
         ),
+        "ellipsoid": Subject(
+            lambda: ffcp.CP(classes, joint="ellipsoid", seed=0), x, torch.randn(120, 3), band
+        ),
+        "Conditional": Subject(
+            lambda: ffcp.CP(body, calibration=ffcp.calibrations.Conditional("input"), seed=0),
+            x, y, band,
+        ),
         "LabelShift": Subject(
             lambda: ffcp.LAC(classes, calibration=shift), x, labels,
             lambda p: p.predict_set(x[:20], 0.2).mask,
@@ -144,6 +152,15 @@ def more_subjects() -> dict[str, Subject]:
         "RiskControl": Subject(
             lambda: ffcp.RiskControl(classes, grid=[0.0, 0.5, 0.8, 1.0]), x,
             torch.rand(120, 3) < 0.5, lambda p: p.predict_set(x[:20], 0.3).sets,
+        ),
+        "tested risks": Subject(
+            lambda: ffcp.RiskControl(
+                classes, "wrong_answers", sets="answers", pac=0.9, grid=[0, 0.3, 0.4, 0.5, 0.8]
+            ),
+            x, labels, lambda p: p.certified(0.8).p_values,
+        ),
+        "VennAbers": Subject(
+            lambda: ffcp.VennAbers(classes), x, labels, lambda p: p.predict_proba(x[:20])
         ),
     }  # fmt: skip
 
@@ -260,6 +277,12 @@ def could_be(tensors: Tensors, was: Tensors) -> bool:
             return False
     if not is_forest(with_prefix(f"{LEARNED}learner.", tensors)):
         return False
+    sums = tensors.get(f"{LEARNED}sums")  # of losses in [0, 1], in units
+    counts = tensors.get(f"{LEARNED}counts", torch.zeros(1)).clamp_max(10_001)
+    if sums is not None and not ((sums >= 0) & (sums <= counts * LOSS_UNIT)).all():
+        return False
+    if bool((counts > 10_000).any()):
+        return False
     rows = tensors.get(f"{LEARNED}rows")  # hashes, in order
     if rows is not None and not (rows.diff() >= 0).all():
         return False
@@ -281,13 +304,19 @@ def could_be_rows(rows: Tensors) -> bool:
         return False
     if "pieces" in rows:
         return could_be_pieces(rows)
+    if "label" in rows and scores.dim() == 2 and scores.shape[1] > 1:  # log odds of classes
+        known = (rows["label"] >= 0) & (rows["label"] < scores.shape[1])
+        return bool(scores.isfinite().all() and known.all())
     if weight is not None or "label" in rows:  # in the order of their rows
         return bool((scores >= 0).all())
     if scores.dim() == 2 and scores.shape[1] == 4:  # losses at four levels
         return bool(((scores >= 0) & (scores <= 1)).all() and (scores.diff(dim=1) <= 0).all())
-    embedding = rows.get("embedding")
-    if embedding is not None:  # scores lie as their rows do, in no order
-        return bool(embedding.isfinite().all() and scores.isfinite().all() and (scores >= 0).all())
+    if scores.dim() == 2 and scores.shape[1] == 5:  # losses that are tested at five levels
+        return bool(((scores == 0) | (scores == 1) | scores.isnan()).all())
+    beside = [rows[name] for name in ("embedding", "features", "directions") if name in rows]
+    if beside:  # scores lie as their rows do, in no order
+        are_finite = all(bool(column.isfinite().all()) for column in (*beside, scores))
+        return are_finite and bool((scores >= 0).all())
     if not scores.is_floating_point():
         return bool((scores >= 0).all() and scores.any(dim=1).all())
     in_order = bool((scores.diff(dim=0) >= 0).all())

@@ -1,13 +1,13 @@
 """ffcp beside other libraries, on the same predictions: ``python -m benchmarks.oracles``.
 
-crepes, MAPIE, puncc and TorchCP are given what ffcp is given, and their bands, sets and metrics are
-compared with ours. Whoever is not installed is named and left out. They want many packages, and
-so a virtual environment of their own:
+crepes, MAPIE, puncc, TorchCP and venn-abers are given what ffcp is given, and their bands, sets,
+metrics and probabilities are compared with ours. Whoever is not installed is named and left out.
+They want many packages, and so a virtual environment of their own:
 
     python -m venv /tmp/peers
-    /tmp/peers/bin/pip install -c constraints.txt torch safetensors rich crepes mapie puncc
-    /tmp/peers/bin/pip install -c constraints.txt torch_geometric transformers
-    /tmp/peers/bin/pip install --no-deps torchcp
+    /tmp/peers/bin/pip install -c constraints.txt torch safetensors rich crepes mapie venn-abers
+    /tmp/peers/bin/pip install -c constraints.txt torch_geometric transformers matplotlib
+    /tmp/peers/bin/pip install --no-deps torchcp puncc  # which asks for numpy below 2
     PYTHONPATH=src /tmp/peers/bin/python -m benchmarks.oracles
 """
 
@@ -428,6 +428,67 @@ def metrics() -> None:
     show(made)
 
 
+def in_folds(x: Array, y: Array, folds: Array) -> ffcp.CrossConformal:
+    """Fit least squares without each fold."""
+    models = []
+    for fold in range(int(folds.max()) + 1):
+        kept = folds != fold
+        model = nn.Linear(x.shape[1], 1, bias=False).double()
+        model.weight.data = torch.tensor(np.linalg.lstsq(x[kept], y[kept], rcond=None)[0][None])
+        models.append(model)
+    return ffcp.CrossConformal(models, folds).calibrate(torch.tensor(x), torch.tensor(y))
+
+
+def more() -> None:
+    """Compare bands from folds and probabilities."""
+    made = table("Bands from five folds, and Venn-Abers", "what", "who", "largest difference")
+    random = np.random.default_rng(0)
+    x = random.normal(size=(N, 3))
+    y, new = x.sum(axis=1) + random.normal(size=N), random.normal(size=(NEW, 3))
+    logits = x.sum(axis=1)
+    labels = (random.random(N) < 1 / (1 + np.exp(-logits))).astype(int)
+
+    def cross(who: str) -> float:
+        selection = module("sklearn.model_selection")
+        least_squares = module("sklearn.linear_model").LinearRegression(fit_intercept=False)
+        divided = selection.KFold(5, shuffle=True, random_state=0)
+        folds = np.empty(N, dtype=int)
+        for number, (_, rows) in enumerate(divided.split(x)):
+            folds[rows] = number
+        if who == "MAPIE":
+            peer = module("mapie.regression").CrossConformalRegressor(
+                least_squares, confidence_level=1 - ALPHA, method="plus", cv=divided
+            )
+            theirs = peer.fit_conformalize(x, y).predict_interval(new)[1][:, :, 0]
+        else:
+            predictor = module("deel.puncc.api.prediction").BasePredictor(least_squares)
+            peer = module("deel.puncc.regression").CVPlus(predictor, K=5, random_state=0)
+            peer.fit(x, y)
+            theirs = np.stack(peer.predict(new, alpha=ALPHA)[1:3], axis=1)
+        ours = ends(in_folds(x, y, folds).predict_interval(torch.tensor(new), ALPHA))
+        return float(np.abs(ours - theirs).max())
+
+    def venn() -> float:
+        peer = module("venn_abers").VennAbers()
+        peer.fit(np.stack([-logits, logits], axis=1), labels)
+        asked = new.sum(axis=1)
+        theirs = peer.predict_proba(np.stack([-asked, asked], axis=1))[0]
+        ours = ffcp.VennAbers(ffcp.Stored()).calibrate(logits, labels).predict_proba(asked)
+        return float(np.abs(ours.numpy() - theirs).max())
+
+    asked: dict[tuple[str, str], Callable[[], float]] = {
+        ("CV+", "MAPIE"): lambda: cross("MAPIE"),
+        ("CV+", "puncc"): lambda: cross("puncc"),
+        ("Venn-Abers", "venn-abers"): venn,
+    }
+    for (what, who), ask in asked.items():
+        try:
+            made.add_row(what, who, f"{ask():.0e}")
+        except ImportError:
+            made.add_row(what, who, "not installed: see the head of this file")
+    show(made)
+
+
 class Powers:
     """The bets of ours, for the martingale of crepes."""
 
@@ -473,4 +534,5 @@ if __name__ == "__main__":
     sets("The same with 100 classes, logits N(0, 20^2), labels drawn at temperature 8", 20.0, 8.0)
     few()
     metrics()
+    more()
     martingales()

@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import ffcp
+import ffcp.distributed
 from benchmarks.timing import Resident, show, table, verdict
 from ffcp.conformal.calibration import Marginal
 from ffcp.conformal.compressed import Compressed

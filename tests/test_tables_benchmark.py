@@ -22,7 +22,7 @@ def result(score: float = 1.0, **changed: float) -> dict[str, Any]:
 
 
 def task(data: str = "star", library: str = FFCP, label: str = "") -> Task:
-    return Task(data, 100, library, label, 3.0, 100, 1, None)
+    return Task(data, 100, library, label, 3.0, 100, 1, "python")
 
 
 def test_results_of_a_changed_ffcp_stand_beside_the_same_peers(tmp_path: Path) -> None:
@@ -56,6 +56,26 @@ def test_only_what_every_seed_has_is_averaged() -> None:
 
 def _numbers(one: dict[str, Any]) -> dict[str, float]:
     return {key: one[key] for key in ("score", "length", "coverage", "worst third", "seconds")}
+
+
+def test_limits_are_held_against_the_best_peer_of_a_data_set() -> None:
+    def runs(blog: float, outside: float = 0.0) -> tables.Runs:
+        others = {"crepes": result(2.0), "MAPIE": result(1.0)}
+        mine = {"star": (0.5, 0.52), "blog": (blog, blog + 0.01)}
+        return {
+            name: [{OURS: result(score, outside=outside), **others} for score in scores]
+            for name, scores in mine.items()
+        }
+
+    assert tables.ratios(runs(1.2))["blog"] == pytest.approx([1.2, 1.21])
+    assert all(one.holds for one in tables.limits(runs(0.8)))
+    mean, worse, outside = tables.limits(runs(1.2, outside=0.01))
+    assert mean.holds
+    assert not worse.holds
+    assert worse.measured.startswith("blog 1.205")
+    assert not outside.holds
+    assert not next(iter(tables.limits(runs(3.0)))).holds
+    assert "DOES NOT HOLD" in tables.verdict(runs(1.2))
 
 
 def test_coverage_is_judged_by_its_spread() -> None:

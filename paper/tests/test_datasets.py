@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import hashlib
+import io
 import struct
 import warnings
 from pathlib import Path
@@ -16,7 +17,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 from ffcp import FFCPWarning
-from ffcp_paper import datalist, datasets, groups, runs
+from ffcp_paper import datalist, datasets, experiments, groups, parsers, runs
 from ffcp_paper.cli import app
 from ffcp_paper.data import DataFile, MissingDataError, cache_dir, data_dir
 from ffcp_paper.networks import mlp
@@ -207,8 +208,8 @@ def test_synthetic_data_follows_its_formula() -> None:
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="wine"):
-        datasets.load("wine")
+    with pytest.raises(ValueError, match="beer"):
+        datasets.load("beer")
 
 
 def test_where_data_is_looked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -258,6 +259,67 @@ def test_the_paper_s_data_sets_are_known_in_its_order() -> None:
         "bike",
     ]  # fmt: skip
     assert {name: (d.rows, d.columns) for name, d in datasets.DATASETS.items()} == SHAPES
+
+
+# -- the further ones --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", datasets.FURTHER)
+def test_a_further_data_set_has_its_shape_or_says_what_is_missing(name: str) -> None:
+    data = datasets.known(name)
+    if data.missing:
+        with pytest.raises(MissingDataError, match=r"tabular_more.*comes from"):
+            data.files[0].require()
+        pytest.skip(f"{data.missing[0].path} is not there: set FFCP_DATA")
+    assert datasets.load(name).x.shape == (data.rows, data.columns)
+
+
+def test_a_table_with_words_codes_and_gaps_becomes_numbers() -> None:
+    text = (
+        "id,date,size,kind,zip,y\n7,20141003T000000,4,None,5,1\n8,20141001T000000,,b,6,2\n"
+        "9,20141002T000000,2,b,5,3"
+    )
+    read = parsers.table(io.BytesIO(text.encode()), "y", ("id",), codes=("zip",), day="date")
+    frame, target = read[0].astype(float), read[1]
+    assert frame["date"].tolist() == [2, 0, 1]
+    assert frame["size"].tolist() == [4, 3, 2]  # the median of 4 and 2
+    assert frame["kind_None"].tolist() == [1, 0, 0]  # a level, not a missing value
+    assert frame["zip_6"].tolist() == [0, 1, 0]
+    assert list(frame) == ["date", "size", "kind_None", "kind_b", "zip_5", "zip_6"]
+    assert target.tolist() == [1, 2, 3]
+
+
+def test_a_series_is_read_and_divided_in_the_order_of_time() -> None:
+    times = ["2012-10-02 09:30", "2012-10-01 23:00", "2012-10-02 09:30", "2013-01-06 00:00"]
+    text = "\n".join(["when,y", *(f"{time},{row}" for row, time in enumerate(times))])
+    frame, target = parsers.table(io.BytesIO(text.encode()), "y", when="when")
+    assert target.tolist() == [1, 0, 3]  # sorted; of equal times the first
+    assert frame["hour"].tolist() == [23, 9.5, 0]
+    assert frame["day"].tolist() == [0, 1, 6]
+    assert frame["month"].tolist() == [10, 10, 1]
+    y = np.arange(1, 101)
+    series = datasets.Table(y[:, None].astype(np.float32), y.astype(np.float32), ("x",))
+    parts = datasets.split(series, seed=3, in_time=True)
+    unit = float(y[:40].mean())
+    assert not torch.equal(parts.y_train, parts.y_train.sort().values)  # in no order
+    for part, expected in (
+        (parts.y_train.sort().values, y[:40]),
+        (parts.y_cal, y[40:80]),
+        (parts.y_test, y[80:]),
+    ):
+        np.testing.assert_allclose(part * unit, expected, rtol=1e-5)
+
+
+def test_a_stretch_of_a_series_depends_on_the_seed_and_keeps_its_order() -> None:
+    y = np.arange(1000, dtype=np.float32)
+    series = datasets.Table(y[:, None], y, ("x",))
+    starts = set()
+    for seed in range(5):
+        some = experiments._some(series, 100, seed).y
+        np.testing.assert_array_equal(np.diff(some), 1)
+        starts.add(float(some[0]))
+    assert len(starts) == 5
+    assert len(set(np.diff(experiments._some(series, 100, None).y))) > 1
 
 
 # -- the survey --------------------------------------------------------------------------------
@@ -449,8 +511,9 @@ def test_the_list_says_what_is_there(small: Path) -> None:
     (small / "data" / "tabular" / "communities_attributes.csv").unlink()
     (small / "data" / "tabular" / "blogData_train.csv").write_text("1,2,3\n")
     listed = {entry.name: entry for entry in datalist.entries(check=True)}
-    assert list(listed) == list(datasets.DATASETS)
-    status = {name: entry.status for name, entry in listed.items()}
+    assert list(listed) == [*datasets.DATASETS, *datasets.FURTHER]
+    assert {listed[name].status for name in datasets.FURTHER} == {"missing"}
+    status = {name: listed[name].status for name in datasets.DATASETS}
     assert status == {
         "synthetic": "built in", "com": "missing", "fb1": "present", "fb2": "present",
         "meps19": "missing", "meps20": "missing", "meps21": "missing", "star": "present",
@@ -460,6 +523,7 @@ def test_the_list_says_what_is_there(small: Path) -> None:
     assert listed["bio"].files == ("CASP.csv.gz",)
     assert listed["meps20"].place == small / "data" / "tabular"
     unchecked = {entry.name: entry.status for entry in datalist.entries()}
+    unchecked = {name: unchecked[name] for name in datasets.DATASETS}
     assert unchecked == status | {"blog": "present"}
 
 
@@ -470,7 +534,8 @@ def test_the_list_says_how_to_get_what_is_not_there(folders: Path) -> None:
         assert line.startswith(f"{name} is missing: ")
         assert str(folders / "data" / "tabular") in line
         assert "\n" not in line
-        assert ("ffcp-paper data fetch" in line) == (name != "bike")
+        by_hand = {"bike", *datasets.FURTHER}
+        assert ("ffcp-paper data fetch" in line) == (name not in by_hand)
     assert "Kaggle asks for an account" in lines["bike"]
     assert "communities.data" in lines["com"]
     assert "communities_attributes.csv" in lines["com"]

@@ -369,8 +369,8 @@ def test_a_survey_file_of_another_form_is_not_fetched(server: Server) -> None:
 def test_what_cannot_be_downloaded_is_told_in_one_line(server: Server) -> None:
     with pytest.raises(FetchError, match=r"train\.csv"):
         fetch.fetch("bike")
-    with pytest.raises(ValueError, match="wine"):
-        fetch.fetch("wine")
+    with pytest.raises(ValueError, match="beer"):
+        fetch.fetch("beer")
 
 
 def test_every_file_has_an_official_address_or_a_way_by_hand() -> None:

@@ -140,7 +140,31 @@ def _start(out: Path, cache: Path) -> subprocess.Popen[bytes]:
 
 
 def _tables(out: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in (out / "tables").iterdir()}
+    """Return the tables; a run that is killed while it writes one leaves a file with a dot."""
+    return {path.name: path.read_bytes() for path in (out / "tables").glob("[!.]*")}
+
+
+_KILLED = """
+import os, signal, sys
+fsync = os.fsync
+def killed(file):
+    fsync(file)
+    if "tables" in os.readlink(f"/proc/self/fd/{file}"):
+        os.kill(os.getpid(), signal.SIGKILL)
+os.fsync = killed
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="needs the names of open files")
+def test_a_run_killed_while_it_writes_a_table_goes_on(tmp_path: Path) -> None:
+    assert _start(tmp_path / "whole", tmp_path / "cache").wait() == 0
+    own = {**os.environ, "OMP_NUM_THREADS": "1", "FFCP_CACHE": str(tmp_path / "cache")}
+    begun = [sys.executable, "-c", _KILLED + _PROGRAM, str(tmp_path / "out")]
+    assert subprocess.run(begun, env=own).returncode == -signal.SIGKILL
+    assert [path.name[0] for path in (tmp_path / "out" / "tables").iterdir()] == ["."]
+    assert _start(tmp_path / "out", tmp_path / "cache").wait() == 0
+    assert _tables(tmp_path / "out") == _tables(tmp_path / "whole")
 
 
 @pytest.mark.slow

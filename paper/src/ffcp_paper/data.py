@@ -58,6 +58,16 @@ class DataFile:
             )
         return result
 
+    def checksum(self) -> str:
+        """Return the checksum that is known, or that of the file there is."""
+        if self.sha256 is not None:
+            return self.sha256
+        digest = hashlib.sha256()
+        with self.require().open("rb") as stream:
+            while block := stream.read(1 << 20):
+                digest.update(block)
+        return digest.hexdigest()
+
     def verify(self, content: bytes) -> bytes:
         """Return the uncompressed content if its checksum is right."""
         if self.sha256 is not None and hashlib.sha256(content).hexdigest() != self.sha256:

@@ -1,4 +1,4 @@
-"""The list of the paper's data sets: which are there, and what to do about the others."""
+"""The list of all data sets: which are there, and what to do about the others."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ffcp_paper import fetch
 from ffcp_paper.data import DataFile, data_dir
-from ffcp_paper.datasets import DATASETS, DataSet
+from ffcp_paper.datasets import DATASETS, FURTHER, DataSet
 from ffcp_paper.images import read
 
 PRESENT, MISSING, DAMAGED, BUILT_IN = "present", "missing", "damaged", "built in"
@@ -48,7 +48,7 @@ class Entry:
 
 
 def entries(check: bool = False) -> list[Entry]:
-    """List all data sets in the paper's order.
+    """List all data sets, the paper's in its order, then the further ones.
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ def entries(check: bool = False) -> list[Entry]:
     >>> entries()[0].status
     'built in'
     """
-    return [_entry(data, check) for data in DATASETS.values()]
+    return [_entry(data, check) for data in (*DATASETS.values(), *FURTHER.values())]
 
 
 def tabulate(listed: list[Entry]) -> list[list[str]]:

@@ -1,7 +1,9 @@
-"""The paper's eleven tabular data sets, read as its code reads them.
+"""The paper's eleven tabular data sets, read as its code reads them, and ten further ones.
 
 ``load(name)`` parses what the official source gives, checks its checksum, and keeps the arrays in
 the cache. Preprocessing that must not look at test rows (scaling) is left to :func:`split`.
+The paper's files belong into ``tabular`` of the data directory, the further ones into
+``tabular_more``.
 :mod:`ffcp_paper.fetch` downloads the files, :mod:`ffcp_paper.datalist` lists them.
 """
 
@@ -18,7 +20,7 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import numpy as np
 import torch
@@ -63,6 +65,8 @@ class DataSet:
         drawn, not read.
     rows, columns
         How many samples and features the papers have.
+    in_time
+        Whether the rows are a series, to be divided in the order of time.
     """
 
     name: str
@@ -71,6 +75,7 @@ class DataSet:
     parse: Callable[..., tuple[pd.DataFrame, pd.Series]] | None
     rows: int
     columns: int
+    in_time: bool = False
 
     @property
     def missing(self) -> list[DataFile]:
@@ -104,23 +109,24 @@ class CandidateScales(DataFile):
 
 
 def known(name: str) -> DataSet:
-    """Find a data set by its name in the paper.
+    """Return a data set by its name, of the paper's or of the further ones.
 
-    >>> known("star").rows
-    2161
+    >>> known("star").rows, known("airfoil").rows
+    (2161, 1503)
     """
-    if name not in DATASETS:
-        raise ValueError(f"unknown data set {name!r}: choose one of {', '.join(DATASETS)}")
-    return DATASETS[name]
+    listed = {**DATASETS, **FURTHER}
+    if name not in listed:
+        raise ValueError(f"unknown data set {name!r}: choose one of {', '.join(listed)}")
+    return listed[name]
 
 
 def load(name: str, seed: int = 0) -> Table:
-    """Read a data set by its name in the paper; the first time from its files, then the cache.
+    """Read a data set by its name; the first time from its files, then the cache.
 
     Parameters
     ----------
     name
-        One of :data:`DATASETS`.
+        One of :data:`DATASETS` or :data:`FURTHER`.
     seed
         Of the synthetic data; the others do not depend on it.
 
@@ -170,16 +176,8 @@ def synthetic(seed: int = 0, rows: int = 10_000) -> Table:
 
 def _checksum(data: DataSet) -> str:
     """Hash what the table is made of; files with a known checksum are not even opened."""
-    sums = [file.sha256 or _hash(file.require()) for file in data.files]
+    sums = [file.checksum() for file in data.files]
     return hashlib.sha256(" ".join(sums).encode()).hexdigest()[:16]
-
-
-def _hash(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as stream:
-        while block := stream.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def _cached(place: Path) -> Table | None:
@@ -400,6 +398,63 @@ DATASETS: dict[str, DataSet] = {
 }
 
 
+# -- the further ones, which no table of the paper has -----------------------------------------
+
+
+def _further(
+    name: str, about: str, home: str, sha256: str, shape: tuple[int, int], **options: Any
+) -> DataSet:
+    """Describe a table that is kept as one csv with a header; ``options`` are the parser's."""
+    file = DataFile(f"tabular_more/{options.pop('file', name)}.csv", f"{home}, as csv", sha256)
+    in_time = bool(options.get("when"))
+    parse = functools.partial(parsers.table, **options)
+    return DataSet(name, about, (file,), parse, *shape, in_time=in_time)
+
+
+def _uci(number: int) -> str:
+    return f"UCI Machine Learning Repository, id {number}"
+
+
+FURTHER: dict[str, DataSet] = {
+    data.name: data
+    for data in (
+        _further("kin8nm", "distance of a simulated robot arm", "DELVE, OpenML id 189",
+                 "e74acfb93744b300a8bca76890a2a4a2f3dedf0ea6a76a7fb353da44ee91c773",
+                 (8_192, 8), target="y"),
+        _further("power_plant", "output of a power plant", _uci(294),
+                 "b03855e0700d68d356f51ef4322bbe20c0da1921adbbe94f7cc77f7692115e1d",
+                 (9_568, 4), target="PE"),
+        _further("naval", "decay of a ship's compressor, simulated", _uci(316),
+                 "f2a2e4d1d899efc99a0eeec0a831dbe9f1c30d49351e7f6780c93daada2899d2",
+                 (11_934, 14), target="kMc", drop=("kMt", "T1", "P1")),
+        _further("wine", "quality of red wines, 3 to 8", _uci(186),
+                 "0a217383ca4f6abe5f4df1bfa741de54979537957374d8a4c0b44960db1be840",
+                 (1_599, 11), file="wine_quality_red", target="quality"),
+        _further("airfoil", "noise of airfoils", _uci(291),
+                 "e4b46bb8eb22ad7155567b8d03327df36233d7fe49e9bc2070ada3ab404c971e",
+                 (1_503, 5), target="y"),
+        _further("california", "median house values in California", "the census of 1990",
+                 "8a3727f4cf54ac1a327f69b1d5b4db54c5834ea81c6e4efc0d163300022a685e",
+                 (20_640, 13), file="california_housing", target="median_house_value"),
+        _further("king_county", "prices of houses in King County", "Kaggle, House Sales",
+                 "01db17aa101a32555ec3310532e9ba152319732f70d62b598e8e4ff7f82895f9",
+                 (21_613, 88), file="king_county_houses", target="price", drop=("id",),
+                 codes=("zipcode",), day="date"),
+        _further("meps_2006", "office-based medical expenditure in 2006",
+                 "Medical Expenditure Panel Survey 2006, in the R package assessor",
+                 "3bfd22ff18c4b755f46740811d218b91b6dfca956308975c8a31e3bf215885fc",
+                 (29_784, 28), file="meps_2006_office_expenditure", target="EXP"),
+        _further("metro_traffic", "hourly traffic on an interstate road", _uci(492),
+                 "0411ba6c43127a29cefa4d8f39708b9d77979d9dcf895f2d212506fe947b673c",
+                 (40_575, 66), target="traffic_volume", when="date_time"),
+        _further("tetuan_power", "electric power used in a zone of Tetuan", _uci(849),
+                 "c478c80e868a4166a596c094d7d801c202e770b903acd668a99acb1ed6a596f2",
+                 (52_416, 9), target="Zone 1 Power Consumption", when="DateTime",
+                 drop=("Zone 2 Power Consumption", "Zone 3 Power Consumption")),
+    )
+}  # fmt: skip
+
+
 # -- the paper's division of the rows ----------------------------------------------------------
 
 
@@ -415,11 +470,11 @@ class Split:
     y_test: Tensor
 
 
-def split(table: Table, seed: int) -> Split:
+def split(table: Table, seed: int, in_time: bool = False) -> Split:
     """Divide as the paper does: 20 % test, the rest halved into training and calibration.
 
-    Features are standardised by the training rows, targets divided by the mean absolute target
-    of the training rows.
+    With ``in_time`` training comes before calibration, and calibration before test. Features are
+    standardised by the training rows, targets divided by the mean absolute target of these.
 
     >>> table = Table(np.random.rand(100, 3), np.random.rand(100), ("a", "b", "c"))
     >>> parts = split(table, seed=0)
@@ -429,8 +484,13 @@ def split(table: Table, seed: int) -> Split:
     from sklearn.model_selection import train_test_split
     from sklearn.preprocessing import StandardScaler
 
-    rows, test = train_test_split(np.arange(len(table.y)), test_size=0.2, random_state=seed)
-    train, calibrate = np.array_split(np.random.default_rng(seed).permutation(rows), 2)
+    rows = np.arange(len(table.y))
+    if in_time:
+        train, calibrate, test = np.split(rows, [int(0.4 * len(rows)), int(0.8 * len(rows))])
+        np.random.default_rng(seed).shuffle(train)  # the first of them pick the number of epochs
+    else:
+        rows, test = train_test_split(rows, test_size=0.2, random_state=seed)
+        train, calibrate = np.array_split(np.random.default_rng(seed).permutation(rows), 2)
     scaler = StandardScaler().fit(table.x[train])
     unit = float(np.abs(table.y[train]).mean()) or 1.0
     parts: list[Tensor] = []

@@ -102,22 +102,27 @@ class Study:
 
     # -- rows -----------------------------------------------------------------------------
 
-    def _table(self, seed: int) -> datasets.Table:
-        drawn = seed if datasets.known(self.data).parse is None else 0  # others have one table
+    def table(self, seed: int) -> datasets.Table:
+        """Return the rows of a seed, at most as many as the settings allow."""
+        data = datasets.known(self.data)
+        drawn = seed if data.parse is None or data.in_time else 0  # others have one table
         if drawn not in self._tables:
-            self._tables[drawn] = _some(datasets.load(self.data, drawn), self.settings.rows)
+            start = drawn if data.in_time else None
+            table = datasets.load(self.data, drawn)
+            self._tables[drawn] = _some(table, self.settings.rows, start)
         return self._tables[drawn]
 
     def parts(self, seed: int) -> Split:
         """Divide the rows as the paper does."""
         if seed not in self._parts:
-            self._parts[seed] = datasets.split(self._table(seed), seed)
+            in_time = datasets.known(self.data).in_time
+            self._parts[seed] = datasets.split(self.table(seed), seed, in_time)
         return self._parts[seed]
 
     def _key(self, seed: int, training: Training) -> dict[str, Any]:
         """Say what a network depends on; the rows by their hash."""
         if seed not in self._digests:
-            self._digests[seed] = _digest(self._table(seed))
+            self._digests[seed] = _digest(self.table(seed))
         limits = {"epochs": self.settings.epochs, "patience": self.settings.patience}
         return {
             "version": _VERSION,
@@ -153,7 +158,7 @@ class Study:
         return [model for seed in seeds if (model := kept(seed)) is not None]
 
     def _fresh(self, seed: int, training: Training) -> nn.Module:
-        return pair(self._table(seed).x.shape[1], seed, training.outputs)[0]
+        return pair(self.table(seed).x.shape[1], seed, training.outputs)[0]
 
     def _kept_or_trained(self, training: Training) -> list[nn.Module]:
         if None in (kept := self._kept(training)):
@@ -220,7 +225,7 @@ class Study:
 
     def _pair(self, training: Training, seed: int) -> tuple[nn.Module, nn.Module]:
         """Build the networks of the search and of the training."""
-        first, second = pair(self._table(seed).x.shape[1], seed, training.outputs)
+        first, second = pair(self.table(seed).x.shape[1], seed, training.outputs)
         return first, second if training.levels is None else copy.deepcopy(first)
 
     # -- measurements ---------------------------------------------------------------------
@@ -301,11 +306,15 @@ class Study:
 _LOCAL = groups.Settings()  # the kernel and guarantee of `ffcp-paper groups`
 
 
-def _some(table: datasets.Table, rows: int | None) -> datasets.Table:
-    """Take some rows at random, the same ones each time."""
+def _some(table: datasets.Table, rows: int | None, stretch: int | None) -> datasets.Table:
+    """Take some rows at random, the same ones each time; of a series a stretch, by its seed."""
     if rows is None or rows >= len(table.y):
         return table
-    chosen = np.random.default_rng(0).permutation(len(table.y))[:rows]
+    if stretch is None:
+        chosen = np.random.default_rng(0).permutation(len(table.y))[:rows]
+    else:
+        start = int(np.random.default_rng(stretch).integers(len(table.y) - rows + 1))
+        chosen = np.arange(start, start + rows)
     return datasets.Table(table.x[chosen], table.y[chosen], table.names)
 
 

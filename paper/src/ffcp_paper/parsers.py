@@ -1,4 +1,4 @@
-"""One parser for each of the paper's data sets: features and target, as its code reads them."""
+"""Parsers of the data sets: features and target, the paper's as its code reads them."""
 
 from __future__ import annotations
 
@@ -68,6 +68,39 @@ def facebook(stream: BinaryIO) -> tuple[pd.DataFrame, pd.Series]:
     # The papers' loader takes the first line for a header and loses it.
     frame = _csv(stream, header=None, skiprows=1)
     return frame.iloc[:, :-1], frame.iloc[:, -1]
+
+
+def table(
+    stream: BinaryIO,
+    target: str,
+    drop: tuple[str, ...] = (),
+    codes: tuple[str, ...] = (),
+    day: str | None = None,
+    when: str | None = None,
+) -> tuple[pd.DataFrame, pd.Series]:
+    """Read a csv with a header; words and ``codes`` become columns of zeros and ones.
+
+    A missing number becomes the median of its column, a ``day`` the number of days since the
+    first. ``when`` is the time of a series, which becomes hour, weekday, month and year; of rows
+    with the same time the first is taken.
+    """
+    import pandas as pd
+
+    frame = _csv(stream, keep_default_na=False, na_values=[""])
+    frame = frame.drop(columns=list(drop)).astype(dict.fromkeys(codes, str))
+    if day is not None:
+        days = pd.to_datetime(frame[day])
+        frame[day] = (days - days.min()).dt.days
+    if when is not None:
+        frame[when] = pd.to_datetime(frame[when])
+        frame = frame.drop_duplicates(when).sort_values(when, ignore_index=True)
+        time = frame.pop(when).dt
+        frame = frame.assign(
+            hour=time.hour + time.minute / 60, day=time.day_of_week, month=time.month,
+            year=time.year,
+        )  # fmt: skip
+    frame = frame.fillna(frame.median(numeric_only=True))
+    return pd.get_dummies(frame.drop(columns=target)), frame[target]
 
 
 # -- the Medical Expenditure Panel Survey ------------------------------------------------------

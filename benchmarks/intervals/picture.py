@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 import warnings
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 import ffcp
-from benchmarks.bands.methods import ALPHA
+from benchmarks.intervals.cases import ALPHA
 from ffcp import metrics, plots
 from ffcp.cli import demo
 from ffcp.regression.regression_predictor import RegressionPredictor
@@ -61,7 +62,9 @@ def draw(path: Path) -> None:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", ffcp.FFCPWarning)
                 predictor.calibrate(*cal)
-            chosen = f"{name}:\n{predictor.method}" if isinstance(predictor, ffcp.Auto) else name
+            chosen = name
+            if isinstance(predictor, ffcp.Auto):
+                chosen = textwrap.fill(f"{name}: {predictor.method}", 46)
             _panel(panel, predictor, chosen, *test)
             limits.append(panel.get_ylim())
         lows, highs = zip(*limits, strict=True)
@@ -80,7 +83,7 @@ def _panel(panel: Axes, predictor: RegressionPredictor, name: str, x: Tensor, y:
     band = predictor.predict_interval(x, ALPHA)
     lower, upper, prediction = (part[:_SHOWN] for part in band)
     some = ffcp.Interval(lower, upper, prediction, ALPHA)
-    plots.bands(some, x[:_SHOWN, 0], y[:_SHOWN], ax=panel, xlabel=" ", ylabel=" ")
+    plots.intervals(some, x[:_SHOWN, 0], y[:_SHOWN], ax=panel, xlabel=" ", ylabel=" ")
     if (legend := panel.get_legend()) is not None:
         legend.remove()  # there is one for all
     score, length = metrics.interval_score(band, y, ALPHA), metrics.mean_length(band)

@@ -1,0 +1,1 @@
+"""Auto beside its candidates and other libraries: ``python -m benchmarks.intervals``."""
