@@ -55,7 +55,7 @@ def test_predict_writes_the_rows_as_they_were_and_their_bands(folder: Path, tmp_
     rows.to_csv(tmp_path / "new.csv", index=False)
     result = runner.invoke(app, ["predict", str(folder), str(tmp_path / "new.csv")])
     assert result.exit_code == 0, result.output
-    text = (tmp_path / "new.bands.csv").read_text().splitlines()
+    text = (tmp_path / "new.intervals.csv").read_text().splitlines()
     before = (tmp_path / "new.csv").read_text().splitlines()
     assert text[0] == before[0] + ",prediction,lower,upper,reason"
     assert all(line.startswith(old) for line, old in zip(text, before, strict=True))
@@ -68,7 +68,7 @@ def test_predict_writes_the_rows_as_they_were_and_their_bands(folder: Path, tmp_
 def test_bands_are_written_as_the_table_was_and_can_be_checked(
     folder: Path, tmp_path: Path, delimiter: str, decimal: str
 ) -> None:
-    table, out = tmp_path / "new.csv", tmp_path / "new.bands.csv"
+    table, out = tmp_path / "new.csv", tmp_path / "new.intervals.csv"
     houses(60, 5).to_csv(table, sep=delimiter, decimal=decimal, index=False)
     assert runner.invoke(app, ["predict", str(folder), str(table)]).exit_code == 0
     written = pd.read_csv(out, sep=delimiter, decimal=decimal)
@@ -100,7 +100,7 @@ def test_a_table_of_no_rows_gives_a_table_of_no_rows(folder: Path, tmp_path: Pat
     new(5)[:0].to_csv(tmp_path / "none.csv", index=False)
     result = runner.invoke(app, ["predict", str(folder), str(tmp_path / "none.csv")])
     assert result.exit_code == 0, result.output
-    assert len(pd.read_csv(tmp_path / "none.bands.csv")) == 0
+    assert len(pd.read_csv(tmp_path / "none.intervals.csv")) == 0
 
 
 @pytest.mark.long
@@ -110,6 +110,8 @@ def test_check_ends_with_a_code_that_says_whether_it_covers(folder: Path, tmp_pa
     good = runner.invoke(app, ["check", str(folder), str(tmp_path / "a.csv"), "--group", "town"])
     assert (good.exit_code, "Basel" in words(good)) == (0, True)
     assert "No sign that the data has moved" in words(good)
+    assert "Coverage by columns:" in words(good)
+    assert "excess risk" in words(good)
     frame.assign(price=frame["price"] * 3).to_csv(tmp_path / "b.csv", index=False)
     bad = runner.invoke(app, ["check", str(folder), str(tmp_path / "b.csv")])
     assert (bad.exit_code, "no longer covers" in words(bad)) == (1, True)
@@ -292,7 +294,7 @@ def test_two_tables_do_not_become_one_file(folder: Path, tmp_path: Path) -> None
         new(4).to_csv(table, index=False)
     result = runner.invoke(app, ["predict", str(folder), *map(str, tables_)])
     assert (result.exit_code, "would both become" in words(result)) == (2, True)
-    assert not (tmp_path / "new.bands.csv").exists()
+    assert not (tmp_path / "new.intervals.csv").exists()
 
 
 def test_bands_of_bands_keep_all_columns(fitted: tables.FittedTable, tmp_path: Path) -> None:

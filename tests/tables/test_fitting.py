@@ -465,13 +465,9 @@ def test_a_wide_table_takes_no_longer_than_its_cells(monkeypatch: pytest.MonkeyP
     found = evaluation.measure(made, bands, frame["0"].to_numpy(), frame, 0.1)
     assert len(found.columns) == 3 * 999
     assert len(counted) < 30  # slices of as many rows and hits have one interval
-    assert (
-        splitting.divide(50_000, 0.1, 0, crossing=True, most=splitting.most_rows(3000)).counts()[
-            "calibrate"
-        ]
-        == splitting.most_rows(3000)
-        <= 1000
-    )
+    most = splitting.most_rows(3000, 60)
+    parts = splitting.divide(50_000, 0.1, 0, crossing=True, most=most)
+    assert len(parts.calibrate) == len(parts.test) == most < 3000
     few_bins = TableNetwork.for_rows(torch.randn(90, 2500), numbers=2500, outputs=1).shape
     assert few_bins.embedding == 2
     assert max(few_bins.bins) <= 20
@@ -481,8 +477,7 @@ def test_a_wide_table_takes_no_longer_than_its_cells(monkeypatch: pytest.MonkeyP
 def test_a_table_too_wide_for_its_time_uses_fewer_rows(
     time: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(splitting, "_PREPARED", 450)
-    monkeypatch.setattr(splitting, "_CELLS", 1.0)
+    monkeypatch.setattr(splitting, "_PREPARED", 450 * 4 / 1.3)  # in 0.3 seconds, and one more
     draw = np.random.default_rng(0)
     frame = pd.DataFrame(draw.normal(size=(2000, 4))).rename(columns=str)
     made = quick_fit(frame, "3", time=time)
@@ -501,7 +496,7 @@ def fitted_share(made: tables.FittedTable, frame: pd.DataFrame) -> float:
 
 
 def test_a_short_training_leaves_enough_rows_for_the_level() -> None:
-    assert splitting.rows_in_time(3000, 1.2, 0.1) == 2000
+    assert splitting.rows_in_time(30_000, 1.2, 0.1) == 400
     assert splitting.rows_in_time(3000, 1.2, 0.005) == 8000
     parts = splitting.divide(9000, 0.005, 0, crossing=True, most=1000)
     assert parts.folds is None  # enough rows calibrate, however few a wide table usually has
@@ -558,3 +553,16 @@ def test_times_from_2_to_the_53_up_keep_their_order(kind: str) -> None:
     whole = [2**53 + 2, 2**53 + 1, 2**53, 2**53 + 3, 5]
     frame = pd.DataFrame({"t": pd.Series(whole, dtype=kind)})
     assert np.argsort(targets.times(frame, "t"), kind="stable").tolist() == [4, 2, 1, 0, 3]
+
+
+@pytest.mark.heavy
+def test_predictions_lie_in_their_intervals_where_the_mean_of_a_long_tail_does_not() -> None:
+    random = np.random.default_rng(0)
+    x = random.random(1500)
+    y = np.where(random.random(1500) < 0.96, x, 2000 * random.exponential(size=1500))
+    frame = pd.DataFrame({"x": x, "z": random.random(1500), "y": y})
+    fitted = quick_fit(frame, "y", minutes=0.02)
+    for alpha in (0.1, 0.3):
+        made = fitted.predict(frame, alpha)
+        assert (made["prediction"] >= made["lower"]).all()
+        assert (made["prediction"] <= made["upper"]).all()

@@ -25,12 +25,13 @@ from typer.testing import CliRunner
 
 from ffcp import files, tables
 from ffcp.cli.app import app
+from ffcp.tables import folder
 from tests.tables.material import houses, new, quick_fit
 
 
 def test_what_was_saved_predicts_the_same(fitted: tables.FittedTable, folder: Path) -> None:
     assert tables.load(folder).predict(new(40)).equals(fitted.predict(new(40)))
-    assert {file.suffix for file in folder.iterdir()} == {".json", ".safetensors", ".html"}
+    assert {file.suffix for file in folder.glob("[!.]*")} == {".json", ".safetensors", ".html"}
 
 
 @pytest.mark.heavy
@@ -47,7 +48,7 @@ def test_a_second_fit_needs_force(fitted: tables.FittedTable, tmp_path: Path) ->
     with pytest.raises(tables.TableError, match="--force"):
         fitted.save(where)
     fitted.save(where, force=True)
-    assert len(list(where.iterdir())) == 4
+    assert len(list(where.glob("[!.]*"))) == 4
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "thesis.txt").write_text("mine")
     with pytest.raises(tables.TableError, match="thesis"):
@@ -154,7 +155,7 @@ def test_an_unfinished_folder_says_so_and_may_be_fitted_again(
 @pytest.mark.long
 def test_two_predictions_at_once_do_not_mix(fitted: tables.FittedTable, tmp_path: Path) -> None:
     new(300).to_csv(tmp_path / "new.csv", index=False)
-    out = tmp_path / "new.bands.csv"
+    out = tmp_path / "new.intervals.csv"
     rows: list[int] = []
 
     def work() -> None:
@@ -168,7 +169,7 @@ def test_two_predictions_at_once_do_not_mix(fitted: tables.FittedTable, tmp_path
         thread.join()
     assert rows == [300, 300]
     assert len(pd.read_csv(out)) == 300
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["new.bands.csv", "new.csv"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["new.csv", "new.intervals.csv"]
 
 
 def test_two_that_replace_a_fit_at_once_leave_one_whole(
@@ -190,15 +191,15 @@ def test_of_two_that_fit_into_one_new_folder_the_second_is_refused(
     fitted: tables.FittedTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     where = tmp_path / "a.ffcp"
-    others = files.alone
+    others = folder.FileLock
 
     @contextmanager
-    def another_was_first(folder: Path) -> Iterator[None]:
-        monkeypatch.setattr(files, "alone", others)
-        fitted.save(folder)
+    def another_was_first(lock: Path) -> Iterator[None]:
+        monkeypatch.setattr(folder, "FileLock", others)
+        fitted.save(lock.parent)
         yield
 
-    monkeypatch.setattr(files, "alone", another_was_first)
+    monkeypatch.setattr(folder, "FileLock", another_was_first)
     with pytest.raises(tables.TableError, match="--force"):
         fitted.save(where)
     tables.load(where)

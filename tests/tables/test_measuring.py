@@ -39,3 +39,21 @@ def test_slices_by_date_are_named_by_their_days() -> None:
         "2023-05-26 to 2023-06-14",
         "2023-06-15 to 2023-07-04",
     }
+
+
+def test_coverage_that_depends_on_a_column_of_words_is_found() -> None:
+    random = np.random.default_rng(0)
+    town = random.choice(["Ulm", "Bonn", "Kiel"], 1000)
+    frame = pd.DataFrame({"town": town, "size": random.random(1000), "y": random.random(1000)})
+    hits = (random.random(1000) < np.where(town == "Ulm", 0.7, 0.99)).astype(float)
+    learned = columns.learn(frame, "y")
+    found = evaluation._excess(hits, learned, frame, 0.1)
+    assert found is not None
+    assert 0 < found[1] < found[0] < found[2]
+    assert evaluation._excess(hits[:199], learned, frame[:199], 0.1) is None
+
+
+def test_without_lightgbm_there_is_no_excess_risk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluation, "find_spec", lambda name: None)
+    frame = pd.DataFrame({"x": np.arange(300.0) ** 2 % 11, "y": np.arange(300.0) % 7})
+    assert evaluation._excess(np.ones(300), columns.learn(frame, "y"), frame, 0.1) is None

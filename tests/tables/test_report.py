@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 pytest.importorskip("pandas")
 from ffcp import tables
+from ffcp.tables import report
 from tests.tables.material import houses, quick_fit
 
 
@@ -21,6 +23,21 @@ def test_the_page_says_what_was_measured_and_loads_nothing(fitted: tables.Fitted
     assert "a different word in every row" in page
     assert not re.search(r"https?://|src=|<link|<script|@import|url\(", page)
     assert page.count("<circle") > 100  # the truths of the picture, and the curve
+
+
+@pytest.mark.parametrize(
+    ("low", "words"), [(0.005, "by about 10.0%"), (-0.005, "no difference of coverage")]
+)
+def test_the_page_says_whether_coverage_depends_on_the_row(
+    fitted: tables.FittedTable, monkeypatch: pytest.MonkeyPatch, low: float, words: str
+) -> None:
+    assert fitted.about.tested is not None
+    tested = replace(fitted.about.tested, excess=(0.01, low, 0.015))
+    monkeypatch.setattr(fitted, "about", replace(fitted.about, tested=tested))
+    frame = houses(50, 3)
+    page = report.page(fitted, fitted.predict(frame), frame["price"].to_numpy())
+    assert words in page
+    assert f"{low:.4f} to 0.0150" in page
 
 
 def test_the_page_of_label_sets_names_the_labels(labelled: tables.FittedTable) -> None:

@@ -31,11 +31,11 @@ def test_quantiles_are_learned_where_the_mean_says_nothing() -> None:
     torch.manual_seed(0)
     x, y = material(1500)
     network = TableNetwork.for_rows(x[:1200], 2, 1, y[:1200])
-    start = network.quantiles(network.members(x)[1])
+    start = network.quantiles(network.means(x)[1])
     expected = torch.quantile(y[:1200].double(), KNOTS).float().expand(1500, -1)
     torch.testing.assert_close(start, expected, rtol=0, atol=0.03)
     train(network, x[:1200], y[:1200], x[1200:], y[1200:], seconds=60, seed=0, most_epochs=15)
-    quantiles = network.quantiles(network.members(x)[1])
+    quantiles = network.quantiles(network.means(x)[1])
     assert bool((quantiles.diff(dim=1) > 0).all())
     width = quantiles[:, -2] - quantiles[:, 1]
     assert width[x[:, 0] > 0.3].median() > 4 * width[x[:, 0] < -0.3].median()

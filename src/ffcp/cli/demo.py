@@ -115,7 +115,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Result:
+class DemoResult:
     """Everything the demonstration found out about one data set."""
 
     data: DataSet
@@ -137,7 +137,7 @@ class Result:
 
 def run(
     data: DataSet, *, epochs: int, alpha: float, seed: int, progress: Callable[[], None]
-) -> Result:
+) -> DemoResult:
     """Train the network on one data set and try every method on it."""
     generator = torch.Generator().manual_seed(seed)
     (x, y), calibration, (x_test, y_test) = (
@@ -160,10 +160,10 @@ def run(
         share, length = metrics.coverage(band, y_test), metrics.mean_length(band)
         worst = metrics.group_coverage(band, y_test).worst
         rows.append(Row(method, layer, share, length, worst, seconds, band))
-    return Result(data, x_test, y_test, rows)
+    return DemoResult(data, x_test, y_test, rows)
 
 
-def picture(results: list[Result]) -> Figure:
+def picture(results: list[DemoResult]) -> Figure:
     """Draw data and intervals: a row for each data set, CP on the left, FFCP on the right."""
     figure = Figure(figsize=(9, 3.1 * len(results) + 0.4), layout="constrained")
     FigureCanvasAgg(figure)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -47,8 +48,8 @@ def fit(
     minutes: Annotated[
         float,
         Option(
-            help="Time limit of the training. Reading the file is not bounded; of a table too wide "
-            "for this time fewer rows are prepared, calibrate and test."
+            help="Time limit of the training. In a short time fewer rows are used: all else takes "
+            "about as long on one core, besides reading the file once and a few seconds."
         ),
     ] = 3.0,
     seed: Annotated[int, Option(min=0, help="Seed of all that is random.")] = 0,
@@ -91,33 +92,37 @@ def predict(
     tables: Annotated[list[Path], Argument(help="New rows, without the target.")],
     out: Annotated[
         Path | None,
-        Option(help="The file to write, by default TABLE.bands.csv; with --ray a folder."),
+        Option(
+            help="The file to write, by default TABLE.intervals.csv, of classes TABLE.sets.csv; "
+            "with --ray a folder."
+        ),
     ] = None,
     alpha: Alpha = None,
     confidence_level: Level = None,
     ray: Annotated[bool, Option("--ray", help="Share the tables among workers of Ray.")] = False,
 ) -> None:
-    """Write the rows of tables with their prediction and band, or set of labels.
+    """Write the rows of tables with their prediction and interval, or set of labels.
 
     Files larger than memory are read and written part by part. A row that cannot be predicted
     is there with empty cells and a reason.
 
     With **--ray** each table is the work of one process of the cluster at RAY_ADDRESS, or of this
-    machine. The folder, by default *bands* beside the first table, is there when all of it is.
+    machine. The folder, by default *intervals* or *sets* beside the first table, is there when all
+    of it is.
     """
     with _said():
         from ffcp import tables as rooms
 
         alpha = _asked(alpha, confidence_level)
         fitted = rooms.load(folder)
-        where = out or tables[0].with_name("bands")
+        where = out or tables[0].with_name(fitted.kind)
         if ray:
             from ffcp.ray.tables import predict_files
 
             parts: Iterable[Any] = predict_files(fitted, tables, where, alpha)
             written = [where]
         else:
-            written = _places(tables, out)
+            written = _places(tables, out, fitted.kind)
             pairs = zip(tables, written, strict=True)
             parts = (part for one, to in pairs for part in fitted.predict_file(one, to, alpha))
         rows = empty = 0
@@ -134,7 +139,7 @@ def predict(
     say(f"Written: {', '.join(map(str, written))}, {rows:,} rows")
 
 
-def _places(tables: list[Path], out: Path | None) -> list[Path]:
+def _places(tables: list[Path], out: Path | None, kind: str) -> list[Path]:
     """Name the file to write for each table; none is a table, and no two are the same."""
     from ffcp.tables import TableError, table_io
 
@@ -143,7 +148,7 @@ def _places(tables: list[Path], out: Path | None) -> list[Path]:
     places: dict[Path, Path] = {}
     for table in tables:
         ending = ".parquet" if table_io.is_parquet(table) else ".csv"
-        where = out or table.with_name(f"{table_io.base_name(table)}.bands{ending}")
+        where = out or table.with_name(f"{table_io.base_name(table)}.{kind}{ending}")
         if where.resolve() == table.resolve():
             raise TableError(f"--out {out} is the table itself: give another file")
         if where in places:
@@ -282,6 +287,8 @@ def _print_measured(measured: Measured, labels: bool, columns: bool = False) -> 
     score = "" if measured.score is None else f", interval score {measured.score:.4g}"
     share = f"{measured.coverage:.1%} [{measured.low:.1%}, {measured.high:.1%}]"
     say(f"Coverage {share} of {measured.rows:,} rows{size}{score}")
+    if measured.excess is not None:
+        say(f"Coverage by columns: {_depends(*measured.excess)}")
     if measured.infinite:
         say(f"{measured.infinite:,} of the bands are infinite")
     if measured.without:
@@ -295,6 +302,19 @@ def _print_measured(measured: Measured, labels: bool, columns: bool = False) -> 
             rows.append((part.column, part.value, f"{part.rows:,}", *shares, size))
         if rows:
             print_table(title, ("column", "value", "rows", "coverage", "interval", length), rows)
+
+
+def _depends(value: float, low: float, high: float) -> str:
+    """Write what a classifier finds out about where rows are covered.
+
+    >>> _depends(0.01, 0.005, 0.015)
+    'differs by about 10 % between rows (excess risk 0.0100 [0.0050, 0.0150])'
+    >>> _depends(-0.001, -0.002, 0.0)
+    'no difference between rows is found (excess risk -0.0010 [-0.0020, 0.0000])'
+    """
+    found = f"differs by about {math.sqrt(max(value, 0.0)):.0%} between rows"
+    found = found.replace("%", " %") if low > 0 else "no difference between rows is found"
+    return f"{found} (excess risk {value:.4f} [{low:.4f}, {high:.4f}])"
 
 
 def _print_watched(monitor: Monitor | None, fitted: FittedTable, time: str | None) -> None:

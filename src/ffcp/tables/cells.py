@@ -16,6 +16,7 @@ ISO = "ISO8601"
 _QUOTED = 40  # characters of a cell in a message
 # Where commas are decimal signs: whole groups of three between points, 1.234.567,8, and no other.
 _GROUPED = r"\s*[+-]?\d{1,3}(?:\.\d{3})+(?:,\d*)?\s*"
+_DATE = r"\d{4}|\d\D+\d+\D+\d"  # in every date, whatever its form: a year, or three numbers
 _TIMES = ("", " %H:%M", " %H:%M:%S", " %I:%M %p")
 # Tried one after the other; the first that reads every cell is taken.
 FORMATS = (
@@ -54,6 +55,10 @@ def words(series: pd.Series) -> np.ndarray[Any, Any]:
     """
     if is_date(series):
         series = series.dt.strftime("%Y-%m-%dT%H:%M:%S")
+    if isinstance(series.dtype, pd.StringDtype):  # text, whose words often repeat
+        codes, levels = pd.factorize(series)
+        found: np.ndarray[Any, Any] = np.array([*map(_word, levels), ""], dtype=object)[codes]
+        return found  # of code -1, a missing cell, the last
     return np.array([_word(cell) for cell in series.astype(object)], dtype=object)
 
 
@@ -177,7 +182,7 @@ def date_format(series: pd.Series) -> str | None:
     text = pd.Series(words(series), dtype=object)
     text = text[text != ""]
     some = text.iloc[:: max(1, len(text) // 200)]
-    for form in FORMATS:
-        if len(some) and not dates(some, form)[2].any() and not dates(text, form)[2].any():
+    for form in FORMATS if some.str.contains(_DATE).any() else ():
+        if not dates(some, form)[2].any() and not dates(text, form)[2].any():
             return form
     return None

@@ -26,6 +26,7 @@ MOST = 5_000  # columns
 # Of a column: knots of the curve that spreads numbers like a normal distribution, or levels of a
 # category, whose rarer ones are one level together. Fewer where columns are many.
 _DETAIL, _IN_ALL, _LEAST = 100, 50_000, 10
+_LEVELS, _LEAST_LEVELS = 10_000, 2  # in all, since the network has an input for each; of a column
 _RARE = 5  # rows; a level with fewer is rare
 _WORDS = 0.05  # the share of words among numbers that may stand for missing ones
 _REPEATS = 0.5  # words of which more than this share are different hardly repeat
@@ -223,9 +224,11 @@ def _as_spelled(cell_words: Array, levels: tuple[str, ...]) -> Array:
 
 def learn(frame: pd.DataFrame, target: str) -> Columns:
     """Decide on training rows, in the order of the file, what every column is."""
-    detail = max(_LEAST, min(_DETAIL, _IN_ALL // max(1, frame.shape[1])))
+    many = max(1, frame.shape[1])
+    detail = max(_LEAST, min(_DETAIL, _IN_ALL // many))
+    levels = max(_LEAST_LEVELS, min(_DETAIL, _LEVELS // many))
     decided = [
-        _learn(str(name), frame[name], frame.attrs.get("decimal", "."), detail)
+        _learn(str(name), frame[name], frame.attrs.get("decimal", "."), detail, levels)
         for name in frame.columns
         if name != target
     ]
@@ -235,18 +238,18 @@ def learn(frame: pd.DataFrame, target: str) -> Columns:
     return Columns(tuple(decided))
 
 
-def _learn(name: str, series: pd.Series, decimal: str, detail: int) -> Column:
+def _learn(name: str, series: pd.Series, decimal: str, detail: int, levels: int) -> Column:
     values, missing, bad = cells.numbers(series, decimal)
     present = int((~missing).sum())
     if not present:
         return Column(name, LEFT_OUT, "empty")
     if bad.sum() <= _WORDS * present:
-        unknown = tuple(sorted(set(cells.words(series[bad]).tolist()))[:20])
+        unknown = tuple(sorted(set(cells.words(series[bad]).tolist()))[:20]) if bad.any() else ()
         return _learn_number(name, values[~(missing | bad)], len(values), unknown, detail)
     form = cells.date_format(series)
     if form is not None:
         return _learn_date(name, series, form, detail)
-    return _learn_category(name, cells.words(series), missing, detail)
+    return _learn_category(name, cells.words(series), missing, levels)
 
 
 def _learn_number(
@@ -294,7 +297,7 @@ def _learn_date(name: str, series: pd.Series, form: str, detail: int) -> Column:
     return Column(name, DATE, why, bool(missing.any()), *curve, form=form, cycles=cycles)
 
 
-def _learn_category(name: str, cell_words: Array, missing: Array, detail: int) -> Column:
+def _learn_category(name: str, cell_words: Array, missing: Array, levels: int) -> Column:
     known = cell_words[~missing]
     counts = pd.Series(known, dtype=object).value_counts()
     if len(counts) == 1 and not missing.any():
@@ -304,7 +307,7 @@ def _learn_category(name: str, cell_words: Array, missing: Array, detail: int) -
     if len(known) >= 20 and len(counts) > max(_REPEATS * len(known), 10):
         return Column(name, LEFT_OUT, f"words that hardly repeat ({len(counts)} different ones)")
     rare = min(_RARE, max(1, len(known) // 50))
-    kept = [str(level) for level, count in counts.items() if count >= rare][:detail]
+    kept = [str(level) for level, count in counts.items() if count >= rare][:levels]
     left = len(counts) - len(kept)
     why = f"{len(counts)} levels" + (f", the {left} rarest taken together" if left else "")
     return Column(name, CATEGORY, why, bool(missing.any()), levels=tuple(kept), other=left > 0)
@@ -313,8 +316,8 @@ def _learn_category(name: str, cell_words: Array, missing: Array, detail: int) -
 def _curve(known: Array, detail: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return the curve that spreads values like a normal distribution: its knots and places."""
     ordered = np.sort(known)
-    steps = np.linspace(0, 1, detail)
-    knots = np.unique(np.quantile(ordered, steps, method="nearest"))
+    steps = np.linspace(0, len(ordered) - 1, detail)
+    knots = np.unique(ordered[np.rint(steps).astype(int)])
     if len(knots) < 2:  # nearly constant
         knots = np.array([ordered[0], ordered[-1]])
     # The middle of the ranks that equal values share.

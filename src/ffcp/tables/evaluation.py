@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from ffcp import LabelSet, metrics
 from ffcp.conformal.rank import conformal_rank
+from ffcp.metrics.excess import excess_of
 from ffcp.tables import cells, targets
 from ffcp.tables.columns import CATEGORY, NUMBER, Columns
 from ffcp.tables.errors import TableError
@@ -23,6 +25,7 @@ from ffcp.tables.errors import TableError
 Array = np.ndarray[Any, Any]
 _LEVELS = 6  # of a category that are shown
 _SMALLEST = 20  # rows; a slice with fewer says nothing
+_CLASSIFIED = 200  # rows; from fewer nothing is learned of where they are covered
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,9 @@ class Measured:
     ``size`` is the mean length of finite bands, or the mean number of labels; ``score`` the mean
     interval score, ``None`` where there is none. ``of_groups`` counts the rows of each group that
     the fit has thresholds for, in their order. ``seen`` is the share of rows that trained or
-    calibrated the fit, 0 where nobody can tell.
+    calibrated the fit, 0 where nobody can tell. ``excess`` is the excess risk of the target
+    coverage with its interval (:func:`ffcp.metrics.excess_risk`), ``None`` for fewer than 200 rows,
+    or without LightGBM.
     """
 
     rows: int
@@ -63,6 +68,7 @@ class Measured:
     columns: tuple[Part, ...]
     of_groups: tuple[int, ...] = ()
     seen: float = 0.0
+    excess: tuple[float, ...] | None = None
 
 
 def joined(labels: Sequence[str]) -> str:
@@ -137,7 +143,18 @@ def measure(
         groups=_parts(by_group, hits, size),
         columns=_parts(by_column, hits, size),
         of_groups=tuple(int((own == name).sum()) for name in about.groups),
+        excess=_excess(hits, fitted.columns[0], frame, alpha),
     )
+
+
+def _excess(
+    hits: Array, columns: Columns, frame: pd.DataFrame, alpha: Any
+) -> tuple[float, ...] | None:
+    """Measure how far coverage depends on the columns, where that can be."""
+    if len(hits) < _CLASSIFIED or find_spec("lightgbm") is None:
+        return None
+    found = excess_of(hits, columns.encode(frame).x.numpy(), alpha)
+    return float(found), found.low, found.high
 
 
 def _parts(slices: list[tuple[str, str, Array]], hits: Array, size: Array) -> tuple[Part, ...]:

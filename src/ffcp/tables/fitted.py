@@ -113,8 +113,14 @@ class FittedTable:
 
     def __repr__(self) -> str:
         about = self.about
-        what = "label sets" if about.classes else "bands"
-        return f"FittedTable({what} of {about.target!r} from {len(self.columns[0].used)} columns)"
+        return (
+            f"FittedTable({self.kind} of {about.target!r} from {len(self.columns[0].used)} columns)"
+        )
+
+    @property
+    def kind(self) -> str:
+        """What files of predictions are called after: ``"sets"`` or ``"intervals"``."""
+        return "sets" if self.about.classes else "intervals"
 
     # -- predicting -------------------------------------------------------------------------
 
@@ -135,8 +141,9 @@ class FittedTable:
         Returns
         -------
         DataFrame
-            With the index of the table. A row that cannot be predicted has empty cells, and its
-            ``reason`` says why.
+            With the index of the table. A prediction lies in its interval: where the network's
+            mean does not, as that of a long tail may, it is the nearer end. A row that cannot be
+            predicted has empty cells, and its ``reason`` says why.
         """
         alpha = self._level(alpha, confidence_level, **unknown)
         made = self.predicted(_frame(table), alpha)
@@ -162,7 +169,7 @@ class FittedTable:
                 made = self._columns(rows, self._level(alpha), given, first_row)
         said = [str(warning.message) for warning in caught if warning.category is FFCPWarning]
         names = ("prediction", "labels", "size") if about.classes else ("prediction", *_ENDS)
-        numbers = dict.fromkeys(("size",) if about.classes else names, float)
+        numbers = {"size": "Int64"} if about.classes else dict.fromkeys(names, float)
         table = pd.DataFrame(made, np.flatnonzero(usable), names)
         table = table.reindex(range(len(frame))).astype(numbers).set_axis(frame.index)
         table["reason"] = reasons
@@ -181,10 +188,13 @@ class FittedTable:
             words = [evaluation.joined(row) for row in labels]
             return {"prediction": [row[0] for row in labels], "labels": words, "size": sets.sizes}
         band = self.predictor.predict_interval(x, alpha, **given)
-        ends = {name: getattr(band, name).double().flatten() for name in ("prediction", *_ENDS)}
-        return {
-            n: about.clipped(end.numpy() * about.scale + about.centre) for n, end in ends.items()
-        }
+        made: dict[str, Any] = {}
+        for name in ("prediction", *_ENDS):
+            units = getattr(band, name).double().flatten().numpy()
+            made[name] = about.clipped(units * about.scale + about.centre)
+        # The mean of a long tail, or of a short training, may lie beyond the quantiles at the ends.
+        made["prediction"] = np.clip(made["prediction"], made["lower"], made["upper"])
+        return made
 
     def _level(self, alpha: Any, confidence_level: Any = None, **unknown: Any) -> Fraction:
         """Return the share of misses asked for; by default that of the fit."""

@@ -74,8 +74,8 @@ def fit(
     support
         The least and the greatest value the target can have; ``None`` where there is none.
     minutes
-        Time limit of the training. Of a table so wide that the training could not see all rows in
-        this time, fewer rows are prepared, and all else is shorter, too.
+        Time limit of the training. In a short time fewer rows are used, so that all else, but for
+        reading the file once and a few seconds for any fit, takes about as long on one core.
     seed
         Of the division of rows, the training and whatever is random in the bands.
     progress
@@ -104,7 +104,7 @@ def fit(
     known = frame.iloc[rows].reset_index(drop=True)
     known = cells.read_once(known, but=group)  # groups are words, "007" and "7" two of them
     crossing = not goal.classes and group is None and time is None and side != "each"
-    most = splitting.most_rows(known.shape[1])
+    most = splitting.most_rows(known.shape[1], minutes * 60)
     division = splitting.divide(len(known), alpha, seed, crossing=crossing, order=order, most=most)
     goal = goal.with_classes_of(np.concatenate([division.train, division.stop]))
     groups = None if group is None else targets.groups(known, group)
@@ -235,10 +235,8 @@ class _Work:
         predictor = self._predictor(network)
         x, calibrate = self.inputs[0], parts.calibrate
         if hasattr(predictor, "fit"):  # what the training rows can teach
-            wide = self.frame.shape[1]
-            in_time = splitting.rows_in_time(wide, self.seconds, self.alpha) // 4
-            some = np.random.default_rng(self.seed).permutation(parts.train)
-            some = some[: min(in_time, splitting.most_rows(wide))]
+            most = splitting.most_rows(self.frame.shape[1], self.seconds)
+            some = np.random.default_rng(self.seed).permutation(parts.train)[:most]
             predictor.fit(x[some], y[some], disjoint=True)
         of_each = None if groups is None else groups[calibrate]
         return predictor.calibrate(x[calibrate], y[calibrate], groups=of_each)

@@ -15,6 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
 from torch import nn
 
 from ffcp import files
@@ -23,6 +24,7 @@ from ffcp.tables.errors import TableError
 MANIFEST, REPORT = "ffcp.json", "report.html"
 FORMAT = "ffcp-table-2"
 _OURS = ("weights-", "calibration-")
+_LOCK = ".lock"
 
 
 def must_be_free(folder: str | Path, *, force: bool) -> None:
@@ -72,16 +74,17 @@ def save(fitted: Any, folder: str | Path, *, force: bool = False) -> Path:
     must_be_free(folder, force=force)
     made = [one for one in (folder, *folder.parents) if not one.exists()]
     folder.mkdir(parents=True, exist_ok=True)
-    with files.alone(folder):
-        try:
+    try:
+        with FileLock(folder / _LOCK):
             must_be_free(folder, force=force)  # another may have written while this one waited
             _write(fitted, folder)
-        except BaseException:
-            with contextlib.suppress(Exception):  # the first error is the one to tell
-                _remove_others(folder)
-                for one in made:
-                    one.rmdir()  # unless it holds something
-            raise
+    except BaseException:
+        with contextlib.suppress(Exception):  # the first error is the one to tell
+            _remove_others(folder)
+            for one in made:
+                (one / _LOCK).unlink(missing_ok=True)
+                one.rmdir()  # unless it holds something
+        raise
     return folder
 
 

@@ -18,6 +18,7 @@ from ffcp.tables.errors import TableError
 from ffcp.tables.fitted import BATCH, About, FittedTable
 from ffcp.tables.folder import FORMAT, MANIFEST, checksum, digest
 from ffcp.tables.network import Placed, Shape, TableNetwork
+from ffcp.tables.trees import TargetTrees
 
 _REPLACED = 5  # times that a fit may be replaced while it is read
 
@@ -103,6 +104,9 @@ def _networks(
         raise ValueError(f"its weights cannot be read ({error})") from error
     if not all(bool(tensor.isfinite().all()) for tensor in tensors.values()):
         raise ValueError("it has weights that are not finite")
+    for module in networks.modules():
+        if isinstance(module, TargetTrees):
+            module.checked()
     if rows.dtype != torch.int64 or rows.dim() != 1 or not bool((rows.diff() > 0).all()):
         raise ValueError("its hashes of rows are none")
     return list(networks.eval()), rows

@@ -8,7 +8,7 @@ in place of 32 of width 512. Beside the prediction it can give quantiles of a ta
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from ffcp.regression.learned.nested import KNOTS
 from ffcp.regression.learned.network import ascending, unordered
+from ffcp.tables.trees import TargetTrees
 
 _BINS, _FEWEST, _IN_ALL = 48, 16, 50_000  # of a number; fewer where numbers are many
 _EMBEDDING, _LEAST, _WIDEST = 12, 2, 1400  # of a number; fewer where rows would be wider than this
@@ -25,6 +26,8 @@ _MEMBERS, _WIDTH = 16, 192
 QUANTILES = "quantiles"  # the layer that gives them
 _BENDS = (0.01, 0.1, 0.3, 1.0, 3.0, 10.0)  # how strongly the tails of targets are drawn in ...
 _KURTOSIS = 7.0  # ... until they are hardly longer than those of a normal distribution, which has 3
+_ROWS = 2048  # at once through all members
+_SHARES = tuple(i / 10 for i in range(11))  # of trees
 _LARGEST = 30.0  # so far out no target is, and its hyperbolic sine is finite
 
 
@@ -39,20 +42,23 @@ class Shape:
     dropout: float = 0.1
     embedding: int = _EMBEDDING
     has_quantiles: bool = False
+    trees: tuple[int, ...] = ()  # how many, with how many leaves and splits
 
     def __post_init__(self) -> None:
         """Refuse, by ValueError, sizes that no network has."""
-        sizes = (self.outputs, self.embedding, *self.bins)
+        sizes = (self.outputs, self.embedding, *self.bins, *self.trees)
+        if len(self.trees) not in (0, 3):
+            raise ValueError("it has sizes that no trees have")
         small = all(0 < size <= 2**16 for size in sizes) and 0 <= self.dropout < 1
         if not small or min(self.numbers, self.flags) < 0 or len(self.bins) != self.numbers:
             raise ValueError("it has sizes that no network has")
 
 
 class QuantileHead(nn.Module):
-    """Numbers of any order in, (n, members, knots); quantiles out: the mean over the members.
+    """Quantiles of the target, (n, knots), from those of the target with its tails drawn in.
 
-    Members learn quantiles of the target with its tails drawn in, ``asinh((y - middle) / unit) /
-    deviation``; a quantile of one is a quantile of the other.
+    Drawn in it is ``asinh((y - middle) / unit) / deviation``, from which members and trees learn;
+    a quantile of one is a quantile of the other.
     """
 
     bend: Tensor
@@ -79,10 +85,10 @@ class QuantileHead(nn.Module):
         drawn: Tensor = ((y - middle) / unit).asinh() / deviation
         return drawn
 
-    def forward(self, raw: Tensor) -> Tensor:
-        """Return quantiles of the target, (n, knots)."""
+    def forward(self, drawn: Tensor) -> Tensor:
+        """Return quantiles of the target, (n, knots), from those of drawn targets."""
         middle, unit, deviation = self.bend
-        drawn = (ascending(raw).mean(dim=1) * deviation).clamp(-_LARGEST, _LARGEST)
+        drawn = (drawn * deviation).clamp(-_LARGEST, _LARGEST)
         quantiles: Tensor = drawn.sinh() * unit + middle
         return quantiles
 
@@ -126,6 +132,8 @@ class TableNetwork(nn.Module):
             self.spread = LinearEnsemble(_WIDTH, len(KNOTS), k=_MEMBERS)
             self.quantiles = QuantileHead()
         self.float()  # as rows are, whatever torch's default type is
+        columns = shape.numbers + shape.flags
+        self.trees = TargetTrees(shape.trees, columns) if shape.trees else None
 
     @classmethod
     def for_rows(
@@ -167,12 +175,41 @@ class TableNetwork(nn.Module):
         alone = self.training and self.is_led_by_quantiles
         return self.output(hidden.detach() if alone else hidden), raw
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the mean over the members, shape (n, outputs)."""
+    def means(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return the means over the members: (n, outputs), and of drawn quantiles, if any."""
         outputs, raw = self.members(x)
-        if raw is not None:
-            self.quantiles(raw)  # for whoever looks at that layer
-        return outputs.mean(dim=1)
+        return outputs.mean(dim=1), None if raw is None else ascending(raw).mean(dim=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the mean over the members, shape (n, outputs); trees have a share in it."""
+        mean, drawn = self.means(x)
+        if drawn is None:
+            return mean
+        if self.trees is not None:
+            (other, quantiles), share = self.trees(x), self.trees.share
+            mean = mean.lerp(other.to(mean.dtype), share[0].to(mean.dtype))
+            drawn = drawn.lerp(quantiles.to(drawn.dtype), share[1].to(drawn.dtype))
+        self.quantiles(drawn)  # read as the output of that layer
+        return mean
+
+    @torch.no_grad()
+    def join(self, trees: TargetTrees, x: Tensor, y: Tensor) -> None:
+        """Take in trees, with the share in mean and quantiles that is best on rows apart."""
+        pairs = [self.eval().means(rows) for rows in x.split(_ROWS)]
+        mean, drawn = (torch.cat([one for one in part if one is not None]).double()
+                       for part in zip(*pairs, strict=True))  # fmt: skip
+        other, quantiles = trees(x)
+        target = self.quantiles.drawn(y)[:, None].double()
+        errors = [float((mean.lerp(other, s) - y[:, None]).square().mean()) for s in _SHARES]
+        losses = [float(pinball(target - drawn.lerp(quantiles, s)).mean()) for s in _SHARES]
+        best = [_SHARES[each.index(min(each))] for each in (errors, losses)]
+        trees.share.copy_(torch.tensor(best))
+        self.trees, self.shape = trees, replace(self.shape, trees=trees.sizes)
+
+
+def pinball(error: Tensor) -> Tensor:
+    """Return the pinball loss of errors (..., knots): targets minus quantiles."""
+    return error * (KNOTS.to(error.dtype) - (error < 0).to(error.dtype))
 
 
 def _edges(numbers: Tensor) -> list[Tensor]:
@@ -182,9 +219,10 @@ def _edges(numbers: Tensor) -> list[Tensor]:
     bins = max(_FEWEST, min(_BINS, _IN_ALL // numbers.shape[1]))
     steps = np.linspace(0, 1, min(bins, max(2, len(numbers) // 4)) + 1, dtype=np.float32)
     edges = []
-    for column in numbers.T:
-        places = torch.from_numpy(np.quantile(column.numpy(), steps)).unique()
-        edges.append(places if len(places) > 1 else torch.stack([places[0], places[0] + 1]))
+    for block in numbers.T.split(64):
+        for column in torch.from_numpy(np.quantile(block.numpy(), steps, axis=1)).T:
+            places = column.unique()
+            edges.append(places if len(places) > 1 else torch.stack([places[0], places[0] + 1]))
     return edges
 
 

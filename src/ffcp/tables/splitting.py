@@ -13,13 +13,13 @@ from ffcp.tables.errors import TableError
 
 Rows = np.ndarray[Any, Any]
 _MOST = 20_000  # rows that calibrate, and rows that test: more tell little more
-_WIDE = 350  # columns; of wider tables fewer rows, since no time limit holds for passes over them
-_FEWEST = 1_000  # of these rows, however wide the table
 _FEW = 400  # rows; with fewer a division in four would leave too little of each
 _LEAST = 100  # calibration rows that a division must leave, and ...
 _TIMES = 10  # ... times 1 / alpha
-_PREPARED = 2_000  # rows that are prepared however short the training, and ...
-_CELLS = 4e6  # ... cells of a table for each second of it
+_AT_LEAST = 1.0  # second that is allowed for the rows, however short the training
+_PREPARED = 1e6  # cells that are prepared in half a second of one core, and ...
+_PASSED = 1.5e5  # ... cells that teach, calibrate and test in half a second, where ...
+_OF_A_ROW = 400  # ... a row has so many besides its own, since the network is as deep for each
 
 
 @dataclass(frozen=True)
@@ -54,14 +54,13 @@ class RowSplit:
 
 
 def rows_in_time(columns: int, seconds: float, alpha: Any) -> int:
-    """Return how many rows of a table so wide are worth preparing for a training so short.
-
-    About four times as many as one core can train with once.
+    """Return how many rows are prepared for a training so long, which may last half as long.
 
     >>> rows_in_time(10, 180, 0.1), rows_in_time(3000, 180, 0.1), rows_in_time(3000, 1.2, 0.1)
-    (72000000, 240000, 2000)
+    (18100000, 60333, 733)
     """
-    return max(_PREPARED, 4 * _enough(alpha), int(min(1e9, _CELLS * seconds / columns)))
+    in_time = _PREPARED * (seconds + _AT_LEAST) / columns
+    return max(4 * _enough(alpha), int(min(1e9, in_time)))
 
 
 def _enough(alpha: Any) -> int:
@@ -78,14 +77,13 @@ def least_rows(alpha: Any) -> int:
     return max(10, rows_needed(alpha))
 
 
-def most_rows(columns: int) -> int:
-    """Return how many rows of a table so wide calibrate or test at most.
+def most_rows(columns: int, seconds: float) -> int:
+    """Return how many rows calibrate or test at most, beside a training so long.
 
-    >>> most_rows(10), most_rows(700), most_rows(3000)
-    (20000, 5000, 1000)
+    >>> most_rows(10, 180), most_rows(3000, 180), most_rows(10, 1.2), most_rows(3000, 1.2)
+    (20000, 7985, 804, 97)
     """
-    share = min(1.0, _WIDE / max(1, columns)) ** 2
-    return max(_FEWEST, int(_MOST * share))
+    return min(_MOST, int(_PASSED * (seconds + _AT_LEAST) / (columns + _OF_A_ROW)))
 
 
 def divide(

@@ -7,19 +7,21 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
-from ffcp.regression.learned.nested import KNOTS
 from ffcp.regression.learned.network import ascending
-from ffcp.tables.network import TableNetwork
+from ffcp.tables import trees
+from ffcp.tables.network import TableNetwork, pinball
 
 _BATCH = 256
 _AVERAGED = 0.998  # of the mean over past weights is kept at every step
 _PINBALL = 4.0  # times this it is about as large as the squared error
+_TREES = 0.25  # of the time limit; most tables need less
 _LOOK, _SHARE = 2.0, 10.0  # seconds until rows apart are looked at again; or times those of a look
 Progress = Callable[[float], None]  # told the share of the time limit that has gone
 
@@ -68,12 +70,18 @@ def train(
 
     Targets are numbers, for the squared error and quantiles, or classes, for the cross entropy.
     The network is left in eval mode with the weights that were best on the rows apart: means over
-    past steps, which are better than those of the last step and need no plan for the rate.
+    past steps, which are better than those of the last step and need no plan for the rate. A
+    network that gives quantiles takes in boosted trees, if LightGBM is installed.
     """
     generator = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.AdamW(network.parameters(), lr=2e-3, weight_decay=3e-4)
     averaged: Any = AveragedModel(network, multi_avg_fn=_towards)
     begin = last_look = time.monotonic()  # torch has loaded its optimizers now
+    boosted = None
+    if network.shape.has_quantiles and find_spec("lightgbm") is not None:
+        drawn = network.quantiles.drawn
+        apart = (x_stop, y_stop, drawn(y_stop))
+        boosted = trees.learn(x, y, drawn(y), apart, _TREES * seconds, seed)
     batch = min(_BATCH, max(8, len(x) // 8))
     best, kept, best_epoch, done = math.inf, copy.deepcopy(network.state_dict()), 0.0, 0.0
     ended, wait = "", _LOOK
@@ -111,6 +119,8 @@ def train(
         ended = "by Ctrl-C; the best so far is kept"
     network.load_state_dict(kept)
     network.eval()
+    if boosted is not None:
+        network.join(boosted, x_stop, y_stop)
     return Training(round(done, 2), round(time.monotonic() - begin, 2), best, ended)
 
 
@@ -141,8 +151,7 @@ def _loss(network: TableNetwork, outputs: Tensor, quantiles: Tensor | None, y: T
     loss = nn.functional.mse_loss(outputs[..., 0], y[:, None].expand(-1, members))
     if quantiles is None:
         return loss
-    error = network.quantiles.drawn(y)[:, None, None] - quantiles
-    return loss + _PINBALL * (error * (KNOTS.float() - (error < 0).float())).mean()
+    return loss + _PINBALL * pinball(network.quantiles.drawn(y)[:, None, None] - quantiles).mean()
 
 
 @torch.no_grad()

@@ -1,0 +1,115 @@
+"""Boosted trees on the target beside the network: LightGBM learns them, tensors predict."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ffcp.extras import needed
+from ffcp.regression.learned.nested import KNOTS
+from ffcp.regression.learned.trees import Trees
+
+_RATE, _LEAVES, _ROUNDS, _PATIENCE = 0.1, 15, 200, 20
+_SETTINGS = {
+    "learning_rate": _RATE, "num_leaves": _LEAVES, "bagging_fraction": 0.8, "bagging_freq": 1,
+    "feature_fraction": 0.8, "deterministic": True, "force_row_wise": True, "verbosity": -1,
+}  # fmt: skip
+_BOOSTERS = 1 + len(KNOTS)
+
+
+class TargetTrees(nn.Module):
+    """The mean of the target, and quantiles of the drawn one at ``KNOTS``, as sums of trees.
+
+    ``sizes`` are how many trees, leaves and splits there are; ``share`` what trees have in the
+    mean and in the quantiles, where a network has the rest.
+    """
+
+    share: Tensor
+
+    def __init__(self, sizes: tuple[int, ...], columns: int) -> None:
+        super().__init__()
+        self.sizes = sizes
+        trees, leaves, splits = sizes
+        whole = torch.zeros(trees, splits, dtype=torch.int64)
+        tensors = {
+            "feature": whole,
+            "threshold": whole.double(),
+            "missing": whole,
+            "category": whole,
+            "path": torch.zeros(trees, leaves, splits, dtype=torch.int8),
+            "value": torch.zeros(trees, leaves, dtype=torch.float64),
+            "booster": torch.arange(trees).clamp_max(_BOOSTERS - 1),
+            "categories": torch.zeros(1, 1, dtype=torch.bool),
+            "columns": torch.tensor([columns]),
+        }
+        for name, tensor in tensors.items():
+            self.register_buffer(f"trees_{name}", tensor.clone())
+        self.register_buffer("share", torch.zeros(2, dtype=torch.float64))
+
+    @classmethod
+    def of(cls, trees: Trees) -> TargetTrees:
+        """Hold these trees."""
+        state = trees.state()
+        made = cls(tuple(state["path"].shape), int(state["columns"]))
+        for name, tensor in state.items():
+            setattr(made, f"trees_{name}", tensor)
+        return made
+
+    def checked(self) -> Trees:
+        """Return the trees; a ValueError if they cannot be any."""
+        own = {name.removeprefix("trees_"): one for name, one in self.named_buffers()}
+        del own["share"]
+        trees = Trees.from_state(own)
+        if len(trees.rounds) != _BOOSTERS:
+            raise ValueError(f"it has {len(trees.rounds)} boosters")
+        return trees
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the mean (n, 1) and the quantiles (n, knots), in their units."""
+        sums = self.checked()(x)
+        return sums[:, :1], sums[:, 1:].sort(dim=1).values
+
+
+def learn(
+    x: Tensor, y: Tensor, drawn: Tensor, stop: tuple[Tensor, Tensor, Tensor], seconds: float,
+    seed: int,
+) -> TargetTrees:  # fmt: skip
+    """Learn the mean of targets ``y`` and quantiles of ``drawn`` ones, until rows apart gain none.
+
+    ``stop`` are these rows, their targets and drawn ones. Every booster has its share of the time.
+    """
+    lightgbm = needed("lightgbm", "tables", "ffcp fit")
+    begin = time.monotonic()
+    dumps: list[dict[str, Any]] = []
+    settings = {
+        **_SETTINGS, "min_data_in_leaf": max(5, min(40, len(x) // 40)), "seed": seed % 2**31,
+        "num_threads": torch.get_num_threads(),
+    }  # fmt: skip
+    for target, apart, levels in ((y, stop[1], (None,)), (drawn, stop[2], KNOTS.tolist())):
+        data = lightgbm.Dataset(x.numpy(), target.double().numpy())
+        check = lightgbm.Dataset(stop[0].numpy(), apart.double().numpy(), reference=data)
+        for level in levels:
+            loss = (
+                {"objective": "l2"} if level is None else {"objective": "quantile", "alpha": level}
+            )
+            end = begin + seconds * (len(dumps) + 1) / _BOOSTERS
+            ways = [lightgbm.early_stopping(_PATIENCE, verbose=False), _until(end, lightgbm)]
+            booster = lightgbm.train(
+                {**settings, **loss}, data, _ROUNDS, valid_sets=[check], callbacks=ways
+            )
+            dumps.append(booster.dump_model())
+    return TargetTrees.of(Trees.from_dumps(dumps, x.shape[1]))
+
+
+def _until(end: float, lightgbm: Any) -> Callable[[Any], None]:
+    """Return a callback that ends a training when the time is over."""
+
+    def stop(env: Any) -> None:
+        if time.monotonic() > end:
+            raise lightgbm.callback.EarlyStopException(env.iteration, env.evaluation_result_list)
+
+    return stop
