@@ -124,7 +124,7 @@ def test_auto_offers_a_forest_what_needs_no_gradients() -> None:
 def test_rows_that_trained_a_forest_teach_nothing() -> None:
     forest = RandomForestRegressor(3, random_state=0)
     bands = ConformalRegressor(forest, method="learned", random_state=0).fit(X[:400], Y[:400])
-    assert bands.predictor_.learned_from == "rows set aside"
+    assert bands.predictor_.learned_from == "calibration rows"
 
 
 def test_a_classifier_without_probabilities_is_refused() -> None:

@@ -10,15 +10,21 @@ import torch
 from sklearn import get_config
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
-from sklearn.utils import check_random_state
+from sklearn.utils import Tags, check_random_state, get_tags
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import (
+    check_array,
+    check_consistent_length,
+    check_is_fitted,
+    column_or_1d,
+    validate_data,
+)
 
 import ffcp
-from ffcp.conformal.rank import requested_alpha
+from ffcp.conformal.rank import requested_alpha, requested_alphas
 from ffcp.extras import needed
+from ffcp.sklearn.rows import Array, as_rows, row_count, take
 from ffcp.sklearn.sources import (
-    Array,
     NetworkSource,
     Source,
     is_fitted_already,
@@ -121,14 +127,29 @@ class _Conformal(BaseEstimator):  # type: ignore[misc]
         return methods[self.method](model, seed=self._seed(), **settings)
 
     def _level(self, alpha: Any = None, confidence_level: Any = None, **unknown: Any) -> Any:
-        """Return the share of misses asked for: of this call, or that of the estimator."""
+        """Return the share of misses asked for, or a list: of this call, or the estimator's."""
         own = requested_alpha(self.alpha, self.confidence_level)
-        return requested_alpha(alpha, confidence_level, unknown, default=own)
+        levels, are_many = requested_alphas(alpha, confidence_level, unknown, default=own)
+        return levels if are_many else levels[0]
 
-    def _x(self, x: Any) -> Array:
+    def _read(self, x: Any, y: Any, *, numeric: bool) -> tuple[Any, Array]:
+        """Check the names and number of columns, and y; the estimator checks X, as it came."""
+        x, y = validate_data(self, as_rows(x), y, skip_check_array=True)
+        target = check_array(
+            y, ensure_2d=False, dtype="numeric" if numeric else None, input_name="y", estimator=self
+        )
+        check_consistent_length(x, target)
+        return x, column_or_1d(target, warn=True)
+
+    def _x(self, x: Any) -> Any:
         check_is_fitted(self)
-        checked: Array = validate_data(self, x, reset=False)
-        return checked
+        return validate_data(self, as_rows(x), reset=False, skip_check_array=True)
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        if hasattr(self.estimator, "__sklearn_tags__"):
+            tags.input_tags = get_tags(self.estimator).input_tags
+        return tags
 
 
 class ConformalRegressor(RegressorMixin, _Conformal):  # type: ignore[misc]
@@ -173,34 +194,40 @@ class ConformalRegressor(RegressorMixin, _Conformal):  # type: ignore[misc]
     def fit(self, X: Any, y: Any, **unknown: Any) -> ConformalRegressor:
         """Fit the estimator to a part of the rows, and calibrate on the others."""
         self._check_before_fit(unknown)
-        x, target = validate_data(self, X, y, y_numeric=True)
-        train, held = self._parts(len(x))
+        x, target = self._read(X, y, numeric=True)
+        train, held = self._parts(len(target))
         estimator = RandomForestRegressor(random_state=0)
         estimator = estimator if self.estimator is None else self.estimator
-        self.source_: Source = source(estimator, x[train], target[train], None, self._seed())
+        rows = train if len(train) else held
+        self.source_: Source = source(estimator, take(x, rows), target[rows], None, self._seed())
         is_network = isinstance(self.source_, NetworkSource)
         if self.method == "ffcp" and not is_network:
             name = type(estimator).__name__
             raise ValueError(f"FFCP needs a network's gradients, {name} has none: use 'auto'")
         self.predictor_ = self._made(_INTERVALS)
         if len(train) and is_network and isinstance(self.predictor_, (ffcp.Auto, ffcp.Learned)):
-            self.predictor_.fit(self.source_.inputs(x[train]), target[train], disjoint=True)
-        self.predictor_.calibrate(self.source_.inputs(x[held]), target[held])
+            self.predictor_.fit(self.source_.inputs(take(x, train)), target[train], disjoint=True)
+        self.predictor_.calibrate(self.source_.inputs(take(x, held)), target[held])
         return self
 
     def predict(self, X: Any) -> Array:
         """Predict, as the estimator does."""
         x = self._x(X)
-        return self.source_.outputs(x).reshape(len(x))
+        return self.source_.outputs(x).reshape(row_count(x))
 
     def predict_interval(
         self, X: Any, alpha: Any = None, *, confidence_level: Any = None, **unknown: NoReturn
     ) -> Any:
-        """Return intervals, shape (n, 2): lower and upper ends."""
+        """Return intervals, shape (n, 2): lower and upper ends.
+
+        For several levels, ``alpha=[0.1, 0.2]``, the :class:`ffcp.Interval` of the predictor.
+        """
         x, level = self._x(X), self._level(alpha, confidence_level, **unknown)
-        band = self.predictor_.predict_interval(self.source_.inputs(x), level)
-        ends = np.stack([end.double().numpy().reshape(len(x)) for end in band[:2]], axis=1)
-        return self._contained(ends, ["lower", "upper"], X)
+        interval = self.predictor_.predict_interval(self.source_.inputs(x), level)
+        if isinstance(level, list):
+            return interval
+        ends = [end.double().numpy().reshape(-1) for end in interval[:2]]
+        return self._contained(np.stack(ends, axis=1), ["lower", "upper"], X)
 
 
 class ConformalClassifier(ClassifierMixin, _Conformal):  # type: ignore[misc]
@@ -243,24 +270,27 @@ class ConformalClassifier(ClassifierMixin, _Conformal):  # type: ignore[misc]
     def fit(self, X: Any, y: Any, **unknown: Any) -> ConformalClassifier:
         """Fit the estimator to a part of the rows, and calibrate on the others."""
         self._check_before_fit(unknown)
-        x, labels = validate_data(self, X, y)
+        x, labels = self._read(X, y, numeric=False)
         check_classification_targets(labels)
-        train, held = self._parts(len(x))
+        train, held = self._parts(len(labels))
         # Of rows that train: a list that calibration rows had a part in would not fit new rows.
         self.classes_ = (
             known_classes(self.estimator, x, labels)
             if is_fitted_already(self.estimator)
             else np.unique(labels[train])
         )
+        if len(self.classes_) < 2:
+            raise ValueError(f"expected at least two classes, got only {self.classes_.tolist()}")
         codes = _codes(labels, self.classes_)
         estimator = RandomForestClassifier(random_state=0)
         estimator = estimator if self.estimator is None else self.estimator
+        rows = train if len(train) else held
         self.source_: Source = source(
-            estimator, x[train], codes[train], self.classes_, self._seed()
+            estimator, take(x, rows), codes[rows], self.classes_, self._seed()
         )
         self.predictor_ = self._made(_SETS, other_labels=True)
         _must_take(self.predictor_, codes[held], len(self.classes_))
-        self.predictor_.calibrate(self.source_.inputs(x[held]), codes[held])
+        self.predictor_.calibrate(self.source_.inputs(take(x, held)), codes[held])
         self.choice_ = getattr(self.predictor_, "choice", None)
         return self
 

@@ -11,10 +11,12 @@ from sklearn.base import clone
 from sklearn.frozen import FrozenEstimator
 from torch import Tensor, nn
 
+from ffcp.batch import Requires
 from ffcp.network import forward
+from ffcp.network.arrays import numbers
 from ffcp.network.stored import Stored
+from ffcp.sklearn.rows import Array, NumericColumns, row_count, take
 
-Array = np.ndarray[Any, Any]
 _EPOCHS, _PATIENCE, _BATCH = 200, 20, 64
 
 
@@ -23,11 +25,11 @@ def is_fitted_already(estimator: Any) -> bool:
     return isinstance(estimator, (nn.Module, FrozenEstimator))
 
 
-def known_classes(estimator: Any, x: Array, labels: Array) -> Array:
+def known_classes(estimator: Any, x: Any, labels: Array) -> Array:
     """Return the classes of an estimator that is fitted already, in the order of its outputs."""
     if hasattr(estimator, "classes_"):
         return np.asarray(estimator.classes_)
-    outputs = NetworkSource(estimator).outputs(x[:1]).shape[-1]
+    outputs = NetworkSource(estimator, classify=True).outputs(take(x, np.arange(1))).shape[-1]
     present = np.unique(labels)
     if present.dtype.kind in "iu" and present[0] >= 0 and present[-1] < outputs:
         return np.arange(outputs)
@@ -40,16 +42,23 @@ def known_classes(estimator: Any, x: Array, labels: Array) -> Array:
 class NetworkSource:
     """A torch network: it has layers and gradients, so every method serves it."""
 
-    def __init__(self, network: nn.Module) -> None:
-        self.model = network
+    def __init__(self, network: nn.Module, classify: bool) -> None:
+        self.model, self._requires = network, Requires(logits=classify)
 
-    def inputs(self, x: Array) -> Tensor:
+    @staticmethod
+    def array(x: Any) -> Array:
+        """Return X as numbers in float32, or refuse words."""
+        values = numbers(x if hasattr(x, "columns") else np.asarray(x), "X")
+        return np.ascontiguousarray(values, dtype=np.float32)
+
+    def inputs(self, x: Any) -> Tensor:
         """Return what the predictor takes."""
-        return torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32))
+        return torch.from_numpy(self.array(x))
 
-    def outputs(self, x: Array) -> Array:
+    def outputs(self, x: Any) -> Array:
         """Run the network: numbers (n,), or logits (n, K)."""
-        result = torch.cat([seen.output for seen in forward.over(self.model, self.inputs(x))])
+        outs = forward.over(self.model, self.inputs(x), self._requires)
+        result = torch.cat([out.output for out in outs])
         return result.double().numpy()
 
 
@@ -73,21 +82,21 @@ class Beside(nn.Module):
 class StoredSource:
     """An estimator without gradients: its predictions, and its input, are all there is to see."""
 
-    def __init__(self, estimator: Any, classes: Array | None) -> None:
-        self.estimator, self.classes = estimator, classes
+    def __init__(self, estimator: Any, classes: Array | None, columns: NumericColumns) -> None:
+        self.estimator, self.classes, self.columns = estimator, classes, columns
         self.model: nn.Module = Beside() if classes is None else Stored()
 
-    def inputs(self, x: Array) -> Tensor:
+    def inputs(self, x: Any) -> Tensor:
         """Return what the predictor takes: predictions, and beside numbers what they come from."""
         result = self.outputs(x)
         if self.classes is None:
-            result = np.column_stack([result, np.asarray(x, dtype=np.float64)])
+            result = np.column_stack([result, self.columns(x)])
         return torch.from_numpy(result)
 
-    def outputs(self, x: Array) -> Array:
+    def outputs(self, x: Any) -> Array:
         """Ask the estimator: numbers (n,), or logarithms of probabilities (n, K)."""
         if self.classes is None:
-            return np.asarray(self.estimator.predict(x), dtype=np.float64).reshape(len(x))
+            return np.asarray(self.estimator.predict(x), dtype=np.float64).reshape(row_count(x))
         shares = np.asarray(self.estimator.predict_proba(x), dtype=np.float64)
         return np.log(np.clip(shares, 1e-12, None))
 
@@ -95,38 +104,45 @@ class StoredSource:
 Source = NetworkSource | StoredSource
 
 
-def source(estimator: Any, x: Array, y: Array, classes: Array | None, seed: int) -> Source:
-    """Fit an estimator to training rows, unless it is fitted already; ``y`` is codes of classes.
+def source(estimator: Any, x: Any, y: Array, classes: Array | None, seed: int) -> Source:
+    """Fit an estimator to training rows, unless it is fitted already.
 
     Parameters
     ----------
     estimator
         A trained network, a skorch network, a function that makes a network for a number of
-        inputs, or any estimator of scikit-learn.
+        inputs, or any estimator of scikit-learn, which is given X as it came.
+    x, y
+        The training rows, ``y`` as codes of classes; for an estimator that is fitted already the
+        rows that calibrate.
     """
+    classify = classes is not None
     if isinstance(estimator, nn.Module):
-        return NetworkSource(estimator)
+        return NetworkSource(estimator, classify)
     if not hasattr(estimator, "fit"):
-        network = estimator(x.shape[1]) if callable(estimator) else None
+        network = estimator(NetworkSource.array(x).shape[1]) if callable(estimator) else None
         if not isinstance(network, nn.Module):
             raise TypeError(f"estimator={estimator!r}: expected an estimator or a network")
         network = network if classes is None else _for_classes(network, x, len(classes))
-        return NetworkSource(_trained(network, x, y, classes is not None, seed))
-    fitted = clone(estimator)
-    own = y if classes is None else classes[y]
-    skorch = hasattr(estimator, "module") and hasattr(estimator, "initialize")
-    if skorch:  # a network in the clothes of an estimator: float32, and numbers for classes
-        x = x.astype(np.float32)
-        own = y.astype(np.float32)[:, None] if classes is None else y
-    if not isinstance(estimator, FrozenEstimator):
-        fitted.fit(x, own)
+        return NetworkSource(_trained(network, x, y, classify, seed), classify)
+    fitted, is_frozen = clone(estimator), isinstance(estimator, FrozenEstimator)
+    if not is_frozen:
+        fitted.fit(*_for_estimator(estimator, x, y, classes))
     network = getattr(fitted, "module_", None)
     if isinstance(network, nn.Module):
-        return NetworkSource(network if classes is None else _for_classes(network, x, len(classes)))
+        network = network if classes is None else _for_classes(network, x, len(classes))
+        return NetworkSource(network, classify)
     if classes is not None and not hasattr(fitted, "predict_proba"):
         name = type(estimator).__name__
         raise TypeError(f"{name} has no predict_proba: wrap it in CalibratedClassifierCV")
-    return StoredSource(fitted, classes)
+    return StoredSource(fitted, classes, NumericColumns(x, words=not is_frozen))
+
+
+def _for_estimator(estimator: Any, x: Any, y: Array, classes: Array | None) -> tuple[Any, Array]:
+    """Return X and y as the estimator takes them: networks of skorch want float32 and codes."""
+    if hasattr(estimator, "module") and hasattr(estimator, "initialize"):
+        return NetworkSource.array(x), y.astype(np.float32)[:, None] if classes is None else y
+    return x, y if classes is None else classes[y]
 
 
 class FirstOutputs(nn.Module):
@@ -146,17 +162,17 @@ class FirstOutputs(nn.Module):
         return first
 
 
-def _for_classes(network: nn.Module, x: Array, classes: int) -> nn.Module:
+def _for_classes(network: nn.Module, x: Any, classes: int) -> nn.Module:
     """Return a network with an output for each class; it may have had more, for others."""
-    outputs = NetworkSource(network).outputs(x[:1]).shape[-1] if len(x) else classes
+    outputs = NetworkSource(network, classify=True).outputs(take(x, np.arange(1))).shape[-1]
     if outputs < classes:
         raise ValueError(f"the network has {outputs} outputs, and training rows {classes} classes")
     return network if outputs == classes else FirstOutputs(network, classes)
 
 
-def _trained(network: nn.Module, x: Array, y: Array, classify: bool, seed: int) -> nn.Module:
+def _trained(network: nn.Module, x: Any, y: Array, classify: bool, seed: int) -> nn.Module:
     """Train a new network; a tenth of the rows stops the training."""
-    rows = NetworkSource(network).inputs(x)
+    rows = torch.from_numpy(NetworkSource.array(x))
     target = torch.from_numpy(y.astype(np.int64) if classify else y.astype(np.float32))
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))
     stop, train = order.tensor_split([max(1, len(order) // 10)])
@@ -165,7 +181,7 @@ def _trained(network: nn.Module, x: Array, y: Array, classify: bool, seed: int) 
     def loss(some: Tensor) -> Tensor:
         outputs = network(rows[some])
         if classify:
-            return nn.functional.cross_entropy(outputs, target[some])
+            return nn.functional.cross_entropy(forward.as_logits(outputs), target[some])
         return nn.functional.mse_loss(outputs.reshape(-1), target[some])
 
     best, kept, waited = np.inf, network.state_dict(), 0

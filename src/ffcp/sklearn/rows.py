@@ -1,0 +1,121 @@
+"""Rows of X in the container that the user gave, and X as numbers to learn errors from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from sklearn.preprocessing import OrdinalEncoder
+from sklearn.utils import check_array
+
+Array = np.ndarray[Any, Any]
+
+
+def as_rows(x: Any) -> Any:
+    """Return X as it came, if rows can be taken from it, else as an array.
+
+    >>> as_rows(["a text", "another"])
+    ['a text', 'another']
+    """
+    if hasattr(x, "tocsr"):
+        return x.tocsr()
+    if hasattr(x, "columns") or (isinstance(x, list) and x and isinstance(x[0], str)):
+        return x
+    matrix = np.asarray(x)
+    if matrix.dtype.kind in "biuf" and matrix.ndim != 2:
+        return check_array(matrix)  # which tells how to reshape it
+    return matrix
+
+
+def row_count(x: Any) -> int:
+    """Return how many rows a frame, an array, a sparse matrix or a list has."""
+    return int(x.shape[0]) if hasattr(x, "shape") else len(x)
+
+
+def take(x: Any, rows: Array) -> Any:
+    """Return some rows, in the container of all.
+
+    >>> take(["a", "b", "c"], np.array([0, 2]))
+    ['a', 'c']
+    """
+    if hasattr(x, "iloc"):
+        return x.iloc[rows]
+    return [x[row] for row in rows] if isinstance(x, list) else x[rows]
+
+
+class NumericColumns:
+    """X as numbers, from which a method can learn where an estimator is likely to be wrong.
+
+    Numbers and dates are taken as they are, a missing one as 0, and how many are missing in a row
+    is a column of its own. Words are numbered, those of no training row with -1.
+
+    Parameters
+    ----------
+    x
+        X of the training rows; or of the calibration rows, without ``words``: the numbers of words
+        must not come from rows that calibrate.
+    words
+        Whether columns of words are used.
+
+    Examples
+    --------
+    >>> columns = NumericColumns(np.array([["b", 1.0], ["a", 2.0]], dtype=object))
+    >>> columns(np.array([["a", None], ["c", 3.0]], dtype=object))
+    array([[ 0.,  1.,  0.],
+           [ 3.,  0., -1.]])
+    """
+
+    def __init__(self, x: Any, words: bool = True) -> None:
+        self._numbers: list[int] = []
+        self._words: dict[int, OrdinalEncoder] = {}
+        for place, column in _columns(x).items():
+            if _is_numeric(column):
+                self._numbers.append(place)
+            elif words:
+                encoder = OrdinalEncoder(handle_unknown="use_encoded_value", unknown_value=-1)
+                self._words[place] = encoder.fit(_as_words(column))
+
+    def __call__(self, x: Any) -> Array:
+        """Return the matrix of numbers of some rows."""
+        columns = _columns(x)
+        known = [_as_numbers(columns[place]) for place in self._numbers]
+        words = [self._words[place].transform(_as_words(columns[place])) for place in self._words]
+        numbers = np.stack(known, axis=1) if known else np.empty((row_count(x), 0))
+        missing = ~np.isfinite(numbers)
+        filled = np.where(missing, 0.0, numbers)
+        return np.column_stack([filled, missing.sum(axis=1), *words])
+
+
+def _columns(x: Any) -> dict[int, Array]:
+    """Return the columns of a frame or matrix by their place; of texts or sparse rows none."""
+    if hasattr(x, "tocsr"):
+        return {}
+    if hasattr(x, "columns"):
+        return {place: np.asarray(x[name]) for place, name in enumerate(x.columns)}
+    matrix = np.asarray(x)
+    return dict(enumerate(matrix.T)) if matrix.ndim == 2 else {}
+
+
+def _is_numeric(column: Array) -> bool:
+    """Whether all values that are there are numbers or dates."""
+    missing = np.array([value is None or value != value for value in column.tolist()], dtype=bool)
+    return not np.isnan(_as_numbers(column[~missing])).any()
+
+
+def _as_numbers(column: Array) -> Array:
+    """Return a column in float64, dates in seconds, with NaN for what is no number."""
+    if column.dtype.kind in "mM":
+        values = column.astype(f"{column.dtype.kind}8[s]")
+        return np.where(np.isnat(values), np.nan, values.astype(np.float64))
+    try:
+        return column.astype(np.float64)
+    except (TypeError, ValueError):
+        return np.array([_as_number(value) for value in column.tolist()], dtype=np.float64)
+
+
+def _as_number(value: Any) -> float:
+    return float(value) if isinstance(value, (int, float)) else np.nan
+
+
+def _as_words(column: Array) -> Array:
+    return np.array([[str(value)] for value in column.tolist()], dtype=object)
