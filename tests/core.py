@@ -12,13 +12,13 @@ from torch import Tensor
 
 import ffcp
 from ffcp import files
+from ffcp.calibration_loop import Division
 from ffcp.classification import score_selection, scores
 from ffcp.classification.set_predictor import _CALIBRATION
 from ffcp.conformal.compressed import Compressed
 from ffcp.conformal.random_numbers import Draws
-from ffcp.conformal.selection import Division
 from ffcp.regression import auto, comparison
-from ffcp.regression.learned import network, training_rows
+from ffcp.regression.learned import boosting, network, training_rows
 
 #: What a file says of the way it is written.
 FORMAT = files.FORMAT.encode()
@@ -46,10 +46,9 @@ def set_aside(
     fraction: float = 0.2,
     seed: int = 0,
     most: int = 10_000,
-    early: int = 0,
 ) -> Tensor:
     """Mark which of the first rows of a stream are set aside for a selection."""
-    return Division(fraction, seed, most, early).mask(rows)
+    return Division(fraction, seed, most).mask(rows)
 
 
 def config(predictor: Any) -> dict[str, Any]:
@@ -157,8 +156,10 @@ def only_method(monkeypatch: pytest.MonkeyPatch, wanted: str) -> None:
 
 
 def few_epochs(monkeypatch: pytest.MonkeyPatch, epochs: int = 3) -> None:
-    """Train the networks that learn residual quantiles for a few epochs only."""
+    """Train the networks that learn residual quantiles for a few epochs only, and few trees."""
     monkeypatch.setattr(network, "_EPOCHS", epochs)
+    monkeypatch.setattr(boosting, "_MOST_ROUNDS", 2 * epochs)
+    monkeypatch.setattr(boosting, "_PATIENCE", epochs)
 
 
 def few_rows_teach(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:

@@ -39,8 +39,7 @@ def counted_rows(model: nn.Module) -> Iterator[Count]:
 def seen_by(look: Callable[[Any], None], model: nn.Module) -> Iterator[None]:
     """Show the first input of all calls of the model, or of twins of it, inside the block.
 
-    Not by a hook: those that only look, or that came after calibration, are no part of the model
-    and not called.
+    Not by a hook: a model with hooks is run itself, and one that came after calibration refused.
     """
     kind = type(model)
     forward = kind.forward

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from ffcp import (
     bounds,
     calibrations,
-    distributed,
     kernels,
     metrics,
     plots,
@@ -28,7 +27,9 @@ from ffcp.batch import BatchOutput, Requires
 from ffcp.classification.set_methods import APS, FFRAPS, LAC, RAPS
 from ffcp.classification.set_predictor import SetPredictor
 from ffcp.classification.sets import LabelSet
+from ffcp.classification.venn_abers import VennAbers
 from ffcp.conformal.rank import conformal_quantile, conformal_rank
+from ffcp.false_discoveries import conformal_selection
 from ffcp.files import CalibrationFileError
 from ffcp.loading import load
 from ffcp.network.forward import gradient_norms
@@ -37,7 +38,6 @@ from ffcp.online.monitor import Monitor
 from ffcp.online.online import Online
 from ffcp.regression.auto import Auto
 from ffcp.regression.cross_conformal import CrossConformal
-from ffcp.regression.distribution import Distribution
 from ffcp.regression.fcp.predictors import FCP, FCQR
 from ffcp.regression.interval_predictor import IntervalPredictor
 from ffcp.regression.intervals import Interval
@@ -67,7 +67,6 @@ __all__ = [
     "BatchOutput",
     "CalibrationFileError",
     "CrossConformal",
-    "Distribution",
     "FFCPWarning",
     "Interval",
     "IntervalPredictor",
@@ -79,11 +78,12 @@ __all__ = [
     "RiskControl",
     "SetPredictor",
     "Stored",
+    "VennAbers",
     "bounds",
     "calibrations",
     "conformal_quantile",
     "conformal_rank",
-    "distributed",
+    "conformal_selection",
     "gradient_norms",
     "intervals_from",
     "kernels",
@@ -97,7 +97,7 @@ __all__ = [
 ]
 
 # Optional subpackages, imported lazily.
-_OPTIONAL = ("export", "ray", "sklearn", "tables")
+_OPTIONAL = ("distributed", "export", "ray", "sklearn", "tables")
 
 if not TYPE_CHECKING:  # to mypy, a function of this name would make every attribute a right one
 

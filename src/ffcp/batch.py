@@ -54,6 +54,9 @@ class Requires(NamedTuple):
         in place of that of every output. ``None``: of every output.
     input
         Whether the input itself is looked at, so that rows that wait for a selection keep it.
+    logits
+        Whether the output must have a logit for every class: one logit z, of the second of two
+        classes, then becomes (0, z).
 
     Examples
     --------
@@ -68,13 +71,14 @@ class Requires(NamedTuple):
     method: Any = "auto"
     of: Callable[[Tensor], Tensor] | None = None
     input: bool = False
+    logits: bool = False
 
     def joined(self, other: Requires) -> Requires:
         """Ask for what either asks for.
 
         Raises ValueError if both ask for gradient norms, but not for norms of the same kind.
         """
-        if not (other.norms or other.values or other.input):
+        if not (other.norms or other.values or other.input or other.logits):
             return self
         for setting in ("norm", "method", "of"):
             mine, theirs = getattr(self, setting), getattr(other, setting)
@@ -88,6 +92,7 @@ class Requires(NamedTuple):
             norms=tuple(dict.fromkeys(self.norms + other.norms)),
             values=tuple(dict.fromkeys(self.values + other.values)),
             input=self.input or other.input,
+            logits=self.logits or other.logits,
         )
 
 
@@ -112,6 +117,8 @@ class BatchOutput(NamedTuple):
         The weights of these rows, (n,), if the user gave any.
     random : Tensor or None
         A uniform random number for each row, (n,), where a score is randomised.
+    columns : sequence of names or None
+        The columns of the frame that was given, where ``x`` was one.
 
     Examples
     --------
@@ -133,3 +140,4 @@ class BatchOutput(NamedTuple):
     groups: Any = None
     weights: Tensor | None = None
     random: Tensor | None = None
+    columns: Sequence[str | int] | None = None

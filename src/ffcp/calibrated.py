@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
@@ -15,7 +16,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from ffcp.batch import Requires
 from ffcp.conformal.calibration import Calibration
 from ffcp.conformal.compressed import joined
-from ffcp.network.model import Identity, Stamp, stamp
+from ffcp.network.model import Identity, Weights, weights_of
 
 P = ParamSpec("P")
 Owner = TypeVar("Owner", bound=Any)
@@ -91,11 +92,15 @@ class Calibrated:
         """The fingerprint of the weights that were calibrated."""
         return None if self.identity is None else self.identity.fingerprint
 
-    @property
+    @cached_property
     def requires(self) -> Requires:
         """What the pass over the model must bring for a row to be predicted."""
         own: Requires = self.score.requires()
         return own.joined(self.calibration.requires())
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Without what was worked out on the way.
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def merged(self, other: Calibrated) -> Calibrated:
         """Return a state with the scores of both; refuse those that cannot stand together."""
@@ -130,7 +135,7 @@ class Stateful(nn.Module):
     model: nn.Module
     is_predictor = True  # see ffcp.network.model
     _state: Calibrated
-    _stamp: Stamp | None = None  # of the model when a call began, see steady
+    _weights: Weights | None = None  # of the model when a call began, see steady
 
     @property
     def calibration(self) -> Calibration:
@@ -139,17 +144,19 @@ class Stateful(nn.Module):
 
     def calibrated(self) -> Calibrated:
         """Return what is calibrated, or refuse."""
-        if not len(self.calibration):
+        if not len(self._state.calibration):
             raise RuntimeError(
                 f"this {type(self).__name__} has no calibration: call calibrate(x, y) first, with "
                 "rows that did not train the model"
             )
         return self._state
 
-    def check_weights(self, now: Stamp | None = None) -> None:
-        """Refuse a model that is not run as it was when it was calibrated, or has other weights."""
+    def check_weights(self) -> Weights:
+        """Look at the model's weights; refuse others than calibrated, or another autocast."""
+        now = weights_of(self.model)
         if self._state.identity is not None:
             self._state.identity.check(self.model, now)
+        return now
 
     def check_model(self, model: nn.Module, *loaded: Any) -> None:
         """Refuse a model with other weights, or one that has others once some are loaded."""
@@ -188,13 +195,12 @@ def steady(
         if torch.compiler.is_dynamo_compiling() or is_exported:
             torch.compiler.disable(self.compile)()
         snapshot = self.snapshot()
-        now = stamp(snapshot.model)
-        snapshot.__dict__["_stamp"] = now  # serves the whole call
-        snapshot.check_weights(now)
+        now = snapshot.check_weights()
+        snapshot.__dict__["_weights"] = now  # serves the whole call
         try:
             return method(snapshot, *args, **kwargs)
         finally:  # also where weights that moved on the way made something else go wrong
-            if stamp(snapshot.model) != now:
+            if weights_of(snapshot.model).stamp != now.stamp:
                 snapshot.check_weights()
 
     return call  # type: ignore[return-value]

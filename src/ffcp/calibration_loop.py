@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -12,25 +12,31 @@ from torch import Tensor, nn
 from ffcp.batch import BatchOutput, Requires
 from ffcp.calibrated import Counts
 from ffcp.conformal.calibration import Calibration
-from ffcp.conformal.columns import Columns, Table
+from ffcp.conformal.columns import Columns
 from ffcp.conformal.compressed import joined, settled, summary_of
+from ffcp.conformal.mondrian import by_groups
 from ffcp.conformal.rank import rows_needed
 from ffcp.conformal.score import Score
-from ffcp.conformal.selection import Aside, Division, Selection
+from ffcp.conformal.selection import Aside, Division, Selection, Teaching
 from ffcp.network import forward
 
+NO_WEIGHTS = (
+    "weights=... are for ffcp.calibrations.Weighted('given'): make the predictor with that "
+    "calibration"
+)
 EMPTY = "the calibration data is empty: there are no rows to score"
 _AT_ONCE = 2**17  # rows that are added to a summary together
 
 
 class Batch(NamedTuple):
-    """Some rows to calibrate on: inputs, targets, the first row's number, groups and weights."""
+    """Some rows to calibrate on: inputs, targets, the first row's number, and what is beside."""
 
     x: Any
     y: Tensor
     row: int
     groups: Any = None
     weights: Tensor | None = None
+    columns: Sequence[str | int] | None = None
 
 
 class Looks:
@@ -43,8 +49,8 @@ class Looks:
 
     def __call__(self, batch: Batch, requires: Requires) -> BatchOutput:
         """Return what one pass gives for a batch."""
-        out = forward.see(self.model, batch.x, requires, batch.row, batch.groups)
-        return out if batch.weights is None else out._replace(weights=batch.weights)
+        out = forward.see(self.model, batch.x, requires, batch.row, batch.groups, batch.weights)
+        return out._replace(columns=batch.columns)
 
     def finish(self, result: Result) -> Counts:
         """Return what was counted; warnings may be added to those of the result."""
@@ -100,8 +106,8 @@ def calibrate(
     waiting: list[_Waiting] = []
     chosen = _Chosen(score, calibration, {}, [], 0)
     if selections:
-        most, early = (max(getattr(s, n) for s in selections) for n in ("most_rows", "early_rows"))
-        division = Division(settings.fraction, settings.seed, most, early)
+        divisions = [one.division(settings.fraction, settings.seed) for one in selections]
+        division = max(divisions, key=lambda one: one.most)
         for batch in batches:
             waiting.append(_Waiting.of(look(batch, requires), batch.y, requires))
             if sum(len(part.y) for part in waiting) >= division.end:
@@ -110,10 +116,11 @@ def calibrate(
         score, calibration = chosen.score, chosen.calibration
         requires = score.requires().joined(calibration.requires())
     empty = calibration if rank_error is None else summary_of(calibration, rank_error)
+    has_signs = calibration.traits.signs and hasattr(score, "signs")
     kept, filled, scores = Table(), None, None
     for out, y in chain(waiting, ((look(batch, requires), batch.y) for batch in batches)):
         columns = {"scores": score.score(out, y).cpu(), **calibration.metadata(out, y)}
-        if calibration.traits.signs and (signs := score.signs(out, y)) is not None:
+        if has_signs and (signs := score.signs(out, y)) is not None:
             columns["signs"] = signs.cpu()
         kept.add(columns)
         if rank_error is not None and len(kept) >= _AT_ONCE:
@@ -138,6 +145,39 @@ def selections_of(score: Any, calibration: Calibration) -> list[Selection]:
     place = calibration.selection()
     ordered = [place, method] if place is not None and place.takes_new else [method, place]
     return [selection for selection in ordered if selection is not None]
+
+
+def checked_calibration(
+    score: Any,
+    calibration: Calibration,
+    groups: Any,
+    weights: Any,
+    new: Any,
+    update: bool,
+) -> Calibration:
+    """Refuse groups, weights and inputs that nothing looks at, and missing ones."""
+    if groups is not None:
+        if update and not calibration.traits.groups:
+            raise ValueError(
+                "some rows have groups and some have none: calibrate all of them with "
+                "groups=, or none"
+            )
+        calibration = by_groups(calibration)
+    if weights is not None and not calibration.traits.weights:
+        raise ValueError(NO_WEIGHTS)
+    takes_new = any(selection.takes_new for selection in selections_of(score, calibration))
+    if new is not None and not takes_new:
+        raise ValueError(
+            "new=... are unlabelled inputs to learn from, for "
+            "ffcp.calibrations.Weighted('learn') or ffcp.calibrations.LabelShift(), and what "
+            "was learned stays in an update"
+        )
+    if new is None and takes_new:
+        raise ValueError(
+            f"{type(calibration).__name__} learns how the data has moved: pass "
+            "calibrate(x, y, new=...), inputs like those to come, without targets"
+        )
+    return calibration
 
 
 def _prepared(score: Any, model: nn.Module, x: Any) -> Any:
@@ -184,12 +224,14 @@ def _select(
     selections: list[Selection],
     chosen: _Chosen,
     waiting: list[_Waiting],
-    division: Division,
+    division: Division | Teaching,
     settings: Settings,
 ) -> tuple[_Chosen, list[_Waiting]]:
     """Select on some of the rows that wait; return the others."""
     rows = [len(part.y) for part in waiting]
-    mask = division.mask(sum(rows))
+    has_groups = chosen.calibration.traits.groups
+    labels = [chosen.calibration.labels(part.out) for part in waiting if has_groups]
+    mask = division.mask(sum(rows), len(set(chain(*labels))) if labels else 1)
     count, left = int(mask.sum()), int((~mask).sum())
     fewest = max(selection.fewest_rows for selection in selections)
     if left < rows_needed(settings.alpha) or count < fewest:
@@ -213,3 +255,49 @@ def _select(
         report = {**chosen.report, **selected.report}
         chosen = _Chosen(selected.score, selected.calibration, report, warnings, count)
     return chosen, [part.part(~own) for part, own in masks if not bool(own.all())]
+
+
+class Table:
+    """Columns that grow batch by batch.
+
+    Tensors double when they are full: a list of small ones would be kept between the large
+    intermediates of the batches, and hold the heap open far beyond its own size.
+
+    >>> table = Table()
+    >>> table.add({"score": torch.zeros(2, 1), "group": ["a", "b"]})
+    >>> table.add({"score": torch.ones(1, 1), "group": ["a"]})
+    >>> len(table), table.columns["score"][:, 0], table.columns["group"]
+    (3, tensor([0., 0., 1.]), ['a', 'b', 'a'])
+    """
+
+    def __init__(self) -> None:
+        self._tensors: dict[str, Tensor] = {}
+        self._lists: dict[str, list[Any]] = {}
+        self._rows = 0
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def add(self, columns: Columns) -> None:
+        """Append rows to every column."""
+        end = self._rows + max(map(len, columns.values()))
+        for name, column in columns.items():
+            if not isinstance(column, Tensor):
+                self._lists.setdefault(name, []).extend(column)
+                continue
+            old = self._tensors.get(name, column[:0])
+            if end > len(old):
+                size = max(end, 2 * len(old))
+                self._tensors[name] = column.new_empty((size, *column.shape[1:]))
+                self._tensors[name][: self._rows] = old[: self._rows]
+            self._tensors[name][self._rows : end] = column.detach()
+        self._rows = end
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """All columns so far, without the room behind them."""
+        filled = {
+            name: tensor if len(tensor) == self._rows else tensor[: self._rows].clone()
+            for name, tensor in self._tensors.items()
+        }
+        return {**filled, **self._lists}

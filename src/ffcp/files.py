@@ -219,28 +219,6 @@ def said_of(path: str | Path, place: Path) -> Iterator[None]:
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
-@contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """Lock a folder while several files are written to it.
-
-    Of threads and processes of one machine; the system lets go of a folder when a process is
-    killed. Where it can lock no folders, as on Windows, nobody waits.
-    """
-    try:
-        import fcntl
-
-        place = os.open(folder, os.O_RDONLY)
-    except (ImportError, PermissionError):
-        yield
-        return
-    try:
-        with suppress(OSError):  # some network file systems
-            fcntl.flock(place, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(place)
-
-
 def temporary(path: str | Path) -> Path:
     """Return a name beside ``path`` to write to before it takes its place, making the folder.
 

@@ -33,13 +33,14 @@ from ffcp.description import (
 from ffcp.locks import WriterLock
 from ffcp.network.features import resolve
 from ffcp.network.model import Identity, checked_autocast, fingerprint
+from ffcp.notebooks import ShownAsText
 
 Self = TypeVar("Self", bound="Persistent")
 _PARTS = ("score.", "calibration.")  # of a state_dict, besides the model
 _OPEN = (None, "auto", "fit")  # arguments that are left to be selected
 
 
-class Persistent(Stateful, Described):
+class Persistent(ShownAsText, Stateful, Described):
     """A model, a score and a calibration that can be saved, loaded and copied."""
 
     #: Arguments that scores depend on, besides score and calibration.
@@ -305,11 +306,25 @@ class Persistent(Stateful, Described):
         self._hold_owner_apart()  # before .to(), train() and others go through them
         yield from super().named_children()
 
-    def extra_repr(self) -> str:
-        """Show what scores depend on, and how many rows calibrate."""
-        self._hold_owner_apart()
-        listed = ", ".join(f"{n}={shown(one)}" for n, one in self.comparable().items() if one)
-        return f"{listed}, calibrated on {len(self.calibration)} rows"
+    def __repr__(self) -> str:
+        """Describe the model, what scores depend on, and how many rows calibrate.
+
+        >>> import ffcp, torch
+        >>> ffcp.CP(nn.Linear(3, 1)).calibrate(torch.randn(99, 3), torch.randn(99))
+        CP: calibrated on 99 rows
+          model: Linear, 4 parameters
+          score: ScaledScore(base=Point(), scale=Constant(), joint=False, side='both')
+          calibration: Marginal()
+          side: 'both'
+        """
+        rows, aside = len(self.calibration), self._state.set_aside
+        head = f"calibrated on {rows:,} rows" if rows else "not calibrated yet"
+        head += f", {aside:,} more selected and do not calibrate" if aside else ""
+        parameters = sum(weight.numel() for weight in self.model.parameters())
+        parts = {"model": f"{type(self.model).__name__}, {parameters:,} parameters"}
+        parts |= {name: shown(one) for name, one in self.comparable().items() if one}
+        lines = [f"{name}: {said}" for name, said in parts.items()]
+        return "\n  ".join([f"{type(self).__name__}: {head}", *lines])
 
 
 def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, list[Any]]:
@@ -339,7 +354,8 @@ def _is_possible(given: Any, saved: Any) -> bool:
         return all(_is_possible(given.get(name), value) for name, value in saved.items())
     if isinstance(given, Mapping) and "scales" in given:  # candidates, of which one was selected
         return saved == given or saved == {"class": "Constant"} or saved in given["scales"]
-    is_candidate = isinstance(given, list) and saved in [*given, "output"]
+    is_layer = isinstance(saved, (str, Mapping))  # True is no layer, though it equals a 1 in a grid
+    is_candidate = isinstance(given, list) and is_layer and saved in [*given, "output"]
     return given == saved or given in _OPEN or is_candidate
 
 

@@ -1,4 +1,4 @@
-"""Pictures of bands: against a feature or the prediction, as a fan of levels, and calibration.
+"""Pictures of intervals, of fans of levels, and of coverage: by level, by group, by width.
 
 Needs matplotlib: ``pip install 'ffcp[plots]'``. All functions draw into ``ax`` if one is given, and
 return the axes they drew into; saving and showing is left to the caller.
@@ -23,8 +23,8 @@ _PANELS = 9  # outputs drawn
 _ROUGH = 6.0  # ends that go up and down by so many times their range are no line
 
 
-def bands(
-    band: Any,
+def intervals(
+    interval: Any,
     x: Any = None,
     y: Any = None,
     *,
@@ -33,20 +33,20 @@ def bands(
     ylabel: str = "target",
     ax: Any = None,
 ) -> Any:
-    """Draw bands against a feature, or against the prediction; several levels are a fan.
+    """Draw intervals against a feature, or against the prediction; several levels are a fan.
 
     Where the ends follow the horizontal axis they are drawn as areas. Where neighbours have very
-    different bands, as against one feature of many, bands are drawn one by one, at most 80 of
+    different intervals, as against one feature of many, they are drawn one by one, at most 80 of
     them, spread over the axis.
 
     Parameters
     ----------
-    band
+    interval
         An :class:`ffcp.Interval`.
     x
         A number for each row, a column of the input, say; by default the prediction.
     y
-        Targets, drawn as dots; those outside the (widest) band in red.
+        Targets, drawn as dots; those outside the (widest) interval in red.
     output
         Which of several outputs; by default each has a panel of its own, up to nine.
     xlabel, ylabel
@@ -58,25 +58,58 @@ def bands(
     -------
     Axes, or an array of them if there are several panels.
     """
-    centre, lower, upper = _laid_out(band)
+    centre, lower, upper = _laid_out(interval)
     target = None if y is None else _array(y).reshape(len(centre), -1)
     outputs = list(range(centre.shape[1])) if output is None else [output]
     if len(outputs) > 1 and ax is not None:
-        raise ValueError(f"the band has {centre.shape[1]} outputs and ax is one: say output=...")
+        raise ValueError(
+            f"the interval has {centre.shape[1]} outputs and ax is one: say output=..."
+        )
     axes = [ax] if ax is not None else _panels(min(len(outputs), _PANELS))
     for place, panel in zip(outputs, axes, strict=False):
         across = centre[:, place] if x is None else _array(x).reshape(-1)
         if len(across) != len(centre):
-            raise ValueError(f"x has {len(across)} numbers, the band {len(centre)} rows")
+            raise ValueError(f"x has {len(across)} numbers, the interval {len(centre)} rows")
         own = None if target is None else target[:, place]
         parts = centre[:, place], lower[..., place], upper[..., place]
-        _draw(panel, across, *parts, own, band.alpha)
+        _draw(panel, across, *parts, own, interval.alpha)
         panel.set(
             xlabel=xlabel or ("prediction" if x is None else "feature"),
             ylabel=ylabel if len(outputs) == 1 else f"{ylabel} {place}",
         )
     _legend(axes)
     return axes[0] if len(axes) == 1 else np.array(axes, dtype=object)
+
+
+def ellipses(band: Any, y: Any = None, *, rows: Sequence[int] = range(12), ax: Any = None) -> Any:
+    """Draw the ellipses of two outputs in their plane; several levels lie in each other.
+
+    Parameters
+    ----------
+    band
+        An :class:`~ffcp.regression.ellipsoid.Ellipsoid` of two outputs.
+    y
+        Targets (n, 2), drawn as dots; those outside the (widest) ellipse in red.
+    rows
+        Which rows to draw; the first twelve by default.
+    ax
+        The axes to draw into.
+    """
+    ax = _panels(1, size=(4.6, 4.6))[0] if ax is None else ax
+    root = np.linalg.cholesky(_array(band.correlation))
+    turn = np.linspace(0, 2 * math.pi, 181)
+    circle = root @ np.stack([np.cos(turn), np.sin(turn)])
+    centre, lower, upper = _laid_out(band)
+    inside = None if y is None else _array(band.contains(y)).reshape(len(lower), -1).max(axis=0)
+    for row in [row for row in rows if row < len(centre)]:
+        for half in (upper - lower)[:, row] / 2:
+            ax.fill(*(centre[row][:, None] + half[:, None] * circle), color=_BAND, alpha=0.25, lw=0)
+        ax.plot(*centre[row], ".", color=_LINE, ms=4)
+        if inside is not None:
+            colour = _DOT if inside[row] else _MISS
+            ax.plot(*_array(y)[row], "o", ms=5, color=colour, zorder=3)
+    ax.set(xlabel="output 0", ylabel="output 1")
+    return ax
 
 
 def calibration_curve(band: Any, y: Any, *, missing: bool = False, ax: Any = None) -> Any:
@@ -98,6 +131,60 @@ def calibration_curve(band: Any, y: Any, *, missing: bool = False, ax: Any = Non
     axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="1 - alpha", ylabel="covered", aspect="equal")
     axes.legend(frameon=False, fontsize=8, loc="upper left")
     return axes
+
+
+def group_coverage(
+    interval: Any,
+    y: Any,
+    groups: Any = None,
+    *,
+    feature: Any = None,
+    slices: int = 3,
+    xlabel: str = "group",
+    ax: Any = None,
+) -> Any:
+    """Draw the coverage of each group, with its 95 % interval, and the coverage asked for.
+
+    Parameters
+    ----------
+    interval, y, groups, feature, slices
+        As in :func:`ffcp.metrics.group_coverage`.
+    xlabel
+        What stands at the horizontal axis.
+    ax
+        The axes to draw into.
+
+    Returns
+    -------
+    Axes
+    """
+    if isinstance(interval.alpha, tuple):
+        raise ValueError("coverage of groups is drawn for one level: predict with one alpha")
+    found = metrics.group_coverage(interval, y, groups, feature=feature, slices=slices).groups
+    (axes,) = [ax] if ax is not None else _panels(1, size=(max(4.2, 0.7 * len(found) + 2), 3.4))
+    share, low, high = np.array([(float(one), one.low, one.high) for one in found.values()]).T
+    look = {"fmt": "o", "ms": 5, "lw": 1.4, "capsize": 3, "color": _BAND, "label": "measured"}
+    axes.errorbar(range(len(found)), share, np.clip([share - low, high - share], 0, 1), **look)
+    if interval.alpha is not None:
+        axes.axhline(1 - interval.alpha, color="#999999", lw=1, ls="--", label="asked for")
+    names = [str(name) for name in found]
+    turned = {"rotation": 30, "ha": "right"} if max(map(len, names)) > 9 else {}
+    axes.set_xticks(range(len(found)), names, **turned)
+    axes.set(xlabel=xlabel, ylabel="covered", xlim=(-0.5, len(found) - 0.5), ylim=(None, 1.01))
+    axes.legend(frameon=False, fontsize=8, bbox_to_anchor=(1, 1), loc="upper left")
+    return axes
+
+
+def coverage_by_width(interval: Any, y: Any, *, slices: int = 5, ax: Any = None) -> Any:
+    """Draw the coverage of the narrowest intervals, of the widest, and of those between.
+
+    Where widths follow the noise all are covered alike. Parameters are those of
+    :func:`group_coverage`.
+    """
+    width = interval.width
+    if float(width.max() - width.min()) <= 1e-4 * float(width.max()):  # but for rounding
+        raise ValueError("all intervals have the same width: draw group_coverage() by a feature")
+    return group_coverage(interval, y, feature=width, slices=slices, xlabel="width", ax=ax)
 
 
 def wealth(curves: Mapping[str, tuple[Sequence[float], int, float]], ax: Any = None) -> Any:
@@ -172,20 +259,26 @@ def _draw(
     for depth, level in enumerate(by_width):
         ends = np.clip(lower[level], low, high), np.clip(upper[level], low, high)
         label = _level_label(levels[level], depth, len(levels))
-        shade = 1 - 0.25 ** (1 / len(levels)) if len(levels) > 1 else 0.28  # they add up
+        colour = _shade(depth, len(levels))
         if is_line:
-            ax.fill_between(x[order], *(end[order] for end in ends), color=_BAND, alpha=shade, lw=0)
-            seen = 1 - (1 - shade) ** (depth + 1)  # as it looks on top of wider ones
-            ax.fill_between([], [], [], color=_BAND, alpha=seen, lw=0, label=label)
+            spans = [x[order], *(end[order] for end in ends)]
+            ax.fill_between(*spans, color=colour, lw=0, label=label)
         else:
             width = 1.6 + 2.4 * depth / len(levels)
             spans = [x[bars], *(end[bars] for end in ends)]
-            ax.vlines(*spans, color=_BAND, alpha=0.75, lw=width, label=label, zorder=2.8)
+            ax.vlines(*spans, color=colour, lw=width, label=label, zorder=2.8)
     if is_line:
         ax.plot(x[order], centre[order], color=_LINE, lw=1.2, label="prediction")
     else:
         ax.plot(x[bars], centre[bars], ".", color=_LINE, ms=3, label="prediction", zorder=3.1)
     ax.set_ylim(low, high)
+
+
+def _shade(depth: int, levels: int) -> tuple[float, ...]:
+    """Return the colour of a level: the narrower the interval, the darker."""
+    light, dark = np.array([0.82, 0.88, 0.94]), np.array([0.22, 0.39, 0.58])
+    share = depth / max(1, levels - 1)
+    return tuple(light + share * (dark - light))
 
 
 def _targets(ax: Any, x: np.ndarray, y: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> None:
@@ -204,10 +297,10 @@ def _targets(ax: Any, x: np.ndarray, y: np.ndarray, lower: np.ndarray, upper: np
 def _level_label(alpha: float | None, depth: int, levels: int) -> str | None:
     """Name a level; of many only the widest, the middle and the narrowest."""
     if alpha is None:
-        return "band"
-    if levels > 4 and depth not in (0, levels // 2, levels - 1):
+        return "interval"
+    if levels > 6 and depth not in (0, levels // 2, levels - 1):
         return None
-    return f"{100 * (1 - alpha):g} % band"
+    return f"{100 * (1 - alpha):g} % interval"
 
 
 def _limits(*parts: np.ndarray | None) -> tuple[float, float]:

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-import inspect
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn, TypedDict, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from ffcp.arguments import Running
 from ffcp.batch import BatchOutput, Requires
 from ffcp.calibrated import Calibrated, steady
 from ffcp.calibration_loop import (
+    NO_WEIGHTS,
     Batch,
     Looks,
     Result,
     Settings,
     calibrate,
+    checked_calibration,
     selections_of,
 )
 from ffcp.conformal.calibration import Calibration
@@ -41,43 +43,20 @@ from ffcp.network.model_output import Output, picking
 from ffcp.persistence import Persistent
 from ffcp.warnings import warn
 
-__all__ = ["Predictor", "Running", "known_only", "steady"]
+__all__ = ["Predictor", "steady"]
 Self = TypeVar("Self", bound="Predictor")
 _LOOK_UP = 3  # the stream of random numbers for thresholds
-_NO_WEIGHTS = (
-    "weights=... are for ffcp.calibrations.Weighted('given'): make the predictor with that "
-    "calibration"
-)
 
 
-class Running(TypedDict, total=False):
-    """What every predictor takes of how it runs; explained in :class:`ffcp.IntervalPredictor`."""
-
-    selection_fraction: float
-    selection_alpha: float
-    seed: int | None
-    batch_size: int | None
-    output: Output
-
-
-def known_only(maker: type, given: Iterable[str], known: type) -> None:
-    """Refuse keywords that a predictor does not take; say which it does.
-
-    >>> class Ruler:
-    ...     def __init__(self, length, **running): ...
-    >>> known_only(Ruler, ["sed"], Running)
-    Traceback (most recent call last):
-    TypeError: Ruler takes no argument 'sed': there are length, selection_fraction, selection_alpha,
-    seed, batch_size, output
-    """
-    unknown = [name for name in given if name not in known.__annotations__]
-    if unknown:
-        parameters = list(inspect.signature(maker.__init__).parameters.values())[1:]  # type: ignore[misc]
-        own = [p.name for p in parameters if p.kind is not inspect.Parameter.VAR_KEYWORD]
-        raise TypeError(
-            f"{maker.__name__} takes no argument {', '.join(map(repr, unknown))}: there are "
-            f"{', '.join(dict.fromkeys([*own, *known.__annotations__]))}"
-        )
+def _no_module(model: Any) -> str:
+    """Explain what to do with a model that is no torch.nn.Module."""
+    said = f"the model must be a torch.nn.Module, got {type(model).__name__}"
+    if not hasattr(model, "predict"):
+        return said
+    return (
+        f"{said}: for an estimator of scikit-learn use ffcp.sklearn.ConformalRegressor or "
+        "ConformalClassifier, for predictions of any model ffcp.CP(ffcp.Stored())"
+    )
 
 
 class Predictor(Persistent):
@@ -102,7 +81,7 @@ class Predictor(Persistent):
     ) -> None:
         super().__init__()
         if not isinstance(model, nn.Module):
-            raise TypeError(f"the model must be a torch.nn.Module, got {type(model).__name__}")
+            raise TypeError(_no_module(model))
         if batch_size is not None and batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         if not 0 < selection_fraction < 1:
@@ -208,7 +187,7 @@ class Predictor(Persistent):
                 score, calibration = self._state.score, self.calibration
                 self._must_have(fingerprint(self.model), "the scores there are")
                 self._state.identity.must_be_run_alike(autocast(self.model))  # type: ignore[union-attr]
-            calibration = self._checked(score, calibration, groups, weights, new, update)
+            calibration = checked_calibration(score, calibration, groups, weights, new, update)
             identity = Identity.of(self.model)
             read = inputs.Reader(self.model, self._state.layout if update else None)
             settings = Settings(
@@ -222,7 +201,6 @@ class Predictor(Persistent):
             batches = self.batches(x, y, groups, read, weights=weights)
             result = calibrate(score, calibration, batches, looks, settings, rank_error)
             counts = looks.finish(result)
-            identity.note_hooks(self.model)
             if not identity.is_that_of(self.model):
                 raise RuntimeError(
                     "the model's weights changed while it was calibrated: calibrate when nothing "
@@ -232,39 +210,6 @@ class Predictor(Persistent):
             for message in result.warnings:
                 warn(message)
         return self
-
-    def _checked(
-        self,
-        score: Any,
-        calibration: Calibration,
-        groups: Any,
-        weights: Any,
-        new: Any,
-        update: bool,
-    ) -> Calibration:
-        """Refuse groups, weights and inputs that nothing looks at, and missing ones."""
-        if groups is not None:
-            if update and not calibration.traits.groups:
-                raise ValueError(
-                    "some rows have groups and some have none: calibrate all of them with "
-                    "groups=, or none"
-                )
-            calibration = by_groups(calibration)
-        if weights is not None and not calibration.traits.weights:
-            raise ValueError(_NO_WEIGHTS)
-        takes_new = any(selection.takes_new for selection in selections_of(score, calibration))
-        if new is not None and not takes_new:
-            raise ValueError(
-                "new=... are unlabelled inputs to learn from, for "
-                "ffcp.calibrations.Weighted('learn') or ffcp.calibrations.LabelShift(), and what "
-                "was learned stays in an update"
-            )
-        if new is None and takes_new:
-            raise ValueError(
-                f"{type(calibration).__name__} learns how the data has moved: pass "
-                "calibrate(x, y, new=...), inputs like those to come, without targets"
-            )
-        return calibration
 
     def _calibrated(
         self, result: Result, identity: Identity, layout: Any, update: bool, counts: Any
@@ -284,12 +229,9 @@ class Predictor(Persistent):
     ) -> Iterator[BatchOutput]:
         """Run the model on unlabelled inputs."""
         row = 0
-        for whole in inputs.Rows(new, read):
-            for batch in self.cut(whole):
-                yield forward.see(self.model, batch, requires, row)
-                row += inputs.row_count(batch)
-        if not row:
-            raise ValueError("new has no rows")
+        for batch in inputs.Rows(new, read, self.rows_at_once, "new"):
+            yield forward.see(self.model, batch, requires, row)
+            row += inputs.row_count(batch)
 
     def merge(self: Self, other: Predictor) -> Self:
         """Add the scores of another predictor of the same model, calibrated on other rows.
@@ -311,20 +253,16 @@ class Predictor(Persistent):
             if not len(state.calibration) and added.calibration.traits.groups:
                 state = replace(state, calibration=by_groups(state.calibration))
             mine = self._comparable(state.score, state.calibration)
-            self._must_match(mine, theirs.comparable())
+            listed = ", ".join(differences(mine, theirs.comparable()))
+            if listed:
+                advice = ". Let one worker select, and hand its predictor.settled() to all others"
+                raise ValueError(
+                    f"settings differ, so the scores are not comparable: {listed}"
+                    f"{'' if self.is_settled else advice}"
+                )
             self._must_have(str(added.fingerprint), "the scores to merge")
             self._state = state.merged(added)
         return self
-
-    def _must_match(self, mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
-        listed = ", ".join(differences(mine, theirs))
-        if listed:
-            advice = (
-                ""
-                if self.is_settled
-                else ". Let one worker select, and hand its predictor.settled() to all others"
-            )
-            raise ValueError(f"settings differ, so the scores are not comparable: {listed}{advice}")
 
     def _must_have(self, theirs: str, whose: str) -> None:
         """Refuse scores of a network with another fingerprint."""
@@ -370,85 +308,81 @@ class Predictor(Persistent):
         read: inputs.Reader | None = None,
         call: str = "",
         weights: Any = None,
-        first_row: int = 0,
     ) -> Iterator[Batch]:
         """Cut the data into batches that the model takes at once."""
-        beside, row = inputs.BesideRows(groups, weights), 0
+        is_plain, row = groups is None and weights is None, 0
+        beside = None if is_plain else inputs.BesideRows(groups, weights)
         read = inputs.Reader(self.model, self._state.layout) if read is None else read
         for whole, target in inputs.pairs(x, y, read, self.read_target, call):
             start = 0
-            for batch in self.cut(whole) if len(target) else ():
+            for batch in inputs.batches(whole, self.rows_at_once(whole)) if len(target) else ():
                 count = inputs.row_count(batch)
                 part = target[start : start + count]
-                self.check_target(part, first_row + row)
-                yield Batch(batch, part, first_row + row, *beside.of(batch, row, count))
+                self.check_target(part, row)
+                own: tuple[Any, Any] = (None, None)
+                own = own if beside is None else beside.of(batch, row, count)
+                columns = read.layout.get("x", {}).get("columns")
+                yield Batch(batch, part, row, own[0], own[1], columns)
                 start, row = start + count, row + count
-        beside.check(row)
-
-    def cut(self, x: Any) -> Iterable[Any]:
-        """Yield an input in batches that the model takes at once."""
-        return inputs.batches(x, self.rows_at_once(x))
+        if beside is not None:
+            beside.check(row)
 
     def rows_at_once(self, x: Any) -> int | None:
         """Return how many rows of an input make a batch, where their size alone does not."""
         return self.batch_size or getattr(self.model, "rows_at_once", None)
 
     def rows(self, x: Any) -> inputs.Rows:
-        """Read what is to be predicted: an input, or a loader of inputs."""
-        return inputs.Rows(x, inputs.Reader(self.model, self._state.layout))
+        """Read what is to be predicted: an input, or a loader of inputs; cut into batches."""
+        read = inputs.Reader(self.model, self._state.layout, self._weights)
+        return inputs.Rows(x, read, self.rows_at_once)
 
     def batch_outputs(
-        self, x: inputs.Rows, groups: Any = None, weights: Any = None
-    ) -> Iterator[BatchOutput]:
-        """Run the model on rows to predict, batch by batch."""
-        if groups is not None and not self.calibration.traits.groups:
+        self, x: inputs.Rows, groups: Any = None, first_row: int | None = None, weights: Any = None
+    ) -> Iterator[tuple[BatchOutput, dict[str, Any], Draws | None, int]]:
+        """Run the model on rows to predict, batch by batch.
+
+        With every batch come the metadata of its rows, the random numbers of thresholds, if they
+        depend on any, and the number of the first row in the stream of random numbers.
+        """
+        calibration, row = self._state.calibration, 0
+        if groups is not None and not calibration.traits.groups:
             raise ValueError(
                 "this predictor was calibrated without groups: calibrate(x, y, groups=...) gives "
                 "every group a threshold of its own"
             )
-        if weights is not None and not self.calibration.traits.weights:
-            raise ValueError(_NO_WEIGHTS)
-        beside, row, run = (
-            inputs.BesideRows(groups, weights),
-            0,
-            forward.ForwardPass(self.model, self._state.requires, self._stamp),
-        )
-        beside.check(x.count)
-        for whole in x:
-            for batch in self.cut(whole):
-                count = inputs.row_count(batch)
-                own, weight = beside.of(batch, row, count)
-                out = run(batch, row, own)
-                yield out if weight is None else out._replace(weights=weight)
-                row += count
-        if not row:
-            raise ValueError("x has no rows")
-        beside.check(row)
-
-    def targeted(self, x: Any, y: Any) -> Iterator[tuple[BatchOutput, Tensor]]:
-        """Run the model on rows whose targets are known, or on a loader of pairs."""
-        row, run = 0, forward.ForwardPass(self.model, self._state.requires, self._stamp)
-        for batch in self.batches(x, y, call="score"):
-            yield run(batch.x, batch.row), batch.y
-            row += len(batch.y)
-        if not row:
-            raise ValueError("x has no rows")
-
-    def with_metadata(
-        self, x: inputs.Rows, groups: Any, first_row: int | None = None, weights: Any = None
-    ) -> Iterator[tuple[BatchOutput, dict[str, Any], Draws | None, int]]:
-        """Run the model on rows; yield their metadata, random numbers and first row's number."""
-        calibration = self._state.calibration
+        if weights is not None and not calibration.traits.weights:
+            raise ValueError(NO_WEIGHTS)
         draws = None
         if calibration.traits.random:
             draws = Draws(self._stream.entropy(pinned=first_row is not None), _LOOK_UP)
-        for out in self.batch_outputs(x, groups, weights):
+        beside = None
+        if groups is not None or weights is not None:
+            beside = inputs.BesideRows(groups, weights)
+            beside.check(x.count)
+        for batch in x:
+            own: tuple[Any, Any] = (None, None)
+            if beside is not None:
+                own = beside.of(batch, row, inputs.row_count(batch))
+            out = forward.see(self.model, batch, self._state.requires, row, *own, self._weights)
+            out = out._replace(columns=self._state.layout.get("x", {}).get("columns"))
             metadata, first = calibration.metadata(out), 0
             if draws is not None or self.draws or first_row is not None:
                 first = self.first_number(out, first_row)
             if draws is not None:
                 metadata["row"] = torch.arange(first, first + len(out.output))
             yield out, metadata, draws, first
+            row += len(out.rows)
+        if beside is not None:
+            beside.check(row)
+
+    def targeted(self, x: Any, y: Any) -> Iterator[tuple[BatchOutput, Tensor]]:
+        """Run the model on rows whose targets are known, or on a loader of pairs."""
+        row, requires = 0, self._state.requires
+        for batch in self.batches(x, y, call="score"):
+            yield forward.see(self.model, batch.x, requires, row, now=self._weights), batch.y
+            row += len(batch.y)
+        if not row:
+            raise ValueError("x has no rows")
 
     def first_number(self, out: BatchOutput, first_row: int | None) -> int:
         """Return the number of the first of some rows in the stream of random numbers."""

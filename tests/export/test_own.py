@@ -32,7 +32,7 @@ class Telling(nn.Module):
 def calibrated(model: nn.Module, layer: str, x: Tensor, y: Tensor, nested: str) -> ffcp.Auto:
     """Make an Auto that took the model's own quantiles, and let it have these nested sets."""
     predictor = ffcp.Auto(model, on="prediction", quantiles=layer, seed=0).calibrate(x, y)
-    assert predictor.method == f"{OWN}, central"
+    assert predictor.method == OWN
     if nested != "central":
         state = predictor.calibrated()
         predictor._state = replace(state, score=state.score.shaped(nested))

@@ -167,7 +167,7 @@ def test_pixel_sets_pick() -> None:
         ("tuple", 2, "tuple"),
         ("tuple", "logits", "'logits'"),
         ("named tuple", "x", r"Named"),
-        ("dict", None, r"output="),
+        ("tuple", None, r"output="),
         ("tuple", lambda returned: returned, "tuple"),
     ],
 )

@@ -10,7 +10,7 @@ import ffcp
 from ffcp.network import forward
 from ffcp.network.cut import Cut
 from ffcp.network.jacobian.exact import exact
-from ffcp.network.jacobian.stack import Stack, stack_of
+from ffcp.network.jacobian.stack import Stack, by_hand
 from ffcp.network.model import borrowed
 
 ACTIVATIONS = (
@@ -143,16 +143,20 @@ def test_autocast_is_left_to_torch() -> None:
     assert seen.output.dtype == torch.bfloat16
 
 
-def test_rows_of_another_width_get_the_model_s_own_error() -> None:
-    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+def test_rows_of_another_width_are_counted() -> None:
+    with pytest.raises(ValueError, match="x has 3 columns, the model takes 5"):
         forward.see(network(nn.ReLU()), torch.randn(4, 3))
 
 
-def test_a_twin_is_read_once_and_a_model_never() -> None:
-    model = network(nn.ReLU())
-    assert stack_of(model) is None
+def test_a_twin_is_read_once_and_a_model_never(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x, made = network(nn.ReLU()), torch.randn(4, 5), []
+    read = Stack.of
+    monkeypatch.setattr(Stack, "of", lambda given: made.append(given) or read(given))
+    assert by_hand(model, x, [], ffcp.Requires()) is None
     with borrowed(model) as frozen:
-        assert stack_of(frozen) is stack_of(frozen) is not None
+        for _ in range(2):
+            assert by_hand(frozen, x, [], ffcp.Requires()) is not None
+        assert made == [frozen]
     assert not any(name.startswith("_ffcp") for name in model.__dict__)
 
 
@@ -189,15 +193,13 @@ def test_what_is_no_number_is_seen_wherever_it_stands(
         layer.weight[:, 3] = -1  # and behind ReLU nothing on an infinite number in this one
         layer.weight[:, 4] = 0.5
     model = nn.Sequential(*first, layer, nn.ReLU(), nn.Linear(7, 1))
-    run = forward.ForwardPass(
-        model, ffcp.Requires(norms=(feature,)) if feature else ffcp.Requires()
-    )
+    requires = ffcp.Requires(norms=(feature,)) if feature else ffcp.Requires()
     for column in range(5):
         x = torch.randn(rows, 5)
-        assert run(x).output.isfinite().all()
+        assert forward.see(model, x, requires).output.isfinite().all()
         x[rows - 1, column] = bad
         with pytest.raises(ValueError, match=rf"^x .*{bad}.*row {10 + rows - 1} "):
-            run(x, first_row=10)
+            forward.see(model, x, requires, first_row=10)
 
 
 def test_numbers_that_overflow_in_the_first_layer_are_no_reason_to_refuse_x() -> None:

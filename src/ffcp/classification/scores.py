@@ -14,8 +14,16 @@ from torch import Tensor
 
 from ffcp.batch import BatchOutput, Requires
 from ffcp.classification import rules, tuning
-from ffcp.classification.rules import FEATURE, SOFTMAX, Cumulative, LabelRows, Rule, Threshold
-from ffcp.classification.weights import blocks, in_order
+from ffcp.classification.rules import (
+    FEATURE,
+    SOFTMAX,
+    Cumulative,
+    LabelRows,
+    Rule,
+    Threshold,
+    blocks,
+    in_order,
+)
 from ffcp.conformal.rank import exact_alpha
 from ffcp.conformal.score import Score
 from ffcp.conformal.selection import Aside, Selected, Selection
@@ -57,6 +65,10 @@ class LabelScore(Score):
 
     randomized: Any = False
     other_labels = False
+
+    def requires(self) -> Requires:
+        """Return what the pass over the model must bring."""
+        return Requires(logits=True)
 
     def of_all(self, out: BatchOutput) -> Tensor:
         """Score every label of each row: (n, K), the smaller the better a label fits."""
@@ -126,7 +138,7 @@ class FunctionScore(LabelScore):
 
     def requires(self) -> Requires:
         """Return the layers it looks at."""
-        return Requires(norms=tuple(self.norms), values=tuple(self.values))
+        return Requires(norms=tuple(self.norms), values=tuple(self.values), logits=True)
 
     def of_all(self, out: BatchOutput) -> Tensor:
         """Call the function."""
@@ -254,7 +266,9 @@ class RuleScore(LabelScore):
 
     def requires(self) -> Requires:
         """Return the gradient of the top label's probability, if the rule uses it."""
-        return Requires() if self.feature is None else Requires((self.feature,), of=top_probability)
+        if self.feature is None:
+            return Requires(logits=True)
+        return Requires((self.feature,), of=top_probability, logits=True)
 
     # -- scores -----------------------------------------------------------------------------
 
@@ -393,8 +407,8 @@ def check_logits(logits: Tensor) -> None:
         )
     if logits.shape[1] < 2:
         raise ValueError(
-            "the model gives one class only; a set needs at least two. For a binary classifier "
-            "with one logit z return torch.cat([0 * z, z], dim=1)"
+            "the model gives one logit: the label score must ask for two, by "
+            "ffcp.Requires(logits=True) in requires()"
         )
 
 

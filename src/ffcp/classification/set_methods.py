@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import torch  # noqa: F401 - for the examples
 from torch import nn
 
+from ffcp.arguments import Running, known_only
 from ffcp.classification.named_scores import APSScore, FFRAPSScore, LACScore, RAPSScore
 from ffcp.classification.rules import SOFTMAX
 from ffcp.classification.scores import FIT, RuleScore
@@ -16,7 +17,6 @@ from ffcp.conformal.by_label import ByLabel
 from ffcp.conformal.calibration import Calibration
 from ffcp.network.features import resolve
 from ffcp.network.model_output import Output
-from ffcp.predictor import Running, known_only
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

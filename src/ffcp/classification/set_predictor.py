@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from ffcp.arguments import Running, known_only
 from ffcp.batch import BatchOutput, Requires
 from ffcp.calibrated import Counts
 from ffcp.calibration_loop import Batch, Looks, Result
@@ -29,20 +30,21 @@ from ffcp.classification.scores import (
 from ffcp.classification.sets import LabelSet
 from ffcp.classification.tuning import SetChoice
 from ffcp.conformal.calibration import Calibration, Marginal
-from ffcp.conformal.columns import Columns, Table, take
+from ffcp.conformal.columns import Columns, joined, take
 from ffcp.conformal.density_ratio import ShiftChoice
+from ffcp.conformal.p_values import tail_counts
 from ffcp.conformal.random_numbers import Draws
 from ffcp.conformal.rank import requested_alpha
-from ffcp.network import forward
+from ffcp.network import forward, inputs
 from ffcp.network.inputs import RowBuffer
-from ffcp.predictor import Predictor, Running, known_only, steady
+from ffcp.predictor import Predictor, steady
 from ffcp.warnings import warn
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 # Streams of random numbers.
-_CALIBRATION, _PREDICTION = 1, 2
+_CALIBRATION, _PREDICTION, _SMOOTHING = 1, 2, 4
 
 
 class SetPredictor(Predictor):
@@ -212,14 +214,15 @@ class SetPredictor(Predictor):
         exact = requested_alpha(alpha, confidence_level, unknown)
         calibration = self.calibrated().calibration
         score, given, ordered = self._state.score, self.rows(x), []
-        buffer, lost, in_all = RowBuffer(given.count), Table(), torch.tensor(False)
+        buffer, in_all = RowBuffer(given.count), torch.tensor(False)
+        lost: list[Columns] = []
         for out, metadata, draws in self._drawn(given, first_row, groups, weights):
             q = self._for_all_classes(calibration.quantiles([exact], metadata, draws)[0])
             infinite = q.isinf()
             if bool(infinite.any()):
                 in_all = in_all | infinite.any(dim=0)
                 rows = {"number": torch.tensor(out.rows), **metadata}
-                lost.add(take(rows, infinite.any(dim=1).expand(len(out.output))))
+                lost.append(take(rows, infinite.any(dim=1).expand(len(out.output))))
             levels = q.expand(len(out.output), -1)
             mask = score.mask(out, levels, allow_empty=self.allow_zero_sets)
             if self.other_labels:
@@ -229,8 +232,9 @@ class SetPredictor(Predictor):
                 ordered += LabelSet(mask, partial(score.order, out)).ordered
         if bool(in_all.any()):
             assert given.count is not None
-            what = _what_is_infinite(in_all, len(lost), given.count)
-            warn(f"{what}{self.explain_infinite(exact, lost.columns)}")
+            rows = joined(lost)
+            what = _what_is_infinite(in_all, len(rows["number"]), given.count)
+            warn(f"{what}{self.explain_infinite(exact, rows)}")
         if given.whole is None:
             return LabelSet(buffer["mask"], None, ordered, self.names, self.other_labels)
         order = partial(self._order, score, given.whole)
@@ -244,7 +248,7 @@ class SetPredictor(Predictor):
         self, x: Any, first_row: int | None, groups: Any, weights: Any
     ) -> Iterator[tuple[BatchOutput, Columns, Draws | None]]:
         """Run the model on rows, which have random numbers where sets are randomised."""
-        for out, metadata, draws, first in self.with_metadata(x, groups, first_row, weights):
+        for out, metadata, draws, first in self.batch_outputs(x, groups, first_row, weights):
             self._check_classes(out.output)
             yield self._with_random(out, first_row, first), metadata, draws
 
@@ -263,9 +267,8 @@ class SetPredictor(Predictor):
 
     def _order(self, score: LabelScore, x: Any) -> Iterator[Tensor]:
         # No groups here: only the labels' order is asked for.
-        run = forward.ForwardPass(self.model, self._state.requires)
-        for batch in self.cut(x):
-            yield from score.order(run(batch))
+        for batch in inputs.batches(x, self.rows_at_once(x)):
+            yield from score.order(forward.see(self.model, batch, self._state.requires))
 
     @steady
     def score(self, x: Any, y: Any = None, *, first_row: int | None = None) -> Tensor:
@@ -289,13 +292,56 @@ class SetPredictor(Predictor):
         ``randomized=False`` none.
         """
         self.must_be_settled()
-        given = self.rows(x)
+        given, row = self.rows(x), 0
         buffer = RowBuffer(given.count)
-        for out in self.batch_outputs(given):
+        for batch in given:
+            out = forward.see(self.model, batch, self._state.requires, row, now=self._weights)
             self._check_classes(out.output)
             drawn = self._with_random(out, first_row, self.first_number(out, first_row))
+            row += len(out.rows)
             buffer.add({"scores": self._state.score.of_all(drawn).double()})
         return buffer["scores"]
+
+    @steady
+    def p_values(
+        self,
+        x: Any,
+        *,
+        smoothed: bool = False,
+        first_row: int | None = None,
+        groups: Any = None,
+    ) -> Tensor:
+        """Return the conformal p-value of every label, (n, K), in float64.
+
+        It is the share of calibration rows, the new one counted among them, whose score is at
+        least that of the label: for the true label at most u with probability at most u. The
+        labels of p-values above alpha are those of :meth:`predict_set`.
+
+        Parameters
+        ----------
+        x, groups
+            As in :meth:`predict_set`. With groups or ``class_conditional=True`` rows are ranked
+            among those of their group or of the label.
+        smoothed
+            Count only a random share of the scores that are equal: p-values of the true label are
+            then uniform. One random number for each row.
+        first_row
+            For random numbers that must be repeated, as in :meth:`predict_set`.
+        """
+        calibration, given = self.calibrated().calibration, self.rows(x)
+        buffer = RowBuffer(given.count)
+        draws = Draws(self._stream.entropy(pinned=first_row is not None), _SMOOTHING)
+        for out, metadata, _ in self._drawn(given, first_row, groups, None):
+            scores = self._state.score.of_all(out).double().cpu()
+            if self.other_labels:
+                scores = pad(scores, (0, 1), value=torch.inf)
+            share = None
+            if smoothed:
+                first = self.first_number(out, first_row)
+                share = draws.span(range(first, first + len(scores)))
+            counts = tail_counts(calibration, scores, metadata)
+            buffer.add({"p_values": counts.p_values(share)})
+        return buffer["p_values"]
 
     @property
     def draws_to_calibrate_only(self) -> bool:

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ffcp.classification.rules import Cumulative, LabelRows
-from ffcp.classification.weights import Place, blocks, largest, places
+from ffcp.classification.rules import Cumulative, LabelRows, Place, blocks, largest, places
 from ffcp.conformal.rank import exact_alpha, plain_quantile
 from ffcp.description import Described
 from ffcp.metrics.sets import stratified_violation

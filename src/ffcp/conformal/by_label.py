@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch import Tensor
 from ffcp.batch import BatchOutput
 from ffcp.conformal.calibration import Calibration, Traits
 from ffcp.conformal.columns import Columns, take
+from ffcp.conformal.p_values import TailCounts, counts_beyond
 from ffcp.conformal.random_numbers import Draws
 from ffcp.conformal.rank import conformal_rank, rows_needed
 
@@ -57,6 +59,17 @@ class ByLabel(Calibration):
         quantiles = torch.full((len(counts),), torch.inf, dtype=torch.float64)
         quantiles[enough] = self.scores[place[enough], 0]
         return quantiles
+
+    def tail_counts(self, scores: Tensor, metadata: Columns) -> TailCounts:
+        """Count for each label the scores of its calibration rows beyond those of new rows."""
+        label, column = self.rows["label"], self.scores[:, 0]
+        ends = torch.searchsorted(label, torch.arange(scores.shape[1] + 1)).tolist()
+        found = [
+            counts_beyond(column[first:last].contiguous(), scores[:, number])
+            for number, (first, last) in enumerate(pairwise(ends))
+        ]
+        above, equal, rows = (torch.stack(part, dim=1) for part in zip(*found, strict=True))
+        return TailCounts(above, equal, rows)
 
     def explain(self, alpha: Any, metadata: Columns) -> str:
         """Say how many rows a class needs."""

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ffcp.batch import BatchOutput, Requires
 from ffcp.conformal.columns import Columns
+from ffcp.conformal.p_values import TailCounts, counts_beyond
 from ffcp.conformal.random_numbers import Draws
 from ffcp.conformal.rank import conformal_rank, pac_rank, rows_needed
 from ffcp.conformal.selection import Selection
@@ -159,14 +160,10 @@ class Calibration(Described):
 _NO_SCORES = torch.empty(0, 0, dtype=torch.float64)
 
 
-def known(scores: Tensor) -> Tensor:
-    """Count the scores of each column that are known: NaN are not."""
-    return len(scores) - scores.isnan().sum(dim=0)
-
-
 def too_few(scores: Tensor, alpha: Any) -> str:
     """Say that there are too few scores for a finite threshold, where that is so."""
-    fewest, needed = int(known(scores).min()), rows_needed(alpha)
+    known = len(scores) - scores.isnan().sum(dim=0)
+    fewest, needed = int(known.min()), rows_needed(alpha)
     if fewest >= needed:
         return ""
     return (
@@ -207,7 +204,8 @@ class Marginal(Calibration):
 
     @cached_property
     def _counts(self) -> list[int]:
-        return known(self.scores).tolist()
+        """How many scores of each output are known: NaN are not."""
+        return (len(self.scores) - self.scores.isnan().sum(dim=0)).tolist()
 
     def quantile(
         self, alpha: Any, metadata: Columns | None = None, random: Draws | None = None
@@ -219,6 +217,10 @@ class Marginal(Calibration):
         """Return thresholds with PAC coverage, (levels, 1, m)."""
         rank_of = [partial(pac_rank, alpha=alpha, pac=pac) for alpha in alphas]
         return torch.stack([ranked(self.scores, self._counts, rank) for rank in rank_of])[:, None]
+
+    def tail_counts(self, scores: Tensor, metadata: Columns) -> TailCounts:
+        """Count the calibration scores beyond those of new rows, (n, labels)."""
+        return counts_beyond(self.scores[:, 0].contiguous(), scores)
 
 
 def ranked(scores: Tensor, counts: Sequence[int], rank_of: Callable[[int], int]) -> Tensor:

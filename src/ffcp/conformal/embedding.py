@@ -21,8 +21,8 @@ def requires_of(on: On) -> Requires:
     return Requires() if on == PREDICTION else Requires(values=(on,))
 
 
-def embedded(out: BatchOutput, on: On) -> Tensor:
-    """Give each row its place: rows (n, e) in float32 on the CPU.
+def embedded(out: BatchOutput, on: On, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Give each row its place: rows (n, e) on the CPU.
 
     ``on`` is ``"prediction"``, a layer or ``"input"``, or a function of a batch of inputs.
     """
@@ -36,7 +36,7 @@ def embedded(out: BatchOutput, on: On) -> Tensor:
             f"the embedding has shape {tuple(values.shape)} for {rows} rows: it needs one row "
             "for each"
         )
-    embedding = values.detach().reshape(rows, -1).to("cpu", torch.float32)
+    embedding = values.detach().reshape(rows, -1).to("cpu", dtype)
     bad = ~embedding.isfinite().all(dim=1)
     if bool(bad.any()):
         row = out.rows[int(bad.nonzero()[0, 0])]

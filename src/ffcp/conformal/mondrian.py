@@ -16,6 +16,7 @@ from ffcp import files
 from ffcp.batch import BatchOutput, Requires
 from ffcp.conformal.calibration import Calibration, Marginal, Traits
 from ffcp.conformal.columns import Columns, prefixed, take, with_prefix
+from ffcp.conformal.p_values import TailCounts, tail_counts
 from ffcp.conformal.random_numbers import Draws
 from ffcp.conformal.rank import rows_needed
 from ffcp.conformal.selection import Aside, Selected, Selection
@@ -175,6 +176,15 @@ class Mondrian(Calibration):
     def pac_quantiles(self, alphas: Sequence[Any], pac: Any, metadata: Columns) -> Tensor:
         """Return thresholds with PAC coverage in each group, (levels, n, m)."""
         return self._by_group(metadata, lambda part, own: pac_quantiles(part, alphas, pac, own))
+
+    def tail_counts(self, scores: Tensor, metadata: Columns) -> TailCounts:
+        """Count in each row's group the calibration scores beyond those of new rows."""
+        numbers = torch.arange(len(scores))
+        stacked = self._by_group(
+            {**metadata, "number": numbers},
+            lambda part, own: torch.stack(tail_counts(part, scores[own["number"]], own)).double(),
+        )
+        return TailCounts(*stacked)
 
     def _by_group(
         self, metadata: Columns | None, look_up: Callable[[Calibration, Columns], Tensor]

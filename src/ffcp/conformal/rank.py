@@ -11,11 +11,12 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 
+from ffcp.conformal.binomial import binomial_terms
 from ffcp.warnings import FFCPWarning, lines_up
-
-_BITS = 256  # of the largest term of a binomial law in whole numbers
 
 
 def exact_alpha(alpha: Any, what: str = "alpha") -> Fraction:
@@ -51,6 +52,7 @@ def _exact(alpha: Any, what: str) -> Fraction:
         "confidence_level": "it is the coverage asked for, so 0.9 allows 10 % of misses",
         "pac": "it is how sure the coverage is to be, so 0.95 fails for one of 20 calibration sets",
         "a level": "0.5 asks for the median",
+        "fdr": "it is the share of false discoveries allowed, so 0.1 allows one in ten",
         "rank_error": "it is the share of calibration scores by which a threshold may be too large",
     }
     raise ValueError(f"{what} must lie strictly between 0 and 1, got {alpha}: {says[what]}")
@@ -114,7 +116,7 @@ def pac_rank(n: int, alpha: Any, pac: Any) -> int:
     (29, 29)
     """
     p, wanted = 1 - exact_alpha(alpha), exact_alpha(pac, "pac")
-    start, terms = _binomial_terms(n, p)
+    start, terms = binomial_terms(n, p)
     total = sum(terms)
     # Every step away from the largest term rounds by less than one, and makes no error larger.
     scale = 2 * (n + 1) * (len(terms) + 1)
@@ -127,25 +129,6 @@ def pac_rank(n: int, alpha: Any, pac: Any) -> int:
         if excess >= 0:
             return k
     return n + 1
-
-
-def _binomial_terms(n: int, p: Fraction) -> tuple[int, list[int]]:
-    """Return the first term of Binomial(n, p) that counts, and all that do, in whole numbers."""
-    odds = p / (1 - p)
-    middle = min(n, int((n + 1) * p))
-    up, down, term = [1 << _BITS], [], 1 << _BITS
-    for i in range(middle, n):
-        term = term * (n - i) * odds.numerator // ((i + 1) * odds.denominator)
-        if not term:
-            break
-        up.append(term)
-    term = 1 << _BITS
-    for i in range(middle, 0, -1):
-        term = term * i * odds.denominator // ((n - i + 1) * odds.numerator)
-        if not term:
-            break
-        down.append(term)
-    return middle - len(down), down[::-1] + up
 
 
 def _exact_excess(n: int, p: Fraction, k: int, wanted: Fraction) -> int:
@@ -193,7 +176,11 @@ def conformal_quantile(scores: Tensor, alpha: Any) -> Tensor:
     k = conformal_rank(len(scores), alpha)
     if k > len(scores):
         return scores.new_full(scores.shape[1:], math.inf)
-    return scores.kthvalue(k, dim=0).values
+    if scores.device.type != "cpu" or scores.dtype not in (torch.float32, torch.float64):
+        return scores.kthvalue(k, dim=0).values
+    # By numpy, whose partition takes a tenth of the time.
+    ordered = np.partition(scores.detach().numpy(), k - 1, axis=0)
+    return torch.from_numpy(ordered[k - 1 : k].copy())[0]
 
 
 def plain_quantile(scores: Tensor, alpha: Any) -> Tensor:
@@ -235,7 +222,8 @@ def requested_alphas(
     >>> requested_alphas(None, 0.95), requested_alphas((0.1, 0.2))
     (([Fraction(1, 20)], False), ([Fraction(1, 10), Fraction(1, 5)], True))
     """
-    refuse_unknown(unknown)
+    if unknown:
+        refuse_unknown(unknown)
     if confidence_level is None:
         if alpha is None:
             return [default], False

@@ -35,10 +35,6 @@ class Score(Described):
         """Return the scores of targets, (n, m)."""
         raise NotImplementedError
 
-    def signs(self, out: BatchOutput, y: Tensor) -> Tensor | None:
-        """Return which scores are the size of a negative residual; ``None`` if none can be."""
-        return None
-
     def state(self) -> dict[str, Tensor]:
         """Return the tensors that were learned, which a file holds."""
         return {}

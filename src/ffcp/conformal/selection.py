@@ -67,8 +67,6 @@ class Selection(Described):
     most_rows = 10_000
     #: With fewer rows set aside nothing is selected, if :meth:`without_rows` knows what to do.
     fewest_rows = 0
-    #: Of so many rows that come first twice the share is set aside: few rows select badly.
-    early_rows = 0
     #: Whether it needs unlabelled inputs, ``calibrate(x, y, new=...)``.
     takes_new = False
     #: Whether it may also select another calibration than was given.
@@ -81,6 +79,10 @@ class Selection(Described):
     def prepared(self, model: Any, x: Any) -> Any:
         """Look at the model and at a first batch for candidates; return a score if only one is."""
         return self
+
+    def division(self, fraction: float, seed: int) -> Division | Teaching:
+        """Return which rows are set aside; ``fraction`` is the share that the user gave."""
+        return Division(fraction, seed, self.most_rows)
 
     def select(self, aside: Aside) -> Selected:
         """Return a settled score and calibration."""
@@ -99,8 +101,7 @@ class Selection(Described):
 class Division:
     """Sets about a ``fraction`` of the first rows of a stream aside.
 
-    Every 1 / fraction consecutive rows give one row, picked at random, up to ``most`` of them; of
-    the ``early`` rows that come first twice as many, at most half of them.
+    Every 1 / fraction consecutive rows give one row, picked at random, up to ``most`` of them.
     Whether a row is set aside depends on its position alone: neither part looks at the data, and
     both stay exchangeable with new rows.
 
@@ -114,15 +115,11 @@ class Division:
     fraction: float
     seed: int
     most: int
-    early: int = 0
 
-    def mask(self, rows: int) -> Tensor:
+    def mask(self, rows: int, groups: int = 1) -> Tensor:
         """Mark which of the first rows are set aside."""
-        early = min(rows, self.early)
-        count = math.ceil(early * self._at_first + (rows - early) * self.fraction) + 1
-        number = np.arange(min(self.most, count))
-        draws = np.random.Generator(np.random.PCG64(np.random.SeedSequence(self.seed)))
-        picked = self._place(number + draws.random(len(number))).astype(np.int64)
+        number = np.arange(min(self.most, math.ceil(rows * self.fraction) + 1))
+        picked = ((number + _draws(self.seed).random(len(number))) / self.fraction).astype(np.int64)
         mask = np.zeros(rows, dtype=bool)
         mask[picked[picked < rows]] = True
         return torch.from_numpy(mask)
@@ -130,13 +127,44 @@ class Division:
     @property
     def end(self) -> int:
         """The row from which on no row is set aside."""
-        return math.ceil(float(self._place(np.array(self.most)))) + 1
+        return math.ceil(self.most / self.fraction) + 1
+
+
+@dataclass(frozen=True)
+class Teaching:
+    """Sets all rows aside but those that calibrate, picked at random, and at most ``most``.
+
+    ``given`` rows calibrate, if that is said; by itself as many as are ``wanted`` of each group, on
+    average, but of few rows no more than 40 %, and no more than 60 % of fewer than 333. It depends
+    on the numbers of rows and groups alone, so that within a group both parts stay exchangeable
+    with new rows.
+
+    >>> division = Teaching(wanted=1000, seed=0, most=20_000)
+    >>> [int(division.mask(rows).sum()) for rows in (100, 1000, 8000, 30_000)]
+    [40, 600, 7000, 20000]
+    >>> int(division.mask(9000, groups=3).sum())
+    6000
+    """
+
+    wanted: int
+    seed: int
+    most: int
+    given: int | None = None
+
+    def mask(self, rows: int, groups: int = 1) -> Tensor:
+        """Mark which of the first rows are set aside."""
+        few = math.ceil(max(0.4 * rows, min(0.6 * rows, 200)))
+        left = min(self.wanted * groups, few) if self.given is None else self.given
+        count = max(0, min(self.most, rows - left))
+        mask = np.zeros(rows, dtype=bool)
+        mask[_draws(self.seed).permutation(rows)[:count]] = True
+        return torch.from_numpy(mask)
 
     @property
-    def _at_first(self) -> float:
-        return max(self.fraction, min(2 * self.fraction, 0.5))
+    def end(self) -> int:
+        """The row from which on no row is set aside."""
+        return self.most + (self.wanted if self.given is None else self.given)
 
-    def _place(self, count: Any) -> Any:
-        """Return before which row so many are set aside."""
-        early = np.minimum(count, self.early * self._at_first)
-        return early / self._at_first + (count - early) / self.fraction
+
+def _draws(seed: int) -> np.random.Generator:
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed)))

@@ -12,7 +12,6 @@ from ffcp.network.jacobian import Sketch, Smooth
 from ffcp.predictor import Predictor
 from ffcp.regression.intervals import Point, Quantiles
 from ffcp.regression.learned.learned_score import LearnedScore
-from ffcp.regression.learned.learners import BOOSTING
 from ffcp.regression.scaled_score import ScaledScore
 from ffcp.regression.scales import Constant, GradientNorm
 
@@ -41,8 +40,6 @@ def _reasons(predictor: Predictor) -> Iterator[str]:
             yield f"{name} is no fixed sequence of tensor operations"
     if isinstance(score, LearnedScore) and score.sight.functions:
         yield "it learned from what a Python function gives"
-    if isinstance(score, LearnedScore) and score.kind == BOOSTING:
-        yield "boosted trees jump where a file rounds otherwise: use learner='network'"
     method = score.requires().method
     if isinstance(method, (Sketch, Smooth)):
         yield f"method={method} draws random numbers: use 'exact' or 'coloured'"

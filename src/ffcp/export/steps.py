@@ -57,6 +57,8 @@ class Steps:
         inner = [name for name in dict.fromkeys(self.requires.norms) if name != OUTPUT]
         with Cut(self.model, inner, values=self.requires.values) as cut:
             tap = cut(x)
+            if self.requires.logits:
+                tap.prediction = forward.as_logits(tap.prediction)
             norms = jacobian.take_norms(self.model, x, tap, inner, self.requires)
         output = tap.prediction.detach()
         if OUTPUT in self.requires.norms:

@@ -2,46 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ffcp.network.model import tensors_of
 
+def like_model(leaf: Any, model: nn.Module, weights: Sequence[Tensor], alone: bool) -> Any:
+    """Convert an array or tensor to the type and device of the model's first float weight.
 
-class ModelType:
-    """The type and device that a model takes: those of its first float parameter or buffer."""
-
-    def __init__(self, model: nn.Module) -> None:
-        weights = [tensor for tensor in tensors_of(model) if tensor.is_floating_point()]
-        self._model = model
-        self._device = weights[0].device if weights else None
-        self._dtype = weights[0].dtype if weights else None
-        self._dtypes = {tensor.dtype for tensor in weights}
-
-    def convert(self, leaf: Any, alone: bool) -> Any:
-        """Convert an array or tensor; ``alone`` if it is all of the input."""
-        if not isinstance(leaf, Tensor):
-            if not is_arraylike(leaf):
-                return leaf
-            tensor = torch.from_numpy(numbers(leaf, "the input"))
-            is_mask = tensor.dtype == torch.bool and not alone and not is_frame(leaf)
-            modules = self._model.modules()
-            has_embedding = any(isinstance(m, nn.Embedding | nn.EmbeddingBag) for m in modules)
-            if not (tensor.is_floating_point() or is_mask or has_embedding):
-                # Python and numpy count in float64, as does a model without a type of its own.
-                return tensor.to(self._device, self._dtype or torch.float64)
-            # Indices of an embedding are of these types alone.
-            is_small = tensor.dtype in (torch.int8, torch.uint8, torch.int16)
-            leaf = tensor.long() if is_small else tensor
-        leaf = target_tensor(leaf, "the input")
-        if leaf.is_inference():  # born under inference_mode it can never enter a graph
-            leaf = leaf.clone()
-        if leaf.is_floating_point() and self._dtypes and leaf.dtype not in self._dtypes:
-            return leaf.to(self._device, self._dtype)
-        return leaf if leaf.device == self._device else leaf.to(self._device)
+    ``alone`` if it is all of the input.
+    """
+    floats = [tensor for tensor in weights if tensor.is_floating_point()]
+    device, dtype = (floats[0].device, floats[0].dtype) if floats else (None, None)
+    if not isinstance(leaf, Tensor):
+        if not is_arraylike(leaf):
+            return leaf
+        tensor = torch.from_numpy(numbers(leaf, "the input"))
+        is_mask = tensor.dtype == torch.bool and not alone and not is_frame(leaf)
+        modules = model.modules()
+        has_embedding = any(isinstance(m, nn.Embedding | nn.EmbeddingBag) for m in modules)
+        if not (tensor.is_floating_point() or is_mask or has_embedding):
+            # Python and numpy count in float64, as does a model without a type of its own.
+            return tensor.to(device, dtype or torch.float64)
+        # Indices of an embedding are of these types alone.
+        is_small = tensor.dtype in (torch.int8, torch.uint8, torch.int16)
+        leaf = tensor.long() if is_small else tensor
+    leaf = target_tensor(leaf, "the input")
+    if leaf.is_inference():  # born under inference_mode it can never enter a graph
+        leaf = leaf.clone()
+    if leaf.is_floating_point() and floats and all(leaf.dtype != t.dtype for t in floats):
+        return leaf.to(device, dtype)
+    return leaf if leaf.device == device else leaf.to(device)
 
 
 def _why_refused(tensor: Tensor) -> str:
@@ -124,7 +118,7 @@ def _column(series: Any, what: str, where: str) -> np.ndarray:
     if array.dtype.kind not in "fiub":
         raise TypeError(
             f"{what} must be numbers, got {series.dtype}{where}: encode it as numbers, or leave "
-            "it out"
+            "it out; ffcp.tables.fit and ffcp.sklearn take frames with words as they are"
         )
     return array
 

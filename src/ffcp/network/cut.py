@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -14,8 +15,8 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from ffcp.network import inputs
 from ffcp.network.features import INPUT, OUTPUT, resolve
-from ffcp.network.model import OWN_HOOK, is_frozen_copy, tensors_of
-from ffcp.network.model_output import described, takes_arguments, whole
+from ffcp.network.model import OWN_HOOK, is_frozen_copy, weights_of
+from ffcp.network.model_output import described, prediction_in, takes_arguments, whole
 
 
 class NoGradientError(ValueError):
@@ -80,7 +81,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
 
 
 def _random_state_kept(model: nn.Module) -> Any:
-    devices = {tensor.device for tensor in tensors_of(model)}
+    devices = {tensor.device for tensor in weights_of(model).tensors}
     device = next((one for one in devices if one.type not in ("cpu", "meta", "mps")), None)
     if device is None:
         return torch.random.fork_rng(devices=[])
@@ -307,7 +308,7 @@ def call(model: nn.Module, x: Any, rows: int) -> Tensor:
                 f"the model cannot take x of shape {tuple(x.shape)} ({error}). A single row is "
                 "written x[None], rows of one number each x[:, None]"
             ) from error
-        advice = _advice_on_types(model, x, str(error))
+        advice = _advice_on_columns(x, str(error)) or _advice_on_types(model, x, str(error))
         if advice:
             raise ValueError(f"the model cannot take this x ({error}): {advice}") from error
         raise
@@ -319,6 +320,7 @@ def call(model: nn.Module, x: Any, rows: int) -> Tensor:
             "any number of rows (dynamic_shapes, with torch.export.Dim('rows') for dimension 0), "
             "or set batch_size= to what it takes"
         ) from error
+    returned = prediction_in(returned)
     if not isinstance(returned, Tensor):
         raise TypeError(
             f"the model returned {described(returned)}, not a tensor: say by output= which "
@@ -339,12 +341,24 @@ def call(model: nn.Module, x: Any, rows: int) -> Tensor:
     return returned
 
 
+def _advice_on_columns(x: Any, said: str) -> str:
+    """Return how many columns are expected, if a matrix product fails on those of the input.
+
+    >>> _advice_on_columns(torch.ones(5, 3), "shapes cannot be multiplied (5x3 and 4x16)")
+    'x has 3 columns, the model takes 4'
+    """
+    sizes = re.search(r"\(\d+x(\d+) and (\d+)x\d+\)", said)
+    if sizes is None or not isinstance(x, Tensor) or x.shape[-1] != int(sizes[1]):
+        return ""
+    return f"x has {sizes[1]} columns, the model takes {sizes[2]}"
+
+
 def _advice_on_types(model: nn.Module, x: Any, said: str) -> str:
     """Say which tensors of an input to convert, if their types are what torch complains of."""
     is_index = "'indices'" in said  # of an embedding
     if not is_index and not any(words in said for words in _OF_TYPES):
         return ""
-    dtypes = [tensor.dtype for tensor in tensors_of(model) if tensor.is_floating_point()]
+    dtypes = [tensor.dtype for tensor in weights_of(model).tensors if tensor.is_floating_point()]
     give = "long()" if is_index else f"to({dtypes[0] if dtypes else torch.get_default_dtype()})"
     wrong = [k for k, tensor in inputs.leaves(x, "x") if tensor.is_floating_point() == is_index]
     return f"give {' or '.join(f'{key}.{give}' for key in wrong)}" if wrong else ""

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ffcp.batch import BatchOutput, Requires, is_traced
+from ffcp.batch import BatchOutput, Requires
 from ffcp.network import checks, inputs, jacobian
 from ffcp.network.cut import Cut, call, undisturbed
 from ffcp.network.features import OUTPUT, resolve
 from ffcp.network.inputs import RowBuffer
-from ffcp.network.jacobian import AUTO, EXACT, Method, Smooth
-from ffcp.network.jacobian.stack import stack_of
-from ffcp.network.model import Stamp, borrowed, renew, uncompiled
+from ffcp.network.jacobian import AUTO, Method, Smooth
+from ffcp.network.jacobian.stack import by_hand
+from ffcp.network.model import Weights, borrowed, uncompiled, without_copies
 from ffcp.network.model_output import Output, picking
 
 ONLY_OUTPUT = Requires()
@@ -28,6 +27,8 @@ def see(
     requires: Requires = ONLY_OUTPUT,
     first_row: int = 0,
     groups: Any = None,
+    weights: Tensor | None = None,
+    now: Weights | None = None,
 ) -> BatchOutput:
     """Run the model once on one batch and bring what is needed.
 
@@ -37,15 +38,17 @@ def see(
         A module whose forward returns one floating-point tensor with a row per input row.
     x
         Tensors as the model takes them (see :func:`ffcp.network.inputs.to_tensors`).
-    needs
+    requires
         Features by their names (see :func:`ffcp.network.features.resolve`). The norm at
         ``"output"`` is 1. The value at ``"input"`` is the input, all its tensors side by side
         if there are several, and that at ``"output"`` the output.
     first_row
         The number that errors give to the first row. NaN and infinity in the input, the
         prediction or a gradient are errors.
-    groups
-        Handed on as it is.
+    groups, weights
+        Those of the rows, handed on as they are.
+    now
+        The model's own weights, if the caller has just looked at them and will look again.
 
     Examples
     --------
@@ -54,7 +57,36 @@ def see(
     >>> out.norms["0"].shape, out.values["1"].shape
     (torch.Size([4, 1]), torch.Size([4, 3]))
     """
-    return ForwardPass(model, requires)(x, first_row, groups)
+    rows = inputs.row_count(x)
+    if not rows:
+        raise ValueError("x has no rows")
+    for key, tensor in inputs.leaves(x, "x"):
+        checks.finite(tensor, key, first_row)
+    inner = [name for name in dict.fromkeys(requires.norms) if name != OUTPUT]
+    # No layer of a compiled model can be cut at.
+    whole = uncompiled(model) if requires.norms or requires.values else model
+    values: dict[str, Tensor] = {}
+    with borrowed(whole, now if whole is model else None) as frozen:
+        taken = by_hand(frozen, x, inner, requires)
+        if taken is not None:
+            output, norms = taken
+        else:
+            # Smoothing runs the model on perturbed features; the plain pass needs no graph.
+            tapped = [] if isinstance(requires.method, Smooth) else inner
+            with Cut(frozen, tapped, values=requires.values) as cut:
+                tap = cut(x)
+                if requires.logits:
+                    tap.prediction = as_logits(tap.prediction)
+                output, values = tap.prediction.detach(), tap.values
+                norms = jacobian.take_norms(frozen, x, tap, inner, requires)
+    output = as_logits(output) if requires.logits else output
+    checks.finite(output, "the prediction", first_row)
+    for name, norm in norms.items():
+        checks.finite(norm, f"the gradient at feature {name!r}", first_row)
+    if OUTPUT in requires.norms:
+        norms = {**norms, OUTPUT: norms_of_output(output, requires)}
+    numbers = range(first_row, first_row + rows)
+    return BatchOutput(x, output, norms, values, numbers, groups, weights)
 
 
 def over(
@@ -72,58 +104,23 @@ def over(
     """
     if not inputs.row_count(x):
         raise ValueError("x has no rows")
-    run_batch = ForwardPass(model, requires)
     for batch in inputs.batches(x, batch_size):
-        out = run_batch(batch, first_row)
+        out = see(model, batch, requires, first_row)
         first_row += len(out.rows)
         yield out
 
 
-class ForwardPass:
-    """A model made ready for passes of one kind, over as many batches as there are.
+def as_logits(output: Tensor) -> Tensor:
+    """Return a logit for each of two classes where the model gives one, (n,) or (n, 1).
 
-    Who has taken the model's stamp and takes it again at the end, to see that nothing changed,
-    can give it as ``now``, and spare every batch the taking.
+    >>> as_logits(torch.tensor([[2.0], [-1.0]]))
+    tensor([[ 0.,  2.],
+            [ 0., -1.]])
     """
-
-    def __init__(
-        self, model: nn.Module, requires: Requires = ONLY_OUTPUT, now: Stamp | None = None
-    ) -> None:
-        self._requires = requires
-        self._inner = [name for name in dict.fromkeys(requires.norms) if name != OUTPUT]
-        # No layer of a compiled model can be cut at.
-        self._model = uncompiled(model) if requires.norms or requires.values else model
-        self._now = now if self._model is model else None
-        is_exact = requires.of is None and requires.method in (AUTO, EXACT)
-        is_exact = is_exact and requires.norm in (1, 2, math.inf)
-        #: Whether nothing is asked but the output, and norms of its exact gradients.
-        self._is_plain = not requires.values and (is_exact or not self._inner)
-
-    def __call__(self, x: Any, first_row: int = 0, groups: Any = None) -> BatchOutput:
-        """Run one batch, as :func:`see` does; between batches the model is nobody's."""
-        rows = inputs.row_count(x)
-        if not rows:
-            raise ValueError("x has no rows")
-        for key, tensor in inputs.leaves(x, "x"):
-            checks.finite(tensor, key, first_row)
-        requires, values = self._requires, dict[str, Tensor]()
-        with borrowed(self._model, self._now) as frozen:
-            stack = stack_of(frozen) if self._is_plain and not is_traced() else None
-            if stack is not None and stack.takes(x, self._inner):
-                output, norms = stack.run(x, self._inner, requires.norm)
-            else:
-                # Smoothing runs the model on perturbed features; the plain pass needs no graph.
-                tapped = [] if isinstance(requires.method, Smooth) else self._inner
-                with Cut(frozen, tapped, values=requires.values) as cut:
-                    tap = cut(x)
-                    output, values = tap.prediction.detach(), tap.values
-                    norms = jacobian.take_norms(frozen, x, tap, self._inner, requires)
-        checks.finite(output, "the prediction", first_row)
-        for name, norm in norms.items():
-            checks.finite(norm, f"the gradient at feature {name!r}", first_row)
-        if OUTPUT in requires.norms:
-            norms = {**norms, OUTPUT: norms_of_output(output, requires)}
-        return BatchOutput(x, output, norms, values, range(first_row, first_row + rows), groups)
+    if output.dim() > 2 or (output.dim() == 2 and output.shape[1] != 1):
+        return output
+    second = output.reshape(-1, 1)
+    return torch.cat([torch.zeros_like(second), second], dim=1)
 
 
 def part_of(out: BatchOutput, rows: slice | Tensor) -> BatchOutput:
@@ -149,8 +146,8 @@ def part_of(out: BatchOutput, rows: slice | Tensor) -> BatchOutput:
         out.output[numbers],
         {name: norms[numbers] for name, norms in out.norms.items()},
         {name: values[numbers] for name, values in out.values.items()},
-        *(part(column) for column in out[4:]),
-    )
+        *(part(column) for column in out[4:8]),
+    )._replace(columns=out.columns)
 
 
 def joined(outs: Sequence[BatchOutput]) -> BatchOutput:
@@ -174,7 +171,7 @@ def joined(outs: Sequence[BatchOutput]) -> BatchOutput:
         {name: all_of(lambda out, n=name: out.norms[n]) for name in first.norms},
         {name: all_of(lambda out, n=name: out.values[n]) for name in first.values},
         *(all_of(lambda out, n=number: out[n]) for number in range(4, 8)),
-    )
+    )._replace(columns=first.columns)
 
 
 def norms_of_output(output: Tensor, requires: Requires) -> Tensor:
@@ -272,12 +269,18 @@ def check_rows(
     asked, company = rows // 2, torch.arange((rows + 1) // 2).flip(0)
     names = [name for name in names if name != OUTPUT]
     model = uncompiled(model) if names else model
-    renew(model, lambda frozen: call(frozen, x, rows))
     with borrowed(model) as frozen:
         # One block around all passes: each of them then draws other random numbers, if it draws.
-        with undisturbed(frozen), torch.no_grad():
-            whole, again = call(frozen, x, rows), call(frozen, x, rows)
-            apart = call(frozen, inputs.take(x, company), len(company))
+        with undisturbed(frozen):
+            whole = call(frozen, x, rows)
+            if whole.requires_grad and frozen is not model:
+                # Nothing in a copy needs a gradient: its forward is a closure over the model.
+                without_copies(model)
+                return check_rows(model, x, names, sample, dtype)
+            again, apart = (
+                call(frozen, x, rows),
+                call(frozen, inputs.take(x, company), len(company)),
+            )
         if not _close(whole, again, dtype):
             raise ValueError(
                 "two passes over the same rows disagree: forward is random even in eval mode "

@@ -25,14 +25,18 @@ _FUNCTIONS = (FunctionType, MethodType, functools.partial)
 _MANY = 1000  # things in nested lists and dicts: what more there is is data, and not looked through
 
 
+def own_names(module: nn.Module) -> list[str]:
+    """Return the names of a module's plain attributes, besides those that every module has."""
+    return sorted(module.__dict__.keys() - _TORCHS)
+
+
 def may_hold_more(module: nn.Module) -> bool:
     """Whether a module has hooks, or attributes that may hold what torch does not list."""
-    return bool(module._forward_hooks or module._forward_pre_hooks or _own_names(module))
+    return bool(module._forward_hooks or module._forward_pre_hooks or _holders(module))
 
 
-def _own_names(module: nn.Module) -> list[str]:
-    own = module.__dict__
-    return sorted(name for name in own.keys() - _TORCHS if type(own[name]) not in _PLAIN)
+def _holders(module: nn.Module) -> list[str]:
+    return [name for name in own_names(module) if type(module.__dict__[name]) not in _PLAIN]
 
 
 def unlisted(module: nn.Module) -> list[tuple[str, Tensor | nn.Module]]:
@@ -50,7 +54,7 @@ def unlisted(module: nn.Module) -> list[tuple[str, Tensor | nn.Module]]:
     [('_forward_hooks.0.adapter', Linear(in_features=1, out_features=1, bias=True))]
     """
     found: list[tuple[str, Tensor | nn.Module]] = []
-    for name in _own_names(module):
+    for name in _holders(module):
         _look(module.__dict__[name], name, found, set())
     for kind in _HOOKS:
         for place, hook in enumerate(getattr(module, kind).values()):

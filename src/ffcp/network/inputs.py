@@ -13,9 +13,10 @@ from typing import Any, cast
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from ffcp.network.arrays import ModelType, from_list, is_arraylike, is_frame, target_tensor
+from ffcp.network.arrays import from_list, is_arraylike, is_frame, like_model, target_tensor
+from ffcp.network.model import Weights, weights_of
 from ffcp.network.model_output import described, takes_arguments
 
 # Large enough that Python's share of a pass is small, small enough for the caches: best of
@@ -23,9 +24,11 @@ from ffcp.network.model_output import described, takes_arguments
 _MAX_ROWS = 8192
 _MAX_BYTES = 16 * 2**20
 _MAX_IMAGE_BYTES = 2**21
+_DATASET_ROWS = 256  # of a Dataset, in one batch
+LABELS = ("labels", "label")  # keys of the target in batches that are dicts, as of Hugging Face
 
 
-def to_tensors(x: Any, model: nn.Module) -> Any:
+def to_tensors(x: Any, model: nn.Module, now: Weights | None = None) -> Any:
     """Turn arrays, frames and lists into tensors on the model's device and of its float type.
 
     The model's type is that of its first float parameter or buffer. A float tensor of a type that
@@ -39,14 +42,15 @@ def to_tensors(x: Any, model: nn.Module) -> Any:
     array if it has a number, or a list of them, for each row.
 
     Columns of a frame may be nullable: what is missing there is NaN. Masked arrays, complex,
-    sparse and quantized tensors, and columns of strings or objects are refused.
+    sparse and quantized tensors, and columns of strings or objects are refused. ``now`` are the
+    model's weights, if they were just looked at.
 
     >>> to_tensors([[1, 2], [3, 4]], nn.Linear(2, 1)).dtype
     torch.float32
     >>> to_tensors([[1, 2], [3, 4]], nn.Embedding(5, 1)).dtype
     torch.int64
     """
-    target = ModelType(model)
+    weights = (now or weights_of(model)).tensors
     if isinstance(x, list) and not any(map(is_arraylike, x)):
         x = from_list(x)
     if isinstance(x, Mapping) and any(isinstance(value, list) for value in x.values()):
@@ -54,8 +58,8 @@ def to_tensors(x: Any, model: nn.Module) -> Any:
     alone = not isinstance(x, (Mapping, tuple, list))
     with torch.inference_mode(False):  # or every copy made here were such a tensor again
         if alone:
-            return target.convert(x, alone)
-        return _map(lambda leaf, name: target.convert(leaf, alone), x)
+            return like_model(x, model, weights, alone)
+        return _map(lambda leaf, name: like_model(leaf, model, weights, alone), x)
 
 
 def _with_lists_read(x: Mapping[Any, Any]) -> Any:
@@ -157,8 +161,13 @@ class Reader:
     {'x': {'row': [4]}}
     """
 
-    def __init__(self, model: nn.Module, layout: Mapping[str, Any] | None = None) -> None:
-        self.model = model
+    def __init__(
+        self,
+        model: nn.Module,
+        layout: Mapping[str, Any] | None = None,
+        now: Weights | None = None,
+    ) -> None:
+        self.model, self._now = model, now  # its weights, if they were just looked at
         self.layout: dict[str, Any] = dict(layout or {})
 
     def __call__(self, x: Any) -> Any:
@@ -166,7 +175,7 @@ class Reader:
         columns: dict[str, list[str | int]] = {}
         if not isinstance(x, (Tensor, np.ndarray)):
             x = _map(lambda leaf, name: self._in_order(leaf, name, columns), x, "x")
-        tensors = to_tensors(x, self.model)
+        tensors = to_tensors(x, self.model, self._now)
         for key, tensor in leaves(tensors, "x"):
             if key not in self.layout:
                 own = {"columns": columns[key]} if key in columns else {}
@@ -196,41 +205,54 @@ class Reader:
 
 
 class Rows:
-    """Rows to predict: one input, or a loader of inputs that is read batch after batch.
+    """Rows to predict, in batches that the model takes at once: of one input, or of a loader.
 
-    ``count`` is the number of rows, of a loader only when it has come to its end.
+    ``whole`` is the input, ``None`` of a loader. ``count`` is the number of rows, of a loader only
+    when it has come to its end. ``at_once`` returns how many rows of an input make a batch, or
+    ``None`` for as many as is usual.
     """
 
-    def __init__(self, x: Any, read: Reader) -> None:
-        self._x, self._read = x, read
-        self.whole: Any = None
-        self.count: int | None = None
-        if not is_loader(x):
-            self.whole = read(x)
-            self.count = row_count(self.whole)
+    def __init__(
+        self, x: Any, read: Reader, at_once: Callable[[Any], int | None], name: str = "x"
+    ) -> None:
+        self._x, self._read, self._at_once, self._name = x, read, at_once, name
+        self.whole: Any = None if is_loader(x) else read(x)
+        self.count = None if is_loader(x) else row_count(self.whole)
 
     def __iter__(self) -> Iterator[Any]:
-        """Iterate over inputs as the model takes them."""
-        return self._loaded() if self.count is None else iter([self.whole])
-
-    def _loaded(self) -> Iterator[Any]:
-        count = 0
-        for item in items(self._x):
-            batch = self._read(_without_target(item, self._read.model))
-            count += row_count(batch)
-            yield batch
-        self.count = count
+        """Yield batches as the model takes them."""
+        if self.count is not None:
+            yield from batches(self.whole, self._at_once(self.whole))
+        else:
+            count = 0
+            for item in items(self._x):
+                some = self._read(_without_target(item, self._read.model))
+                yield from batches(some, self._at_once(some))
+                count += row_count(some)
+            self.count = count
+        if not self.count:
+            raise ValueError(f"{self._name} has no rows")
 
 
 def is_loader(x: Any) -> bool:
-    """Whether this yields batches: a DataLoader, a generator, any other stream."""
+    """Whether this yields batches: a DataLoader, a Dataset, a generator, any other stream."""
+    if _is_dataset(x):
+        return True
     if isinstance(x, (Tensor, np.ndarray, Mapping, tuple, list, str, bytes)) or is_arraylike(x):
         return False
     return isinstance(x, Iterable)
 
 
+def _is_dataset(x: Any) -> bool:
+    """Whether rows can be looked up by number: a Dataset of torch, or one of Hugging Face."""
+    is_of_torch = isinstance(x, Dataset) and not isinstance(x, IterableDataset)
+    return is_of_torch or (hasattr(x, "with_format") and hasattr(x, "__getitem__"))
+
+
 def _without_target(item: Any, model: nn.Module) -> Any:
-    """Take x of a pair (x, y), where the model says that it must be one."""
+    """Take x of a pair (x, y), where the model says that it must be one, or of a labelled dict."""
+    if isinstance(item, Mapping) and any(key in item for key in LABELS):
+        return _divided(item, model)[0]
     if not isinstance(item, (tuple, list)) or len(item) != 2:
         return item
     if isinstance(item[0], (tuple, list, Mapping)) or not takes_arguments(model, *item):
@@ -244,8 +266,24 @@ def _without_target(item: Any, model: nn.Module) -> Any:
     )
 
 
-def items(loader: Iterable[Any]) -> Iterator[Any]:
+def _divided(item: Mapping[str, Any], model: nn.Module) -> tuple[Any, Any]:
+    """Return the input and the target of a batch that is a dict with labels.
+
+    Columns of words, such as the text that was tokenised, are left out unless forward takes them.
+    """
+    label = next(key for key in LABELS if key in item)
+    rest = {key: value for key, value in item.items() if key not in LABELS}
+    words = [key for key, value in rest.items() if isinstance(value, list)]
+    if words and not takes_arguments(model, **rest):
+        rest = {key: value for key, value in rest.items() if key not in words}
+    return rest, item[label]
+
+
+def items(loader: Any) -> Iterator[Any]:
     """Yield the batches of a loader; refuse one that yields the same in every worker."""
+    if _is_dataset(loader):
+        rows = loader.with_format("torch") if hasattr(loader, "with_format") else loader
+        loader = DataLoader(rows, batch_size=_DATASET_ROWS)
     workers = 0
     if isinstance(loader, DataLoader) and isinstance(loader.dataset, IterableDataset):
         workers = loader.num_workers
@@ -264,7 +302,7 @@ def items(loader: Iterable[Any]) -> Iterator[Any]:
 
 
 def _is_same(one: Any, other: Any) -> bool:
-    mine, theirs = list(leaves(one)), list(leaves(other))
+    mine, theirs = leaves(one), leaves(other)
     return len(mine) == len(theirs) > 0 and all(
         a.shape == b.shape and a.dtype == b.dtype and a.equal(b)
         for (_, a), (_, b) in zip(mine, theirs, strict=True)
@@ -290,9 +328,12 @@ def pairs(
             f"call {call}(x, y), or {call}(loader) with a loader of (x, y) pairs"
         )
     for number, item in enumerate(items(x) if y is None else [(x, y)]):
+        if isinstance(item, Mapping) and any(key in item for key in LABELS):
+            item = _divided(item, read.model)
         if not isinstance(item, (tuple, list)) or len(item) != 2:
             raise TypeError(
-                f"a loader must yield pairs (x, y); batch {number} is {described(item)}. "
+                "a loader must yield pairs (x, y) or dicts with 'labels'; batch "
+                f"{number} is {described(item)}. "
                 f"Wrap it: {call}((x, y) for ... in loader)"
             )
         batch, labels = read(item[0]), target(item[1])
@@ -307,16 +348,16 @@ def pairs(
         yield batch, labels
 
 
-def leaves(x: Any, name: str = "input") -> Iterator[tuple[str, Tensor]]:
-    """Yield every tensor of an input or output with its path: ``input[0]``, ``input[mask]``."""
+def leaves(x: Any, name: str = "input") -> list[tuple[str, Tensor]]:
+    """List every tensor of an input or output with its path: ``input[0]``, ``input[mask]``."""
     if isinstance(x, Tensor):
-        yield name, x
-    elif isinstance(x, Mapping):
-        for key, value in x.items():
-            yield from leaves(value, f"{name}[{key}]")
+        return [(name, x)]
+    inner: Iterable[tuple[Any, Any]] = ()
+    if isinstance(x, Mapping):
+        inner = x.items()
     elif isinstance(x, (tuple, list)):
-        for index, value in enumerate(x):
-            yield from leaves(value, f"{name}[{index}]")
+        inner = enumerate(x)
+    return [leaf for key, value in inner for leaf in leaves(value, f"{name}[{key}]")]
 
 
 def replace(x: Any, new: Mapping[str, Tensor], name: str = "input") -> Any:

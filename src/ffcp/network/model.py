@@ -5,10 +5,10 @@ and need no gradients. Hooks are put on a copy that one call alone uses, so any 
 can ask at once, and the model can be run or trained elsewhere meanwhile. Buffers are copied,
 because a forward pass may write to them.
 
-Forward hooks of the user's that only look are not on the copies. Where no copy computes what the
-model does (modules that cannot be copied, compiled and scripted ones, hooks that change something,
-a forward that reaches around its module to the original), the model itself is used, one call at a
-time, and left as it was found: then nothing else may run it meanwhile.
+Where a copy may not compute what the model does (modules that cannot be copied, compiled and
+scripted ones, forward hooks of the user's, a forward that reaches around its module to the
+original), the model itself is used, one call at a time, and left as it was found: then nothing
+else may run it meanwhile.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from __future__ import annotations
 import copy
 import hashlib
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -27,7 +28,7 @@ from torch import Tensor, fx, nn
 
 from ffcp import files
 from ffcp.locks import lock
-from ffcp.network.hidden_weights import may_hold_more, unlisted
+from ffcp.network.hidden_weights import may_hold_more, own_names, unlisted
 from ffcp.network.model_output import Picking
 
 Stamp = tuple[Any, ...]
@@ -43,23 +44,21 @@ class _Known:
     """What is known of one model: where its weights are, and copies that nobody uses now."""
 
     def __init__(self) -> None:
-        self.lock = lock()
-        self.alone = lock(again=True)  # held by the one call that uses the model itself
+        self.alone: Any = None  # a lock, held by the one call that uses the model itself
         self.parts: _Parts | None = None
         self.stamp: Stamp | None = None
         self.waiting: list[nn.Module] = []  # copies of the model as it was at the stamp
-        self.has_copies: bool | None = None  # whether these compute what the model does
-        self.hooks: frozenset[Hook] = frozenset()  # those of the model, if they change something
+        self.has_copies = True  # unless a pass showed that these do not compute what the model does
 
 
 _KNOWN: WeakKeyDictionary[nn.Module, _Known] = WeakKeyDictionary()
-_KNOWN_LOCK = lock()
+_LOCK = lock()  # of all that is known
 
 
 def _known(model: nn.Module) -> _Known:
     known = _KNOWN.get(model)
     if known is None:
-        with _KNOWN_LOCK:
+        with _LOCK:
             known = _KNOWN.setdefault(model, _Known())
     return known
 
@@ -86,13 +85,15 @@ class _Parts:
         )
         self.tensors = [*(tensor for tensor in listed if tensor is not None), *hidden]
         self._attributes = [module.__dict__ for module in modules]
-        self._dicts = [getattr(module, name) for module in modules for name in _DICTS]
+        self._named = [(module.__dict__, name) for module in modules for name in own_names(module)]
+        # Views, which show what is there whenever they are looked at.
+        self._things = [getattr(module, name).values() for module in modules for name in _DICTS]
         self.found = self.marks()
 
     def marks(self) -> Stamp:
-        """Return what is where: the types of attributes, and all modules, tensors and hooks."""
-        attributes = map(type, chain.from_iterable(map(dict.values, self._attributes)))
-        return (*attributes, *[id(thing) for own in self._dicts for thing in own.values()])
+        """Return what is where: attributes by their types, and all modules, tensors and hooks."""
+        types = [type(attributes.get(name)) for attributes, name in self._named]
+        return (*map(len, self._attributes), *types, *map(id, chain.from_iterable(self._things)))
 
 
 def _function_of(module: nn.Module) -> nn.Module:
@@ -103,40 +104,42 @@ def _function_of(module: nn.Module) -> nn.Module:
     return module.model if getattr(type(module), "is_predictor", False) else module  # type: ignore[return-value]
 
 
-def _parts(model: nn.Module) -> _Parts:
+class Weights(NamedTuple):
+    """The weights of a model at one moment: parameters, buffers, and what torch does not list.
+
+    ``stamp`` is where they lie and how often they were written to. Equal stamps mean the same
+    layers and weights, unless something wrote to them behind the back of torch's version counters,
+    as fused optimisers, ``.data`` and numpy do.
+    """
+
+    tensors: list[Tensor]
+    stamp: Stamp
+    is_plain: bool  # whether torch lists all of them
+
+
+def weights_of(model: nn.Module) -> Weights:
+    """Look at the weights of a model.
+
+    >>> model = nn.Linear(2, 1)
+    >>> before = weights_of(model).stamp
+    >>> _ = nn.init.zeros_(model.bias)
+    >>> weights_of(model).stamp == before
+    False
+    """
     known = _known(model)
     parts = known.parts
     if parts is None or parts.marks() != parts.found:
         parts = _Parts(model)
         # What hooks and attributes hold may change unseen, and may hold the model itself.
         known.parts = parts if parts.is_plain else None
-    return parts
-
-
-def tensors_of(model: nn.Module) -> list[Tensor]:
-    """Return the weights of a model: parameters, then buffers, then what torch does not list."""
-    return _parts(model).tensors
-
-
-def stamp(model: nn.Module) -> Stamp:
-    """Return where the tensors of a model lie and how often they were written to.
-
-    Equal stamps mean the same layers and weights, unless something wrote to them behind the back
-    of torch's version counters, as fused optimisers, ``.data`` and numpy do.
-
-    >>> model = nn.Linear(2, 1)
-    >>> before = stamp(model)
-    >>> _ = nn.init.zeros_(model.bias)
-    >>> stamp(model) == before
-    False
-    """
-    parts = _parts(model)
     tensors = parts.tensors
     try:
         versions = [tensor._version for tensor in tensors]
     except RuntimeError:  # torch does not count for tensors made in inference mode
         versions = [_hash(one) if one.is_inference() else one._version for one in tensors]
-    return (*parts.found, *[tensor.data_ptr() for tensor in tensors], *map(id, tensors), *versions)
+    places = [tensor.data_ptr() for tensor in tensors]
+    stamp = (parts.found, *places, *map(id, tensors), *versions)
+    return Weights(tensors, stamp, parts.is_plain)
 
 
 def _hash(tensor: Tensor) -> int:
@@ -144,7 +147,7 @@ def _hash(tensor: Tensor) -> int:
 
 
 def frozen_copy(model: nn.Module, with_hooks: bool = False) -> nn.Module | None:
-    """Copy a model, parameters and hooks apart; ``None`` where no copy computes what it does.
+    """Copy a model, parameters apart; ``None`` where a copy may not compute what it does.
 
     Hooks on backward passes are never copied: they watch or change how a model is trained, and
     are no part of the function whose gradient is taken.
@@ -158,8 +161,7 @@ def frozen_copy(model: nn.Module, with_hooks: bool = False) -> nn.Module | None:
     # Scripted, or compiled: a copy would be compiled all over again.
     if any(isinstance(m, torch.jit.ScriptModule) or "_orig_mod" in m._modules for m in modules):
         return None
-    has_copies = _known(model).has_copies
-    if not with_hooks and not (not hooks_of(model) if has_copies is None else has_copies):
+    if not with_hooks and (hooks_of(model) or not _known(model).has_copies):
         return None
     try:
         # By .data and not by detach(), which shares the version counter: a weight that is trained
@@ -175,7 +177,7 @@ def frozen_copy(model: nn.Module, with_hooks: bool = False) -> nn.Module | None:
     for module in frozen.modules():
         module.training = False  # one by one: an overridden train() may do more than switch
         is_bare = not with_hooks and not isinstance(module, fx.GraphModule)
-        for kind in (*_BACKWARD, *(_FORWARD if is_bare else ())):
+        for kind in (*_BACKWARD, *(_FORWARD if is_bare else ())):  # ours, of another thread's call
             getattr(module, kind).clear()
         module._is_full_backward_hook = None
     frozen.__dict__[_MARK] = weakref.ref(model)
@@ -183,89 +185,43 @@ def frozen_copy(model: nn.Module, with_hooks: bool = False) -> nn.Module | None:
 
 
 @contextmanager
-def borrowed(model: nn.Module, now: Stamp | None = None) -> Iterator[nn.Module]:
+def borrowed(model: nn.Module, now: Weights | None = None) -> Iterator[nn.Module]:
     """Lend a frozen copy of the model that nobody else uses until the block ends.
 
-    ``now`` is the model's stamp, if it is known.
+    ``now`` are the model's weights, if they were just looked at.
 
     >>> with borrowed(nn.Linear(2, 1)) as frozen:
     ...     frozen.training, frozen.weight.requires_grad
     (False, False)
     """
-    if is_frozen_copy(model):
+    if _MARK in model.__dict__:
         yield model
         return
-    known, now = _known(model), stamp(model) if now is None else now
-    with known.lock:
-        if known.stamp != now:  # moved, exchanged or trained: the copies there are are stale
-            known.stamp, known.waiting = now, []
+    known, stamp = _known(model), (now or weights_of(model)).stamp
+    with _LOCK:
+        if known.stamp != stamp:  # moved, exchanged or trained: the copies there are are stale
+            known.stamp, known.waiting = stamp, []
         frozen = known.waiting.pop() if known.waiting else None
     frozen = frozen_copy(model) if frozen is None else frozen
     if frozen is None:
+        if known.alone is None:
+            alone = lock(again=True)  # outside, as making one waits for a process that is forked
+            with _LOCK:
+                known.alone = known.alone or alone
         with known.alone:
             yield model
         return
     yield frozen
-    with known.lock:
-        if known.stamp == now and known.has_copies is not False:
+    with _LOCK:
+        if known.stamp == stamp and known.has_copies:
             known.waiting.append(frozen)
 
 
-def renew(model: nn.Module, run: Callable[[nn.Module], Tensor]) -> None:
-    """Find out by a pass whether copies of the model compute what it does.
-
-    A forward that is a closure over the original model runs that one, with its dropout and its
-    trainable weights, whatever copy it is called on: the output then has a gradient though
-    nothing in the copy needs one. Hooks of the user's are called by this pass; if they only look,
-    by no other.
-    """
-    if is_frozen_copy(model):
-        return
-    known, changes = _known(model), dict[Hook, bool]()
-    with known.alone:  # while no call that uses the model itself has hooks on it
-        hooks, frozen = hooks_of(model), frozen_copy(model, with_hooks=True)
-    has_copies = frozen is not None
-    if frozen is not None:
-        for name, kind, number in hooks:
-            own = getattr(frozen.get_submodule(name), kind)
-            own[number] = _watched(own[number], (name, kind, number), changes)
-        with torch.inference_mode(False), torch.enable_grad():
-            reaches_around = run(frozen).requires_grad
-        only_look = len(changes) == len(hooks) and not any(changes.values())
-        has_copies = only_look and not reaches_around
-    with known.lock:
-        known.has_copies, known.waiting = has_copies, []
-        known.hooks = frozenset() if has_copies else hooks
-
-
-def _watched(
-    hook: Callable[..., Any], place: Hook, changes: dict[Hook, bool]
-) -> Callable[..., Any]:
-    """Return a hook that calls another and notes whether that left what it saw as it was.
-
-    That is what goes into the module or comes out of it, and the module itself: hooks of old
-    ``weight_norm`` make its weight.
-    """
-
-    def watch(module: nn.Module, *seen: Any) -> Any:
-        shown = [seen[-1]]
-        if place[1] == "_forward_pre_hooks":
-            shown = [*seen[0], *(one for named in seen[1:] for one in named.values())]
-
-        def marks() -> list[Any]:
-            own = {**module._parameters, **module._buffers, **module.__dict__}
-            tensors = [one for one in (*shown, *own.values()) if isinstance(one, Tensor)]
-            return [*own, *map(id, own.values()), *(one._version for one in tensors)]
-
-        before = marks()
-        returned = hook(module, *seen)
-        # Of what is no tensor nobody knows whether it was changed.
-        are_tensors = all(isinstance(one, Tensor) for one in shown)
-        changed = returned is not None or not are_tensors or marks() != before
-        changes[place] = changes.get(place, False) or changed
-        return returned
-
-    return watch
+def without_copies(model: nn.Module) -> None:
+    """Note that copies of a model do not compute what it does."""
+    known = _known(model)
+    with _LOCK:
+        known.has_copies, known.waiting = False, []
 
 
 def hooks_of(model: nn.Module) -> frozenset[Hook]:
@@ -341,7 +297,7 @@ def _named_parts(model: nn.Module) -> Iterator[tuple[str, nn.Module | Tensor]]:
     """
     modules = [*_listed(model, "", ())]
     yield from modules
-    if _parts(model).is_plain:
+    if weights_of(model).is_plain:
         return
     known = {id(one) for _, module in modules for one in (module, *_own_tensors(module))}
     for name, module in modules:  # which grows
@@ -409,12 +365,14 @@ def checked_autocast(kind: str) -> str:
     return kind
 
 
+@dataclass
 class Identity:
     """The layers and weights of a model at some moment: their hash, and cheap signs of change.
 
     Asking again compares stamps, which costs next to nothing; a difference means hashing again.
     What no stamp sees only the hash does, taken when saving, merging and updating. Autocast, which
-    lets the same weights compute in another type, is part of the identity.
+    lets the same weights compute in another type, is part of the identity; so are forward hooks,
+    of which no file knows.
 
     >>> model = nn.Linear(2, 1)
     >>> identity = Identity.of(model)
@@ -425,25 +383,26 @@ class Identity:
     False
     """
 
-    def __init__(self, fingerprint: str, autocast: str = "", known: Stamp | None = None) -> None:
-        self.fingerprint = fingerprint
-        self.autocast = autocast  # see autocast
-        self._stamp = known  # of a model that was seen to have this fingerprint
-        self._hooks: frozenset[Hook] | None = None  # a part of its function; None: not known
+    fingerprint: str
+    autocast: str = ""  # see autocast
+    hooks: frozenset[Hook] | None = None  # ``None``: not known
+    stamp: Stamp | None = field(default=None, repr=False)  # of a model that had this fingerprint
 
     @classmethod
     def of(cls, model: nn.Module) -> Identity:
         """Take the identity of a model as it is now."""
-        now = stamp(model)
-        return cls(fingerprint(model), autocast(model), now)
+        now = weights_of(model)
+        return cls(fingerprint(model), autocast(model), hooks_of(model), now.stamp)
 
-    def check(self, model: nn.Module, now: Stamp | None = None) -> None:
+    def check(self, model: nn.Module, now: Weights | None = None) -> None:
         """Refuse a model that computes otherwise: under another autocast, or with other weights."""
-        self.must_be_run_alike(autocast(model))
+        kind = autocast(model)
+        if kind != self.autocast:
+            self.must_be_run_alike(kind)
         if not self.is_that_of(model, now):
             raise RuntimeError(
-                "the model's weights are no longer those of the calibration, so bands would not "
-                "cover: calibrate again, or load those weights"
+                "the model's weights are no longer those of the calibration, or its hooks are not, "
+                "so intervals would not cover: calibrate again, or load those weights"
             )
 
     def must_be_run_alike(self, now: str) -> None:
@@ -455,18 +414,15 @@ class Identity:
                 "(each thread has its own)"
             )
 
-    def is_that_of(self, model: nn.Module, now: Stamp | None = None) -> bool:
-        """Whether a model has these weights, by its stamp ``now`` if that is known."""
-        known = _known(model)
-        if self._hooks is not None and known.hooks != self._hooks:
-            return False
-        now = stamp(model) if now is None else now
-        if now != self._stamp:
+    def is_that_of(self, model: nn.Module, now: Weights | None = None) -> bool:
+        """Whether a model has these weights and hooks; ``now`` if they were just looked at."""
+        stamp = (now or weights_of(model)).stamp
+        if stamp != self.stamp:
             if fingerprint(model) != self.fingerprint:
                 return False
-            if self._hooks is not None and not known.has_copies and self._hooks != hooks_of(model):
+            if self.hooks is not None and self.hooks != hooks_of(model):
                 return False
-            self._stamp = now
+            self.stamp = stamp
         return True
 
     def must_be_that_of(
@@ -491,10 +447,6 @@ class Identity:
                 "load those weights, or calibrate again"
             )
 
-    def note_hooks(self, model: nn.Module) -> None:
-        """Note which hooks are a part of the function, once a pass has seen what they do."""
-        self._hooks = _known(model).hooks
-
     def __getstate__(self) -> dict[str, Any]:
         # In another process, or of another copy, pointers and the numbers of hooks are others.
-        return {**self.__dict__, "_stamp": None, "_hooks": None}
+        return {**self.__dict__, "stamp": None, "hooks": None}

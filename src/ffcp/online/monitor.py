@@ -244,13 +244,10 @@ class Monitor(Resumable):
         predictor.check_weights()  # of others, nothing that was seen says anything
         requires = Requires() if feature is None else Requires((feature,), (feature,))
         parts, row = [], 0
-        for whole in predictor.rows(x):
-            for batch in predictor.cut(whole):
-                out = forward.see(predictor.model, batch, requires, row)
-                row += len(out.rows)
-                parts.append(self._noted(out))
-        if not row:
-            raise ValueError("x has no rows")
+        for batch in predictor.rows(x):
+            out = forward.see(predictor.model, batch, requires, row)
+            row += len(out.rows)
+            parts.append(self._noted(out))
         return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
     def _noted(self, out: BatchOutput) -> dict[str, Tensor]:
@@ -377,7 +374,9 @@ class Monitor(Resumable):
         lines = [list(table[0]), *([_cell(value) for value in row.values()] for row in table)]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         padded = (map(str.ljust, line, widths) for line in lines)
-        return "\n".join("  ".join(line).rstrip() for line in padded)
+        return "\n".join(["  ".join(line).rstrip() for line in padded] + [_COLUMNS])
+
+    __repr__ = __str__
 
     # -- files ------------------------------------------------------------------------------
 
@@ -399,6 +398,12 @@ class Monitor(Resumable):
             "_centre": centre and tuple(torch.tensor(own, dtype=torch.float64) for own in centre),
             "_hits": {name: deque(hits, maxlen=self.window) for name, hits in state["hits"]},
         }
+
+
+_COLUMNS = """
+value: evidence of a change by now (1 is none), or the share of rows covered
+most:  the largest evidence so far, or the largest coverage these rows allow for
+limit: an alarm when the evidence exceeds it, or the coverage asked for"""
 
 
 def _cell(value: Any) -> str:

@@ -18,14 +18,15 @@ from ffcp.conformal.calibration import Calibration
 from ffcp.conformal.columns import take
 from ffcp.conformal.compressed import is_summary
 from ffcp.conformal.mondrian import Label, rows_of_groups
-from ffcp.conformal.rank import requested_alpha
-from ffcp.network import checks, inputs
+from ffcp.conformal.rank import requested_alpha, rows_needed
+from ffcp.network import checks, forward, inputs
 from ffcp.network.arrays import target_tensor
 from ffcp.online.controllers import Aci, Asked, Control, DtAci, Pid, Window
 from ffcp.online.saving import Resumable
 from ffcp.regression.intervals import Interval
 from ffcp.regression.joint import two_sided
 from ffcp.regression.regression_predictor import RegressionPredictor
+from ffcp.warnings import warn
 
 METHODS = ("aci", "dtaci", "pid", "plain")
 
@@ -158,7 +159,28 @@ class Online(Resumable):
         }
         self.rows = self.delay = 0  # delay: the most rows that waited when another was predicted
         self._controls = self._new_controls()
+        self._warn_of_few_rows()
         self._waiting: dict[int, Waiting] = {}  # by the number of the row
+
+    def __repr__(self) -> str:
+        """Describe the stream: its method, the targets that came, and those that were missed.
+
+        >>> import ffcp
+        >>> predictor = ffcp.CP(torch.nn.Linear(2, 1)).calibrate(torch.ones(50, 2), torch.ones(50))
+        >>> Online(predictor, "aci", alpha=0.1)
+        Online: 'aci' of CP, coverage asked for 90 %
+          0 rows predicted, 0 wait for their target
+        """
+        asked = f"coverage asked for {100 * float(1 - self.alpha):g} %"
+        head = f"Online: {self.method!r} of {type(self.predictor).__name__}, {asked}"
+        lines = [
+            head,
+            f"{self.rows:,} rows predicted, {len(self._waiting):,} wait for their target",
+        ]
+        for came, missed in zip(self.observed, self.misses, strict=True):
+            if came:
+                lines.append(f"{came:,} targets came, {1 - missed / came:.1%} of them covered")
+        return "\n  ".join(lines)
 
     def _parts(self) -> Mapping[Any, Calibration]:
         """Return the calibration of each group; that of all rows as the group ``None``."""
@@ -173,6 +195,17 @@ class Online(Resumable):
             alpha = self.predictor.alpha_of_each(self.alpha, part.scores.shape[1])
             controls[label] = [self._control(alpha, column) for column in part.scores.T]
         return controls
+
+    def _warn_of_few_rows(self) -> None:
+        """Warn where no finite interval can be had until many more targets have come."""
+        few = min((part.scores for part in self._parts().values()), key=len)
+        needed = rows_needed(self.predictor.alpha_of_each(self.alpha, few.shape[1]))
+        if self.method != "pid" and min(len(few), self.settings["window"]) < needed:
+            warn(
+                f"alpha={float(self.alpha):g} needs {needed} scores in the window, and there are "
+                f"{len(few)} of {self.settings['window']}: most intervals will be infinite until "
+                "then. Ask for a larger alpha, give a larger window=, or calibrate on more rows"
+            )
 
     def _control(self, alpha: Fraction, scores: Tensor) -> Control:
         said = self.settings
@@ -201,7 +234,7 @@ class Online(Resumable):
             predictor.check_weights()
             parts: list[Interval] = []
             points: list[Waiting] = []
-            rows = predictor.with_metadata(predictor.rows(x), groups, None, weights)
+            rows = predictor.batch_outputs(predictor.rows(x), groups, None, weights)
             for out, metadata, draws, _ in rows:
                 labels = metadata.get("group", [None] * len(out.output))
                 asked = self._ask(labels, metadata, draws)
@@ -287,9 +320,12 @@ class Online(Resumable):
         predictor = self.predictor
         predictor.check_weights()
         checks.finite(target.masked_fill(target.isnan(), 0.0), "y", 0)
-        parts, keys = [], []
-        score: Any = predictor.calibrated().score
-        for out in predictor.batch_outputs(self.predictor.rows(x)):
+        parts: list[Tensor] = []
+        keys: list[str] = []
+        state = predictor.calibrated()
+        score: Any = state.score
+        for batch in predictor.rows(x):
+            out = forward.see(predictor.model, batch, state.requires, len(keys))
             if len(target) <= out.rows[-1]:
                 raise ValueError(f"y has {len(target)} rows, fewer than x")
             some = target[out.rows[0] : out.rows[-1] + 1].to(out.output.device)
@@ -325,7 +361,7 @@ class Online(Resumable):
         """Return which rows were predicted and wait for a truth: what is left of a batch, say."""
         with self._lock:
             waiting = {point.key for point in self._waiting.values()}
-            batches = (one for whole in self.predictor.rows(x) for one in self.predictor.cut(whole))
+            batches = self.predictor.rows(x)
             keys = (key for one in batches for key in _keys(one, inputs.row_count(one)))
             return [key in waiting for key in keys]
 

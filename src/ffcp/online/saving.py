@@ -8,12 +8,13 @@ from typing import Any, ClassVar, TypeVar
 
 from ffcp import files
 from ffcp.locks import lock
+from ffcp.notebooks import ShownAsText
 from ffcp.predictor import Predictor
 
 Self = TypeVar("Self", bound="Resumable")
 
 
-class Resumable:
+class Resumable(ShownAsText):
     """Something that changes with every row, one thread at a time.
 
     A subclass names the attributes that change, and turns them into plain data and back.

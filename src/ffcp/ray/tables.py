@@ -59,7 +59,7 @@ def predict_files(
     if out.exists():
         raise TableError(f"{out} is there already: --out names a folder that is not")
     unfinished = out.with_name(f".{out.name}.{uuid.uuid4().hex}")
-    files = _files(tables, unfinished)
+    files = _files(tables, unfinished, fitted.kind)
     with _connected():
         unfinished.mkdir(parents=True)
         task, sent = ray.remote(_predicted), ray.put(fitted)
@@ -79,14 +79,14 @@ def predict_files(
             shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def _files(tables: Sequence[str | Path], folder: Path) -> dict[str, str]:
+def _files(tables: Sequence[str | Path], folder: Path, kind: str) -> dict[str, str]:
     """Return the file that is to be written for each table."""
     files: dict[str, str] = {}
     for table in map(Path, tables):
         if not table.is_file():
             raise TableError(f"there is no file {table}")
         ending = ".parquet" if is_parquet(table) else ".csv"
-        name = str(folder / f"{base_name(table)}.bands{ending}")
+        name = str(folder / f"{base_name(table)}.{kind}{ending}")
         if name in files.values():
             raise TableError(f"several tables are called {base_name(table)!r}: rename all but one")
         files[str(table.absolute())] = name

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ffcp.batch import BatchOutput, Requires
 from ffcp.calibrated import Counts
 from ffcp.calibration_loop import Looks, Result
-from ffcp.conformal.columns import Table, take
+from ffcp.conformal.columns import Columns, joined, take
 from ffcp.conformal.rank import requested_alpha
 from ffcp.conformal.score import Score
 from ffcp.network import jacobian
@@ -23,7 +23,6 @@ from ffcp.network.jacobian import Method
 from ffcp.network.model_output import Output, picking
 from ffcp.predictor import Predictor, steady
 from ffcp.regression.intervals import as_float64
-from ffcp.regression.scales import floored
 from ffcp.segmentation.counts import BINS, PixelCounts, exact_share, to_bins
 from ffcp.segmentation.sets import Maps, PixelSet, check_maps, label_maps
 from ffcp.segmentation.targets import DoubleLog
@@ -97,7 +96,9 @@ class PixelScore(Score):
         """Measure how far outputs lie above those of a certain pixel, in units of the scale."""
         certain = math.log(-math.log1p(-self.smallest))
         distance = (as_float64(output) - certain).clamp_min_(0)
-        return distance if scale is None else distance.div_(floored(scale, self.floor))
+        if scale is None:
+            return distance
+        return distance.div_(as_float64(scale).clamp_min(self.floor))
 
 
 class PixelSets(Predictor):
@@ -263,21 +264,23 @@ class PixelSets(Predictor):
         exact = requested_alpha(alpha, confidence_level, unknown)
         calibration, given = self.calibrated().calibration, self.rows(x)
         asked = None if share is None else exact_share(share)
-        buffer, infinite = RowBuffer(given.count), Table()
-        for out in self.batch_outputs(given, groups):
+        buffer = RowBuffer(given.count)
+        infinite: list[Columns] = []
+        for out, metadata, *_ in self.batch_outputs(given, groups):
             check_maps(out.output)
-            metadata = {**calibration.metadata(out), "share": [asked] * len(out.output)}
+            metadata["share"] = [asked] * len(out.output)
             level = calibration.quantile(exact, metadata)
             lost = level.isinf().any(dim=-1).expand(len(out.output))
             if bool(lost.any()):
-                infinite.add(take(metadata, lost))
+                infinite.append(take(metadata, lost))
             mask = self._state.score.mask(out, level)
             buffer.add({"mask": mask, "prediction": out.output.argmin(dim=1)})
-        if len(infinite):
-            what = "every set holds all labels"
-            if given.count is not None and len(infinite) < given.count:
-                what = f"the sets of {len(infinite)} of {given.count} images hold all labels"
-            warn(f"{what}{self.explain_infinite(exact, infinite.columns)}")
+        if infinite:
+            rows = joined(infinite)
+            what, count = "every set holds all labels", len(rows["share"])
+            if given.count is not None and count < given.count:
+                what = f"the sets of {count} of {given.count} images hold all labels"
+            warn(f"{what}{self.explain_infinite(exact, rows)}")
         return PixelSet(buffer["mask"], buffer["prediction"])
 
     def forward(self, x: Any, alpha: Any = None, **options: Any) -> PixelSet:
@@ -300,9 +303,7 @@ class _ImageLooks(Looks):
 
 
 def _with_double_log(model: nn.Module) -> nn.Sequential:
-    scores = DoubleLog()
-    scores.register_forward_pre_hook(_check_logits)
-    return nn.Sequential(OrderedDict({_NETWORK: model, "scores": scores}))
+    return nn.Sequential(OrderedDict({_NETWORK: model, "scores": DoubleLog()}))
 
 
 def _inside(feature: str) -> str:
@@ -320,8 +321,3 @@ def _parts(output: Tensor) -> list[slice]:
     """Cut a batch into parts of about a million numbers."""
     size = max(1, _BLOCK // output[0].numel())
     return [slice(start, start + size) for start in range(0, len(output), size)]
-
-
-def _check_logits(module: nn.Module, args: tuple[Any, ...]) -> None:
-    # Before log(-log p) is taken, which would fail in a way that says nothing of the model.
-    check_maps(args[0])

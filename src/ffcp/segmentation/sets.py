@@ -123,7 +123,8 @@ def known_labels(y: Tensor, classes: int, ignore: int | None, first_row: int = 0
     if bool(outside.any()):
         image = int(outside.nonzero()[0, 0])
         said = f"has labels {y[image][outside[image]].unique()[:5].tolist()}"
-        wanted = f"expected 0 to {classes - 1}, or ignore={ignore}"
+        wanted = f"expected 0 to {classes - 1}"
+        wanted += ", or ignore= a label that marks no class" if ignore is None else f" or {ignore}"
         raise ValueError(f"image {first_row + image} (counted from 0) {said}: {wanted}")
     return Maps(y.where(known, 0), known)
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ffcp.segmentation.sets import known_labels
+from ffcp.segmentation.sets import check_maps, known_labels
 
 SMALLEST = 0.01  # probability in targets
 
@@ -119,6 +119,7 @@ class DoubleLog(nn.Module):
 
     def forward(self, logits: Tensor) -> Tensor:
         """Map logits."""
+        check_maps(logits)  # what follows would fail in a way that says nothing of the model
         return self._of_odds(_of_others(logits) - logits)
 
     def bounds(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,7 @@ features. ``"auto"`` looks at the head and picks.
 """
 
 from ffcp.network.jacobian.dispatch import take_norms
-from ffcp.network.jacobian.settings import (
+from ffcp.network.jacobian.norms import (
     AUTO,
     EXACT,
     Method,

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from ffcp.batch import Requires
 from ffcp.network.cut import Cut, Tapped
-from ffcp.network.jacobian import chained, coloured, pushed, settings
+from ffcp.network.jacobian import chained, coloured, norms, pushed
 from ffcp.network.jacobian.coloured import HiddenWindowsError
 from ffcp.network.jacobian.exact import exact
-from ffcp.network.jacobian.settings import AUTO, COLOURED, EXACT, Sketch, Smooth
+from ffcp.network.jacobian.norms import AUTO, COLOURED, EXACT, Sketch, Smooth
 
 # How ``"auto"`` picks: outputs so few that probing the head does not pay; coloured passes and
 # outputs so many that an estimate is better.
@@ -30,8 +30,8 @@ def take_norms(
     """Take the norms at the named features that ``requires`` asks for, from a pass over ``x``."""
     if not names:
         return {}
-    method = settings.checked_method(requires.method)
-    norm = settings.checked_norm(requires.norm)
+    method = norms.checked_method(requires.method)
+    norm = norms.checked_norm(requires.norm)
     if isinstance(method, Smooth):
         return {name: _smoothed(model, x, name, requires) for name in names}
     if isinstance(method, Sketch):

@@ -21,8 +21,7 @@ from ffcp.batch import is_traced
 from ffcp.locks import lock
 from ffcp.network import heads, inputs
 from ffcp.network.cut import Tapped
-from ffcp.network.jacobian.norms import wide
-from ffcp.network.jacobian.settings import Sketch
+from ffcp.network.jacobian.norms import Sketch, wide
 
 # The levels of torch's forward mode are one count for all threads: two at once lose theirs.
 _FORWARD_MODE = lock()

@@ -7,15 +7,19 @@ forward and backward, are called without either; results are the same to the las
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.modules import module as all_modules
 
+from ffcp.batch import Requires
 from ffcp.network.features import INPUT
-from ffcp.network.jacobian.norms import row_norms
+from ffcp.network.jacobian.norms import AUTO, EXACT, row_norms
 from ffcp.network.model import is_frozen_copy
 
 _MOST_OUTPUTS = 8  # more of them are better taken several at once
@@ -66,6 +70,13 @@ class Stack:
         linear = [layer for layer in layers if type(layer) is nn.Linear]
         self._columns, self._outputs = linear[0].in_features, linear[-1].out_features
         self._dtype = linear[0].weight.dtype
+        #: What each layer computes. Parameters are looked up here, once.
+        self._steps = [
+            partial(functional.linear, weight=layer.weight, bias=layer.bias)
+            if type(layer) is nn.Linear
+            else layer.forward
+            for layer in layers
+        ]
 
     @classmethod
     def of(cls, model: nn.Module) -> Stack | None:
@@ -97,6 +108,7 @@ class Stack:
         return (
             isinstance(x, Tensor)
             and x.dim() == 2
+            and not x.requires_grad
             and x.shape[1] == self._columns  # else torch says what is wrong
             and x.dtype == self._dtype
             and (not names or self._outputs <= _MOST_OUTPUTS)
@@ -108,10 +120,10 @@ class Stack:
 
     def run(self, x: Tensor, names: Sequence[str], norm: float) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the output of a batch (n, d), and the norms at features in its shape (n, m)."""
-        with torch.inference_mode(False), torch.no_grad():
+        with torch.inference_mode(False):  # no graph, as neither weights nor x need a gradient
             values = [x]
-            for layer in self.layers:
-                values.append(layer.forward(values[-1]))
+            for step in self._steps:
+                values.append(step(values[-1]))
                 if not names:  # others are not needed again
                     del values[0]
             if not names:
@@ -143,14 +155,23 @@ class Stack:
             gradient = BACKWARD[type(layer)](layer, gradient, before, after)
 
 
-def stack_of(frozen: nn.Module) -> Stack | None:
-    """Return the stack that a frozen copy is, if it is one; read once, as nobody changes a copy."""
-    if not is_frozen_copy(frozen):
+def by_hand(
+    frozen: nn.Module, x: Any, names: Sequence[str], requires: Requires
+) -> tuple[Tensor, dict[str, Tensor]] | None:
+    """Return output and gradient norms of a batch; ``None`` where the model is no such stack.
+
+    A frozen copy is read once, as nobody changes it.
+    """
+    is_exact = requires.of is None and requires.method in (AUTO, EXACT)
+    is_exact = is_exact and requires.norm in (1, 2, math.inf) and not requires.logits
+    if requires.values or (names and not is_exact) or not is_frozen_copy(frozen):
         return None
     if _KEPT not in frozen.__dict__:
         frozen.__dict__[_KEPT] = Stack.of(frozen)
     stack: Stack | None = frozen.__dict__[_KEPT]
-    return stack
+    if stack is None or not stack.takes(x, names):
+        return None
+    return stack.run(x, names, requires.norm)
 
 
 def layers_of(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
