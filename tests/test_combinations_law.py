@@ -105,6 +105,7 @@ SCALES: dict[str, Callable[[], Any]] = {
 CALIBRATIONS: dict[str, Callable[[], ffcp.calibrations.Calibration]] = {
     "marginal": ffcp.calibrations.Marginal,
     "mondrian": lambda: ffcp.calibrations.Mondrian(by=side),
+    "conditional": lambda: ffcp.calibrations.Conditional(lambda x: x.abs()),
     "nearest": lambda: ffcp.calibrations.Local(Localizer("nearest", on="input", bandwidth=30)),
     "random": lambda: ffcp.calibrations.Local(
         Localizer("box", on="input", bandwidth=2.0), "random"

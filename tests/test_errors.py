@@ -217,7 +217,7 @@ class Returns(nn.Module):
     [
         (lambda v: v.argmax(dim=1), TypeError, "int64"),
         (lambda v: (v, v), TypeError, "tuple"),
-        (lambda v: {"logits": v}, TypeError, "dict"),
+        (lambda v: {"mean": v, "spread": v}, TypeError, "dict"),
         (lambda v: v.mean(), ValueError, "shape"),
         (lambda v: v.T, ValueError, "shape"),
     ],

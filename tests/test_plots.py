@@ -150,3 +150,22 @@ def test_the_calibration_curve_shows_what_was_measured(one: ffcp.CP) -> None:
     np.testing.assert_allclose(shown.get_ydata(), [wanted[1], wanted[2], wanted[0]])
     with pytest.raises(ValueError, match="alpha="):
         ffcp.plots.calibration_curve(one.predict_interval(X, 0.1), Y)
+
+
+def test_coverage_of_groups_and_of_widths_is_drawn_as_measured(one: ffcp.CP) -> None:
+    interval, groups = one.predict_interval(X, 0.2), (X[:, 0] > 0).numpy()
+    ax = ffcp.plots.group_coverage(interval, Y, groups)
+    measured = ffcp.metrics.group_coverage(interval, Y, groups).groups
+    shown = ax.containers[0].lines[0].get_ydata()
+    assert list(shown) == [float(share) for share in measured.values()]
+    assert [text.get_text() for text in ax.get_xticklabels()] == ["False", "True"]
+    with pytest.raises(ValueError, match="width"):
+        ffcp.plots.coverage_by_width(interval, Y)
+    wide = ffcp.FFCP(small_mlp(), feature="0").calibrate(X, Y).predict_interval(X)
+    assert len(ffcp.plots.coverage_by_width(wide, Y, slices=4).get_xticklabels()) == 4
+
+
+def test_levels_of_a_fan_have_colours_of_their_own(one: ffcp.CP) -> None:
+    ax = one.predict_interval(X, (0.05, 0.1, 0.2, 0.5)).plot()
+    colours = {tuple(patch.get_facecolor()[0][:3]) for patch in ax.collections}
+    assert len(colours) == 4

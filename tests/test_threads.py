@@ -53,6 +53,10 @@ def sets(predictor: Any) -> Case:
     return Case(predictor, lambda: predictor.predict_set(X[:20], 0.2, first_row=0).mask, X, LABELS)
 
 
+def probabilities(predictor: ffcp.VennAbers) -> Case:
+    return Case(predictor, lambda: predictor.predict_proba(X[:20]), X, LABELS)
+
+
 def pixels(predictor: PixelSets) -> Case:
     return Case(predictor, lambda: predictor.predict_set(IMAGES[:4], 0.3).mask, IMAGES, MAPS)
 
@@ -101,6 +105,11 @@ CASES: dict[str, Callable[[], Case]] = {
     "Auto": lambda: bands(ffcp.Auto(small_mlp(), seed=0)).calibrated(),
     "Learned": lambda: bands(ffcp.Learned(small_mlp(), seed=0)).calibrated(),
     "Weighted": lambda: bands(ffcp.CP(small_mlp(), calibration=weighted)).calibrated(),
+    "ellipsoid": lambda: bands(ffcp.FFCP(lined(), "1", joint="ellipsoid"), X).calibrated(),
+    "Conditional": lambda: bands(
+        ffcp.CP(small_mlp(), calibration=ffcp.calibrations.Conditional("0"))
+    ).calibrated(),
+    "VennAbers": lambda: probabilities(ffcp.VennAbers(small_mlp(outputs=3))).calibrated(),
 }
 
 

@@ -94,7 +94,7 @@ def test_a_bad_label_in_a_loader_names_the_row_of_the_stream() -> None:
     ("model", "message"),
     [
         (nn.Linear(4, 1), "class"),
-        (nn.Sequential(nn.Linear(4, 1), nn.Flatten(0)), "shape"),
+        (nn.Sequential(nn.Linear(4, 1), nn.Flatten(0)), "class"),
         (nn.Sequential(nn.Linear(4, 6), nn.Unflatten(1, (2, 3))), r"2, 3\)"),
     ],
 )

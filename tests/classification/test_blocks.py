@@ -8,7 +8,6 @@ from torch import nn
 
 import ffcp
 from ffcp.classification import rules
-from ffcp.classification import weights as arithmetic
 from ffcp.classification.rules import Cumulative, LabelRows, label_mask
 from tests.conftest import normal
 
@@ -26,7 +25,7 @@ def test_few_labels_at_a_time_give_the_same_sets(
     monkeypatch.setattr(rules, "_SORTED", 0)
     monkeypatch.setattr(rules, "_FEW", 1)
     assert label_mask(rule, rows, threshold, allow_empty=allow_empty).equal(whole)
-    monkeypatch.setattr(arithmetic, "_BLOCK", 100)  # two rows
+    monkeypatch.setattr(rules, "_BLOCK", 100)  # two rows
     assert label_mask(rule, rows, threshold, allow_empty=allow_empty).equal(whole)
 
 

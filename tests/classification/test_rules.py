@@ -15,9 +15,14 @@ from torch import Tensor, nn
 import ffcp
 from ffcp import LabelSet
 from ffcp.classification import rules
-from ffcp.classification import weights as arithmetic
-from ffcp.classification.rules import Cumulative, LabelRows, Rule, Threshold
-from ffcp.classification.weights import jacobian_norms, probabilities
+from ffcp.classification.rules import (
+    Cumulative,
+    LabelRows,
+    Rule,
+    Threshold,
+    jacobian_norms,
+    probabilities,
+)
 from ffcp.conformal.random_numbers import Draws
 from tests.conftest import normal
 
@@ -142,7 +147,7 @@ def test_the_size_of_blocks_changes_nothing(name: str, monkeypatch: pytest.Monke
 
     whole = everything()
     for block in (1, 100, 33 * 89):  # one row, three, and one left over
-        monkeypatch.setattr(arithmetic, "_BLOCK", block)
+        monkeypatch.setattr(rules, "_BLOCK", block)
         assert all(map(torch.equal, everything(), whole))
 
 

@@ -71,6 +71,64 @@ def test_losses_that_cannot_be(scores: list[list[float]], tmp_path: Path) -> Non
     refuses(predictor, put("scores", lambda _: wrong), tmp_path / "calibration")
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        put("scores", lambda scores: scores[:, :2]),
+        put("scores", lambda scores: scores.nan_to_num(0.0) + 1.0),
+        put("scores", lambda scores: scores.nan_to_num(0.0) * 0.5 + 0.1),
+    ],
+    ids=["too few", "above 1", "not 0 and 1"],
+)
+def test_tested_losses_that_cannot_be(change: Change, tmp_path: Path) -> None:
+    predictor = ffcp.RiskControl(
+        nn.Identity(), "wrong_answers", sets="answers", grid=[0.0, 0.5, 0.8], pac=0.9,
+        correction="bonferroni",
+    )  # fmt: skip
+    predictor.calibrate(normal(60, 2, seed=0), torch.arange(60) % 2)
+    refuses(predictor, change, tmp_path / "calibration")
+
+
+@pytest.mark.parametrize(
+    "totals",
+    [
+        {"counts": torch.ones(1, 3)},
+        {"counts": torch.full((1, 3), -1)},
+        {"counts": torch.full((1, 3), 2**40)},
+        {"sums": torch.full((1, 3), -1)},
+        {"sums": torch.full((1, 3), 2**60)},
+        {"sums": torch.zeros(1, 2, dtype=torch.int64)},
+    ],
+)
+def test_losses_that_cannot_order(totals: dict[str, Tensor]) -> None:
+    predictor = ffcp.RiskControl(
+        nn.Identity(), "wrong_answers", sets="answers", grid=[0.0, 0.5, 0.8], pac=0.9
+    )
+    predictor.calibrate(normal(60, 2, seed=0), torch.arange(60) % 2)
+    score = predictor.calibrated().score
+    assert score.with_state(score.state()).state().keys() == {"counts", "sums"}
+    with pytest.raises(ValueError, match="grid"):
+        score.with_state({**score.state(), **totals})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        put("label", lambda y: y + 1),
+        put("label", lambda y: y.int()),
+        put("label", lambda y: y[:, None]),
+        put("scores", lambda scores: scores.expand(-1, 2)),
+        put("scores", lambda scores: scores / 0.0),
+        lambda tensors, _: tensors.pop("label"),
+    ],
+    ids=["no class", "int32", "two dimensions", "two columns", "infinite", "no labels"],
+)
+def test_rows_of_venn_abers_that_cannot_be(change: Change, tmp_path: Path) -> None:
+    predictor = ffcp.VennAbers(nn.Linear(1, 2))
+    predictor.calibrate(normal(6, 1, seed=0), torch.tensor([0, 1, 0, 1, 1, 0]))
+    refuses(predictor, change, tmp_path / "calibration")
+
+
 def test_levels_of_losses_ascend() -> None:
     for grid in ([0.0], [0.0, 0.0], [[0.0, 1.0]]):
         with pytest.raises(ValueError, match="ascending"):

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import ffcp
+from ffcp.conformal.selection import Teaching
 from tests.conftest import normal, small_mlp
 from tests.core import set_aside
 
@@ -23,26 +24,21 @@ fractions = st.floats(0.01, 0.99)
     fraction=fractions,
     seed=st.integers(0, 100),
     most=st.integers(0, 60),
-    early=st.integers(0, 100),
     cuts=st.lists(st.integers(0, 50), min_size=1, max_size=6),
 )
 def test_the_division_depends_on_the_position_alone(
-    fraction: float, seed: int, most: int, early: int, cuts: list[int]
+    fraction: float, seed: int, most: int, cuts: list[int]
 ) -> None:
-    whole, rows = set_aside(sum(cuts), fraction, seed, most, early), 0
+    whole, rows = set_aside(sum(cuts), fraction, seed, most), 0
     for more in cuts:
         rows += more
-        assert torch.equal(whole[:rows], set_aside(rows, fraction, seed, most, early))
+        assert torch.equal(whole[:rows], set_aside(rows, fraction, seed, most))
 
 
 @pytest.mark.long
-@given(
-    fraction=fractions, seed=st.integers(0, 9), most=st.integers(0, 60), early=st.integers(0, 100)
-)
-def test_no_more_rows_than_allowed_are_set_aside(
-    fraction: float, seed: int, most: int, early: int
-) -> None:
-    assert int(set_aside(7000, fraction, seed, most, early).sum()) <= most
+@given(fraction=fractions, seed=st.integers(0, 9), most=st.integers(0, 60))
+def test_no_more_rows_than_allowed_are_set_aside(fraction: float, seed: int, most: int) -> None:
+    assert int(set_aside(7000, fraction, seed, most).sum()) <= most
 
 
 @pytest.mark.parametrize("fraction", [0.05, 0.2, 0.5])
@@ -52,13 +48,24 @@ def test_the_division_takes_the_asked_share(fraction: float) -> None:
         assert int(mask.sum()) == min(most, round(1000 * fraction))
 
 
-@pytest.mark.parametrize(("fraction", "at_first"), [(0.1, 0.2), (0.25, 0.5), (0.5, 0.5), (1, 1)])
-def test_twice_the_share_of_early_rows_is_set_aside_and_at_most_half(
-    fraction: float, at_first: float
-) -> None:
-    mask = set_aside(3000, fraction, early=1000)
-    assert int(mask[:1000].sum()) == 1000 * at_first
-    assert int(mask[1000:].sum()) == 2000 * fraction
+@pytest.mark.parametrize(
+    ("rows", "groups", "left"),
+    [(50, 1, 30), (333, 1, 200), (800, 1, 320), (2500, 1, 1000), (9000, 1, 1000), (9000, 3, 3000)],
+)
+def test_most_rows_teach_and_a_thousand_calibrate(rows: int, groups: int, left: int) -> None:
+    assert int((~Teaching(1000, 0, 20_000).mask(rows, groups)).sum()) == left
+
+
+def test_as_many_rows_calibrate_as_are_asked_for() -> None:
+    for rows, left in ((400, 300), (200, 200), (60_000, 40_000)):
+        assert int((~Teaching(1000, 0, 20_000, given=300).mask(rows, groups=5)).sum()) == left
+
+
+def test_every_row_is_as_likely_to_teach() -> None:
+    masks = torch.stack([Teaching(12, seed, 100).mask(20) for seed in range(2000)])
+    torch.testing.assert_close(
+        masks.double().mean(dim=0), torch.full((20,), 0.4).double(), rtol=0, atol=0.04
+    )
 
 
 def test_another_seed_divides_otherwise() -> None:

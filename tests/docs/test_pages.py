@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import types
@@ -22,7 +23,10 @@ from tests.docs.pages import DOCS, PAGES, ROOT, anchors, blocks, links, named, p
 
 DIRECTIVES = {"{toctree}", "{eval-rst}", "{literalinclude}", "{include}"}
 # They import, fit or start more than others.
-LONG = {"coming_from.md", "deploy.md", "scale.md", "scale_ray.md", "tables.md"}
+LONG = {
+    *("coming_from.md", "deploy.md", "scale.md", "scale_ray.md", "tables.md", "sklearn.md"),
+    *("forecasts.md", "huggingface.md", "lightning.md", "mlflow.md", "service.md"),
+}
 TORCHRUN = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
 WITH_CODE = [
     pytest.param(page, marks=[pytest.mark.heavy] if page.name in LONG else [], id=named(page))
@@ -57,7 +61,19 @@ def bands_were_written(names: dict[str, Any], printed: str) -> None:
     assert {"age", "prediction", "lower_0.1", "upper_0.05"} <= set(table.column_names)
 
 
+def intervals_of_a_pipeline_cover(names: dict[str, Any], printed: str) -> None:
+    """Fewer would be covered once in 10,000 times: 375 rows calibrate or choose, 500 are new."""
+    assert float(printed.split("covered: ")[1].split()[0]) > 0.8
+
+
+def a_loaded_model_takes_alpha(names: dict[str, Any], printed: str) -> None:
+    assert (names["wider"]["upper"] > names["intervals"]["upper"]).all()
+
+
 AFTER: dict[str, Callable[[dict[str, Any], str], None]] = {
+    "forecasts.md": online_kept_its_bound,
+    "mlflow.md": a_loaded_model_takes_alpha,
+    "sklearn.md": intervals_of_a_pipeline_cover,
     "scale.md": summaries_are_small,
     "scale_ray.md": bands_were_written,
     "shift.md": online_kept_its_bound,
@@ -80,6 +96,10 @@ def test_blocks_run_one_after_the_other(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MPLBACKEND", "Agg")
     monkeypatch.setattr(network, "_EPOCHS", 3)
+    if page.name == "mlflow.md":
+        monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+        monkeypatch.syspath_prepend(tmp_path)
+        shutil.copy(ROOT / "examples" / "mlflow_model.py", tmp_path)
     if page.name == "scale.md":
         for name, value in TORCHRUN.items():
             monkeypatch.setenv(name, value)
@@ -98,7 +118,7 @@ def test_blocks_run_one_after_the_other(
             left_out.append(f"line {block.line} needs {', '.join(absent)}")
             continue
         lines = "\n" * (block.line - 1) + block.text  # so that errors name the line of the page
-        exec(compile(lines, str(page), "exec"), names)
+        exec(compile(lines, str(page), "exec", dont_inherit=True), names)  # no future of this file
     if page.name in AFTER:
         AFTER[page.name](names, capsys.readouterr().out)
     if left_out:

@@ -19,8 +19,11 @@ from tests.docs.pages import DOCS, PAGES, ROOT
 ROOMS = Path(ffcp.__file__).parent
 TASKS = (
     *("regression", "quantiles", "label_sets", "segmentation"),
-    *("tables", "groups", "shift", "deploy", "scale"),
+    *("tables", "groups", "conditional", "shift", "forecasts", "deploy", "scale"),
+    *("risk", "probabilities", "selection"),
 )
+INTEGRATIONS = ("sklearn", "huggingface", "lightning", "service", "mlflow")
+PROMISE = ["What is promised", "When not to use it"]
 PICTURES = sorted((DOCS / "pictures").glob("*.png"))
 
 
@@ -76,8 +79,13 @@ def test_pictures_are_small_and_each_is_shown() -> None:
 def test_task_pages_have_their_form() -> None:
     for name in TASKS:
         heads = re.findall(r"^## (.+)$", (DOCS / f"{name}.md").read_text(), re.M)
-        form = ["The problem", "Ten lines", "Picture", "What is promised", "When not to use it"]
-        assert heads[:5] == form, name
+        assert heads[:4] == ["Ten lines", "Picture", *PROMISE], name
+
+
+def test_pages_of_integrations_have_theirs() -> None:
+    for name in INTEGRATIONS:
+        heads = re.findall(r"^## (.+)$", (DOCS / f"{name}.md").read_text(), re.M)
+        assert heads[:3] == ["Ten lines", *PROMISE], name
 
 
 @pytest.fixture(scope="module")

@@ -203,10 +203,12 @@ def test_a_driver_that_dies_leaves_nothing_half_written(two: Two, tmp_path: Path
     assert "1,000 rows" in said
     written = tmp_path / "bands"
     assert sorted(file.name for file in written.iterdir()) == [
-        f"new-{number}.bands.parquet" for number in range(5)
+        f"new-{number}.intervals.parquet" for number in range(5)
     ]
     for table in tables:
         for _ in fitted.predict_file(table, tmp_path / "one.parquet"):
             pass
         one = pd.read_parquet(tmp_path / "one.parquet")
-        pd.testing.assert_frame_equal(pd.read_parquet(written / f"{table.stem}.bands.parquet"), one)
+        pd.testing.assert_frame_equal(
+            pd.read_parquet(written / f"{table.stem}.intervals.parquet"), one
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ def test_tables_that_cannot_be_meant_are_refused_at_once(tmp_path: Path) -> None
     for folder in ("one", "two"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "new.csv").write_text("a\n1\n")
-    fitted: Any = None
+    fitted: Any = SimpleNamespace(kind="intervals")
     tables = [tmp_path / "one" / "new.csv", tmp_path / "two" / "new.csv"]
     with pytest.raises(TableError, match="'new'"):
         list(predict_files(fitted, tables, tmp_path / "bands"))

@@ -55,9 +55,10 @@ def test_every_public_predictor_has_a_case() -> None:
         if isinstance(kind, type) and issubclass(kind, nn.Module) and hasattr(kind, "calibrate")
     }
     assert len(predictors) >= 15
-    # Bands and SetPredictor are what the named methods are made of; RiskControl and CrossConformal
-    # are younger than the record: tests/risk holds the one to the conformal quantile and to
-    # PixelSets, tests/regression/test_cross.py the other to its definition. What Learned and Auto
+    # Bands and SetPredictor are what the named methods are made of; RiskControl, CrossConformal and
+    # VennAbers are younger than the record: tests/risk holds the first to the conformal quantile
+    # and to PixelSets, tests/regression/test_cross.py the second to its definition, and
+    # tests/classification/test_venn_abers.py the third to its package. What Learned and Auto
     # give rests on training, which no machine repeats to 1e-10: tests/regression/learned holds
     # them.
     named = predictors - {
@@ -65,6 +66,7 @@ def test_every_public_predictor_has_a_case() -> None:
         "SetPredictor",
         "RiskControl",
         "CrossConformal",
+        "VennAbers",
         "Learned",
         "Auto",
     }

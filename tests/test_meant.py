@@ -1,0 +1,64 @@
+"""Errors that know what people meant: each names the way to what was wanted."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import ffcp
+
+X, Y = torch.randn(120, 4), torch.randn(120)
+
+
+def test_a_wrong_number_of_columns_is_counted() -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+    with pytest.raises(ValueError, match="x has 3 columns, the model takes 4"):
+        ffcp.CP(model).calibrate(X[:, :3], Y)
+    predictor = ffcp.CP(model).calibrate(X, Y)
+    with pytest.raises(ValueError, match="x has 5 columns, the model takes 4"):
+        predictor.predict_interval(torch.randn(9, 5))
+
+
+@pytest.mark.parametrize("metric", ["coverage", "interval_score"])
+def test_swapped_arguments_of_a_metric_are_told(metric: str) -> None:
+    interval = ffcp.CP(nn.Linear(4, 1)).calibrate(X, Y).predict_interval(X)
+    with pytest.raises(TypeError, match="interval"):
+        getattr(ffcp.metrics, metric)(Y, interval)
+
+
+def test_an_estimator_of_scikit_learn_is_sent_to_its_estimators() -> None:
+    linear = pytest.importorskip("sklearn.linear_model")
+    with pytest.raises(TypeError, match=r"ConformalRegressor.*Stored"):
+        ffcp.CP(linear.LinearRegression())
+
+
+def test_words_in_a_frame_are_sent_to_tables() -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"a": np.ones(9), "kind": ["x"] * 9})
+    with pytest.raises(TypeError, match=r"'kind'.*ffcp\.tables"):
+        ffcp.CP(nn.Linear(2, 1)).calibrate(frame, torch.zeros(9))
+
+
+def test_three_quantiles_are_told_how_to_be_used() -> None:
+    model = nn.Linear(4, 3)
+    with pytest.raises(ValueError, match=r"Quantiles\(lower=0, upper=2, median=1\)"):
+        ffcp.CQR(model).calibrate(X, Y)
+    base = ffcp.scores.Quantiles(lower=0, upper=2, median=1)
+    interval = ffcp.IntervalPredictor(model, base=base).calibrate(X, Y).predict_interval(X)
+    assert interval.prediction.shape == Y.shape
+
+
+def test_labels_to_ignore_are_spoken_of_once() -> None:
+    maps = torch.full((2, 3, 3), 255)
+    with pytest.raises(ValueError, match="ignore=") as error:
+        ffcp.segmentation.PixelSets(nn.Conv2d(1, 2, 1)).calibrate(torch.zeros(2, 1, 3, 3), maps)
+    assert str(error.value).count("ignore") == 1
+
+
+def test_a_stream_that_must_be_infinite_warns_once() -> None:
+    predictor = ffcp.CP(nn.Linear(4, 1)).calibrate(X[:50], Y[:50])
+    with pytest.warns(ffcp.FFCPWarning, match="999") as seen:
+        ffcp.Online(predictor, "aci", alpha=0.001).predict_interval(X[:1])
+    assert len(seen) == 1
