@@ -13,7 +13,7 @@ import ffcp
 project = "ffcp"
 copyright = "the authors of ffcp, MIT licence"
 version = release = ffcp.__version__
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 exclude_patterns = ["results/**/*.txt"]
 
 html_theme = "furo"
@@ -24,6 +24,7 @@ html_show_sphinx = html_copy_source = html_show_sourcelink = False
 html_theme_options = {"navigation_with_keys": True}
 pygments_style, pygments_dark_style = "friendly", "monokai"
 
+nb_execution_mode = "off"  # notebooks have their outputs: `make notebooks`
 myst_heading_anchors = 4  # so that links may point at headings, as on a code host
 
 autodoc_member_order = "bysource"

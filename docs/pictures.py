@@ -7,11 +7,13 @@ as arguments draw these only: ``python docs/pictures.py groups deploy``.
 from __future__ import annotations
 
 import io
+import runpy
 import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -58,8 +60,8 @@ def trained(
     return model.eval()
 
 
-def bike() -> tuple[nn.Module, list[Tensor], list[Tensor], np.ndarray]:
-    """Train a network on bike rentals: parts of x and y (train, calibrate, test), test hours."""
+def bike() -> tuple[nn.Module, list[Tensor], list[Tensor], np.ndarray, list[str]]:
+    """Train a network on bike rentals: x and y (train, calibrate, test), hours, columns."""
     from ffcp_paper import datasets
 
     torch.manual_seed(0)
@@ -67,17 +69,18 @@ def bike() -> tuple[nn.Module, list[Tensor], list[Tensor], np.ndarray]:
     order = torch.randperm(len(table.y))
     x, y = torch.from_numpy(table.x)[order], torch.from_numpy(table.y)[order, None] / 100
     hours = x[:, table.names.index("hour")].numpy()
-    x = x[:, x[:4000].std(dim=0) > 0]
+    varies = x[:4000].std(dim=0) > 0
+    x, names = x[:, varies], [n for n, kept in zip(table.names, varies, strict=True) if kept]
     x = (x - x[:4000].mean(dim=0)) / x[:4000].std(dim=0)
     layers = nn.Linear(x.shape[1], 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1)
     model = trained(nn.Sequential(*layers), x[:4000], y[:4000], nn.functional.mse_loss, 40)
     parts = [4000, 4000, len(x) - 8000]
-    return model, list(x.split(parts)), list(y.split(parts)), hours
+    return model, list(x.split(parts)), list(y.split(parts)), hours, names
 
 
 def regression() -> None:
     """Bands of CP and of Auto, against the prediction."""
-    model, x, y, _ = bike()
+    model, x, y, *_ = bike()
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     axes = figure.subplots(1, 2, sharey=True)
     auto = ffcp.Auto(model, seed=0, support=(0, None)).fit(x[0], y[0]).calibrate(x[1], y[1])
@@ -85,7 +88,7 @@ def regression() -> None:
         axes, {"CP": ffcp.CP(model).calibrate(x[1], y[1]), "Auto": auto}.items(), strict=True
     ):
         band = predictor.predict_interval(x[2], alpha=0.1)
-        ffcp.plots.bands(band, y=y[2], ax=axis, ylabel="rentals in an hour, hundreds")
+        ffcp.plots.intervals(band, y=y[2], ax=axis, ylabel="rentals in an hour, hundreds")
         covered, length = ffcp.metrics.coverage(band, y[2]), ffcp.metrics.mean_length(band)
         axis.set_title(
             f"{name}: {float(covered):.1%} covered, mean length {length:.2f}", fontsize=10
@@ -112,7 +115,7 @@ def quantiles() -> None:
     for axis, (name, one) in zip(
         axes, {"quantiles of the network": alone, "CQR": band}.items(), strict=True
     ):
-        ffcp.plots.bands(one, new[:, 0], truth, ax=axis, xlabel="x")
+        ffcp.plots.intervals(one, new[:, 0], truth, ax=axis, xlabel="x")
         covered = ffcp.metrics.coverage(one, truth)
         axis.set_title(f"{name}: {float(covered):.1%} covered", fontsize=10)
     axes[0].get_legend().remove()
@@ -120,16 +123,104 @@ def quantiles() -> None:
     save(figure, "quantiles")
 
 
-def label_sets() -> None:
-    """Digits and their sets."""
+def digits(epochs: int) -> tuple[nn.Module, Tensor, Tensor]:
+    """Train a network on 300 of scikit-learn's digits; return it and all rows."""
     from sklearn.datasets import load_digits
 
     torch.manual_seed(0)
-    pixels, digits = load_digits(return_X_y=True)
-    order = torch.randperm(len(digits))
-    x, y = torch.from_numpy(pixels / 16).float()[order], torch.from_numpy(digits)[order]
+    pixels, labels = load_digits(return_X_y=True)
+    order = torch.randperm(len(labels))
+    x, y = torch.from_numpy(pixels / 16).float()[order], torch.from_numpy(labels)[order]
     layers = nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)
-    model = trained(nn.Sequential(*layers), x[:300], y[:300], nn.functional.cross_entropy, 15)
+    loss = nn.functional.cross_entropy
+    return trained(nn.Sequential(*layers), x[:300], y[:300], loss, epochs), x, y
+
+
+def risk() -> None:
+    """Accuracy and share of answered digits at every level, and the certified levels."""
+    model, x, y = digits(epochs=40)
+    control = ffcp.RiskControl(model, "wrong_answers", sets="answers", pac=0.9, seed=0)
+    certified = control.calibrate(x[300:1000], y[300:1000]).certified(alpha=0.05)
+    losses = control.losses(x[1000:], y[1000:])
+    figure = Figure(figsize=(9, 3.2), layout="constrained")
+    axis = figure.subplots()
+    for level in certified.levels.tolist():
+        axis.axvspan(level - 0.005, level + 0.005, color="0.85", lw=0)
+    answered = ~losses.isnan()
+    axis.plot(control.grid, 1 - losses.nanmean(dim=0), color="C0", label="accuracy of answers")
+    axis.plot(control.grid, answered.double().mean(dim=0), color="C1", label="share answered")
+    axis.axhline(0.95, color="black", lw=0.8, ls="--")
+    first = float(certified.levels[0])
+    axis.set(xlabel="level: the smallest probability that is answered", xlim=(0, 1), ylim=(0, 1.02))
+    axis.set_title(
+        f"{len(certified.levels)} levels are certified; at the first, {first:g}, "
+        f"{float(certified.shares[0, 0]):.0%} of the rows are answered",
+        fontsize=10,
+    )
+    axis.legend(loc="lower left")
+    save(figure, "risk")
+
+
+def probabilities() -> None:
+    """Reliability of a network that is too sure, before and after Venn-Abers."""
+    torch.manual_seed(0)
+    x = torch.randn(42_300, 2)
+    y = (torch.rand(len(x)) < torch.sigmoid(3 * x[:, 0] * x[:, 1])).long()
+    layers = nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2)
+    model = trained(nn.Sequential(*layers), x[:300], y[:300], nn.functional.cross_entropy, 150)
+    venn = ffcp.VennAbers(model).calibrate(x[300:2300], y[300:2300])
+    x, y = x[2300:], y[2300:].double()
+    stated = {
+        "softmax": model(x).detach().double().softmax(dim=1)[:, 1],
+        "VennAbers": venn.predict_proba(x)[:, 1],
+    }
+    figure = Figure(figsize=(7, 3.4), layout="constrained")
+    for axis, (name, p) in zip(figure.subplots(1, 2, sharey=True), stated.items(), strict=True):
+        bins = p.argsort(stable=True).tensor_split(20)
+        said, seen = ([float(of[rows].mean()) for rows in bins] for of in (p, y))
+        axis.plot([0, 1], [0, 1], color="black", lw=0.8, ls="--")
+        axis.plot(said, seen, "o-", ms=4, color="C0")
+        loss = float(nn.functional.binary_cross_entropy(p.clamp(1e-12, 1 - 1e-12), y))
+        axis.set_title(f"{name}: log loss {loss:.3f}", fontsize=10)
+        axis.set(xlabel="probability of class 1", ylabel="share of class 1", aspect="equal")
+        axis.label_outer()
+    save(figure, "probabilities")
+
+
+def selection() -> None:
+    """Hours with many rentals, selected with few false discoveries."""
+    model, x, y, _ = bike()
+    many, rows, targets = 4.0, torch.cat(x[1:]), torch.cat(y[1:])
+    true, guess = targets[:, 0] > many, model(rows).detach()[:, 0]
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    for axis, name in zip(figure.subplots(1, 2, sharey=True), ("CP", "clipped"), strict=True):
+        found, wrong = [], []
+        for seed in range(20):
+            order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))
+            old, new = order[:4000], order[4000:]
+            kept = targets[old] if name == "CP" else torch.where(targets[old] > many, 1e6, many)
+            predictor = ffcp.CP(model, side="lower").calibrate(rows[old], kept)
+            selected = ffcp.conformal_selection(predictor, rows[new], above=many, fdr=0.1).selected
+            found.append(float(selected[true[new]].double().mean()))
+            wrong.append(float((~true[new])[selected].double().mean()))
+        parts = {"not selected": (~selected, "0.8"), "right": (selected & true[new], "C0"),
+                 "wrong": (selected & ~true[new], "C3")}  # fmt: skip
+        for label, (which, colour) in parts.items():
+            shown = new[which]
+            axis.plot(guess[shown], targets[shown, 0], ".", ms=3, color=colour, label=label)
+        axis.axhline(many, color="black", lw=0.8, ls="--")
+        axis.set_title(
+            f"{name}: {np.mean(found):.0%} found, {np.mean(wrong):.1%} wrong", fontsize=10
+        )
+        axis.set(xlabel="prediction", ylabel="rentals in an hour, hundreds")
+        axis.label_outer()
+    axis.legend(loc="upper left", markerscale=3)
+    save(figure, "selection")
+
+
+def label_sets() -> None:
+    """Digits and their sets."""
+    model, x, y = digits(epochs=15)
     predictor = ffcp.LAC(model).calibrate(x[300:1000], y[300:1000])
     found = predictor.predict_set(x[1000:], alpha=0.05)
     rows = found.sizes.argsort(descending=True, stable=True)
@@ -172,7 +263,7 @@ def segmentation() -> None:
 
 def groups() -> None:
     """Coverage of three groups: CP, groups, neighbours."""
-    model, x, y, hours = bike()
+    model, x, y, hours, _ = bike()
     rush = np.isin(hours, (7, 8, 9, 16, 17, 18, 19))
     named = np.where(rush, "rush", np.where((hours < 7) | (hours > 20), "night", "day"))
     cal, test = named[4000:8000], named[8000:]
@@ -200,11 +291,124 @@ def groups() -> None:
     save(figure, "groups")
 
 
+def conditional() -> None:
+    """Coverage of overlapping groups, and under shifts: CP, Conditional on groups or a layer."""
+    model, x, y, hours, names = bike()
+    at = names.index("hour")
+    slope, start = np.polyfit(x[1][:, at], hours[4000:8000], 1)
+    coldest = x[0][:, names.index("temp")].min()
+
+    def features(x: Tensor) -> Tensor:
+        hour = (slope * x[:, at] + start).round()
+        rush = ((hour - 8).abs() <= 1) | ((hour - 17.5).abs() <= 1.5)
+        work, warmth = x[:, names.index("workingday")] > 0, x[:, names.index("temp")] - coldest
+        return torch.stack([rush, (hour < 7) | (hour > 20), work, warmth], dim=1)
+
+    calibrations = {
+        "CP": ffcp.calibrations.Marginal(),
+        "Conditional(features)": ffcp.calibrations.Conditional(features),
+        'Conditional("3")': ffcp.calibrations.Conditional("3"),
+    }
+    made = {name: ffcp.CP(model, calibration=one) for name, one in calibrations.items()}
+    made['Conditional("3")'].fit(x[0], y[0])
+    inside = {
+        name: one.calibrate(x[1], y[1]).predict_interval(x[2]).contains(y[2])[:, 0].double()
+        for name, one in made.items()
+    }
+    rush, night, work, warmth = features(x[2]).double().T
+    with torch.no_grad():
+        along = model[:4](x[2]).double() @ made['Conditional("3")'].calibration.directions[:, 0]
+    groups = {"night": night, "rush": rush, "working\nday": work, "free\nday": 1 - work}
+    shifts = {
+        "to warm\ndays": warmth,
+        "to rush and\nworking days": rush + work,
+        "along\nthe layer": along - along.min(),
+        "against\nthe layer": along.max() - along,
+    }
+    figure = Figure(figsize=(9, 3.4), layout="constrained")
+    for axis, ratios in zip(figure.subplots(1, 2, sharey=True), (groups, shifts), strict=True):
+        for place, (name, hits) in enumerate(inside.items()):
+            for spot, ratio in enumerate(ratios.values()):
+                share = (ratio * hits).sum() / ratio.sum()
+                error = 2 * (ratio * (hits - share)).square().sum().sqrt() / ratio.sum()
+                axis.errorbar(
+                    spot + 0.2 * (place - 1), share, error, fmt="o",
+                    color=("#6e7781", "#1f6feb", "#1a7f37")[place], label=None if spot else name,
+                )  # fmt: skip
+        axis.axhline(0.9, color="black", lw=0.9, ls="--")
+        axis.set(xticks=range(len(ratios)), xticklabels=list(ratios))
+    figure.axes[0].set(ylabel="covered", title="groups that overlap")
+    figure.axes[1].set(title="inputs that shift")
+    figure.axes[0].legend(frameon=False, fontsize=9)
+    save(figure, "conditional")
+
+
+def joint() -> None:
+    """Ellipses and boxes of the power that a zone uses in ten and in twenty minutes."""
+    import pandas as pd
+
+    from ffcp_paper import datasets
+
+    frame = pd.read_csv(datasets.FURTHER["tetuan_power"].files[0].require())
+    power = torch.tensor(frame["Zone 1 Power Consumption"].to_numpy() / 1000).float()
+    windows = power.unfold(0, 14, 1)
+    x, y = windows[:, :12] - windows[:, 11:12], windows[:, 12:] - windows[:, 11:12]
+    torch.manual_seed(0)
+    order = torch.randperm(len(x))[:12_000]
+    x, y = list(x[order].split(4000)), list(y[order].split(4000))
+    layers = nn.Linear(12, 32), nn.ReLU(), nn.Linear(32, 2)
+    model = trained(nn.Sequential(*layers), x[0], y[0], nn.functional.mse_loss, 20)
+    figure = Figure(figsize=(9, 4.2), layout="constrained")
+    for axis, layer in zip(figure.subplots(1, 2), ("output", "0"), strict=True):
+        ellipse, box = (
+            ffcp.FFCP(model, layer, joint=ways, seed=0).calibrate(x[1], y[1]).predict_interval(x[2])
+            for ways in ("ellipsoid", True)
+        )
+        order = ellipse.prediction[:, 1].argsort()
+        rows = order[[40, 2000, 3960]].tolist()
+        ellipse.plot(y=y[2], rows=rows, ax=axis)
+        for row in rows:
+            (left, low), (right, high) = box.lower[row].tolist(), box.upper[row].tolist()
+            edge = [left, right, right, left, left], [low, low, high, high, low]
+            axis.plot(*edge, color="#6e7781", lw=0.8)
+        ratio = float((ellipse.volume.log() - box.width.double().log().sum(dim=1)).mean().exp())
+        name = "CP" if layer == "output" else "FFCP"
+        axis.set(title=f"{name}: the ellipse has {ratio:.2f} of the box's area")
+        axis.set(xlabel="change in 10 minutes, MW", ylabel="change in 20 minutes, MW")
+    save(figure, "joint")
+
+
 def stream() -> None:
     """Coverage over time, as ``ffcp-paper stream`` draws it."""
     from ffcp_paper import streams
 
     save(streams.picture([streams.run(name) for name in streams.NAMES]), "stream")
+
+
+def forecasts() -> None:
+    """Draw a week of forecasts of ``examples/forecast.py``, for the whole day and hour by hour."""
+    example: Any = SimpleNamespace(**runpy.run_path(str(OUT.parents[1] / "examples/forecast.py")))
+    torch.manual_seed(0)
+    x, y, (train, cal, stream), spread = example.windows("metro_traffic")
+    model = example.trained(x[train], y[train])
+    joint = ffcp.CP(model, joint=True, support=(0, None))
+    joint.fit_output_scales(x[train], y[train])
+    each = ffcp.CP(model, support=(0, None))
+    days = stream[(stream[6:] - stream[:-6] == 6 * 24).nonzero()[3, 0] :][:7]  # none is missing
+    figure = Figure(figsize=(9, 3.2), layout="constrained")
+    axis = figure.subplots()
+    hours = torch.arange(7 * 24) / 24
+    for predictor, colour, label in (
+        (joint, "#b6d0f5", "joint: the whole day in 90 % of days"),
+        (each, "#6ea0ea", "each hour in 90 % of days"),
+    ):
+        interval = predictor.calibrate(x[cal], y[cal]).predict_interval(x[days], alpha=0.1)
+        ends = [(end * spread).flatten() / 1000 for end in (interval.lower, interval.upper)]
+        axis.fill_between(hours, *ends, color=colour, lw=0, label=label)
+    axis.plot(hours, (y[days] * spread).flatten() / 1000, color="black", lw=1.2, label="observed")
+    axis.set(xlabel="days", ylabel="thousand vehicles an hour", xlim=(0, 7))
+    axis.legend(frameon=False, fontsize=8, ncols=3, loc="lower left", bbox_to_anchor=(0, 1))
+    save(figure, "forecasts")
 
 
 def tables() -> None:
@@ -292,7 +496,10 @@ def scale() -> None:
     save(figure, "scale")
 
 
-ALL = (regression, quantiles, label_sets, segmentation, groups, stream, tables, deploy, scale)
+ALL = (
+    *(regression, quantiles, label_sets, segmentation, groups, conditional, joint),
+    *(stream, forecasts, tables, deploy, scale, risk, probabilities, selection),
+)
 
 if __name__ == "__main__":
     for draw in ALL:
