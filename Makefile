@@ -1,10 +1,10 @@
 # Every target sets up its own virtual environment in .venv first.
 PYTHON ?= python3
-BIN := .venv/bin
+BIN := .venv/$(if $(filter Windows_NT,$(OS)),Scripts,bin)
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
 
-.PHONY: demo check fast test test-slow lint docs pictures examples lowest newest bench bands reproduce quick clean
-demo: .venv/.ready        ## train, calibrate, print the table, draw the bands
+.PHONY: demo check fast test test-slow lint docs pictures notebooks examples lowest newest bench intervals reproduce quick clean
+demo: .venv/.demo         ## train, calibrate, print the table, draw the intervals
 	$(BIN)/ffcp demo
 
 check: .venv/.ready       ## lint, types and the fast tests side by side, in under 90 seconds
@@ -46,7 +46,10 @@ docs: .venv/.ready        ## the documentation site, in site/; a warning is an e
 pictures: .venv/.ready    ## the pictures of the site, drawn again
 	$(BIN)/python docs/pictures.py
 
-examples: .venv/.ready    ## six scripts on real data, a few minutes on one core
+notebooks: .venv/.ready   ## the notebooks, run again; keeps their outputs
+	$(BIN)/python tools/notebooks.py
+
+examples: .venv/.ready    ## the scripts of examples/, on real data, a few minutes on one core
 	@bad=0; for script in examples/*.py; do echo "== $$script"; $(BIN)/python $$script || bad=1; done; exit $$bad
 
 bench: .venv/.ready       ## time and memory, as ratios to hand-written code
@@ -65,8 +68,9 @@ bench: .venv/.ready       ## time and memory, as ratios to hand-written code
 	$(BIN)/python -m benchmarks.scale
 	$(BIN)/python -m benchmarks.ray_rows
 
-bands: .venv/.ready       ## Auto beside its candidates and other libraries; writes docs/bands.md
-	$(BIN)/python -m benchmarks.bands --jobs 2 --time --write
+intervals: .venv/.ready   ## Auto beside its candidates and other libraries; writes docs/bands.md
+	$(BIN)/python -m benchmarks.intervals.sources --seeds 10,11 --jobs 2
+	$(BIN)/python -m benchmarks.intervals --seeds 10,11,12,13,14 --jobs 2 --time --write
 
 reproduce: .venv/.ready   ## every table and figure of the paper, and one page of them
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable "./paper[vision]"
@@ -80,7 +84,12 @@ quick: .venv/.ready       ## the same in small, within 3 minutes: does all of it
 clean:
 	rm -rf .venv .lowest .newest
 
-.venv/.ready: pyproject.toml paper/pyproject.toml constraints.txt
+# What the demonstration needs is enough for it; all other targets install the rest.
+.venv/.demo: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[cli]"
+	touch $@
+
+.venv/.ready: .venv/.demo paper/pyproject.toml
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev]" --editable "./paper[dev]"
 	touch $@
