@@ -51,13 +51,13 @@ from ffcp.regression.learned.nested import CENTRAL, FAMILIES, KNOTS
 from ffcp.regression.learned.teaching import (
     CALIBRATION_ROWS,
     CROSS_FITTED,
-    CrossFit,
     CrossFitted,
     Rows,
     Teacher,
     division,
     folds_of,
     judged,
+    stacked,
     tail_of,
 )
 from ffcp.regression.learned.training_rows import (
@@ -238,15 +238,13 @@ class MethodSelection(Selection):
         fresh = Rows.of(self.sight, aside.out, aside.y)
         fits = {kind: teacher.cross_fitted(kind, fresh, step) for kind in kinds}
         if len(kinds) > 1:
-            parts = torch.stack([fit.quantiles for fit in fits.values()])
-            fits[MEAN] = CrossFit(parts.mean(dim=0), fits[BOOSTING].rounds)
+            fits[MEAN] = stacked(fits[NETWORK], fits[BOOSTING], fresh.residuals)
         source = CALIBRATION_ROWS if training is None else f"training and {CALIBRATION_ROWS}"
         used = judged(len(fresh.weights))
 
         def make(kind: str, shape: str) -> LearnedScore:
             hashes = None if self.lesson is None else self.lesson.hashes
-            rounds = fits[kind].rounds or None
-            score = teacher.taught(kind, fresh, rounds, shape=shape, source=source)
+            score = teacher.taught(kind, fresh, fits[kind], shape=shape, source=source)
             return replace(score, rows=hashes)
 
         for kind, fit in fits.items():
