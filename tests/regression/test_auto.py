@@ -263,16 +263,15 @@ def test_a_choice_is_silent() -> None:
         ffcp.Auto(model, seed=0).calibrate(x, y)
 
 
-@pytest.mark.long
-@pytest.mark.usefixtures("_short_lessons")
-def test_where_rows_tell_no_difference_plain_bands_are_mostly_taken() -> None:
+@pytest.mark.heavy
+def test_where_rows_tell_no_difference_plain_intervals_are_mostly_taken() -> None:
     taken = []
-    for seed in range(5):
+    for seed in range(20):
         x = normal(400, 4, seed=seed)
         taken.append(
             ffcp.Auto(small_mlp(), seed=0).calibrate(x, normal(400, seed=seed + 50)).method
         )
-    assert taken.count("CP") >= 3  # the best of fourteen is lucky now and then
+    assert taken.count("CP") >= 12  # the best of fourteen is lucky now and then
 
 
 def by_prediction() -> tuple[nn.Module, Tensor, Tensor]:
