@@ -193,23 +193,28 @@ class Comparison:
         return MethodCandidate(lower[0].double().cpu(), upper[0].double().cpu(), lambda: family)
 
     def local(self, family: ScaledScore) -> MethodCandidate:
-        """Judge LCP by halves, each with the thresholds of the other."""
+        """Judge LCP by halves, each with the bandwidth and the thresholds of the other."""
         scores, alpha, left = self._scores(family), self._level, self._left
         near = Local("nearest")
-        metadata, few = near.metadata(self.out), slice(0, CHOOSING_ROWS)
-        chosen = choose_bandwidth(
-            near.kernel, scores.nan_to_num(0)[few], metadata["embedding"][few], alpha, left
-        )
+        metadata = near.metadata(self.out)
+
+        def chosen(rows: Tensor) -> float:
+            few = rows.nonzero()[:CHOOSING_ROWS, 0]
+            places = metadata["embedding"][few]
+            known = scores.nan_to_num(0)[few]
+            return choose_bandwidth(near.kernel, known, places, alpha, left).bandwidth
+
         halves = torch.arange(self.rows) % 2 == 0
         thresholds = torch.empty_like(scores)
         for half in (halves, ~halves):
             there = int((~half).sum())
-            share = chosen.bandwidth * there / left
+            share = chosen(~half) * there / left
             neighbours = min(there, max(rows_needed(alpha) + 1, min(there, round(share))))
             part = Local(Localizer("nearest", bandwidth=neighbours))
             part = part.fit(scores[~half], take(metadata, ~half))
             thresholds[half] = part.quantile(alpha, take(metadata, half))
-        return self._candidate(family, thresholds)._replace(bandwidth=chosen.bandwidth)
+        everything = torch.ones(self.rows, dtype=torch.bool)
+        return self._candidate(family, thresholds)._replace(bandwidth=chosen(everything))
 
     def trial(self, one: MethodCandidate, plain: MethodCandidate) -> MethodTrial:
         """Measure a candidate; of several outputs each relative to plain CP."""
