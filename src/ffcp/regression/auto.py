@@ -103,9 +103,9 @@ class MethodSelection(Selection):
         """Find the layers of the model."""
         if self.quantiles is not None:
             _check_quantiles(model, x, self._own.requires())
-        sight = FeatureColumns.of(model, x, self.on) if self.lesson is None else self.lesson.sight
-        has_norms = self.on is None or NORMS in self.on
-        return replace(self, sight=sight, layers=candidates(model, x) if has_norms else ())
+        layers = candidates(model, x) if self.on is None or NORMS in self.on else None
+        sight = self.lesson.sight if self.lesson else FeatureColumns.of(model, x, self.on, layers)
+        return replace(self, sight=sight, layers=layers or ())
 
     def prediction(self, output: Tensor) -> Tensor:
         """Return the point prediction: the output itself."""

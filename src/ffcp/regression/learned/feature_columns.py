@@ -55,15 +55,23 @@ class FeatureColumns(Described):
     width: int = 0
 
     @classmethod
-    def of(cls, model: nn.Module, x: Any, on: Sequence[On] | None) -> FeatureColumns:
-        """Find the layers of a model, and leave out what is no table of numbers.
+    def of(
+        cls,
+        model: nn.Module,
+        x: Any,
+        on: Sequence[On] | None,
+        layers: Sequence[str] | None = None,
+    ) -> FeatureColumns:
+        """Find the layers of a model, if they are not given, and leave out what is no table.
 
         By itself the input of a table and hidden values are learned from, beside which norms add
         nothing (docs/bands.md); of images and text norms and values are.
         """
         if on is None:
             on = (PREDICTION, VALUES, INPUT if _is_table(x) else NORMS)
-        names = candidates(model, x) if {NORMS, VALUES} & set(on) else []
+        names = layers or ()
+        if layers is None and {NORMS, VALUES} & set(on):
+            names = candidates(model, x)
         inner = [name for name in names if name != INPUT][-1:] if VALUES in on else []
         first = forward.see(model, inputs.take(x, slice(0, 2)), Requires(values=tuple(inner)))
         outputs = first.output[0].numel()
