@@ -20,6 +20,7 @@ KINDS = (PREDICTION, NORMS, VALUES, INPUT)
 _MOST_COLUMNS = 1024  # of a layer's values or of the input; more are left out
 _MOST_OUTPUTS = 64
 _SMALL_NORM, _SMALL_PREDICTION = 1e-3, 1e-2  # of what is typical; logarithms end there
+_STEP = 2.0**-18  # of the largest number of a column: well above rounding errors
 
 On = str | Callable[[BatchOutput], Tensor]
 
@@ -119,6 +120,18 @@ class FeatureColumns(Described):
         These help networks, and lead trees astray (docs/bands.md).
         """
         return columns.shape[1] - (self.width if self.takes_input else 0)
+
+    def rounded(self, columns: Tensor, typical: Tensor) -> Tensor:
+        """Round what the model computed, so that no tree splits rows by rounding errors.
+
+        Those of a row by itself are others than in a batch.
+        """
+        outputs = len(typical) // (1 + len(self.norms))
+        computed = outputs + len(typical) if self.takes_input else columns.shape[1]
+        largest = columns[:, :computed].abs().amax(dim=0)
+        step = (largest * _STEP).clamp_min(torch.finfo(torch.float32).tiny)
+        whole = (columns[:, :computed] / step).round()
+        return torch.cat([whole * step, columns[:, computed:]], dim=1)
 
     def typical(self, columns: Tensor, outputs: int) -> Tensor:
         """Learn below which size predictions and norms are tiny."""
