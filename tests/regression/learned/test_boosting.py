@@ -124,6 +124,14 @@ def test_saved_trees_need_no_lightgbm(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", _WITHOUT, *files], check=True)
 
 
+@pytest.mark.parametrize("known", [0, 1, 2, 5])
+def test_an_output_of_which_few_residuals_are_known_is_learned(known: int) -> None:
+    residuals = normal(60, 2, seed=2)
+    residuals[known:, 1] = torch.nan
+    trees = boosting.learn(normal(60, 3, seed=1), residuals)
+    assert bool(trees(normal(5, 3, seed=3)).isfinite().all())
+
+
 def test_trees_do_not_split_rows_by_rounding_errors_of_the_model() -> None:
     """A row by itself has others than in a batch, and would get the interval of another leaf."""
 
