@@ -99,15 +99,18 @@ def fit(
         if name == target:
             raise TableError(f"{option} {name!r} is the target, which new rows do not have")
     _check_support(goal, side, support)
-    rows, order = _rows(frame, goal, time, minutes * 60, alpha, seed, said)
+    groups = None if group is None else targets.groups(frame, group)
+    rows, order = _rows(frame, goal, groups, time, minutes * 60, alpha, seed, said)
     goal = goal.some(rows)
     known = frame.iloc[rows].reset_index(drop=True)
     known = cells.read_once(known, but=group)  # groups are words, "007" and "7" two of them
     crossing = not goal.classes and group is None and time is None and side != "each"
     most = splitting.most_rows(known.shape[1], minutes * 60)
-    division = splitting.divide(len(known), alpha, seed, crossing=crossing, order=order, most=most)
+    groups = None if groups is None else groups[rows]
+    division = splitting.divide(
+        len(known), alpha, seed, crossing=crossing, order=order, most=most, groups=groups
+    )
     goal = goal.with_classes_of(np.concatenate([division.train, division.stop]))
-    groups = None if group is None else targets.groups(known, group)
     work = _Work(known, goal, division, support, side, alpha, seed, minutes * 60, progress)
     with torch.random.fork_rng(), warnings.catch_warnings():
         torch.manual_seed(seed)  # of what has no generator of its own
@@ -179,6 +182,7 @@ def _check_support(goal: Target, side: str, support: Any) -> None:
 def _rows(
     frame: pd.DataFrame,
     goal: Target,
+    groups: Array | None,
     time: str | None,
     seconds: float,
     alpha: float,
@@ -187,7 +191,8 @@ def _rows(
 ) -> tuple[Array, Array | None]:
     """Return the rows to use, and their order in time, if they have one.
 
-    Of more rows than the training could see in its time some are taken by chance, or the last.
+    Of more rows than the training could see in its time some are taken by chance, or the last;
+    of those taken by chance every group has at least as many as it needs.
     """
     rows = np.flatnonzero(goal.known)
     order = None if time is None else targets.times(frame.iloc[rows], time).argsort(kind="stable")
@@ -195,10 +200,13 @@ def _rows(
     if len(rows) > most:
         how = "by chance" if order is None else f"the last in order of {time!r}"
         limit = f"{seconds / 60:g} minutes allow no more"
-        said.append(f"{most:,} of {len(rows):,} rows are used, {how}: {limit}")
-        taken = np.random.default_rng(seed).permutation(len(rows)) if order is None else order
-        taken = np.sort(taken[-most:])
-        order = None if order is None else np.searchsorted(taken, order[-most:])
+        last = np.random.default_rng(seed).permutation(len(rows)) if order is None else order
+        is_taken = np.arange(len(rows)) >= len(rows) - most
+        if groups is not None and order is None:
+            is_taken |= splitting.first_of_groups(groups[rows][last][::-1], alpha)[::-1]
+        taken = np.sort(last[is_taken])
+        said.append(f"{len(taken):,} of {len(rows):,} rows are used, {how}: {limit}")
+        order = None if order is None else np.searchsorted(taken, order[is_taken])
         rows = rows[taken]
     return rows, order
 

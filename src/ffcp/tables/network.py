@@ -27,7 +27,7 @@ QUANTILES = "quantiles"  # the layer that gives them
 _BENDS = (0.01, 0.1, 0.3, 1.0, 3.0, 10.0)  # how strongly the tails of targets are drawn in ...
 _KURTOSIS = 7.0  # ... until they are hardly longer than those of a normal distribution, which has 3
 _ROWS = 2048  # at once through all members
-_SHARES = tuple(i / 10 for i in range(11))  # of trees
+_SHARES = tuple(i / 10 for i in range(10))  # of trees; never all, since they have no gradients
 _LARGEST = 30.0  # so far out no target is, and its hyperbolic sine is finite
 
 

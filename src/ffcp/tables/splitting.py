@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from ffcp.conformal.rank import exact_alpha, rows_needed
 from ffcp.regression.cross_conformal import CrossConformal
@@ -16,6 +17,7 @@ _MOST = 20_000  # rows that calibrate, and rows that test: more tell little more
 _FEW = 400  # rows; with fewer a division in four would leave too little of each
 _LEAST = 100  # calibration rows that a division must leave, and ...
 _TIMES = 10  # ... times 1 / alpha
+_OF_A_GROUP = 3  # times the calibration rows that alpha needs, which a group has, if it can
 _AT_LEAST = 1.0  # second that is allowed for the rows, however short the training
 _PREPARED = 1e6  # cells that are prepared in half a second of one core, and ...
 _PASSED = 1.5e5  # ... cells that teach, calibrate and test in half a second, where ...
@@ -86,6 +88,23 @@ def most_rows(columns: int, seconds: float) -> int:
     return min(_MOST, int(_PASSED * (seconds + _AT_LEAST) / (columns + _OF_A_ROW)))
 
 
+def first_of_groups(groups: Rows, alpha: Any, quarter: bool = False) -> Rows:
+    """Mark the first rows of each group, four times as many as should calibrate of it.
+
+    Or a quarter of them, and at most a quarter of the group.
+
+    >>> groups = np.array(["a"] * 12 + ["b"] * 200)
+    >>> int(first_of_groups(groups, 0.1).sum())  # 12 and 4 * 27
+    120
+    >>> int(first_of_groups(groups, 0.1, quarter=True).sum())  # 3 and 27
+    30
+    """
+    by_group, enough = pd.Series(groups).groupby(groups), _OF_A_GROUP * rows_needed(alpha)
+    place, size = by_group.cumcount().to_numpy(), by_group.transform("size").to_numpy()
+    marked: Rows = place < (np.minimum(enough, size // 4) if quarter else 4 * enough)
+    return marked
+
+
 def divide(
     rows: int,
     alpha: Any,
@@ -94,11 +113,12 @@ def divide(
     crossing: bool,
     order: Rows | None = None,
     most: int = _MOST,
+    groups: Rows | None = None,
 ) -> RowSplit:
     """Divide rows by chance, or by their order: the past trains, the last rows test.
 
-    At most ``most`` rows calibrate, and as many test. With few rows, and if ``crossing`` is
-    allowed, all of them train and calibrate in folds.
+    At most ``most`` rows calibrate, or more where ``groups`` need them, and as many test. With few
+    rows, and if ``crossing`` is allowed, all of them train and calibrate in folds.
 
     >>> divide(1000, 0.1, 0, crossing=True).counts()
     {'train': 472, 'stop the training': 78, 'calibrate': 250, 'test': 200}
@@ -106,7 +126,10 @@ def divide(
     if rows < least_rows(alpha):
         raise TableError(f"alpha = {alpha} needs {least_rows(alpha)} rows and targets, got {rows}")
     shuffled = np.random.default_rng(seed).permutation(rows) if order is None else order
-    calibrate = min(max(most, _enough(alpha)), rows // 4)
+    first = np.zeros(rows, dtype=bool)
+    if groups is not None:
+        first = first_of_groups(groups[shuffled], alpha, quarter=True)
+    calibrate = min(max(most, _enough(alpha), first.sum()), rows // 4)
     test = min(most, rows // 5)
     if crossing and order is None and (rows < _FEW or calibrate < _enough(alpha)):
         none = np.empty(0, dtype=np.int64)
@@ -115,5 +138,8 @@ def divide(
     train = rows - calibrate - test
     stop = min(most // 2, max(1, train // 7))
     ends = np.cumsum([train - stop, stop, calibrate])
+    if order is None:
+        rest = shuffled[~first]
+        shuffled = np.concatenate([rest[:train], shuffled[first], rest[train:]])
     parts = np.split(shuffled, ends)
     return RowSplit(*(np.sort(part) for part in parts))

@@ -20,6 +20,7 @@ KINDS = (PREDICTION, NORMS, VALUES, INPUT)
 _MOST_COLUMNS = 1024  # of a layer's values or of the input; more are left out
 _MOST_OUTPUTS = 64
 _SMALL_NORM, _SMALL_PREDICTION = 1e-3, 1e-2  # of what is typical; logarithms end there
+_STEP = 2.0**-18  # of the largest number of a column: well above rounding errors
 
 On = str | Callable[[BatchOutput], Tensor]
 
@@ -55,15 +56,23 @@ class FeatureColumns(Described):
     width: int = 0
 
     @classmethod
-    def of(cls, model: nn.Module, x: Any, on: Sequence[On] | None) -> FeatureColumns:
-        """Find the layers of a model, and leave out what is no table of numbers.
+    def of(
+        cls,
+        model: nn.Module,
+        x: Any,
+        on: Sequence[On] | None,
+        layers: Sequence[str] | None = None,
+    ) -> FeatureColumns:
+        """Find the layers of a model, if they are not given, and leave out what is no table.
 
         By itself the input of a table and hidden values are learned from, beside which norms add
         nothing (docs/bands.md); of images and text norms and values are.
         """
         if on is None:
             on = (PREDICTION, VALUES, INPUT if _is_table(x) else NORMS)
-        names = candidates(model, x) if {NORMS, VALUES} & set(on) else []
+        names = layers or ()
+        if layers is None and {NORMS, VALUES} & set(on):
+            names = candidates(model, x)
         inner = [name for name in names if name != INPUT][-1:] if VALUES in on else []
         first = forward.see(model, inputs.take(x, slice(0, 2)), Requires(values=tuple(inner)))
         outputs = first.output[0].numel()
@@ -111,6 +120,18 @@ class FeatureColumns(Described):
         These help networks, and lead trees astray (docs/bands.md).
         """
         return columns.shape[1] - (self.width if self.takes_input else 0)
+
+    def rounded(self, columns: Tensor, typical: Tensor) -> Tensor:
+        """Round what the model computed, so that no tree splits rows by rounding errors.
+
+        Those of a row by itself are others than in a batch.
+        """
+        outputs = len(typical) // (1 + len(self.norms))
+        computed = outputs + len(typical) if self.takes_input else columns.shape[1]
+        largest = columns[:, :computed].abs().amax(dim=0)
+        step = (largest * _STEP).clamp_min(torch.finfo(torch.float32).tiny)
+        whole = (columns[:, :computed] / step).round()
+        return torch.cat([whole * step, columns[:, computed:]], dim=1)
 
     def typical(self, columns: Tensor, outputs: int) -> Tensor:
         """Learn below which size predictions and norms are tiny."""
