@@ -18,7 +18,7 @@ import ffcp
 from benchmarks.timing import Resident, best_of, show, table, verdict
 from ffcp.network.cut import Cut
 from ffcp.network.inputs import RowBuffer, batches
-from ffcp_paper.networks import SPLIT_POINTS, mlp
+from ffcp_paper.networks.regression import SPLIT_POINTS, mlp
 
 ROWS, COLUMNS = 100_000, 100
 SIZES = (4096, 8192, 16384)

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 import ffcp
 from benchmarks.timing import show, table
 from benchmarks.trained import networks
-from ffcp_paper.curvature import Curvature
-from ffcp_paper.datasets import Split
+from ffcp_paper.data.datasets import Split
+from ffcp_paper.experiments.curvature import Curvature
 
 DATA = ("com", "bike", "star", "synthetic", "bio", "fb1")
 LAYERS, STEPS, ALPHA = ("input", "0", "3"), (0.3, 1.0, 3.0), 0.1

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 import ffcp
 from benchmarks.timing import show, table
-from ffcp_paper.datasets import FURTHER
+from ffcp_paper.data.datasets import FURTHER
 
 ALPHA, EPOCHS, WIDTH, LAYER = 0.1, 20, 64, "2"
 MOST_ROWS = 20_000

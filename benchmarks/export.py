@@ -18,7 +18,7 @@ from torch import nn
 
 import ffcp
 from benchmarks.timing import best_of, show, table, verdict
-from ffcp_paper.networks import SPLIT_POINTS, mlp
+from ffcp_paper.networks.regression import SPLIT_POINTS, mlp
 
 COLUMNS, LIMIT = 100, 3.0
 

@@ -21,7 +21,7 @@ from ffcp.network.heads import head
 from ffcp.regression.fcp import inversion
 from ffcp.regression.fcp.feature_ball import STEP_COUNTS, FeatureBallScore
 from ffcp.regression.regression_predictor import RegressionPredictor
-from ffcp_paper.networks import SPLIT_POINTS, mlp
+from ffcp_paper.networks.regression import SPLIT_POINTS, mlp
 
 COLUMNS, CALIBRATE, TEST = 100, 20_000, 10_000
 MANY = 1_000_000  # rows whose memory is watched

@@ -23,7 +23,7 @@ import ffcp
 from benchmarks.core import COLUMNS, bare_backward, bare_forward
 from benchmarks.timing import best_of, show, table, verdict
 from ffcp.network.jacobian.stack import Stack
-from ffcp_paper.networks import SPLIT_POINTS, mlp
+from ffcp_paper.networks.regression import SPLIT_POINTS, mlp
 
 _FIRST = """
 import time, torch, ffcp

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 import ffcp
 from benchmarks.timing import show, table
 from ffcp.classification.tuning import fit_temperature
-from ffcp_paper import logits as computed
-from ffcp_paper.vision import NETWORKS
+from ffcp_paper.experiments import logits as computed
+from ffcp_paper.networks.pretrained import NETWORKS
 
 BINS, ROWS = 20, 100_000
 CHOSEN = ["cifar10_resnet20", "cifar10_resnet56", "resnet152", "mobilenet_v1_025"]

@@ -22,7 +22,7 @@ from ffcp.network.jacobian import Method
 from ffcp.network.jacobian.coloured import colours
 from ffcp.network.jacobian.exact import jacobian_rows
 from ffcp.scales import Sketch, Smooth
-from ffcp_paper.training import train
+from ffcp_paper.training.regression import train
 
 CHANNELS, CLASSES, HEIGHT, WIDTH, PROBES = 64, 20, 64, 128, 32
 COUNTED = 64  # rows of the exact Jacobian that are timed; all of them would take minutes

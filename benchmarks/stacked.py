@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.timing import best_of, show, table
-from ffcp_paper.networks import mlp
-from ffcp_paper.stacked import train_stacked
-from ffcp_paper.training import train, train_quantiles
+from ffcp_paper.networks.regression import mlp
+from ffcp_paper.training.regression import train, train_quantiles
+from ffcp_paper.training.stacked import train_stacked
 
 SEEDS = range(5)
 # rows and columns for training, and how many epochs to take

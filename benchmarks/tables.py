@@ -39,7 +39,7 @@ from benchmarks.intervals.cases import ALPHA, DATA, SETTINGS
 from benchmarks.intervals.comparison import Limit, ratio
 from ffcp import metrics, tables
 from ffcp.tables import splitting, training, trees
-from ffcp_paper.experiments import Study, available
+from ffcp_paper.experiments.studies import Study, available
 
 OURS = "ffcp fit"
 FFCP, PEERS = "ffcp", ("mapie", "crepes")

@@ -7,10 +7,10 @@ from functools import partial
 
 from torch import nn
 
-from ffcp_paper import runs
-from ffcp_paper.datasets import Split
-from ffcp_paper.experiments import Study, available
-from ffcp_paper.works import TRAINED, Settings
+from ffcp_paper.data import result_cache
+from ffcp_paper.data.datasets import Split
+from ffcp_paper.experiments.studies import Study, available
+from ffcp_paper.experiments.tasks import TRAINED, Settings
 
 SEEDS = range(100, 105)
 
@@ -23,7 +23,7 @@ def networks(data: str, seeds: range = SEEDS) -> Iterator[tuple[nn.Module, Split
 
     def known(seed: int) -> nn.Module | None:
         build = partial(study._fresh, seed, TRAINED)
-        return runs.known_network(study._key(seed, TRAINED), build)
+        return result_cache.known_network(study._key(seed, TRAINED), build)
 
     missing = [(TRAINED, seed) for seed in seeds if known(seed) is None]
     if missing:

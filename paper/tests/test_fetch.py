@@ -17,16 +17,16 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from ffcp_paper import datasets, download, fetch
 from ffcp_paper.cli import app
-from ffcp_paper.data import DataFile
-from ffcp_paper.download import (
+from ffcp_paper.data import datasets, download, fetch
+from ffcp_paper.data.download import (
     FetchError,
     Origin,
     UnverifiedError,
     WrongFileError,
     fetch_file,
 )
+from ffcp_paper.data.files import DataFile
 
 CONTENT = b"".join(f"{number},{number * 7 % 1000}\n".encode() for number in range(40_000))
 SHA = hashlib.sha256(CONTENT).hexdigest()

@@ -10,15 +10,15 @@ import pytest
 import torch
 from PIL import Image
 
-from ffcp_paper import scenes
-from ffcp_paper.data import DataFile, MissingDataError
-from ffcp_paper.scenes import Scenes
+from ffcp_paper.data import label_maps
+from ffcp_paper.data.files import DataFile, MissingDataError
+from ffcp_paper.data.label_maps import LabelledImages
 
 # --- the container --------------------------------------------------------------------------------
 
 
 def test_rows_are_taken_from_images_and_labels_alike() -> None:
-    data = scenes.shapes(6)
+    data = label_maps.shapes(6)
     taken = data.take(torch.tensor([4, 1]))
     assert taken.pixels.equal(data.pixels[[4, 1]])
     assert taken.labels.equal(data.labels[[4, 1]])
@@ -26,7 +26,7 @@ def test_rows_are_taken_from_images_and_labels_alike() -> None:
 
 
 def test_inputs_do_not_depend_on_the_other_images() -> None:
-    data = scenes.shapes(4)
+    data = label_maps.shapes(4)
     assert data.take([2]).inputs().equal(data.inputs()[2:3])
     assert data.inputs().abs().max() <= 2
 
@@ -43,29 +43,29 @@ def test_scenes_that_do_not_fit_are_refused(
     pixels: torch.Tensor, labels: torch.Tensor, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        Scenes("odd", ("a",), None, pixels, labels)
+        LabelledImages("odd", ("a",), None, pixels, labels)
 
 
 def test_joining_keeps_the_order_and_refuses_other_labels() -> None:
-    first, second = scenes.shapes(2), scenes.shapes(3, seed=1)
-    joined = scenes.join([first, second])
+    first, second = label_maps.shapes(2), label_maps.shapes(3, seed=1)
+    joined = label_maps.join([first, second])
     assert joined.labels[2:].equal(second.labels)
-    other = Scenes("other", ("a", "b"), None, first.pixels, first.labels)
+    other = LabelledImages("other", ("a", "b"), None, first.pixels, first.labels)
     with pytest.raises(ValueError, match="labels"):
-        scenes.join([first, other])
+        label_maps.join([first, other])
 
 
 def test_split_is_random_complete_and_without_overlap() -> None:
-    calibration, test = scenes.split(50, 20, seed=1)
+    calibration, test = label_maps.split(50, 20, seed=1)
     assert torch.cat([calibration, test]).sort().values.tolist() == list(range(50))
-    assert not calibration.equal(scenes.split(50, 20, seed=2)[0])
-    assert calibration.equal(scenes.split(50, 20, seed=1)[0])
+    assert not calibration.equal(label_maps.split(50, 20, seed=2)[0])
+    assert calibration.equal(label_maps.split(50, 20, seed=1)[0])
     # Every image is as likely to be used for calibration as any other.
-    often = torch.cat([scenes.split(50, 20, seed=seed)[0] for seed in range(500)]).bincount()
+    often = torch.cat([label_maps.split(50, 20, seed=seed)[0] for seed in range(500)]).bincount()
     assert (often - 200).abs().max() < 5 * (500 * 0.4 * 0.6) ** 0.5
     for calibrate in (0, 50):
         with pytest.raises(ValueError, match=r"\b50\b"):
-            scenes.split(50, calibrate)
+            label_maps.split(50, calibrate)
 
 
 # --- shapes ---------------------------------------------------------------------------------------
@@ -74,20 +74,20 @@ def test_split_is_random_complete_and_without_overlap() -> None:
 def test_shapes_depend_on_the_seed_alone() -> None:
     torch.manual_seed(1)
     np.random.seed(1)
-    first = scenes.shapes(70, seed=3)
+    first = label_maps.shapes(70, seed=3)
     torch.manual_seed(2)
     np.random.seed(2)
-    again = scenes.shapes(80, seed=3)
+    again = label_maps.shapes(80, seed=3)
     assert first.pixels.equal(again.pixels[:70])
     assert first.labels.equal(again.labels[:70])
-    assert not first.labels.equal(scenes.shapes(70, seed=4).labels)
+    assert not first.labels.equal(label_maps.shapes(70, seed=4).labels)
     assert len(first.labels.flatten(1).unique(dim=0)) == 70  # the second chunk is not the first
 
 
 def test_no_class_is_rare() -> None:
-    labels = scenes.shapes(300).labels
+    labels = label_maps.shapes(300).labels
     share = labels.flatten().bincount() / labels.numel()
-    assert len(share) == scenes.shapes(1).classes
+    assert len(share) == label_maps.shapes(1).classes
     assert 0.5 < share[0] < 0.9
     assert share[1:].min() > 0.03
     seen = torch.stack([(labels == kind).flatten(1).any(dim=1) for kind in (1, 2, 3)]).sum(dim=0)
@@ -97,7 +97,7 @@ def test_no_class_is_rare() -> None:
 
 def test_labels_lie_where_the_shapes_are_painted() -> None:
     # The colour of a pixel says more about the label there than about one further off.
-    data = scenes.shapes(200)
+    data = label_maps.shapes(200)
     red = data.inputs()[:, 0] - data.inputs()[:, 1:].mean(dim=1)
     red = torch.nn.functional.avg_pool2d(red[:, None], 2)[:, 0]
 
@@ -111,10 +111,10 @@ def test_labels_lie_where_the_shapes_are_painted() -> None:
 
 def painted(kind: int, **changes: float) -> torch.Tensor:
     values = {"y": 16.0, "x": 16.0, "radius": 8.0, "aspect": 0.5, "angle": 0.0} | changes
-    shape = scenes._Shape(
+    shape = label_maps._Shape(
         np.array([kind]), **{k: np.array([v], dtype=np.float32) for k, v in values.items()}
     )
-    return torch.from_numpy(shape.covers(scenes._grid(32, 32, 1))[0])
+    return torch.from_numpy(shape.covers(label_maps._grid(32, 32, 1))[0])
 
 
 def test_shapes_have_their_area() -> None:
@@ -129,9 +129,9 @@ def test_rotation_by_a_quarter_turns_the_rectangle() -> None:
 
 def test_sizes_that_cannot_be_halved_are_refused() -> None:
     with pytest.raises(ValueError, match="even"):
-        scenes.shapes(1, size=(33, 48))
+        label_maps.shapes(1, size=(33, 48))
     with pytest.raises(ValueError, match="count"):
-        scenes.shapes(0)
+        label_maps.shapes(0)
 
 
 # --- CamVid ---------------------------------------------------------------------------------------
@@ -154,7 +154,7 @@ def small_camvid(home: Path, **changes: Any) -> tuple[DataFile, dict[str, np.nda
     """Two images of 8 x 12 pixels for each split."""
     rng = np.random.default_rng(0)
     stored: dict[str, np.ndarray] = {}
-    for name in scenes.CAMVID_SPLITS:
+    for name in label_maps.CAMVID_SPLITS:
         pixels = rng.integers(0, 256, (2, 8, 12, 3), dtype=np.uint8)
         parts = [webp(image) for image in pixels]
         stored |= {
@@ -173,7 +173,7 @@ def small_camvid(home: Path, **changes: Any) -> tuple[DataFile, dict[str, np.nda
 
 def test_stored_scenes_come_back_as_they_were(home: Path) -> None:
     file, stored = small_camvid(home)
-    found = scenes.camvid(8, 12, 8, 12, file=file)
+    found = label_maps.camvid(8, 12, 8, 12, file=file)
     assert list(found) == ["train", "val", "test"]
     for name, part in found.items():
         assert part.pixels.permute(0, 2, 3, 1).numpy().tolist() == stored[f"{name}_pixels"].tolist()
@@ -191,7 +191,7 @@ def test_images_are_averaged_not_skipped(home: Path) -> None:
         val_offset=np.array([0, len(part)]),
         val_label=np.zeros((1, 8, 12), dtype=np.uint8),
     )
-    (val,) = scenes.camvid(4, 6, 4, 6, splits=["val"], file=file).values()
+    (val,) = label_maps.camvid(4, 6, 4, 6, splits=["val"], file=file).values()
     assert val.pixels.shape == (1, 3, 4, 6)
     assert (val.pixels.float() - 100).abs().max() < 20
 
@@ -200,26 +200,26 @@ def test_archive_that_does_not_fit_is_refused(home: Path) -> None:
     file, stored = small_camvid(home, val_label=np.zeros((3, 8, 12), dtype=np.uint8))
     assert len(stored["val_offset"]) == 3
     with pytest.raises(ValueError, match="offsets"):
-        scenes.camvid(8, 12, 8, 12, file=file)
+        label_maps.camvid(8, 12, 8, 12, file=file)
     with pytest.raises(ValueError, match="all"):
-        scenes.camvid(splits=["all"], file=file)
+        label_maps.camvid(splits=["all"], file=file)
 
 
 def test_missing_camvid_names_source_and_remedy(home: Path) -> None:
     with pytest.raises(MissingDataError, match="camvid_360x480"):
-        scenes.camvid()
+        label_maps.camvid()
 
 
 def test_majority_agrees_with_counting_one_by_one() -> None:
     labels = torch.randint(0, 3, (5, 6, 8)).byte()  # of three labels: ties are frequent
-    found = scenes.majority(labels, 3, 4, classes=3)
+    found = label_maps.majority(labels, 3, 4, classes=3)
     for n, y, x in np.ndindex(5, 3, 4):
         votes = labels[n, 2 * y : 2 * y + 2, 2 * x : 2 * x + 2].flatten().bincount(minlength=3)
         assert int(found[n, y, x]) == votes.tolist().index(max(votes.tolist()))
     with pytest.raises(ValueError, match="blocks"):
-        scenes.majority(labels, 4, 4, classes=3)
+        label_maps.majority(labels, 4, 4, classes=3)
     with pytest.raises(ValueError, match=r"\b2\b"):
-        scenes.majority(labels, 3, 4, classes=2)
+        label_maps.majority(labels, 3, 4, classes=2)
 
 
 # --- masks ----------------------------------------------------------------------------------------
@@ -252,10 +252,10 @@ def slow_boundaries(labels: torch.Tensor, within: int, ignore: int | None) -> to
 def test_boundaries_agree_with_their_definition(within: int, ignore: int | None) -> None:
     coarse = torch.randint(0, 3, (4, 3, 4))
     labels = coarse.repeat_interleave(4, dim=1).repeat_interleave(4, dim=2).byte()
-    found = scenes.boundaries(labels, within, ignore)
+    found = label_maps.boundaries(labels, within, ignore)
     expected = torch.stack([slow_boundaries(one, within, ignore) for one in labels])
     assert found.equal(expected)
-    inside = scenes.interior(labels, within, ignore)
+    inside = label_maps.interior(labels, within, ignore)
     assert not (found & inside).any()
     known = torch.ones_like(found) if ignore is None else labels != ignore
     assert (found | inside).equal(known)
@@ -263,29 +263,29 @@ def test_boundaries_agree_with_their_definition(within: int, ignore: int | None)
 
 def test_ignored_pixels_make_no_boundary() -> None:
     labels = torch.tensor([[[0, 0, 9, 9, 1, 1]]])
-    assert not scenes.boundaries(labels, 2, ignore=9).any()
-    assert scenes.interior(labels, 2, ignore=9).tolist() == [
+    assert not label_maps.boundaries(labels, 2, ignore=9).any()
+    assert label_maps.interior(labels, 2, ignore=9).tolist() == [
         [[True, True, False, False, True, True]]
     ]
-    assert scenes.boundaries(labels, 0).tolist() == [[[False, True, True, True, True, False]]]
+    assert label_maps.boundaries(labels, 0).tolist() == [[[False, True, True, True, True, False]]]
 
 
 def test_accuracy_and_iou_by_hand() -> None:
     labels = torch.tensor([[[0, 0, 0, 1, 3]]])
     predicted = torch.tensor([[[0, 0, 1, 1, 2]]])
-    counts = scenes.confusion(predicted, labels, 3, ignore=3)
+    counts = label_maps.confusion(predicted, labels, 3, ignore=3)
     assert counts.tolist() == [[2, 1, 0], [0, 1, 0], [0, 0, 0]]
-    assert scenes.pixel_accuracy(counts) == 0.75
-    assert scenes.mean_iou(counts) == pytest.approx((2 / 3 + 1 / 2) / 2)  # class 2 never occurs
+    assert label_maps.pixel_accuracy(counts) == 0.75
+    assert label_maps.mean_iou(counts) == pytest.approx((2 / 3 + 1 / 2) / 2)  # class 2 never occurs
 
 
 # --- with the data --------------------------------------------------------------------------------
 
 
 def test_camvid_is_read_at_the_networks_resolution() -> None:
-    if scenes.CAMVID_FILE.found is None:
+    if label_maps.CAMVID_FILE.found is None:
         pytest.skip("the CamVid images are not in FFCP_DATA")
-    (val,) = scenes.camvid(splits=["val"]).values()
+    (val,) = label_maps.camvid(splits=["val"]).values()
     assert val.pixels.shape == (101, 3, 180, 240)
     assert val.labels.shape == (101, 90, 120)
     sky, road = (val.labels == label for label in (0, 3))

@@ -9,31 +9,34 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from ffcp_paper import scenes, segments, segnets, segshow
 from ffcp_paper.cli import app
+from ffcp_paper.data import label_maps
+from ffcp_paper.experiments import segmentation
+from ffcp_paper.figures import segmentation_maps
+from ffcp_paper.networks import segmentation_nets
 
 pytestmark = pytest.mark.heavy
 
 
 @pytest.fixture
-def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> segments.Experiment:
+def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> segmentation.Experiment:
     """A small experiment in place of the shapes."""
-    model = segnets.residual_net(4, width=4, outputs=4, hidden=4, dilations=(1,))
-    pool = scenes.shapes(36, size=(16, 24))
-    made = segments.Experiment(
+    model = segmentation_nets.residual_net(4, width=4, outputs=4, hidden=4, dilations=(1,))
+    pool = label_maps.shapes(36, size=(16, 24))
+    made = segmentation.Experiment(
         "tiny shapes", model, pool.take(slice(0, 8)), pool.take(slice(8, 26)),
-        pool.take(slice(26, 36)), scenes.normalised, batch=5,
+        pool.take(slice(26, 36)), label_maps.normalised, batch=5,
     )  # fmt: skip
     monkeypatch.setenv("FFCP_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(segments, "FCP_STEPS", (1, 2))
-    monkeypatch.setattr(segments, "FLOORS", (1e-6, 0.1))
-    monkeypatch.setitem(segments.EXPERIMENTS, "shapes", lambda seed, progress: made)
+    monkeypatch.setattr(segmentation, "FCP_STEPS", (1, 2))
+    monkeypatch.setattr(segmentation, "FLOORS", (1e-6, 0.1))
+    monkeypatch.setitem(segmentation.EXPERIMENTS, "shapes", lambda seed, progress: made)
     return made
 
 
-def test_all_methods_are_measured(tiny: segments.Experiment) -> None:
-    result = segments.run("shapes", alpha=0.2, drawn=2)
-    assert [row.method for row in result.rows] == list(segments.METHODS)
+def test_all_methods_are_measured(tiny: segmentation.Experiment) -> None:
+    result = segmentation.run("shapes", alpha=0.2, drawn=2)
+    assert [row.method for row in result.rows] == list(segmentation.METHODS)
     for row in result.rows:
         assert row.maps.shape == (2, 8, 12)
         assert 0 < row.coverage <= 1
@@ -45,12 +48,14 @@ def test_all_methods_are_measured(tiny: segments.Experiment) -> None:
     assert all(1 <= row.size <= 4 for row in result.sets)
 
 
-def test_lengths_are_averaged_over_boundaries_and_interiors(tiny: segments.Experiment) -> None:
+def test_lengths_are_averaged_over_boundaries_and_interiors(tiny: segmentation.Experiment) -> None:
     test = tiny.test.take(slice(0, 5))
-    width = torch.where(scenes.boundaries(test.labels, 2), 3.0, 1.0)[:, None].expand(-1, 4, -1, -1)
-    sums = segments._Sums()
-    middle = segments._targets(test)
-    maps = sums.add(segments.Interval(middle - width / 2, middle + width / 2, middle), test)
+    width = torch.where(label_maps.boundaries(test.labels, 2), 3.0, 1.0)[:, None].expand(
+        -1, 4, -1, -1
+    )
+    sums = segmentation._Sums()
+    middle = segmentation._targets(test)
+    maps = sums.add(segmentation.Interval(middle - width / 2, middle + width / 2, middle), test)
     assert maps.shape == (5, 8, 12)
     assert sums.edge / sums.edges == pytest.approx(3)
     assert sums.inner / sums.inners == pytest.approx(1)
@@ -58,31 +63,31 @@ def test_lengths_are_averaged_over_boundaries_and_interiors(tiny: segments.Exper
     assert sums.length / sums.places == pytest.approx(float(maps.mean()))
 
 
-def test_places_without_a_band_are_left_out_and_counted(tiny: segments.Experiment) -> None:
+def test_places_without_a_band_are_left_out_and_counted(tiny: segmentation.Experiment) -> None:
     test = tiny.test.take(slice(0, 2))
-    middle = segments._targets(test)
+    middle = segmentation._targets(test)
     width = torch.ones_like(middle)
     width[:, :, 0, 0] = torch.inf
-    sums = segments._Sums()
-    maps = sums.add(segments.Interval(middle - width, middle + width, middle), test)
+    sums = segmentation._Sums()
+    maps = sums.add(segmentation.Interval(middle - width, middle + width, middle), test)
     assert sums.length / sums.places == pytest.approx(2)
     assert sums.infinite == 2
     assert maps.isfinite().sum() == 2 * (8 * 12 - 1)
 
 
 def test_what_is_finished_is_not_computed_again(
-    tiny: segments.Experiment, monkeypatch: pytest.MonkeyPatch
+    tiny: segmentation.Experiment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = segments.run("shapes", alpha=0.2, drawn=1)
-    monkeypatch.setattr(segments, "_measure", lambda *args: pytest.fail("measured again"))
-    again = segments.run("shapes", alpha=0.2, drawn=1)
-    assert segshow.tabulate(again) == segshow.tabulate(first)
-    assert segshow.tabulate_sets(again) == segshow.tabulate_sets(first)
+    first = segmentation.run("shapes", alpha=0.2, drawn=1)
+    monkeypatch.setattr(segmentation, "_measure", lambda *args: pytest.fail("measured again"))
+    again = segmentation.run("shapes", alpha=0.2, drawn=1)
+    assert segmentation_maps.tabulate(again) == segmentation_maps.tabulate(first)
+    assert segmentation_maps.tabulate_sets(again) == segmentation_maps.tabulate_sets(first)
     torch.testing.assert_close(again.rows[2].maps, first.rows[2].maps, rtol=1e-3, atol=0)
 
 
 def test_the_command_prints_tables_and_draws_a_picture(
-    tiny: segments.Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: segmentation.Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     found = CliRunner().invoke(

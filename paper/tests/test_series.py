@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from ffcp_paper import datasets, series
+from ffcp_paper.data import datasets, hourly_series
 
 
-def made(minutes: list[int]) -> series.Hourly:
+def made(minutes: list[int]) -> hourly_series.Hourly:
     """Rows at these minutes of a Sunday night and after; their targets count up."""
     time = np.array(minutes) + 6 * 24 * 60
     x = np.stack([time % 1440 / 60, time // 1440 % 7], axis=1).astype(np.float32)
-    return series.hourly(datasets.Table(x, np.arange(len(minutes), dtype=float), ("hour", "day")))
+    return hourly_series.hourly(
+        datasets.Table(x, np.arange(len(minutes), dtype=float), ("hour", "day"))
+    )
 
 
 def test_ten_minutes_become_hours() -> None:

@@ -9,10 +9,11 @@ import torch
 from torch import nn
 
 from ffcp import FFCP, conformal_quantile
-from ffcp_paper import squares, tables
-from ffcp_paper.networks import SPLIT_POINTS, mlp
-from ffcp_paper.squares import Square
-from ffcp_paper.works import TRAINED, Collected, Measured, Method, Settings
+from ffcp_paper.experiments import square_conditions
+from ffcp_paper.experiments.square_conditions import Square
+from ffcp_paper.experiments.tasks import TRAINED, Collected, Measured, Method, Settings
+from ffcp_paper.networks.regression import SPLIT_POINTS, mlp
+from ffcp_paper.tables import paper_tables
 
 
 def rows(seed: int, n: int = 80) -> tuple[torch.Tensor, torch.Tensor]:
@@ -23,7 +24,7 @@ def rows(seed: int, n: int = 80) -> tuple[torch.Tensor, torch.Tensor]:
 def test_the_quantities_are_those_of_the_theorem() -> None:
     torch.manual_seed(0)
     model, cal, test = mlp(3).eval(), rows(0), rows(1)
-    for split, found in enumerate(squares.measure(model, cal, test, 0.1, range(4))):
+    for split, found in enumerate(square_conditions.measure(model, cal, test, 0.1, range(4))):
         fast = FFCP(model, SPLIT_POINTS[split])
         one, other = (fast.score(*some).flatten() for some in (cal, test))
         q = conformal_quantile(one, 0.1)
@@ -50,7 +51,7 @@ def test_only_the_paper_s_check_changes_with_the_unit_of_the_feature() -> None:
         model = nn.Sequential(*net)
         model[0] = nn.Sequential(net[0], Scaled(factor))
         model[1] = nn.Sequential(Scaled(1 / factor), net[1])
-        found += squares.measure(model, rows(0), rows(1), 0.1, [1])
+        found += square_conditions.measure(model, rows(0), rows(1), 0.1, [1])
     assert found[1].distance == pytest.approx(100 * found[0].distance, rel=1e-4)
     assert found[1].scaled == pytest.approx(found[0].scaled, rel=1e-4)
     assert found[1].shortfall == pytest.approx(found[0].shortfall, rel=1e-4)
@@ -72,7 +73,11 @@ MET = Square(0.1, 0.2, 1.0, largest=2.0, feature_gap=0.1, output_gap=0.05)
 )
 def test_when_conditions_are_met(changes: dict[str, float], met: tuple[bool, ...]) -> None:
     of = [replace(MET, **changes)] * 2
-    checks = (squares.met_as_checked, squares.met_in_unit, squares.met_as_stated)
+    checks = (
+        square_conditions.met_as_checked,
+        square_conditions.met_in_unit,
+        square_conditions.met_as_stated,
+    )
     assert tuple(check(of) for check in checks) == met
 
 
@@ -85,7 +90,7 @@ def test_a_row_says_what_was_predicted_and_what_happened() -> None:
     never = replace(MET, distance=2.0, scaled=2.0)
     for split, one in enumerate((MET, replace(MET, distance=2.0), never, never)):
         found.squares["synthetic", split] = [one]
-    table = tables.build("square_conditions", found, settings)
+    table = paper_tables.build("square_conditions", found, settings)
     own = [row for row in table["rows"] if row["data"] == "synthetic"]
     assert [row["checked"] for row in own] == [True, False, False, False]
     assert [row["in_unit"] for row in own] == [True, True, False, False]

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from ffcp import FFCPWarning
-from ffcp_paper import runs, store
+from ffcp_paper.data import cache_files, result_cache
 
 KEY = {"data": "bike", "seed": 0, "levels": (0.1, 0.9)}
 RESULT = {"length": 0.25, "coverage": 0.9, "layers": [1, 2]}
@@ -27,7 +27,7 @@ RESULT = {"length": 0.25, "coverage": 0.9, "layers": [1, 2]}
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("FFCP_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(store, "_unwritten", {})
+    monkeypatch.setattr(cache_files, "_unwritten", {})
     return tmp_path / "cache"
 
 
@@ -37,10 +37,10 @@ def network(seed: int = 0) -> nn.Module:
 
 
 def test_results_and_networks_come_back() -> None:
-    runs.keep("bands", KEY, RESULT)
-    assert runs.known("bands", KEY) == RESULT
-    runs.keep_network(KEY, network())
-    again = runs.known_network(KEY, lambda: network(1))
+    result_cache.keep("bands", KEY, RESULT)
+    assert result_cache.known("bands", KEY) == RESULT
+    result_cache.keep_network(KEY, network())
+    again = result_cache.known_network(KEY, lambda: network(1))
     assert again is not None
     for one, other in zip(
         again.state_dict().values(), network().state_dict().values(), strict=True
@@ -50,12 +50,12 @@ def test_results_and_networks_come_back() -> None:
 
 @pytest.mark.parametrize("kind", ["result", "network"])
 def test_no_damaged_entry_is_believed(kind: str) -> None:
-    runs.keep("bands", KEY, RESULT)
-    runs.keep_network(KEY, network())
+    result_cache.keep("bands", KEY, RESULT)
+    result_cache.keep_network(KEY, network())
     path = (
-        runs.place("bands", KEY, ".json")
+        result_cache.place("bands", KEY, ".json")
         if kind == "result"
-        else runs.place("networks", KEY, ".safetensors")
+        else result_cache.place("networks", KEY, ".safetensors")
     )
     data, dice = path.read_bytes(), random.Random(0)
     for _ in range(300):
@@ -67,10 +67,10 @@ def test_no_damaged_entry_is_believed(kind: str) -> None:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             if kind == "result":
-                read = runs.known("bands", KEY)
+                read = result_cache.known("bands", KEY)
                 assert read in (None, RESULT)
             else:
-                read = runs.known_network(KEY, network)
+                read = result_cache.known_network(KEY, network)
                 if read is not None:
                     for name, value in read.state_dict().items():
                         assert torch.equal(value, network().state_dict()[name])
@@ -79,14 +79,14 @@ def test_no_damaged_entry_is_believed(kind: str) -> None:
 
 
 def test_a_damaged_entry_is_computed_again_with_a_warning() -> None:
-    runs.keep("bands", KEY, RESULT)
-    path = runs.place("bands", KEY, ".json")
+    result_cache.keep("bands", KEY, RESULT)
+    path = result_cache.place("bands", KEY, ".json")
     path.write_bytes(path.read_bytes().replace(b"0.25", b"0.24"))  # plausible, and wrong
     with pytest.warns(FFCPWarning, match="cache"):
-        assert runs.record("bands", KEY, lambda: RESULT) == RESULT
+        assert result_cache.record("bands", KEY, lambda: RESULT) == RESULT
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert runs.record("bands", KEY, lambda: 1 / 0) == RESULT
+        assert result_cache.record("bands", KEY, lambda: 1 / 0) == RESULT
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES])
@@ -96,12 +96,12 @@ def test_a_cache_that_cannot_be_written_is_done_without(
     def refuse(path: Path, data: bytes) -> None:
         raise OSError(number, os.strerror(number), str(path))
 
-    monkeypatch.setattr(store, "put", refuse)
+    monkeypatch.setattr(cache_files, "put", refuse)
     with pytest.warns(FFCPWarning, match="cache"):
-        assert runs.record("bands", KEY, lambda: RESULT) == RESULT
-    runs.keep_network(KEY, network())  # said once, not for every result
-    assert runs.known("bands", KEY) == RESULT  # this run needs it again
-    assert runs.known_network(KEY, network) is not None
+        assert result_cache.record("bands", KEY, lambda: RESULT) == RESULT
+    result_cache.keep_network(KEY, network())  # said once, not for every result
+    assert result_cache.known("bands", KEY) == RESULT  # this run needs it again
+    assert result_cache.known_network(KEY, network) is not None
 
 
 _FULL = """
@@ -111,24 +111,24 @@ signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (64, 64))
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
-    assert runs.record("bands", {"seed": 1}, lambda: list(range(100))) == list(range(100))
+    assert result_cache.record("bands", {"seed": 1}, lambda: list(range(100))) == list(range(100))
 assert "cache" in str(caught[0].message)
 """
 
 
 @pytest.mark.heavy
 def test_a_disk_that_is_full_while_a_file_is_written(cache: Path) -> None:
-    runs.keep("bands", KEY, RESULT)
+    result_cache.keep("bands", KEY, RESULT)
     before = sorted(cache.rglob("*"))
     subprocess.run([sys.executable, "-c", _FULL], check=True)
     assert sorted(cache.rglob("*")) == before  # nothing half written is left behind
-    assert runs.known("bands", KEY) == RESULT
+    assert result_cache.known("bands", KEY) == RESULT
 
 
 _PROGRAM = textwrap.dedent("""
     import sys
     from ffcp_paper import reproduce
-    from ffcp_paper.works import Settings
+    from ffcp_paper.experiments.tasks import Settings
     tiny = Settings(seeds=2, epochs=1, rows=300, only=("synthetic",), rounds=1)
     reproduce.run(["regression_bands", "untrained"], out=sys.argv[1], settings=tiny)
 """)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from ffcp_paper import streams
-from ffcp_paper.streams import Series
+from ffcp_paper.experiments import streams
+from ffcp_paper.experiments.streams import Series
 
 
 @pytest.mark.heavy

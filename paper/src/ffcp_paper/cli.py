@@ -12,27 +12,20 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 import ffcp
 import ffcp_paper
-from ffcp_paper import (
-    datalist,
-    datasets,
-    fetch,
-    figures,
-    logits,
-    render,
-    segments,
-    segshow,
-    streams,
-    vision,
-)
-from ffcp_paper import groups as worst_groups
-from ffcp_paper import labels as label_sets
-from ffcp_paper import report as page
 from ffcp_paper import reproduce as reproduction
 from ffcp_paper.console import print_table
-from ffcp_paper.core import KERNELS
-from ffcp_paper.data import MissingDataError
-from ffcp_paper.download import FetchError
-from ffcp_paper.networks import mlp
+from ffcp_paper.data import datasets, fetch, inventory
+from ffcp_paper.data.download import FetchError
+from ffcp_paper.data.files import MissingDataError
+from ffcp_paper.experiments import group_coverage as worst_groups
+from ffcp_paper.experiments import logits, segmentation, streams
+from ffcp_paper.experiments import prediction_sets as label_sets
+from ffcp_paper.ffcp_internals import KERNELS
+from ffcp_paper.figures import paper_figures, segmentation_maps
+from ffcp_paper.networks import pretrained
+from ffcp_paper.networks.regression import mlp
+from ffcp_paper.page import report as page
+from ffcp_paper.tables import render
 
 app = typer.Typer(
     help="""The paper on Fast Feature Conformal Prediction: its tables and figures, made again.
@@ -154,7 +147,9 @@ def _print_groups(console: Console, name: str, results: list[list[worst_groups.R
 def labels(
     names: Annotated[
         list[str] | None,
-        typer.Argument(help=f"Networks, by default all: {', '.join(vision.NETWORKS)}; or digits."),
+        typer.Argument(
+            help=f"Networks, by default all: {', '.join(pretrained.NETWORKS)}; or digits."
+        ),
     ] = None,
     splits: Annotated[
         int, typer.Option(min=1, help="Random divisions into calibration and test.")
@@ -169,7 +164,7 @@ def labels(
     if not 0 < alpha < 1:
         raise typer.BadParameter(f"{alpha} does not lie between 0 and 1", param_hint="--alpha")
     console = Console()
-    chosen = _networks(console, names or list(vision.NETWORKS))
+    chosen = _networks(console, names or list(pretrained.NETWORKS))
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         whole = progress.add_task("all networks", total=len(chosen))
@@ -196,13 +191,13 @@ def labels(
 
 def _networks(console: Console, names: list[str]) -> list[str]:
     """Say what is missing of the networks asked for; return the others, or the digits."""
-    known = [*vision.NETWORKS, label_sets.DIGITS]
+    known = [*pretrained.NETWORKS, label_sets.DIGITS]
     unknown = [name for name in names if name not in known]
     if unknown:
         raise typer.BadParameter(f"unknown network {unknown[0]!r}: choose from {', '.join(known)}")
     present, told = [], set()
     for name in dict.fromkeys(names):
-        missing = [] if name == label_sets.DIGITS else logits.missing(vision.NETWORKS[name])
+        missing = [] if name == label_sets.DIGITS else logits.missing(pretrained.NETWORKS[name])
         if not missing:
             present.append(name)
         for file in missing:
@@ -242,7 +237,9 @@ def _print_labels(
 def segment(
     names: Annotated[
         list[str] | None,
-        typer.Argument(help=f"Networks, of {', '.join(segments.EXPERIMENTS)}. [default: shapes]"),
+        typer.Argument(
+            help=f"Networks, of {', '.join(segmentation.EXPERIMENTS)}. [default: shapes]"
+        ),
     ] = None,
     alpha: Annotated[float, typer.Option(help="Share of misses allowed.")] = 0.1,
     seed: Annotated[int, typer.Option(help="Of the division into calibration and test.")] = 0,
@@ -265,29 +262,29 @@ def segment(
     console = Console()
     for name in _segmentations(console, names or ["shapes"]):
         with console.status(f"{name}: starting") as status:
-            result = segments.run(
+            result = segmentation.run(
                 name,
                 alpha=alpha,
                 seed=seed,
                 drawn=images,
                 progress=lambda line, name=name: status.update(f"{name}: {line}"),  # type: ignore[misc]
             )
-        segshow.report(console, result)
+        segmentation_maps.report(console, result)
         place = out / f"ffcp_segment_{name}.png"
-        segshow.picture(result).savefig(place, dpi=130)
+        segmentation_maps.picture(result).savefig(place, dpi=130)
         console.print(f"Picture: {place}", highlight=False, soft_wrap=True)
 
 
 def _segmentations(console: Console, names: list[str]) -> list[str]:
     """Say which files are missing for the networks asked for; return the others."""
-    known = segments.EXPERIMENTS
+    known = segmentation.EXPERIMENTS
     unknown = [name for name in names if name not in known]
     if unknown:
         raise typer.BadParameter(f"unknown network {unknown[0]!r}: choose from {', '.join(known)}")
     present = []
     for name in dict.fromkeys(names):
         try:
-            for file in segments.FILES[name]:
+            for file in segmentation.FILES[name]:
                 file.require()
         except MissingDataError as error:
             console.print(f"{name}: {error}", highlight=False, soft_wrap=True, markup=False)
@@ -375,7 +372,7 @@ def reproduce(
     try:
         reproduction.check_names(names or [])
         for name in names or []:
-            for file in figures.missing(name):
+            for file in paper_figures.missing(name):
                 file.require()
     except (ValueError, MissingDataError) as error:
         raise typer.BadParameter(str(error)) from error
@@ -427,9 +424,9 @@ def data(context: typer.Context) -> None:
     if context.invoked_subcommand:
         return
     console = Console()
-    entries = datalist.entries()
-    print_table(console, datalist.COLUMNS, datalist.tabulate(entries))
-    for line in datalist.advice(entries):
+    entries = inventory.entries()
+    print_table(console, inventory.COLUMNS, inventory.tabulate(entries))
+    for line in inventory.advice(entries):
         console.print(line, highlight=False, soft_wrap=True, markup=False)
 
 

@@ -20,10 +20,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from ffcp_paper import experiments, figures, render, tables
-from ffcp_paper.core import put
-from ffcp_paper.experiments import Study
-from ffcp_paper.works import (
+from ffcp_paper.experiments import studies
+from ffcp_paper.experiments.studies import Study
+from ffcp_paper.experiments.tasks import (
     QUICK,
     Collected,
     LabelWork,
@@ -31,6 +30,9 @@ from ffcp_paper.works import (
     Training,
     Work,
 )
+from ffcp_paper.ffcp_internals import put
+from ffcp_paper.figures import paper_figures
+from ffcp_paper.tables import paper_tables, render
 
 Progress = Callable[[float, float, str], None]  # done, total, and what is being done
 
@@ -97,11 +99,11 @@ def run(
     """
     check_names(names)
     chosen = settings_for(seeds, quick) if settings is None else settings
-    wanted = names or (*tables.NAMES, *figures.at_hand(chosen))
-    plan = _plan([name for name in tables.NAMES if name in wanted], chosen)
-    pictures = [name for name in figures.FIGURES if name in wanted]
+    wanted = names or (*paper_tables.NAMES, *paper_figures.at_hand(chosen))
+    plan = _plan([name for name in paper_tables.NAMES if name in wanted], chosen)
+    pictures = [name for name in paper_figures.FIGURES if name in wanted]
     costs = [cost for listed in plan.values() for _, cost in listed]
-    bar = _Bar(progress, sum(costs) + sum(map(figures.cost, pictures)))
+    bar = _Bar(progress, sum(costs) + sum(map(paper_figures.cost, pictures)))
     runner = _Runner(chosen, bar, [work for listed in plan.values() for work, _ in listed])
     log = _Log(Path(out), _command(names, seeds, quick), chosen, quick)
     made: list[render.Table] = []
@@ -109,15 +111,17 @@ def run(
         for work, cost in listed:
             runner.do(work, cost)
             log.save(runner.result)
-        table = tables.build(name, runner.result, chosen)
+        table = paper_tables.build(name, runner.result, chosen)
         render.write(table, Path(out))
         made.append(table)
         log.add("tables", name)
         log.save(runner.result)
         finished(table)
     for name in pictures:
-        bar.start(figures.cost(name))
-        figures.write([name], out, chosen, lambda done, total, text: bar.say(done / total, text))
+        bar.start(paper_figures.cost(name))
+        paper_figures.write(
+            [name], out, chosen, lambda done, total, text: bar.say(done / total, text)
+        )
         bar.end(name)
         log.add("figures", name)
         log.save(runner.result)
@@ -125,7 +129,7 @@ def run(
 
 
 #: The tables and figures that can be made.
-NAMES = (*tables.NAMES, *figures.FIGURES)
+NAMES = (*paper_tables.NAMES, *paper_figures.FIGURES)
 
 
 def check_names(names: Sequence[str]) -> None:
@@ -179,7 +183,7 @@ class _Log:
 
     def add(self, kind: str, name: str) -> None:
         """Note that a table or a figure is made."""
-        every = tables.NAMES if kind == "tables" else tuple(figures.FIGURES)
+        every = paper_tables.NAMES if kind == "tables" else tuple(paper_figures.FIGURES)
         self._about[kind] = [one for one in every if one in (*self._about[kind], name)]
 
     def save(self, result: Collected) -> None:
@@ -208,7 +212,7 @@ def _plan(
 
     The first work on a data set that needs a kind of training has all of that kind done.
     """
-    listed = {name: tables.works(name, settings) for name in names}
+    listed = {name: paper_tables.works(name, settings) for name in names}
     trainings: dict[tuple[str, str], set[Training]] = {}
     for work in itertools.chain.from_iterable(listed.values()):
         if isinstance(work, Work):
@@ -257,7 +261,7 @@ class _Runner:
     def do(self, work: Work | LabelWork, cost: float) -> None:
         self._bar.start(cost)
         if isinstance(work, LabelWork):
-            experiments.collect_labels(work, self._settings, self.result, self._bar.say)
+            studies.collect_labels(work, self._settings, self.result, self._bar.say)
             self._bar.end(work.network)
             return
         study = self._study(work.data)

@@ -1,0 +1,110 @@
+"""Files of the cache: with a checksum, written whole, and done without where that cannot be.
+
+A cache makes runs faster and must not be able to make them wrong or to end them: an entry that is
+damaged is found by its checksum and computed again, and what a full disk or a folder that may only
+be read does not take is kept in memory until the process ends.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch import Tensor
+
+from ffcp import FFCPWarning
+from ffcp_paper.ffcp_internals import put
+
+_CHECKSUM = "sha256"
+_unwritten: dict[Path, bytes] = {}
+_lock = threading.Lock()
+
+
+def keep(path: Path, data: bytes) -> None:
+    """Write a file whole or not at all; if it cannot be written, say so once and remember it."""
+    try:
+        put(path, data)
+    except OSError as error:
+        with _lock:
+            is_first = not _unwritten
+            _unwritten[path] = data
+        if is_first:
+            warnings.warn(
+                f"results cannot be kept in the cache ({error}): this run goes on, and the next "
+                "one computes them again. Free some space, or set FFCP_CACHE to another folder",
+                FFCPWarning,
+                stacklevel=3,
+            )
+
+
+def look_up(path: Path) -> bytes | None:
+    """Read what was kept; ``None`` if there is nothing."""
+    if path in _unwritten:
+        return _unwritten[path]
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
+
+
+def warn_damaged(path: Path, error: object) -> None:
+    """Say that an entry of the cache is not taken."""
+    warnings.warn(
+        f"{path} in the cache is damaged ({error}): it is computed again",
+        FFCPWarning,
+        stacklevel=3,
+    )
+
+
+def sealed(text: str) -> str:
+    """Give the checksum of a text.
+
+    >>> sealed("7")[:8]
+    '7902699b'
+    """
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def pack(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
+    """Write tensors as safetensors, with a checksum over them and the metadata.
+
+    >>> import torch
+    >>> data = pack({"weight": torch.ones(2)}, {"epoch": "3"})
+    >>> unpack(data)[1]["epoch"]
+    '3'
+    >>> unpack(data[:-1] + b"x")
+    Traceback (most recent call last):
+    ValueError: its checksum is not that of its content
+    """
+    from safetensors.torch import save
+
+    plain = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    known = dict(metadata or {})
+    return save(plain, {**known, _CHECKSUM: _digest(plain, known)})
+
+
+def unpack(data: bytes) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Read what :func:`pack` wrote; anything else is a ValueError."""
+    from safetensors.torch import load
+
+    try:
+        tensors = load(data)
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+        metadata = dict(header.get("__metadata__", {}))
+    except Exception as error:  # whatever a reader of foreign bytes may stumble over
+        raise ValueError(str(error)) from error
+    if metadata.pop(_CHECKSUM, None) != _digest(tensors, metadata):
+        raise ValueError("its checksum is not that of its content")
+    return tensors, metadata
+
+
+def _digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
+    digest = hashlib.sha256(json.dumps(metadata, sort_keys=True).encode())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().reshape(-1).numpy().data)
+    return digest.hexdigest()
