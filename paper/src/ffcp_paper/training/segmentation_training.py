@@ -434,7 +434,7 @@ RECIPES = {
     ),
     "camvid": Recipe(
         segmentation_nets.camvid_net, _training_camvid, epochs=30, batch_size=8, learning_rate=4e-3,
-        weight_decay=1e-2, balance=1.0, augment=Augment(smallest=0.5, size=0.75, light=0.15),
+        weight_decay=1e-2, balance=0.5, augment=Augment(smallest=0.5, size=0.75, light=0.15),
         version="4",
     ),
 }  # fmt: skip
