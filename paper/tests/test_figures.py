@@ -20,9 +20,9 @@ from ffcp_paper.data import label_maps
 from ffcp_paper.experiments import segmentation
 from ffcp_paper.experiments.square_conditions import Spread, spreads
 from ffcp_paper.experiments.tasks import Settings
-from ffcp_paper.figures import bands, drawing, paper_figures, scores
+from ffcp_paper.figures import band_plots, drawing, paper_figures, score_plots
 from ffcp_paper.figures.drawing import Request
-from ffcp_paper.figures.scores import Pair
+from ffcp_paper.figures.score_plots import Pair
 from ffcp_paper.networks import segmentation_nets
 from ffcp_paper.networks.regression import mlp
 from ffcp_paper.page import run_files
@@ -126,7 +126,7 @@ def test_the_report_shows_the_figures(tmp_path: Path) -> None:
 
 
 def test_titles_show_the_rank_correlation_of_the_points_drawn() -> None:
-    drawn = scores.scores_fcp_ffcp(Request(TINY))
+    drawn = score_plots.scores_fcp_ffcp(Request(TINY))
     assert len(drawn.figure.axes) == 8
     for number, axis in enumerate(drawn.figure.axes):
         x, y = np.asarray(axis.collections[0].get_offsets()).T
@@ -142,7 +142,7 @@ def test_both_scores_are_taken_at_the_same_layer() -> None:
     layers = [nn.Linear(3, 8), nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 1)]
     between = [nn.Identity(), nn.Identity()]  # in the place of ReLU and dropout
     model = nn.Sequential(*[part for layer in layers[:3] for part in (layer, *between)], layers[3])
-    pairs = scores.score_pairs(model, torch.rand(40, 3), torch.rand(40), alpha=0.1, seed=0)
+    pairs = score_plots.score_pairs(model, torch.rand(40, 3), torch.rand(40), alpha=0.1, seed=0)
     assert [pair.split for pair in pairs] == [0, 1, 2, 3] * 2
     for pair in pairs[4:]:
         torch.testing.assert_close(pair.matched, pair.fcp, rtol=1e-3, atol=1e-6)
@@ -154,9 +154,9 @@ def test_points_that_have_no_place_on_the_axes_are_left_out_and_counted(
     scores = torch.linspace(0.1, 1, 20, dtype=torch.float64)[:, None]
     lost = scores.clone()
     lost[3], lost[7] = math.inf, 0.0
-    monkeypatch.setattr(scores.FCP, "score", lambda self, x, y: lost)
-    monkeypatch.setattr(scores.FFCP, "score", lambda self, x, y: scores)
-    pair = scores.score_pairs(mlp(2), torch.rand(20, 2), torch.rand(20), alpha=0.1, seed=0)[0]
+    monkeypatch.setattr(score_plots.FCP, "score", lambda self, x, y: lost)
+    monkeypatch.setattr(score_plots.FFCP, "score", lambda self, x, y: scores)
+    pair = score_plots.score_pairs(mlp(2), torch.rand(20, 2), torch.rand(20), alpha=0.1, seed=0)[0]
     assert (pair.left_out, len(pair.fcp), pair.rank_correlation) == (2, 18, pytest.approx(1))
 
 
@@ -187,11 +187,11 @@ def test_spreads_are_those_of_the_bands() -> None:
 
 def test_a_histogram_needs_a_quantile() -> None:
     with pytest.raises(ValueError, match=r"\b8\b"):
-        scores.score_histograms(Request(replace(TINY, rows=20)))
+        score_plots.score_histograms(Request(replace(TINY, rows=20)))
 
 
 def test_the_overview_shows_the_same_points_three_times() -> None:
-    drawn = bands.overview(Request(TINY))
+    drawn = band_plots.overview(Request(TINY))
     axes = drawn.figure.axes
     assert [axis.get_title(loc="left").split("\n")[0] for axis in axes] == ["CP", "FCP", "FFCP"]
     points = []

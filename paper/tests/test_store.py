@@ -106,7 +106,7 @@ def test_a_cache_that_cannot_be_written_is_done_without(
 
 _FULL = """
 import resource, signal, sys, warnings
-from ffcp_paper import runs
+from ffcp_paper.data import result_cache
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (64, 64))
 with warnings.catch_warnings(record=True) as caught:

@@ -194,7 +194,7 @@ class Collected:
     bands: dict[tuple[str, Training, Method, float], list[Measured]] = field(default_factory=dict)
     seconds: dict[tuple[str, Training], list[dict[str, list[float]]]] = field(default_factory=dict)
     squares: dict[tuple[str, int], list[Square]] = field(default_factory=dict)
-    prediction_sets: dict[str, LabelResult] = field(default_factory=dict)
+    labels: dict[str, LabelResult] = field(default_factory=dict)
 
     def of(
         self, data: str, method: Method, alpha: float = 0.1, training: Training = TRAINED
