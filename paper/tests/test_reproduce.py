@@ -259,7 +259,7 @@ def _forbidden(*args: Any, **kwargs: Any) -> Any:
 def test_a_second_run_computes_nothing(made, tmp_path: Path, monkeypatch) -> None:
     for name in ("train_stacked", "search_epochs_stacked", "_measure", "_times"):
         monkeypatch.setattr(studies, name, _forbidden)
-    monkeypatch.setattr(studies.labels, "answers", _forbidden)
+    monkeypatch.setattr(studies.prediction_sets, "answers", _forbidden)
     again = reproduce.run(paper_tables.NAMES, out=tmp_path, settings=TINY)
     assert {table["name"]: table for table in again} == made[1]
 
