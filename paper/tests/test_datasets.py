@@ -316,11 +316,11 @@ def test_a_stretch_of_a_series_depends_on_the_seed_and_keeps_its_order() -> None
     series = datasets.Table(y[:, None], y, ("x",))
     starts = set()
     for seed in range(5):
-        some = studies._some(series, 100, seed).y
+        some = studies._subset(series, 100, seed).y
         np.testing.assert_array_equal(np.diff(some), 1)
         starts.add(float(some[0]))
     assert len(starts) == 5
-    assert len(set(np.diff(studies._some(series, 100, None).y))) > 1
+    assert len(set(np.diff(studies._subset(series, 100, None).y))) > 1
 
 
 # -- the survey --------------------------------------------------------------------------------
@@ -621,7 +621,7 @@ def test_the_groups_command_says_what_is_missing(folders: Path) -> None:
     ("arguments", "message"),
     [
         (["wine"], "unknown data set 'wine'"),
-        (["--alpha", "2"], "2.0 does not lie between 0 and 1"),
+        (["--alpha", "2"], "must lie strictly between 0 and 1, got 2.0"),
         (["--kernel", "cosine"], "unknown kernel 'cosine'"),
         (["--guarantee", "sure"], "unknown guarantee 'sure'"),
         (["--on", "nowhere"], "nowhere"),

@@ -228,8 +228,14 @@ def test_segmentation_is_drawn_when_asked_for(
 def test_segmentation_is_drawn_unasked_in_full_runs_where_its_files_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert not any(name.startswith("segmentation") for name in paper_figures.at_hand(TINY))
-    drawn = [name for name in paper_figures.at_hand(Settings()) if name.startswith("segmentation")]
+    assert not any(
+        name.startswith("segmentation") for name in paper_figures.available_figures(TINY)
+    )
+    drawn = [
+        name
+        for name in paper_figures.available_figures(Settings())
+        if name.startswith("segmentation")
+    ]
     assert drawn == ["segmentation_shapes"]  # the others need files
     assert [file.path for file in paper_figures.missing("segmentation_camvid")] == [
         label_maps.CAMVID_FILE.path
@@ -238,5 +244,9 @@ def test_segmentation_is_drawn_unasked_in_full_runs_where_its_files_are(
     place = label_maps.CAMVID_FILE.place
     place.parent.mkdir(parents=True, exist_ok=True)
     place.touch()
-    drawn = [name for name in paper_figures.at_hand(Settings()) if name.startswith("segmentation")]
+    drawn = [
+        name
+        for name in paper_figures.available_figures(Settings())
+        if name.startswith("segmentation")
+    ]
     assert drawn == ["segmentation_shapes", "segmentation_camvid"]

@@ -42,14 +42,14 @@ def test_replaying_norms_equals_taking_the_gradient() -> None:
     assert torch.equal(live.predict_set(features[200:], first_row=0).mask, found.mask)
 
 
-def some_answers(classes: int = 12, rows: int = 600) -> prediction_sets.Answers:
+def some_outputs(classes: int = 12, rows: int = 600) -> prediction_sets.Outputs:
     logits = 2 * normal(rows, classes, seed=1)
     y = torch.distributions.Categorical(logits=logits / 1.5).sample()
-    return prediction_sets.Answers("made up", logits, normal(rows, seed=2).abs().double(), y)
+    return prediction_sets.Outputs("made up", logits, normal(rows, seed=2).abs().double(), y)
 
 
 def test_every_split_is_kept_when_it_is_done(empty: Path) -> None:
-    found, done = some_answers(), []
+    found, done = some_outputs(), []
 
     def stop_after_two() -> None:
         done.append(1)
@@ -66,7 +66,7 @@ def test_every_split_is_kept_when_it_is_done(empty: Path) -> None:
 
 
 def test_splits_cover_and_differ(empty: Path) -> None:
-    results = prediction_sets.run("made-up", 8, 0.1, some_answers(), lambda: None)
+    results = prediction_sets.run("made-up", 8, 0.1, some_outputs(), lambda: None)
     for same in zip(*results, strict=True):
         shares = [result.coverage for result in same]
         assert 0.85 < sum(shares) / len(shares) < 0.95
@@ -79,10 +79,10 @@ def test_splits_cover_and_differ(empty: Path) -> None:
 
 
 def test_a_network_that_is_not_accurate_enough_is_refused() -> None:
-    found = some_answers()
+    found = some_outputs()
     top1 = pretrained.topk_accuracy(found.logits[:500], found.labels[:500])
     prediction_sets._check_accuracy(found, pretrained.Accuracy(500, top1))
-    with pytest.raises(RuntimeError, match="trained"):
+    with pytest.raises(RuntimeError, match="not loaded correctly"):
         prediction_sets._check_accuracy(found, pretrained.Accuracy(500, top1 + 2))
 
 
@@ -90,7 +90,7 @@ def test_without_data_the_command_says_what_is_missing_and_shows_the_digits(empt
     result = CliRunner().invoke(app, ["labels", "--splits", "2", "--alpha", "0.03"])
     assert result.exit_code == 0, result.output
     assert "vision/mobilenet_v2_1.0_224_u8.npz is missing" in result.output
-    assert "So here is the example that needs no data" in result.output
+    assert "Showing the example that needs no data" in result.output
     assert "scikit-learn's digits: 1,000 images" in result.output
     for method in prediction_sets.METHODS:
         assert f"\n{method}" in result.output
@@ -107,7 +107,7 @@ def test_a_missing_package_is_named_with_its_extra(empty: Path) -> None:
     ("arguments", "message"),
     [
         (["lenet"], "unknown network 'lenet': choose from"),
-        (["--alpha", "1"], "1.0 does not lie between 0 and 1"),
+        (["--alpha", "1"], "must lie strictly between 0 and 1, got 1.0"),
     ],
 )
 def test_the_labels_command_refuses(arguments: list[str], message: str) -> None:
@@ -118,4 +118,4 @@ def test_the_labels_command_refuses(arguments: list[str], message: str) -> None:
 
 def test_the_command_hints_at_a_smaller_alpha_where_one_label_is_enough(empty: Path) -> None:
     result = CliRunner().invoke(app, ["labels", "digits", "--splits", "1", "--alpha", "0.3"])
-    assert "a smaller --alpha tells more" in " ".join(result.output.split())
+    assert "Compare with a smaller --alpha" in " ".join(result.output.split())

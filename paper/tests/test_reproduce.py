@@ -28,13 +28,13 @@ from ffcp_paper.experiments.studies import Study
 from ffcp_paper.experiments.tasks import (
     TRAINED,
     UNTRAINED,
-    Collected,
     LabelResult,
     Measured,
     Method,
+    RegressionTask,
+    Results,
     Settings,
     Training,
-    Work,
 )
 from ffcp_paper.tables import claims, paper_tables, printed, render
 from ffcp_paper.training.regression import train_as_published, train_quantiles
@@ -190,7 +190,7 @@ def test_a_missing_data_set_has_the_papers_numbers_in_their_place(made) -> None:
 
 def test_networks_that_are_not_at_hand_are_listed_with_the_papers_numbers(made) -> None:
     listed = Settings(splits=1)
-    table = paper_tables.build("raps_imagenet", Collected(labels={"digits": _labels()}), listed)
+    table = paper_tables.build("raps_imagenet", Results(labels={"digits": _labels()}), listed)
     vgg = [row for row in table["rows"] if row["network"] == "VGG16"]
     assert [row["method"] for row in vgg] == ["RAPS", "FFRAPS"]
     assert all(row["note"] == datasets.NOT_AVAILABLE and row["length"] is None for row in vgg)
@@ -200,7 +200,7 @@ def test_networks_that_are_not_at_hand_are_listed_with_the_papers_numbers(made) 
 def test_the_table_of_all_networks_fits_a_terminal(monkeypatch) -> None:
     monkeypatch.setattr(paper_tables, "network_available", lambda name: True)
     every = paper_tables.members("raps_imagenet", Settings())
-    found = Collected(labels={name: _labels() for name in every})
+    found = Results(labels={name: _labels() for name in every})
     table = paper_tables.build("raps_imagenet", found, Settings())
     assert max(map(len, render.to_text(table).splitlines())) <= 80
 
@@ -209,11 +209,11 @@ def test_a_full_table_of_bands_fits_a_terminal(monkeypatch) -> None:
     monkeypatch.setattr(paper_tables, "available", lambda name: True)
     chosen = (0, 1, 2, 3, 4)
     for name in ("regression_bands", "ffcqr_bands", "group_coverage_cp"):
-        found = Collected()
-        for work in paper_tables.works(name, Settings()):
-            assert isinstance(work, Work)
-            for method in work.methods:
-                found.bands[work.data, work.training, method, work.alpha] = [
+        found = Results()
+        for task in paper_tables.tasks(name, Settings()):
+            assert isinstance(task, RegressionTask)
+            for method in task.methods:
+                found.bands[task.data, task.training, method, task.alpha] = [
                     Measured(0.9, 12.5, 0.9, 1000, 1000, 0.9, layer) for layer in chosen
                 ]
         text = render.to_text(paper_tables.build(name, found, Settings()))
@@ -226,11 +226,11 @@ def _labels() -> LabelResult:
 
 
 def test_smaller_sets_decide_the_claim_of_raps(made) -> None:
-    found = Collected(labels={"digits": _labels()})
+    found = Results(labels={"digits": _labels()})
     rows = paper_tables.build("raps_imagenet", found, TINY)["rows"]
     assert [row["holds"] for row in rows] == [None, True, False]
     assert [row["lawful"] for row in rows] == [True] * 3
-    easy = Collected(labels={"digits": replace(_labels(), top1=0.95)})  # one label is enough
+    easy = Results(labels={"digits": replace(_labels(), top1=0.95)})  # one label is enough
     rows = paper_tables.build("raps_imagenet", easy, TINY)["rows"]
     assert [row["holds"] for row in rows] == [None, None, None]
 
@@ -259,7 +259,7 @@ def _forbidden(*args: Any, **kwargs: Any) -> Any:
 def test_a_second_run_computes_nothing(made, tmp_path: Path, monkeypatch) -> None:
     for name in ("train_stacked", "search_epochs_stacked", "_measure", "_times"):
         monkeypatch.setattr(studies, name, _forbidden)
-    monkeypatch.setattr(studies.prediction_sets, "answers", _forbidden)
+    monkeypatch.setattr(studies.prediction_sets, "outputs", _forbidden)
     again = reproduce.run(paper_tables.NAMES, out=tmp_path, settings=TINY)
     assert {table["name"]: table for table in again} == made[1]
 
@@ -365,7 +365,7 @@ def test_all_levels_are_trained_at_once_and_as_one_by_one(tmp_path: Path, monkey
     monkeypatch.setenv("FFCP_CACHE", str(tmp_path / "apart"))
     apart = [_weights(Study("synthetic", settings), training) for training in pairs]
     monkeypatch.setenv("FFCP_CACHE", str(tmp_path / "together"))
-    study = Study("synthetic", settings, coming=[TRAINED, UNTRAINED, *pairs])
+    study = Study("synthetic", settings, planned=[TRAINED, UNTRAINED, *pairs])
     first = _weights(study, pairs[0])
     for name in ("train_stacked", "search_epochs_stacked"):
         monkeypatch.setattr(studies, name, _forbidden)
@@ -555,9 +555,9 @@ def test_every_seed_must_keep_the_law() -> None:
     assert not claims.lawful([good] * 5, 0.05)
 
 
-def _made_up(lengths: dict[Method, float], coverage: float = 0.9, **where: Any) -> Collected:
+def _made_up(lengths: dict[Method, float], coverage: float = 0.9, **where: Any) -> Results:
     training, alpha = where.get("training", TRAINED), where.get("alpha", 0.1)
-    found = Collected()
+    found = Results()
     for method, length in lengths.items():
         one = Measured(coverage, length, length / 10, 1000, 1000, None, None)
         found.bands["synthetic", training, method, alpha] = [one, one]
@@ -570,7 +570,7 @@ def _ffcp(*lengths: float, auto: float) -> dict[Method, float]:
     return {Method("CP"): 2.0, Method("FCP"): 1.0, **layers, Method("FFCP", "auto"): auto, **ours}
 
 
-def _holds(name: str, found: Collected) -> list[bool | None]:
+def _holds(name: str, found: Results) -> list[bool | None]:
     rows = paper_tables.build(name, found, TINY)["rows"]
     return [r["holds"] for r in rows if not r.get("note") and not r["method"].endswith("(ours)")]
 
@@ -669,7 +669,7 @@ def test_the_ratio_of_run_times_decides() -> None:
     for slow, holds in ((3.2, True), (3.0, False)):
         times = [{"CP": [0.05] * 7, "FCP": [slow] * 7, "FFCP": [0.1] * 7}]
         table = paper_tables.build(
-            "ffcp_runtime", Collected(seconds={("synthetic", TRAINED): times}), TINY
+            "ffcp_runtime", Results(seconds={("synthetic", TRAINED): times}), TINY
         )
         assert table["rows"][0]["holds"] is holds
         assert table["rows"][0]["speedup"] == {"mean": pytest.approx(10 * slow), "sd": None, "n": 1}
@@ -678,12 +678,12 @@ def test_the_ratio_of_run_times_decides() -> None:
 def test_a_ratio_whose_interval_holds_the_limit_is_not_decided() -> None:
     slow = [3.0, 3.1, 3.2, 3.2, 3.3, 3.4, 3.5]
     times = [{"CP": [0.05] * 7, "FCP": slow, "FFCP": [0.1] * 7}]
-    found = Collected(seconds={("synthetic", TRAINED): times})
+    found = Results(seconds={("synthetic", TRAINED): times})
     table = paper_tables.build("ffcp_runtime", found, TINY)
     row = table["rows"][0]
     assert (row["speedup_low"], row["speedup_high"]) == pytest.approx((30.0, 35.0))
     assert row["holds"] is None
-    assert row["note"] == "not decided: the interval holds the limit"
+    assert row["note"] == "not decided: the interval contains the limit"
     assert table["verdict"]["text"] == "No row could be judged. Not decided: 1."
     assert row["note"] in render.to_text(table)
 
@@ -731,8 +731,8 @@ def test_split_point_four_is_cp(made) -> None:
 
 
 def test_works_ask_for_nothing_that_is_missing() -> None:
-    listed = paper_tables.works("regression_bands", Settings())
-    assert [work.data for work in listed if isinstance(work, Work)] == ["synthetic"]
+    listed = paper_tables.tasks("regression_bands", Settings())
+    assert [task.data for task in listed if isinstance(task, RegressionTask)] == ["synthetic"]
 
 
 # -- the command -------------------------------------------------------------------------------

@@ -97,14 +97,14 @@ def test_the_command_prints_tables_and_draws_a_picture(
     lines = found.output.splitlines()
     assert max(map(len, lines[:-1])) <= 80
     assert any(line.startswith("FFCP, 8 probes") for line in lines)
-    assert "found of each class: background" in " ".join(found.output.split())
+    assert "recall of each class: background" in " ".join(found.output.split())
     picture = tmp_path / "ffcp_segment_shapes.png"
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(("arguments", "message"), [
     (["nothing"], "unknown network 'nothing': choose from shapes, camvid, deeplab"),
-    (["--alpha", "2"], "2.0 does not lie between 0 and 1"),
+    (["--alpha", "2"], "must lie strictly between 0 and 1, got 2.0"),
     (["--out", "/no/such/folder"], "there is no folder /no/such/folder"),
 ])  # fmt: skip
 def test_bad_arguments_are_refused(arguments: list[str], message: str) -> None:

@@ -391,7 +391,7 @@ def test_every_setting_is_part_of_the_key() -> None:
     recipe = segmentation_training.RECIPES["camvid"]
     keys = {json.dumps(recipe.key("camvid", 0), sort_keys=True)}
     for name, value in {
-        "epochs": 1, "batch_size": 1, "learning_rate": 1.0, "weight_decay": 1.0, "balance": 0.5,
+        "epochs": 1, "batch_size": 1, "learning_rate": 1.0, "weight_decay": 1.0, "balance": 1.0,
         "augment": None, "version": "0",
     }.items():  # fmt: skip
         other = segmentation_training.Recipe(**{**vars(recipe), name: value})

@@ -11,7 +11,7 @@ from torch import nn
 from ffcp import FFCP, conformal_quantile
 from ffcp_paper.experiments import square_conditions
 from ffcp_paper.experiments.square_conditions import Square
-from ffcp_paper.experiments.tasks import TRAINED, Collected, Measured, Method, Settings
+from ffcp_paper.experiments.tasks import TRAINED, Measured, Method, Results, Settings
 from ffcp_paper.networks.regression import SPLIT_POINTS, mlp
 from ffcp_paper.tables import paper_tables
 
@@ -74,15 +74,15 @@ MET = Square(0.1, 0.2, 1.0, largest=2.0, feature_gap=0.1, output_gap=0.05)
 def test_when_conditions_are_met(changes: dict[str, float], met: tuple[bool, ...]) -> None:
     of = [replace(MET, **changes)] * 2
     checks = (
-        square_conditions.met_as_checked,
-        square_conditions.met_in_unit,
-        square_conditions.met_as_stated,
+        square_conditions.holds_as_checked,
+        square_conditions.holds_in_unit,
+        square_conditions.holds_as_stated,
     )
     assert tuple(check(of) for check in checks) == met
 
 
 def test_a_row_says_what_was_predicted_and_what_happened() -> None:
-    found, settings = Collected(), Settings(seeds=1, only=("synthetic",))
+    found, settings = Results(), Settings(seeds=1, only=("synthetic",))
     lengths = {"CP": 2.0, 0: 1.5, 1: 2.5, 2: 1.5, 3: 2.5}
     for which, length in lengths.items():
         method = Method("CP") if which == "CP" else Method("FFCP", which)

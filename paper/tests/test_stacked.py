@@ -88,7 +88,7 @@ def test_several_blocks_of_dropout(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_dropout_drawn_in_pieces_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(minibatches, "_draws_join", lambda: False)
+    monkeypatch.setattr(minibatches, "_draws_concatenate", lambda: False)
     ours = train_stacked(build(), XS, YS, epochs=2, seeds=SEEDS)
     assert_same(ours, one_by_one(build(), [2] * 3))
 

@@ -616,7 +616,7 @@ def test_imagenet_labels_are_flat() -> None:
 
 def test_activations_that_overwrite_change_nothing(tiny: VisionNetwork) -> None:
     plain, saving, inputs = tiny.load(), tiny.load(), tiny.inputs()
-    logits._overwrite(saving.get_submodule("feature"))
+    logits._set_inplace(saving.get_submodule("feature"))
     assert any(getattr(layer, "inplace", False) for layer in saving.modules())
     before = inputs.batch(0, ROWS).clone()
     expected = logits._run(plain, inputs, 0, ROWS, lambda done: None)

@@ -1,7 +1,6 @@
-"""What the paper needs of ``ffcp`` beyond its public names: all of it is here, and nowhere else.
+"""The names of ``ffcp`` that the paper uses and that are not public.
 
-The other modules import ``ffcp``, ``ffcp.metrics`` and ``ffcp.segmentation``; whatever lies deeper
-may move between releases, and then this module is the one to change.
+No other module imports them: they may move between releases, and only this module has to follow.
 """
 
 from __future__ import annotations
@@ -44,12 +43,12 @@ __all__ = [
 
 def run_with_norms(model: nn.Module, x: Any, feature: str, first_row: int) -> tuple[Tensor, Tensor]:
     """Run one batch; return logits and the gradient norm of the top label's probability."""
-    seen = see(model, x, Requires((feature,), of=top_probability), first_row)
-    return seen.output, seen.norms[feature]
+    out = see(model, x, Requires((feature,), of=top_probability), first_row)
+    return out.output, out.norms[feature]
 
 
 class Replay(nn.Module):
-    """Stands in for a network whose answers are known: gives back the logits among its inputs."""
+    """A model for stored logits: returns the logits it is given as input."""
 
     def forward(self, logits: Tensor, norms: Tensor) -> Tensor:
         """Return the logits."""
@@ -60,7 +59,7 @@ NORMS = "input[1]"  # of a model that is replayed
 
 
 class StoredNorms(RuleScore):
-    """The score of FFRAPS with gradient norms that were computed before, the second input."""
+    """The score of FFRAPS with stored gradient norms, which are the second input."""
 
     def requires(self) -> Requires:
         """Require the second input: the norms are known."""
@@ -72,7 +71,7 @@ class StoredNorms(RuleScore):
 
 
 class Replayed(FFRAPS):
-    """FFRAPS at a feature, with gradient norms that were computed before."""
+    """FFRAPS at a feature, with stored gradient norms."""
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
-"""Files of the cache: with a checksum, written whole, and done without where that cannot be.
+"""Cache files with checksums, written atomically.
 
-A cache makes runs faster and must not be able to make them wrong or to end them: an entry that is
-damaged is found by its checksum and computed again, and what a full disk or a folder that may only
-be read does not take is kept in memory until the process ends.
+A cache must not make a run wrong or end it: damaged entries are found by their checksum and
+computed anew; entries that cannot be written (disk full, read-only folder) stay in memory until the
+process ends.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _lock = threading.Lock()
 
 
 def keep(path: Path, data: bytes) -> None:
-    """Write a file whole or not at all; if it cannot be written, say so once and remember it."""
+    """Write a file atomically; if that fails, warn once and keep the content in memory."""
     try:
         put(path, data)
     except OSError as error:
@@ -34,15 +34,15 @@ def keep(path: Path, data: bytes) -> None:
             _unwritten[path] = data
         if is_first:
             warnings.warn(
-                f"results cannot be kept in the cache ({error}): this run goes on, and the next "
-                "one computes them again. Free some space, or set FFCP_CACHE to another folder",
+                f"cannot write to the cache ({error}): results are kept in memory only. Free some "
+                "space, or set FFCP_CACHE to another folder",
                 FFCPWarning,
                 stacklevel=3,
             )
 
 
 def look_up(path: Path) -> bytes | None:
-    """Read what was kept; ``None`` if there is nothing."""
+    """Return the content of a cache file, or ``None`` if there is none."""
     if path in _unwritten:
         return _unwritten[path]
     try:
@@ -52,18 +52,18 @@ def look_up(path: Path) -> bytes | None:
 
 
 def warn_damaged(path: Path, error: object) -> None:
-    """Say that an entry of the cache is not taken."""
+    """Warn that a cache entry is damaged and will be computed anew."""
     warnings.warn(
-        f"{path} in the cache is damaged ({error}): it is computed again",
+        f"cache entry {path} is damaged ({error}) and will be computed again",
         FFCPWarning,
         stacklevel=3,
     )
 
 
-def sealed(text: str) -> str:
-    """Give the checksum of a text.
+def checksum(text: str) -> str:
+    """Return the SHA-256 checksum of a text.
 
-    >>> sealed("7")[:8]
+    >>> checksum("7")[:8]
     '7902699b'
     """
     return hashlib.sha256(text.encode()).hexdigest()
@@ -78,7 +78,7 @@ def pack(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = Non
     '3'
     >>> unpack(data[:-1] + b"x")
     Traceback (most recent call last):
-    ValueError: its checksum is not that of its content
+    ValueError: checksum mismatch
     """
     from safetensors.torch import save
 
@@ -95,10 +95,10 @@ def unpack(data: bytes) -> tuple[dict[str, Tensor], dict[str, str]]:
         tensors = load(data)
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
         metadata = dict(header.get("__metadata__", {}))
-    except Exception as error:  # whatever a reader of foreign bytes may stumble over
+    except Exception as error:  # foreign bytes can raise anything
         raise ValueError(str(error)) from error
     if metadata.pop(_CHECKSUM, None) != _digest(tensors, metadata):
-        raise ValueError("its checksum is not that of its content")
+        raise ValueError("checksum mismatch")
     return tensors, metadata
 
 

@@ -1,9 +1,8 @@
-"""The paper's eleven tabular data sets, read as its code reads them, and ten further ones.
+"""The paper's eleven tabular data sets, read as its code reads them, and ten others.
 
 ``load(name)`` parses what the official source gives, checks its checksum, and keeps the arrays in
 the cache. Preprocessing that must not look at test rows (scaling) is left to :func:`split`.
-The paper's files belong into ``tabular`` of the data directory, the further ones into
-``tabular_more``.
+The paper's files belong into ``tabular`` of the data directory, the others into ``tabular_more``.
 :mod:`ffcp_paper.data.fetch` downloads the files, :mod:`ffcp_paper.data.inventory` lists them.
 """
 
@@ -61,12 +60,12 @@ class DataSet:
     files
         What has to be there to read it.
     parse
-        Function of the opened files that gives features and target; ``None`` if the rows are
-        drawn, not read.
+        Function of the opened files that returns features and target; ``None`` if the rows are
+        synthetic.
     rows, columns
         How many samples and features the papers have.
     in_time
-        Whether the rows are a series, to be divided in the order of time.
+        Whether the rows are a time series, to be split in the order of time.
     """
 
     name: str
@@ -85,31 +84,31 @@ class DataSet:
     @property
     def source(self) -> str:
         """Where the data officially comes from."""
-        return self.files[0].source if self.files else "drawn from a formula, no file needed"
+        return self.files[0].source if self.files else "synthetic, no file needed"
 
 
 @dataclass(frozen=True)
-class CandidateScales(DataFile):
-    """A data file that may also be there under other names, in other forms.
+class AliasedFile(DataFile):
+    """A data file that is accepted under other names and in other formats too.
 
     Parameters
     ----------
     others
-        These names, relative to the data directory.
+        The other names, relative to the data directory.
     """
 
     others: tuple[str, ...] = ()
 
     @property
     def found(self) -> Path | None:
-        """Where the file is, in whichever form, if it is anywhere."""
+        """Path of the file, under any of its names; ``None`` if there is none."""
         names = (self.path, *self.others)
         places = (DataFile(name, self.source).found for name in names)
         return next((place for place in places if place is not None), None)
 
 
 def known(name: str) -> DataSet:
-    """Return a data set by its name, of the paper's or of the further ones.
+    """Return a data set by its name, the paper's or another one.
 
     >>> known("star").rows, known("airfoil").rows
     (2161, 1503)
@@ -121,7 +120,7 @@ def known(name: str) -> DataSet:
 
 
 def load(name: str, seed: int = 0) -> Table:
-    """Read a data set by its name; the first time from its files, then the cache.
+    """Load a data set by its name, from the cache after the first time.
 
     Parameters
     ----------
@@ -181,7 +180,7 @@ def _checksum(data: DataSet) -> str:
 
 
 def _cached(place: Path) -> Table | None:
-    """Read a table that was kept; ``None`` if there is none, or if it is damaged."""
+    """Return a cached table; ``None`` if it is absent or damaged."""
     data = cache_files.look_up(place)
     if data is None:
         return None
@@ -190,7 +189,7 @@ def _cached(place: Path) -> Table | None:
             table = Table(saved["x"], saved["y"], tuple(saved["names"].tolist()))
         if table.x.shape != (len(table.y), len(table.names)):
             raise ValueError("its shapes do not fit")
-    except Exception as error:  # whatever is wrong with it, it can be made anew
+    except Exception as error:  # any damage is mended by parsing again
         cache_files.warn_damaged(place, error)
         return None
     return table
@@ -216,7 +215,7 @@ def _parsed(data: DataSet) -> Table:
 
 
 def _check(data: DataSet, table: Table) -> None:
-    """Refuse a table that cannot be the expected one; a number of rows may be news."""
+    """Raise if a table is not the expected one; warn if its number of rows differs."""
     if table.x.shape[1] != data.columns:
         raise ValueError(
             f"{data.name} has {table.x.shape[1]} features where {data.columns} are expected: "
@@ -236,11 +235,11 @@ def _check(data: DataSet, table: Table) -> None:
 def _open(file: DataFile) -> BinaryIO:
     if file.sha256 is not None:
         return io.BytesIO(read(file))
-    path = file.require()  # nothing to check it against, and too large to hold in memory
+    path = file.require()  # no checksum to compare, and too large to hold in memory
     return cast(BinaryIO, gzip.open(path)) if path.suffix == ".gz" else path.open("rb")
 
 
-# -- all of them, in the paper's order ---------------------------------------------------------
+# -- the paper's data sets, in its order -------------------------------------------------------
 
 
 def _file(name: str, source: str, sha256: str) -> DataFile:
@@ -257,7 +256,7 @@ def _facebook_file(variant: int, sha256: str) -> DataFile:
 
 def _meps_file(name: str, number: str, year: int, panel: int) -> DataFile:
     # The Agency publishes no checksum; what the file must hold is checked on parsing.
-    return CandidateScales(
+    return AliasedFile(
         f"tabular/{name}.ssp",
         f"{number}, {year} Full Year Consolidated Data File, SAS transport format, Medical "
         "Expenditure Panel Survey, https://meps.ahrq.gov",
@@ -398,13 +397,13 @@ DATASETS: dict[str, DataSet] = {
 }
 
 
-# -- the further ones, which no table of the paper has -----------------------------------------
+# -- data sets that the paper does not use -----------------------------------------------------
 
 
 def _further(
     name: str, about: str, home: str, sha256: str, shape: tuple[int, int], **options: Any
 ) -> DataSet:
-    """Describe a table that is kept as one csv with a header; ``options`` are the parser's."""
+    """Describe a table stored as one CSV file with a header; ``options`` are the parser's."""
     file = DataFile(f"tabular_more/{options.pop('file', name)}.csv", f"{home}, as csv", sha256)
     in_time = bool(options.get("when"))
     parse = functools.partial(parsers.table, **options)
@@ -455,7 +454,7 @@ FURTHER: dict[str, DataSet] = {
 }  # fmt: skip
 
 
-# -- the paper's division of the rows ----------------------------------------------------------
+# -- the paper's split of the rows -------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -471,10 +470,10 @@ class Split:
 
 
 def split(table: Table, seed: int, in_time: bool = False) -> Split:
-    """Divide as the paper does: 20 % test, the rest halved into training and calibration.
+    """Split as the paper does: 20 % test, the rest halved into training and calibration.
 
     With ``in_time`` training comes before calibration, and calibration before test. Features are
-    standardised by the training rows, targets divided by the mean absolute target of these.
+    standardised by the training rows, and targets divided by their mean absolute value there.
 
     >>> table = Table(np.random.rand(100, 3), np.random.rand(100), ("a", "b", "c"))
     >>> parts = split(table, seed=0)

@@ -1,4 +1,4 @@
-"""Files from the web: verified, unpacked, whole or not at all."""
+"""Downloads of data files: verified, unpacked and written atomically."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ import ffcp_paper
 from ffcp_paper.data.files import DataFile
 
 Progress = Callable[[int, int | None], None]
-"""Function of the bytes that have come and of all bytes, ``None`` if the server does not say."""
+"""Function of the bytes received and the total, ``None`` if the server does not say."""
 
 TIMEOUT = 30.0  # seconds without a byte
-LIMIT = 2 << 30  # bytes: four times the largest file; what claims more is not what we want
+LIMIT = 2 << 30  # bytes: four times the largest file
 _BLOCK = 1 << 14  # bytes
 _DAMAGED = (zipfile.BadZipFile, gzip.BadGzipFile, NotImplementedError, EOFError, zlib.error)
 
@@ -34,11 +34,11 @@ class FetchError(RuntimeError):
 
 
 class WrongFileError(FetchError):
-    """What came is not the file that is wanted; nothing of it was kept."""
+    """The downloaded file is not the expected one; nothing was kept."""
 
 
 class UnverifiedError(FetchError):
-    """Nobody knows the checksum of a file, and nobody said that it may come all the same."""
+    """The checksum of a file is unknown, and the caller did not accept an unverified file."""
 
 
 @dataclass(frozen=True)
@@ -61,12 +61,12 @@ class Origin:
 
     @property
     def host(self) -> str:
-        """Name of the server."""
+        """Host of the server."""
         return urllib.parse.urlsplit(self.url).netloc
 
     @property
     def name(self) -> str:
-        """Name of what is downloaded."""
+        """Name of the file or archive."""
         return PurePosixPath(urllib.parse.unquote(urllib.parse.urlsplit(self.url).path)).name
 
     @property
@@ -82,36 +82,35 @@ def fetch_file(
     *,
     unverified: bool = False,
 ) -> Path:
-    """Download one file to its place, whether it is there or not.
+    """Download one file to its place, replacing one that is there.
 
     Parameters
     ----------
     file
-        What is wanted; it gets its name only if its checksum is right.
+        The file; it is renamed into place only if its checksum is right.
     origin
         Where it is.
     progress
-        Called as bytes come.
+        Called as bytes arrive.
     unverified
-        Take a file whose checksum is not known; otherwise it is refused.
+        Accept a file whose checksum is unknown; otherwise that is an error.
     """
     place = file.place
     if file.sha256 is None and not unverified:
         raise UnverifiedError(
-            f"no checksum of {place.name} is known, so that nothing could tell whether what "
-            f"{origin.host} sends is the right file; say --unverified to take it all the same, or "
-            f"put it into {place.parent} by hand"
+            f"the checksum of {place.name} is unknown, so a download from {origin.host} cannot be "
+            f"verified; pass --unverified to accept it, or put it into {place.parent} by hand"
         )
     with _writing(place.parent):
         place.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=place.parent, prefix=".") as folder:
-            brought = Path(folder) / "download"
-            _download(file, origin, brought, progress)
+            downloaded = Path(folder) / "download"
+            _download(file, origin, downloaded, progress)
             if origin.packed:
-                brought = _unpacked(file, origin, brought)
-            if file.sha256 not in (None, pooch.file_hash(brought)):
+                downloaded = _unpacked(file, origin, downloaded)
+            if file.sha256 not in (None, pooch.file_hash(downloaded)):
                 raise _wrong(file, f"the sha256 of {origin.url} is not {file.sha256}")
-            os.replace(brought, place)
+            os.replace(downloaded, place)
     return place
 
 
@@ -121,8 +120,8 @@ def _writing(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise FetchError(
-            f"cannot write into {folder}: {error.strerror or error}; set FFCP_DATA to a folder "
-            "of yours with room enough"
+            f"cannot write into {folder}: {error.strerror or error}; set FFCP_DATA to a "
+            "writable folder with enough space"
         ) from error
 
 
@@ -138,18 +137,18 @@ def _download(file: DataFile, origin: Origin, place: Path, progress: Progress) -
     # Not compressed on the way, so that the length is that of the file.
     headers = {"User-Agent": f"ffcp-paper/{ffcp_paper.__version__}", "Accept-Encoding": "identity"}
     try:
-        with requests.get(origin.url, stream=True, timeout=TIMEOUT, headers=headers) as answer:
-            if not answer.ok:
-                what = f"{origin.host} answers {answer.status_code} for {origin.url}"
+        with requests.get(origin.url, stream=True, timeout=TIMEOUT, headers=headers) as response:
+            if not response.ok:
+                what = f"{origin.host} answers {response.status_code} for {origin.url}"
                 raise FetchError(_by_hand(file, what))
-            if not _is_safe(origin.url, [one.url for one in (*answer.history, answer)]):
+            if not _is_safe(origin.url, [one.url for one in (*response.history, response)]):
                 what = f"{origin.host} redirects to an address without encryption"
                 raise FetchError(_by_hand(file, what))
-            length = answer.headers.get("Content-Length", "")
+            length = response.headers.get("Content-Length", "")
             total = int(length) if length.isdigit() else None
             progress(0, total)
             with place.open("wb") as out:
-                for done in _copied(answer.iter_content(_BLOCK), out, file, origin):
+                for done in _copied(response.iter_content(_BLOCK), out, file, origin):
                     progress(done, total)
     except requests.RequestException as error:
         what = f"cannot download from {origin.host}: {type(error).__name__}"

@@ -1,8 +1,8 @@
-"""The homes of the paper's data files, and how to bring them from there.
+"""Official sources of the paper's data files, and their download.
 
-:func:`fetch` brings the files of one data set into the data directory. A file gets its own name
-only when it is complete and its checksum is right; a file whose checksum nobody knows is refused,
-unless the caller says that it may come.
+:func:`fetch` downloads the files of one data set into the data directory. A file is renamed into
+place only when it is complete and its checksum is right; a file whose checksum is unknown is
+refused unless the caller accepts unverified files.
 """
 
 from __future__ import annotations
@@ -45,32 +45,32 @@ BY_HAND: dict[str, str] = {
 def fetch(
     name: str, progress: Progress = lambda done, total: None, *, unverified: bool = False
 ) -> list[Path]:
-    """Download the files of a data set that are missing or damaged; return where all are.
+    """Download the files of a data set that are missing or damaged; return all paths.
 
     Parameters
     ----------
     name
         A data set of :data:`ffcp_paper.data.datasets.DATASETS`.
     progress
-        Called as bytes come, for each file from its beginning.
+        Called as bytes arrive, for each file from its beginning.
     unverified
-        Take files whose checksum is not known; otherwise they are refused.
+        Accept files whose checksum is unknown; otherwise they are an error.
 
     Raises
     ------
     FetchError
-        If a file could not be had, in one line that says what to do.
+        If a file could not be downloaded; the message, one line, says what to do.
 
     Examples
     --------
-    >>> fetch("synthetic")  # drawn, not read
+    >>> fetch("synthetic")  # has no files
     []
     """
-    return [_bring(file, progress, unverified) for file in datasets.known(name).files]
+    return [_ensure(file, progress, unverified) for file in datasets.known(name).files]
 
 
 def terms(name: str) -> str | None:
-    """Say where the terms of a data set are, for those that its user must accept.
+    """Return the address of the terms of use that a data set's user must accept, if any.
 
     >>> terms("meps19")
     'https://meps.ahrq.gov/data_stats/data_use.jsp'
@@ -80,7 +80,7 @@ def terms(name: str) -> str | None:
 
 
 def fetchable(name: str) -> bool:
-    """Tell whether all files of a data set can be downloaded without an account.
+    """Whether all files of a data set can be downloaded without an account.
 
     >>> fetchable("fb2"), fetchable("bike")
     (True, False)
@@ -89,7 +89,7 @@ def fetchable(name: str) -> bool:
 
 
 def verifiable(name: str) -> bool:
-    """Tell whether the checksums of all files of a data set are known.
+    """Whether the checksums of all files of a data set are known.
 
     >>> verifiable("bio"), verifiable("meps19")
     (True, False)
@@ -98,7 +98,7 @@ def verifiable(name: str) -> bool:
 
 
 def by_hand(file: DataFile) -> str:
-    """Say in one line how to get a file without this module.
+    """Return one line that explains how to get a file by hand.
 
     >>> by_hand(datasets.known("bike").files[0])
     'Kaggle asks for an account: ... name it bike_train.csv and put it into ...tabular'
@@ -108,18 +108,18 @@ def by_hand(file: DataFile) -> str:
     return f"put {file.place.name} ({file.source}) into {file.place.parent}"
 
 
-def _bring(file: DataFile, progress: Progress, unverified: bool) -> Path:
+def _ensure(file: DataFile, progress: Progress, unverified: bool) -> Path:
     result = file.found
-    if result is not None and _good(file):
+    if result is not None and _is_intact(file):
         return result
     if file.path not in ORIGINS:
         raise FetchError(by_hand(file))
     return fetch_file(file, ORIGINS[file.path], progress, unverified=unverified)
 
 
-def _good(file: DataFile) -> bool:
+def _is_intact(file: DataFile) -> bool:
     if file.sha256 is None:
-        return True  # nothing to check it against
+        return True  # no checksum to compare
     try:
         read(file)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Where data files are, and what to do about the ones that are missing.
+"""Locations and checksums of the data files that users provide.
 
 Data sets are never part of the package. They are looked for in the data directory, which the
 environment variable ``FFCP_DATA`` names; without it, in a folder of the user's cache. What is
@@ -14,21 +14,21 @@ from pathlib import Path
 
 
 class MissingDataError(FileNotFoundError):
-    """A data file is not there; the message says where it comes from and where to put it."""
+    """A data file is missing; the message says where to get it and where to put it."""
 
 
 @dataclass(frozen=True)
 class DataFile:
-    """A file that the user has to bring.
+    """A file that the user has to provide.
 
     Parameters
     ----------
     path
-        Where it is looked for, relative to the data directory; ``path + ".gz"`` will do too.
+        Where it is looked for, relative to the data directory; ``path + ".gz"`` is accepted too.
     source
         Where it officially comes from, for the message when it is missing.
     sha256
-        Checksum of the file, uncompressed; ``None`` if any file will do.
+        Checksum of the file, uncompressed; ``None`` if it is unknown.
     """
 
     path: str
@@ -37,19 +37,19 @@ class DataFile:
 
     @property
     def place(self) -> Path:
-        """Where the file should be."""
+        """Expected path of the file."""
         return data_dir() / self.path
 
     @property
     def found(self) -> Path | None:
-        """Where the file is, compressed or not, if it is anywhere."""
+        """Path of the file, compressed or not; ``None`` if it is missing."""
         for place in (self.place, self.place.with_name(self.place.name + ".gz")):
             if place.is_file():
                 return place
         return None
 
     def require(self) -> Path:
-        """Say where the file is, or raise with what to do."""
+        """Return the path of the file; raise with instructions if it is missing."""
         result = self.found
         if result is None:
             raise MissingDataError(
@@ -59,7 +59,7 @@ class DataFile:
         return result
 
     def checksum(self) -> str:
-        """Return the checksum that is known, or that of the file there is."""
+        """Return the expected checksum, or that of the present file if none is known."""
         if self.sha256 is not None:
             return self.sha256
         digest = hashlib.sha256()
@@ -85,7 +85,7 @@ def data_dir() -> Path:
 
 
 def cache_dir() -> Path:
-    """Return the folder for computed things: ``FFCP_CACHE``, or ``ffcp`` in the user's cache."""
+    """Return the folder for computed results: ``FFCP_CACHE``, or ``ffcp`` in the user's cache."""
     named = os.environ.get("FFCP_CACHE")
     if named:
         return Path(named).expanduser()

@@ -1,4 +1,4 @@
-"""Hourly series from tables whose rows are in the order of time."""
+"""Hourly time series, aggregated from tables whose rows are in the order of time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WEEK = 7 * 24  # hours
 class Hourly(NamedTuple):
     """A value for every hour, the hour of the week, and whether a row of that hour is there.
 
-    A missing hour has the value of the last one before it: nothing later is looked at.
+    A missing hour has the value of the last one before it; no later row is used.
     """
 
     values: Tensor
@@ -25,7 +25,7 @@ class Hourly(NamedTuple):
 
 
 def load(name: str) -> Hourly:
-    """Read a series of :data:`ffcp_paper.data.datasets.FURTHER` by its name."""
+    """Load a series of :data:`ffcp_paper.data.datasets.FURTHER` by its name."""
     return hourly(datasets.load(name))
 
 

@@ -1,4 +1,4 @@
-"""Images for the classification experiments: stored ones, and digits that need no file.
+"""Images of the classification experiments: ImageNet, CIFAR-10 and scikit-learn's digits.
 
 The stored images are NumPy archives of WebP files laid end to end: file i is
 ``blob[offset[i]:offset[i + 1]]``. For ImageNet a file is an image of 224 x 224 pixels; for
@@ -48,10 +48,10 @@ class CheckedFile(Protocol):
 
     @property
     def found(self) -> Path | None:
-        """Where the file is, if it is anywhere."""
+        """Path of the file; ``None`` if it is missing."""
 
     def require(self) -> Path:
-        """Say where the file is, or raise with what to do."""
+        """Return the path of the file; raise with instructions if it is missing."""
 
     def verify(self, content: bytes) -> bytes:
         """Return the content if its checksum is right."""
@@ -90,7 +90,7 @@ def decode(webp: bytes) -> Pixels:
     >>> decode(buffer.getvalue())[1, 2]
     array([9, 8, 7], dtype=uint8)
     """
-    from PIL import Image  # comes with the extras, not with the core
+    from PIL import Image  # an optional dependency
 
     with Image.open(io.BytesIO(webp)) as image:
         return np.array(image.convert("RGB"))
@@ -111,7 +111,7 @@ def resize(pixels: Pixels, size: int) -> Pixels:
 
 
 class ImageSet:
-    """Labelled images that stay compressed until some of them are asked for.
+    """Labelled images that stay compressed until they are used.
 
     Parameters
     ----------
@@ -205,7 +205,7 @@ class Digits(NamedTuple):
 
 
 def digits(seed: int = 0, train: int = 797, calibrate: int = 500) -> Digits:
-    """Split scikit-learn's 1,797 digits at random; what is left over is for the test.
+    """Split scikit-learn's 1,797 digits at random; the remaining ones are for the test.
 
     >>> data = digits()
     >>> [len(data.y_train), len(data.y_cal), len(data.y_test)], tuple(data.x_test.shape)

@@ -1,4 +1,4 @@
-"""The list of all data sets: which are there, and what to do about the others."""
+"""List of all data sets: which are present, and how to get the others."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COLUMNS = ("name", "status", "rows", "columns", "about")
 
 @dataclass(frozen=True)
 class Entry:
-    """What there is to know of one data set.
+    """Description and status of one data set.
 
     Parameters
     ----------
@@ -33,7 +33,7 @@ class Entry:
     place
         The folder that they belong into.
     todo
-        One line on how to get them; ``None`` if all is there.
+        One line on how to get them; ``None`` if all are present.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Entry:
 
 
 def entries(check: bool = False) -> list[Entry]:
-    """List all data sets, the paper's in its order, then the further ones.
+    """List all data sets, the paper's in its order, then the others.
 
     Parameters
     ----------
@@ -78,7 +78,7 @@ def tabulate(listed: list[Entry]) -> list[list[str]]:
 
 
 def advice(listed: list[Entry]) -> list[str]:
-    """Say of each data set that is missing or damaged, in one line, how to get it."""
+    """Return one line for each missing or damaged data set that explains how to get it."""
     return [entry.todo for entry in listed if entry.todo is not None]
 
 
@@ -108,7 +108,7 @@ def _entry(data: DataSet, check: bool) -> Entry:
 def _todo(data: DataSet, status: str, concerned: list[DataFile]) -> str:
     ways = []
     if fetch.fetchable(data.name):
-        # Files without a known checksum come only if their user says that they may.
+        # Files of unknown checksum are downloaded only on request.
         option = "" if fetch.verifiable(data.name) else " --unverified"
         ways.append(f"run 'ffcp-paper data fetch {data.name}{option}'")
     ways += [fetch.by_hand(file) for file in concerned]
@@ -118,13 +118,13 @@ def _todo(data: DataSet, status: str, concerned: list[DataFile]) -> str:
 
 
 def _name(file: DataFile) -> str:
-    """Name a file as it is there, or as it should be."""
+    """Return the name of a file as it is on disk, or as it should be."""
     return (file.found or file.place).name
 
 
 def _damaged(file: DataFile) -> bool:
     if file.sha256 is None:
-        return False  # nothing to check it against
+        return False  # no checksum to compare
     try:
         read(file)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Images with label maps: road scenes, and painted shapes that need no file.
+"""Images with label maps for segmentation: CamVid, and painted shapes that need no file.
 
 Label maps may be coarser than the images: they have the resolution of a network's output.
 """
@@ -58,10 +58,10 @@ class LabelledImages:
 
     Examples
     --------
-    >>> scenes = shapes(5)
-    >>> len(scenes), scenes.classes, tuple(scenes.pixels.shape), tuple(scenes.labels.shape)
+    >>> images = shapes(5)
+    >>> len(images), images.classes, tuple(images.pixels.shape), tuple(images.labels.shape)
     (5, 4, (5, 3, 64, 96), (5, 32, 48))
-    >>> scenes.take([3, 1]).inputs().shape
+    >>> images.take([3, 1]).inputs().shape
     torch.Size([2, 3, 64, 96])
     """
 
@@ -93,7 +93,7 @@ class LabelledImages:
         return len(self.class_names)
 
     def take(self, rows: Tensor | Sequence[int] | slice) -> LabelledImages:
-        """Return some of the scenes, in the given order."""
+        """Return some of the images, in the given order."""
         chosen = rows if isinstance(rows, slice) else torch.as_tensor(rows)
         return replace(self, pixels=self.pixels[chosen], labels=self.labels[chosen])
 
@@ -103,7 +103,7 @@ class LabelledImages:
 
 
 def normalised(pixels: Tensor) -> Tensor:
-    """Turn pixels 0..255 into floats between -2 and 2, by constants.
+    """Scale pixels 0..255 to floats between -2 and 2, by constants.
 
     >>> normalised(torch.tensor([0, 255], dtype=torch.uint8))
     tensor([-1.9922,  1.9922])
@@ -112,7 +112,7 @@ def normalised(pixels: Tensor) -> Tensor:
 
 
 def join(parts: Sequence[LabelledImages]) -> LabelledImages:
-    """Put sets of the same kind together, in their order.
+    """Concatenate sets with the same classes, in their order.
 
     >>> len(join([shapes(2), shapes(3, seed=1)]))
     5
@@ -279,7 +279,7 @@ class _Shape:
                             for k, v in limits.items()})  # fmt: skip
 
     def covers(self, grid: tuple[Floats, Floats]) -> npt.NDArray[np.bool_]:
-        """Say which points are inside: [n, height, width]."""
+        """Return a mask of the points inside: [n, height, width]."""
         kind, cy, cx, radius, aspect, angle = (
             value[:, None, None]
             for value in (self.kind, self.y, self.x, self.radius, self.aspect, self.angle)
@@ -331,7 +331,7 @@ def camvid(
     Returns
     -------
     dict
-        The scenes of every split by its name.
+        The images of every split by its name.
     """
     stored = arrays(read(file))
     result = {}
@@ -359,7 +359,7 @@ def _images(stored: dict[str, npt.NDArray[Any]], name: str, path: str) -> Iterat
 
 
 def _resampled(pixels: Pixels, height: int, width: int) -> Pixels:
-    from PIL import Image  # comes with the extras, not with the core
+    from PIL import Image  # an optional dependency
 
     if pixels.shape[:2] == (height, width):
         return pixels
@@ -487,10 +487,10 @@ def mean_iou(confusion: Tensor) -> float:
     return float((hits / union)[union > 0].mean())
 
 
-def found_of_each(confusion: Tensor) -> list[float]:
-    """Return, for each class, the share of its pixels that was predicted; NaN if it has none.
+def class_recall(confusion: Tensor) -> list[float]:
+    """Return the recall of every class: the share of its pixels predicted; NaN if it has none.
 
-    >>> found_of_each(torch.tensor([[3, 1], [0, 4]]))
+    >>> class_recall(torch.tensor([[3, 1], [0, 4]]))
     [0.75, 1.0]
     """
     return (confusion.diagonal().double() / confusion.sum(dim=1)).tolist()

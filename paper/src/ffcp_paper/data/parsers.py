@@ -1,4 +1,4 @@
-"""Parsers of the data sets: features and target, the paper's as its code reads them."""
+"""Parsers of the data files: features and target, as the paper's code reads them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def _csv(stream: Any, **options: Any) -> pd.DataFrame:
-    import pandas as pd  # only who reads a file waits for the import
+    import pandas as pd  # imported only when a file is read
 
     return pd.read_csv(stream, **options)
 
@@ -78,7 +78,7 @@ def table(
     day: str | None = None,
     when: str | None = None,
 ) -> tuple[pd.DataFrame, pd.Series]:
-    """Read a csv with a header; words and ``codes`` become columns of zeros and ones.
+    """Read a CSV file with a header; words and ``codes`` are one-hot encoded.
 
     A missing number becomes the median of its column, a ``day`` the number of days since the
     first. ``when`` is the time of a series, which becomes hour, weekday, month and year; of rows
@@ -178,7 +178,7 @@ def meps(stream: BinaryIO, panel: int, year: int) -> tuple[pd.DataFrame, pd.Seri
 
 
 def _meps_names(year: int) -> dict[str, str]:
-    """Name the columns to read, with the names that they have here."""
+    """Return the columns to read, mapped to the names that they have here."""
     yearly = {name: f"{name}{year}" for name in ("POVCAT", "INSCOV", *_MEPS_VISITS)}
     special = {**_MEPS_ROUND, **yearly}
     names = (*_MEPS_FILTERS, *_MEPS_NUMBERS, *_MEPS_CODES, *_MEPS_VISITS, f"PERWT{year}F")
@@ -186,7 +186,7 @@ def _meps_names(year: int) -> dict[str, str]:
 
 
 def _meps_rows(frame: pd.DataFrame, panel: int) -> pd.Series:
-    """Tell the rows of a panel whose answers are known; refusals and the like are below -1."""
+    """Return a mask of a panel's rows with known answers; refusals are coded below -1."""
     return (
         (frame["PANEL"] == panel)
         & (frame[["REGION", "AGE", "MARRY", "ASTHDX"]] >= 0).all(axis=1)

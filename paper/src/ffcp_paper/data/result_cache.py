@@ -1,7 +1,7 @@
-"""Results that are kept as they are found, so that a killed run goes on where it was.
+"""Cache of results and trained networks, so that an interrupted run resumes.
 
-Everything is stored in the cache under a hash of what it depends on, whole or not at all; two
-runs at once write the same bytes to the same name.
+Entries are stored under a hash of everything they depend on and are written atomically; two runs at
+once write the same bytes to the same name.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ffcp_paper.data.files import cache_dir
 
 
 def place(kind: str, key: Mapping[str, Any], suffix: str) -> Path:
-    """Say where a result of this kind, depending on ``key``, is kept.
+    """Return the cache path of a result of this kind that depends on ``key``.
 
     >>> place("networks", {"data": "bike", "seed": 0}, ".safetensors").name
     '64749f3f40c2725d.safetensors'
@@ -29,40 +29,40 @@ def place(kind: str, key: Mapping[str, Any], suffix: str) -> Path:
 
 
 def known(kind: str, key: Mapping[str, Any]) -> Any:
-    """Look up a result made of plain values; ``None`` if it is not there, or damaged."""
+    """Return a cached result made of plain values; ``None`` if it is absent or damaged."""
     path = place(kind, key, ".json")
     data = cache_files.look_up(path)
     if data is None:
         return None
     try:
         saved = json.loads(data)
-        if saved["sha256"] != cache_files.sealed(json.dumps([saved["key"], saved["result"]])):
-            raise ValueError("its checksum is not that of its content")
+        if saved["sha256"] != cache_files.checksum(json.dumps([saved["key"], saved["result"]])):
+            raise ValueError("checksum mismatch")
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         cache_files.warn_damaged(path, error)
         return None
-    # As JSON gives it back: tuples are lists there.
+    # Compared as JSON, in which tuples are lists.
     return saved["result"] if saved["key"] == json.loads(json.dumps(key)) else None
 
 
 def keep(kind: str, key: Mapping[str, Any], result: Any) -> None:
-    """Keep a result made of plain values."""
-    checksum = cache_files.sealed(json.dumps([key, result]))
+    """Store a result made of plain values."""
+    checksum = cache_files.checksum(json.dumps([key, result]))
     entry = {"sha256": checksum, "key": key, "result": result}
     cache_files.keep(place(kind, key, ".json"), json.dumps(entry).encode())
 
 
-def record(kind: str, key: Mapping[str, Any], find: Callable[[], Any]) -> Any:
-    """Look up a result made of plain values, or find it and keep it."""
+def record(kind: str, key: Mapping[str, Any], compute: Callable[[], Any]) -> Any:
+    """Return a cached result made of plain values; compute and store it if it is absent."""
     result = known(kind, key)
     if result is None:
-        result = find()
+        result = compute()
         keep(kind, key, result)
     return result
 
 
 def known_network(key: Mapping[str, Any], build: Callable[[], nn.Module]) -> nn.Module | None:
-    """Give a trained network, ``build`` with the weights that were kept, if there are any."""
+    """Return ``build()`` with its cached weights, or ``None`` if there are none."""
     path = place("networks", key, ".safetensors")
     data = cache_files.look_up(path)
     if data is None:
@@ -77,14 +77,14 @@ def known_network(key: Mapping[str, Any], build: Callable[[], nn.Module]) -> nn.
 
 
 def keep_network(key: Mapping[str, Any], model: nn.Module) -> None:
-    """Keep the weights of a trained network."""
+    """Store the weights of a trained network."""
     cache_files.keep(place("networks", key, ".safetensors"), cache_files.pack(model.state_dict()))
 
 
 def network(
     key: Mapping[str, Any], build: Callable[[], nn.Module], train: Callable[[], nn.Module]
 ) -> nn.Module:
-    """Give a trained network: ``build`` with the weights that were kept, or ``train``."""
+    """Return ``build()`` with its cached weights; train and store it if there are none."""
     model = known_network(key, build)
     if model is None:
         model = train()

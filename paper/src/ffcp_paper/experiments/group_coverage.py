@@ -1,8 +1,8 @@
-"""Coverage of the worst group: CP and FFCP, plain and localized, on the paper's data sets.
+"""Worst-group coverage of CP and FFCP, plain and localized, on the paper's data sets.
 
 The paper's Table 4 claims that FFLCP covers the worst third of y better than LCP. For each data
 set and seed a network is trained by the paper's protocol, and CP, LCP, and FFCP and FFLCP at the
-five split points are calibrated on the same points. The bandwidth comes from the training rows.
+five split points are calibrated on the same rows. The bandwidth comes from the training rows.
 """
 
 from __future__ import annotations
@@ -53,15 +53,15 @@ class Result:
 def run(
     name: str, seed: int, settings: Settings, progress: Callable[[], None] = lambda: None
 ) -> list[Result]:
-    """Train, calibrate and measure all methods on one data set and seed, or look it up."""
+    """Train, calibrate and measure all methods on one data set and seed, or use the cache."""
     key = {"version": _VERSION, "data": name, "seed": seed, **asdict(settings)}
 
-    def find() -> list[dict[str, object]]:
+    def compute() -> list[dict[str, object]]:
         parts = datasets.split(datasets.load(name), seed)
         model = _network(name, seed, settings.epochs, parts, progress)
         return [asdict(result) for result in _measure(model, parts, settings, seed)]
 
-    return [Result(**saved) for saved in result_cache.record("groups", key, find)]
+    return [Result(**saved) for saved in result_cache.record("groups", key, compute)]
 
 
 def _network(
@@ -114,7 +114,7 @@ COLUMNS = ("method", "split", "coverage", "worst group", "mean length", "infinit
 
 
 def tabulate(results: list[list[Result]]) -> list[list[str]]:
-    """Average over seeds: a line for each method, mean and standard deviation."""
+    """Return one line per method: mean and standard deviation over seeds."""
     lines = []
     for same in zip(*results, strict=True):
         infinite = statistics.mean(r.infinite for r in same)
@@ -132,7 +132,7 @@ def tabulate(results: list[list[Result]]) -> list[list[str]]:
 
 
 def verdict(results: list[list[Result]]) -> str:
-    """Say whether localizing helped the worst group, and at what price."""
+    """Return a sentence on whether localization raised the worst group's coverage."""
 
     def mean(method: str, layer: str, what: str) -> float:
         result = [

@@ -1,7 +1,7 @@
-"""Features and logits of the pretrained networks, computed once and kept.
+"""Features and logits of the pretrained networks, computed once and cached.
 
-They are kept in ``logits`` in the cache, under a name with a hash of all they depend on. Finished
-chunks are kept as well until all are done, so that a run that was stopped goes on where it was.
+They are stored in ``logits`` in the cache, under a name with a hash of all they depend on. Finished
+chunks are stored until all are done, so that an interrupted run resumes.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from ffcp_paper.ffcp_internals import run_with_norms
 from ffcp_paper.networks.convnets import head_of
 from ffcp_paper.networks.pretrained import NETWORKS, Inputs, VisionNetwork
 
-CHUNK = 500  # images: what a stopped run can lose
-BATCH = 8  # images at a time: for more, memory is not taken again but fetched from the system
+CHUNK = 500  # images: what an interrupted run can lose
+BATCH = 8  # images at a time: for more, memory is not reused but allocated anew
 _VERSION = 2  # to be raised when the same files give other numbers
 
 Progress = Callable[[int, int], None]
@@ -34,7 +34,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Computed:
-    """What a network says about all stored images.
+    """Outputs of a network on all stored images.
 
     Parameters
     ----------
@@ -100,12 +100,12 @@ def named(name: str) -> VisionNetwork:
     'SqueezeNet 1.0'
     """
     if name not in NETWORKS:
-        raise ValueError(f"there is no network {name!r}; there are: {', '.join(NETWORKS)}")
+        raise ValueError(f"unknown network {name!r}: choose one of {', '.join(NETWORKS)}")
     return NETWORKS[name]
 
 
 def cached_path(network: VisionNetwork) -> Path:
-    """Say where the result of a network is kept, or will be.
+    """Return the cache path of a network's features and logits.
 
     The name depends on the checksums that the files should have: on a cache hit the files are
     not even opened, and need not be there.
@@ -116,13 +116,13 @@ def cached_path(network: VisionNetwork) -> Path:
 
 
 def missing(network: VisionNetwork) -> list[CheckedFile]:
-    """List the files that computing needs and that are not there; none if all is kept already."""
+    """List the missing files that computing needs; none if the result is cached."""
     absent = [file for file in network.files if file.found is None]
-    return [] if absent and _kept(network) else absent
+    return [] if absent and _is_cached(network) else absent
 
 
-def _kept(network: VisionNetwork) -> bool:
-    # A file without a checksum of its own must be read to know the name of the result.
+def _is_cached(network: VisionNetwork) -> bool:
+    # Without a known checksum a file must be read to know the name of the result.
     return all(file.sha256 for file in network.files) and cached_path(network).is_file()
 
 
@@ -133,11 +133,11 @@ def _checksum(file: CheckedFile) -> str:
 def _compute_chunks(network: VisionNetwork, final: Path, chunks: Path, progress: Progress) -> None:
     """Compute what is missing and join it.
 
-    Several processes may do this at once. All write the same numbers, every file appears
-    complete, and who finds the result of another takes it.
+    Several processes may do this at once: all write the same numbers, files are written
+    atomically, and a result that another process has written is used.
     """
     model, inputs = network.load(), network.inputs()
-    _overwrite(model.get_submodule("feature"))
+    _set_inplace(model.get_submodule("feature"))
     total = len(inputs)
     paths = []
     try:
@@ -153,13 +153,13 @@ def _compute_chunks(network: VisionNetwork, final: Path, chunks: Path, progress:
             progress(stop, total)
         _join(paths, model, inputs, final)
     except FileNotFoundError:
-        # Another process was faster and has removed the chunks, maybe while one was written.
+        # Another process has finished and removed the chunks, maybe while one was written.
         if _load(final) is None:
             raise
 
 
-def _overwrite(model: nn.Module) -> None:
-    """Let activations write over their input: half of the time goes into fresh memory."""
+def _set_inplace(model: nn.Module) -> None:
+    """Make activations work in place: half of the time went into allocating memory."""
     for layer in model.modules():
         if isinstance(layer, (nn.ReLU, nn.ReLU6)):
             layer.inplace = True
@@ -188,7 +188,7 @@ def _join(paths: list[Path], model: nn.Sequential, inputs: Inputs, final: Path) 
     parts = [_load(path) for path in paths]
     result = [part for part in parts if part is not None]
     if len(result) < len(parts):
-        raise FileNotFoundError(f"chunks have gone from {paths[0].parent}: compute again")
+        raise FileNotFoundError(f"chunks were removed from {paths[0].parent}: compute again")
     joined = {name: torch.cat([part[name] for part in result]) for name in result[0]}
     state = model.get_submodule("head").state_dict()
     head = {f"head.{name.split('.')[-1]}": value for name, value in state.items()}
@@ -196,9 +196,9 @@ def _join(paths: list[Path], model: nn.Sequential, inputs: Inputs, final: Path) 
 
 
 def _write(path: Path, tensors: Mapping[str, Tensor], scratch: Path) -> None:
-    """Write tensors to a file that appears complete or not at all.
+    """Write tensors to a file atomically.
 
-    Until then it is in ``scratch``, which is removed in the end with all that killed runs left.
+    The temporary file is in ``scratch``, which is removed in the end with what killed runs left.
     """
     scratch.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=scratch, suffix=".tmp")
@@ -215,7 +215,7 @@ def _write(path: Path, tensors: Mapping[str, Tensor], scratch: Path) -> None:
 
 
 def _load(path: Path) -> dict[str, Tensor] | None:
-    """Read a file of the cache; one that is absent or damaged has to be computed again."""
+    """Return a cached file; ``None`` if it is absent or damaged."""
     try:
         return cache_files.unpack(path.read_bytes())[0]
     except FileNotFoundError:

@@ -1,8 +1,8 @@
-"""RAPS against FFRAPS on real networks and real images: the form of the paper's Table 3.
+"""Prediction sets of RAPS and FFRAPS on pretrained networks, as in the paper's Table 3.
 
 Logits, and the gradient norms at the penultimate feature, are computed once for each network.
-Then the images are divided at random, many times, into a half that calibrates (three tenths of
-it tune kreg, lam, delta and the temperature, as in the published code) and a half that tests.
+The images are then split at random, many times, into calibration and test halves; three tenths of
+the calibration half tune kreg, lam, delta and the temperature, as in the published code.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ DIGITS = "digits"
 
 
 @dataclass(frozen=True)
-class Answers:
-    """What a network says of images: logits, norms (n,) at its feature, and the truth."""
+class Outputs:
+    """Outputs of a network on images: logits, gradient norms (n,) at its feature, and labels."""
 
     title: str
     logits: Tensor
@@ -59,47 +59,47 @@ class Result:
     delta: float
 
 
-def answers(name: str, progress: stored.Progress | None = None) -> Answers:
-    """Compute, or look up, what a network says of all its images."""
+def outputs(name: str, progress: stored.Progress | None = None) -> Outputs:
+    """Return the outputs of a network on all its images, from the cache if they are there."""
     if name == DIGITS:
         return _digits()
     network = stored.named(name)
     computed = stored.compute(network, progress)
-    result = Answers(network.title, computed.logits, computed.norms, computed.labels)
+    result = Outputs(network.title, computed.logits, computed.norms, computed.labels)
     _check_accuracy(result, network.expected)
     return result
 
 
-def _digits() -> Answers:
+def _digits() -> Outputs:
     model, data = train_digits()
     x, y = torch.cat([data.x_cal, data.x_test]), torch.cat([data.y_cal, data.y_test])
     logits, norms = run_with_norms(model, x, "feature", 0)
-    return Answers("small network on scikit-learn's digits", logits, norms, y)
+    return Outputs("small network on scikit-learn's digits", logits, norms, y)
 
 
-def _check_accuracy(result: Answers, expected: pretrained.Accuracy) -> None:
-    """Refuse a network that is not as accurate as it should be: its loading is wrong."""
+def _check_accuracy(result: Outputs, expected: pretrained.Accuracy) -> None:
+    """Raise if a network is not as accurate as expected, since it was not loaded correctly."""
     few = slice(0, expected.rows)
     top1 = pretrained.topk_accuracy(result.logits[few], result.labels[few], 1)
     if abs(top1 - expected.top1) > 0.5:
         raise RuntimeError(
-            f"{result.title} is right on {top1:.2f} % of the first {expected.rows} images and "
-            f"should be on {expected.top1} %: it is not loaded as it was trained"
+            f"{result.title} has a top-1 accuracy of {top1:.2f} % on the first {expected.rows} "
+            f"images, expected {expected.top1} %: its weights were not loaded correctly"
         )
 
 
 def run(
-    name: str, splits: int, alpha: float, result: Answers, progress: Callable[[], None]
+    name: str, splits: int, alpha: float, result: Outputs, progress: Callable[[], None]
 ) -> list[list[Result]]:
-    """Compare the methods on several random splits; every split is kept when it is done."""
+    """Compare the methods on several random splits; each result is cached when it is done."""
     results = []
     for seed in range(splits):
-        results.append(_recorded(name, seed, alpha, result))
+        results.append(_cached_split(name, seed, alpha, result))
         progress()
     return results
 
 
-def _recorded(name: str, seed: int, alpha: float, outcome: Answers) -> list[Result]:
+def _cached_split(name: str, seed: int, alpha: float, outcome: Outputs) -> list[Result]:
     key = {"version": _VERSION, "network": name, "split": seed, "alpha": alpha}
     saved = result_cache.record(
         "labels", key, lambda: [asdict(result) for result in _split(outcome, seed, alpha)]
@@ -107,7 +107,7 @@ def _recorded(name: str, seed: int, alpha: float, outcome: Answers) -> list[Resu
     return [Result(**result) for result in saved]
 
 
-def _split(result: Answers, seed: int, alpha: float) -> Iterator[Result]:
+def _split(result: Outputs, seed: int, alpha: float) -> Iterator[Result]:
     order = torch.from_numpy(np.random.default_rng(seed).permutation(len(result.labels)))
     calibrate, test = order.chunk(2)
     for method, predictor in zip(METHODS, _predictors(alpha, seed), strict=True):
@@ -137,7 +137,7 @@ COLUMNS = ("method", "coverage", "size", "against RAPS", "violation", "delta")
 
 
 def tabulate(results: list[list[Result]]) -> list[list[str]]:
-    """Average over splits: a line for each method, mean and standard deviation."""
+    """Return one line per method: mean and standard deviation over splits."""
     plain = [r.size for r in next(zip(*results, strict=True))]
     lines = []
     for same in zip(*results, strict=True):

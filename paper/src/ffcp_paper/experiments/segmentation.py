@@ -1,4 +1,4 @@
-"""Segmentation as in the paper: bands for every pixel and class, and where they are wide.
+"""Bands for every pixel and class of segmented images, and where they are wide.
 
 A network's scores log(-log p) for every pixel and class are a response of thousands of numbers.
 CP, FCP and FFCP put a band around each, and the map of their lengths shows where the network is
@@ -30,11 +30,11 @@ from ffcp_paper.training import segmentation_training
 
 FEATURE = "feature"
 PROBES = 8
-# FCP's number of descent steps and FFCP's floor are chosen on images that then neither calibrate
-# nor test.
+# FCP's number of descent steps and FFCP's floor are selected on images that are used neither for
+# calibration nor for the test.
 FCP_STEPS = (1, 2, 3, 5, 8, 12, 20)
 FLOORS = (1e-6, 0.01, 0.03, 0.1, 0.3)
-_CHOOSING, _CALIBRATE = 40, 200  # images
+_SELECTION, _CALIBRATION = 40, 200  # images
 _WITHIN = 2  # pixels: what counts as a boundary
 _VERSION = 1  # of what a run computes; a change makes stored results stale
 
@@ -47,19 +47,19 @@ class Experiment:
 
     title: str
     model: nn.Sequential
-    choosing: LabelledImages  # for FCP's steps and FFCP's floor
+    selection: LabelledImages  # for FCP's steps and FFCP's floor
     calibration: LabelledImages
     test: LabelledImages
     inputs: Callable[[Tensor], Tensor]
     batch: int = 8
 
     def pairs(self, part: LabelledImages) -> Iterator[tuple[Tensor, Tensor]]:
-        """Give batches of inputs with the numbers that stand for their label maps."""
+        """Yield batches of inputs with the regression targets of their label maps."""
         for some in self.batches(part):
             yield self.inputs(some.pixels), _targets(some)
 
     def batches(self, part: LabelledImages) -> Iterator[LabelledImages]:
-        """Cut scenes into batches."""
+        """Yield the images in batches."""
         for start in range(0, len(part), self.batch):
             yield part.take(slice(start, start + self.batch))
 
@@ -72,11 +72,11 @@ def _experiment(
     title: str, model: nn.Sequential, pool: LabelledImages, inputs: Callable[[Tensor], Tensor],
     seed: int, batch: int,
 ) -> Experiment:  # fmt: skip
-    """Divide a pool of images at random."""
-    rows, test = label_maps.split(len(pool), _CHOOSING + _CALIBRATE, seed)
-    choosing, calibration = rows[:_CHOOSING], rows[_CHOOSING:]
+    """Split a pool of images at random."""
+    rows, test = label_maps.split(len(pool), _SELECTION + _CALIBRATION, seed)
+    selection, calibration = rows[:_SELECTION], rows[_SELECTION:]
     return Experiment(
-        title, model, pool.take(choosing), pool.take(calibration), pool.take(test), inputs, batch
+        title, model, pool.take(selection), pool.take(calibration), pool.take(test), inputs, batch
     )
 
 
@@ -108,7 +108,7 @@ def _deeplab(seed: int, progress: Progress) -> Experiment:
 
 
 def _road_scenes(height: int, width: int) -> LabelledImages:
-    """Pool the road scenes that no network was trained on."""
+    """Return the CamVid images that no network was trained on."""
     return label_maps.join(list(label_maps.camvid(height, width, splits=("val", "test")).values()))
 
 
@@ -131,11 +131,11 @@ METHODS = ("CP", "FCP", "FFCP", _SKETCHED, _FLOORED)
 
 
 def predictor(experiment: Experiment, method: str, alpha: float) -> RegressionPredictor:
-    """Give one of the methods that are compared.
+    """Return the predictor of a method.
 
     CP and FFCP have a threshold for every pixel and class, as in the paper. FCP, whose inversion
     is too slow to be done for each of them, has one ball for a whole image, as in the paper.
-    FFCP once more: with norms from a few probes, and with a floor that is chosen.
+    Two variants of FFCP have norms from a few probes, and a selected floor.
     """
     model = experiment.model
     if method == "CP":
@@ -148,12 +148,12 @@ def predictor(experiment: Experiment, method: str, alpha: float) -> RegressionPr
 
 
 def fcp(model: nn.Module, steps: int) -> FCP:
-    """Give FCP with one ball for all pixels and classes of an image."""
+    """Return FCP with one ball for all pixels and classes of an image."""
     return FCP(model, FEATURE, joint="known", missing=True, steps=steps)
 
 
 def _steps(experiment: Experiment, alpha: float) -> int:
-    """Choose FCP's number of steps: the smallest whose bands cover enough."""
+    """Return the smallest number of FCP's steps whose bands cover enough."""
     for steps in FCP_STEPS:
         sums = _trial(experiment, fcp(experiment.model, steps), alpha)
         if sums.hits >= (1 - alpha) * sums.known:
@@ -162,10 +162,10 @@ def _steps(experiment: Experiment, alpha: float) -> int:
 
 
 def _floor(experiment: Experiment, alpha: float) -> float:
-    """Choose FFCP's floor: the one with the shortest bands.
+    """Return the floor of FFCP with the shortest bands.
 
-    Where the network is sure and wrong its gradient is next to nothing. Without a floor the scores
-    there are huge, and so are the thresholds wherever that happens in a share alpha of images.
+    Where the network is confident and wrong, its gradient is tiny. Without a floor the scores there
+    are huge, and so is the threshold of a pixel where that happens in a share alpha of images.
     """
     lengths = {}
     for floor in FLOORS:
@@ -176,9 +176,9 @@ def _floor(experiment: Experiment, alpha: float) -> float:
 
 
 def _trial(experiment: Experiment, tried: RegressionPredictor, alpha: float) -> _Sums:
-    """Calibrate on one half of the images for choosing, and measure on the other."""
-    half = len(experiment.choosing) // 2
-    first, second = (experiment.choosing.take(part) for part in (slice(half), slice(half, None)))
+    """Calibrate on one half of the selection images, and measure on the other."""
+    half = len(experiment.selection) // 2
+    first, second = (experiment.selection.take(part) for part in (slice(half), slice(half, None)))
     sums = _Sums()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FFCPWarning)  # few images, so some places have no band
@@ -190,7 +190,7 @@ def _trial(experiment: Experiment, tried: RegressionPredictor, alpha: float) -> 
 
 @dataclass
 class _Sums:
-    """Totals over test images, from which all means come."""
+    """Totals over test images, for means."""
 
     hits: float = 0.0
     known: float = 0.0
@@ -210,7 +210,7 @@ class _Sums:
         self.hits += float(inside[known].double().sum())
         self.known += float(known.sum())
         lengths = (band.upper - band.lower).double().mean(dim=1)
-        # Where hardly any calibration image has a label nothing is known, and the band infinite.
+        # Where too few calibration images have a label the band is infinite.
         finite = lengths.isfinite()
         self.infinite += float((~finite).sum())
         self.length += float(lengths[finite].sum())
@@ -226,7 +226,7 @@ class _Sums:
 
 @dataclass(frozen=True)
 class Row:
-    """How one method did on the test images."""
+    """Metrics of one method on the test images."""
 
     method: str
     coverage: float
@@ -240,11 +240,11 @@ class Row:
 
     @property
     def contrast(self) -> float:
-        """How many times longer bands are on boundaries than inside of objects."""
+        """How many times longer bands are on boundaries than inside objects."""
         return self.boundary / self.interior
 
     def saved(self) -> dict[str, Any]:
-        """Give plain values, the maps to four digits."""
+        """Return plain values, the maps to four digits."""
         values = {name: value for name, value in vars(self).items() if name != "maps"}
         return {**values, "maps": [[[float(f"{v:.4g}") for v in line] for line in one]
                                    for one in self.maps.tolist()]}  # fmt: skip
@@ -257,7 +257,7 @@ class Row:
 
 @dataclass(frozen=True)
 class SetRow:
-    """How one kind of label sets did."""
+    """Metrics of one kind of prediction sets."""
 
     score: str
     promise: str
@@ -276,7 +276,7 @@ class Result:
     alpha: float
     accuracy: float
     mean_iou: float
-    found: dict[str, float]  # of each class, the share of its pixels that is predicted
+    recall: dict[str, float]  # by class
     rows: list[Row]
     sets: list[SetRow]
     drawn: LabelledImages
@@ -300,20 +300,20 @@ def run(
     name
         One of :data:`EXPERIMENTS`.
     alpha
-        Share of misses allowed.
+        Miscoverage level.
     seed
         Of the split into calibration and test images.
     drawn
         How many test images the picture shows.
     methods
-        Which, of :data:`METHODS`.
+        Some of :data:`METHODS`.
     sets
-        Whether to make label sets for every pixel too.
+        Whether to compute prediction sets for every pixel too.
     progress
-        Called with a line to read.
+        Called with a status line.
     """
     if name not in EXPERIMENTS:
-        raise ValueError(f"there is no network {name!r}; there are: {', '.join(EXPERIMENTS)}")
+        raise ValueError(f"unknown network {name!r}: choose one of {', '.join(EXPERIMENTS)}")
     experiment = EXPERIMENTS[name](seed, progress)
     key = {
         "version": _VERSION, "data": name, "alpha": alpha, "seed": seed, "drawn": drawn,
@@ -321,7 +321,7 @@ def run(
     }  # fmt: skip
     rows = []
     for method in methods:
-        progress(f"{method}: {len(experiment.calibration)} images calibrate")
+        progress(f"{method}: calibrating on {len(experiment.calibration)} images")
         saved = result_cache.record(
             "segments",
             {**key, "method": method},
@@ -330,7 +330,7 @@ def run(
         rows.append(Row.restored(saved))
     saved_sets: list[dict[str, Any]] = []
     if sets:
-        progress("label sets")
+        progress("prediction sets")
         saved_sets = result_cache.record(
             "segments",
             {**key, "sets": True},
@@ -339,7 +339,7 @@ def run(
     confusion, predicted = _predictions(experiment)
     return Result(
         experiment, alpha, label_maps.pixel_accuracy(confusion), label_maps.mean_iou(confusion),
-        dict(zip(experiment.test.class_names, label_maps.found_of_each(confusion), strict=True)),
+        dict(zip(experiment.test.class_names, label_maps.class_recall(confusion), strict=True)),
         rows, [SetRow(**row) for row in saved_sets], experiment.test.take(slice(0, drawn)),
         predicted[:drawn],
     )  # fmt: skip
@@ -347,7 +347,7 @@ def run(
 
 def _measure(experiment: Experiment, method: str, alpha: float, drawn: int) -> Row:
     start = time.perf_counter()
-    used = predictor(experiment, method, alpha)  # its choices are a part of its price
+    used = predictor(experiment, method, alpha)  # includes the time of its selection
     used.calibrate(experiment.pairs(experiment.calibration))
     calibrated = time.perf_counter() - start
     sums, predicting = _Sums(), 0.0
@@ -368,7 +368,7 @@ def _measure(experiment: Experiment, method: str, alpha: float, drawn: int) -> R
 
 
 def _predictions(experiment: Experiment) -> tuple[Tensor, Tensor]:
-    """Give the confusion matrix and the label maps that the network predicts."""
+    """Return the confusion matrix and the predicted label maps."""
     test, parts = experiment.test, []
     with torch.inference_mode():
         for some in experiment.batches(test):
@@ -410,7 +410,7 @@ def _measure_sets(
         inner.append(size[label_maps.interior(some.labels, _WITHIN, some.ignore)])
     share = torch.cat(shares).double()
     wanted = settings.get("share")
-    # One promise is about the mean share of an image, the other about how often it is enough.
+    # One guarantee is about the mean share of an image, the other about how often it suffices.
     kept = share.nanmean() if wanted is None else (share >= wanted).double().mean()
     return SetRow(
         score, promise, float(kept), float(torch.cat(sizes).mean()),

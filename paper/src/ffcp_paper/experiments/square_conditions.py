@@ -1,4 +1,4 @@
-"""The square conditions of the paper's theorem on band lengths, measured on one network.
+"""Measurement of the square conditions of the paper's theorem on band lengths.
 
 The theorem says that FFCP's bands are shorter than CP's where two conditions hold. Let V be the
 residuals of n calibration rows, g the gradient norms there, Q the (1 - alpha) quantile, L and a
@@ -27,14 +27,14 @@ from ffcp_paper.networks.regression import SPLIT_POINTS
 
 @dataclass(frozen=True)
 class Spread:
-    """How far scores are from their quantile, in their own unit and in that of y.
+    """Distances of scores from their quantile, in their own unit and in that of y.
 
     Parameters
     ----------
     method
         CP or FFCP.
     scores
-        Of the calibration points.
+        Calibration scores.
     quantile
         Their (1 - alpha) quantile Q, with the conformal rank.
     norm, largest
@@ -72,7 +72,7 @@ class Spread:
 def spreads(
     model: nn.Module, x: Tensor, y: Tensor, alpha: float, splits: Sequence[int]
 ) -> list[Spread]:
-    """Give scores and quantiles of CP and of FFCP at some split points, on the same points.
+    """Return scores and quantiles of CP and of FFCP at some split points, on the same rows.
 
     >>> from ffcp_paper.networks.regression import mlp
     >>> x, y = torch.rand(60, 2), torch.rand(60)
@@ -84,15 +84,16 @@ def spreads(
     _, norms = gradient_norms(model, x, layers)
     result = [_spread(CP(model), x, y, alpha, torch.ones(1))]
     for layer in layers:
-        made = FFCP(model, layer)
-        result.append(_spread(made, x, y, alpha, norms[layer].double().clamp_min(made.floor)))
+        fast = FFCP(model, layer)
+        result.append(_spread(fast, x, y, alpha, norms[layer].double().clamp_min(fast.floor)))
     return result
 
 
-def _spread(made: CP | FFCP, x: Tensor, y: Tensor, alpha: float, norms: Tensor) -> Spread:
-    scores = made.score(x, y).reshape(-1)
+def _spread(predictor: CP | FFCP, x: Tensor, y: Tensor, alpha: float, norms: Tensor) -> Spread:
+    scores = predictor.score(x, y).reshape(-1)
     quantile = float(conformal_quantile(scores, alpha))
-    return Spread(type(made).__name__, scores, quantile, float(norms.mean()), float(norms.max()))
+    name = type(predictor).__name__
+    return Spread(name, scores, quantile, float(norms.mean()), float(norms.max()))
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,7 @@ def measure(
     0.0
     """
     plain, *fast = spreads(model, *calibration, alpha, splits)
-    again, *fast_again = spreads(model, *test, alpha, splits)
+    plain_test, *fast_test = spreads(model, *test, alpha, splits)
     return [
         Square(
             one.distance,
@@ -144,9 +145,9 @@ def measure(
             plain.shortfall,
             max(one.largest, other.largest),
             abs(one.quantile - other.quantile),
-            abs(plain.quantile - again.quantile),
+            abs(plain.quantile - plain_test.quantile),
         )
-        for one, other in zip(fast, fast_again, strict=True)
+        for one, other in zip(fast, fast_test, strict=True)
     ]
 
 
@@ -155,27 +156,27 @@ def _mean(of: Sequence[Square], what: str) -> float:
 
 
 def gap(of: Sequence[Square]) -> float:
-    """Give the smallest c / sqrt(n) for which the quantiles of FFCP and of CP are stable."""
+    """Return the smallest c / sqrt(n) for which the quantiles of FFCP and of CP are stable."""
     return max(_mean(of, "feature_gap"), _mean(of, "output_gap"))
 
 
-def met_as_checked(of: Sequence[Square]) -> bool:
-    """Tell whether expansion holds as the paper checks it: L = 1, without the last term."""
+def holds_as_checked(of: Sequence[Square]) -> bool:
+    """Whether expansion holds as the paper checks it: L = 1, without the last term."""
     return _mean(of, "distance") < _mean(of, "shortfall")
 
 
-def met_in_unit(of: Sequence[Square]) -> bool:
-    """Tell the same with the mean norm in the place of L, so that the feature's unit is no matter.
+def holds_in_unit(of: Sequence[Square]) -> bool:
+    """Whether expansion holds with the mean norm as L, which makes it independent of units.
 
     >>> one = Square(2.0, 0.5, 1.0, largest=3.0, feature_gap=0.0, output_gap=0.0)
-    >>> met_as_checked([one]), met_in_unit([one]), met_as_stated([one])
+    >>> holds_as_checked([one]), holds_in_unit([one]), holds_as_stated([one])
     (False, True, False)
     """
     return _mean(of, "scaled") < _mean(of, "shortfall")
 
 
-def met_as_stated(of: Sequence[Square]) -> bool:
-    """Tell whether both conditions hold as they are stated, with the L that the proof needs.
+def holds_as_stated(of: Sequence[Square]) -> bool:
+    """Whether both conditions hold as they are stated, with the L that the proof needs.
 
     Stability holds with the smallest c that fulfils it; expansion must then hold with that c.
     """

@@ -1,7 +1,7 @@
-"""Coverage over time: CP, FFCP and streams that follow, on rentals in order and on a break.
+"""Coverage over time of CP, FFCP and online methods, on hourly rentals and on synthetic drift.
 
-The first rows of a series train a network, the next ones calibrate, and the rest come in as a
-stream, a batch at a time: all rows of a batch are predicted before any of their truths comes.
+The first rows of a series train a network, the next ones calibrate, and the rest form a stream of
+batches: all rows of a batch are predicted before any of their labels is known.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Series:
-    """Rows in the order of time, and how they are divided."""
+    """Rows in the order of time, and how they are split."""
 
     name: str
     x: Tensor
@@ -41,19 +41,19 @@ class Series:
     calibrate: int
     batch: int
     epochs: int
-    marks: dict[int, str]  # rows of the stream at which something happens
+    marks: dict[int, str]  # change points, by row of the stream
 
 
 @dataclass(frozen=True)
-class Followed:
-    """What a method did on the stream: hits of rows, and lengths of bands."""
+class Tracked:
+    """Hits and band lengths of a method, for every row of the stream."""
 
     hits: np.ndarray
     lengths: np.ndarray
 
     @property
     def local(self) -> np.ndarray:
-        """The share of hits over the last rows."""
+        """Coverage over a moving window of rows."""
         sums = np.concatenate([[0], np.cumsum(self.hits)])
         local: np.ndarray = (sums[LOCAL:] - sums[:-LOCAL]) / LOCAL
         return local
@@ -61,25 +61,25 @@ class Followed:
 
 @dataclass(frozen=True)
 class Result:
-    """Everything that is told of a series."""
+    """The results of all methods on a series."""
 
     series: Series
     alpha: float
-    followed: dict[str, Followed]
+    tracked: dict[str, Tracked]
     alarms: dict[str, int | None]
     novelty: dict[str, float]
 
 
 def series_of(name: str, seed: int = 0) -> Series:
-    """Make a series: rentals by the hour, or one drawn with two breaks."""
+    """Return a series: hourly rentals, or a synthetic one with two change points."""
     if name == "bike":
         table = datasets.load("bike")
         rows = len(table.y)
         count = int(0.4 * rows)
         x = torch.from_numpy(table.x)
-        # A column that never changed taught nothing: the year of the stream is a new one.
-        moving = x[:count].std(dim=0) > 0
-        x = x[:, moving]
+        # Drop constant columns: the year of the stream does not occur in training.
+        varies = x[:count].std(dim=0) > 0
+        x = x[:, varies]
         x = (x - x[:count].mean(dim=0)) / x[:count].std(dim=0)
         y = torch.from_numpy(table.y).float()
         calibrated = int(0.2 * rows)
@@ -97,7 +97,7 @@ def series_of(name: str, seed: int = 0) -> Series:
 def run(
     name: str, alpha: float = 0.1, seed: int = 0, progress: Progress = lambda line: None
 ) -> Result:
-    """Train, calibrate, and follow the stream by every method."""
+    """Train, calibrate, and run every method on the stream."""
     series = series_of(name, seed)
     a, b = series.train, series.train + series.calibrate
     with torch.random.fork_rng():
@@ -108,65 +108,65 @@ def run(
     cal, new = (series.x[a:b], series.y[a:b]), (series.x[b:], series.y[b:])
     plain = ffcp.CP(model).calibrate(*cal)
     fast = ffcp.FFCP(model, FEATURE).calibrate(*cal)
-    followed = {
+    tracked = {
         "CP": _measured(plain.predict_interval(new[0], alpha), new[1]),
         "FFCP": _measured(fast.predict_interval(new[0], alpha), new[1]),
     }
     for method in ("aci", "dtaci", "pid"):
         progress(f"Online(FFCP, {method!r})")
-        followed[method] = _streamed(ffcp.Online(fast, method, alpha), *new, series.batch)
+        tracked[method] = _streamed(ffcp.Online(fast, method, alpha), *new, series.batch)
     progress("Monitor")
     monitor = ffcp.Monitor(fast, alpha, seed=seed).start(cal[0])
     for part in torch.arange(len(new[0])).split(500):
         monitor.update(new[0][part], new[1][part])
     novelty = _novelty(monitor, cal[0], new[0][max(series.marks, default=0) :])
-    return Result(series, alpha, followed, monitor.alarms, novelty)
+    return Result(series, alpha, tracked, monitor.alarms, novelty)
 
 
-def _streamed(online: ffcp.Online, x: Tensor, y: Tensor, batch: int) -> Followed:
+def _streamed(online: ffcp.Online, x: Tensor, y: Tensor, batch: int) -> Tracked:
     parts = []
     for rows in torch.arange(len(x)).split(batch):
         parts.append(_measured(online.predict_interval(x[rows]), y[rows]))
         online.update(x[rows], y[rows])
-    return Followed(
+    return Tracked(
         np.concatenate([part.hits for part in parts]),
         np.concatenate([part.lengths for part in parts]),
     )
 
 
-def _measured(band: ffcp.Interval, y: Tensor) -> Followed:
-    return Followed(band.contains(y).numpy(), band.width.double().numpy())
+def _measured(band: ffcp.Interval, y: Tensor) -> Tracked:
+    return Tracked(band.contains(y).numpy(), band.width.double().numpy())
 
 
 def _novelty(monitor: ffcp.Monitor, old: Tensor, new: Tensor) -> dict[str, float]:
-    """Say how well each number that inputs are watched by tells moved rows from calibration rows.
+    """Return how well each monitored feature separates drifted rows from calibration rows.
 
-    The area under the ROC curve of the distance from the old median: 0.5 is chance.
+    Measured by the area under the ROC curve of the distance from the old median; 0.5 is chance.
     """
     half = len(old) // 2
-    told = {}
+    areas = {}
     for name, numbers in monitor.features(torch.cat([old[half:], new])).items():
         before, after = numbers[: len(old) - half], numbers[len(old) - half :]
         if name == "prediction":
             middle = before.median()
             before, after = (before - middle).abs(), (after - middle).abs()
         ordered = before.sort().values
-        told[name] = float(torch.searchsorted(ordered, after).double().mean() / len(before))
-    return told
+        areas[name] = float(torch.searchsorted(ordered, after).double().mean() / len(before))
+    return areas
 
 
 def rows_of(result: Result) -> list[list[str]]:
-    """Lay the result out: method, coverage, worst local coverage, median length, infinite bands."""
+    """Return table rows: method, coverage, worst local coverage, median length, infinite bands."""
     rows = []
-    for name, followed in result.followed.items():
+    for name, tracked in result.tracked.items():
         title = name if name in ("CP", "FFCP") else f"Online(FFCP, {name})"
-        infinite = np.isinf(followed.lengths).mean()
+        infinite = np.isinf(tracked.lengths).mean()
         rows.append(
             [
                 title,
-                f"{100 * followed.hits.mean():.1f} %",
-                f"{100 * followed.local.min():.1f} %",
-                f"{np.median(followed.lengths):.3f}",
+                f"{100 * tracked.hits.mean():.1f} %",
+                f"{100 * tracked.local.min():.1f} %",
+                f"{np.median(tracked.lengths):.3f}",
                 f"{100 * infinite:.1f} %",
             ]
         )
@@ -182,11 +182,11 @@ def picture(results: list[Result]) -> Figure:
     FigureCanvasAgg(figure)
     axes: Any = figure.subplots(len(results), 1, squeeze=False)[:, 0]
     for axis, result in zip(axes, results, strict=True):
-        for name, followed in result.followed.items():
+        for name, tracked in result.tracked.items():
             thick = 1.2 if name in ("dtaci", "pid") else 1.9
             label = name if name in ("CP", "FFCP") else f"Online {name}"
-            at = np.arange(LOCAL, LOCAL + len(followed.local))
-            axis.plot(at, followed.local, color=_COLOURS[name], linewidth=thick, label=label)
+            at = np.arange(LOCAL, LOCAL + len(tracked.local))
+            axis.plot(at, tracked.local, color=_COLOURS[name], linewidth=thick, label=label)
         axis.axhline(1 - result.alpha, color="black", linestyle="--", linewidth=0.9)
         axis.set_ylim(top=1.03)
         for row, mark in result.series.marks.items():

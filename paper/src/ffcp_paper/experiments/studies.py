@@ -1,7 +1,7 @@
-"""What the paper's tables rest on: networks and bands for one data set and several seeds.
+"""Training and measurement of all regression methods on one data set, for several seeds.
 
 A :class:`Study` is one data set. It trains the networks of all seeds at once, and measures
-methods on the test rows of each. Networks, measurements and run times are kept as they are found,
+methods on the test rows of each. Networks, measurements and run times are cached,
 under a hash of what they depend on (:mod:`ffcp_paper.data.result_cache`): a second call computes
 only what is missing. :mod:`ffcp_paper.tables.paper_tables` says which of them a table needs.
 """
@@ -37,15 +37,15 @@ from ffcp_paper.experiments.square_conditions import Square
 from ffcp_paper.experiments.tasks import (
     AUTO,
     FCP_FEATURE,
-    Collected,
+    ClassificationTask,
     LabelResult,
-    LabelWork,
     Measured,
     Method,
+    RegressionTask,
     Report,
+    Results,
     Settings,
     Training,
-    Work,
 )
 from ffcp_paper.ffcp_internals import RegressionPredictor
 from ffcp_paper.networks import pretrained
@@ -53,11 +53,11 @@ from ffcp_paper.networks.regression import SPLIT_POINTS
 from ffcp_paper.training.stacked import pair, search_epochs_stacked, train_stacked
 
 _VERSION = 1  # of what is computed below; a change makes stored networks and results stale
-_REPEATS = 5  # of the methods that take milliseconds, which the first call distorts
+_REPEATS = 5  # of the fast methods, whose first call is slower
 
 
 def available(data: str) -> bool:
-    """Tell whether all files of a data set are there.
+    """Whether all files of a data set are present.
 
     >>> available("synthetic")
     True
@@ -66,7 +66,7 @@ def available(data: str) -> bool:
 
 
 class Study:
-    """One data set: its rows, networks and measurements, computed when they are asked for.
+    """One data set: its rows, networks and measurements, computed when they are needed.
 
     Parameters
     ----------
@@ -75,10 +75,10 @@ class Study:
     settings
         How much is computed.
     report
-        Called now and then with the share that is done of a training, and what is being done.
-    coming
-        Trainings that will be asked for. Those at other quantile levels are done together with
-        the first, which takes less time than one after the other.
+        Called with the completed share of a training and a description.
+    planned
+        Trainings that will be needed. Those at other quantile levels are done together with the
+        first, which takes less time than one after the other.
 
     Examples
     --------
@@ -93,17 +93,17 @@ class Study:
         data: str,
         settings: Settings,
         report: Report = lambda share, text: None,
-        coming: Sequence[Training] = (),
+        planned: Sequence[Training] = (),
     ) -> None:
         self.data, self.settings, self._report = data, settings, report
-        self._coming = coming
+        self._planned = planned
         self._digests: dict[int, str] = {}
         self._tables: dict[int, datasets.Table] = {}
         self._parts: dict[int, Split] = {}
         self._models: dict[Training, list[nn.Module]] = {}
 
     def release(self) -> None:
-        """Forget rows and networks; they can be had again."""
+        """Free the memory of rows and networks; they are loaded anew when needed."""
         self._tables.clear()
         self._parts.clear()
         self._models.clear()
@@ -117,18 +117,18 @@ class Study:
         if drawn not in self._tables:
             start = drawn if data.in_time else None
             table = datasets.load(self.data, drawn)
-            self._tables[drawn] = _some(table, self.settings.rows, start)
+            self._tables[drawn] = _subset(table, self.settings.rows, start)
         return self._tables[drawn]
 
     def parts(self, seed: int) -> Split:
-        """Divide the rows as the paper does."""
+        """Return the paper's split of the rows for a seed."""
         if seed not in self._parts:
             in_time = datasets.known(self.data).in_time
             self._parts[seed] = datasets.split(self.table(seed), seed, in_time)
         return self._parts[seed]
 
     def _key(self, seed: int, training: Training) -> dict[str, Any]:
-        """Say what a network depends on; the rows by their hash."""
+        """Return everything a network depends on, the rows by their hash."""
         if seed not in self._digests:
             self._digests[seed] = _digest(self.table(seed))
         limits = {"epochs": self.settings.epochs, "patience": self.settings.patience}
@@ -145,45 +145,45 @@ class Study:
     # -- networks -------------------------------------------------------------------------
 
     def models(self, training: Training) -> list[nn.Module]:
-        """Give the networks of all seeds; those that are not in the cache are trained at once."""
+        """Return the networks of all seeds; those not in the cache are trained together."""
         if training not in self._models:
             self._models[training] = (
                 [self._fresh(seed, training).eval() for seed in range(self.settings.seeds)]
                 if training.kind == "none"
-                else self._kept_or_trained(training)
+                else self._cached_or_trained(training)
             )
         return self._models[training]
 
     def networks(self, training: Training, seeds: Sequence[int]) -> list[nn.Module]:
-        """Give the networks of any seeds; those that are not in the cache are trained at once."""
+        """Return the networks of given seeds; those not in the cache are trained together."""
 
-        def kept(seed: int) -> nn.Module | None:
+        def cached(seed: int) -> nn.Module | None:
             fresh = partial(self._fresh, seed, training)
             return result_cache.known_network(self._key(seed, training), fresh)
 
-        if missing := [seed for seed in seeds if kept(seed) is None]:
+        if missing := [seed for seed in seeds if cached(seed) is None]:
             self._train([(training, seed) for seed in missing])
-        return [model for seed in seeds if (model := kept(seed)) is not None]
+        return [model for seed in seeds if (model := cached(seed)) is not None]
 
     def _fresh(self, seed: int, training: Training) -> nn.Module:
         return pair(self.table(seed).x.shape[1], seed, training.outputs)[0]
 
-    def _kept_or_trained(self, training: Training) -> list[nn.Module]:
-        if None in (kept := self._kept(training)):
-            alike = [other for other in self._coming if other.kind == training.kind]
+    def _cached_or_trained(self, training: Training) -> list[nn.Module]:
+        if None in (cached := self._cached(training)):
+            same_kind = [other for other in self._planned if other.kind == training.kind]
             self._train(
                 [
                     (other, seed)
-                    for other in dict.fromkeys((training, *alike))
-                    for seed, model in enumerate(self._kept(other))
+                    for other in dict.fromkeys((training, *same_kind))
+                    for seed, model in enumerate(self._cached(other))
                     if model is None
                 ]
             )
-            kept = self._kept(training)
-        return [model for model in kept if model is not None]
+            cached = self._cached(training)
+        return [model for model in cached if model is not None]
 
-    def _kept(self, training: Training) -> list[nn.Module | None]:
-        """Give the networks of all seeds that are in the cache."""
+    def _cached(self, training: Training) -> list[nn.Module | None]:
+        """Return the cached network of every seed, ``None`` where there is none."""
         return [
             result_cache.known_network(
                 self._key(seed, training), partial(self._fresh, seed, training)
@@ -192,18 +192,18 @@ class Study:
         ]
 
     def _train(self, wanted: Sequence[tuple[Training, int]]) -> None:
-        """Train networks of one shape at once, by the paper's protocol; keep each when it is done.
+        """Train networks of one shape together, by the paper's protocol, and cache each.
 
-        5 % of the rows pick the number of epochs, which is kept too, and training starts over on
-        all rows for that many.
+        5 % of the rows pick the number of epochs, which is cached too, and training starts over
+        on all rows for that many.
         """
-        most = 2 * self.settings.epochs * len(wanted)  # the search, and the training itself
-        told = 0
+        total = 2 * self.settings.epochs * len(wanted)  # the search, and the training itself
+        done = 0
 
         def progress() -> None:
-            nonlocal told
-            told += 1
-            self._report(told / most, f"{self.data}: training")
+            nonlocal done
+            done += 1
+            self._report(done / total, f"{self.data}: training")
 
         def arguments(some: Sequence[tuple[Training, int]]) -> dict[str, Any]:
             levels = [training.levels for training, _ in some]
@@ -241,7 +241,7 @@ class Study:
     # -- measurements ---------------------------------------------------------------------
 
     def measure(self, training: Training, method: Method, alpha: float) -> list[Measured]:
-        """Calibrate and test a method for every seed, or look it up."""
+        """Calibrate and test a method for every seed, or use the cache."""
         result = []
         for seed in range(self.settings.seeds):
             self._report(0.0, f"{self.data}: {method.name}")
@@ -249,18 +249,18 @@ class Study:
             if method.name in ("LCP", "FFLCP"):
                 key["localizer"] = asdict(_LOCAL)
 
-            def find(seed: int = seed) -> dict[str, Any]:
+            def compute(seed: int = seed) -> dict[str, Any]:
                 model = self.models(training)[seed]
                 return asdict(_measure(method, model, self.parts(seed), alpha, seed))
 
-            result.append(Measured(**result_cache.record("bands", key, find)))
+            result.append(Measured(**result_cache.record("bands", key, compute)))
         return result
 
     def times(self, training: Training, methods: Sequence[Method]) -> list[dict[str, list[float]]]:
         """Time methods for every seed, from scoring the calibration rows to the test bands.
 
-        All in one process and in turn, so that a slow moment hits everyone, until the ratio of
-        the second, which is slow, to the last is stable.
+        All in one process and in turn, so that a slow moment affects all methods, until the ratio
+        of the second method, which is slow, to the last is stable.
         """
         result = []
         error = timing.error_of_look(self.settings.seeds)
@@ -274,12 +274,12 @@ class Study:
                 "threads": torch.get_num_threads(),
             }
 
-            def find(seed: int = seed) -> dict[str, list[float]]:
+            def compute(seed: int = seed) -> dict[str, list[float]]:
                 one = partial(_times, methods, self.models(training)[seed], self.parts(seed), seed)
                 slow, fast = methods[1].name, methods[-1].name
                 return timing.repeated(one, slow, fast, error, self.settings.rounds)
 
-            result.append(result_cache.record("rounds", key, find))
+            result.append(result_cache.record("rounds", key, compute))
         return result
 
     def squares(
@@ -291,41 +291,41 @@ class Study:
             self._report(0.0, f"{self.data}: square conditions")
             key = {**self._key(seed, training), "splits": list(splits), "alpha": alpha}
 
-            def find(seed: int = seed) -> list[dict[str, Any]]:
+            def compute(seed: int = seed) -> list[dict[str, Any]]:
                 model, parts = self.models(training)[seed], self.parts(seed)
                 rows = (parts.x_cal, parts.y_cal), (parts.x_test, parts.y_test)
                 return [
                     asdict(one) for one in square_conditions.measure(model, *rows, alpha, splits)
                 ]
 
-            result.append([Square(**one) for one in result_cache.record("squares", key, find)])
+            result.append([Square(**one) for one in result_cache.record("squares", key, compute)])
         return result
 
-    def collect(self, work: Work, into: Collected) -> None:
-        """Do a piece of work; what is known already is not asked for again."""
-        for method in work.methods:
-            place = (work.data, work.training, method, work.alpha)
+    def collect(self, task: RegressionTask, into: Results) -> None:
+        """Run a task and add its results, except those that ``into`` has already."""
+        for method in task.methods:
+            place = (task.data, task.training, method, task.alpha)
             if place not in into.bands:
-                into.bands[place] = self.measure(work.training, method, work.alpha)
-        if work.timed and (work.data, work.training) not in into.seconds:
-            into.seconds[work.data, work.training] = self.times(work.training, work.timed)
-        if work.squares:
-            seeds = self.squares(work.training, work.squares, work.alpha)
-            for split, own in zip(work.squares, zip(*seeds, strict=True), strict=True):
-                into.squares[work.data, split] = list(own)
+                into.bands[place] = self.measure(task.training, method, task.alpha)
+        if task.timed and (task.data, task.training) not in into.seconds:
+            into.seconds[task.data, task.training] = self.times(task.training, task.timed)
+        if task.squares:
+            seeds = self.squares(task.training, task.squares, task.alpha)
+            for split, own in zip(task.squares, zip(*seeds, strict=True), strict=True):
+                into.squares[task.data, split] = list(own)
 
 
 _LOCAL = group_coverage.Settings()  # the kernel and guarantee of `ffcp-paper groups`
 
 
-def _some(table: datasets.Table, rows: int | None, stretch: int | None) -> datasets.Table:
-    """Take some rows at random, the same ones each time; of a series a stretch, by its seed."""
+def _subset(table: datasets.Table, rows: int | None, interval_seed: int | None) -> datasets.Table:
+    """Return a fixed random subset of rows; of a time series an interval that depends on a seed."""
     if rows is None or rows >= len(table.y):
         return table
-    if stretch is None:
+    if interval_seed is None:
         chosen = np.random.default_rng(0).permutation(len(table.y))[:rows]
     else:
-        start = int(np.random.default_rng(stretch).integers(len(table.y) - rows + 1))
+        start = int(np.random.default_rng(interval_seed).integers(len(table.y) - rows + 1))
         chosen = np.arange(start, start + rows)
     return datasets.Table(table.x[chosen], table.y[chosen], table.names)
 
@@ -369,7 +369,7 @@ def predictor(
         return Auto(model, "length", **choice)
     kinds = {"FFCP": FFCP, "FFCQR": FFCQR}
     if method.name not in kinds:
-        raise ValueError(f"there is no method {method.name!r} in the tables")
+        raise ValueError(f"unknown method {method.name!r}")
     return kinds[method.name](model, feature, **choice)
 
 
@@ -405,7 +405,7 @@ def _measure(method: Method, model: nn.Module, parts: Split, alpha: float, seed:
 def _times(
     methods: Sequence[Method], model: nn.Module, parts: Split, seed: int
 ) -> dict[str, float]:
-    """Time each method once; those that take milliseconds several times, the shortest counts."""
+    """Time each method once; fast ones several times, of which the shortest counts."""
     best = dict.fromkeys((method.name for method in methods), float("inf"))
     for method in methods:
         slow = method.name in ("FCP", "FCQR")
@@ -420,11 +420,11 @@ def _times(
     return best
 
 
-# -- label sets --------------------------------------------------------------------------------
+# -- prediction sets ---------------------------------------------------------------------------
 
 
 def network_available(name: str) -> bool:
-    """Tell whether an image network and its images are there, or its answers in the cache.
+    """Whether an image network and its images are present, or its outputs cached.
 
     >>> network_available("digits")
     True
@@ -433,39 +433,42 @@ def network_available(name: str) -> bool:
 
 
 def collect_labels(
-    work: LabelWork, settings: Settings, into: Collected, report: Report = lambda share, text: None
+    task: ClassificationTask,
+    settings: Settings,
+    into: Results,
+    report: Report = lambda share, text: None,
 ) -> None:
-    """Compare RAPS and FFRAPS on the images of one network."""
-    if work.network in into.labels:
+    """Run a task and add its results: RAPS and FFRAPS on the images of one network."""
+    if task.network in into.labels:
         return
     saved = result_cache.record(
-        "label_sets", _label_key(work, settings), lambda: _labels(work, settings, report)
+        "label_sets", _label_key(task, settings), lambda: _labels(task, settings, report)
     )
     splits = [[prediction_sets.Result(**one) for one in split] for split in saved["splits"]]
-    into.labels[work.network] = LabelResult(**{**saved, "splits": splits})
+    into.labels[task.network] = LabelResult(**{**saved, "splits": splits})
 
 
-def _label_key(work: LabelWork, settings: Settings) -> dict[str, Any]:
-    """Say what label sets depend on; the name under which logits are kept hashes their files."""
-    digits = work.network == prediction_sets.DIGITS
-    answers = work.network if digits else logits.cached_path(logits.named(work.network)).name
+def _label_key(task: ClassificationTask, settings: Settings) -> dict[str, Any]:
+    """Return what the prediction sets depend on; the name of the logits' file hashes the images."""
+    digits = task.network == prediction_sets.DIGITS
+    answers = task.network if digits else logits.cached_path(logits.named(task.network)).name
     return {
         "version": _VERSION,
         "answers": answers,
         "splits": settings.splits,
-        "alpha": work.alpha,
+        "alpha": task.alpha,
     }
 
 
-def _labels(work: LabelWork, settings: Settings, report: Report) -> dict[str, Any]:
-    text = f"{work.network}: images"
-    outcome = prediction_sets.answers(work.network, lambda done, total: report(done / total, text))
+def _labels(task: ClassificationTask, settings: Settings, report: Report) -> dict[str, Any]:
+    text = f"{task.network}: images"
+    outcome = prediction_sets.outputs(task.network, lambda done, total: report(done / total, text))
     splits = prediction_sets.run(
-        work.network,
+        task.network,
         settings.splits,
-        work.alpha,
+        task.alpha,
         outcome,
-        lambda: report(1.0, f"{work.network}: label sets"),
+        lambda: report(1.0, f"{task.network}: label sets"),
     )
     result = LabelResult(outcome.title, len(outcome.labels), outcome.top1, outcome.top5, splits)
     return asdict(result)

@@ -1,7 +1,7 @@
-"""What is to be computed for the paper's tables, and what was found.
+"""The tasks that the paper's tables consist of, and their results.
 
-:mod:`ffcp_paper.tables.paper_tables` says which pieces of :class:`Work` a table needs,
-:mod:`ffcp_paper.experiments.studies` does them, and a :class:`Collected` has what they found.
+:mod:`ffcp_paper.tables.paper_tables` lists the tasks of a table,
+:mod:`ffcp_paper.experiments.studies` runs them, and :class:`Results` holds what was measured.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ AUTO = "auto"
 #: The last split point, the output itself, where FFCP is CP.
 OUTPUT = len(SPLIT_POINTS) - 1
 
-Report = Callable[[float, str], None]  # the share of a piece of work that is done, and what it is
+Report = Callable[[float, str], None]  # the completed share of a task, and a description
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How much is computed.
+    """Size of a run.
 
     Parameters
     ----------
     seeds
-        How many: 0, 1, and so on. Each has its own division of the rows and its own network.
+        Number of seeds: 0, 1, and so on. Each has its own split of the rows and its own network.
     epochs, patience
-        The most epochs of a training, and how long it goes on without getting better.
+        Largest number of epochs, and how many to wait for an improvement.
     rows
-        The most rows of a data set that are used, drawn at random; all if not given.
+        Largest number of rows of a data set, drawn at random; all if not given.
     only
-        The data sets to use; all of the paper's that are there if not given.
+        The data sets to use; all of the paper's that are present if not given.
     networks
-        The image networks to use; all that are there if not given.
+        The image networks to use; all that are present if not given.
     splits
-        How often images are divided into calibration and test.
+        Number of random splits of the images into calibration and test.
     rounds
-        How often methods are timed at most, if their ratio does not become stable before.
+        Largest number of timing rounds, if the ratio of methods is not stable before.
     """
 
     seeds: int = 5
@@ -60,7 +60,7 @@ class Settings:
     rounds: int = 25
 
 
-#: What ``--quick`` runs: enough to go through everything, too little to judge the paper by.
+#: The settings of ``--quick``: every step is run, on too little data to judge the paper.
 QUICK = Settings(
     seeds=2,
     epochs=30,
@@ -74,7 +74,7 @@ QUICK = Settings(
 
 @dataclass(frozen=True)
 class Training:
-    """How a network came about: as the paper trains it, not at all, or for two quantiles.
+    """How a network is trained: for the mean as in the paper, not at all, or for two quantiles.
 
     >>> Training("quantiles", (0.1, 0.9)).outputs
     2
@@ -85,7 +85,7 @@ class Training:
 
     @property
     def outputs(self) -> int:
-        """How many numbers the network predicts."""
+        """Number of outputs of the network."""
         return 1 if self.levels is None else 2
 
 
@@ -94,11 +94,10 @@ TRAINED, UNTRAINED = Training("mean"), Training("none")
 
 @dataclass(frozen=True)
 class Method:
-    """A method by its name in the paper, and where FFCP and its kin take the gradient.
+    """A method by its name in the paper, and the layer at which FFCP takes the gradient.
 
-    ``"Learned"`` and ``"Auto"`` are ours, not the paper's; both are taught by the training rows.
-    ``layer`` is a split point from 0 to 4, or ``"auto"``, chosen among them without looking at
-    the test rows.
+    ``"Learned"`` and ``"Auto"`` are ours, not the paper's; both learn from the training rows.
+    ``layer`` is a split point from 0 to 4, or ``"auto"``, selected without the test rows.
     """
 
     name: str
@@ -107,20 +106,20 @@ class Method:
 
 @dataclass(frozen=True)
 class Measured:
-    """How a method did on the test rows of one seed.
+    """Metrics of a method on the test rows of one seed.
 
     Parameters
     ----------
     coverage, length
-        Share of test rows inside their band, and the mean length.
+        Coverage and mean band length.
     worst
         Coverage of the worst third of the test rows cut by y.
     calibrated, tested
-        How many scores set the threshold, and how many rows were tested.
+        Number of calibration scores, and of test rows.
     feature_coverage
         Of FCP and FCQR: the share of test rows whose score is in the ball.
     chosen
-        The split point that the automatic choice took.
+        The split point that was selected automatically.
     local
         Whether thresholds are localized, so that coverage follows another law.
     """
@@ -139,8 +138,8 @@ _SECONDS_PER_ROW = {"Learned": 1e-4, "Auto": 4e-4}  # of the methods that learn
 
 
 @dataclass(frozen=True)
-class Work:
-    """A piece of work: one kind of network on one data set, and what is asked about it."""
+class RegressionTask:
+    """One kind of network on one data set, and what is measured with it."""
 
     data: str
     training: Training
@@ -150,7 +149,7 @@ class Work:
     squares: tuple[int, ...] = ()  # split points whose square conditions are measured
 
     def cost(self, settings: Settings, trainings: int = 1) -> float:
-        """Guess the seconds it takes with a number of trainings before it, for a progress bar."""
+        """Return a rough estimate of the seconds it takes, with some trainings before it."""
         rows = min(datasets.known(self.data).rows, settings.rows or math.inf)
         taught = sum(_SECONDS_PER_ROW.get(method.name, 2e-5) for method in self.methods)
         timed = 2e-5 * len(self.timed) * rounds_needed(error_of_look(settings.seeds))
@@ -160,21 +159,24 @@ class Work:
 
 
 @dataclass(frozen=True)
-class LabelWork:
-    """A piece of work: label sets for the images of one network."""
+class ClassificationTask:
+    """Prediction sets for the images of one network."""
 
     network: str
     alpha: float = 0.1
 
     @property
     def cost(self) -> float:
-        """As in :class:`Work`."""
+        """Rough estimate of the seconds it takes."""
         return 2.0 if self.network == prediction_sets.DIGITS else 60.0
+
+
+Task = RegressionTask | ClassificationTask
 
 
 @dataclass(frozen=True)
 class LabelResult:
-    """Accuracy of a network, and how the methods did on each division of its images."""
+    """Accuracy of a network, and the results of the methods on each split of its images."""
 
     title: str
     images: int
@@ -184,11 +186,11 @@ class LabelResult:
 
 
 @dataclass
-class Collected:
-    """Everything found so far, from which tables are made.
+class Results:
+    """All results so far, from which tables are made.
 
-    ``bands`` holds a measurement for each seed, ``seconds`` for each seed the times of each
-    method, round by round, and ``squares`` for each seed the square conditions at a split point.
+    ``bands`` holds a measurement for each seed, ``seconds`` the times of each method in every
+    round for each seed, and ``squares`` the square conditions at a split point for each seed.
     """
 
     bands: dict[tuple[str, Training, Method, float], list[Measured]] = field(default_factory=dict)
@@ -199,14 +201,14 @@ class Collected:
     def of(
         self, data: str, method: Method, alpha: float = 0.1, training: Training = TRAINED
     ) -> list[Measured]:
-        """Give what was measured, one for each seed; an error if it was not."""
+        """Return the measurement of each seed; a KeyError if there is none."""
         return self.bands[data, training, method, alpha]
 
     def records(self) -> Iterator[dict[str, Any]]:
-        """Give everything as plain values, for each seed or division: whose result, and the result.
+        """Yield every result as plain values, with what identifies it, for each seed or split.
 
         >>> good = Measured(0.9, 1.5, 0.8, calibrated=100, tested=50)
-        >>> result = Collected(bands={("com", TRAINED, Method("FFCP", 2), 0.1): [good]})
+        >>> result = Results(bands={("com", TRAINED, Method("FFCP", 2), 0.1): [good]})
         >>> [(one["of"]["data"], one["of"]["seed"], one["result"]["length"])
         ...  for one in result.records()]
         [('com', 0, 1.5)]

@@ -1,8 +1,8 @@
-"""How many times faster one method is than another, with an interval.
+"""Ratios of run times, with confidence intervals.
 
-A run time is distorted by whatever else a machine does, so two methods are timed in turn, round
-by round, until the median of the rounds' ratios is known well enough. The interval of a median
-needs no assumption about the noise: it is that of a sign test.
+Other processes distort run times, so two methods are timed in turn, round by round, until the
+median of the ratios is known well enough. The confidence interval of a median needs no assumption
+about the noise: it is that of a sign test.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-ERROR = 0.05  # how often the interval of a row may miss the ratio
-#: How often one looks whether a ratio is stable. Who stops when an interval pleases must count on
-#: the error of each that was looked at, so they are few.
+ERROR = 0.05  # probability that the interval of a row misses the ratio
+#: How often the interval is checked for stability. Stopping early adds up the errors of all checks,
+#: so they are few.
 LOOKS = 3
 _NARROW = 0.1  # of the median: a ratio is stable if its interval is no wider
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """A ratio of run times: the median over rounds, and an interval that holds the true one."""
+    """A ratio of run times: the median over rounds, and its confidence interval."""
 
     middle: float
     low: float
@@ -34,7 +34,7 @@ class Ratio:
 
 
 def rounds_needed(error: float) -> int:
-    """Give the smallest number of rounds whose shortest and longest enclose the median.
+    """Return the smallest number of rounds whose extremes enclose the median.
 
     >>> rounds_needed(0.05), rounds_needed(0.01)
     (6, 8)
@@ -43,7 +43,7 @@ def rounds_needed(error: float) -> int:
 
 
 def error_of_look(seeds: int) -> float:
-    """Give the error of one interval, so that all of a row's hold at once.
+    """Return the error of one interval, so that all of a row hold simultaneously.
 
     >>> round(error_of_look(5), 5)
     0.00333
@@ -52,7 +52,7 @@ def error_of_look(seeds: int) -> float:
 
 
 def ratio(values: Sequence[float], error: float) -> Ratio:
-    """Give the median of independent values and its interval, from two order statistics.
+    """Return the median of independent values and its interval, from two order statistics.
 
     The k-th smallest lies above the true median if fewer than k values lie below it, which has
     the probability of fewer than k heads in as many tosses of a coin.
@@ -77,8 +77,8 @@ def repeated(
 ) -> dict[str, list[float]]:
     """Time rounds until the ratio of two methods is stable, or there were ``most`` of them.
 
-    Whether it is stable is looked at :data:`LOOKS` times: as soon as there is an interval of the
-    ``error``, halfway from there, and at the end.
+    Stability is checked :data:`LOOKS` times: as soon as there is an interval with this ``error``,
+    halfway from there, and at the end.
 
     Returns
     -------
@@ -99,11 +99,11 @@ def repeated(
 def of_seeds(
     seeds: Sequence[Mapping[str, Sequence[float]]], slow: str, fast: str
 ) -> tuple[list[Ratio], Ratio]:
-    """Give the ratio of every seed, and their mean with an interval for it.
+    """Return the ratio of every seed, and their mean with its interval.
 
-    Each seed has an interval that misses its ratio with the error divided by the number of seeds
-    and of looks, so all of them hold at once, and so does their mean. What is left is the
-    noise of the machine: the networks of the seeds are what they are.
+    The error is divided by the number of seeds and of checks, so that all intervals hold
+    simultaneously, and with them that of the mean. They are about the noise of the machine; the
+    networks of the seeds are taken as fixed.
     """
     each = [
         ratio([a / b for a, b in zip(one[slow], one[fast], strict=True)], error_of_look(len(seeds)))

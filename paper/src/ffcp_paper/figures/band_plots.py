@@ -1,4 +1,4 @@
-"""The figures about bands: the overview, and the maps of band length of segmented images."""
+"""Figures of bands: the overview, and the maps of band length of segmented images."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ def overview(request: Request) -> Drawn:
     layer = SPLIT_POINTS[SPLIT]
     slow = FCP(model, layer, selection_alpha=request.alpha, seed=request.seed)
     panels = []
-    for title, made in (("CP", CP(model)), ("FCP", slow), ("FFCP", FFCP(model, layer))):
+    for title, predictor in (("CP", CP(model)), ("FCP", slow), ("FFCP", FFCP(model, layer))):
         request.report(0.95, f"growth: {title}")
-        panels.append(_panel(title, made, (x_cal, y_cal), (x, y), request.alpha))
+        panels.append(_panel(title, predictor, (x_cal, y_cal), (x, y), request.alpha))
     figure = canvas(4.0)
     axes = figure.subplots(1, 3, sharex=True, sharey=True, gridspec_kw={"wspace": 0.08})
     hatches = ("", "////", r"\\\\")
@@ -94,7 +94,7 @@ def _growth(rows: int, generator: torch.Generator) -> Points:
 
 
 def _demonstration(request: Request) -> tuple[nn.Module, Points, Points]:
-    """Give the demo's network for growth, calibration and test points; smaller if asked."""
+    """Return the demo's network, calibration rows and test rows; fewer in a quick run."""
     seed, most = request.seed, request.settings.rows
     sizes = [min(rows, most or rows) for rows in _DEMO_ROWS]
     epochs = min(_DEMO_EPOCHS, request.settings.epochs)
@@ -123,12 +123,12 @@ def _demonstration(request: Request) -> tuple[nn.Module, Points, Points]:
 
 
 def _panel(
-    title: str, made: RegressionPredictor, calibration: Points, test: Points, alpha: float
+    title: str, predictor: RegressionPredictor, calibration: Points, test: Points, alpha: float
 ) -> _Panel:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FFCPWarning)  # the picture shows what came out
-        band = made.calibrate(*calibration).predict_interval(test[0], alpha)
-    ball = float(made.feature_coverage(*test, alpha)) if isinstance(made, FCP) else None
+        warnings.simplefilter("ignore", FFCPWarning)  # infinite bands are visible in the figure
+        band = predictor.calibrate(*calibration).predict_interval(test[0], alpha)
+    ball = float(predictor.feature_coverage(*test, alpha)) if isinstance(predictor, FCP) else None
     coverage = float(metrics.coverage(band, test[1]))
     return _Panel(title, band, metrics.mean_length(band), coverage, ball)
 
@@ -162,7 +162,7 @@ def _bands(axis: Axes, panel: _Panel, x: Tensor, y: Tensor, hatch: str, alpha: f
 
 
 def _top(panels: Sequence[_Panel]) -> float | None:
-    """Give the end of the y axis: a point far above all bands would press them flat."""
+    """Return the upper limit of the y axis, which outliers would push far above all bands."""
     ends = torch.cat([panel.band.upper for panel in panels])
     return 1.1 * float(ends.max()) if ends.isfinite().all() else None
 
@@ -184,7 +184,7 @@ def _overview_caption(request: Request, panels: Sequence[_Panel], calibrate: int
 # -- segmentation --------------------------------------------------------------------------------
 
 _DRAWN = 3  # images
-SEGMENTATION = "segmentation_"  # what the names of these figures begin with
+SEGMENTATION = "segmentation_"  # prefix of the names of these figures
 
 
 def band_lengths(name: str, request: Request) -> Drawn:
@@ -203,15 +203,15 @@ def band_lengths(name: str, request: Request) -> Drawn:
         f"Test images of {result.experiment.title}: image, label, prediction, and the length of "
         "the bands for a pixel, averaged over classes; brighter is longer. Each method has its "
         "own scale, which leaves out a few extreme pixels. Mean length on boundaries over mean "
-        f"length inside of objects: {ratios}.",
+        f"length inside objects: {ratios}.",
         f"{_DRAWN} test images in rows: image, label map, predicted label map, and maps of band "
-        f"length for CP, FCP and FFCP. Length on boundaries over length inside of objects: "
+        f"length for CP, FCP and FFCP. Length on boundaries over length inside objects: "
         f"{ratios}.",
     )
 
 
 def _enlarge(figure: Figure) -> None:
-    """Make words of the wide picture large enough to be read at 900 px."""
+    """Enlarge the text of the wide picture so that it is legible at 900 px."""
     for axis in figure.axes:
         axis.title.set_fontsize(14)
         axis.tick_params(labelsize=12)

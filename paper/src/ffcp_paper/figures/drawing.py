@@ -1,6 +1,6 @@
-"""What all figures have in common: what they are drawn from, and how they look.
+"""Inputs and style that all figures share.
 
-Everything is drawn to be read in grey too: marks, line styles and hatches tell things apart.
+Figures are legible in greyscale too: markers, line styles and hatches differ, not only colours.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ TRAINED_SHARE = 0.9  # of the time of a figure, if its network has to be trained
 
 @dataclass(frozen=True)
 class Request:
-    """What a figure is drawn from.
+    """Inputs of a figure.
 
     Parameters
     ----------
     settings
-        How much is computed, as for the tables.
+        Size of the run, as for the tables.
     data
         The data set of the figures about scores; see :func:`default_data`.
     seed
-        Of the division of the rows and of the network.
+        Seed of the split and of the network.
     alpha
-        Share of misses allowed.
+        Miscoverage level.
     report
-        Called with the share that is done of a figure, and what is being done.
+        Called with the completed share of a figure and a description.
     """
 
     settings: Settings = field(default_factory=Settings)
@@ -53,9 +53,8 @@ class Request:
     report: Report = lambda share, text: None
 
     def trained(self) -> tuple[nn.Module, Split]:
-        """Give the network and the rows of the tables, from the cache if they are there."""
-        # The networks of other seeds are not needed; those of the tables serve, for each is kept
-        # under its own seed.
+        """Return the network and the rows that the tables use, cached if possible."""
+        # Networks are cached by seed: those of the tables are used.
         study = Study(
             self.data,
             replace(self.settings, seeds=self.seed + 1),
@@ -66,7 +65,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Drawn:
-    """A figure with its words: heading, caption, and what to say to those who cannot see it."""
+    """A figure with its title, caption and alternative text."""
 
     figure: Figure
     title: str
@@ -75,7 +74,7 @@ class Drawn:
 
 
 def default_data(settings: Settings) -> str:
-    """Choose the data set of the figures: bike if its file is there, else synthetic.
+    """Return the data set of the figures: bike if its file is present, else synthetic.
 
     >>> default_data(Settings(only=("synthetic",)))
     'synthetic'
@@ -86,7 +85,7 @@ def default_data(settings: Settings) -> str:
 
 
 def canvas(height: float) -> Figure:
-    """Give a figure of the usual width, and of a height in inches."""
+    """Return an empty figure of the usual width and a height in inches."""
     # The object-oriented interface: no window system, no global state.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -97,7 +96,7 @@ def canvas(height: float) -> Figure:
 
 
 def without_frame(axis: Axes) -> None:
-    """Leave out the frame where it says nothing."""
+    """Hide the upper and right border of the axes."""
     axis.spines[["top", "right"]].set_visible(False)
     axis.tick_params(labelsize=9)
 

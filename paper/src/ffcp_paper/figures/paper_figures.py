@@ -1,7 +1,7 @@
-"""The paper's figures with our data, each as SVG, PNG and a JSON file with its words.
+"""The paper's figures with our data, each written as SVG, PNG and JSON with its texts.
 
-A figure is a function of a :class:`Request` that gives a :class:`Drawn`; :data:`FIGURES` lists
-them and :func:`write` puts them into a folder, where :mod:`ffcp_paper.page.report` finds them.
+A figure is a function from :class:`Request` to :class:`Drawn`; :data:`FIGURES` lists them and
+:func:`write` writes them into a folder, where :mod:`ffcp_paper.page.report` finds them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _SECONDS = {
     f"{SEGMENTATION}camvid": 480.0,
     f"{SEGMENTATION}deeplab": 120.0,
 }
-_QUICK_NOTE = "A quick run: few rows and epochs, which say nothing about the paper."
+_QUICK_NOTE = "A quick run with few rows and epochs, too little to judge the paper."
 
 
 def write(
@@ -57,23 +57,22 @@ def write(
     seed: int = 0,
     alpha: float = 0.1,
 ) -> list[str]:
-    """Draw figures and write each as SVG, PNG and JSON, every file whole or not at all.
+    """Draw figures and write each as SVG, PNG and JSON, every file atomically.
 
     Parameters
     ----------
     names
-        Which, of :data:`FIGURES`; those :func:`at_hand` if empty.
+        Some of :data:`FIGURES`; those :func:`available_figures` if empty.
     folder
         Where to write: ``figures/NAME.svg``, ``figures/NAME.png`` and ``figures/NAME.json``.
     settings
-        How much is computed, as for the tables, whose networks are used.
+        Size of the run, as for the tables, whose networks are used.
     progress
-        Called with what is done and what there is in total, in rough seconds, and with what is
-        being done.
+        Called with the estimated seconds done and in total, and a description.
     data
         The data set of the figures about scores, or that of :func:`default_data`.
     seed, alpha
-        Seed of rows and network, and share of misses allowed.
+        Seed of split and network, and miscoverage level.
 
     Returns
     -------
@@ -83,7 +82,7 @@ def write(
     Raises
     ------
     ValueError
-        If there is no figure of a name.
+        If a name is unknown.
 
     Examples
     --------
@@ -92,9 +91,9 @@ def write(
     """
     unknown = [name for name in names if name not in FIGURES]
     if unknown:
-        raise ValueError(f"there is no figure {unknown[0]!r}: choose from {', '.join(FIGURES)}")
+        raise ValueError(f"unknown figure {unknown[0]!r}: choose from {', '.join(FIGURES)}")
     chosen = Settings() if settings is None else settings
-    wanted = [name for name in FIGURES if name in names] if names else at_hand(chosen)
+    wanted = [name for name in FIGURES if name in names] if names else available_figures(chosen)
     used = default_data(chosen) if data is None else data
     total, done = sum(map(cost, wanted)), 0.0
     for name in wanted:
@@ -111,10 +110,10 @@ def write(
     return wanted
 
 
-def at_hand(settings: Settings) -> list[str]:
+def available_figures(settings: Settings) -> list[str]:
     """List the figures that can be drawn; a quick run leaves out segmentation, which takes long.
 
-    >>> at_hand(Settings(rows=2000))
+    >>> available_figures(Settings(rows=2000))
     ['overview', 'scores_fcp_ffcp', 'score_histograms']
     """
     return [
@@ -125,13 +124,13 @@ def at_hand(settings: Settings) -> list[str]:
 
 
 def missing(name: str) -> list[DataFile]:
-    """List the files that a figure needs and that are not there."""
+    """List the missing files that a figure needs."""
     wanted = segmentation.FILES.get(name.removeprefix(SEGMENTATION), ())
     return [file for file in wanted if file.found is None]
 
 
 def cost(name: str) -> float:
-    """Guess the seconds that a figure takes if nothing is in the cache, for a progress bar.
+    """Return a rough estimate of the seconds that a figure takes with an empty cache.
 
     >>> cost("overview") < cost("segmentation_camvid")
     True
@@ -145,7 +144,7 @@ def save(name: str, drawn: Drawn, folder: Path) -> list[Path]:
     contents = {
         ".svg": _rendered(drawn.figure, "svg"),
         ".png": _rendered(drawn.figure, "png"),
-        # JSON last: who finds it finds the others too.
+        # JSON last: if it is there, the others are too.
         ".json": (json.dumps(words, indent=1, ensure_ascii=False) + "\n").encode(),
     }
     places = []
@@ -160,7 +159,7 @@ def _rendered(figure: Figure, kind: str) -> bytes:
     import matplotlib
 
     out = io.BytesIO()
-    # Words stay words, which can be searched and read aloud; equal figures give equal files.
+    # Text stays text, for search and screen readers; equal figures give equal files.
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "ffcp"}):
         metadata: dict[str, Any] = {"Date": None} if kind == "svg" else {}
         figure.savefig(out, format=kind, dpi=DPI, metadata=metadata)

@@ -1,4 +1,4 @@
-"""The figures about scores: those of FCP against FFCP, and the histograms of CP and FFCP."""
+"""Figures of scores: FCP against FFCP, and histograms of CP and FFCP."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _WAYS = {"descent": "descent, as published", "exact": "exact distance"}
 class Pair:
     """Scores of the same points by FFCP and FCP at one split point, where both can be drawn.
 
-    A logarithmic axis has no place for zero, nor for a point that FCP cannot reach.
+    Zero and infinite scores are left out, since the axes are logarithmic.
     """
 
     split: int
@@ -68,7 +68,7 @@ class Pair:
 
 
 def _spearman(one: Tensor, other: Tensor) -> float:
-    """Give the rank correlation.
+    """Return Spearman's rank correlation.
 
     >>> _spearman(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1.0, 4.0, 9.0]))
     1.0
@@ -168,7 +168,7 @@ def _scatter(axis: Axes, pair: Pair) -> None:
 
 
 def _most(values: Tensor) -> tuple[float, float]:
-    """Give limits for an axis that leave out the lowest hundredth, which takes half of its room."""
+    """Return axis limits without the lowest hundredth, which would take half of the axis."""
     low, high = float(torch.quantile(values, 0.01)), float(values.max())
     return low / 1.3, high * 1.3
 
@@ -204,7 +204,7 @@ def _pairs_caption(request: Request, pairs: Sequence[Pair], points: int) -> str:
 
 
 def score_histograms(request: Request) -> Drawn:
-    """Draw how the scores of CP and FFCP are spread around their quantile."""
+    """Draw histograms of the scores of CP and FFCP with their quantile."""
     model, parts = request.trained()
     request.report(TRAINED_SHARE, f"{request.data}: scores of CP and FFCP")
     plain, fast = spreads(model, parts.x_cal, parts.y_cal, request.alpha, [SPLIT])

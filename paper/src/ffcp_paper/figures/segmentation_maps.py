@@ -1,4 +1,4 @@
-"""What people see of a segmentation: two tables, and the maps of band length beside the images."""
+"""Printed tables of a segmentation experiment, and maps of band length beside the images."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLUMNS = ("method", "coverage", "length", "boundary", "interior", "ratio", "calibrate", "predict")
-SET_COLUMNS = ("score", "promise", "kept", "labels", "one label", "boundary", "interior")
+SET_COLUMNS = ("score", "guarantee", "coverage", "labels", "one label", "boundary", "interior")
 
 
 def report(console: Console, result: Result) -> None:
-    """Print what the network finds, its bands and its label sets."""
-    found = [f"{name} {share:.0%}" for name, share in result.found.items() if not math.isnan(share)]
+    """Print the accuracy of the network, its bands and its prediction sets."""
+    known = {name: share for name, share in result.recall.items() if not math.isnan(share)}
+    recall = [f"{name} {share:.0%}" for name, share in known.items()]
     console.print(
         f"\n[bold]{result.experiment.title}[/bold]: {result.accuracy:.1%} of pixels right, "
-        f"mean IoU {result.mean_iou:.2f}; found of each class: {', '.join(found)}",
+        f"mean IoU {result.mean_iou:.2f}; recall of each class: {', '.join(recall)}",
         highlight=False,
     )
     print_table(console, COLUMNS, tabulate(result))
@@ -32,10 +33,10 @@ def report(console: Console, result: Result) -> None:
         if row.infinite:
             console.print(
                 f"{row.method}: {row.infinite:.1%} of the places have no finite band, because too "
-                "few calibration images are labelled there; the lengths leave them out.",
+                "few calibration images are labelled there; lengths exclude them.",
                 highlight=False,
             )
-    console.print("\nLabel sets for every pixel", highlight=False)
+    console.print("\nPrediction sets for every pixel", highlight=False)
     print_table(console, SET_COLUMNS, tabulate_sets(result))
 
 
@@ -52,7 +53,7 @@ def tabulate(result: Result) -> list[list[str]]:
 
 
 def tabulate_sets(result: Result) -> list[list[str]]:
-    """Format the lines of the table of label sets."""
+    """Format the lines of the table of prediction sets."""
     return [
         [
             row.score, row.promise, f"{row.kept:.1%}", f"{row.size:.2f}",
@@ -100,7 +101,7 @@ def picture(result: Result) -> Figure:
 
 
 def _views(result: Result, line: int) -> list[Tensor]:
-    """Give the image, its label map and the prediction, each as colours (height, width, 3)."""
+    """Return the image, its label map and the prediction, each as colours (height, width, 3)."""
     shown = result.drawn
     labels = shown.labels[line].long()
     if shown.ignore is not None:
@@ -112,7 +113,7 @@ def _views(result: Result, line: int) -> list[Tensor]:
 
 
 def _scale(maps: Tensor) -> dict[str, Any]:
-    """Say how lengths become colours; a few extreme pixels do not set the scale."""
+    """Return the colour scale of lengths, by quantiles, so that extreme pixels do not set it."""
     known = maps[maps.isfinite()]
     thinned = known[:: 1 + known.numel() // 2**20]  # torch.quantile has a limit
     low, high = torch.quantile(thinned, _SCALE).tolist()

@@ -1,4 +1,4 @@
-"""Convolutional networks, written to fit weights that were trained elsewhere.
+"""Convolutional networks whose layers match published weights.
 
 Every builder returns an ``nn.Sequential`` of two parts, ``feature`` and ``head``, so that the
 penultimate feature has the same name in all of them and the head can be used alone.

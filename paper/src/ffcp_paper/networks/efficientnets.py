@@ -1,4 +1,4 @@
-"""EfficientNet-lite, written to fit weights that were trained elsewhere."""
+"""EfficientNet-lite, with layers that match published weights."""
 
 from __future__ import annotations
 

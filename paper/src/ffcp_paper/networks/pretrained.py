@@ -1,4 +1,4 @@
-"""Pretrained classifiers: what each needs, how it is loaded, how accurate it has to be.
+"""Pretrained classifiers: their files, preprocessing and expected accuracy.
 
 >>> NETWORKS["mobilenet_v2"].title
 'MobileNetV2 1.0'
@@ -25,7 +25,7 @@ from ffcp_paper.networks import convnets, efficientnets
 
 @dataclass(frozen=True)
 class PackageFile:
-    """A file inside an installed Python package, of which nothing is run.
+    """A file inside an installed Python package, whose code is not run.
 
     Parameters
     ----------
@@ -43,7 +43,7 @@ class PackageFile:
 
     @property
     def found(self) -> Path | None:
-        """Where the file is, if the package is installed and has it."""
+        """Path of the file; ``None`` if the package is not installed or lacks it."""
         try:
             place = metadata.distribution(self.package).locate_file(self.path)
         except metadata.PackageNotFoundError:
@@ -52,7 +52,7 @@ class PackageFile:
         return path if path.is_file() else None
 
     def require(self) -> Path:
-        """Say where the file is, or raise with what to do."""
+        """Return the path of the file; raise with instructions if it is missing."""
         result = self.found
         if result is None:
             raise MissingDataError(
@@ -74,7 +74,7 @@ class PackageFile:
 
 @dataclass(frozen=True)
 class Preprocess:
-    """What a network wants to see: size, scale and order of the colours.
+    """Preprocessing of a network's images: size, scale and order of the colours.
 
     Parameters
     ----------
@@ -166,12 +166,12 @@ class VisionNetwork:
 
     @property
     def files(self) -> tuple[CheckedFile, ...]:
-        """All files that are needed."""
+        """All required files."""
         return (self.weights,) if self.preprocess is None else (self.weights, self._images[0])
 
     @property
     def available(self) -> bool:
-        """Whether all files are there."""
+        """Whether all files are present."""
         return all(file.found is not None for file in self.files)
 
     @property
@@ -274,8 +274,8 @@ _SQUEEZENET = VisionNetwork(
     Accuracy(2000, 53.95, 77.30),
 )
 
-# Not torchvision's network: it comes out of another project, which trained it further, and its
-# batch-norm statistics were estimated anew.
+# Not torchvision's network: another project trained it further, and its batch-norm statistics were
+# estimated anew.
 _RESNET152 = VisionNetwork(
     "resnet152",
     "a ResNet-152",

@@ -1,4 +1,4 @@
-"""The networks of the paper."""
+"""The paper's regression network and its split points."""
 
 from __future__ import annotations
 

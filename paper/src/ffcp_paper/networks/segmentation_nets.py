@@ -1,4 +1,4 @@
-"""Segmentation networks: a residual one to be trained, and a pretrained DeepLab.
+"""Segmentation networks: a residual network to train, and a pretrained DeepLab.
 
 Both are an ``nn.Sequential`` of two parts, ``feature`` and ``head``.
 """
@@ -180,7 +180,7 @@ def shapes_net(seed: int = 0) -> nn.Sequential:
 def camvid_net(seed: int = 0) -> nn.Sequential:
     """Build the network for CamVid.
 
-    Pixels of rare classes, such as poles and signs, count more in its training
+    Pixels of rare classes, like poles and signs, count more in its training
     (:data:`ffcp_paper.training.segmentation_training.RECIPES`).
 
     >>> sum(p.numel() for p in camvid_net().parameters()) < 2_000_000
@@ -286,7 +286,7 @@ def deeplab_inputs(pixels: Tensor) -> Tensor:
 
 
 def without_scores(model: nn.Sequential) -> nn.Sequential:
-    """Give a network, its weights shared, that ends with the logits, before log(-log p).
+    """Return a network with shared weights that ends with the logits, before log(-log p).
 
     >>> model = residual_net(4, width=4, outputs=4, hidden=4, dilations=(1,))
     >>> x = torch.randn(1, 3, 16, 16)

@@ -1,8 +1,8 @@
-"""One HTML page of a reproduction: what held, the tables, the figures, the settings.
+"""One HTML page of a reproduction: claims, tables, figures and settings.
 
 The page is a single file that loads nothing: style, script and figures are inside it, and its
-Content-Security-Policy forbids everything else. Its words and tags are in ``templates``, where
-every value is escaped; this module says what the values are.
+Content-Security-Policy forbids everything else. Its texts and tags are in ``templates``, where
+every value is escaped; this module computes the values.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _LONG = 25  # rows; more scroll inside their table, under its header
 
 
 class _Status(NamedTuple):
-    """What a claim is called, with a mark, so that nothing is said by colour alone."""
+    """Status of a claim, with a mark, so that colour is not the only cue."""
 
     kind: str
     mark: str
@@ -66,8 +66,7 @@ def write(folder: Path, out: Path | None = None) -> Path:
         What the run wrote: ``settings.json``, ``tables/NAME.json``, and ``figures/NAME.json`` with
         ``NAME.svg`` or ``NAME.png``.
     out
-        The file to write, by default ``report.html`` in the folder. It appears complete, or the
-        old one stays.
+        The file to write, by default ``report.html`` in the folder; written atomically.
 
     Returns
     -------
@@ -172,7 +171,7 @@ def _value(value: object) -> str:
 
 
 def _moment(started: str) -> str | None:
-    """Write a time of day for people; ``None`` if it is none."""
+    """Return a timestamp in readable form; ``None`` if it is not a timestamp."""
     try:
         # Python 3.10 does not read the Z that others write for UTC.
         moment = datetime.fromisoformat(re.sub("Z$", "+00:00", started))
@@ -187,7 +186,7 @@ def _taken(run: Run) -> str:
 
 
 def _duration(seconds: float) -> str:
-    """Write a time for people.
+    """Return a duration in readable form.
 
     >>> _duration(8.2), _duration(125), _duration(7320)
     ('8 s', '2 min 5 s', '2 h 2 min')
@@ -215,7 +214,7 @@ def _status(table: Table) -> _Status:
 
 
 def _counts(tables: Sequence[Table]) -> dict[str, int]:
-    """Count the claims by how they fared."""
+    """Count the claims by status."""
     result = [_status(table) for table in tables]
     return {status.headline: result.count(status) for status in (_HOLDS, _PART, _FAILS, _NONE)}
 
@@ -230,7 +229,7 @@ class _Head:
 
 @dataclass(frozen=True)
 class _Cell:
-    """What a cell shows, and what it is sorted by: ``None`` if it has no value."""
+    """Text and sort key of a cell; ``None`` if it has no value."""
 
     text: str
     sort: str | None

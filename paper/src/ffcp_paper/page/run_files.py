@@ -1,6 +1,6 @@
-"""Readers of the files that a reproduction writes, which check what :mod:`.report` shows.
+"""Reading and checking of the files that a reproduction writes.
 
-A file that is missing or damaged is an error that names it, and the entry that is wrong.
+A missing or damaged file raises an error that names it and the wrong entry.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LARGEST_SVG = 4_000_000  # bytes; a larger drawing is slow to show, and its PNG
 
 
 class Part:
-    """An object of a JSON file whose entries are checked when they are asked for."""
+    """An object of a JSON file whose entries are checked when they are read."""
 
     def __init__(self, path: Path, content: Any, where: str = "") -> None:
         self.path, self.where = path, where
@@ -31,14 +31,14 @@ class Part:
         self.content: dict[str, Any] = content
 
     def error(self, key: str, problem: str) -> ValueError:
-        """Name the file and the entry in which there is a problem."""
+        """Return an error that names the file and the wrong entry."""
         place = ".".join(filter(None, (self.where, key))) or "its content"
         return ValueError(
             f"{self.path} is damaged: {place} {problem}. Run the command that wrote it again."
         )
 
     def get(self, key: str, *kinds: type, what: str) -> Any:
-        """Return an entry if it is of one of the kinds; ``what`` calls them by their name."""
+        """Return an entry if it is of one of the types, which ``what`` names."""
         if key not in self.content:
             raise self.error(key, "is missing")
         result = self.content[key]
@@ -78,7 +78,7 @@ class Part:
 
 
 def shorten(value: object) -> str:
-    """Write a value that is wrong, in a line."""
+    """Return a wrong value as one short line."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
@@ -86,7 +86,7 @@ def shorten(value: object) -> str:
 def _load(path: Path) -> Part:
     if not path.is_file():
         raise FileNotFoundError(
-            f"there is no file {path}; name a folder that a finished run has written"
+            f"there is no file {path}; pass a folder that a finished run has written"
         )
     try:
         return Part(path, json.loads(path.read_bytes()))
@@ -98,7 +98,7 @@ def _load(path: Path) -> Part:
 
 @dataclass(frozen=True)
 class Run:
-    """How a run was made, from ``settings.json``; ``earlier`` has the seconds of former calls."""
+    """Settings of a run, from ``settings.json``; ``earlier`` has the seconds of previous calls."""
 
     command: str
     seeds: int
@@ -208,7 +208,7 @@ def _read_column(result: Part) -> Column:
 
 
 def _pair(columns: Sequence[Column]) -> list[Column]:
-    """Give a column called only "paper" the name of our column that it stands beside."""
+    """Rename columns called only "paper" to the name of our column beside them."""
     made = list(columns)
     for i, (before, column) in enumerate(itertools.pairwise(columns), 1):
         if column.source == "paper" and column.label.lower() == "paper" and before.source == "ours":
@@ -229,7 +229,7 @@ class Figure:
 
 
 def read_figure(folder: Path, name: str) -> Figure:
-    """Read a figure; one that is missing must not cost the reader the rest of the page."""
+    """Read a figure; a missing one must not prevent the rest of the page."""
     about = folder / f"{name}.json"
     if not about.is_file():
         return Figure(name, name, "", "", None, f"figures/{about.name} is missing.")

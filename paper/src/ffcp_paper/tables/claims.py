@@ -1,4 +1,4 @@
-"""What decides whether a claim of the paper holds in our run."""
+"""Criteria by which a claim of the paper holds in our run."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from ffcp_paper.experiments.tasks import (
 )
 from ffcp_paper.ffcp_internals import Division
 
-LAW_ERROR = 0.01  # how often a correct program may be found outside the law's range, for each row
+LAW_ERROR = 0.01  # probability, for each row, that a correct program is outside the law's range
 _SHORTER = 1 - 1e-6  # the same bands at two layers differ by rounding
 _TUNED = 0.3  # share of calibration images on which `experiments.prediction_sets` tunes
 
 
 @lru_cache(maxsize=1024)
 def law_range(n: int, rows: int, alpha: float, error: float = LAW_ERROR) -> tuple[float, float]:
-    """Give the range in which the coverage of one split must lie.
+    """Return the range in which the coverage of one split must lie.
 
     With n calibration scores and k = ceil((n + 1)(1 - alpha)), the number of covered rows among
     those tested is beta-binomial with parameters k and n + 1 - k. A correct program is outside
@@ -32,7 +32,7 @@ def law_range(n: int, rows: int, alpha: float, error: float = LAW_ERROR) -> tupl
     Parameters
     ----------
     n, rows
-        How many scores set the threshold, and how many rows were tested.
+        Number of calibration scores, and of test rows.
     alpha
         The miscoverage level.
     error
@@ -54,9 +54,9 @@ def law_range(n: int, rows: int, alpha: float, error: float = LAW_ERROR) -> tupl
 
 
 def lawful(result: Sequence[Measured], alpha: float) -> bool | None:
-    """Tell whether the coverage of every seed lies in the law's range for its n and rows.
+    """Whether the coverage of every seed lies in the law's range for its n and rows.
 
-    Not told where thresholds of a seed are localized: their coverage follows another law.
+    ``None`` where thresholds of a seed are localized: their coverage follows another law.
 
     The seeds divide the same rows, so they are not independent: the allowed error is divided by
     their number, which holds whatever the dependence. For FCP and FCQR the law is about coverage
@@ -78,9 +78,9 @@ def lawful(result: Sequence[Measured], alpha: float) -> bool | None:
 
 
 def covers(result: Sequence[prediction_sets.Result], images: int, alpha: float) -> bool:
-    """Tell whether label sets cover at least as the law says, on every division of the images.
+    """Whether prediction sets cover at least as the law says, on every split of the images.
 
-    Half of the images calibrate, less the share that tunes; the other half tests. Sets may cover
+    Half of the images calibrate, except the share that tunes; the other half tests. Sets may cover
     more: they are never empty, and one label alone can be enough.
 
     >>> covers([prediction_sets.Result("RAPS", 0.9, 2.0, 0.1, 0.0)], 5000, 0.1)
@@ -98,7 +98,7 @@ def covers(result: Sequence[prediction_sets.Result], images: int, alpha: float) 
 
 
 def shorter(ours: Sequence[Measured], plain: Sequence[Measured]) -> bool:
-    """Tell whether the mean length over seeds is below that of CP, by more than rounding.
+    """Whether the mean length over seeds is below that of CP, by more than rounding.
 
     >>> one, two = (Measured(0.9, length, 0.8, 100, 100) for length in (1.0, 2.0))
     >>> shorter([one], [two]), shorter([one], [one])
@@ -108,9 +108,9 @@ def shorter(ours: Sequence[Measured], plain: Sequence[Measured]) -> bool:
 
 
 def credited(ours: Sequence[Measured], plain: Sequence[Measured]) -> list[Measured]:
-    """Put CP's own result in the place of seeds for which the automatic choice was plain CP.
+    """Return the results, with CP's own where split CP was selected automatically.
 
-    Such a seed calibrates CP with fewer rows: what differs is chance, and no merit of the layer.
+    These seeds calibrate CP with fewer rows: any difference is chance, not a merit of the layer.
 
     >>> chosen = Measured(0.9, 1.0, 0.8, 100, 100, chosen=4)
     >>> [one.length for one in credited([chosen], [Measured(0.9, 2.0, 0.8, 100, 100)])]
@@ -120,12 +120,12 @@ def credited(ours: Sequence[Measured], plain: Sequence[Measured]) -> list[Measur
 
 
 def mean(result: Sequence[Any], what: str) -> float:
-    """Give the mean of what is measured under a name."""
+    """Return the mean of an attribute."""
     return statistics.fmean(getattr(one, what) for one in result)
 
 
 def summary(values: Iterable[float | None]) -> dict[str, Any] | None:
-    """Give mean, standard deviation and number; nothing if there is none, or an infinite one.
+    """Return mean, standard deviation and count; ``None`` if a value is missing or infinite.
 
     >>> summary([1.0, 3.0])
     {'mean': 2.0, 'sd': 1.4142135623730951, 'n': 2}
@@ -141,5 +141,5 @@ def summary(values: Iterable[float | None]) -> dict[str, Any] | None:
 
 
 def summary_of(result: Sequence[Any], what: str) -> dict[str, Any] | None:
-    """Give the :func:`summary` of what is measured under a name."""
+    """Return the :func:`summary` of an attribute."""
     return summary(getattr(one, what) for one in result)

@@ -12,7 +12,7 @@ from ffcp_paper.tables.rows import (
 
 @dataclass(frozen=True)
 class Column:
-    """A column: how it is called, and how its values are shown."""
+    """A column: its label, and the format of its values."""
 
     key: str
     label: str
@@ -22,13 +22,13 @@ class Column:
     source: str | None = None
 
     def plain(self) -> dict[str, Any]:
-        """Give it as plain data, without what does not apply."""
-        made: dict[str, Any] = {"key": self.key, "label": self.label, "kind": self.kind}
+        """Return it as plain data, without unset entries."""
+        plain: dict[str, Any] = {"key": self.key, "label": self.label, "kind": self.kind}
         if self.digits is not None:
-            made["digits"] = self.digits
+            plain["digits"] = self.digits
         if self.percent is not None:
-            made["percent"] = self.percent
-        return {**made, "source": self.source}
+            plain["percent"] = self.percent
+        return {**plain, "source": self.source}
 
 
 _DATA, _METHOD, _SPLIT = (
@@ -42,7 +42,7 @@ _LAWFUL = Column("lawful", "within law", "claim")
 
 
 def _pair(key: str, label: str, digits: int, percent: bool | None = None) -> list[Column]:
-    """Give a column of ours and the paper's beside it."""
+    """Return a column of ours and the paper's beside it."""
     ours = Column(key, label, "number", digits, percent, "ours")
     return [ours, replace(ours, key=f"{key}_paper", label="paper", source="paper")]
 
@@ -69,7 +69,7 @@ _SQUARES = {
     "largest": "largest norm",
     "gap": "Q gap",
 }
-_MET = {"checked": "as checked", "in_unit": "in y", "stated": "as stated"}
+_CONDITIONS = {"checked": "as checked", "in_unit": "in y", "stated": "as stated"}
 
 
 def columns_of(name: str) -> list[Column]:
@@ -87,7 +87,7 @@ def columns_of(name: str) -> list[Column]:
             _DATA,
             _SPLIT,
             *(Column(key, label, "number", 3, None, "ours") for key, label in _SQUARES.items()),
-            *(Column(key, label, "claim") for key, label in _MET.items()),
+            *(Column(key, label, "claim") for key, label in _CONDITIONS.items()),
             Column("ratio", "length / CP", "number", 2, None, "ours"),
             _HOLDS,
         ]

@@ -1,4 +1,4 @@
-"""What is said of a table: in how many rows its claim holds, and by which rule."""
+"""Texts of a table: in how many rows its claim holds, and by which rule."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _THEOREM = printed.PrintedTable(
 
 
 def about(name: str) -> printed.PrintedTable:
-    """Say what a table is about: one of the paper's, or ours on its theorem.
+    """Return the description of a table, one of the paper's or ours on its theorem.
 
     >>> about("square_conditions").claim
     "Where the square conditions hold, FFCP's bands are shorter than CP's."
@@ -48,7 +48,7 @@ def about(name: str) -> printed.PrintedTable:
 
 
 def verdict(rows: Sequence[Row]) -> dict[str, Any]:
-    """Count the rows in which the paper's claim holds, and say it by method.
+    """Return the number of rows in which the paper's claim holds, by method.
 
     >>> rows = [{"method": "FFCP", "split": "0", "holds": True}, {"method": "CP", "holds": None}]
     >>> verdict([*rows, {"method": "FFCP", "split": "1", "holds": False}])["text"]
@@ -70,7 +70,7 @@ def verdict(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def _kind(row: Row) -> str:
-    """Name what rows of several data sets have in common."""
+    """Return the method of a row, with its split point where that is fixed."""
     method, split = str(row.get("method") or ""), row.get("split")
     named = split and "," not in method  # the best and the automatic split differ by data set
     return f"{method} at split {split}".strip() if named else method
@@ -115,7 +115,7 @@ _ON_SQUARES = (
 
 
 def notes_of(name: str, settings: Settings) -> list[str]:
-    """List what is said below a table."""
+    """Return the notes below a table."""
     notes = [_RULES[name]] if name in _RULES else []
     if name in RUNTIMES:
         notes += [

@@ -1,7 +1,7 @@
 """The paper's tables with our numbers beside them, as plain data.
 
-A table knows which pieces of work it needs (:func:`works`) and is built from what they found
-(:func:`build`); :mod:`ffcp_paper.tables.render` writes it. Coverage and other shares are
+A table lists the tasks it needs (:func:`tasks`) and is built from their results (:func:`build`);
+ :mod:`ffcp_paper.tables.render` writes it. Coverage and other shares are
 fractions in the data; a column marked ``percent`` shows them times 100.
 """
 
@@ -17,12 +17,13 @@ from ffcp_paper.experiments.tasks import (
     AUTO,
     TRAINED,
     UNTRAINED,
-    Collected,
-    LabelWork,
+    ClassificationTask,
     Method,
+    RegressionTask,
+    Results,
     Settings,
+    Task,
     Training,
-    Work,
 )
 from ffcp_paper.networks import pretrained
 from ffcp_paper.tables import printed
@@ -74,10 +75,10 @@ NAMES = tuple(_BUILDERS)
 
 
 def members(name: str, settings: Settings) -> tuple[str, ...]:
-    """Name the rows of a table: data sets in the paper's order, or image networks.
+    """Return the data sets of a table in the paper's order, or its image networks.
 
-    With ``settings.only``, those data sets, and the paper's that are missing, so that the table
-    says so.
+    With ``settings.only``, those data sets, and the missing ones of the paper, which the table
+    marks as not available.
 
     >>> members("split_ablation", Settings())
     ('fb1', 'meps19', 'blog')
@@ -92,56 +93,58 @@ def members(name: str, settings: Settings) -> tuple[str, ...]:
     return tuple(data for data in datasets.DATASETS if data in own)
 
 
-def works(name: str, settings: Settings) -> list[Work | LabelWork]:
-    """List the pieces of work that a table needs, for what is there.
+def tasks(name: str, settings: Settings) -> list[Task]:
+    """List the tasks that a table needs, for the data that are present.
 
     >>> tiny = Settings(only=("synthetic",))
-    >>> [(work.data, work.alpha) for work in works("split_ablation", tiny)]
+    >>> [(task.data, task.alpha) for task in tasks("split_ablation", tiny)]
     [('synthetic', 0.05)]
     """
-    listed: list[Work | LabelWork] = []
+    listed: list[Task] = []
     for member in members(name, settings):
         if name == LABELS:
-            listed += [LabelWork(member)] if network_available(member) else []
+            listed += [ClassificationTask(member)] if network_available(member) else []
         elif available(member):
-            listed += _works(name, member, settings)
+            listed += _tasks(name, member, settings)
     return listed
 
 
-def _works(name: str, data: str, settings: Settings) -> list[Work]:
+def _tasks(name: str, data: str, settings: Settings) -> list[RegressionTask]:
     chosen, slow, plain = Method("FFCP", AUTO), Method("FCP"), Method("CP")
     if name in RUNTIMES:
         setup = RUNTIMES[name]
-        return [Work(data, setup.training, timed=setup.methods)]
+        return [RegressionTask(data, setup.training, timed=setup.methods)]
     if name == "ffcqr_bands":
         methods = (Method("CQR"), Method("FCQR"), *_FFCQR, Method("FFCQR", AUTO))
         pairs = quantile_levels(settings)
-        quantiles = [Work(data, Training("quantiles", levels), methods) for levels in pairs]
-        return [*quantiles, Work(data, TRAINED, (plain, *_OURS))]
+        quantiles = [
+            RegressionTask(data, Training("quantiles", levels), methods) for levels in pairs
+        ]
+        return [*quantiles, RegressionTask(data, TRAINED, (plain, *_OURS))]
     if name == "group_coverage_lcp":
         local = (Method("LCP"), *(Method("FFLCP", layer) for layer in SPLITS))
-        return [Work(data, TRAINED, local)]
+        return [RegressionTask(data, TRAINED, local)]
     if name == SQUARES:
         inside = tuple(INSIDE)
-        return [Work(data, TRAINED, (plain, *_FFCP[: len(inside)]), squares=inside)]
+        return [RegressionTask(data, TRAINED, (plain, *_FFCP[: len(inside)]), squares=inside)]
     with_fcp = name in ("regression_bands", "group_coverage_cp")
     ours = () if name == "group_coverage_cp" else _OURS
     methods = (plain, *((slow,) if with_fcp else ()), *_FFCP, chosen, *ours)
     training = UNTRAINED if name == "untrained" else TRAINED
-    return [Work(data, training, methods, printed.TABLES[name].alpha)]
+    return [RegressionTask(data, training, methods, printed.TABLES[name].alpha)]
 
 
-def build(name: str, result: Collected, settings: Settings) -> Table:
-    """Make a table of what was computed, as plain data.
+def build(name: str, result: Results, settings: Settings) -> Table:
+    """Return a table of the results, as plain data.
 
     Parameters
     ----------
     name
         One of :data:`NAMES`.
     result
-        What came of all its :func:`works`.
+        The results of all its :func:`tasks`.
     settings
-        How much was computed.
+        Size of the run.
 
     Returns
     -------
@@ -176,7 +179,7 @@ def _note(row: Row) -> Row:
 
 
 def _missing(name: str) -> Rows:
-    """Make the function that gives the rows of what is not there."""
+    """Return the function that builds the rows of missing data."""
     if name != LABELS:
         return lambda result, data, settings: absent(name, data, settings)
     return lambda result, network, settings: [
@@ -185,7 +188,7 @@ def _missing(name: str) -> Rows:
 
 
 def _networks_of_the_paper(columns: Sequence[Column]) -> list[Row]:
-    """Give the paper's classifiers that are not at hand, with its numbers."""
+    """Return the rows of the paper's classifiers that we do not have, with its numbers."""
     every = dict.fromkeys(row.row for row in printed.TABLES[LABELS].rows)
     rows = []
     for network in every:

@@ -1,7 +1,7 @@
-"""The numbers that the paper prints, to put beside our own.
+"""The numbers that the paper prints, for comparison with ours.
 
-The files in ``printed/`` hold the paper's results tables with every number as it stands there. A
-table knows what the paper claims with it, and which contradictions concern it:
+The files in ``printed_tables/`` hold every number of the paper's results tables. A table has the
+claim that the paper makes with it, and the contradictions that concern it:
 
 >>> print(TABLES["regression_bands"].claim)
 FFCP's bands are shorter than CP's and cover as much.
@@ -20,7 +20,7 @@ from importlib import resources
 
 @dataclass(frozen=True)
 class Printed:
-    """A number of the paper and what follows its ±, by all appearances a standard deviation."""
+    """A number of the paper and what follows its ±, apparently a standard deviation."""
 
     mean: float
     sd: float | None = None
@@ -28,7 +28,7 @@ class Printed:
 
 @dataclass(frozen=True)
 class Row:
-    """One number of a table, with all that tells it from the others.
+    """One number of a table, with all that identifies it.
 
     Parameters
     ----------
@@ -37,7 +37,7 @@ class Row:
     method
         As printed; empty for the accuracy of a classifier.
     column
-        What was measured.
+        The metric.
     value
         The number.
     bold
@@ -106,12 +106,12 @@ class PrintedTable:
 
     @property
     def contradictions(self) -> tuple[str, ...]:
-        """What in this table does not fit the paper's words or its other tables."""
+        """Contradictions of this table with the paper's text or its other tables."""
         return tuple(CONTRADICTIONS[number] for number in self.notes)
 
 
 def known(name: str) -> PrintedTable:
-    """Find a table by its name.
+    """Return a table by its name.
 
     >>> known("split_ablation").alpha
     0.05
@@ -130,7 +130,7 @@ def value(
     layer: int | None = None,
     levels: tuple[float, float] | None = None,
 ) -> Printed | None:
-    """Look up what the paper prints.
+    """Return a printed number.
 
     Parameters
     ----------
@@ -150,12 +150,12 @@ def value(
     Returns
     -------
     Printed or None
-        ``None`` if the table has no such number, as for a data set that it leaves out.
+        ``None`` if the table lacks the number, as for a data set that it leaves out.
 
     Raises
     ------
     ValueError
-        If the table does not exist, or has no such method or column at all.
+        If the table does not exist, or lacks the method or the column.
 
     Examples
     --------
@@ -209,7 +209,7 @@ def _row(cells: Mapping[str, str]) -> Row:
     )
 
 
-# -- what does not fit -------------------------------------------------------------------------
+# -- contradictions ----------------------------------------------------------------------------
 
 CONTRADICTIONS: dict[int, str] = {
     1: "Table 5 says that its layer 4 is CP, but it differs from CP in Table 2 on all 11 data "

@@ -1,4 +1,4 @@
-"""Tables as files: JSON, CSV, Markdown, LaTeX and text for a terminal."""
+"""Rendering of tables as JSON, CSV, Markdown, LaTeX and text for a terminal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Table = dict[str, Any]
 
 
 def cell(value: Any, column: dict[str, Any], spread: bool = True) -> str:
-    """Show a value as text.
+    """Return a value as text.
 
     >>> column = {"kind": "number", "digits": 1, "percent": True}
     >>> cell({"mean": 0.9012, "sd": 0.005, "n": 5}, column)
@@ -37,7 +37,7 @@ def cell(value: Any, column: dict[str, Any], spread: bool = True) -> str:
     middle, sd = (value["mean"], value["sd"]) if isinstance(value, dict) else (value, None)
     scale, digits = 100 if column.get("percent") else 1, column.get("digits", 3)
     if abs(middle) >= 100:
-        digits = min(1, digits)  # or one row makes all the others wide
+        digits = min(1, digits)  # keeps the column narrow
     shown = f"{scale * middle:.{digits}f}"
     if spread and sd is not None:
         shown += f" ± {scale * sd:.{digits}f}"
@@ -121,7 +121,7 @@ _LATEX = {
 
 
 def escape(text: str) -> str:
-    r"""Make text safe for LaTeX.
+    r"""Escape text for LaTeX.
 
     >>> print(escape("a_b & 90 %"))
     a\_b \& 90 \%
@@ -167,7 +167,7 @@ def to_text(table: Table, width: int = 80) -> str:
 
 @dataclass(frozen=True)
 class _Layout:
-    """How a table is squeezed: whose deviations are shown, gaps, and the width of words."""
+    """How a table is compressed: whose deviations are shown, gaps, and the width of words."""
 
     spread: tuple[str | None, ...] = ("ours", "paper")
     gap: str = "  "
@@ -260,9 +260,9 @@ FORMATS: dict[str, Callable[[Table], str]] = {
 
 
 def write(table: Table, folder: Path) -> list[Path]:
-    """Write a table into ``folder/tables`` in all formats, each file whole or not at all."""
+    """Write a table into ``folder/tables`` in all formats, each file atomically."""
     places = []
-    for suffix, render in FORMATS.items():  # JSON last: who finds it finds the others too
+    for suffix, render in FORMATS.items():  # JSON last: if it is there, the others are too
         place = Path(folder) / "tables" / f"{table['name']}{suffix}"
         put(place, render(table).encode())
         places.append(place)

@@ -1,4 +1,4 @@
-"""The rows of the paper's tables: what we found, and what the paper prints beside it."""
+"""The rows of the paper's tables: our results beside the printed numbers."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ffcp_paper.experiments.tasks import (
     TIMED_SPLIT,
     TRAINED,
     UNTRAINED,
-    Collected,
     Measured,
     Method,
+    Results,
     Settings,
     Training,
 )
@@ -32,16 +32,16 @@ from ffcp_paper.tables.claims import (
 )
 from ffcp_paper.tables.render import Row
 
-BEST = "best on test"  # a layer that was looked up on the test rows, as the paper does
-AS_LONG = 0.1  # how far "about as long" may be off
+BEST = "best on test"  # a layer selected on the test rows, as the paper does
+AS_LONG = 0.1  # relative tolerance of "about as long"
 SPLITS = range(5)
 INSIDE = range(4)  # split point 4 is plain CP
-Rows = Callable[[Collected, str, Settings], list[Row]]
+Rows = Callable[[Results, str, Settings], list[Row]]
 LABELS = "raps_imagenet"
 
 
 def printed_value(table: str, row: str, column: str, scale: float = 1.0, **which: Any) -> Any:
-    """Look up what the paper prints, as a value of a table; percentages as fractions."""
+    """Return a printed number as a value of a table; percentages as fractions."""
     result = printed.value(table, row=row, column=column, **which)
     if result is None:
         return None
@@ -54,7 +54,7 @@ def printed_value(table: str, row: str, column: str, scale: float = 1.0, **which
 
 @dataclass(frozen=True)
 class _Bands:
-    """What a table of bands compares, and where the paper's numbers for it are."""
+    """The methods that a table of bands compares, and the table of their printed numbers."""
 
     table: str
     base: str
@@ -62,25 +62,25 @@ class _Bands:
     alpha: float
     training: Training = TRAINED
 
-    def get(self, result: Collected, data: str, method: Method) -> list[Measured]:
+    def get(self, result: Results, data: str, method: Method) -> list[Measured]:
         return result.of(data, method, self.alpha, self.training)
 
-    def best(self, result: Collected, data: str, among: Iterable[int]) -> int:
-        """Look up the split point with the shortest bands on the test rows."""
+    def best(self, result: Results, data: str, among: Iterable[int]) -> int:
+        """Return the split point with the shortest bands on the test rows."""
         layers = [Method(self.fast, layer) for layer in among]
-        found_at = min(layers, key=lambda m: mean(self.get(result, data, m), "length"))
-        return int(found_at.layer or 0)
+        best = min(layers, key=lambda m: mean(self.get(result, data, m), "length"))
+        return int(best.layer or 0)
 
     def row(
         self,
-        result: Collected,
+        result: Results,
         data: str,
         method: Method,
         label: str | None = None,
         paper_layer: int | None = None,
         in_paper: bool = True,
     ) -> Row:
-        """Make a row; ``holds`` is left to the table, for every table claims something else."""
+        """Return a row; ``holds`` is set by the table, since every table has its own claim."""
         ours = self.get(result, data, method)
         plain = method.name == self.base
         which = {"method": method.name, "layer": paper_layer, "levels": self.training.levels}
@@ -109,7 +109,7 @@ def _levels(training: Training) -> str:
 
 
 def _split(method: Method, result: Sequence[Measured]) -> str:
-    """Say which split point: the one named, or those that the seeds chose."""
+    """Return the split point: the given one, or those that were selected for the seeds."""
     if method.layer != AUTO:
         return "" if method.layer is None else str(method.layer)
     chosen = [one.chosen for one in result if one.chosen is not None]
@@ -120,7 +120,7 @@ OURS = ("Learned", "Auto")  # methods that the paper does not have
 
 
 def ours(name: str) -> str:
-    """Mark the name of a method as ours.
+    """Return the name of a method that is ours, marked as such.
 
     >>> ours("Auto")
     'Auto (ours)'
@@ -128,8 +128,8 @@ def ours(name: str) -> str:
     return f"{name} (ours)"
 
 
-def _ours(of: _Bands, result: Collected, data: str) -> list[Row]:
-    """Give the rows of methods that the paper does not have; no claim of its is about them."""
+def _ours(of: _Bands, result: Results, data: str) -> list[Row]:
+    """Return the rows of our own methods, about which the paper claims nothing."""
     return [of.row(result, data, Method(name), ours(name), in_paper=False) for name in OURS]
 
 
@@ -137,19 +137,19 @@ def _covers_and_shorter(row: Row) -> Row:
     return {**row, "holds": bool(row["lawful"] and row["shorter"])}
 
 
-def _auto(of: _Bands, result: Collected, data: str) -> Row:
-    """Give the row of the split point that was chosen without looking; the paper has none."""
+def _auto(of: _Bands, result: Results, data: str) -> Row:
+    """Return the row of the split point selected without the test rows; the paper has none."""
     return of.row(result, data, Method(of.fast, AUTO), f"{of.fast}, auto", in_paper=False)
 
 
-def _best(of: _Bands, result: Collected, data: str, best: int, paper_layer: int | None) -> Row:
-    """Give the row of the split point that was looked up on the test rows."""
+def _best(of: _Bands, result: Results, data: str, best: int, paper_layer: int | None) -> Row:
+    """Return the row of the split point that is best on the test rows."""
     label = f"{of.fast}, {BEST}"
     return of.row(result, data, Method(of.fast, best), label, paper_layer)
 
 
-def regression_bands(result: Collected, data: str, settings: Settings) -> list[Row]:
-    """Give the rows of the bands of CP, FCP and FFCP."""
+def regression_bands(result: Results, data: str, settings: Settings) -> list[Row]:
+    """Return the rows of the bands of CP, FCP and FFCP."""
     of = _Bands("regression_bands", "CP", "FFCP", 0.1)
     return [
         of.row(result, data, Method("CP")),
@@ -160,8 +160,8 @@ def regression_bands(result: Collected, data: str, settings: Settings) -> list[R
     ]
 
 
-def bands_by_layer(result: Collected, data: str, settings: Settings) -> list[Row]:
-    """Give the rows of the bands of FFCP at every layer."""
+def bands_by_layer(result: Results, data: str, settings: Settings) -> list[Row]:
+    """Return the rows of the bands of FFCP at every layer."""
     of = _Bands("bands_by_layer", "CP", "FFCP", 0.1)
     rows = []
     for layer in SPLITS:
@@ -172,8 +172,8 @@ def bands_by_layer(result: Collected, data: str, settings: Settings) -> list[Row
     return [*rows, {**chosen, "holds": chosen["lawful"]}, *_ours(of, result, data)]
 
 
-def split_ablation(result: Collected, data: str, settings: Settings) -> list[Row]:
-    """Give the rows of the bands of FFCP at every split point."""
+def split_ablation(result: Results, data: str, settings: Settings) -> list[Row]:
+    """Return the rows of the bands of FFCP at every split point."""
     of = _Bands("split_ablation", "CP", "FFCP", 0.05)
     rows = [of.row(result, data, Method("CP"))]
     for layer in SPLITS:
@@ -185,8 +185,8 @@ def split_ablation(result: Collected, data: str, settings: Settings) -> list[Row
     return [*rows, *chosen, *_ours(of, result, data)]
 
 
-def untrained(result: Collected, data: str, settings: Settings) -> list[Row]:
-    """Give the rows of bands on networks with their first weights."""
+def untrained(result: Results, data: str, settings: Settings) -> list[Row]:
+    """Return the rows of bands on untrained networks."""
     of = _Bands("untrained", "CP", "FFCP", 0.1, UNTRAINED)
     base = mean(of.get(result, data, Method("CP")), "length")
     best = of.best(result, data, INSIDE)
@@ -198,7 +198,7 @@ def untrained(result: Collected, data: str, settings: Settings) -> list[Row]:
 
 
 def quantile_levels(settings: Settings) -> tuple[tuple[float, float], ...]:
-    """Give the pairs of levels in the paper's tables of FFCQR; the first and last if quick.
+    """Return the pairs of levels in the paper's tables of FFCQR; the first and last if quick.
 
     >>> quantile_levels(Settings())[0]
     (0.1, 0.9)
@@ -208,8 +208,8 @@ def quantile_levels(settings: Settings) -> tuple[tuple[float, float], ...]:
     return every if settings.rows is None else (every[0], every[-1])
 
 
-def ffcqr_bands(result: Collected, data: str, settings: Settings) -> list[Row]:
-    """Give the rows of the bands of CQR, FCQR and FFCQR, by quantile levels."""
+def ffcqr_bands(result: Results, data: str, settings: Settings) -> list[Row]:
+    """Return the rows of the bands of CQR, FCQR and FFCQR, by quantile levels."""
     rows = []
     for levels in quantile_levels(settings):
         of = _Bands("ffcqr_bands", "CQR", "FFCQR", 0.1, Training("quantiles", levels))
@@ -231,10 +231,10 @@ def ffcqr_bands(result: Collected, data: str, settings: Settings) -> list[Row]:
 def groups(
     table: str, base: str, fast: str, slow: tuple[str, ...], layers: tuple[int | str, ...]
 ) -> Rows:
-    """Make the function that gives the rows of a table of worst groups."""
+    """Return the function that builds the rows of a table of worst-group coverage."""
     methods = (*map(Method, (base, *slow)), *(Method(fast, layer) for layer in layers))
 
-    def row(result: Collected, data: str, method: Method) -> Row:
+    def row(result: Results, data: str, method: Method) -> Row:
         ours, auto = result.of(data, method), method.layer == AUTO
         which = {"method": method.name, "layer": method.layer}
         judged = method.name == fast and (auto or method.layer in INSIDE)
@@ -257,14 +257,14 @@ def groups(
 
 @dataclass(frozen=True)
 class Runtime:
-    """The methods that a table times, the paper's names of them, and on which network."""
+    """The methods that a table times, and on which network."""
 
     names: tuple[str, str, str]
     training: Training
 
     @property
     def methods(self) -> tuple[Method, ...]:
-        """What is timed."""
+        """The timed methods."""
         plain, slow, fast = self.names
         return Method(plain), Method(slow), Method(fast, TIMED_SPLIT)
 
@@ -276,7 +276,7 @@ RUNTIMES = {
 
 
 def smallest_speedup(table: str) -> float:
-    """Give the smallest ratio of run times that the paper prints.
+    """Return the smallest printed ratio of run times.
 
     >>> smallest_speedup("ffcp_runtime")
     31.0
@@ -285,13 +285,13 @@ def smallest_speedup(table: str) -> float:
     return min(row.value.mean for row in rows if row.column == "speedup")
 
 
-UNDECIDED = "not decided: the interval holds the limit"
+UNDECIDED = "not decided: the interval contains the limit"
 
 
 def runtimes(table: str) -> Rows:
-    """Make the function that gives the rows of a table of run times."""
+    """Return the function that builds the rows of a table of run times."""
 
-    def rows(result: Collected, data: str, settings: Settings) -> list[Row]:
+    def rows(result: Results, data: str, settings: Settings) -> list[Row]:
         setup = RUNTIMES[table]
         seconds = result.seconds[data, setup.training]
         _, slow, fast = setup.names
@@ -314,17 +314,16 @@ def runtimes(table: str) -> Rows:
 SQUARES = "square_conditions"
 
 
-def square_condition_rows(result: Collected, data: str, settings: Settings) -> list[Row]:
-    """Give the rows of the square conditions: what they say of a layer, and what happened there."""
+def square_condition_rows(result: Results, data: str, settings: Settings) -> list[Row]:
+    """Return the rows of the square conditions: whether they hold, and the ratio of lengths."""
     plain = result.of(data, Method("CP"))
     rows = []
     for split in INSIDE:
         seeds, fast = result.squares[data, split], result.of(data, Method("FFCP", split))
-        happened = shorter(fast, plain)
-        met = {
-            "checked": square_conditions.met_as_checked(seeds),
-            "in_unit": square_conditions.met_in_unit(seeds),
-            "stated": square_conditions.met_as_stated(seeds),
+        conditions = {
+            "checked": square_conditions.holds_as_checked(seeds),
+            "in_unit": square_conditions.holds_in_unit(seeds),
+            "stated": square_conditions.holds_as_stated(seeds),
         }
         rows.append(
             {
@@ -332,19 +331,19 @@ def square_condition_rows(result: Collected, data: str, settings: Settings) -> l
                 "split": str(split),
                 **{name: summary_of(seeds, name) for name in asdict(seeds[0])},
                 "gap": square_conditions.gap(seeds),
-                **met,
+                **conditions,
                 "ratio": mean(fast, "length") / mean(plain, "length"),
-                "holds": happened if any(met.values()) else None,
+                "holds": shorter(fast, plain) if any(conditions.values()) else None,
             }
         )
     return rows
 
 
-# -- rows of data that is not there ------------------------------------------------------------
+# -- rows of missing data ----------------------------------------------------------------------
 
 
 def absent(table: str, data: str, settings: Settings) -> list[Row]:
-    """Give the paper's numbers for a data set whose files are missing.
+    """Return the printed numbers for a data set whose files are missing.
 
     >>> rows = absent("regression_bands", "fb2", Settings())
     >>> [(row["method"], row["length_paper"]["mean"]) for row in rows]
@@ -372,7 +371,7 @@ def absent(table: str, data: str, settings: Settings) -> list[Row]:
 
 
 def _place(table: str, one: printed.Row) -> Row:
-    """Say of which method and split point a number of the paper is."""
+    """Return the method and the split point of a printed number."""
     name = "CP" if one.method == "Vanilla CP" else one.method
     if one.layer is None:
         best = name == "FFCP" and table != "group_coverage_cp"  # of all layers, by the test rows
@@ -383,13 +382,13 @@ def _place(table: str, one: printed.Row) -> Row:
     return {**levels, "method": label, "split": split}
 
 
-# -- rows of label sets ------------------------------------------------------------------------
+# -- rows of prediction sets -------------------------------------------------------------------
 
-SAME_NETWORK = {"resnet152": "ResNet152"}  # the only one of the paper's that is at hand
+SAME_NETWORK = {"resnet152": "ResNet152"}  # the only one of the paper's networks that we have
 
 
-def label_sets(outcome: Collected, network: str, settings: Settings) -> list[Row]:
-    """Give the rows of RAPS and FFRAPS for a network."""
+def label_sets(outcome: Results, network: str, settings: Settings) -> list[Row]:
+    """Return the rows of RAPS and FFRAPS for a network."""
     result = outcome.labels[network]
     title = result.title if network == prediction_sets.DIGITS else network_title(network)
     paper = SAME_NETWORK.get(network)
@@ -426,6 +425,6 @@ def label_sets(outcome: Collected, network: str, settings: Settings) -> list[Row
 
 
 def network_title(network: str) -> str:
-    """Say what a network is, and what its images are."""
+    """Return the title of a network and of its images."""
     known = pretrained.NETWORKS[network]
     return f"{known.title}, {known.data}"

@@ -11,7 +11,7 @@ from ffcp_paper.training.regression import train
 
 
 def train_digits(seed: int = 0, epochs: int = 15) -> tuple[nn.Sequential, Digits]:
-    """Train the small network on scikit-learn's digits; no file is needed, only seconds.
+    """Train the small network on scikit-learn's digits, which takes seconds and needs no file.
 
     Network, split and order of training depend on ``seed`` alone.
 
@@ -20,7 +20,7 @@ def train_digits(seed: int = 0, epochs: int = 15) -> tuple[nn.Sequential, Digits
     model
         The trained network, with a ``feature`` and a ``head``, in eval mode.
     data
-        The digits it was trained on, and those left for calibration and test.
+        The digits it was trained on, and those for calibration and test.
 
     Examples
     --------

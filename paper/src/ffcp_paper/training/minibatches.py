@@ -1,6 +1,6 @@
-"""The random numbers of stacked training: the order of the rows, and dropout.
+"""Row orders and dropout masks of stacked training.
 
-They follow the stream that single training draws from, so that both give the same networks.
+They follow the random stream of single training, so that both yield the same networks.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Block:
     masks: Tensor
 
     def only(self, numbers: list[int]) -> Block:
-        """Leave out networks that ended their training since the block was drawn."""
+        """Drop networks whose training has ended since the block was drawn."""
         if numbers == self.numbers:
             return self
         at = [self.numbers.index(number) for number in numbers]
@@ -52,8 +52,8 @@ class Block:
         return Block(numbers, self.start, self.stop, orders, self.masks[at])
 
 
-class Draws:
-    """Draws orders and dropout, block by block, from one generator for each seed.
+class MinibatchSampler:
+    """Draws row orders and dropout masks, block by block, from one generator per seed.
 
     Single training draws both from the one global generator: the order of an epoch, then for
     each step and layer the dropout.
@@ -99,16 +99,16 @@ class Draws:
             for width in hidden
         ]
         for line, generator in zip(masks, generators, strict=True):
-            for part in (line,) if _draws_join() else line.split(sizes):
+            for part in (line,) if _draws_concatenate() else line.split(sizes):
                 part.bernoulli_(1 - dropout, generator=generator)
         return masks.div_(1 - dropout)
 
 
 @functools.cache
-def _draws_join() -> bool:
-    """Tell whether one long draw is the same as short ones one after the other.
+def _draws_concatenate() -> bool:
+    """Whether one long draw equals several short ones in sequence.
 
-    It is not on processors for which torch takes its draws from a vendor's library.
+    It does not on processors for which torch draws with a vendor's library.
     """
     one, two = (torch.Generator().manual_seed(0) for _ in range(2))
     long = torch.empty(2000).bernoulli_(0.5, generator=one)
@@ -116,11 +116,11 @@ def _draws_join() -> bool:
     return torch.equal(long, torch.cat(short))
 
 
-def ahead(draw: Callable[[], Block]) -> Iterator[Block]:
+def prefetch(draw: Callable[[], Block]) -> Iterator[Block]:
     """Draw a block on another thread while the one before is in use."""
     with ThreadPoolExecutor(1) as pool:
-        coming = pool.submit(draw)
+        pending = pool.submit(draw)
         while True:
-            block = coming.result()
-            coming = pool.submit(draw)
+            block = pending.result()
+            pending = pool.submit(draw)
             yield block

@@ -1,4 +1,4 @@
-"""Training with the paper's settings: Adam, learning rate 5e-4, weight decay 1e-6, batch 64."""
+"""Training of one network with the paper's settings: Adam at 5e-4, weight decay 1e-6, batch 64."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def train(
 ) -> nn.Module:
     """Fit ``model`` to (x, y) in place and leave it in eval mode.
 
-    ``progress`` is called after every epoch, and ``stop``, with the model in eval mode, which
-    ends the training if it says so. The order of the rows and the dropout depend on
+    ``progress`` is called after every epoch, and so is ``stop``, with the model in eval mode; it
+    returns whether to end the training. The order of the rows and the dropout depend on
     ``seed`` alone; the caller's random state is left as it was.
 
     >>> x = torch.linspace(0, 1, 256)[:, None]
@@ -68,8 +68,8 @@ def train_as_published(
     """Train the paper's network by its protocol, for a number of epochs that fits the data.
 
     5 % of the rows pick the number of epochs with the smallest error, up to ``epochs``; then
-    training starts over on all rows for that many. The search ends when there was nothing better
-    for ``patience`` epochs; the published code always goes to the end.
+    training starts over on all rows for that many. The search ends after ``patience`` epochs
+    without improvement; the published code always runs all epochs.
 
     >>> x = torch.rand(200, 2)
     >>> model = train_as_published(x, x[:, 0], seed=0, epochs=3)
@@ -79,7 +79,7 @@ def train_as_published(
     held = max(1, len(x) // 20)
     errors: list[float] = []
 
-    def no_hope(model: nn.Module) -> bool:
+    def out_of_patience(model: nn.Module) -> bool:
         with torch.no_grad():
             errors.append(float(nn.functional.mse_loss(model(x[:held]), y[:held, None])))
         return len(errors) - errors.index(min(errors)) > patience
@@ -88,7 +88,7 @@ def train_as_published(
         torch.manual_seed(seed)
         searching, fresh = mlp(x.shape[1]), mlp(x.shape[1])
     train(searching, x[held:], y[held:, None], epochs=epochs, seed=seed, progress=progress,
-          stop=no_hope)  # fmt: skip
+          stop=out_of_patience)  # fmt: skip
     best = errors.index(min(errors)) + 1
     return train(fresh, x, y[:, None], epochs=best, seed=seed, progress=progress)
 

@@ -1,4 +1,4 @@
-"""Training of segmentation networks, with checkpoints: a killed run goes on where it was."""
+"""Training of segmentation networks, with checkpoints to resume from."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Augment:
-    """How images are varied in training: cut out, resized, mirrored, brightened.
+    """Data augmentation: crop, resize, mirror, change of contrast and brightness.
 
     Parameters
     ----------
@@ -55,7 +55,7 @@ class Augment:
     def __call__(
         self, pixels: Tensor, labels: Tensor, generator: torch.Generator
     ) -> tuple[Tensor, Tensor]:
-        """Vary each image of a batch; returns a network's inputs and the labels."""
+        """Return a network's inputs and the labels of a batch, each image varied."""
         if any(side % part for side, part in zip(pixels.shape[2:], labels.shape[1:], strict=True)):
             raise ValueError(
                 f"images of {tuple(pixels.shape[2:])} pixels cannot be cut along with labels of "
@@ -146,7 +146,7 @@ def masked_mse(scores: Tensor, wanted: Tensor) -> Tensor:
 
 
 def class_weights(data: LabelledImages, balance: float) -> Tensor:
-    """Weigh the classes of scenes, so that rare ones are learned too; 1 for the average pixel.
+    """Return class weights that let rare classes count more; 1 for the average pixel.
 
     Parameters
     ----------
@@ -205,9 +205,8 @@ def fit(
 
     The loss is the mean squared error over labelled pixels, or, with ``balance``, the cross entropy
     of what the numbers are the logs of. AdamW, with a learning rate that rises for a tenth of the
-    steps and then falls to nothing. What an epoch does depends on the weights, ``seed`` and its
-    number alone, so a run that was killed and goes on from its checkpoint ends in the same weights
-    as one that was not.
+    steps and then falls to zero. An epoch depends on the weights, ``seed`` and its number alone, so
+    a resumed run ends with the same weights as an uninterrupted one.
 
     Parameters
     ----------
@@ -217,7 +216,7 @@ def fit(
     data
         Images and label maps, these of the size of the output.
     epochs
-        How often every image is seen.
+        Number of epochs.
     seed
         For the order of the images, their variations, and dropout.
     batch_size, learning_rate, weight_decay
@@ -227,14 +226,13 @@ def fit(
         the outputs are flat where a class is unlikely, so that one that was lost stays lost. A
         number for cross entropy, and how much more rare classes count: see :func:`class_weights`.
     augment
-        How images are varied; ``None`` for not at all.
+        Data augmentation; ``None`` for none.
     checkpoint
-        File that is written after every epoch, whole or not at all. If it is there and was
-        written by a training with the same first weights, data and settings, that training goes
-        on. One of another training is an error; a damaged one is a warning, and training starts
-        over.
+        File that is written atomically after every epoch. A checkpoint with the same initial
+        weights, data and settings is resumed; one of another training is an error; a damaged one
+        is a warning, and training starts over.
     progress
-        Called after every epoch with a line to read.
+        Called after every epoch with a status line.
 
     Returns
     -------
@@ -283,7 +281,7 @@ def fit(
 def _loss(
     model: nn.Sequential, data: LabelledImages, balance: float | None
 ) -> Callable[[Tensor, Tensor], Tensor]:
-    """Give the loss of a batch of inputs and label maps."""
+    """Return the loss as a function of a batch of inputs and label maps."""
     if balance is None:
         return lambda x, labels: masked_mse(
             model(x), targets(labels, data.classes, ignore=data.ignore)
@@ -293,7 +291,7 @@ def _loss(
 
 
 def _epoch_generator(seed: int, epoch: int) -> torch.Generator:
-    """Start the random numbers of an epoch, the global ones (for dropout) included."""
+    """Seed the random numbers of an epoch, including the global ones (for dropout)."""
     digest = hashlib.sha256(f"{seed} {epoch}".encode()).digest()
     start = int.from_bytes(digest[:7], "big")
     torch.manual_seed(start)
@@ -322,7 +320,7 @@ def _fingerprint(data: LabelledImages) -> str:
 
 
 class _Checkpoint:
-    """A file with the state of one training, which its settings name."""
+    """A file with the state of one training, identified by its settings."""
 
     def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
         self.path = path
@@ -337,7 +335,7 @@ class _Checkpoint:
         cache_files.keep(self.path, cache_files.pack(tensors, metadata))
 
     def restore(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-        """Go back to the state that was kept; returns the number of epochs that are done."""
+        """Restore the stored state; return the number of finished epochs."""
         read = self._read()
         if read is None:
             return 0
@@ -372,24 +370,24 @@ class _Checkpoint:
             return None
         if metadata.get("format") != _FORMAT or metadata.get("settings") != self.settings:
             raise ValueError(
-                f"{self.path} belongs to something else: {_difference(metadata, self.settings)}. "
-                "Delete it, or name another file as checkpoint"
+                f"{self.path} is the checkpoint of another training: "
+                f"{_difference(metadata, self.settings)}. Delete it, or pass another path"
             )
         return tensors, int(metadata["epoch"])
 
 
 def _difference(metadata: Mapping[str, str], wanted: str) -> str:
-    """Say what a checkpoint of another training was made with.
+    """Return in which settings the checkpoint of another training differs.
 
     >>> old = {"format": _FORMAT, "settings": '{"epochs": 3, "seed": 0}'}
     >>> _difference(old, '{"epochs": 4, "seed": 0}')
-    'it is a training with another epochs'
+    'its settings differ in: epochs'
     """
     if metadata.get("format") != _FORMAT:
         return "it is not a checkpoint of a training"
     old, new = json.loads(metadata["settings"]), json.loads(wanted)
     names = sorted(name for name in {*old, *new} if old.get(name) != new.get(name))
-    return f"it is a training with another {', '.join(names)}"
+    return f"its settings differ in: {', '.join(names)}"
 
 
 # --- the networks of the experiments --------------------------------------------------------------
@@ -418,7 +416,7 @@ class Recipe:
 
 
 def _training_shapes(seed: int) -> LabelledImages:
-    # Far from the seeds that anyone would take for calibration and test.
+    # Far from any seed used for calibration and test.
     return label_maps.shapes(800, seed=1_000_000 + seed)
 
 
@@ -426,7 +424,7 @@ def _training_camvid(seed: int) -> LabelledImages:
     return label_maps.camvid(splits=("train",))["train"]
 
 
-#: How the networks of :func:`trained` come about.
+#: Settings of the networks of :func:`trained`.
 RECIPES = {
     "shapes": Recipe(
         segmentation_nets.shapes_net, _training_shapes, epochs=12, batch_size=8, learning_rate=6e-3,
@@ -441,7 +439,7 @@ RECIPES = {
 
 
 def trained(name: str, seed: int = 0, progress: Progress = lambda message: None) -> nn.Sequential:
-    """Give a trained network: from the cache, or trained now, which may take a while.
+    """Return a trained network, from the cache if it is there.
 
     Parameters
     ----------
@@ -451,7 +449,7 @@ def trained(name: str, seed: int = 0, progress: Progress = lambda message: None)
     seed
         For the first weights and the training; for shapes also for the training images.
     progress
-        Called after every epoch with a line to read.
+        Called after every epoch with a status line.
 
     Returns
     -------
@@ -474,5 +472,5 @@ def trained(name: str, seed: int = 0, progress: Progress = lambda message: None)
 
     model = result_cache.network(key, lambda: recipe.build(seed), train)
     assert isinstance(model, nn.Sequential)
-    checkpoint.unlink(missing_ok=True)  # the network is kept now
+    checkpoint.unlink(missing_ok=True)  # the network itself is cached now
     return model

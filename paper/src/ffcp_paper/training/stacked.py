@@ -1,4 +1,4 @@
-"""Training several of the paper's networks at once, with stacked weights.
+"""Training of several of the paper's networks at once, with stacked weights.
 
 The networks are tiny: one at a time, most of a step is the overhead of its many small calls. Here
 the weights of all networks are stacked, so that one batched matrix product does a layer of every
@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from ffcp import pinball_loss
 from ffcp_paper.networks.regression import mlp
-from ffcp_paper.training.minibatches import Block, Draws, Shape, ahead
+from ffcp_paper.training.minibatches import Block, MinibatchSampler, Shape, prefetch
 
 Levels = tuple[float, ...] | list[tuple[float, ...]]  # of all networks, or of each
 
@@ -77,7 +77,7 @@ def train_stacked(
         Called after every epoch, once for each network that took part.
     stop
         Called after every epoch with the position of each network that took part and the network
-        itself in eval mode; ends its training if it says so.
+        itself in eval mode; returns whether to end its training.
     done
         Called with the position of a network and the network itself when its training has ended.
 
@@ -98,15 +98,15 @@ def train_stacked(
     shape, left = _check(models, xs, ys, epochs, seeds, each, batch_size)
     alive = [number for number, count in enumerate(left) if count > 0]
     if alive:
-        kept = None if each is None else torch.tensor([each[i] for i in alive])[:, None]
-        stack = _Stack([models[i] for i in alive], shape, kept, learning_rate, weight_decay)
-        draws = Draws(alive, seeds, len(xs[0]), batch_size, shape, xs[0].dtype)
+        stacked = None if each is None else torch.tensor([each[i] for i in alive])[:, None]
+        stack = _Stack([models[i] for i in alive], shape, stacked, learning_rate, weight_decay)
+        sampler = MinibatchSampler(alive, seeds, len(xs[0]), batch_size, shape, xs[0].dtype)
         targets = [y.reshape(len(y), 1) for y in ys]
-        blocks = ahead(draws) if torch.get_num_threads() > 1 else iter(draws, None)
+        blocks = prefetch(sampler) if torch.get_num_threads() > 1 else iter(sampler, None)
     while alive:
         with torch.no_grad(), _one_thread():
-            _epoch(stack, draws, blocks, alive, xs, targets)
-            stack.give([models[i] for i in alive])
+            _epoch(stack, sampler, blocks, alive, xs, targets)
+            stack.copy_to([models[i] for i in alive])
         ended = set()
         for number in alive:
             left[number] -= 1
@@ -116,7 +116,7 @@ def train_stacked(
                 done(number, models[number].eval())
         if ended and ended < set(alive):
             stack.keep([at for at, number in enumerate(alive) if number not in ended])
-        alive = draws.alive = [number for number in alive if number not in ended]
+        alive = sampler.alive = [number for number in alive if number not in ended]
     return [model.eval() for model in models]
 
 
@@ -132,14 +132,14 @@ def search_epochs_stacked(
     progress: Callable[[], None] = lambda: None,
     done: Callable[[int, int], None] = lambda number, best: None,
 ) -> list[int]:
-    """Find the number of epochs of each network: train on 95 % of its rows, look at the others.
+    """Return the best number of epochs of each network, by training on 95 % of its rows.
 
     Parameters
     ----------
     models, xs, ys, seeds, levels, progress
         As for :func:`train_stacked`. The models are trained in the search and of no further use.
     epochs
-        The most that is tried.
+        Largest number to try.
     patience
         After how many epochs without a smaller error the search of a network ends.
     done
@@ -159,7 +159,7 @@ def search_epochs_stacked(
     def best(number: int) -> int:
         return errors[number].index(min(errors[number])) + 1
 
-    def no_hope(number: int, model: nn.Module) -> bool:
+    def out_of_patience(number: int, model: nn.Module) -> bool:
         x, y = xs[number][: held[number]], ys[number][: held[number]]
         with torch.no_grad():
             error = (
@@ -178,7 +178,7 @@ def search_epochs_stacked(
         seeds=seeds,
         levels=levels,
         progress=progress,
-        stop=no_hope,
+        stop=out_of_patience,
         done=lambda number, model: done(number, best(number)),
     )
     return [best(number) for number in range(len(models))]
@@ -196,11 +196,11 @@ def pair(inputs: int, seed: int, outputs: int = 1) -> tuple[nn.Sequential, nn.Se
 
 
 def _each(levels: Levels | None, count: int) -> list[tuple[float, ...]] | None:
-    """Give the quantile levels of each network."""
+    """Return the quantile levels of each network."""
     return [levels] * count if isinstance(levels, tuple) else levels
 
 
-# -- what can be stacked -----------------------------------------------------------------------
+# -- checks ------------------------------------------------------------------------------------
 
 
 def _shape_of(model: nn.Module) -> Shape:
@@ -233,7 +233,7 @@ def _check(
     levels: list[tuple[float, ...]] | None,
     batch_size: int,
 ) -> tuple[Shape, list[int]]:
-    """Refuse what cannot be stacked; give the common shape and each network's epochs."""
+    """Return the common shape and each network's epochs; raise on what cannot be stacked."""
     left = [epochs] * len(models) if isinstance(epochs, int) else list(epochs)
     counts = {"xs": len(xs), "ys": len(ys), "seeds": len(seeds), "epochs": len(left)}
     counts |= {} if levels is None else {"levels": len(levels)}
@@ -295,16 +295,16 @@ def _one_thread() -> Iterator[None]:
 
 def _epoch(
     stack: _Stack,
-    draws: Draws,
+    sampler: MinibatchSampler,
     blocks: Iterator[Block],
     alive: list[int],
     xs: Sequence[Tensor],
     ys: Sequence[Tensor],
 ) -> None:
     """Take each network once through its rows, in its order."""
-    size, hidden = draws.batch_size, draws.shape.hidden
+    size, hidden = sampler.batch_size, sampler.shape.hidden
     stop = 0
-    while stop < draws.rows:
+    while stop < sampler.rows:
         block = next(blocks).only(alive)
         if block.orders:
             x, y = (
@@ -315,7 +315,7 @@ def _epoch(
         for start in range(block.start, stop, size):
             rows = min(size, stop - start)
             masks: list[Tensor] = []
-            if draws.shape.dropout:
+            if sampler.shape.dropout:
                 noise = block.masks[:, at : at + rows * sum(hidden)]
                 parts = noise.split([rows * width for width in hidden], dim=1)
                 masks = [part.unflatten(1, (rows, -1)) for part in parts]
@@ -324,12 +324,12 @@ def _epoch(
 
 
 def _squared_slope(guess: Tensor, y: Tensor, out: Tensor) -> None:
-    """Put the derivative of each network's mean squared error into ``out``."""
+    """Write the derivative of each network's mean squared error into ``out``."""
     torch.sub(guess, y, out=out).mul_(2 / guess[0].numel())
 
 
 def _pinball_slope(guess: Tensor, y: Tensor, out: Tensor, levels: Tensor) -> None:
-    """Put the derivative of each network's mean pinball loss at its levels into ``out``."""
+    """Write the derivative of each network's mean pinball loss at its levels into ``out``."""
     level = levels.to(guess)
     share = torch.tensor(1 / guess[0].numel(), dtype=guess.dtype)
     rise, fall = (1 - level) * share, -level * share
@@ -339,7 +339,7 @@ def _pinball_slope(guess: Tensor, y: Tensor, out: Tensor, levels: Tensor) -> Non
 
 
 class _Stack:
-    """The weights of several networks, and Adam's memory of each."""
+    """The weights of several networks, and Adam's state of each."""
 
     def __init__(
         self,
@@ -358,7 +358,7 @@ class _Stack:
         self._place([weights, *memory])
 
     def _place(self, states: list[list[Tensor]]) -> None:
-        """Lay weights, gradients and Adam's two moments out as one long tensor each."""
+        """Store weights, gradients and Adam's two moments as one long tensor each."""
         shapes = [w.shape for w in states[0]]
         self._count = shapes[0][0]
         flat = [torch.cat([w.flatten() for w in state]) for state in states]
@@ -378,12 +378,12 @@ class _Stack:
         self._buffers: dict[int, tuple[list[Tensor], list[Tensor]]] = {}
 
     def keep(self, positions: list[int]) -> None:
-        """Go on with some of the networks only."""
+        """Continue with some of the networks only."""
         self._place([[w[positions] for w in state] for state in self._states])
         if self._levels is not None:
             self._levels = self._levels[positions]
 
-    def give(self, models: Sequence[nn.Module]) -> None:
+    def copy_to(self, models: Sequence[nn.Module]) -> None:
         """Copy the weights into the networks."""
         for at, model in enumerate(models):
             for own, same in zip(model.parameters(), self._states[0], strict=True):
@@ -391,7 +391,7 @@ class _Stack:
 
     def step(self, x: Tensor, y: Tensor, masks: list[Tensor]) -> None:
         """Take one step on a batch of each network: x (networks, rows, inputs)."""
-        values, below = self._room(x.shape[1], x.dtype)
+        values, below = self._activation_buffers(x.shape[1], x.dtype)
         self._forward(x, values, masks)
         if self._levels is None:
             _squared_slope(values[-1], y, below[-1])
@@ -417,8 +417,10 @@ class _Stack:
             maximize=False,
         )
 
-    def _room(self, rows: int, dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor]]:
-        """Give room for the values of all layers and for the slopes of the loss in them."""
+    def _activation_buffers(
+        self, rows: int, dtype: torch.dtype
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Return buffers for the activations of all layers and for their gradients."""
         if rows not in self._buffers:
             values, slopes = (
                 [
