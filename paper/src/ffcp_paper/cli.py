@@ -64,8 +64,7 @@ def groups(
     seeds: Annotated[int, typer.Option(min=1, help="Number of splits and networks.")] = 1,
     kernel: Annotated[str, typer.Option(help=f"One of {', '.join(KERNELS)}.")] = "nearest",
     on: Annotated[
-        str,
-        typer.Option(help="Space of the distances: prediction, input, or a layer 0, 3, 6."),
+        str, typer.Option(help="Space of the distances: prediction, input, or a layer 0, 3, 6.")
     ] = "prediction",
     guarantee: Annotated[
         str, typer.Option(help="Of the localized methods: marginal, random or none.")

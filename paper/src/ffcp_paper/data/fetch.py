@@ -38,7 +38,7 @@ BY_HAND: dict[str, str] = {
     "tabular/bike_train.csv": (
         "Kaggle asks for an account: download train.csv from "
         "https://www.kaggle.com/c/bike-sharing-demand/data, name it bike_train.csv"
-    ),
+    )
 }
 
 

@@ -84,12 +84,7 @@ def _shapes(seed: int, progress: Progress) -> Experiment:
     model = segmentation_training.trained("shapes", progress=progress)
     title = "painted shapes, a small residual network"
     return _experiment(
-        title,
-        model,
-        label_maps.shapes(340, seed=seed),
-        label_maps.normalised,
-        seed,
-        16,
+        title, model, label_maps.shapes(340, seed=seed), label_maps.normalised, seed, 16
     )
 
 

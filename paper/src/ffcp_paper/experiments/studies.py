@@ -452,12 +452,7 @@ def _label_key(task: ClassificationTask, settings: Settings) -> dict[str, Any]:
     """Return what the prediction sets depend on; the name of the logits' file hashes the images."""
     digits = task.network == prediction_sets.DIGITS
     answers = task.network if digits else logits.cached_path(logits.named(task.network)).name
-    return {
-        "version": _VERSION,
-        "answers": answers,
-        "splits": settings.splits,
-        "alpha": task.alpha,
-    }
+    return {"version": _VERSION, "answers": answers, "splits": settings.splits, "alpha": task.alpha}
 
 
 def _labels(task: ClassificationTask, settings: Settings, report: Report) -> dict[str, Any]:

@@ -12,11 +12,7 @@ from torch import nn
 
 from ffcp_paper.data.datasets import Split
 from ffcp_paper.experiments.studies import Study, available
-from ffcp_paper.experiments.tasks import (
-    TRAINED,
-    Report,
-    Settings,
-)
+from ffcp_paper.experiments.tasks import TRAINED, Report, Settings
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

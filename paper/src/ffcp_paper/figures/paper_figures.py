@@ -19,11 +19,7 @@ from ffcp_paper.experiments import segmentation
 from ffcp_paper.experiments.tasks import Settings
 from ffcp_paper.ffcp_internals import put
 from ffcp_paper.figures.band_plots import SEGMENTATION, band_lengths, overview
-from ffcp_paper.figures.drawing import (
-    Drawn,
-    Request,
-    default_data,
-)
+from ffcp_paper.figures.drawing import Drawn, Request, default_data
 from ffcp_paper.figures.score_plots import score_histograms, scores_fcp_ffcp
 
 if TYPE_CHECKING:

@@ -10,10 +10,7 @@ from typing import Any
 
 from ffcp import conformal_rank
 from ffcp_paper.experiments import prediction_sets
-from ffcp_paper.experiments.tasks import (
-    OUTPUT,
-    Measured,
-)
+from ffcp_paper.experiments.tasks import OUTPUT, Measured
 from ffcp_paper.ffcp_internals import Division
 
 LAW_ERROR = 0.01  # probability, for each row, that a correct program is outside the law's range

@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ffcp_paper.tables.rows import (
-    RUNTIMES,
-)
+from ffcp_paper.tables.rows import RUNTIMES
 
 
 @dataclass(frozen=True)

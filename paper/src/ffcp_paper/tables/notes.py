@@ -5,16 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ffcp_paper.experiments.tasks import (
-    FCP_FEATURE,
-    TIMED_SPLIT,
-    Settings,
-)
+from ffcp_paper.experiments.tasks import FCP_FEATURE, TIMED_SPLIT, Settings
 from ffcp_paper.experiments.timing import ERROR, LOOKS
 from ffcp_paper.tables import printed
-from ffcp_paper.tables.claims import (
-    LAW_ERROR,
-)
+from ffcp_paper.tables.claims import LAW_ERROR
 from ffcp_paper.tables.columns import columns_of
 from ffcp_paper.tables.render import Row
 from ffcp_paper.tables.rows import (

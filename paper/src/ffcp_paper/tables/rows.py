@@ -21,15 +21,7 @@ from ffcp_paper.experiments.tasks import (
 )
 from ffcp_paper.networks import pretrained
 from ffcp_paper.tables import printed
-from ffcp_paper.tables.claims import (
-    covers,
-    credited,
-    lawful,
-    mean,
-    shorter,
-    summary,
-    summary_of,
-)
+from ffcp_paper.tables.claims import covers, credited, lawful, mean, shorter, summary, summary_of
 from ffcp_paper.tables.render import Row
 
 BEST = "best on test"  # a layer selected on the test rows, as the paper does
