@@ -68,7 +68,7 @@ def held_out(balance: float, epochs: int) -> tuple[float, float, dict[str, float
     return (
         right,
         iou,
-        dict(zip(out.class_names, label_maps.found_of_each(counts), strict=True)),
+        dict(zip(out.class_names, label_maps.class_recall(counts), strict=True)),
     )
 
 

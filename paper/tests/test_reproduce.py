@@ -275,7 +275,7 @@ def test_the_results_of_every_seed_are_json_lines(made) -> None:
         == ("bands", "CP", "mean")
         and one["of"]["alpha"] == 0.1
     ]
-    row = next(r for r in made[1]["regression_bands"]["rows"] if r["method"] == "CP")
+    row = next(r for r in made[1]["regression_bands"]["rows"] if r["method"] == "split CP")
     assert row["length"]["n"] == len(own) == 2
     assert row["length"]["mean"] == pytest.approx(sum(own) / 2)
     assert {one["of"]["what"] for one in records} == {
@@ -727,7 +727,7 @@ def test_coverage_of_fcp_is_measured_in_both_spaces(made) -> None:
 
 def test_split_point_four_is_cp(made) -> None:
     rows = {(r["method"], r["split"]): r for r in made[1]["split_ablation"]["rows"]}
-    assert rows["FFCP", "4"]["length"] == rows["CP", ""]["length"]
+    assert rows["FFCP", "4"]["length"] == rows["split CP", ""]["length"]
 
 
 def test_works_ask_for_nothing_that_is_missing() -> None:

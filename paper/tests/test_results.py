@@ -67,7 +67,7 @@ def test_means_are_those_of_the_seeds() -> None:
             "bands", "CP", "mean", 0.1
         ):  # fmt: skip
             lengths.setdefault(of["data"], []).append(one["result"]["length"])
-    every = [row for row in _table("regression_bands")["rows"] if row["method"] == "CP"]
+    every = [row for row in _table("regression_bands")["rows"] if row["method"] == "split CP"]
     rows = [row for row in every if row["length"] is not None]  # the rest is not available
     assert len(rows) == len(lengths) == 7
     for row in rows:

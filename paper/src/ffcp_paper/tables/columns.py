@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ffcp_paper.tables.rows import RUNTIMES
+from ffcp_paper.tables.rows import RUNTIMES, method_title
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def _pair(key: str, label: str, digits: int, percent: bool | None = None) -> lis
     return [ours, replace(ours, key=f"{key}_paper", label="paper", source="paper")]
 
 
-def _band_columns(against: str, *, ball: bool = False, levels: bool = False) -> list[Column]:
+def _band_columns(base: str, *, ball: bool = False, levels: bool = False) -> list[Column]:
     return [
         _DATA,
         *([Column("levels", "levels")] if levels else []),
@@ -55,7 +55,7 @@ def _band_columns(against: str, *, ball: bool = False, levels: bool = False) -> 
         *([_IN_BALL] if ball else []),
         *_pair("length", "length", 3),
         _LAWFUL,
-        Column("shorter", f"shorter than {against}", "claim"),
+        Column("shorter", f"shorter than {method_title(base)}", "claim"),
         _HOLDS,
     ]
 
@@ -63,7 +63,7 @@ def _band_columns(against: str, *, ball: bool = False, levels: bool = False) -> 
 _SQUARES = {
     "distance": "FFCP |Q - s|",
     "scaled": "in y",
-    "shortfall": "CP Q - s",
+    "shortfall": "split CP Q - s",
     "largest": "largest norm",
     "gap": "Q gap",
 }
@@ -74,7 +74,7 @@ def columns_of(name: str) -> list[Column]:
     """List the columns of a table."""
     if name in ("ffcp_runtime", "ffcqr_runtime"):
         plain, slow, fast = RUNTIMES[name].names
-        seconds = [c for of in (plain, slow, fast) for c in _pair(of, f"{of} s", 4)]
+        seconds = [c for of in (plain, slow, fast) for c in _pair(of, f"{method_title(of)} s", 4)]
         ours, paper = _pair("speedup", "times faster", 1)
         ends = (
             replace(ours, key=f"speedup_{e}", label=w) for e, w in (("low", "from"), ("high", "to"))
@@ -86,7 +86,7 @@ def columns_of(name: str) -> list[Column]:
             _SPLIT,
             *(Column(key, label, "number", 3, None, "ours") for key, label in _SQUARES.items()),
             *(Column(key, label, "claim") for key, label in _CONDITIONS.items()),
-            Column("ratio", "length / CP", "number", 2, None, "ours"),
+            Column("ratio", "length / split CP", "number", 2, None, "ours"),
             _HOLDS,
         ]
     if name in ("group_coverage_cp", "group_coverage_lcp"):
@@ -107,5 +107,5 @@ def columns_of(name: str) -> list[Column]:
             _HOLDS,
         ]
     ball = name in ("regression_bands", "ffcqr_bands")
-    against = "CQR" if name == "ffcqr_bands" else "CP"
-    return _band_columns(against, ball=ball, levels=name == "ffcqr_bands")
+    base = "CQR" if name == "ffcqr_bands" else "CP"
+    return _band_columns(base, ball=ball, levels=name == "ffcqr_bands")

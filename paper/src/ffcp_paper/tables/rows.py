@@ -83,7 +83,7 @@ class _Bands:
         return {
             "data": data,
             **({"levels": _levels(self.training)} if self.training.levels else {}),
-            "method": label or method.name,
+            "method": label or method_title(method.name),
             "split": _split(method, ours),
             "coverage": summary_of(ours, "coverage"),
             "coverage_paper": paper("coverage", 100),
@@ -109,6 +109,15 @@ def _split(method: Method, result: Sequence[Measured]) -> str:
 
 
 OURS = ("Learned", "Auto")  # methods that the paper does not have
+
+
+def method_title(name: str) -> str:
+    """Return the name of a method as the tables show it.
+
+    >>> method_title("CP"), method_title("FFCP")
+    ('split CP', 'FFCP')
+    """
+    return "split CP" if name == "CP" else name
 
 
 def ours(name: str) -> str:
@@ -234,7 +243,7 @@ def groups(
         better = mean(credited(ours, plain), "worst") > mean(plain, "worst")
         return {
             "data": data,
-            "method": f"{fast}, auto" if auto else method.name,
+            "method": f"{fast}, auto" if auto else method_title(method.name),
             "split": _split(method, ours),
             "group_coverage": summary_of(ours, "worst"),
             "group_coverage_paper": printed_value(table, data, "group_coverage", 100, **which),
@@ -339,7 +348,7 @@ def absent(table: str, data: str, settings: Settings) -> list[Row]:
 
     >>> rows = absent("regression_bands", "fb2", Settings())
     >>> [(row["method"], row["length_paper"]["mean"]) for row in rows]
-    [('CP', 2.016), ('FCP', 1.371), ('FFCP, best on test', 1.425)]
+    [('split CP', 2.016), ('FCP', 1.371), ('FFCP, best on test', 1.425)]
     """
     note = {"data": data, "note": NOT_AVAILABLE}
     if table == SQUARES:
@@ -367,7 +376,7 @@ def _place(table: str, one: printed.Row) -> Row:
     name = "CP" if one.method == "Vanilla CP" else one.method
     if one.layer is None:
         best = name == "FFCP" and table != "group_coverage_cp"  # of all layers, by the test rows
-        split, label = "", f"{name}, {BEST}" if best else name
+        split, label = "", f"{name}, {BEST}" if best else method_title(name)
     else:
         split, label = str(one.layer - (table == "bands_by_layer")), name
     levels = {} if one.levels is None else {"levels": _levels(Training("quantiles", one.levels))}
