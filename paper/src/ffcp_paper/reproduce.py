@@ -92,8 +92,8 @@ def run(
 
     Examples
     --------
-    >>> made = run(["regression_bands"], out="somewhere")  # doctest: +SKIP
-    >>> made[0]["verdict"]["text"]  # doctest: +SKIP
+    >>> written = run(["regression_bands"], out="somewhere")  # doctest: +SKIP
+    >>> written[0]["verdict"]["text"]  # doctest: +SKIP
     'The claim holds in 8 of 14 rows (FFCP, best on test: 4 of 7; FFCP, auto: 4 of 7).'
     """
     check_names(names)
@@ -105,14 +105,14 @@ def run(
     bar = _Bar(progress, sum(costs) + sum(map(paper_figures.cost, pictures)))
     runner = _Runner(chosen, bar, [task for listed in plan.values() for task, _ in listed])
     log = _Log(Path(out), _command(names, seeds, quick), chosen, quick)
-    made: list[render.Table] = []
+    written: list[render.Table] = []
     for name, listed in plan.items():
         for task, cost in listed:
             runner.run(task, cost)
             log.save(runner.result)
         table = paper_tables.build(name, runner.result, chosen)
         render.write(table, Path(out))
-        made.append(table)
+        written.append(table)
         log.add("tables", name)
         log.save(runner.result)
         finished(table)
@@ -124,10 +124,10 @@ def run(
         bar.end(name)
         log.add("figures", name)
         log.save(runner.result)
-    return made
+    return written
 
 
-#: The tables and figures that can be made.
+#: All tables and figures.
 NAMES = (*paper_tables.NAMES, *paper_figures.FIGURES)
 
 

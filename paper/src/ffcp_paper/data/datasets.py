@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _VERSION = 2  # of the parsing below; a change makes cached arrays stale
 
-NOT_AVAILABLE = "data not available"  # what a table says of a data set whose file is missing
+NOT_AVAILABLE = "data not available"  # note of a table's row whose data file is missing
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def load(name: str, seed: int = 0) -> Table:
     Raises
     ------
     MissingDataError
-        If a file is not there; the message says where it comes from and where to put it.
+        If a file is missing; the message says where to get it and where to put it.
 
     Examples
     --------

@@ -2,7 +2,7 @@
 
 The paper stops at the first order. A feature moved by a step t along the unit gradient n moves the
 output by about t * (|gradient| + t / 2 * |curvature|), where the curvature is the second difference
-(g(v + t n) - 2 g(v) + g(v - t n)) / t^2 of the head g. ``docs/curvature.md`` has what came out.
+(g(v + t n) - 2 g(v) + g(v - t n)) / t^2 of the head g. ``docs/curvature.md`` has the results.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Bands for every pixel and class of segmented images, and where they are wide.
 
-A network's scores log(-log p) for every pixel and class are a response of thousands of numbers.
-CP, FCP and FFCP put a band around each, and the map of their lengths shows where the network is
-unsure. Beside it stand the label sets of :class:`ffcp.segmentation.PixelSets`.
+The network predicts log(-log p) for every pixel and class. CP, FCP and FFCP put a band around each,
+and the map of band lengths shows where the network is unsure. Prediction sets of
+:class:`ffcp.segmentation.PixelSets` are measured too.
 """
 
 from __future__ import annotations

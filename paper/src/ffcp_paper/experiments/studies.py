@@ -3,7 +3,7 @@
 A :class:`Study` is one data set. It trains the networks of all seeds at once, and measures
 methods on the test rows of each. Networks, measurements and run times are cached,
 under a hash of what they depend on (:mod:`ffcp_paper.data.result_cache`): a second call computes
-only what is missing. :mod:`ffcp_paper.tables.paper_tables` says which of them a table needs.
+only what is missing.
 """
 
 from __future__ import annotations
@@ -341,13 +341,13 @@ def _digest(table: datasets.Table) -> str:
 # -- one method on one network -----------------------------------------------------------------
 
 
-def predictor(
+def build_predictor(
     method: Method, model: nn.Module, alpha: float = 0.1, seed: int = 0
 ) -> RegressionPredictor:
     """Build the predictor of a method as the tables use it.
 
     >>> from ffcp_paper.networks.regression import mlp
-    >>> predictor(Method("FFCP", 2), mlp(3)).feature
+    >>> build_predictor(Method("FFCP", 2), mlp(3)).feature
     '3'
     """
     choice: dict[str, Any] = {"selection_alpha": alpha, "seed": seed}
@@ -365,7 +365,7 @@ def predictor(
         return FFLCP(model, feature, local, guarantee=_LOCAL.guarantee, seed=seed)
     if method.name == "Learned":
         return Learned(model, **choice)
-    if method.name == "Auto":  # by length, for that is what the tables compare
+    if method.name == "Auto":  # by length, which the tables compare
         return Auto(model, "length", **choice)
     kinds = {"FFCP": FFCP, "FFCQR": FFCQR}
     if method.name not in kinds:
@@ -374,31 +374,31 @@ def predictor(
 
 
 def _measure(method: Method, model: nn.Module, parts: Split, alpha: float, seed: int) -> Measured:
-    made = predictor(method, model, alpha, seed)
+    predictor = build_predictor(method, model, alpha, seed)
     with warnings.catch_warnings():
         # A choice of plain CP, and infinite bands, are part of the result.
         warnings.simplefilter("ignore", FFCPWarning)
-        if isinstance(made, (LCP, FFLCP)):
-            made.fit_localizer(parts.x_train, parts.y_train, planned=len(parts.y_cal))
-        if isinstance(made, (Learned, Auto)):
-            made.fit(parts.x_train, parts.y_train)
-        made.calibrate(parts.x_cal, parts.y_cal)
-        band = made.predict_interval(parts.x_test, alpha)
+        if isinstance(predictor, (LCP, FFLCP)):
+            predictor.fit_localizer(parts.x_train, parts.y_train, planned=len(parts.y_cal))
+        if isinstance(predictor, (Learned, Auto)):
+            predictor.fit(parts.x_train, parts.y_train)
+        predictor.calibrate(parts.x_cal, parts.y_cal)
+        band = predictor.predict_interval(parts.x_test, alpha)
         in_ball = (
-            float(made.feature_coverage(parts.x_test, parts.y_test, alpha))
-            if isinstance(made, FCP)
+            float(predictor.feature_coverage(parts.x_test, parts.y_test, alpha))
+            if isinstance(predictor, FCP)
             else None
         )
-    chosen = getattr(made, "choice", None) if method.layer == AUTO else None
+    chosen = getattr(predictor, "choice", None) if method.layer == AUTO else None
     return Measured(
         float(metrics.coverage(band, parts.y_test)),
         metrics.mean_length(band),
         float(metrics.group_coverage(band, parts.y_test).worst),
-        len(made.calibration),
+        len(predictor.calibration),
         len(parts.y_test),
         in_ball,
         None if chosen is None else SPLIT_POINTS.index(chosen.feature),
-        isinstance(made.calibration, Local),
+        isinstance(predictor.calibration, Local),
     )
 
 
@@ -410,12 +410,12 @@ def _times(
     for method in methods:
         slow = method.name in ("FCP", "FCQR")
         for _ in range(1 if slow else _REPEATS):
-            made = predictor(method, model, seed=seed)
+            predictor = build_predictor(method, model, seed=seed)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", FFCPWarning)
                 start = time.perf_counter()
-                made.calibrate(parts.x_cal, parts.y_cal)
-                made.predict_interval(parts.x_test)
+                predictor.calibrate(parts.x_cal, parts.y_cal)
+                predictor.predict_interval(parts.x_test)
                 best[method.name] = min(best[method.name], time.perf_counter() - start)
     return best
 

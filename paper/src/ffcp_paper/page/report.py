@@ -123,15 +123,15 @@ def page(folder: Path) -> str:
 
 
 def _environment() -> Environment:
-    made = Environment(
+    environment = Environment(
         loader=PackageLoader("ffcp_paper.page"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {"moment": _moment, "value": _value}
-    return made
+    environment.filters |= {"moment": _moment, "value": _value}
+    return environment
 
 
 def _resource(name: str) -> str:
@@ -281,13 +281,13 @@ def _run_counts(table: Table) -> set[int]:
 
 def _count_note(table: Table, counts: set[int]) -> list[str]:
     if len(counts) != 1 or any(note.startswith("Ours:") for note in table.notes):
-        return []  # every cell says its own, or the table does
+        return []  # every cell has its own, or a note of the table
     (n,) = counts
     return [f"Ours: mean ± standard deviation of {n} runs." if n > 1 else "Ours: a single run."]
 
 
 def _head(column: Column) -> _Head:
-    # A label that already says whose number it is needs no second word.
+    # A label that names the source already is not marked again.
     if column.source and not re.search(rf"\b{column.source}\b", column.label, re.IGNORECASE):
         name = f"{column.label} ({column.source})"
         return _Head(column.label, column.kind, name, column.source)

@@ -209,11 +209,11 @@ def _read_column(result: Part) -> Column:
 
 def _pair(columns: Sequence[Column]) -> list[Column]:
     """Rename columns called only "paper" to the name of our column beside them."""
-    made = list(columns)
+    renamed = list(columns)
     for i, (before, column) in enumerate(itertools.pairwise(columns), 1):
         if column.source == "paper" and column.label.lower() == "paper" and before.source == "ours":
-            made[i] = replace(column, label=before.label)
-    return made
+            renamed[i] = replace(column, label=before.label)
+    return renamed
 
 
 @dataclass(frozen=True)

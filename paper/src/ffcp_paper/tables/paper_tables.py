@@ -70,7 +70,7 @@ _BUILDERS: dict[str, Rows] = {
     "group_coverage_cp": groups("group_coverage_cp", "CP", "FFCP", ("FCP",), (*SPLITS, AUTO)),
     SQUARES: square_condition_rows,
 }
-#: The tables that can be made: the paper's in its order, and one about its theorem.
+#: All tables: the paper's in its order, and one about its theorem.
 NAMES = tuple(_BUILDERS)
 
 
@@ -154,11 +154,11 @@ def build(name: str, result: Results, settings: Settings) -> Table:
     of, columns = about(name), columns_of(name)
     rows: list[Row] = []
     for member in members(name, settings):
-        there = network_available(member) if name == LABELS else available(member)
-        make = _BUILDERS[name] if there else _missing(name)
-        made = make(result, member, settings)
+        present = network_available(member) if name == LABELS else available(member)
+        build_rows = _BUILDERS[name] if present else _missing(name)
         rows += [
-            {column.key: row.get(column.key) for column in columns} | _note(row) for row in made
+            {column.key: row.get(column.key) for column in columns} | _note(row)
+            for row in build_rows(result, member, settings)
         ]
     if name == LABELS and settings.networks is None:
         rows += _networks_of_the_paper(columns)

@@ -72,7 +72,7 @@ class PrintedTable:
     columns
         What each column means.
     claim
-        What the paper says that it shows, in a sentence of ours.
+        What it shows according to the paper, in our words.
     notes
         The numbers of those :data:`CONTRADICTIONS` that concern it.
     alpha
@@ -278,8 +278,8 @@ _SETS = {
 }
 
 TABLES: dict[str, PrintedTable] = {
-    made.name: made
-    for made in (
+    table.name: table
+    for table in (
         PrintedTable(
             "ffcp_runtime",
             "1",

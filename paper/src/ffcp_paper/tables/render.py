@@ -216,27 +216,27 @@ def _grid(table: Table, layout: _Layout) -> list[str]:
 
     def lines(cells: Sequence[Sequence[str]]) -> list[str]:
         tall = max(map(len, cells))
-        made = []
+        result = []
         for level in range(tall):
             words = [cell[level] if level < len(cell) else "" for cell in cells]
             placed = (
                 text.rjust(size) if number else text.ljust(size)
                 for text, size, number in zip(words, widths, right, strict=True)
             )
-            made.append(layout.gap.join(placed).rstrip())
-        return made
+            result.append(layout.gap.join(placed).rstrip())
+        return result
 
-    made = [*lines(heads), layout.gap.join("-" * size for size in widths)]
+    grid = [*lines(heads), layout.gap.join("-" * size for size in widths)]
     noted = None
     for row, cells in zip(table["rows"], body, strict=True):
         known = sum(row[column["key"]] is not None for column in columns)
         name, note = row[columns[0]["key"]], row.get("note")
         if note and (name, note) != noted:  # once for all rows of a name
-            made.append(f"{name.ljust(widths[0])}{layout.gap}{note}")
+            grid.append(f"{name.ljust(widths[0])}{layout.gap}{note}")
         if not note or known > 1:  # more than the name
-            made += lines(cells)
+            grid += lines(cells)
         noted = name, note
-    return made
+    return grid
 
 
 def _heading(column: dict[str, Any], layout: _Layout) -> list[str]:
