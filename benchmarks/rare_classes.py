@@ -1,4 +1,4 @@
-"""How much rare classes should count in the training of CamVid's network.
+"""Choice of the class weights in the training of CamVid's network.
 
 Trains the network with the settings of ``training.segmentation_training.RECIPES`` on five sixths of
 the training images, once for every balance, and tests on the rest: whole blocks of neighbouring
@@ -22,7 +22,7 @@ from ffcp_paper.data import label_maps
 from ffcp_paper.networks import segmentation_nets
 from ffcp_paper.training import segmentation_training
 
-BLOCK, BLOCKS = 20, 6  # frames of a block, of so many of which one is held out
+BLOCK, BLOCKS = 20, 6  # frames of a block; one of so many blocks is held out
 RARE = ("pole", "sign", "pedestrian", "bicyclist")
 
 
@@ -33,27 +33,27 @@ def main() -> None:
     parser.add_argument(
         "--epochs", type=int, default=segmentation_training.RECIPES["camvid"].epochs
     )
-    parser.add_argument("--jobs", type=int, default=2, help="trainings at once, a thread each")
+    parser.add_argument("--jobs", type=int, default=2, help="parallel trainings of one thread")
     asked = parser.parse_args()
     with ProcessPoolExecutor(asked.jobs, mp_context=get_context("spawn")) as pool:
         found = list(pool.map(partial(held_out, epochs=asked.epochs), asked.balances))
-    made = table("CamVid, images held out", "balance", "pixels right", "mean IoU", *RARE)
+    report = table("CamVid, images held out", "balance", "pixels right", "mean IoU", *RARE)
     for balance, (right, iou, shares) in zip(asked.balances, found, strict=True):
-        made.add_row(
+        report.add_row(
             f"{balance:g}", f"{right:.1%}", f"{iou:.3f}", *(f"{shares[name]:.0%}" for name in RARE)
         )
-    show(made)
+    show(report)
 
 
 def held_out(balance: float, epochs: int) -> tuple[float, float, dict[str, float]]:
-    """Train with one balance; give the pixels right, the mean IoU and what is found of classes."""
+    """Train with one balance; return pixel accuracy, mean IoU and recall on held-out images."""
     torch.set_num_threads(1)
     recipe = segmentation_training.RECIPES["camvid"]
     data = recipe.data(0)
     is_out = torch.arange(len(data)) // BLOCK % BLOCKS == BLOCKS - 1
-    kept, out = (data.take(mask.nonzero()[:, 0]) for mask in (~is_out, is_out))
+    training, out = (data.take(mask.nonzero()[:, 0]) for mask in (~is_out, is_out))
     model = segmentation_training.fit(
-        recipe.build(0), kept, epochs=epochs, batch_size=recipe.batch_size,
+        recipe.build(0), training, epochs=epochs, batch_size=recipe.batch_size,
         learning_rate=recipe.learning_rate, weight_decay=recipe.weight_decay, balance=balance,
         augment=recipe.augment, progress=lambda line: print(f"{balance:g}: {line}", flush=True),
     )  # fmt: skip
