@@ -675,6 +675,13 @@ def test_the_ratio_of_run_times_decides() -> None:
         assert table["rows"][0]["speedup"] == {"mean": pytest.approx(10 * slow), "sd": None, "n": 1}
 
 
+def test_a_table_of_large_ratios_fits_a_terminal() -> None:
+    times = [{"CP": [0.05] * 7, "FCP": [1.2] * 7, "FFCP": [0.01] * 7}]
+    found = Results(seconds={("synthetic", TRAINED): times})
+    table = paper_tables.build("ffcp_runtime", found, TINY)
+    assert max(map(len, render.to_text(table).splitlines())) <= 80
+
+
 def test_a_ratio_whose_interval_holds_the_limit_is_not_decided() -> None:
     slow = [3.0, 3.1, 3.2, 3.2, 3.3, 3.4, 3.5]
     times = [{"CP": [0.05] * 7, "FCP": slow, "FFCP": [0.1] * 7}]

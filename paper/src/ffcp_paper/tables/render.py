@@ -17,7 +17,7 @@ Row = dict[str, Any]
 Table = dict[str, Any]
 
 
-def cell(value: Any, column: dict[str, Any], spread: bool = True) -> str:
+def cell(value: Any, column: dict[str, Any], spread: bool = True, short: bool = False) -> str:
     """Return a value as text.
 
     >>> column = {"kind": "number", "digits": 1, "percent": True}
@@ -37,7 +37,7 @@ def cell(value: Any, column: dict[str, Any], spread: bool = True) -> str:
     middle, sd = (value["mean"], value["sd"]) if isinstance(value, dict) else (value, None)
     scale, digits = 100 if column.get("percent") else 1, column.get("digits", 3)
     if abs(middle) >= 100:
-        digits = min(1, digits)  # keeps the column narrow
+        digits = 0 if short else min(1, digits)  # keeps the column narrow
     shown = f"{scale * middle:.{digits}f}"
     if spread and sd is not None:
         shown += f" ± {scale * sd:.{digits}f}"
@@ -55,8 +55,11 @@ def _has_notes(table: Table) -> bool:
     return any(row.get("note") for row in table["rows"])
 
 
-def _cells(table: Table, row: Row, spread: Callable[[dict[str, Any]], bool]) -> list[str]:
-    return [cell(row[c["key"]], c, spread(c)) for c in table["columns"]]
+def _cells(table: Table, row: Row, layout: _Layout | None = None) -> list[str]:
+    used = layout or _Layout(("ours", "paper", None))
+    return [
+        cell(row[c["key"]], c, c["source"] in used.spread, used.short) for c in table["columns"]
+    ]
 
 
 def to_csv(table: Table) -> str:
@@ -96,7 +99,7 @@ def to_markdown(table: Table) -> str:
         _pipes(["--:" if number else "---" for number in right]),
     ]
     for row in table["rows"]:
-        cells = _cells(table, row, lambda column: True)
+        cells = _cells(table, row)
         lines.append(_pipes([*cells, *([row.get("note", "")] if notes else [])]))
     return "\n".join([*lines, "", *(f"- {note}" for note in table["notes"]), ""])
 
@@ -145,7 +148,7 @@ def to_latex(table: Table) -> str:
         r"\hline",
     ]
     for row in table["rows"]:
-        cells = _cells(table, row, lambda column: True)
+        cells = _cells(table, row)
         cells += [row.get("note", "")] if notes else []
         lines.append(" & ".join(map(escape, cells)) + r" \\")
     return "\n".join([*lines, r"\hline", r"\end{tabular}", r"\end{table}", ""])
@@ -202,11 +205,7 @@ def _grid(table: Table, layout: _Layout) -> list[str]:
     body = [
         [
             [text] if number else textwrap.wrap(text, layout.words, break_long_words=False) or [""]
-            for text, number in zip(
-                _cells(table, row, lambda column: column["source"] in layout.spread),
-                right,
-                strict=True,
-            )
+            for text, number in zip(_cells(table, row, layout), right, strict=True)
         ]
         for row in table["rows"]
     ]
