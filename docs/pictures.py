@@ -62,7 +62,7 @@ def trained(
 
 def bike() -> tuple[nn.Module, list[Tensor], list[Tensor], np.ndarray, list[str]]:
     """Train a network on bike rentals: x and y (train, calibrate, test), hours, columns."""
-    from ffcp_paper import datasets
+    from ffcp_paper.data import datasets
 
     torch.manual_seed(0)
     table = datasets.load("bike")
@@ -237,19 +237,22 @@ def label_sets() -> None:
 
 def segmentation() -> None:
     """Road scenes: image, prediction, number of labels."""
-    from ffcp_paper import scenes, segnets
-    from ffcp_paper.images import read
+    from ffcp_paper.data import label_maps
+    from ffcp_paper.data.images import read
+    from ffcp_paper.networks import segmentation_nets
 
-    road = scenes.camvid(360, 480, splits=("val",))["val"]
-    cal, test = (road.take(rows) for rows in scenes.split(len(road), 70, seed=0))
-    model = segnets.deeplab(read(segnets.DEEPLAB_FILE), scores=False).eval()
+    road = label_maps.camvid(360, 480, splits=("val",))["val"]
+    cal, test = (road.take(rows) for rows in label_maps.split(len(road), 70, seed=0))
+    model = segmentation_nets.deeplab(read(segmentation_nets.DEEPLAB_FILE), scores=False).eval()
     sets = ffcp.segmentation.PixelSets(model, ignore=road.ignore)
     pairs = zip(cal.pixels.split(4), cal.labels.split(4), strict=True)
-    sets.calibrate((segnets.deeplab_inputs(pixels), labels) for pixels, labels in pairs)
+    sets.calibrate((segmentation_nets.deeplab_inputs(pixels), labels) for pixels, labels in pairs)
     figure = Figure(figsize=(9, 4.4), layout="constrained")
     axes = figure.subplots(2, 3)
     for line, row in zip(axes, (0, 9), strict=True):
-        found = sets.predict_set(segnets.deeplab_inputs(test.pixels[[row]]), alpha=0.1, share=0.9)
+        found = sets.predict_set(
+            segmentation_nets.deeplab_inputs(test.pixels[[row]]), alpha=0.1, share=0.9
+        )
         line[0].imshow(test.pixels[row].permute(1, 2, 0))
         line[1].imshow(found.prediction[0], cmap="tab20", vmin=0, vmax=19)
         drawn = line[2].imshow(found.size[0], cmap="magma", vmin=1, vmax=6)
@@ -347,7 +350,7 @@ def joint() -> None:
     """Ellipses and boxes of the power that a zone uses in ten and in twenty minutes."""
     import pandas as pd
 
-    from ffcp_paper import datasets
+    from ffcp_paper.data import datasets
 
     frame = pd.read_csv(datasets.FURTHER["tetuan_power"].files[0].require())
     power = torch.tensor(frame["Zone 1 Power Consumption"].to_numpy() / 1000).float()
@@ -380,7 +383,7 @@ def joint() -> None:
 
 def stream() -> None:
     """Coverage over time, as ``ffcp-paper stream`` draws it."""
-    from ffcp_paper import streams
+    from ffcp_paper.experiments import streams
 
     save(streams.picture([streams.run(name) for name in streams.NAMES]), "stream")
 
@@ -417,7 +420,7 @@ def tables() -> None:
     from playwright.sync_api import sync_playwright
 
     from ffcp import tables as door
-    from ffcp_paper import datasets
+    from ffcp_paper.data import datasets
 
     data = datasets.load("bike")
     frame = pd.DataFrame(data.x, columns=list(data.names)).assign(rentals=data.y)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import ffcp
-from ffcp_paper import datasets
+from ffcp_paper.data import datasets
 
 ALPHA = 0.1
 

@@ -1,4 +1,4 @@
-"""Tables in a terminal."""
+"""Tables printed to a terminal."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-_WORDS = frozenset(["method", "layer", "split", "score", "promise", "name", "status", "about"])
+_WORDS = frozenset(["method", "layer", "split", "score", "guarantee", "name", "status", "about"])
 
 
 def print_table(console: Console, columns: Sequence[str], rows: list[list[str]]) -> None:
-    """Print words to the left and numbers to the right."""
+    """Print a table with words left-aligned and numbers right-aligned."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         table.add_column(column, justify="left" if column in _WORDS else "right")
