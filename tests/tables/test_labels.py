@@ -105,4 +105,4 @@ def test_too_few_rows_to_choose_the_score_are_said() -> None:
     frame["kind"] = np.where(frame.pop("price") > 350, "dear", "cheap")
     fitted = quick_fit(frame, "kind")
     assert len(fitted.predictor.calibration) == 25
-    assert "without a choice" in fitted.about.method
+    assert "not selected" in fitted.about.method
