@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from ffcp.tables.fitted import FittedTable
-from ffcp.tables.training import told
+from ffcp.tables.training import training_summary
 
 _SHOWN = 120  # test rows in the picture of bands
 
@@ -34,7 +34,7 @@ def page(fitted: FittedTable, bands: pd.DataFrame | None, y: np.ndarray[Any, Any
         else:
             given["picture"] = _picture(bands[has], y[has])
     return made.get_template("report.html.j2").render(
-        about=about, columns=fitted.columns[0], training=told(about.training), **given
+        about=about, columns=fitted.columns[0], training=training_summary(about.training), **given
     )
 
 

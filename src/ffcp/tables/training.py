@@ -40,10 +40,11 @@ class Training:
     ended: str
 
 
-def told(training: Sequence[Training]) -> str:
-    """Tell how the training of one network went, or of several, in a line.
+def training_summary(training: Sequence[Training]) -> str:
+    """Return one line on the training of one network, or of several.
 
-    >>> told([Training(8.0, 1.26, 0.1, "by Ctrl-C"), Training(12.4, 2, 0.1, "by Ctrl-C")])
+    >>> first, second = Training(8.0, 1.26, 0.1, "by Ctrl-C"), Training(12.4, 2, 0.1, "by Ctrl-C")
+    >>> training_summary([first, second])
     '2 networks, 8 to 12.4 epochs in 3.3 s, ended by Ctrl-C'
     """
     epochs = sorted(one.epochs for one in training)
