@@ -89,10 +89,8 @@ def test_the_command_without_its_extra_says_what_to_install(
         "from ffcp.cli import main\n"
         "try:\n main()\nexcept SystemExit as stop: print(stop)"
     )
-    assert said == (
-        f"The ffcp command needs {package}, which comes with an extra of this library: "
-        "pip install 'ffcp[cli]'"
-    )
+    assert said.startswith(f"The ffcp command needs the package {package!r}.")
+    assert said.endswith("pip install 'ffcp[cli]'")
 
 
 @pytest.mark.heavy

@@ -187,7 +187,7 @@ def check(
     """
     with _reported():
         from ffcp import tables
-        from ffcp.tables import seen, table_io
+        from ffcp.tables import fit_rows, table_io
 
         alpha = _requested(alpha, confidence_level)
         fitted, frame = tables.load(folder), table_io.read(table)
@@ -200,7 +200,7 @@ def check(
     if p_value < _SIGNIFICANCE:
         say(f"Coverage is significantly too low (p = {p_value:.2g}): fit again, with newer rows.")
         raise typer.Exit(1)
-    if measured.seen < seen.MOST_OF_THEM:
+    if measured.seen < fit_rows.MOST_OF_THEM:
         say("Coverage is as guaranteed: these rows show no significant deviation.")
     else:
         say("These rows are covered, but most were part of the fit: check with new rows.")
@@ -278,7 +278,7 @@ def _print_fit(fitted: FittedTable) -> None:
     say(f"Target {about.target!r}: {what}, from {used} columns of {about.source}")
     for decision in about.decisions:
         say(f"Decided: {decision}")
-    say("Rows: " + ", ".join(f"{count:,} {name}" for name, count in about.rows.items()))
+    say("Rows: " + ", ".join(f"{count:,} for {name}" for name, count in about.rows.items()))
     say(f"Training: {training_summary(about.training)}")
     say(f"Method: {about.method}")
     say(f"Guarantee: {about.guarantee}")
