@@ -97,12 +97,12 @@ def excess_risk(
     >>> found.low > 0
     True
     """
-    asked = (getattr(band, "alpha", None) or 0.1) if alpha is None else alpha
+    level = (getattr(band, "alpha", None) or 0.1) if alpha is None else alpha
     hits = hits_of(band, y, joint, missing)
     known = ~hits.isnan()
     rows = as_tensor(x).reshape(len(hits), -1)
-    ways: dict[str, Any] = {"classifier": classifier, "folds": folds, "seed": seed}
-    return excess_of(hits[known].numpy(), rows[known].numpy(), asked, **ways)
+    options: dict[str, Any] = {"classifier": classifier, "folds": folds, "seed": seed}
+    return excess_of(hits[known].numpy(), rows[known].numpy(), level, **options)
 
 
 def excess_of(

@@ -57,8 +57,8 @@ def interval_score(band: Sequence[Any], y: Any, alpha: Any = None, *, missing: b
     >>> interval_score(([[0.0], [0.0]], [[1.0], [2.0]]), [1.5], alpha=(0.1, 0.05))
     [11.0, 2.0]
     """
-    asked = (getattr(band, "alpha", None) or 0.1) if alpha is None else alpha
-    (alphas, are_many), (levels, have_many) = exact_alphas(asked), levels_of(band, y)
+    level = (getattr(band, "alpha", None) or 0.1) if alpha is None else alpha
+    (alphas, are_many), (levels, have_many) = exact_alphas(level), levels_of(band, y)
     if (len(alphas), are_many) != (len(levels), have_many):
         raise ValueError(
             f"'alpha' has {len(alphas)} levels, the intervals have {len(levels)}: expected as many"
@@ -82,15 +82,15 @@ def pinball_loss(quantiles: Any, y: Any, levels: Any, *, missing: bool = False) 
     >>> pinball_loss([[1.0, 1.0], [2.0, 2.0]], [2.0, 0.0], (0.25, 0.75))
     [0.5, 0.25]
     """
-    asked, are_many = exact_alphas(levels)
+    exact, are_many = exact_alphas(levels)
     given = as_tensor(quantiles)
     given = given if are_many else given[None]
-    if len(given) != len(asked):
+    if len(given) != len(exact):
         raise ValueError(
-            f"'levels' has {len(asked)} entries, 'quantiles' {len(given)}: pass one per quantile"
+            f"'levels' has {len(exact)} entries, 'quantiles' {len(given)}: pass one per quantile"
         )
     losses = []
-    for guess, level in zip(given, map(float, asked), strict=True):
+    for guess, level in zip(given, map(float, exact), strict=True):
         miss = target_of(y, guess, missing) - guess
         losses.append(float(torch.maximum(level * miss, (level - 1) * miss).nanmean()))
     return losses if are_many else losses[0]
@@ -115,22 +115,24 @@ def crps(distribution: Any, y: Any, *, missing: bool = False) -> float:
 # -- reading intervals and targets -------------------------------------------------------------
 
 
-def levels_of(band: Sequence[Any], y: Any) -> tuple[list[Sequence[Any]], bool]:
+def levels_of(interval: Sequence[Any], y: Any) -> tuple[list[Sequence[Any]], bool]:
     """Return the intervals of each level, and whether there is a first dimension of levels."""
-    if hasattr(y, "prediction") and not hasattr(band, "prediction"):
+    if hasattr(y, "prediction") and not hasattr(interval, "prediction"):
         raise TypeError("the arguments are swapped: pass the intervals first, then 'y'")
-    if len(band) < 2:
-        raise TypeError(f"expected the ends (lower, upper) of intervals, got {type(band).__name__}")
-    lower, target = as_tensor(band[0]), as_tensor(y)
-    prediction = getattr(band, "prediction", None)
+    if len(interval) < 2:
+        name = type(interval).__name__
+        raise TypeError(f"expected the ends (lower, upper) of intervals, got {name!r}")
+    lower, target = as_tensor(interval[0]), as_tensor(y)
+    prediction = getattr(interval, "prediction", None)
     if prediction is not None:  # it has no dimension of levels; else compare with the targets
         are_many = lower.dim() > as_tensor(prediction).dim()
     else:
         one = lower.shape[1:]
         are_many = lower.shape != target.shape and one == _like(target, one).shape
     if not are_many:
-        return [band], False
-    return getattr(band, "levels", None) or list(zip(band[0], band[1], strict=True)), True
+        return [interval], False
+    levels = getattr(interval, "levels", None) or list(zip(*interval[:2], strict=True))
+    return levels, True
 
 
 def share_of(joint: Any) -> tuple[Any, bool]:
@@ -151,41 +153,41 @@ def share_of(joint: Any) -> tuple[Any, bool]:
     return share, of_known
 
 
-def hits_of(band: Sequence[Any], y: Any, joint: Any, missing: bool = False) -> Tensor:
+def hits_of(interval: Sequence[Any], y: Any, joint: Any, missing: bool = False) -> Tensor:
     """Return the covered share of each row, as :func:`row_hits`; raise if no row counts."""
-    hits = row_hits(band, y, joint, missing)
+    hits = row_hits(interval, y, joint, missing)
     if bool(hits.isnan().all()):
         raise ValueError("a target is missing in every row: pass joint='known'")
     return hits
 
 
-def row_hits(band: Sequence[Any], y: Any, joint: Any, missing: bool = False) -> Tensor:
+def row_hits(interval: Sequence[Any], y: Any, joint: Any, missing: bool = False) -> Tensor:
     """Return the covered share of each row, in [0, 1]; NaN where a row does not count."""
-    lower, upper = as_tensor(band[0]), as_tensor(band[1])
+    lower, upper = as_tensor(interval[0]), as_tensor(interval[1])
     target = target_of(y, lower, missing)
     known = (~target.isnan()).reshape(len(target), -1).sum(dim=1)
-    if not getattr(band, "is_box", True):  # an ellipsoid contains a row, or its known outputs
+    if not getattr(interval, "is_box", True):  # an ellipsoid contains a row, or its known outputs
         fewest = 1 if joint == KNOWN else target[0].numel()
-        covered: Tensor = band.contains(target)  # type: ignore[attr-defined]
+        covered: Tensor = interval.contains(target)  # type: ignore[attr-defined]
         return covered.cpu().double().masked_fill(known < fewest, math.nan)
-    lower, upper = bounds_of(band)
+    lower, upper = bounds_of(interval)
     inside = ((lower <= target) & (target <= upper)).double().reshape(len(target), -1).sum(dim=1)
     if joint is False:
         return inside / known
     share, of_known = share_of(joint)
     exact = Fraction(str(float(share)))
-    wanted = torch.tensor([math.ceil(exact * count) for count in known.tolist()])
+    needed = torch.tensor([math.ceil(exact * count) for count in known.tolist()])
     fewest = 1 if of_known else target[0].numel()
-    return (inside >= wanted).double().masked_fill(known < fewest, math.nan)
+    return (inside >= needed).double().masked_fill(known < fewest, math.nan)
 
 
-def bounds_of(band: Sequence[Any]) -> tuple[Tensor, Tensor]:
+def bounds_of(interval: Sequence[Any]) -> tuple[Tensor, Tensor]:
     """Return the ends of intervals in float64; raise for NaN or unequal shapes."""
-    if not getattr(band, "is_box", True):
+    if not getattr(interval, "is_box", True):
         raise ValueError(
             "an ellipsoid has no lengths: compare its volume, or pass (lower, upper) of its box"
         )
-    lower, upper = as_tensor(band[0]), as_tensor(band[1])
+    lower, upper = as_tensor(interval[0]), as_tensor(interval[1])
     if lower.shape != upper.shape or not lower.numel():
         shapes = f"{tuple(lower.shape)} and {tuple(upper.shape)}"
         raise ValueError(f"'lower' and 'upper' have shapes {shapes}: expected equal, not empty")
