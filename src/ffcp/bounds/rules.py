@@ -195,7 +195,7 @@ def upsample(layer: nn.Upsample) -> Affine:
 def _along(
     layer: nn.Upsample, like: Tensor, size: int, wanted: int, factor: float | None
 ) -> Tensor:
-    """Weights (wanted, size) of the interpolation along one axis."""
+    """Return the weights (wanted, size) of the interpolation along one axis."""
     mode = "linear" if layer.mode == "bilinear" else layer.mode
     eye = torch.eye(size, dtype=like.dtype, device=like.device)[None]
     # The layer's own factor, if it has one, because rounding the size may have changed it.
@@ -210,7 +210,7 @@ def _along(
 
 
 def flatten(layer: nn.Flatten) -> Affine:
-    """Keep the numbers, change the shape."""
+    """Return the rule of a change of shape."""
     if layer.start_dim == 0:
         raise UnsupportedError("start_dim=0 mixes the rows of a batch")
     return Affine(apply=lambda x: layer(x), push=lambda x, of: layer(x), reshapes=True)

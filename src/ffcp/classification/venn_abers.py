@@ -97,7 +97,7 @@ class VennAbers(Predictor):
     --------
     >>> _ = torch.manual_seed(0)
     >>> x, model = torch.randn(900, 3), nn.Linear(3, 2)  # yours is trained
-    >>> y = torch.distributions.Categorical(logits=model(x) / 3).sample()  # it is too sure
+    >>> y = torch.distributions.Categorical(logits=model(x) / 3).sample()  # it is overconfident
     >>> venn = VennAbers(model).calibrate(x[:800], y[:800])
     >>> venn.predict_proba(x[800:]).shape
     torch.Size([100, 2])
