@@ -39,7 +39,7 @@ def test_a_stream_says_how_many_targets_came_and_were_covered() -> None:
     text = repr(online)
     assert "80 %" in text
     share = 1 - online.misses[0] / 40
-    assert f"40 targets came, {share:.1%}" in text
+    assert f"40 targets, {share:.1%}" in text
 
 
 def test_a_monitor_explains_its_columns() -> None:

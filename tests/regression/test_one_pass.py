@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import ffcp
 from tests.conftest import normal, small_mlp
-from tests.rows import seen_by
+from tests.rows import watched_inputs
 
 ROWS, CHECKED = 240, 8  # rows of the data, and those that the row check looks at
 Y = normal(ROWS, seed=1)
@@ -60,7 +60,7 @@ def passes(model: nn.Module) -> Iterator[Tensor]:
     def count(x: Tensor) -> None:
         times.add_(torch.bincount(x[:, 3].long(), minlength=ROWS))
 
-    with seen_by(count, model):
+    with watched_inputs(count, model):
         yield times
 
 

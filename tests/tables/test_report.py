@@ -42,7 +42,7 @@ def test_the_page_says_whether_coverage_depends_on_the_row(
 
 def test_the_page_of_label_sets_names_the_labels(labelled: tables.FittedTable) -> None:
     assert labelled.report is not None
-    assert "How many labels" in labelled.report
+    assert "Number of labels" in labelled.report
     assert "<title>Label sets of kind" in labelled.report
     assert "By group" in labelled.report
 
@@ -50,7 +50,7 @@ def test_the_page_of_label_sets_names_the_labels(labelled: tables.FittedTable) -
 @pytest.mark.heavy
 def test_the_page_of_few_rows_says_that_none_are_tested(few: tables.FittedTable) -> None:
     assert few.report is not None
-    assert "All 18 rows train and calibrate" in few.report
+    assert "All 18 rows are used for training and calibration" in few.report
     assert few.report.count("Training:") == 1
     assert "18 networks" in few.report
 

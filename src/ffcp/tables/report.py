@@ -1,4 +1,4 @@
-"""The page about a fit: one file that loads nothing, light or dark, narrow or wide."""
+"""The HTML report of a fit, a single file without external resources."""
 
 from __future__ import annotations
 
@@ -10,36 +10,37 @@ import numpy as np
 import pandas as pd
 
 from ffcp.tables.fitted import FittedTable
-from ffcp.tables.training import told
+from ffcp.tables.training import training_summary
 
-_SHOWN = 120  # test rows in the picture of bands
+_SHOWN = 120  # test rows in the plot of intervals
 
 
-def page(fitted: FittedTable, bands: pd.DataFrame | None, y: np.ndarray[Any, Any]) -> str:
-    """Write the page from the bands of the test rows and their targets, if there are any."""
+def page(fitted: FittedTable, predictions: pd.DataFrame | None, y: np.ndarray[Any, Any]) -> str:
+    """Return the report, with predictions for the test rows and their targets, if any."""
     from jinja2 import Environment, FileSystemLoader, select_autoescape
 
     loader = FileSystemLoader(Path(__file__).parent)
-    made = Environment(loader=loader, autoescape=select_autoescape(default=True))
-    made.filters.update(number=_number, percent=lambda share: f"{share:.1%}")
+    environment = Environment(loader=loader, autoescape=select_autoescape(default=True))
+    environment.filters.update(number=_number, percent=lambda share: f"{share:.1%}")
     about, given = fitted.about, dict[str, Any]()
-    if bands is not None and about.tested is not None:
-        has = bands["prediction"].notna().to_numpy()
+    if predictions is not None and about.tested is not None:
+        has = predictions["prediction"].notna().to_numpy()
         given = {
             "by_column": sorted(about.tested.columns, key=lambda part: part.coverage),
             "size": "mean size" if about.classes else "mean length",
         }
         if about.classes:
-            given["sizes"] = bands["size"][has].astype(int).value_counts().sort_index().items()
+            sizes = predictions["size"][has].astype(int)
+            given["sizes"] = sizes.value_counts().sort_index().items()
         else:
-            given["picture"] = _picture(bands[has], y[has])
-    return made.get_template("report.html.j2").render(
-        about=about, columns=fitted.columns[0], training=told(about.training), **given
+            given["picture"] = _picture(predictions[has], y[has])
+    return environment.get_template("report.html.j2").render(
+        about=about, columns=fitted.columns[0], training=training_summary(about.training), **given
     )
 
 
 def _number(value: float | None) -> str:
-    """Write a number with four digits, thousands apart.
+    """Return a number with four digits, and commas between thousands.
 
     >>> _number(123456.789), _number(0.000123456), _number(math.inf)
     ('123,457', '0.0001235', '∞')
@@ -51,9 +52,9 @@ def _number(value: float | None) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
-def _picture(bands: pd.DataFrame, y: np.ndarray[Any, Any]) -> dict[str, Any] | None:
-    """Place the bands of some test rows, in order of prediction; from 0, the top, to 1."""
-    ends = bands[["lower", "prediction", "upper"]].to_numpy(np.float64)
+def _picture(intervals: pd.DataFrame, y: np.ndarray[Any, Any]) -> dict[str, Any] | None:
+    """Return the intervals of some test rows, by prediction, in units from 0, the top, to 1."""
+    ends = intervals[["lower", "prediction", "upper"]].to_numpy(np.float64)
     rows = np.argsort(ends[:, 1], kind="stable")
     rows = rows[np.unique(np.linspace(0, len(rows) - 1, min(_SHOWN, len(rows))).astype(int))]
     shown = np.column_stack([ends[rows], y[rows].astype(np.float64)])

@@ -1,4 +1,4 @@
-"""Which rows train, which stop the training, which calibrate and which test."""
+"""The split of rows into training, early stopping, calibration and test."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ from ffcp.regression.cross_conformal import CrossConformal
 from ffcp.tables.errors import TableError
 
 Rows = np.ndarray[Any, Any]
-_MOST = 20_000  # rows that calibrate, and rows that test: more tell little more
-_FEW = 400  # rows; with fewer a division in four would leave too little of each
-_LEAST = 100  # calibration rows that a division must leave, and ...
+_MOST = 20_000  # calibration rows, and test rows: more add little
+_FEW = 400  # rows; with fewer a split in four would leave too few for each part
+_LEAST = 100  # smallest number of calibration rows in a split, and ...
 _TIMES = 10  # ... times 1 / alpha
-_OF_A_GROUP = 3  # times the calibration rows that alpha needs, which a group has, if it can
-_AT_LEAST = 1.0  # second that is allowed for the rows, however short the training
-_PREPARED = 1e6  # cells that are prepared in half a second of one core, and ...
-_PASSED = 1.5e5  # ... cells that teach, calibrate and test in half a second, where ...
-_OF_A_ROW = 400  # ... a row has so many besides its own, since the network is as deep for each
+_OF_A_GROUP = 3  # times the calibration rows that alpha needs, for each group that has them
+_AT_LEAST = 1.0  # seconds that are allowed for the rows, for any time limit of the training
+_PREPARED = 1e6  # cells that are prepared in half a second on one core, and ...
+_PASSED = 1.5e5  # ... cells that are learned, calibrated and tested in half a second, where ...
+_OF_A_ROW = 400  # ... a row counts as this many more cells, for the layers of the network
 
 
 @dataclass(frozen=True)
 class RowSplit:
-    """Numbers of rows. With ``folds`` (one for each training row) there are no others.
+    """The row numbers of each part. With ``folds``, one per training row, there are no others.
 
-    Rows of fold -1 train every network and calibrate none, so that folds have one size.
+    Rows of fold -1 are used to train every network and not for calibration, so that folds are of
+    equal size.
     """
 
     train: Rows
@@ -38,25 +39,25 @@ class RowSplit:
     folds: Rows | None = None
 
     def counts(self, calibrated: int | None = None) -> dict[str, int]:
-        """Return how many rows do what; of those to calibrate, others may choose the method."""
+        """Return the number of rows of each part; some calibration rows may select the method."""
         given = len(self.calibrate)
         own = given if calibrated is None else calibrated
         counts = {
-            "train": len(self.train),
-            "stop the training": len(self.stop),
-            "choose the method": given - own,
-            "calibrate": own,
+            "training": len(self.train),
+            "early stopping": len(self.stop),
+            "method selection": given - own,
+            "calibration": own,
             "test": len(self.test),
         }
         if self.folds is not None:
             left_out = int((self.folds < 0).sum())
             inside = len(self.train) - left_out
-            counts = {"train and calibrate, in folds": inside, "train only": left_out}
+            counts = {"training and calibration in folds": inside, "training only": left_out}
         return {name: count for name, count in counts.items() if count}
 
 
 def rows_in_time(columns: int, seconds: float, alpha: Any) -> int:
-    """Return how many rows are prepared for a training so long, which may last half as long.
+    """Return how many rows can be prepared in half the time limit of the training.
 
     >>> rows_in_time(10, 180, 0.1), rows_in_time(3000, 180, 0.1), rows_in_time(3000, 1.2, 0.1)
     (18100000, 60333, 733)
@@ -66,12 +67,12 @@ def rows_in_time(columns: int, seconds: float, alpha: Any) -> int:
 
 
 def _enough(alpha: Any) -> int:
-    """Return the fewest calibration rows that a division must leave."""
+    """Return the smallest number of calibration rows in a split."""
     return max(_LEAST, int(_TIMES / exact_alpha(alpha)))
 
 
 def least_rows(alpha: Any) -> int:
-    """Return the fewest rows with which any finite band at this level can be promised.
+    """Return the smallest number of rows for a finite interval at this level.
 
     >>> least_rows(0.1)
     10
@@ -80,7 +81,7 @@ def least_rows(alpha: Any) -> int:
 
 
 def most_rows(columns: int, seconds: float) -> int:
-    """Return how many rows calibrate or test at most, beside a training so long.
+    """Return the largest number of calibration or test rows, given the training's time limit.
 
     >>> most_rows(10, 180), most_rows(3000, 180), most_rows(10, 1.2), most_rows(3000, 1.2)
     (20000, 7985, 804, 97)
@@ -115,16 +116,18 @@ def divide(
     most: int = _MOST,
     groups: Rows | None = None,
 ) -> RowSplit:
-    """Divide rows by chance, or by their order: the past trains, the last rows test.
+    """Return a random split of rows, or by their order: training on the first, test on the last.
 
-    At most ``most`` rows calibrate, or more where ``groups`` need them, and as many test. With few
-    rows, and if ``crossing`` is allowed, all of them train and calibrate in folds.
+    There are at most ``most`` calibration rows, or more where ``groups`` need them, and as many
+    test rows. With few rows, and if ``crossing`` is allowed, all rows are used for training and
+    calibration, in folds.
 
     >>> divide(1000, 0.1, 0, crossing=True).counts()
-    {'train': 472, 'stop the training': 78, 'calibrate': 250, 'test': 200}
+    {'training': 472, 'early stopping': 78, 'calibration': 250, 'test': 200}
     """
     if rows < least_rows(alpha):
-        raise TableError(f"alpha = {alpha} needs {least_rows(alpha)} rows and targets, got {rows}")
+        needed = f"{least_rows(alpha)} rows with a target"
+        raise TableError(f"'alpha' = {alpha} needs {needed}, got {rows}")
     shuffled = np.random.default_rng(seed).permutation(rows) if order is None else order
     first = np.zeros(rows, dtype=bool)
     if groups is not None:

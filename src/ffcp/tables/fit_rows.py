@@ -1,10 +1,10 @@
-"""Which rows had a part in a fit, kept as hashes: a check with the same rows says so.
+"""Hashes of the rows of a fit, to detect a check on the same rows.
 
-Rows are the same if all that the network sees of them is, and the target. Some tables repeat rows
-by themselves, so only those that a table holds once are kept: whatever the table, a fresh row
-equals one of these with probability 1 / e at most, about 37 %, if there are many rows: a value of
-probability p is there once among n with probability n p (1 - p)^(n - 1), greatest at p = 1 / n.
-Hence half of the rows, and no less, tell.
+Rows are equal if their inputs of the network and their targets are. Some tables repeat rows, so
+only the hashes of rows that occur once are stored: in any table, a new row equals one of these
+with probability at most 1 / e, about 37 %, if there are many rows: a value of probability p occurs
+once among n with probability n p (1 - p)^(n - 1), largest at p = 1 / n. Hence only a share of half
+of the rows or more is evidence.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from torch import Tensor
 from ffcp.regression.learned.training_rows import row_hashes
 
 MOST_OF_THEM = 0.5
-_KEPT = 2**15  # hashes, 256 kB; of more rows the smallest are kept, which are some by chance
-_FEWEST = 10  # rows that tell of a table, where the hashes are those of some rows only
+_KEPT = 2**15  # hashes, 256 kB; of more rows the smallest hashes are stored, a random sample
+_FEWEST = 10  # rows needed for an estimate from a sample of the hashes
 _BLOCK = 20_000  # rows; all at once would need much memory
 
 
 def hashes(x: Tensor, y: Tensor) -> Tensor:
-    """Hash what the networks see of each row, and its target."""
+    """Return a hash of the networks' inputs and the target of each row."""
     parts = zip(x.split(_BLOCK), y.split(_BLOCK), strict=True)
     return torch.cat([row_hashes(*part) for part in parts])
 
 
 def keep(hashes: Tensor, rows: np.ndarray[Any, Any]) -> Tensor:
-    """Return the hashes of these rows of a table, in order; not of rows that it holds twice.
+    """Return the sorted hashes of these rows of a table, without rows that occur twice.
 
     >>> keep(torch.tensor([7, 5, 5, 3, 9]), np.array([0, 1, 3]))
     tensor([3, 7])
@@ -42,12 +42,12 @@ def keep(hashes: Tensor, rows: np.ndarray[Any, Any]) -> Tensor:
 
 
 def share(kept: Tensor, hashes: Tensor) -> float:
-    """Return the share of rows that are among those of which some, or all, were kept.
+    """Return the share of rows that are rows of the fit, estimated from the stored hashes.
 
     >>> share(torch.tensor([3, 7]), torch.tensor([7, 8, 3, 3]))
     0.75
     """
-    if len(kept) == _KEPT:  # of greater hashes nobody knows
+    if len(kept) == _KEPT:  # larger hashes were not stored
         hashes = hashes[hashes <= kept[-1]]
     if not len(hashes) or (len(kept) == _KEPT and len(hashes) < _FEWEST):
         return 0.0
