@@ -49,8 +49,8 @@ class Looks:
 
     def __call__(self, batch: Batch, requires: Requires) -> BatchOutput:
         """Return what one pass gives for a batch."""
-        out = forward.see(self.model, batch.x, requires, batch.row, batch.groups, batch.weights)
-        return out._replace(columns=batch.columns)
+        beside = (batch.groups, batch.weights, batch.columns)
+        return forward.see(self.model, batch.x, requires, batch.row, *beside)
 
     def finish(self, result: Result) -> Counts:
         """Return what was counted; warnings may be added to those of the result."""

@@ -329,7 +329,7 @@ class Predictor(Persistent):
 
     def rows_at_once(self, x: Any) -> int | None:
         """Return how many rows of an input make a batch, where their size alone does not."""
-        return self.batch_size or getattr(self.model, "rows_at_once", None)
+        return self.batch_size or getattr(type(self.model), "rows_at_once", None)
 
     def rows(self, x: Any) -> inputs.Rows:
         """Read what is to be predicted: an input, or a loader of inputs; cut into batches."""
@@ -359,12 +359,12 @@ class Predictor(Persistent):
         if groups is not None or weights is not None:
             beside = inputs.BesideRows(groups, weights)
             beside.check(x.count)
+        requires, columns = self._state.requires, self._state.layout.get("x", {}).get("columns")
         for batch in x:
             own: tuple[Any, Any] = (None, None)
             if beside is not None:
                 own = beside.of(batch, row, inputs.row_count(batch))
-            out = forward.see(self.model, batch, self._state.requires, row, *own, self._weights)
-            out = out._replace(columns=self._state.layout.get("x", {}).get("columns"))
+            out = forward.see(self.model, batch, requires, row, *own, columns, self._weights)
             metadata, first = calibration.metadata(out), 0
             if draws is not None or self.draws or first_row is not None:
                 first = self.first_number(out, first_row)

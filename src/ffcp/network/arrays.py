@@ -15,27 +15,32 @@ def like_model(leaf: Any, model: nn.Module, weights: Sequence[Tensor], alone: bo
 
     ``alone`` if it is all of the input.
     """
-    floats = [tensor for tensor in weights if tensor.is_floating_point()]
-    device, dtype = (floats[0].device, floats[0].dtype) if floats else (None, None)
-    if not isinstance(leaf, Tensor):
-        if not is_arraylike(leaf):
-            return leaf
-        tensor = torch.from_numpy(numbers(leaf, "the input"))
-        is_mask = tensor.dtype == torch.bool and not alone and not is_frame(leaf)
+    first = next((tensor for tensor in weights if tensor.is_floating_point()), None)
+    if isinstance(leaf, Tensor):
+        leaf = target_tensor(leaf, "the input")
+        dtype = leaf.dtype
+    elif is_arraylike(leaf):
+        array = leaf
+        leaf = torch.from_numpy(numbers(array, "the input"))
+        dtype = leaf.dtype
+        is_mask = dtype == torch.bool and not alone and not is_frame(array)
         modules = model.modules()
         has_embedding = any(isinstance(m, nn.Embedding | nn.EmbeddingBag) for m in modules)
-        if not (tensor.is_floating_point() or is_mask or has_embedding):
+        if not (leaf.is_floating_point() or is_mask or has_embedding):
             # Python and numpy count in float64, as does a model without a type of its own.
-            return tensor.to(device, dtype or torch.float64)
-        # Indices of an embedding are of these types alone.
-        is_small = tensor.dtype in (torch.int8, torch.uint8, torch.int16)
-        leaf = tensor.long() if is_small else tensor
-    leaf = target_tensor(leaf, "the input")
-    if leaf.is_inference():  # born under inference_mode it can never enter a graph
-        leaf = leaf.clone()
-    if leaf.is_floating_point() and floats and all(leaf.dtype != t.dtype for t in floats):
-        return leaf.to(device, dtype)
-    return leaf if leaf.device == device else leaf.to(device)
+            dtype = torch.float64 if first is None else first.dtype
+        elif dtype in (torch.int8, torch.uint8, torch.int16):  # no indices of an embedding
+            dtype = torch.int64
+    else:
+        return leaf
+    if first is not None and leaf.is_floating_point() and all(dtype != t.dtype for t in weights):
+        dtype = first.dtype
+    device = leaf.device if first is None else first.device
+    is_inference = leaf.is_inference()  # and could never enter a graph
+    if not is_inference and leaf.dtype == dtype and leaf.device == device:
+        return leaf
+    with torch.inference_mode(False):
+        return leaf.to(device, dtype, copy=is_inference)
 
 
 def _why_refused(tensor: Tensor) -> str:
@@ -145,7 +150,7 @@ def target_tensor(y: Any, what: str = "y") -> Tensor:
     is_odd = y.is_complex() or y.is_meta or y.is_quantized
     if is_odd or y.is_nested or y.layout != torch.strided:
         raise TypeError(f"{what} is {_why_refused(y)}")
-    return y.detach()
+    return y.detach() if y.requires_grad else y
 
 
 def is_arraylike(x: Any) -> bool:

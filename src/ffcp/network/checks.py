@@ -88,5 +88,5 @@ def like_target(values: Tensor, layout: Mapping[str, Any]) -> Tensor:
     """
     row = layout["y"]["row"] if "y" in layout else None
     if row == [] and values.dim() == 2 and values.shape[1] == 1:
-        return values[:, 0]
+        return values.squeeze(1)
     return values[:, None] if row == [1] and values.dim() == 1 else values

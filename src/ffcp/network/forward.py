@@ -28,6 +28,7 @@ def see(
     first_row: int = 0,
     groups: Any = None,
     weights: Tensor | None = None,
+    columns: Sequence[str | int] | None = None,
     now: Weights | None = None,
 ) -> BatchOutput:
     """Run the model once on one batch and bring what is needed.
@@ -45,8 +46,8 @@ def see(
     first_row
         The number that errors give to the first row. NaN and infinity in the input, the
         prediction or a gradient are errors.
-    groups, weights
-        Those of the rows, handed on as they are.
+    groups, weights, columns
+        Those of the rows, and the names of the columns, handed on as they are.
     now
         The model's own weights, if the caller has just looked at them and will look again.
 
@@ -86,7 +87,7 @@ def see(
     if OUTPUT in requires.norms:
         norms = {**norms, OUTPUT: norms_of_output(output, requires)}
     numbers = range(first_row, first_row + rows)
-    return BatchOutput(x, output, norms, values, numbers, groups, weights)
+    return BatchOutput(x, output, norms, values, numbers, groups, weights, None, columns)
 
 
 def over(

@@ -51,15 +51,16 @@ def to_tensors(x: Any, model: nn.Module, now: Weights | None = None) -> Any:
     torch.int64
     """
     weights = (now or weights_of(model)).tensors
+    if isinstance(x, Tensor):
+        return like_model(x, model, weights, alone=True)
     if isinstance(x, list) and not any(map(is_arraylike, x)):
         x = from_list(x)
     if isinstance(x, Mapping) and any(isinstance(value, list) for value in x.values()):
         x = _with_lists_read(x)
     alone = not isinstance(x, (Mapping, tuple, list))
-    with torch.inference_mode(False):  # or every copy made here were such a tensor again
-        if alone:
-            return like_model(x, model, weights, alone)
-        return _map(lambda leaf, name: like_model(leaf, model, weights, alone), x)
+    if alone:
+        return like_model(x, model, weights, alone)
+    return _map(lambda leaf, name: like_model(leaf, model, weights, alone), x)
 
 
 def _with_lists_read(x: Mapping[Any, Any]) -> Any:

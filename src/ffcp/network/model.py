@@ -84,16 +84,19 @@ class _Parts:
             *(m._parameters.values() for m in modules), *(m._buffers.values() for m in modules)
         )
         self.tensors = [*(tensor for tensor in listed if tensor is not None), *hidden]
-        self._attributes = [module.__dict__ for module in modules]
         self._named = [(module.__dict__, name) for module in modules for name in own_names(module)]
+        self._attributes = [module.__dict__ for module in modules]
+        dicts = [getattr(module, name) for module in modules for name in _DICTS]
+        self._empty = [one for one in dicts if not one]
         # Views, which show what is there whenever they are looked at.
-        self._things = [getattr(module, name).values() for module in modules for name in _DICTS]
-        self.found = self.marks()
+        self._things = [one.values() for one in dicts if one]
+        self.found = (*self.marks(), *map(id, hidden))
 
     def marks(self) -> Stamp:
         """Return what is where: attributes by their types, and all modules, tensors and hooks."""
         types = [type(attributes.get(name)) for attributes, name in self._named]
-        return (*map(len, self._attributes), *types, *map(id, chain.from_iterable(self._things)))
+        ids = map(id, chain.from_iterable(self._things))
+        return (any(self._empty), *map(len, self._attributes), *types, *ids)
 
 
 def _function_of(module: nn.Module) -> nn.Module:
@@ -138,7 +141,7 @@ def weights_of(model: nn.Module) -> Weights:
     except RuntimeError:  # torch does not count for tensors made in inference mode
         versions = [_hash(one) if one.is_inference() else one._version for one in tensors]
     places = [tensor.data_ptr() for tensor in tensors]
-    stamp = (parts.found, *places, *map(id, tensors), *versions)
+    stamp = (parts.found, *places, *versions)
     return Weights(tensors, stamp, parts.is_plain)
 
 

@@ -325,9 +325,10 @@ class RegressionPredictor(Predictor):
         lower, upper = score.region(out, q)
         if self.support is not None:
             lower, upper = self.support.cut(lower, upper)
+        if lower.device != prediction.device:
+            lower, upper = lower.to(prediction.device), upper.to(prediction.device)
         shape = (len(q), *prediction.shape) if has_levels else prediction.shape
-        lower, upper = (end.to(prediction.device).reshape(shape) for end in (lower, upper))
-        return Interval(lower, upper, prediction)
+        return Interval(lower.reshape(shape), upper.reshape(shape), prediction)
 
     def _warn_of_infinite(
         self, alpha: Any, infinite: Sequence[Columns], rows: int, pac: Any = None

@@ -142,9 +142,11 @@ def row_norms(gradients: Sequence[Tensor], norm: float) -> Tensor:
     >>> row_norms([torch.tensor([[3.0], [0.0]]), torch.tensor([[4.0], [1.0]])], 2)
     tensor([5., 1.])
     """
-    parts = [gradient.reshape(gradient.shape[0], -1) for gradient in gradients]
-    rows = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-    rows = rows.to(wide(rows.dtype))
+    rows = gradients[0]
+    if len(gradients) > 1 or rows.dim() != 2:
+        rows = torch.cat([one.reshape(one.shape[0], -1) for one in gradients], dim=1)
+    if rows.dtype in (torch.float16, torch.bfloat16):
+        rows = rows.float()  # in which squares do not overflow
     if norm == 2:
         norms: Tensor = torch.linalg.vector_norm(rows, dim=1)
         return norms

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.nn.modules import module as all_modules
 
 from ffcp.batch import Requires
@@ -70,12 +69,16 @@ class Stack:
         linear = [layer for layer in layers if type(layer) is nn.Linear]
         self._columns, self._outputs = linear[0].in_features, linear[-1].out_features
         self._dtype = linear[0].weight.dtype
-        #: What each layer computes. Parameters are looked up here, once.
+        # Parameters are looked up here, once.
+        self._weights = [layer.weight if type(layer) is nn.Linear else None for layer in layers]
+        #: The gradients of outputs before the last layer, if that is linear: rows of its weights.
+        self._rows = [] if self._weights[-1] is None else [*self._weights[-1][:_MOST_OUTPUTS]]
+        #: What each layer computes; a linear one calls addmm.
         self._steps = [
-            partial(functional.linear, weight=layer.weight, bias=layer.bias)
-            if type(layer) is nn.Linear
-            else layer.forward
-            for layer in layers
+            layer.forward
+            if weight is None or layer.bias is None
+            else partial(torch.addmm, layer.bias, mat2=weight.t())
+            for layer, weight in zip(layers, self._weights, strict=True)
         ]
 
     @classmethod
@@ -129,30 +132,35 @@ class Stack:
             if not names:
                 return values[-1], {}
             columns = [self._back(values, names, norm, j) for j in range(self._outputs)]
-        return values[-1], {
-            name: torch.stack([norms[name] for norms in columns], dim=1) for name in names
-        }
+            if self._outputs == 1:
+                return values[-1], columns[0]
+            whole = {n: torch.cat([norms[n] for norms in columns], dim=1) for n in names}
+            return values[-1], whole
 
     def _back(
         self, values: list[Tensor], names: Sequence[str], norm: float, output: int
     ) -> dict[str, Tensor]:
         """Take one output back to the earliest of some features; note the norms on the way."""
-        place, last = len(self.layers), self.layers[-1]
-        if type(last) is nn.Linear:  # a row of its weights is the gradient before it
+        place = len(self.layers)
+        if self._rows:
             place -= 1
-            gradient = last.weight[output].expand(len(values[-1]), -1)
+            gradient = self._rows[output].expand(values[-1].shape[0], -1)
         else:
             gradient = torch.zeros_like(values[-1])
             gradient[:, output] = 1
         norms: dict[str, Tensor] = {}
         while True:
             here = [name for name in names if self._places[name] == place]
-            norms.update({name: row_norms([gradient], norm) for name in here})
+            norms.update({name: row_norms([gradient], norm).unsqueeze(1) for name in here})
             if len(norms) == len(names):
                 return norms
             place -= 1
-            layer, before, after = self.layers[place], values[place], values[place + 1]
-            gradient = BACKWARD[type(layer)](layer, gradient, before, after)
+            layer, weight = self.layers[place], self._weights[place]
+            if weight is None:
+                back = BACKWARD[type(layer)]
+                gradient = back(layer, gradient, values[place], values[place + 1])
+            else:
+                gradient = gradient.mm(weight)
 
 
 def by_hand(
