@@ -36,8 +36,9 @@ from ffcp.conformal.score import Score
 from ffcp.conformal.selection import Selection
 from ffcp.description import differences
 from ffcp.locks import WriterLock
-from ffcp.network import arrays, checks, forward, inputs
+from ffcp.network import arrays, forward, inputs
 from ffcp.network.features import resolve
+from ffcp.network.hidden_weights import refuse_unusable
 from ffcp.network.model import Identity, autocast, fingerprint
 from ffcp.network.model_output import Output, picking
 from ffcp.persistence import Persistent
@@ -90,7 +91,7 @@ class Predictor(Persistent):
             )
         checked_seed(seed)
         exact_alpha(selection_alpha)
-        checks.refuse_unusable(model)
+        refuse_unusable(model)
         self.model, self.output = picking(model, output), output
         self.batch_size = batch_size
         self.selection_fraction, self.selection_alpha = selection_fraction, selection_alpha

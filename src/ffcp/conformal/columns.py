@@ -1,17 +1,21 @@
-"""Tables of what is kept of rows: columns by name.
+"""Row metadata: columns by name, and the embedding by which rows are near each other.
 
 A column is a tensor with a row for every row, or a list (the labels of groups).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ffcp.batch import BatchOutput, Requires
+
 Columns = Mapping[str, Any]
+PREDICTION = "prediction"
+On = str | Callable[[Any], Any]  # what rows are embedded by
 
 
 def take(columns: Columns, rows: Tensor) -> dict[str, Any]:
@@ -56,3 +60,33 @@ def joined(parts: Sequence[Columns]) -> dict[str, Any]:
         else [one for part in parts for one in part[name]]
         for name, column in parts[0].items()
     }
+
+
+def requires_of(on: On) -> Requires:
+    """Ask for the values of the layer that points are embedded by, if it is one."""
+    if callable(on):
+        return Requires(input=True)
+    return Requires() if on == PREDICTION else Requires(values=(on,))
+
+
+def embedded(out: BatchOutput, on: On, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Give each row its place: rows (n, e) on the CPU.
+
+    ``on`` is ``"prediction"``, a layer or ``"input"``, or a function of a batch of inputs.
+    """
+    rows = len(out.output)
+    if callable(on):
+        values = torch.as_tensor(on(out.x))
+    else:
+        values = out.output if on == PREDICTION else out.values[on]
+    if values.dim() == 0 or len(values) != rows:
+        raise ValueError(
+            f"the embedding has shape {tuple(values.shape)} for {rows} rows: it needs one row "
+            "for each"
+        )
+    embedding = values.detach().reshape(rows, -1).to("cpu", dtype)
+    bad = ~embedding.isfinite().all(dim=1)
+    if bool(bad.any()):
+        row = out.rows[int(bad.nonzero()[0, 0])]
+        raise ValueError(f"the embedding of row {row} is not finite: repair or remove it")
+    return embedding

@@ -26,8 +26,7 @@ from torch import Tensor
 
 from ffcp.batch import BatchOutput, Requires
 from ffcp.conformal.calibration import Calibration, Traits, too_few
-from ffcp.conformal.columns import Columns
-from ffcp.conformal.embedding import PREDICTION, embedded, requires_of
+from ffcp.conformal.columns import PREDICTION, Columns, embedded, requires_of
 from ffcp.conformal.quantile_regression import Design, QuantileRegression
 from ffcp.conformal.random_numbers import Draws
 from ffcp.conformal.rank import exact_alpha, rows_needed

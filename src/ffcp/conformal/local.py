@@ -30,8 +30,7 @@ from torch import Tensor
 from ffcp.batch import BatchOutput, Requires
 from ffcp.conformal import bandwidth_selection
 from ffcp.conformal.calibration import Calibration, Traits
-from ffcp.conformal.columns import Columns
-from ffcp.conformal.embedding import PREDICTION, embedded, requires_of
+from ffcp.conformal.columns import PREDICTION, Columns, embedded, requires_of
 from ffcp.conformal.guan_level import Level, UndecidedRows
 from ffcp.conformal.kernel_weights import (
     KernelWeights,

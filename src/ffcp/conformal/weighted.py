@@ -25,8 +25,7 @@ from torch import Tensor
 from ffcp.batch import BatchOutput, Requires
 from ffcp.conformal import density_ratio
 from ffcp.conformal.calibration import Calibration, Traits, too_few
-from ffcp.conformal.columns import Columns
-from ffcp.conformal.embedding import On, embedded, requires_of
+from ffcp.conformal.columns import Columns, On, embedded, requires_of
 from ffcp.conformal.kernel_weights import ONE, plain_target
 from ffcp.conformal.random_numbers import Draws
 from ffcp.conformal.rank import exact_alpha

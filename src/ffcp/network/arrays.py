@@ -1,8 +1,9 @@
-"""Arrays, frames and lists become tensors of the model's type, or are refused in words."""
+"""Arrays, frames and lists as tensors, and targets in the shape of predictions; or an error."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -158,3 +159,52 @@ def is_arraylike(x: Any) -> bool:
     if isinstance(x, np.generic):
         return False
     return isinstance(x, Tensor) or hasattr(x, "__array__") or is_frame(x)
+
+
+def check_finite(values: Tensor, what: str, first_row: int = 0) -> None:
+    """Raise a ValueError naming the first row of ``values`` that holds NaN or infinity."""
+    # One sum finds every NaN and infinity in a single fast read; it can also overflow on
+    # large finite values, so only the slow look may complain.
+    values = values.detach() if values.requires_grad else values
+    if not values.is_floating_point() or math.isfinite(values.sum().item()):
+        return
+    bad = ~torch.isfinite(values).reshape(len(values), -1).all(dim=1)
+    if bad.any():
+        row = int(bad.nonzero()[0, 0])
+        shown = values[row].reshape(-1)
+        value = shown[~torch.isfinite(shown)][0].item()
+        raise ValueError(
+            f"{what} holds {value} in row {first_row + row} (rows count from 0; {int(bad.sum())} "
+            f"of {len(values)} rows are bad): remove or repair such rows"
+        )
+
+
+def target_like(y: Tensor, prediction: Tensor) -> Tensor:
+    """Bring targets to the output's shape.
+
+    (n,) and (n, 1) fit each other, every other mismatch is an error.
+    """
+    if y.shape == prediction.shape:
+        return y
+    if y.dim() == 1 and prediction.shape == (len(y), 1):
+        return y[:, None]
+    if prediction.dim() == 1 and y.shape == (len(prediction), 1):
+        return y[:, 0]
+    raise ValueError(
+        f"target has shape {tuple(y.shape)}, model output {tuple(prediction.shape)}: "
+        "they must be equal (shapes (n,) and (n, 1) fit each other)"
+    )
+
+
+def like_target(values: Tensor, layout: Mapping[str, Any]) -> Tensor:
+    """Return predictions in the shape of the targets that a layout remembers.
+
+    Only (n,) and (n, 1) can differ.
+
+    >>> like_target(torch.zeros(3, 1), {"y": {"row": []}}).shape
+    torch.Size([3])
+    """
+    row = layout["y"]["row"] if "y" in layout else None
+    if row == [] and values.dim() == 2 and values.shape[1] == 1:
+        return values.squeeze(1)
+    return values[:, None] if row == [1] and values.dim() == 1 else values

@@ -16,7 +16,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from ffcp.network import inputs
 from ffcp.network.features import INPUT, OUTPUT, resolve
 from ffcp.network.model import OWN_HOOK, is_frozen_copy, weights_of
-from ffcp.network.model_output import described, prediction_in, takes_arguments, whole
+from ffcp.network.model_output import described, takes_arguments, whole
 
 
 class NoGradientError(ValueError):
@@ -208,9 +208,9 @@ class Cut:
         tensors = dict(inputs.leaves(value, base))
         changed: dict[str, Tensor] = {}
         for name in names:
-            keys = _selected(name, tensors)
+            keys = _selected(name, tensors, tap.rows)
             for key in keys:
-                tensor = _with_rows(name, tensors[key], tap.rows)
+                tensor = tensors[key]
                 if not tensor.is_floating_point():
                     raise TypeError(
                         f"feature {name!r} has type {tensor.dtype}, which has no gradient: "
@@ -236,34 +236,31 @@ class Cut:
             if name == INPUT and len(tensors) > 1:
                 tap.values[name] = inputs.side_by_side(value)
                 continue
-            key = next(iter(tensors)) if name == INPUT else _selected(name, tensors)[0]
-            kept = _with_rows(name, tensors[key], tap.rows).detach()
+            key = next(iter(tensors)) if name == INPUT else _selected(name, tensors, tap.rows)[0]
+            kept = tensors[key].detach()
             # A copy of what lies inside: the next layer may work in place.
             tap.values[name] = kept if base in (INPUT, OUTPUT) else kept.clone()
 
 
-def _with_rows(name: str, value: Tensor, rows: int) -> Tensor:
-    if value.dim() == 0 or value.shape[0] != rows:
-        raise ValueError(
-            f"feature {name!r} has shape {tuple(value.shape)} for {rows} input rows: "
-            "its first dimension must be the rows (a single row is written x[None])"
-        )
-    return value
-
-
-def _selected(name: str, tensors: dict[str, Tensor]) -> list[str]:
+def _selected(name: str, tensors: dict[str, Tensor], rows: int) -> list[str]:
     """Find which tensors of a module's output, or of the input, a feature name means."""
-    if name in tensors:
-        return [name]
-    if name == INPUT:
-        floats = [key for key, tensor in tensors.items() if tensor.is_floating_point()]
-        if floats:
-            return floats
+    if name not in tensors and name != INPUT:
+        raise ValueError(
+            f"feature {name!r} does not name one tensor; there are: {', '.join(tensors) or 'none'}"
+        )
+    keys = [name]
+    if name not in tensors:
+        keys = [key for key, tensor in tensors.items() if tensor.is_floating_point()]
+    if not keys:
         kinds = sorted({str(tensor.dtype) for tensor in tensors.values()})
         raise TypeError(f"the input has type {', '.join(kinds)}, which has no gradient")
-    raise ValueError(
-        f"feature {name!r} does not name one tensor; there are: {', '.join(tensors) or 'none'}"
-    )
+    for shape in (tuple(tensors[key].shape) for key in keys):
+        if shape[:1] != (rows,):
+            raise ValueError(
+                f"feature {name!r} has shape {shape} for {rows} input rows: its first dimension "
+                "must be the rows (a single row is written x[None])"
+            )
+    return keys
 
 
 class _Root(torch.autograd.Function):
@@ -320,7 +317,8 @@ def call(model: nn.Module, x: Any, rows: int) -> Tensor:
             "any number of rows (dynamic_shapes, with torch.export.Dim('rows') for dimension 0), "
             "or set batch_size= to what it takes"
         ) from error
-    returned = prediction_in(returned)
+    if isinstance(returned, Mapping):
+        returned = prediction_in(returned)
     if not isinstance(returned, Tensor):
         raise TypeError(
             f"the model returned {described(returned)}, not a tensor: say by output= which "
@@ -339,6 +337,18 @@ def call(model: nn.Module, x: Any, rows: int) -> Tensor:
             f"its first dimension must be the rows{hint}"
         )
     return returned
+
+
+def prediction_in(returned: Mapping[str, Any]) -> Any:
+    """Return the tensor that a dict must mean, its ``logits`` or its only one; else the dict.
+
+    >>> prediction_in({"loss": torch.tensor(1.0), "logits": torch.tensor([2.0])})
+    tensor([2.])
+    """
+    tensors = {key: value for key, value in returned.items() if isinstance(value, Tensor)}
+    if "logits" in tensors:
+        return tensors["logits"]
+    return next(iter(tensors.values())) if len(tensors) == 1 else returned
 
 
 def _advice_on_columns(x: Any, said: str) -> str:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ffcp.batch import BatchOutput, Requires
-from ffcp.network import checks, inputs, jacobian
+from ffcp.network import arrays, inputs, jacobian
 from ffcp.network.cut import Cut, call, undisturbed
 from ffcp.network.features import OUTPUT, resolve
 from ffcp.network.inputs import RowBuffer
@@ -62,7 +62,7 @@ def see(
     if not rows:
         raise ValueError("x has no rows")
     for key, tensor in inputs.leaves(x, "x"):
-        checks.finite(tensor, key, first_row)
+        arrays.check_finite(tensor, key, first_row)
     inner = [name for name in dict.fromkeys(requires.norms) if name != OUTPUT]
     # No layer of a compiled model can be cut at.
     whole = uncompiled(model) if requires.norms or requires.values else model
@@ -81,9 +81,9 @@ def see(
                 output, values = tap.prediction.detach(), tap.values
                 norms = jacobian.take_norms(frozen, x, tap, inner, requires)
     output = as_logits(output) if requires.logits else output
-    checks.finite(output, "the prediction", first_row)
+    arrays.check_finite(output, "the prediction", first_row)
     for name, norm in norms.items():
-        checks.finite(norm, f"the gradient at feature {name!r}", first_row)
+        arrays.check_finite(norm, f"the gradient at feature {name!r}", first_row)
     if OUTPUT in requires.norms:
         norms = {**norms, OUTPUT: norms_of_output(output, requires)}
     numbers = range(first_row, first_row + rows)

@@ -1,4 +1,4 @@
-"""Weights that torch does not list: those of hooks, and of modules kept in plain attributes."""
+"""Weights that torch does not list, those of hooks and plain attributes, or that are not there."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from typing import Any
 from weakref import CallableProxyType, ProxyType
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _TORCHS = nn.Module().__dict__.keys()  # what every module has
@@ -172,3 +173,35 @@ def _assigned(code: CodeType) -> frozenset[str]:
     """Return the outer variables that a function assigns, by ``global`` or ``nonlocal``."""
     kinds = ("STORE_GLOBAL", "STORE_DEREF")
     return frozenset(str(one.argval) for one in dis.get_instructions(code) if one.opname in kinds)
+
+
+def refuse_unusable(model: nn.Module) -> None:
+    """Refuse models whose weights are not all here: not made yet, or divided over processes.
+
+    >>> refuse_unusable(nn.LazyLinear(3))
+    Traceback (most recent call last):
+    ValueError: the model has layers without weights yet (LazyLinear): run it once on some rows
+    """
+    for module in model.modules():
+        # By names: the parts of torch that define them are slow to import, and may be missing.
+        kinds = {kind.__name__ for kind in type(module).__mro__}
+        if kinds & {"FullyShardedDataParallel", "FSDPModule"}:
+            raise ValueError(
+                "the weights of the model are divided over processes (FSDP): gather them into a "
+                "plain model, and give that"
+            )
+        own = [*module._parameters.values(), *module._buffers.values()]
+        if any(isinstance(tensor, UninitializedParameter | UninitializedBuffer) for tensor in own):
+            raise ValueError(
+                f"the model has layers without weights yet ({type(module).__name__}): run it once "
+                "on some rows"
+            )
+        if isinstance(module, fx.GraphModule) and hasattr(module, "range_constraints"):
+            given = [n.meta.get("val") for n in module.graph.nodes if n.op == "placeholder"]
+            sizes = [value.shape[0] for value in given if isinstance(value, Tensor) and value.dim()]
+            if any(isinstance(size, int) for size in sizes):
+                raise ValueError(
+                    f"the model was exported for exactly {sizes[0]} rows at a time: export it for "
+                    "any number of them, with torch.export.Dim('rows') for dimension 0 in "
+                    "dynamic_shapes, or give the original module"
+                )

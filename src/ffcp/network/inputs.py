@@ -237,11 +237,12 @@ class Rows:
 
 def is_loader(x: Any) -> bool:
     """Whether this yields batches: a DataLoader, a Dataset, a generator, any other stream."""
+    if isinstance(x, (Tensor, np.ndarray)):
+        return False
     if _is_dataset(x):
         return True
-    if isinstance(x, (Tensor, np.ndarray, Mapping, tuple, list, str, bytes)) or is_arraylike(x):
-        return False
-    return isinstance(x, Iterable)
+    is_input = isinstance(x, (Mapping, tuple, list, str, bytes)) or is_arraylike(x)
+    return isinstance(x, Iterable) and not is_input
 
 
 def _is_dataset(x: Any) -> bool:

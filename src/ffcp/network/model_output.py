@@ -130,21 +130,6 @@ def pick(returned: Any, output: str | int | Callable[[Any], Any]) -> Any:
         raise TypeError(f"the model returns {described(returned)}: no {output!r} in it") from error
 
 
-def prediction_in(returned: Any) -> Any:
-    """Return the tensor that a dict must mean, its ``logits`` or its only one; else all of it.
-
-    >>> import torch
-    >>> prediction_in({"loss": torch.tensor(1.0), "logits": torch.tensor([2.0])})
-    tensor([2.])
-    """
-    if not isinstance(returned, Mapping):
-        return returned
-    tensors = {key: value for key, value in returned.items() if isinstance(value, Tensor)}
-    if "logits" in tensors:
-        return tensors["logits"]
-    return next(iter(tensors.values())) if len(tensors) == 1 else returned
-
-
 def described(returned: Any) -> str:
     """Say what there is to pick from."""
     kind = type(returned).__name__

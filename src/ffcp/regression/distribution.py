@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ffcp.conformal.random_numbers import Draws
 from ffcp.conformal.rank import exact_alphas
-from ffcp.network import arrays, checks
+from ffcp.network import arrays
 from ffcp.regression.support import Support
 
 _TIES, _SAMPLE = 4, 5  # streams of random numbers
@@ -176,10 +176,10 @@ class Distribution:
     def _targets(self, y: Any) -> Tensor:
         """Bring targets to (k, n, m) in float64."""
         target = arrays.target_tensor(y).detach().cpu()
-        checks.finite(target, "y")
+        arrays.check_finite(target, "y")
         if self._are_several(target):
             return target.double().reshape(len(target), len(self), -1)
-        return checks.target(target, self.prediction).double().reshape(1, len(self), -1)
+        return arrays.target_like(target, self.prediction).double().reshape(1, len(self), -1)
 
     def _shaped(self, values: Tensor, y: Any) -> Tensor:
         """Bring values (k, n, m) to the shape of the prediction, or one dimension more."""

@@ -21,7 +21,7 @@ from ffcp import plots
 from ffcp.batch import BatchOutput
 from ffcp.description import Described
 from ffcp.extras import needed
-from ffcp.network import arrays, checks
+from ffcp.network import arrays
 from ffcp.notebooks import ShownAsText
 from ffcp.regression.support import checked_support
 
@@ -132,7 +132,7 @@ class Interval(ShownAsText, _Interval):
         >>> band.contains([0.5, 3.0])
         tensor([ True, False])
         """
-        target = checks.target(arrays.target_tensor(y).to(self.lower.device), self.prediction)
+        target = arrays.target_like(arrays.target_tensor(y).to(self.lower.device), self.prediction)
         if self.lower.shape[int(self._has_levels) :] != target.shape:
             raise ValueError(
                 f"target has shape {tuple(target.shape)}, the ends of the interval "
