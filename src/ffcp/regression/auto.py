@@ -22,7 +22,7 @@ from ffcp.conformal.selection import Aside, Selected, Selection, Teaching
 from ffcp.conformal.weighted import Weighted
 from ffcp.extras import progress
 from ffcp.network import arrays, forward, inputs
-from ffcp.network.candidates import candidates
+from ffcp.network.forward import candidates
 from ffcp.regression.common import Common
 from ffcp.regression.comparison import (
     CRITERIA,

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from ffcp.batch import BatchOutput, Requires, is_traced
 from ffcp.description import Described
 from ffcp.network import arrays, forward, inputs
-from ffcp.network.candidates import candidates
 from ffcp.network.features import INPUT
+from ffcp.network.forward import candidates
 
 PREDICTION, NORMS, VALUES = "prediction", "norms", "values"
 KINDS = (PREDICTION, NORMS, VALUES, INPUT)
