@@ -45,7 +45,7 @@ def like_model(leaf: Any, model: nn.Module, weights: Sequence[Tensor], alone: bo
 
 
 def _why_refused(tensor: Tensor) -> str:
-    """Return why a tensor cannot be cut into rows of real numbers, and what to give."""
+    """Return why a tensor cannot be split into rows of real numbers, and what to give."""
     if tensor.is_complex():
         return (
             f"complex ({tensor.dtype}): give its real and imaginary part side by side, as "
@@ -98,7 +98,7 @@ def numbers(values: Any, what: str) -> np.ndarray:
 
 
 def is_frame(x: Any) -> bool:
-    """Say whether this is a table with named columns, as those of pandas and polars."""
+    """Whether this is a table with named columns, as those of pandas and polars."""
     return hasattr(x, "columns") and hasattr(x, "to_numpy")
 
 
@@ -113,7 +113,7 @@ def _frame_numbers(frame: Any, what: str) -> np.ndarray:
 
 
 def _column(series: Any, what: str, where: str) -> np.ndarray:
-    """Read one column; what is missing in a nullable one is NaN."""
+    """Read one column; missing values of a nullable one are NaN."""
     kind, size = (getattr(series.dtype, name, None) for name in ("kind", "itemsize"))
     if isinstance(series.dtype, np.dtype) or kind is None or kind not in "fiub" or size is None:
         array = np.asarray(series.to_numpy())  # those of pandas that are sparse have no size
@@ -155,7 +155,7 @@ def target_tensor(y: Any, what: str = "y") -> Tensor:
 
 
 def is_arraylike(x: Any) -> bool:
-    """Say whether something is a tensor, an array or a frame; a number of numpy's is none."""
+    """Whether something is a tensor, an array or a frame; a numpy scalar is none."""
     if isinstance(x, np.generic):
         return False
     return isinstance(x, Tensor) or hasattr(x, "__array__") or is_frame(x)
@@ -164,7 +164,7 @@ def is_arraylike(x: Any) -> bool:
 def check_finite(values: Tensor, what: str, first_row: int = 0) -> None:
     """Raise a ValueError naming the first row of ``values`` that holds NaN or infinity."""
     # One sum finds every NaN and infinity in a single fast read; it can also overflow on
-    # large finite values, so only the slow look may complain.
+    # large finite values, so only the slow check raises.
     values = values.detach() if values.requires_grad else values
     if not values.is_floating_point() or math.isfinite(values.sum().item()):
         return

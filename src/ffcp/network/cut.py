@@ -30,10 +30,10 @@ _NOTHING = torch.empty(0)
 class Tapped:
     """A forward pass whose graph starts at the earliest of the tapped features.
 
-    ``edges`` gives, for every feature, the places in the graph where its gradient arrives
-    (several for an input of several tensors), ``shapes`` the shapes it has there. ``values``
-    holds what was recorded. ``moved`` says that a feature was changed on the way, so that the model
-    alone, run again, would not give it.
+    ``edges`` holds, for every feature, the places in the graph where its gradient arrives
+    (several for an input of several tensors), ``shapes`` its shapes there. ``values`` holds what
+    was recorded. ``moved`` is whether a feature was changed on the way, so that running the model
+    again would not give it.
     """
 
     rows: int
@@ -51,17 +51,17 @@ class Tapped:
 
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Run the model in eval mode with frozen parameters, and leave no trace of it.
+    """Run the model in eval mode with frozen parameters, and restore its state.
 
     Mode, ``requires_grad`` and random state are restored, also after an exception. Gradients
-    are enabled whatever the caller's setting, so that a band can be asked for under
+    are enabled whatever the caller's setting, so that intervals can be predicted under
     ``torch.no_grad()``.
     """
     modules = [] if is_frozen_copy(model) else [*model.modules()]
     modes = [module for module in modules if module.training]
     parameters = (p for module in modules for p in module._parameters.values())
     trained = [p for p in parameters if p is not None and p.requires_grad]
-    # A head cut out of a frozen copy has nothing to restore.
+    # The head of a frozen copy has nothing to restore.
     kept = _random_state_kept(model) if modes or trained else nullcontext()
     with kept, torch.inference_mode(False), torch.enable_grad():
         try:
@@ -101,8 +101,8 @@ class Cut:
         Features at which gradients are wanted: every pass builds a graph from the earliest of
         them on, and without names it builds none.
     change
-        Replaces every tensor of these features, so that the model goes on from another feature
-        than its own.
+        Replaces every tensor of these features, so that the model continues from another
+        feature.
     graph
         ``False`` changes the features only, and builds no graph.
     values
@@ -193,7 +193,7 @@ class Cut:
         return take_notice
 
     def _passed(self, value: Any, base: str, tap: Tapped) -> Any:
-        """Record a value, and start or tap the graph at those of its tensors that are features."""
+        """Record a value; start or tap the graph at its tensors that are features."""
         if self._values:
             self._record(value, base, tap)
         names = [name for name in self._names if name.partition("[")[0] == base]
@@ -228,7 +228,7 @@ class Cut:
         return inputs.replace(value, changed, base)
 
     def _record(self, value: Any, base: str, tap: Tapped) -> None:
-        """Keep a copy of the tensors of a value that were asked for."""
+        """Keep a copy of the requested tensors of a value."""
         for name in self._values:
             if name.partition("[")[0] != base:
                 continue
@@ -238,7 +238,7 @@ class Cut:
                 continue
             key = next(iter(tensors)) if name == INPUT else _selected(name, tensors, tap.rows)[0]
             kept = tensors[key].detach()
-            # A copy of what lies inside: the next layer may work in place.
+            # A copy of a hidden value: the next layer may work in place.
             tap.values[name] = kept if base in (INPUT, OUTPUT) else kept.clone()
 
 
@@ -279,7 +279,7 @@ class _Root(torch.autograd.Function):
         return None, None  # gradients are read where they arrive; nothing lies beyond
 
 
-# A scalar that requires a gradient, which nobody asks for: what every graph of a pass grows from.
+# A scalar that requires a gradient, from which every graph of a pass grows.
 _SEED = torch.ones((), requires_grad=True)
 
 
@@ -287,10 +287,10 @@ _SEED = torch.ones((), requires_grad=True)
 
 
 def call(model: nn.Module, x: Any, rows: int) -> Tensor:
-    """Call a model on an input, in the way it takes that, and check what it returns.
+    """Call a model on an input and check what it returns.
 
-    A tuple is spread over positional and a dict over keyword arguments if ``forward`` can
-    take them so; otherwise the whole object is its one argument.
+    A tuple is spread over positional and a dict over keyword arguments if ``forward`` takes them;
+    otherwise the whole object is its one argument.
     """
     try:
         if isinstance(x, Mapping):
@@ -340,7 +340,7 @@ def call(model: nn.Module, x: Any, rows: int) -> Tensor:
 
 
 def prediction_in(returned: Mapping[str, Any]) -> Any:
-    """Return the tensor that a dict must mean, its ``logits`` or its only one; else the dict.
+    """Return the ``logits`` of a dict, or its only tensor; else the dict.
 
     >>> prediction_in({"loss": torch.tensor(1.0), "logits": torch.tensor([2.0])})
     tensor([2.])
@@ -364,7 +364,7 @@ def _advice_on_columns(x: Any, said: str) -> str:
 
 
 def _advice_on_types(model: nn.Module, x: Any, said: str) -> str:
-    """Say which tensors of an input to convert, if their types are what torch complains of."""
+    """Return which tensors of an input to convert, if torch complains of their types."""
     is_index = "'indices'" in said  # of an embedding
     if not is_index and not any(words in said for words in _OF_TYPES):
         return ""
@@ -378,7 +378,7 @@ _OF_TYPES = ("dtype", "datatype", "scalar type", "Input type", "not implemented 
 
 
 def _with_dict(model: nn.Module, x: Mapping[str, Any]) -> Any:
-    """Hand a dict over as one argument, if that can be meant."""
+    """Pass a dict as one argument, if that can be meant."""
     kinds = inspect.Parameter
     try:
         parameters = inspect.signature(whole(model).forward).parameters

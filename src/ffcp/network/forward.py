@@ -1,4 +1,4 @@
-"""One pass over a batch brings the output, gradient norms and values of layers, all at once."""
+"""One pass over a batch: the output, gradient norms and values of layers, all at once."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def see(
     columns: Sequence[str | int] | None = None,
     now: Weights | None = None,
 ) -> BatchOutput:
-    """Run the model once on one batch and bring what is needed.
+    """Run the model once on one batch and return what is required.
 
     Parameters
     ----------
@@ -48,9 +48,9 @@ def see(
         The number that errors give to the first row. NaN and infinity in the input, the
         prediction or a gradient are errors.
     groups, weights, columns
-        Those of the rows, and the names of the columns, handed on as they are.
+        Those of the rows, and the names of the columns, passed on unchanged.
     now
-        The model's own weights, if the caller has just looked at them and will look again.
+        The model's weights, if the caller has just read them and will compare them afterwards.
 
     Examples
     --------
@@ -98,7 +98,7 @@ def over(
     batch_size: int | None = None,
     first_row: int = 0,
 ) -> Iterator[BatchOutput]:
-    """Cut an input into batches and see each; between them the model is as the user left it.
+    """Split an input into batches and run each; between them the model is as the user left it.
 
     >>> parts = over(nn.Linear(2, 1), torch.ones(5, 2), batch_size=2)
     >>> [out.rows for out in parts]
@@ -257,12 +257,12 @@ def check_rows(
     sample: int = 8,
     dtype: torch.dtype | None = None,
 ) -> None:
-    """Refuse a model that mixes rows, by its predictions and by its gradients.
+    """Raise ValueError if a model mixes rows, by its predictions and by its gradients.
 
-    Twice the same rows, to tell randomness from mixing, and once half of them in another order. A
-    gradient that comes from the outputs of the first rows only is exactly zero in all later rows
-    unless the model carries information from row to row, however faint. ``dtype`` is that in which
-    the model computes, if its output has a longer one.
+    The same rows run twice, to tell randomness from mixing, and half of them in another order. The
+    gradient of the outputs of the first rows is exactly zero in all later rows unless the model
+    carries information from row to row. ``dtype`` is that in which the model computes, if its
+    output has a longer one.
     """
     x = inputs.take(x, slice(0, sample))
     if inputs.row_count(x) == 1:  # a loader of single rows: the row beside itself
@@ -313,8 +313,8 @@ def check_rows(
 
 def _close(a: Tensor, b: Tensor, dtype: torch.dtype | None) -> bool:
     """Whether two outputs for the same rows differ by rounding only."""
-    # Another batch size means other kernels and another order of summation: rounding, which
-    # grows with depth, not mixing.
+    # Another batch size means other kernels and another order of summation: differences by
+    # rounding, which grow with depth, are not mixing.
     if not bool(torch.isfinite(a).all() and torch.isfinite(b).all()):
         return bool(torch.equal(torch.isfinite(a), torch.isfinite(b)))
     tolerance = min(1e3 * torch.finfo(dtype or a.dtype).eps, 0.1)
@@ -326,10 +326,10 @@ def _close(a: Tensor, b: Tensor, dtype: torch.dtype | None) -> bool:
 
 
 def candidates(model: nn.Module, x: Any, limit: int = 8, sample: int = 8) -> list[str]:
-    """Name at most ``limit`` features spread over the depth, in the order of the forward pass.
+    """Return at most ``limit`` features spread over the depth, in the order of the forward pass.
 
-    Only tensors that a gradient can reach count: modules called exactly once, with
-    floating-point output that has a row for each input row and influences the prediction.
+    Candidates are modules called exactly once, whose output is floating-point, has a row for each
+    input row and influences the prediction.
     """
     x = inputs.take(x, slice(0, sample))
     with borrowed(uncompiled(model)) as frozen:
@@ -349,7 +349,7 @@ def candidates(model: nn.Module, x: Any, limit: int = 8, sample: int = 8) -> lis
 
 
 def _distinct_features(model: nn.Module, x: Any) -> list[str]:
-    """List modules whose output is one usable tensor, in call order, without repeats."""
+    """Return modules whose output is one usable tensor, in call order, without repeats."""
     seen: list[tuple[str, Tensor, int]] = []  # holding the tensors keeps their ids unique
     calls: dict[str, int] = {}
     rows = inputs.row_count(x)

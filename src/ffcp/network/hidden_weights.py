@@ -23,7 +23,7 @@ _PLAIN |= {torch.dtype, torch.device, torch.Size}
 _PLAIN |= {ProxyType, CallableProxyType}  # whose object may be gone
 _LISTS = (dict, list, tuple, deque)
 _FUNCTIONS = (FunctionType, MethodType, functools.partial)
-_MANY = 1000  # things in nested lists and dicts: what more there is is data, and not looked through
+_MANY = 1000  # objects in nested lists and dicts: more than that is data, and not searched
 
 
 def own_names(module: nn.Module) -> list[str]:
@@ -43,11 +43,10 @@ def _holders(module: nn.Module) -> list[str]:
 def unlisted(module: nn.Module) -> list[tuple[str, Tensor | nn.Module]]:
     """Return weights and modules that a module reaches beside those that torch lists, by name.
 
-    Those are reached by plain attributes (a module in a list or a dict, or set around torch) and
-    by forward hooks: what their functions enclose, name, are bound to, or are called with. Of
-    tensors parameters count and others that are trained, and all that a function holds by itself;
-    what stands in lists and attributes, or was assigned by the function, may as well be a recording
-    of some pass.
+    They are found in plain attributes (a module in a list or a dict, or set without torch) and in
+    forward hooks: what their functions enclose, name, are bound to, or are called with. Parameters
+    count, other tensors that are trained, and all tensors that a function holds itself; tensors in
+    lists and attributes, or assigned by the function, may be recordings of some pass.
 
     >>> adapter, model = nn.Linear(1, 1), nn.Linear(1, 1)
     >>> _ = model.register_forward_hook(lambda module, x, out: out + adapter(x[0]))
@@ -72,9 +71,9 @@ def _look(
     held: bool = False,
     calls: bool = True,
 ) -> None:
-    """Look through one thing, which a function holds or not; and through functions or not.
+    """Search one object, ``held`` by a function or not; ``calls``: search functions too.
 
-    By ``type`` and not by ``isinstance``, which would wake what is lazy and ask what is a proxy.
+    By ``type`` and not by ``isinstance``, which would load lazy objects and call proxies.
     """
     kind = type(value)
     if issubclass(kind, nn.Module):
@@ -103,7 +102,7 @@ def _is_trained(tensor: Tensor) -> bool:
 
 
 def _inside(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield by place what is in a list or a dict and in those in it, unless that is too much.
+    """Yield by place what nested lists and dicts hold, unless that is too much.
 
     >>> [*_inside([torch.relu, [1, torch.tanh]])]
     [('.0', <built-in method relu of type object at ...>), ('.1.1', <built-in method tanh ...>)]
@@ -128,7 +127,7 @@ def _inside(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _attributes(value: Any) -> list[tuple[str, Any]]:
-    """Return the attributes of an object, without asking code of its own for them."""
+    """Return the attributes of an object, without running its own code."""
     try:
         own = object.__getattribute__(value, "__dict__")
     except AttributeError:
@@ -164,7 +163,7 @@ def _globals(function: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _is_recorded(name: str, value: Any, code: CodeType) -> bool:
-    """Say whether a tensor was put there by the function itself, which keeps what it saw."""
+    """Whether a tensor was assigned by the function itself, as a recording."""
     return issubclass(type(value), Tensor) and not _is_trained(value) and name in _assigned(code)
 
 
@@ -176,7 +175,7 @@ def _assigned(code: CodeType) -> frozenset[str]:
 
 
 def refuse_unusable(model: nn.Module) -> None:
-    """Refuse models whose weights are not all here: not made yet, or divided over processes.
+    """Raise ValueError for models whose weights are not all here: not made yet, or sharded.
 
     >>> refuse_unusable(nn.LazyLinear(3))
     Traceback (most recent call last):

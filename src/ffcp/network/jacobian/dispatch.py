@@ -31,7 +31,7 @@ _BYTES_AT_ONCE = 2**26  # ... and at most this much memory for what goes in and 
 def take_norms(
     model: nn.Module, x: Any, tap: Tapped, names: Sequence[str], requires: Requires
 ) -> dict[str, Tensor]:
-    """Take the norms at the named features that ``requires`` asks for, from a pass over ``x``."""
+    """Return the norms at the named features that ``requires`` lists, from a pass over ``x``."""
     if not names:
         return {}
     method = norms.checked_method(requires.method)
@@ -54,7 +54,7 @@ def take_norms(
 
 
 def _smoothed(model: nn.Module, x: Any, name: str, requires: Requires) -> Tensor:
-    """Take the mean norm over features moved by normal noise, the same for every row."""
+    """Return the mean norm over features perturbed by normal noise, the same for every row."""
     method: Smooth = requires.method
     totals: list[Tensor] = []
     for sample in range(method.samples):
@@ -74,7 +74,7 @@ def _smoothed(model: nn.Module, x: Any, name: str, requires: Requires) -> Tensor
 
 
 def _exact(model: nn.Module, x: Any, tap: Tapped, norm: float) -> dict[str, Tensor]:
-    """Take exact norms: those at narrow features from their side, the others from the outputs'."""
+    """Return exact norms: at narrow features from the feature's side, else from the outputs'."""
     tried = {name: _narrow(model, x, tap, name, norm) for name in tap.edges}
     narrow = {name: norms for name, norms in tried.items() if norms is not None}
     rest = [name for name in tap.edges if name not in narrow]
@@ -83,7 +83,7 @@ def _exact(model: nn.Module, x: Any, tap: Tapped, norm: float) -> dict[str, Tens
 
 
 def _narrow(model: nn.Module, x: Any, tap: Tapped, name: str, norm: float) -> Tensor | None:
-    """Take exact norms from the feature's side; ``None`` where that takes more passes."""
+    """Return exact norms from the feature's side; ``None`` where that takes more passes."""
     if tap.moved:
         return None
     outputs, width = tap.prediction[0].numel(), pushed.width(tap, name)
@@ -133,7 +133,7 @@ def _mapped(model: nn.Module, x: Any, tap: Tapped, name: str, method: str, norm:
 def exact(
     tap: Tapped, norm: float, of: Callable[[Tensor], Tensor] | None = None
 ) -> dict[str, Tensor]:
-    """Take the norms, one output coordinate of all rows at a time.
+    """Return the norms, computed for one output of all rows at a time.
 
     With ``of`` those of the gradient of one number per row, in float64.
     """
@@ -176,11 +176,11 @@ def jacobian_rows(tap: Tapped, edges: Sequence[GradientEdge]) -> Iterator[Sequen
 def _batched(
     outputs: Tensor, edges: Sequence[GradientEdge], seeds: Tensor
 ) -> Iterator[Sequence[Tensor | None]]:
-    """Take the gradients of several outputs in one pass; one by one where that is impossible."""
+    """Yield the gradients of several outputs from one pass; one by one where that fails."""
     if len(seeds) > 1:
         try:
             with warnings.catch_warnings():
-                # Some operations are batched by a loop inside torch: still right, and no one's bug.
+                # Some operations are batched by a loop inside torch, which is right but slow.
                 warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
                 stacked = torch.autograd.grad(
                     outputs, edges, seeds, retain_graph=True, allow_unused=True,

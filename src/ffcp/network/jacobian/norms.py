@@ -132,12 +132,12 @@ def checked_norm(norm: float) -> float:
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """Give the type in which squares do not overflow."""
+    """Return the type in which squares do not overflow."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
 def row_norms(gradients: Sequence[Tensor], norm: float) -> Tensor:
-    """Give the norm of each row over all dimensions and all tensors of one feature.
+    """Return the norm of each row over all dimensions and all tensors of one feature.
 
     >>> row_norms([torch.tensor([[3.0], [0.0]]), torch.tensor([[4.0], [1.0]])], 2)
     tensor([5., 1.])
@@ -155,7 +155,7 @@ def row_norms(gradients: Sequence[Tensor], norm: float) -> Tensor:
 
 
 def reached(name: str, gradients: Sequence[Tensor | None]) -> list[Tensor]:
-    """Keep the tensors of a feature that the output depends on; there has to be one."""
+    """Return the gradients that are not None; raise ValueError if there is none."""
     kept = [gradient for gradient in gradients if gradient is not None]
     if not kept:
         raise ValueError(f"feature {name!r} does not influence the output: choose another layer")

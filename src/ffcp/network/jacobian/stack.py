@@ -22,8 +22,8 @@ from ffcp.network.jacobian.norms import AUTO, EXACT, row_norms
 from ffcp.network.model import is_frozen_copy
 
 _MOST_OUTPUTS = 8  # more of them are better taken several at once
-IDLE = (nn.Sequential, nn.Identity, nn.Dropout)  # hand on what they are given, in eval mode
-_KEPT = "_ffcp_stack"  # an attribute of frozen copies, which nobody else has
+IDLE = (nn.Sequential, nn.Identity, nn.Dropout)  # the identity, in eval mode
+_KEPT = "_ffcp_stack"  # an attribute of frozen copies
 _aten = torch.ops.aten
 
 # The very operations that torch's backward pass calls, given the layer, the gradient behind it,
@@ -47,7 +47,7 @@ BACKWARD: dict[type[nn.Module], Callable[[Any, Tensor, Tensor, Tensor], Tensor]]
         g, before, layer.beta, layer.threshold
     ),
 }
-# As torch has them: who exchanges one of them for all layers means it.
+# To notice a forward that was replaced for all layers of a kind.
 _FORWARDS: dict[type[nn.Module], Any] = {kind: kind.forward for kind in BACKWARD}
 
 
@@ -83,19 +83,19 @@ class Stack:
 
     @classmethod
     def of(cls, model: nn.Module) -> Stack | None:
-        """Read a model; ``None`` if it is anything but such a stack."""
+        """Return the stack of a model; ``None`` if it is none."""
         layers: list[nn.Module] = []
         places = {INPUT: 0}
         known: set[int] = set()
         for name, layer in layers_of(model):
-            # A layer in two places has no feature of its own, one named "input" another name.
-            # So has one that is not just what its type says: by hooks, or a forward of its own.
+            # Not for a layer that is used twice, is named "input", has hooks, or whose forward was
+            # replaced.
             hooks = layer._forward_hooks or layer._forward_pre_hooks
             if id(layer) in known or name in places or hooks or "forward" in layer.__dict__:
                 return None
             known.add(id(layer))
             if type(layer) not in IDLE:
-                # What works in place leaves no value before it; ReLU needs none.
+                # A layer that works in place overwrites its input; ReLU does not need it.
                 in_place = getattr(layer, "inplace", False) and type(layer) is not nn.ReLU
                 if type(layer) not in BACKWARD or in_place:
                     return None
@@ -112,7 +112,7 @@ class Stack:
             isinstance(x, Tensor)
             and x.dim() == 2
             and not x.requires_grad
-            and x.shape[1] == self._columns  # else torch says what is wrong
+            and x.shape[1] == self._columns  # else torch raises
             and x.dtype == self._dtype
             and (not names or self._outputs <= _MOST_OUTPUTS)
             and all(name in self._places for name in names)
@@ -140,7 +140,7 @@ class Stack:
     def _back(
         self, values: list[Tensor], names: Sequence[str], norm: float, output: int
     ) -> dict[str, Tensor]:
-        """Take one output back to the earliest of some features; note the norms on the way."""
+        """Differentiate one output back to the earliest of some features; return the norms."""
         place = len(self.layers)
         if self._rows:
             place -= 1
