@@ -35,12 +35,12 @@ def take(columns: Columns, rows: Tensor) -> dict[str, Any]:
 
 
 def prefixed(prefix: str, columns: Columns) -> dict[str, Any]:
-    """Put a word before all names, so that two tables can share one."""
+    """Return the columns with a prefix before their names."""
     return {prefix + name: column for name, column in columns.items()}
 
 
 def with_prefix(prefix: str, columns: Columns) -> dict[str, Any]:
-    """Give the columns whose name starts with a word, without it.
+    """Return the columns whose names have a prefix, without it.
 
     >>> with_prefix("a.", prefixed("a.", {"x": 1}) | prefixed("b.", {"y": 2}))
     {'x': 1}
@@ -49,7 +49,7 @@ def with_prefix(prefix: str, columns: Columns) -> dict[str, Any]:
 
 
 def joined(parts: Sequence[Columns]) -> dict[str, Any]:
-    """Put columns of the same names below each other.
+    """Concatenate columns of the same names.
 
     >>> joined([{"a": [1], "b": torch.zeros(1)}, {"a": [2], "b": torch.ones(1)}])
     {'a': [1, 2], 'b': tensor([0., 1.])}
@@ -63,14 +63,14 @@ def joined(parts: Sequence[Columns]) -> dict[str, Any]:
 
 
 def requires_of(on: On) -> Requires:
-    """Ask for the values of the layer that points are embedded by, if it is one."""
+    """Return what an embedding requires: the values of its layer, or the input."""
     if callable(on):
         return Requires(input=True)
     return Requires() if on == PREDICTION else Requires(values=(on,))
 
 
 def embedded(out: BatchOutput, on: On, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Give each row its place: rows (n, e) on the CPU.
+    """Return the embedding of each row, (n, e) on the CPU.
 
     ``on`` is ``"prediction"``, a layer or ``"input"``, or a function of a batch of inputs.
     """

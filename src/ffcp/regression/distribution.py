@@ -1,7 +1,7 @@
 """Conformal predictive systems: all quantiles of the target at once, from signed scores.
 
 Where the score of a target is the size of one number that grows with it, a = (y - f(x)) / s(x), the
-n numbers a_i of the calibration points say how the target of a new point is spread: with
+n numbers a_i of the calibration rows say how the target of a new row is spread: with
 C_i = f(x) + s(x) a_i, in order, each of the n + 1 gaps between them holds it with probability
 1 / (n + 1). So 1 / (n + 1) of the mass lies at each infinity: below C_1 and above C_n nothing more
 is known. The *finite part* is the rest, which the points C_1, ..., C_n stand for, 1 / n each.
@@ -30,7 +30,7 @@ _BLOCK = 2**20  # numbers worked on at once
 class Distribution:
     """The distribution of each row's target, from ``predict_distribution``.
 
-    Of n calibration points 1 / (n + 1) of the mass lies at each infinity: quantiles of levels
+    Of n calibration rows 1 / (n + 1) of the mass lies at each infinity: quantiles of levels
     below 1 / (n + 1) and above n / (n + 1) are infinite, and ``crps`` and ``sample`` are those of
     the finite part.
 
@@ -101,7 +101,7 @@ class Distribution:
     def p_value(self, y: Any) -> Tensor:
         """Return the share of mass below y, the place inside its gap drawn at random.
 
-        Over new points these numbers are uniform on [0, 1], exactly. Random numbers belong to the
+        Over new rows these numbers are uniform on [0, 1], exactly. Random numbers belong to the
         rows: asked again, they are the same.
         """
         draws = Draws(self._entropy, _TIES)
@@ -111,7 +111,7 @@ class Distribution:
         """Return the continuous ranked probability score of the finite part; smaller is better.
 
         It integrates the squared distance between the distribution and the step at y. The work
-        grows with rows times calibration points.
+        grows with rows times calibration rows.
         """
         target = self._targets(y)
         result = torch.empty(target.shape, dtype=torch.float64)
