@@ -20,7 +20,7 @@ from ffcp import metrics
 from ffcp.network.cut import Cut
 from ffcp.network.jacobian import Method
 from ffcp.network.jacobian.coloured import colours
-from ffcp.network.jacobian.exact import jacobian_rows
+from ffcp.network.jacobian.dispatch import jacobian_rows
 from ffcp.scales import Sketch, Smooth
 from ffcp_paper.training.regression import train
 

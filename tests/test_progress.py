@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from ffcp import progress
+from ffcp import extras
 
 
 class Terminal(io.StringIO):
@@ -16,7 +16,7 @@ class Terminal(io.StringIO):
 
 
 def steps() -> None:
-    with progress.progress(3, "learning") as step:
+    with extras.progress(3, "learning") as step:
         for _ in range(3):
             step()
 
@@ -25,7 +25,7 @@ def test_a_bar_is_drawn_on_a_terminal_and_never_into_a_file(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pytest.importorskip("tqdm")
-    monkeypatch.setattr(progress, "_DELAY", 0.0)
+    monkeypatch.setattr(extras, "_DELAY", 0.0)
     for stream, is_shown in ((Terminal(), True), (io.StringIO(), False)):
         monkeypatch.setattr(sys, "stderr", stream)
         steps()

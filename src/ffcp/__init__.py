@@ -1,10 +1,10 @@
-"""Fast Feature Conformal Prediction: bands with a guarantee for any trained PyTorch network.
+"""Conformal prediction for trained PyTorch networks, with Fast Feature Conformal Prediction.
 
 >>> import ffcp, torch
 >>> predictor = ffcp.FFCP(torch.nn.Linear(3, 1), feature="input")  # your trained model
 >>> predictor = predictor.calibrate(torch.randn(100, 3), torch.randn(100))
->>> band = predictor.predict_interval(torch.randn(5, 3), alpha=0.1)
->>> band.lower.shape
+>>> interval = predictor.predict_interval(torch.randn(5, 3), alpha=0.1)
+>>> interval.lower.shape
 torch.Size([5])
 """
 
@@ -102,7 +102,7 @@ _OPTIONAL = ("distributed", "export", "ray", "sklearn", "tables")
 if not TYPE_CHECKING:  # to mypy, a function of this name would make every attribute a right one
 
     def __getattr__(name: str) -> Any:
-        """Import ``ffcp.ray`` and its like where they are named."""
+        """Import optional subpackages, such as ``ffcp.ray``, when they are first used."""
         if name not in _OPTIONAL:
             raise AttributeError(f"module 'ffcp' has no attribute {name!r}")
         return importlib.import_module(f"ffcp.{name}")

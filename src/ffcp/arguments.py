@@ -10,7 +10,7 @@ from ffcp.network.model_output import Output
 
 
 class Running(TypedDict, total=False):
-    """What every predictor takes of how it runs; explained in :class:`ffcp.IntervalPredictor`."""
+    """Keyword arguments of every predictor; documented in :class:`ffcp.IntervalPredictor`."""
 
     selection_fraction: float
     selection_alpha: float
@@ -20,7 +20,7 @@ class Running(TypedDict, total=False):
 
 
 def known_only(maker: type, given: Iterable[str], known: type) -> None:
-    """Refuse keywords that a predictor does not take; say which it does.
+    """Raise TypeError for unknown keywords; list the known ones.
 
     >>> class Ruler:
     ...     def __init__(self, length, **running): ...

@@ -1,8 +1,7 @@
-"""What a piece of a predictor asks of a pass over the model, and what that pass then hands it.
+"""What scales, scores and calibrations require of a pass over the model, and what it returns.
 
-Scales, bases, scores and calibrations say what they need; the needs are joined, one pass over a
-batch brings all of it, and every piece reads its own part. The module imports nothing of ffcp,
-so that networks and statistics can both speak of it.
+Requirements are joined, one pass over a batch computes all of them, and each object reads its own
+part. The module imports nothing of ffcp, so that networks and statistics can both use it.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ _TRACED: ContextVar[bool] = ContextVar("traced", default=False)
 
 
 def is_traced() -> bool:
-    """Say whether tensors stand for any values: a graph is being made, and nothing computed.
+    """Whether a graph is being traced, so that tensors have no values.
 
-    What looks at values, to refuse or to take a shorter way, is then left out.
+    Checks of values, and shortcuts that depend on them, are then left out.
 
     >>> is_traced()
     False
@@ -30,7 +29,7 @@ def is_traced() -> bool:
 
 @contextmanager
 def traced() -> Iterator[None]:
-    """Let pieces know that what they do becomes a graph."""
+    """Mark the block as tracing: :func:`is_traced` is True in it."""
     token = _TRACED.set(True)
     try:
         yield
@@ -39,21 +38,21 @@ def traced() -> Iterator[None]:
 
 
 class Requires(NamedTuple):
-    """What a piece asks of the pass over the model.
+    """What a scale, score or calibration requires of the pass over the model.
 
     Parameters
     ----------
     norms
-        Names of the features whose gradient norms the pass must bring.
+        Names of the features whose gradient norms the pass computes.
     values
-        Names of the layers whose values it must bring.
+        Names of the layers whose values it records.
     norm, method
-        Which norm of the gradient, and how it is taken: see :func:`ffcp.gradient_norms`.
+        Which norm of the gradient, and how it is computed: see :func:`ffcp.gradient_norms`.
     of
         A function from the output (n, ...) to one number per row, (n,), whose gradient is taken
         in place of that of every output. ``None``: of every output.
     input
-        Whether the input itself is looked at, so that rows that wait for a selection keep it.
+        Whether the input itself is needed, so that it is kept for rows that wait for a selection.
     logits
         Whether the output must have a logit for every class: one logit z, of the second of two
         classes, then becomes (0, z).
@@ -74,9 +73,9 @@ class Requires(NamedTuple):
     logits: bool = False
 
     def joined(self, other: Requires) -> Requires:
-        """Ask for what either asks for.
+        """Return the requirements of both.
 
-        Raises ValueError if both ask for gradient norms, but not for norms of the same kind.
+        Raises ValueError if both require gradient norms, but of different kinds.
         """
         if not (other.norms or other.values or other.input or other.logits):
             return self
@@ -97,12 +96,12 @@ class Requires(NamedTuple):
 
 
 class BatchOutput(NamedTuple):
-    """What one pass over a batch saw; it serves every piece.
+    """What one pass over a batch returned.
 
     Attributes
     ----------
     x
-        The batch as the model took it.
+        The batch, as the model takes it.
     output : Tensor
         What the model returned, detached: (n, ...).
     norms : mapping of str to Tensor
@@ -110,7 +109,7 @@ class BatchOutput(NamedTuple):
     values : mapping of str to Tensor
         Values by layer, as they were when the layer returned them.
     rows : range or list of int
-        The numbers of these rows in the data, by which errors name them.
+        The numbers of these rows in the data, for error messages.
     groups
         The groups of these rows, if the user gave any.
     weights : Tensor or None

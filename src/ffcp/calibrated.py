@@ -1,4 +1,4 @@
-"""The frozen state of a calibrated predictor, and calls that work on one state throughout."""
+"""The frozen state of a calibrated predictor, and methods that run on one snapshot of it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Counts:
-    """What is counted in a calibration besides scores.
+    """Counts of a calibration besides its scores.
 
     Attributes
     ----------
@@ -43,7 +43,7 @@ class Counts:
     unconverged: tuple[int, ...] = ()
 
     def merged(self, other: Counts) -> Counts:
-        """Return the counts of both; refuse other classes, and random numbers of the same seed."""
+        """Return the counts of both; raise ValueError if classes differ or seeds are shared."""
         if self.classes not in (None, other.classes):
             raise ValueError(
                 f"calibrated on {self.classes} classes, the predictor to merge on {other.classes}"
@@ -59,7 +59,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class Calibrated:
-    """Everything that a calibration ended with, the model apart; replaced whole, never changed.
+    """The result of a calibration, without the model; replaced as a whole, never changed.
 
     Attributes
     ----------
@@ -68,11 +68,11 @@ class Calibrated:
     identity : Identity or None
         The weights that were calibrated; ``None`` where there are no scores.
     layout : mapping
-        What inputs and targets were like, see :class:`ffcp.network.inputs.Reader`.
+        Columns and shapes of inputs and targets, see :class:`ffcp.network.inputs.Reader`.
     report : mapping
         What was selected or learned, and what it was compared with.
     set_aside : int
-        How many rows selected, and so do not calibrate.
+        How many rows were used to select, and so do not calibrate.
     runs : tuple of str
         Names of the calibrations whose scores these are, so that none is counted twice.
     counts : Counts
@@ -94,16 +94,16 @@ class Calibrated:
 
     @cached_property
     def requires(self) -> Requires:
-        """What the pass over the model must bring for a row to be predicted."""
+        """What the pass over the model must compute for a prediction."""
         own: Requires = self.score.requires()
         return own.joined(self.calibration.requires())
 
     def __getstate__(self) -> dict[str, Any]:
-        # Without what was worked out on the way.
+        # Without cached values.
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def merged(self, other: Calibrated) -> Calibrated:
-        """Return a state with the scores of both; refuse those that cannot stand together."""
+        """Return a state with the scores of both; raise ValueError if they cannot be merged."""
         counts = self.counts.merged(other.counts)
         for key in self.layout.keys() & other.layout.keys():
             mine, theirs = (state.layout[key].get("columns") for state in (self, other))
@@ -135,7 +135,7 @@ class Stateful(nn.Module):
     model: nn.Module
     is_predictor = True  # see ffcp.network.model
     _state: Calibrated
-    _weights: Weights | None = None  # of the model when a call began, see steady
+    _weights: Weights | None = None  # of the model at the start of a call, see steady
 
     @property
     def calibration(self) -> Calibration:
@@ -143,7 +143,7 @@ class Stateful(nn.Module):
         return self._state.calibration
 
     def calibrated(self) -> Calibrated:
-        """Return what is calibrated, or refuse."""
+        """Return the calibrated state; raise RuntimeError if there is none."""
         if not len(self._state.calibration):
             raise RuntimeError(
                 f"this {type(self).__name__} has no calibration: call calibrate(x, y) first, with "
@@ -152,14 +152,14 @@ class Stateful(nn.Module):
         return self._state
 
     def check_weights(self) -> Weights:
-        """Look at the model's weights; refuse others than calibrated, or another autocast."""
+        """Return the model's weights; raise RuntimeError if they or autocast have changed."""
         now = weights_of(self.model)
         if self._state.identity is not None:
             self._state.identity.check(self.model, now)
         return now
 
     def check_model(self, model: nn.Module, *loaded: Any) -> None:
-        """Refuse a model with other weights, or one that has others once some are loaded."""
+        """Raise ValueError if a model has other weights, or would once some are loaded."""
         if self._state.identity is not None:
             self._state.identity.must_be_that_of(model, *loaded)
 
@@ -169,11 +169,11 @@ class Stateful(nn.Module):
         return self._state.fingerprint
 
     def snapshot(self: Self, **changes: Any) -> Self:
-        """Return a predictor with the state of now, or changed so, which nothing else changes."""
+        """Return a copy with the current state and these changes, which no other thread changes."""
         snapshot = object.__new__(type(self))
         snapshot.__dict__.update(self.__dict__)
         snapshot.__dict__["_modules"] = modules = dict(self._modules)
-        snapshot.__dict__.update(modules)  # found at once there, not in torch's second look
+        snapshot.__dict__.update(modules)  # found without torch's slow __getattr__
         snapshot.__dict__.update(changes)
         return snapshot
 
@@ -189,17 +189,17 @@ def steady(
 
     @functools.wraps(method)
     def call(self: Owner, *args: P.args, **kwargs: P.kwargs) -> Result:
-        # By torch.compile(predictor), or around a call of it; and torch.export in this thread, of
-        # which torch itself knows only for all threads together.
+        # By torch.compile(predictor), or around a call of it; or by torch.export in this thread,
+        # which torch itself only reports for all threads together.
         is_exported = torch.compiler.is_compiling() and _get_current_dispatch_mode() is not None
         if torch.compiler.is_dynamo_compiling() or is_exported:
             torch.compiler.disable(self.compile)()
         snapshot = self.snapshot()
         now = snapshot.check_weights()
-        snapshot.__dict__["_weights"] = now  # serves the whole call
+        snapshot.__dict__["_weights"] = now  # used throughout the call
         try:
             return method(snapshot, *args, **kwargs)
-        finally:  # also where weights that moved on the way made something else go wrong
+        finally:  # also where another error was caused by weights that changed
             if weights_of(snapshot.model).stamp != now.stamp:
                 snapshot.check_weights()
 

@@ -1,4 +1,4 @@
-"""The calibration loop: select what is left open on rows set aside, then score all other rows."""
+"""The calibration loop: select on rows set aside what is not given, then score all other rows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _AT_ONCE = 2**17  # rows that are added to a summary together
 
 
 class Batch(NamedTuple):
-    """Some rows to calibrate on: inputs, targets, the first row's number, and what is beside."""
+    """Rows to calibrate on: inputs, targets, the first row's number, groups and weights."""
 
     x: Any
     y: Tensor
@@ -40,17 +40,17 @@ class Batch(NamedTuple):
 
 
 class Looks:
-    """Runs the model on the batches of one calibration; tasks check and count on the way."""
+    """Runs the model on the batches of one calibration; subclasses also check and count."""
 
-    sample = 8  # rows by which a model that mixes rows is found
+    sample = 8  # rows for the check that the model does not mix rows
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
 
     def __call__(self, batch: Batch, requires: Requires) -> BatchOutput:
-        """Return what one pass gives for a batch."""
-        out = forward.see(self.model, batch.x, requires, batch.row, batch.groups, batch.weights)
-        return out._replace(columns=batch.columns)
+        """Run the model on one batch."""
+        beside = (batch.groups, batch.weights, batch.columns)
+        return forward.see(self.model, batch.x, requires, batch.row, *beside)
 
     def finish(self, result: Result) -> Counts:
         """Return what was counted; warnings may be added to those of the result."""
@@ -68,7 +68,7 @@ class Settings(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What a calibration ends with; ``scores`` are in the order of rows, if they were kept."""
+    """The result of a calibration; ``scores`` are in the order of rows, if they were kept."""
 
     score: Score
     calibration: Calibration
@@ -88,8 +88,8 @@ def calibrate(
 ) -> Result:
     """Score the rows of all batches, but for those on which something is selected first.
 
-    Every row passes the model once. While something is left open, what the pass gave for a row
-    waits; as soon as enough rows are set aside they select, and all others are scored. Rows are
+    Every row passes the model once. Where something is to be selected, outputs are kept until
+    enough rows are set aside; then it is selected on these, and all others are scored. Rows are
     added to those that the calibration has. ``rank_error`` keeps a summary of the scores.
     """
     batches = iter(batches)
@@ -98,7 +98,7 @@ def calibrate(
         raise ValueError(EMPTY)
     batches = chain([first], batches)
     selections = selections_of(score, calibration)
-    if selections:  # candidates are found by looking at the model; there may be only one
+    if selections:  # candidates depend on the model; there may be only one
         score = _prepared(score, look.model, first.x)
         selections = selections_of(score, calibration)
     requires = score.requires().joined(calibration.requires())
@@ -137,9 +137,9 @@ def calibrate(
 
 
 def selections_of(score: Any, calibration: Calibration) -> list[Selection]:
-    """Return what is left open, in the order in which it is selected.
+    """Return what is to be selected, in this order.
 
-    A density ratio comes first, as it looks at no scores: candidates can be weighed by it.
+    A density ratio comes first, as it needs no scores: candidates can be weighted by it.
     """
     method = score if isinstance(score, Selection) else score.selection()
     place = calibration.selection()
@@ -155,7 +155,7 @@ def checked_calibration(
     new: Any,
     update: bool,
 ) -> Calibration:
-    """Refuse groups, weights and inputs that nothing looks at, and missing ones."""
+    """Return the calibration, by groups if given; raise ValueError for unused or missing data."""
     if groups is not None:
         if update and not calibration.traits.groups:
             raise ValueError(
@@ -181,27 +181,27 @@ def checked_calibration(
 
 
 def _prepared(score: Any, model: nn.Module, x: Any) -> Any:
-    """Look at the model for candidates; return a settled score where there is only one."""
+    """Find the candidates of the model; return a settled score where there is only one."""
     selection = score if isinstance(score, Selection) else score.selection()
     return score if selection is None else selection.prepared(model, x)
 
 
 def _with_rows(filled: Any, empty: Any, columns: Columns) -> Any:
-    """Return a calibration with these rows beside those it has."""
+    """Return a calibration with these rows added."""
     metadata = {name: column for name, column in columns.items() if name != "scores"}
     fresh = empty.fit(columns["scores"], metadata)
     return fresh if filled is None else filled.merge(fresh)
 
 
 class _Waiting(NamedTuple):
-    """What a pass gave for rows that wait for a selection, and their targets."""
+    """The outputs of rows that wait for a selection, and their targets."""
 
     out: BatchOutput
     y: Tensor
 
     @classmethod
     def of(cls, out: BatchOutput, y: Tensor, requires: Requires) -> _Waiting:
-        """Copy what must outlive the batch, which may be a buffer that the user fills again."""
+        """Copy the output: the batch may be a buffer that the user fills again."""
         out = out if requires.input else out._replace(x=None)
         return cls(forward.part_of(out, torch.ones(len(y), dtype=torch.bool)), y.clone())
 
@@ -287,8 +287,8 @@ def _spared(mask: Tensor, labels: Sequence[Any], known: Tensor, needed: int) -> 
 class Table:
     """Columns that grow batch by batch.
 
-    Tensors double when they are full: a list of small ones would be kept between the large
-    intermediates of the batches, and hold the heap open far beyond its own size.
+    Tensors double when they are full: a list of small ones would lie between the large
+    intermediates of the batches, and fragment the heap.
 
     >>> table = Table()
     >>> table.add({"score": torch.zeros(2, 1), "group": ["a", "b"]})
@@ -322,7 +322,7 @@ class Table:
 
     @property
     def columns(self) -> dict[str, Any]:
-        """All columns so far, without the room behind them."""
+        """All columns so far, without unused capacity."""
         filled = {
             name: tensor if len(tensor) == self._rows else tensor[: self._rows].clone()
             for name, tensor in self._tensors.items()

@@ -25,7 +25,7 @@ class Described:
 
 
 def name_of(thing: Any) -> str:
-    """Return how files call something of the user's, of which they hold nothing else.
+    """Return the name by which a file refers to an object of the user's.
 
     >>> name_of(len), name_of(3 + 1j)
     ('function len', 'complex')
@@ -59,9 +59,9 @@ def describe(value: Any, model: nn.Module | None = None) -> Any:
 
 
 def build(described: Any, model: nn.Module | None = None, own: Sequence[Any] = ()) -> Any:
-    """Make again what was described; of the user's own objects, take those that are given.
+    """Build the object of a description; take the user's own objects from ``own``.
 
-    Constructors check their arguments, so that a file cannot ask for what a caller could not.
+    Constructors check their arguments, so that a file cannot build what a caller could not.
 
     >>> build([0.5, {"fraction": "1/3"}, {"yours": "function len"}], own=[len])
     [0.5, Fraction(1, 3), <built-in function len>]
@@ -122,7 +122,7 @@ def own_objects(value: Any) -> Iterator[Any]:
 
 
 def unsaved(described: Any) -> Iterator[str]:
-    """Name what of a description no file holds.
+    """Yield the names of the objects in a description that no file holds.
 
     >>> list(unsaved({"class": "IntervalPredictor", "scale": {"yours": "function f"}}))
     ['function f']
@@ -137,7 +137,7 @@ def unsaved(described: Any) -> Iterator[str]:
 
 
 def differences(mine: Any, theirs: Any, name: str = "") -> Iterator[str]:
-    """Say in which arguments two descriptions differ.
+    """Yield the arguments in which two descriptions differ.
 
     >>> list(differences({"class": "Sketch", "probes": 2}, {"class": "Sketch", "probes": 1}))
     ['probes=1 (here 2)']
@@ -154,7 +154,7 @@ def _short(value: Any) -> str:
 
 
 def shown(described: Any) -> str:
-    """Write a description as the call that makes it, without what is left out.
+    """Return a description as the call that makes it, without defaults.
 
     >>> shown({"class": "GradientNorm", "feature": "2", "norm": None})
     "GradientNorm(feature='2')"

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-FORMAT = "ffcp-calibration-4"  # another one where scores come to mean another thing
+FORMAT = "ffcp-calibration-4"  # changes when the meaning of scores changes
 _DIGITS = 64  # of a SHA-256, before the settings that it seals
 
 
@@ -99,7 +99,7 @@ def hash_tensors(digest: Any, tensors: Mapping[str, Tensor]) -> None:
 
 
 def rebuilt(kind: Any, saved: Any) -> Any:
-    """Build a value of some type again from what JSON made of it; another type is a ValueError.
+    """Rebuild a value of some type from JSON; raise ValueError for another type.
 
     Knows plain values, ``X | None``, ``tuple[X, ...]``, mappings, and dataclasses of them.
 
@@ -121,7 +121,7 @@ def rebuilt(kind: Any, saved: Any) -> Any:
         return {str(key): rebuilt(inner[1], value) for key, value in saved.items()}
     if is_dataclass(kind) and isinstance(saved, dict):
         hints = typing.get_type_hints(kind)
-        # What has a default may be missing: it was added after files were written.
+        # A field with a default may be missing: files can be older than it.
         must = {field.name for field in fields(kind) if field.default is MISSING}
         if must <= saved.keys() <= hints.keys():
             return kind(**{name: rebuilt(hints[name], value) for name, value in saved.items()})  # type: ignore[operator]
@@ -137,7 +137,7 @@ def rebuilt(kind: Any, saved: Any) -> Any:
 
 
 def count(saved: Any, least: int = 0) -> int:
-    """Read a number of things.
+    """Return a count; raise ValueError for anything but an integer of at least ``least``.
 
     >>> count(3)
     3
@@ -163,12 +163,12 @@ def checked_layout(layout: Any) -> dict[str, Any]:
 
 @contextmanager
 def refused(what: Any) -> Iterator[None]:
-    """Raise whatever is wrong with something that was saved as one error that names it."""
+    """Turn every error in the block into a CalibrationFileError that names the file."""
     try:
         yield
     except CalibrationFileError:
         raise
-    except Exception as error:  # foreign data can go wrong in any way
+    except Exception as error:  # foreign data can fail in any way
         raise CalibrationFileError(
             f"{what} cannot be used: {error}. Nothing was changed; give what was saved by such a "
             "predictor of this model, or calibrate again"
@@ -177,7 +177,7 @@ def refused(what: Any) -> Iterator[None]:
 
 def write(path: str | Path, tensors: Mapping[str, Tensor]) -> None:
     """Write tensors to ``path``: the file appears complete, or the old one stays."""
-    from safetensors.torch import save  # only who saves pays for the import
+    from safetensors.torch import save  # imported only when saving
 
     put(path, save({name: t.contiguous() for name, t in tensors.items()}, {"format": FORMAT}))
 
@@ -204,12 +204,12 @@ def put(path: str | Path, data: bytes) -> None:
 
 @contextmanager
 def said_of(path: str | Path, place: Path) -> Iterator[None]:
-    """Raise what a disk refuses for the file that was asked for, not for the temporary one.
+    """Raise OSError with the name of the requested file, not of the temporary one.
 
-    >>> with said_of("bands.csv", Path(".bands.csv.4ba9de5f")):
-    ...     raise OSError(30, "Read-only file system", ".bands.csv.4ba9de5f")
+    >>> with said_of("intervals.csv", Path(".intervals.csv.4ba9de5f")):
+    ...     raise OSError(30, "Read-only file system", ".intervals.csv.4ba9de5f")
     Traceback (most recent call last):
-    OSError: [Errno 30] Read-only file system: 'bands.csv'
+    OSError: [Errno 30] Read-only file system: 'intervals.csv'
     """
     try:
         yield
@@ -227,7 +227,7 @@ def temporary(path: str | Path) -> Path:
     path = Path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-    except FileExistsError as error:  # says too little: what is there is no folder
+    except FileExistsError as error:  # does not say that it is no folder
         raise NotADirectoryError(errno.ENOTDIR, "Not a directory", str(path.parent)) from error
     # A plain name and not one of tempfile's, whose files only their owner may read.
     return path.with_name(f".{path.name}.{uuid.uuid4().hex}")
@@ -239,12 +239,12 @@ def read(path: str | Path) -> dict[str, Tensor]:
 
     if not Path(path).is_file():
         raise FileNotFoundError(f"there is no file {path}")
-    data = Path(path).read_bytes()  # once: nobody can change it between looking and taking
+    data = Path(path).read_bytes()  # once: it cannot change between the check and the reading
     try:
         tensors: dict[str, Tensor] = load(data)
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
         kind = str(header.get("__metadata__", {}).get("format"))
-    except Exception as error:  # whatever a reader of foreign bytes may stumble over
+    except Exception as error:  # foreign bytes can fail in any way
         raise CalibrationFileError(
             f"{path} is damaged or not a safetensors file ({error}): save the calibration again"
         ) from error

@@ -1,4 +1,4 @@
-"""Make predictors again from files, whatever their class."""
+"""Load predictors of any class from files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ffcp.persistence import Persistent
 
 
 def load(path: str | Path, model: nn.Module, **given: Any) -> Any:
-    """Make the predictor that was saved to a file again, with its settings and calibration.
+    """Load the predictor that was saved to a file, with its settings and calibration.
 
     Parameters
     ----------
@@ -23,9 +23,9 @@ def load(path: str | Path, model: nn.Module, **given: Any) -> Any:
     model
         The model, with the weights it was calibrated with.
     given
-        Arguments of the predictor's class to take in place of those in the file. A function or
-        a piece of your own is not in the file, and has to be given here: ``scale=``, ``score=``,
-        ``localizer=``, ``calibration=``, ``head=``, whatever it was an argument of.
+        Arguments of the predictor's class that replace those in the file. Your own functions and
+        objects are not in the file, and must be given here: ``scale=``, ``score=``,
+        ``localizer=``, ``calibration=``, ``head=``.
 
     Returns
     -------

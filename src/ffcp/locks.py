@@ -1,4 +1,4 @@
-"""Who may change a predictor that many threads use, and locks that a forked process finds free."""
+"""A lock for writers of a predictor that threads share, and locks that are free after a fork."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from weakref import WeakSet
 
 
 class WriterLock:
-    """Held by whoever makes the next state of a predictor from the one there is.
+    """Held while the next state of a predictor is made, so that no scores are lost.
 
-    So no other's scores are lost. Who only reads waits for nobody: a state is replaced by one
-    assignment. A forked process gets a new one, as the work under way goes on in its parent only.
+    Readers never wait: a state is replaced by one assignment. A forked process gets a new lock,
+    as the work under way goes on in its parent only.
 
     >>> writing = WriterLock()
     >>> with writing.turn:
@@ -26,11 +26,10 @@ class WriterLock:
 
 
 def lock(*, again: bool = False) -> Any:
-    """Return a lock for short work; one that a thread may take ``again`` while it holds it.
+    """Return a lock for short work; ``again``: a thread that holds it may take it once more.
 
     A forked process has none of its parent's other threads: it would wait forever for a lock that
-    one of them held, and find half done what they were doing. So a process is forked when nobody
-    holds any of these locks.
+    one of them held, and find their work half done. So all of these locks are taken for a fork.
     """
     made = threading.RLock() if again else threading.Lock()
     with _ADDING:

@@ -46,10 +46,10 @@ class Persistent(ShownAsText, Stateful, Described):
     #: Arguments that scores depend on, besides score and calibration.
     compared: tuple[str, ...] = ("output",)
     seed: int | None
-    _given: tuple[Any, Calibration]  # as given, with whatever they leave open
+    _given: tuple[Any, Calibration]  # as given, before anything is selected
     _fitted: Mapping[str, Any]  # what was selected before calibrating, on other rows
     _stream: Stream
-    _lock: WriterLock  # held by whoever makes the next state from the one there is
+    _lock: WriterLock  # held while the next state is made
 
     # -- without scores ---------------------------------------------------------------------
 
@@ -59,16 +59,16 @@ class Persistent(ShownAsText, Stateful, Described):
         return not selections_of(*self._given)
 
     def settled(self: Self, seed: int | None = None) -> Self:
-        """Return a predictor of the same model without scores, for which nothing is left open.
+        """Return a predictor of the same model without scores, with nothing left to select.
 
-        What was selected or learned here stays: workers that calibrate such predictors, or copies
-        of them, on rows of their own can be merged. ``seed`` is that of its random numbers, of
-        which each worker needs others; by default the operating system seeds them.
+        What was selected or learned here stays: workers can calibrate copies of it on their own
+        rows, and be merged. ``seed`` is that of its random numbers; each worker needs its own. By
+        default the operating system seeds them.
         """
         return self._without_scores(self._state.score, self.calibration, self._state.report, seed)
 
     def uncalibrated(self: Self, seed: int | None = None) -> Self:
-        """Return a predictor of the same model as this one was before it was calibrated."""
+        """Return this predictor as it was before it was calibrated."""
         return self._without_scores(*self._given, self._fitted, seed)
 
     def _without_scores(
@@ -128,7 +128,7 @@ class Persistent(ShownAsText, Stateful, Described):
         return prefixed("score.", score) | prefixed("calibration.", self.calibration.state())
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Do nothing: loading has taken over all of it at once."""
+        """Do nothing: the state was loaded as a whole."""
 
     def state(self) -> dict[str, Tensor]:
         """Return the calibration as tensors, without the model's weights: what a file holds."""
@@ -187,7 +187,7 @@ class Persistent(ShownAsText, Stateful, Described):
         )
 
     def _must_accept(self, saved: Mapping[str, Any], score: Any) -> None:
-        """Refuse a saved calibration that this predictor, with what it leaves open, cannot have."""
+        """Raise ValueError for a saved calibration that this predictor cannot have had."""
         given, calibration = self._given
         is_mondrian = saved["calibration"].get("class") == "Mondrian"
         mine = self._comparable(given, by_groups(calibration) if is_mondrian else calibration)
@@ -203,7 +203,7 @@ class Persistent(ShownAsText, Stateful, Described):
             raise ValueError(f"settings differ, so the scores are not comparable: {listed}")
 
     def check_scores(self) -> None:
-        """Refuse, by ValueError, a loaded calibration with scores that cannot be."""
+        """Raise ValueError if loaded scores are impossible."""
         score, scores = self._state.score, self.calibration.scores
         if bool((scores < score.lowest).any() or (scores == -math.inf).any()):
             raise ValueError(f"it has scores below {score.lowest:g}, where none can be")
@@ -215,14 +215,14 @@ class Persistent(ShownAsText, Stateful, Described):
     takes_nan = False  # whether NaN may stand for the score of a missing target
 
     def restore_fit(self) -> None:
-        """Take what training rows taught out of a state that was loaded."""
+        """Restore what was learned from training rows from a loaded state."""
 
     # -- files and state_dict ---------------------------------------------------------------
 
     def save(self, path: str | Path) -> None:
         """Write the calibration, without the model's weights, to a safetensors file.
 
-        The file appears complete or not at all. :func:`ffcp.load` makes the predictor again.
+        The file appears complete or not at all. Read it with :func:`ffcp.load`.
         """
         now = self.snapshot()
         weights = now.fingerprint
@@ -247,7 +247,7 @@ class Persistent(ShownAsText, Stateful, Described):
         return self
 
     def take_over(self, fresh: Persistent) -> None:
-        """Take over all that another predictor of this model has, at once."""
+        """Replace this predictor's state by that of another one of the same model."""
         self.__dict__.update({**fresh.__dict__, "_modules": self._modules})
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
@@ -268,13 +268,13 @@ class Persistent(ShownAsText, Stateful, Described):
         if own:  # otherwise it holds a model alone, and the calibration stays
             with files.refused("the calibration in this state_dict"):
                 fresh = self.restored(own, strict)
-                # Weights of an owner may be loaded after this; they are looked at when predicting.
+                # Weights of an owner may be loaded after this; they are checked when predicting.
                 if "model" in self._modules:
                     weights = with_prefix(f"{prefix}model.", state_dict)
                     assign = metadata.get("assign_to_params_buffers", False)
                     fresh.check_model(self.model, weights, assign)
             self.take_over(fresh)
-        # What is no part of any module was taken over above.
+        # What belongs to no module was loaded above.
         ours = tuple(prefix + part for part in _PARTS)
         rest = {name: t for name, t in state_dict.items() if not name.startswith(ours)}
         super()._load_from_state_dict(rest, prefix, metadata, strict, *others)
@@ -291,9 +291,9 @@ class Persistent(ShownAsText, Stateful, Described):
     # -- as an attribute of the model -------------------------------------------------------
 
     def _hold_owner_apart(self) -> None:
-        """Take the model out of torch's tree of modules, if this predictor is a part of the model.
+        """Remove the model from torch's tree of modules, if this predictor is a part of the model.
 
-        A LightningModule holds its predictor as an attribute, say: in a circle, ``.to()`` and
+        A LightningModule may hold its predictor as an attribute: in a cycle, ``.to()`` and
         ``state_dict`` would never end.
         """
         model = self._modules.get("model")
@@ -339,7 +339,7 @@ def learned_hash(described: Any, tensors: Mapping[str, Tensor]) -> str:
 
 
 def _must_write(made: Any, tensors: Mapping[str, Tensor]) -> None:
-    """Refuse tensors of a file that what is made of them would not write."""
+    """Raise ValueError if an object would not save the tensors that it was loaded from."""
     both = [
         {n: (t.dtype, t.shape, t.contiguous().numpy().tobytes()) for n, t in some.items()}
         for some in (made.state(), tensors)
@@ -349,7 +349,7 @@ def _must_write(made: Any, tensors: Mapping[str, Tensor]) -> None:
 
 
 def _is_possible(given: Any, saved: Any) -> bool:
-    """Whether a saved description can come of a given one, in which something is left open."""
+    """Whether a saved description is a selection from a given one."""
     if isinstance(given, Mapping) and isinstance(saved, Mapping) and "scales" not in given:
         return all(_is_possible(given.get(name), value) for name, value in saved.items())
     if isinstance(given, Mapping) and "scales" in given:  # candidates, of which one was selected

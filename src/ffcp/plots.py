@@ -17,7 +17,7 @@ from ffcp import metrics
 from ffcp.extras import needed
 
 _BAND, _LINE, _DOT, _MISS = "#4c78a8", "#1f3b57", "#555555", "#d1495b"
-_BARS = 80  # bands drawn one by one; more cannot be told apart
+_BARS = 80  # intervals drawn one by one; more cannot be told apart
 _DOTS = 4000  # targets drawn
 _PANELS = 9  # outputs drawn
 _ROUGH = 6.0  # ends that go up and down by so many times their range are no line
@@ -50,7 +50,7 @@ def intervals(
     output
         Which of several outputs; by default each has a panel of its own, up to nine.
     xlabel, ylabel
-        What stands at the axes.
+        Labels of the axes.
     ax
         The axes to draw into.
 
@@ -82,7 +82,7 @@ def intervals(
 
 
 def ellipses(band: Any, y: Any = None, *, rows: Sequence[int] = range(12), ax: Any = None) -> Any:
-    """Draw the ellipses of two outputs in their plane; several levels lie in each other.
+    """Draw the ellipses of two outputs in their plane; those of several levels are nested.
 
     Parameters
     ----------
@@ -113,9 +113,9 @@ def ellipses(band: Any, y: Any = None, *, rows: Sequence[int] = range(12), ax: A
 
 
 def calibration_curve(band: Any, y: Any, *, missing: bool = False, ax: Any = None) -> Any:
-    """Draw how much of the targets bands of several levels cover, against what was asked for.
+    """Draw the coverage of intervals of several levels against the coverage asked for.
 
-    Bars are 95 % intervals of the measured share; on the diagonal both are the same.
+    Bars are 95 % confidence intervals of the measured coverage; on the diagonal both are equal.
     """
     if not isinstance(band.alpha, tuple):
         raise ValueError("a calibration curve needs bands of several levels: alpha=(0.5, 0.2, ...)")
@@ -150,7 +150,7 @@ def group_coverage(
     interval, y, groups, feature, slices
         As in :func:`ffcp.metrics.group_coverage`.
     xlabel
-        What stands at the horizontal axis.
+        Label of the horizontal axis.
     ax
         The axes to draw into.
 
@@ -210,7 +210,7 @@ def wealth(curves: Mapping[str, tuple[Sequence[float], int, float]], ax: Any = N
 
 
 def _legend(axes: Sequence[Any]) -> None:
-    """Name what is drawn: beside the panels, where it hides nothing."""
+    """Draw the legend beside the panels."""
     handles, labels = axes[0].get_legend_handles_labels()
     owner = axes[0].figure if len(axes) > 1 else axes[0]
     place = {"loc": "outside right upper"} if len(axes) > 1 else {"bbox_to_anchor": (1, 1)}
@@ -295,7 +295,7 @@ def _targets(ax: Any, x: np.ndarray, y: np.ndarray, lower: np.ndarray, upper: np
 
 
 def _level_label(alpha: float | None, depth: int, levels: int) -> str | None:
-    """Name a level; of many only the widest, the middle and the narrowest."""
+    """Return the label of a level; of many, only the widest, the middle and the narrowest."""
     if alpha is None:
         return "interval"
     if levels > 6 and depth not in (0, levels // 2, levels - 1):
@@ -304,7 +304,7 @@ def _level_label(alpha: float | None, depth: int, levels: int) -> str | None:
 
 
 def _limits(*parts: np.ndarray | None) -> tuple[float, float]:
-    """Return the range of the vertical axis: all that is finite, and a little more."""
+    """Return the range of the vertical axis: all finite values, and a margin."""
     values = np.concatenate([part.reshape(-1) for part in parts if part is not None])
     values = values[np.isfinite(values)]
     low, high = float(values.min()), float(values.max())

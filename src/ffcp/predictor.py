@@ -1,4 +1,4 @@
-"""What all predictors share: calibrate, merge, and run the model on rows with their thresholds."""
+"""The base of all predictors: calibrate, merge, compress, and run the model batch by batch."""
 
 from __future__ import annotations
 
@@ -36,8 +36,9 @@ from ffcp.conformal.score import Score
 from ffcp.conformal.selection import Selection
 from ffcp.description import differences
 from ffcp.locks import WriterLock
-from ffcp.network import arrays, checks, forward, inputs
+from ffcp.network import arrays, forward, inputs
 from ffcp.network.features import resolve
+from ffcp.network.hidden_weights import refuse_unusable
 from ffcp.network.model import Identity, autocast, fingerprint
 from ffcp.network.model_output import Output, picking
 from ffcp.persistence import Persistent
@@ -49,7 +50,7 @@ _LOOK_UP = 3  # the stream of random numbers for thresholds
 
 
 def _no_module(model: Any) -> str:
-    """Explain what to do with a model that is no torch.nn.Module."""
+    """Return what to do with a model that is no torch.nn.Module."""
     said = f"the model must be a torch.nn.Module, got {type(model).__name__}"
     if not hasattr(model, "predict"):
         return said
@@ -60,11 +61,11 @@ def _no_module(model: Any) -> str:
 
 
 class Predictor(Persistent):
-    """A model, a scorer and a calibration: calibrate, merge, save and load, once for all tasks.
+    """A model, a score and a calibration: the base of all predictors.
 
-    The scorer gives points their scores; the calibration keeps them and gives thresholds. Where
-    either leaves something open, a share of the rows is set aside to choose it and does not
-    calibrate. The model runs in eval mode and is left as it was found.
+    The score measures how badly targets fit predictions; the calibration keeps the scores of
+    held-out rows and returns thresholds. Where either has something to select, a share of the rows
+    is set aside for that and does not calibrate. The model runs in eval mode and is not changed.
     """
 
     def __init__(
@@ -90,7 +91,7 @@ class Predictor(Persistent):
             )
         checked_seed(seed)
         exact_alpha(selection_alpha)
-        checks.refuse_unusable(model)
+        refuse_unusable(model)
         self.model, self.output = picking(model, output), output
         self.batch_size = batch_size
         self.selection_fraction, self.selection_alpha = selection_fraction, selection_alpha
@@ -114,17 +115,17 @@ class Predictor(Persistent):
         }
 
     def read_target(self, y: Any) -> Tensor:
-        """Turn targets into a tensor."""
+        """Return targets as a tensor."""
         return arrays.target_tensor(y)
 
     def check_target(self, y: Tensor, first_row: int) -> None:
-        """Refuse targets that cannot be meant."""
+        """Raise ValueError for impossible targets."""
 
     def alpha_of_each(self, alpha: Any, thresholds: int) -> Fraction:
         """Return the share of misses that each of several thresholds allows."""
         return exact_alpha(alpha)
 
-    draws = False  # whether what is predicted depends on the random number of a row
+    draws = False  # whether predictions depend on random numbers
 
     def _looks(self, update: bool) -> Looks:
         """Return what runs the model on the batches of a calibration."""
@@ -143,41 +144,41 @@ class Predictor(Persistent):
         update: bool = False,
         rank_error: Any = None,
     ) -> Self:
-        """Score held-out points; whatever is predicted later rests on these scores.
+        """Calibrate on held-out rows.
 
         Parameters
         ----------
         x, y
-            Inputs and targets, as tensors, arrays, frames or lists of numbers (how they are
-            converted is said in :func:`ffcp.network.inputs.to_tensors`); or ``x`` alone, a loader
-            that yields pairs ``(x, y)``. The points must not have trained the model. Of a frame
-            the columns are remembered: frames that come later are put in this order. Intervals
-            have the shape of ``y``: (n,), (n, 1) or (n, m).
+            Inputs and targets, as tensors, arrays, frames or lists of numbers (converted by
+            :func:`ffcp.network.inputs.to_tensors`); or ``x`` alone, a loader that yields pairs
+            ``(x, y)``. The rows must not have trained the model. The columns of a frame are kept:
+            later frames are put in this order. Intervals have the shape of ``y``: (n,), (n, 1) or
+            (n, m).
 
             An IterableDataset must be divided by ``torch.utils.data.get_worker_info()``: rows that
-            every worker yields count several times, which spoils the guarantee. That is refused
-            where the first batches are equal, and not seen where each worker shuffles by itself.
+            every worker yields count several times, which breaks the guarantee. This is an error
+            where the first batches are equal, and not noticed where each worker shuffles.
         groups
-            A label for each point (strings or numbers), or a function from a batch of inputs to
-            labels: every group then gets a threshold of its own, and the guarantee holds
-            inside every group (Mondrian calibration). New points need a label too.
+            A label for each row (strings or numbers), or a function from a batch of inputs to
+            labels: every group then has its own threshold, and the guarantee holds within every
+            group (Mondrian calibration). New rows need a label too.
         weights
-            A number for each point, for ``ffcp.calibrations.Weighted("given")``: how much likelier
-            its input is among new points than among these.
+            A number for each row, for ``ffcp.calibrations.Weighted("given")``: the density ratio,
+            how much likelier its input is among new rows than among these.
         new
-            Inputs without targets like those to come, or a loader of them, for calibrations that
-            learn how the data has moved: ``ffcp.calibrations.Weighted("learn")``,
+            Unlabelled inputs of the new distribution, or a loader of them, for calibrations that
+            learn a distribution shift: ``ffcp.calibrations.Weighted("learn")``,
             ``ffcp.calibrations.LabelShift()``.
         update
-            Add to the scores there are instead of replacing them. What was chosen stays.
+            Add to the existing scores instead of replacing them. What was selected stays.
         rank_error
-            Keep a summary of the scores, as :meth:`compress` does, and make it on the way: memory
-            grows with the logarithm of the rows. 1e-4, say. By default all scores are kept.
+            Keep a summary of the scores, as :meth:`compress` does, made batch by batch: memory
+            grows with the logarithm of the rows. For example 1e-4. By default all scores are kept.
 
         Returns
         -------
         self
-            Unchanged if anything goes wrong on the way.
+            Unchanged if an error is raised.
         """
         # The scores outlive the caller's inference_mode.
         with self._lock.turn, torch.inference_mode(False):
@@ -236,8 +237,8 @@ class Predictor(Persistent):
     def merge(self: Self, other: Predictor) -> Self:
         """Add the scores of another predictor of the same model, calibrated on other rows.
 
-        So calibration can be divided over workers and put together here. What is known to be
-        here already is refused: the same predictor, a copy of it, or one loaded from its file.
+        So several workers can calibrate, each on its rows. Scores that are here already are
+        refused: those of the same predictor, of a copy of it, or of one loaded from its file.
         Where something is selected, let one worker select, and give its :meth:`settled` to the
         others.
         """
@@ -265,7 +266,7 @@ class Predictor(Persistent):
         return self
 
     def _must_have(self, theirs: str, whose: str) -> None:
-        """Refuse scores of a network with another fingerprint."""
+        """Raise ValueError for scores of a model with another fingerprint."""
         if theirs != (self._state.fingerprint or fingerprint(self.model)):
             raise ValueError(
                 f"{whose} are those of other weights, and would not cover here: calibrate the "
@@ -276,14 +277,14 @@ class Predictor(Persistent):
         """Keep a summary of the scores in place of all of them.
 
         Of every group and output at most 1 / rank_error are kept, 80 kB at 1e-4. Thresholds are
-        rounded up, so what is promised holds; ``calibration.rank_error`` says by how much at most.
+        rounded up, so the guarantee holds; ``calibration.rank_error`` bounds by how much.
         Summaries merge with each other and with whole calibrations: errors, in ranks, add up.
 
         Parameters
         ----------
         rank_error
-            By how many ranks a threshold may become larger, as a share of the calibration rows
-            of its group.
+            By how many ranks a threshold may be too large, as a share of the calibration rows of
+            its group.
 
         Examples
         --------
@@ -309,7 +310,7 @@ class Predictor(Persistent):
         call: str = "",
         weights: Any = None,
     ) -> Iterator[Batch]:
-        """Cut the data into batches that the model takes at once."""
+        """Yield the data in batches for the model."""
         is_plain, row = groups is None and weights is None, 0
         beside = None if is_plain else inputs.BesideRows(groups, weights)
         read = inputs.Reader(self.model, self._state.layout) if read is None else read
@@ -328,11 +329,11 @@ class Predictor(Persistent):
             beside.check(row)
 
     def rows_at_once(self, x: Any) -> int | None:
-        """Return how many rows of an input make a batch, where their size alone does not."""
-        return self.batch_size or getattr(self.model, "rows_at_once", None)
+        """Return the batch size for an input; ``None`` for the default."""
+        return self.batch_size or getattr(type(self.model), "rows_at_once", None)
 
     def rows(self, x: Any) -> inputs.Rows:
-        """Read what is to be predicted: an input, or a loader of inputs; cut into batches."""
+        """Read the rows to predict: an input, or a loader of inputs."""
         read = inputs.Reader(self.model, self._state.layout, self._weights)
         return inputs.Rows(x, read, self.rows_at_once)
 
@@ -341,8 +342,8 @@ class Predictor(Persistent):
     ) -> Iterator[tuple[BatchOutput, dict[str, Any], Draws | None, int]]:
         """Run the model on rows to predict, batch by batch.
 
-        With every batch come the metadata of its rows, the random numbers of thresholds, if they
-        depend on any, and the number of the first row in the stream of random numbers.
+        Yields, for every batch, the output, the metadata of its rows, the random numbers of
+        thresholds, if they depend on any, and the first row's number in the random stream.
         """
         calibration, row = self._state.calibration, 0
         if groups is not None and not calibration.traits.groups:
@@ -359,12 +360,12 @@ class Predictor(Persistent):
         if groups is not None or weights is not None:
             beside = inputs.BesideRows(groups, weights)
             beside.check(x.count)
+        requires, columns = self._state.requires, self._state.layout.get("x", {}).get("columns")
         for batch in x:
             own: tuple[Any, Any] = (None, None)
             if beside is not None:
                 own = beside.of(batch, row, inputs.row_count(batch))
-            out = forward.see(self.model, batch, self._state.requires, row, *own, self._weights)
-            out = out._replace(columns=self._state.layout.get("x", {}).get("columns"))
+            out = forward.see(self.model, batch, requires, row, *own, columns, self._weights)
             metadata, first = calibration.metadata(out), 0
             if draws is not None or self.draws or first_row is not None:
                 first = self.first_number(out, first_row)
@@ -393,7 +394,7 @@ class Predictor(Persistent):
         return first_row + out.rows[0]
 
     def must_be_settled(self) -> None:
-        """Refuse to score while what scores depend on is not selected."""
+        """Raise RuntimeError if something is still to be selected."""
         score = self._state.score
         selection = score if isinstance(score, Selection) else score.selection()
         if selection is not None:
@@ -410,7 +411,7 @@ class Predictor(Persistent):
             reason += f" ({self._state.set_aside} more rows selected {what} and do not calibrate)"
         return reason
 
-    # -- going elsewhere --------------------------------------------------------------------
+    # -- exporting --------------------------------------------------------------------------
 
     @steady
     def export(
@@ -424,7 +425,7 @@ class Predictor(Persistent):
         random: float | None = None,
         **unknown: NoReturn,
     ) -> None:
-        """Write the model and its calibration to one ONNX file, whole or not at all.
+        """Write the model and its calibration to one ONNX file.
 
         The file needs neither torch nor ffcp: the gradient is part of its graph. It is run in
         onnxruntime and compared with this predictor before it is kept; docs/deploy.md shows how
@@ -436,24 +437,24 @@ class Predictor(Persistent):
             Where to write.
         example
             Some inputs, as the model takes them, on which the file is compared with this
-            predictor. Some dozens or more: by them it is measured how much another machine may
-            round in another way, and bands are widened by that.
+            predictor. Some dozens or more: they show how far rounding on another machine may
+            differ, and intervals are widened by that.
         alphas
-            Shares of misses allowed. One gives the outputs ``lower`` and ``upper`` (of label sets
+            Miscoverage levels. One gives the outputs ``lower`` and ``upper`` (for prediction sets
             ``mask``), several ``lower_0.1`` and so on.
         confidence_level
             In place of ``alphas``: the coverage asked for, 1 - alpha, or several.
         random
-            For randomised label sets. ``None``: the random numbers, one in [0, 1) for each row,
-            are an input. A number stands for all of them; 0 makes sets as large as any random
-            number would, and of all fixed numbers is the one that keeps the guarantee.
+            For randomised prediction sets. ``None``: the random numbers, one in [0, 1) for each
+            row, are an input. A number replaces all of them; 0 gives the largest sets, and is the
+            only fixed number that keeps the guarantee.
         """
-        from ffcp.export import export  # a door, which few go through, and slow to open
+        from ffcp.export import export  # slow to import
 
         export(self, path, example, alphas, random, confidence_level, unknown)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """Refuse to be compiled, by ``torch.compile(predictor)`` too: see docs/speed.md."""
+        """Raise RuntimeError, also for ``torch.compile(predictor)``: see docs/speed.md."""
         raise RuntimeError(
             f"{type(self).__name__} is not compiled, as that gains next to nothing: give it "
             "torch.compile(model) if the model is large, or export(path, example) the band for a "

@@ -11,16 +11,16 @@ _HERE = str(Path(__file__).parent)
 
 
 class FFCPWarning(UserWarning):
-    """Something about a band that its reader should know: infinite, or no better than CP."""
+    """A warning of this library: an interval is infinite, or no better than that of CP."""
 
 
 def warn(message: str) -> None:
-    """Warn the user, at the first line that is not the library's own."""
+    """Issue a warning at the user's line: the first outside this library."""
     warnings.warn(message, FFCPWarning, stacklevel=lines_up())
 
 
 def lines_up() -> int:
-    """Say which ``stacklevel`` points at the user's line: the first outside this library."""
+    """Return the ``stacklevel`` of the user's line: the first outside this library."""
     frame, level = inspect.currentframe(), 0
     while frame is not None and frame.f_back is not None and _is_ours(frame):
         frame, level = frame.f_back, level + 1
@@ -28,6 +28,6 @@ def lines_up() -> int:
 
 
 def _is_ours(frame: FrameType) -> bool:
-    """Say whether a line is the library's own, or torch's on the way to it: ``predictor(x)``."""
+    """Whether a frame is this library's, or torch's between two of ours: ``predictor(x)``."""
     name = str(frame.f_globals.get("__name__"))
     return frame.f_code.co_filename.startswith(_HERE) or name.startswith("torch.nn.modules.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ffcp.network.candidates import candidates
+from ffcp.network.forward import candidates
 from tests.conftest import small_mlp
 
 

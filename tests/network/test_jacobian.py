@@ -16,7 +16,7 @@ from torch.nn import functional
 
 import ffcp
 from ffcp.network.cut import Cut
-from ffcp.network.jacobian import Method, coloured, exact, pushed
+from ffcp.network.jacobian import Method, coloured, dispatch, pushed
 from ffcp.network.model import borrowed
 from ffcp.scales import Sketch, Smooth
 from tests.conftest import normal, small_mlp
@@ -298,7 +298,7 @@ def test_exact_needs_no_matrix_of_all_outputs() -> None:
     x = torch.zeros(1, 1, 500, 500)  # a million outputs: their unit vectors would take 4 TB
     with Cut(model, ["input"]) as cut:
         tap = cut(x)
-        first = next(iter(exact.jacobian_rows(tap, tap.edges["input"])))
+        first = next(iter(dispatch.jacobian_rows(tap, tap.edges["input"])))
     assert first[0].norm().item() == pytest.approx(model.weight[0].norm().item())
 
 
@@ -366,7 +366,7 @@ def test_a_sketch_in_small_parts_is_the_same(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(pushed, "_BYTES", 10_000)
     torch.testing.assert_close(norms(model, x, Sketch(9)), whole)
     exact = norms(model, x, "exact")
-    monkeypatch.setattr("ffcp.network.jacobian.exact._BYTES_AT_ONCE", 1)
+    monkeypatch.setattr("ffcp.network.jacobian.dispatch._BYTES_AT_ONCE", 1)
     torch.testing.assert_close(norms(model, x, "exact"), exact)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import ffcp
 from ffcp.network.cut import Cut
 from ffcp.network.jacobian import chained, dispatch
-from ffcp.network.jacobian.exact import exact
+from ffcp.network.jacobian.dispatch import exact
 from tests.conftest import normal
 
 X = normal(7, 5, seed=0)

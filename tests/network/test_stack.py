@@ -9,7 +9,7 @@ from torch import Tensor, nn
 import ffcp
 from ffcp.network import forward
 from ffcp.network.cut import Cut
-from ffcp.network.jacobian.exact import exact
+from ffcp.network.jacobian.dispatch import exact
 from ffcp.network.jacobian.stack import Stack, by_hand
 from ffcp.network.model import borrowed
 

@@ -13,7 +13,7 @@ from ffcp.classification.names import label_tensor
 from ffcp.classification.scores import checked_labels, refuse_probabilities
 from ffcp.conformal.score import Score
 from ffcp.conformal.venn_abers import VennAbersRows
-from ffcp.network import checks
+from ffcp.network import arrays
 from ffcp.network.inputs import RowBuffer
 from ffcp.network.model_output import Output
 from ffcp.predictor import Predictor, steady
@@ -58,7 +58,7 @@ class LogOdds(Score):
                 f"the model's output has shape {tuple(out.output.shape)}: Venn-Abers needs logits, "
                 "(n, K) for K classes, or (n,) or (n, 1) for two classes"
             )
-        checks.finite(logits, "the model's output", out.rows[0])
+        arrays.check_finite(logits, "the model's output", out.rows[0])
         if logits.shape[1] == 1:
             return logits
         if logits.shape[1] == 2:

@@ -1,4 +1,4 @@
-"""Bandwidths: which fits best, on points that do not calibrate, and which is wide enough."""
+"""Selection of the bandwidth, and the smallest bandwidth with finite intervals."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ffcp.description import Described
 
 @dataclass(frozen=True)
 class BandwidthTrial(Described):
-    """How one bandwidth did on the rows set aside: the smaller the loss, the better."""
+    """The loss of one bandwidth on the rows set aside."""
 
     bandwidth: float
     loss: float
@@ -26,18 +26,18 @@ class BandwidthTrial(Described):
 
 @dataclass(frozen=True)
 class BandwidthChoice(Described):
-    """Which bandwidth was chosen, on how many rows, and how all candidates did.
+    """Which bandwidth was selected, on how many rows, and the losses of all candidates.
 
     Attributes
     ----------
     bandwidth
-        The one that was taken.
+        The selected bandwidth.
     trials
         All that were tried, each with its ``bandwidth``; its ``loss``, the quantile loss of the
         localized quantile of each row, the row itself left out, on the ranks of the scores; and
-        ``infinite``, the share of rows with too few points around them.
+        ``infinite``, the share of rows with too few others around them.
     rows
-        How many rows chose. They took no part in the calibration.
+        How many rows were used. They do not calibrate.
     alpha
         The level at which bandwidths were compared.
 
@@ -73,24 +73,24 @@ class BandwidthChoice(Described):
 def choose_bandwidth(
     kernel: Kernel, scores: Tensor, embedding: Tensor, alpha: Any, planned: int
 ) -> BandwidthChoice:
-    """Choose the bandwidth whose local quantiles fit best, on points that do not calibrate.
+    """Return the bandwidth whose local quantiles fit best, on rows that do not calibrate.
 
-    Every point is judged by the localized quantile of all others, under the quantile loss.
-    Scores count by their rank: their quantiles are the same, and one huge score does not
-    decide. A bandwidth that leaves a point without enough others around it is taken only if
-    all do. The largest candidates hardly localize at all, so plain conformal prediction is
-    among them; of bandwidths that do equally well, up to chance, the widest is taken.
+    The localized quantile at every row, from all others, is compared with its score by the
+    quantile loss. Scores are replaced by their ranks, so that one huge score does not decide. A
+    bandwidth that leaves a row without enough others around it is selected only if all do. The
+    largest candidates hardly localize at all, so plain conformal prediction is among them; of
+    bandwidths within one standard error of the best, the widest is selected.
 
     Parameters
     ----------
     kernel
         The kernel whose bandwidth it is.
     scores, embedding
-        Of the choosing points: (n, m) and (n, e).
+        Those of the rows set aside: (n, m) and (n, e).
     alpha
         Level at which quantiles are compared.
     planned
-        How many points will calibrate: the more there are, the smaller a neighbourhood may be.
+        How many rows will calibrate: with more of them, a neighbourhood may be smaller.
 
     Examples
     --------
@@ -106,7 +106,7 @@ def choose_bandwidth(
             f"{n} rows are too few to choose a bandwidth: give more rows, or a bandwidth"
         )
     squared = torch.cdist(embedding.double(), embedding.double()).square()
-    squared.fill_diagonal_(math.inf)  # no point judges itself
+    squared.fill_diagonal_(math.inf)  # leave the row itself out
     level = float(1 - exact_alpha(alpha))
     trials, losses = [], []
     for bandwidth, weights in _candidates(kernel, squared, planned, rows_needed(alpha)):
@@ -122,9 +122,9 @@ def choose_bandwidth(
 
 
 def _widest_of_the_best(trials: list[BandwidthTrial], losses: list[Tensor]) -> BandwidthTrial:
-    """Take the widest that is not worse than the best by more than a standard error.
+    """Return the widest that is within one standard error of the best.
 
-    More points stand behind a wider neighbourhood.
+    A wider neighbourhood has more rows.
     """
     fewest = min(trial.infinite for trial in trials)
     finite = [i for i, trial in enumerate(trials) if trial.infinite == fewest]
@@ -138,7 +138,7 @@ def _widest_of_the_best(trials: list[BandwidthTrial], losses: list[Tensor]) -> B
 def _candidates(
     kernel: Kernel, squared: Tensor, planned: int, fewest: int
 ) -> Iterator[tuple[float, Tensor]]:
-    """Yield bandwidths, from narrow to hardly local, with the weights they give."""
+    """Yield bandwidths, from narrow to hardly local, with their weights."""
     n = len(squared)
     if kernel.is_by_rank:
         places = squared.argsort(dim=1).argsort(dim=1)
@@ -155,7 +155,7 @@ def _candidates(
 
 
 def _judge(weights: Tensor, scores: Tensor, level: float, ratio: float) -> tuple[Tensor, Tensor]:
-    """Quantile loss of every point's local quantile, on ranks, and whether it is infinite."""
+    """Return the quantile loss of every row's local quantile, on ranks, and if it is infinite."""
     n = len(scores)
     order = scores.argsort()
     running = (weights[:, order] * ratio).cumsum(dim=1)
@@ -171,7 +171,7 @@ def _judge(weights: Tensor, scores: Tensor, level: float, ratio: float) -> tuple
 def enough_bandwidth(
     points: Tensor, x: Tensor, kernel: Kernel, start: float, needed: float
 ) -> float:
-    """Find the smallest bandwidth that puts the weight ``needed`` around each of a few points.
+    """Return the smallest bandwidth with the weight ``needed`` around each of a few rows.
 
     >>> from ffcp.conformal.kernels import as_kernel
     >>> points, box = torch.arange(10.0)[:, None], as_kernel("box")

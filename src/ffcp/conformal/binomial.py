@@ -11,7 +11,7 @@ _BITS = 256  # of the largest term of a binomial law in whole numbers
 
 
 def binomial_terms(n: int, p: Fraction) -> tuple[int, list[int]]:
-    """Return the first term of Binomial(n, p) that counts, and all that do, in whole numbers.
+    """Return the terms of Binomial(n, p) that are not negligible, as integers, and the first's k.
 
     >>> first, terms = binomial_terms(2, Fraction(1, 2))
     >>> first, [term / sum(terms) for term in terms]

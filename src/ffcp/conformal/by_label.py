@@ -23,7 +23,7 @@ class ByLabel(Calibration):
     """A threshold for each label, so that rows of every class are covered.
 
     Thousands of classes cost no more than a few. Classes with too few rows have an infinite
-    threshold. It is what ``class_conditional=True`` of the named prediction sets takes.
+    threshold. The named prediction sets use it for ``class_conditional=True``.
 
     Examples
     --------
@@ -35,7 +35,7 @@ class ByLabel(Calibration):
     traits = Traits(labels=True)
 
     def metadata(self, out: BatchOutput, y: Tensor | None = None) -> dict[str, Any]:
-        """Return the true label of rows that have one."""
+        """Return the labels of rows, where they are known."""
         return {} if y is None else {"label": y.cpu().long()}
 
     def fit(self, scores: Tensor, metadata: Columns | None = None) -> ByLabel:
@@ -49,7 +49,7 @@ class ByLabel(Calibration):
     def quantile(
         self, alpha: Any, metadata: Columns | None = None, random: Draws | None = None
     ) -> Tensor:
-        """Return the conformal quantile of each class, up to one behind the last with rows."""
+        """Return the conformal quantile of each class, and infinity for one more."""
         label = self.rows["label"]
         counts = torch.bincount(label, minlength=int(label.max()) + 2)
         kinds, which = counts.unique(return_inverse=True)
@@ -72,7 +72,7 @@ class ByLabel(Calibration):
         return TailCounts(above, equal, rows)
 
     def explain(self, alpha: Any, metadata: Columns) -> str:
-        """Say how many rows a class needs."""
+        """Explain how many rows a class needs."""
         return (
             f": alpha={float(alpha):g} needs at least {rows_needed(alpha)} calibration rows of "
             "each class"
@@ -80,7 +80,7 @@ class ByLabel(Calibration):
 
 
 def checked_classes(label: Tensor, scores: Tensor) -> Tensor:
-    """Refuse labels that are not the numbers of classes, one for each score."""
+    """Return the labels; raise ValueError unless they are class numbers, one for each score."""
     is_list = label.dtype == torch.int64 and label.dim() == 1 and scores.shape[1:] == (1,)
     if not is_list or bool((label < 0).any()):
         raise ValueError("labels are not the numbers of classes, one for each score")

@@ -1,4 +1,4 @@
-"""Calibrations: scores of held-out rows and the thresholds that follow; one for all rows."""
+"""The base of all calibrations, which turn scores into thresholds; and the marginal one."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ Self = TypeVar("Self", bound="Calibration")
 
 
 class Traits(NamedTuple):
-    """What a calibration asks of its rows, and what it can do with their scores.
+    """What a calibration needs of its rows, and what it can do with their scores.
 
     Attributes
     ----------
     groups, weights : bool
         Whether every row comes with a group, or with a weight.
     labels : bool
-        Whether it looks at the class of a target, and so serves prediction sets only.
+        Whether it uses the class of a target, and so is for prediction sets only.
     missing : bool
         Whether NaN may stand for the score of a missing target.
     signs : bool
@@ -53,10 +53,10 @@ class Traits(NamedTuple):
 
 @dataclass(frozen=True)
 class Calibration(Described):
-    """Calibration scores and their quantiles; the base of all calibrations. Nothing changes it.
+    """Calibration scores and their quantiles; the immutable base of all calibrations.
 
     A calibration of your own defines :meth:`quantile` and, if thresholds depend on more than
-    scores, :meth:`metadata`. Arguments make it a frozen dataclass.
+    scores, :meth:`metadata`. With arguments it is a frozen dataclass.
 
     Examples
     --------
@@ -78,11 +78,11 @@ class Calibration(Described):
         return {name: value for name, value in super().config().items() if name != "rows"}
 
     def selection(self) -> Selection | None:
-        """Return what selects the arguments left open, if any, on rows that do not calibrate."""
+        """Return the selection of arguments that are not given; ``None`` if all are."""
         return None
 
     def requires(self) -> Requires:
-        """Return what the pass over the model must bring for :meth:`metadata`."""
+        """Return what the pass over the model must compute for :meth:`metadata`."""
         return Requires()
 
     def metadata(self, out: BatchOutput, y: Tensor | None = None) -> dict[str, Any]:
@@ -90,7 +90,7 @@ class Calibration(Described):
         return {}
 
     def fit(self: Self, scores: Tensor, metadata: Columns | None = None) -> Self:
-        """Return this calibration with these rows, scores (n, m), in place of any others."""
+        """Return this calibration with these rows, scores (n, m), replacing any others."""
         rows = {"scores": scores.detach().to("cpu", torch.float64), **(metadata or {})}
         if rows["scores"].dim() != 2:
             raise ValueError(f"scores have shape {tuple(scores.shape)}, expected (n, m)")
@@ -153,7 +153,7 @@ class Calibration(Described):
         return len(self.scores)
 
     def __getstate__(self) -> dict[str, Any]:
-        # Without what was worked out of the rows on the way.
+        # Without cached values.
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
@@ -161,7 +161,7 @@ _NO_SCORES = torch.empty(0, 0, dtype=torch.float64)
 
 
 def too_few(scores: Tensor, alpha: Any) -> str:
-    """Say that there are too few scores for a finite threshold, where that is so."""
+    """Explain that there are too few scores for a finite threshold; empty if there are enough."""
     known = len(scores) - scores.isnan().sum(dim=0)
     fewest, needed = int(known.min()), rows_needed(alpha)
     if fewest >= needed:
@@ -188,7 +188,7 @@ class Marginal(Calibration):
         """Return this calibration with these scores, sorted, and their signs if all have one."""
         filled = super().fit(scores, {n: c for n, c in (metadata or {}).items() if n == "signs"})
         values, signs = filled.scores.numpy(), filled.rows.get("signs")
-        # By numpy, which sorts in a tenth of torch's time; a sorted column costs next to nothing.
+        # By numpy, which sorts in a tenth of torch's time.
         if signs is None:
             return super().fit(torch.from_numpy(np.sort(values, axis=0)))
         if signs.shape != filled.scores.shape or bool((filled.scores < 0).any()):
@@ -204,7 +204,7 @@ class Marginal(Calibration):
 
     @cached_property
     def _counts(self) -> list[int]:
-        """How many scores of each output are known: NaN are not."""
+        """How many scores of each output are not NaN."""
         return (len(self.scores) - self.scores.isnan().sum(dim=0)).tolist()
 
     def quantile(
@@ -224,7 +224,7 @@ class Marginal(Calibration):
 
 
 def ranked(scores: Tensor, counts: Sequence[int], rank_of: Callable[[int], int]) -> Tensor:
-    """Return from each sorted column the score of a rank that depends on how many are known.
+    """Return from each sorted column the score of a rank, which depends on the column's count.
 
     >>> ranked(torch.tensor([[1.0, 4.0], [2.0, torch.nan]]), [2, 1], lambda count: count)
     tensor([2., 4.])

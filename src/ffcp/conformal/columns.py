@@ -1,17 +1,21 @@
-"""Tables of what is kept of rows: columns by name.
+"""Row metadata: columns by name, and the embedding by which rows are near each other.
 
 A column is a tensor with a row for every row, or a list (the labels of groups).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ffcp.batch import BatchOutput, Requires
+
 Columns = Mapping[str, Any]
+PREDICTION = "prediction"
+On = str | Callable[[Any], Any]  # what rows are embedded by
 
 
 def take(columns: Columns, rows: Tensor) -> dict[str, Any]:
@@ -31,12 +35,12 @@ def take(columns: Columns, rows: Tensor) -> dict[str, Any]:
 
 
 def prefixed(prefix: str, columns: Columns) -> dict[str, Any]:
-    """Put a word before all names, so that two tables can share one."""
+    """Return the columns with a prefix before their names."""
     return {prefix + name: column for name, column in columns.items()}
 
 
 def with_prefix(prefix: str, columns: Columns) -> dict[str, Any]:
-    """Give the columns whose name starts with a word, without it.
+    """Return the columns whose names have a prefix, without it.
 
     >>> with_prefix("a.", prefixed("a.", {"x": 1}) | prefixed("b.", {"y": 2}))
     {'x': 1}
@@ -45,7 +49,7 @@ def with_prefix(prefix: str, columns: Columns) -> dict[str, Any]:
 
 
 def joined(parts: Sequence[Columns]) -> dict[str, Any]:
-    """Put columns of the same names below each other.
+    """Concatenate columns of the same names.
 
     >>> joined([{"a": [1], "b": torch.zeros(1)}, {"a": [2], "b": torch.ones(1)}])
     {'a': [1, 2], 'b': tensor([0., 1.])}
@@ -56,3 +60,33 @@ def joined(parts: Sequence[Columns]) -> dict[str, Any]:
         else [one for part in parts for one in part[name]]
         for name, column in parts[0].items()
     }
+
+
+def requires_of(on: On) -> Requires:
+    """Return what an embedding requires: the values of its layer, or the input."""
+    if callable(on):
+        return Requires(input=True)
+    return Requires() if on == PREDICTION else Requires(values=(on,))
+
+
+def embedded(out: BatchOutput, on: On, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return the embedding of each row, (n, e) on the CPU.
+
+    ``on`` is ``"prediction"``, a layer or ``"input"``, or a function of a batch of inputs.
+    """
+    rows = len(out.output)
+    if callable(on):
+        values = torch.as_tensor(on(out.x))
+    else:
+        values = out.output if on == PREDICTION else out.values[on]
+    if values.dim() == 0 or len(values) != rows:
+        raise ValueError(
+            f"the embedding has shape {tuple(values.shape)} for {rows} rows: it needs one row "
+            "for each"
+        )
+    embedding = values.detach().reshape(rows, -1).to("cpu", dtype)
+    bad = ~embedding.isfinite().all(dim=1)
+    if bool(bad.any()):
+        row = out.rows[int(bad.nonzero()[0, 0])]
+        raise ValueError(f"the embedding of row {row} is not finite: repair or remove it")
+    return embedding

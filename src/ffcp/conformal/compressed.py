@@ -1,8 +1,8 @@
-"""Calibrations that keep a summary of the scores in place of all of them.
+"""Calibrations that keep a summary of the scores instead of all of them.
 
-Of every group and output some ten thousand scores stand for all, and thresholds are rounded up: the
-threshold of rank k is at least the k-th smallest score, so whatever is promised of that holds, and
-at most the (k + E)-th, with E known. :mod:`ffcp.conformal.summaries` says how, and proves it.
+Some ten thousand scores represent those of every group and output, and thresholds are rounded up:
+the threshold of rank k is at least the k-th smallest score, so guarantees hold, and at most the
+(k + E)-th, with E known. :mod:`ffcp.conformal.summaries` has the algorithm and the proof.
 """
 
 from __future__ import annotations
@@ -35,8 +35,7 @@ class Compressed(Calibration):
     Parameters
     ----------
     wanted
-        The rank error to aim at, a share of the rows. The one that was reached is
-        :attr:`rank_error`.
+        The rank error to aim at, as a share of the rows. :attr:`rank_error` is the actual one.
 
     Examples
     --------
@@ -67,7 +66,7 @@ class Compressed(Calibration):
 
     @property
     def rank_error(self) -> float:
-        """By how many ranks, as a share of the rows, thresholds may be too large: proven."""
+        """The proven bound on how many ranks thresholds are too large, as a share of the rows."""
         return max((float(Fraction(c.error, max(1, c.count))) for c in self.columns), default=0.0)
 
     @cached_property
@@ -79,13 +78,13 @@ class Compressed(Calibration):
         return max((column.count for column in self.columns), default=0)
 
     def fit(self, scores: Tensor, metadata: Columns | None = None) -> Compressed:
-        """Return a summary of these scores, which is exact until it is settled."""
+        """Return a summary of these scores; it is exact until :meth:`settled`."""
         columns = scores.detach().to("cpu", torch.float64).numpy().T
         known = [column[~np.isnan(column)] for column in columns]
         return replace(self, pieces=[[summaries.exactly(one)] for one in known])
 
     def merge(self, other: Calibration) -> Compressed:
-        """Return a summary of the rows of both, of which the other may have all."""
+        """Return a summary of the rows of both; the other may be uncompressed."""
         theirs = other if isinstance(other, Compressed) else self.fit(other.scores)
         if not self.pieces or not theirs.pieces:
             return self if not theirs.pieces else theirs
@@ -101,7 +100,7 @@ class Compressed(Calibration):
         return replace(self, wanted=wanted, pieces=pieces)
 
     def settled(self, rank_error: Any = None) -> Compressed:
-        """Return a summary as small as the rank error allows; a larger one may be asked for."""
+        """Return the smallest summary within a rank error, by default that of this summary."""
         wanted = self.wanted if rank_error is None else exact_alpha(rank_error, ERROR)
         if rank_error is not None and wanted < self.rank_error:
             raise ValueError(
@@ -152,7 +151,7 @@ class Compressed(Calibration):
         return torch.tensor(upper, dtype=torch.float64)
 
     def explain(self, alpha: Any, metadata: Columns) -> str:
-        """Say how many rows there are, or that scores are infinite."""
+        """Explain how many rows are needed, or that scores are infinite."""
         fewest, needed = min(column.count for column in self.columns), rows_needed(alpha)
         if fewest < needed:
             return (
@@ -166,7 +165,7 @@ class Compressed(Calibration):
 
 
 def summary_of(calibration: Calibration, rank_error: Any) -> Any:
-    """Return an empty summary that takes the rows of a calibration; refuse where none can.
+    """Return an empty summary for a calibration; raise ValueError if it cannot be compressed.
 
     >>> type(summary_of(Marginal(), 1e-4)).__name__
     'Compressed'
@@ -185,7 +184,7 @@ def summary_of(calibration: Calibration, rank_error: Any) -> Any:
 
 
 def compressed(calibration: Calibration, rank_error: Any) -> Any:
-    """Return a summary of a calibration's rows; a summary may become a smaller one."""
+    """Return a summary of a calibration's rows; of a summary, a smaller one."""
     if isinstance(calibration, Mondrian):
         parts = {n: compressed(part, rank_error) for n, part in calibration.parts.items()}
         return replace(summary_of(calibration, rank_error), parts=parts)
@@ -195,7 +194,7 @@ def compressed(calibration: Calibration, rank_error: Any) -> Any:
 
 
 def settled(calibration: Calibration) -> Any:
-    """Return a summary as small as its rank error allows, each group's by itself."""
+    """Return the smallest summary within the rank error, for each group."""
     if isinstance(calibration, Mondrian):
         parts = {label: settled(part) for label, part in calibration.parts.items()}
         return replace(calibration, parts=parts)
@@ -208,7 +207,7 @@ def is_summary(calibration: Calibration) -> bool:
 
 
 def uncompressed(calibration: Calibration) -> Calibration:
-    """Return an empty calibration of the kind that a summary stands for."""
+    """Return an empty calibration of the kind that was compressed."""
     if isinstance(calibration, Mondrian):
         return Mondrian(uncompressed(calibration.inner), calibration.by)
     return Marginal() if isinstance(calibration, Compressed) else calibration

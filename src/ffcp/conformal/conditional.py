@@ -26,8 +26,7 @@ from torch import Tensor
 
 from ffcp.batch import BatchOutput, Requires
 from ffcp.conformal.calibration import Calibration, Traits, too_few
-from ffcp.conformal.columns import Columns
-from ffcp.conformal.embedding import PREDICTION, embedded, requires_of
+from ffcp.conformal.columns import PREDICTION, Columns, embedded, requires_of
 from ffcp.conformal.quantile_regression import Design, QuantileRegression
 from ffcp.conformal.random_numbers import Draws
 from ffcp.conformal.rank import exact_alpha, rows_needed
@@ -197,15 +196,15 @@ class Conditional(Calibration):
         return {}
 
     def _solved(self, alpha: Fraction, output: int) -> QuantileRegression:
-        """Return the quantile regression of a level and an output, which is solved only once."""
-        # Two threads may both solve it; they find the same.
+        """Return the quantile regression of a level and an output, from the cache if solved."""
+        # Two threads may both solve it, with the same result.
         solved, key = self._regressions, (alpha, output)
         if key not in solved:
             solved[key] = QuantileRegression(*self._designs[output], float(1 - alpha))
         return solved[key]
 
     def explain(self, alpha: Any, metadata: Columns) -> str:
-        """Say that calibration rows with features like these are too few."""
+        """Explain that there are too few calibration rows with features like these."""
         features = self.rows["features"].shape[1]
         return too_few(self.scores, alpha) or (
             f": too few of {len(self)} calibration rows have features like these. A group needs "
@@ -215,7 +214,7 @@ class Conditional(Calibration):
 
 
 def _places(names: Sequence[str | int], columns: Sequence[str | int] | None) -> list[int]:
-    """Return where columns of a frame are in the input."""
+    """Return the places of a frame's columns in the input."""
     if columns is None:
         raise ValueError(
             f"Conditional({list(names)!r}) needs frames, whose columns have names: calibrate with "

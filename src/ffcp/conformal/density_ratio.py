@@ -18,15 +18,15 @@ _RIDGE = 1.0  # on coefficients of standardised numbers; a constant
 
 @dataclass(frozen=True)
 class ShiftChoice(Described):
-    """What learning a density ratio saw.
+    """How a density ratio was learned.
 
     Parameters
     ----------
     rows, new_rows
         How many calibration rows were set aside for it, and how many new inputs there were.
     separation
-        How well the classifier tells them apart on these very rows: the share of pairs it puts
-        in order, 0.5 if not at all. Near 1 hardly any old input resembles the new ones.
+        How well the classifier separates them on the training rows: the share of pairs in the
+        right order (AUC), 0.5 if not at all. Near 1, hardly any old input resembles the new ones.
     effective_share
         The effective sample size of the rows set aside under the learned weights, as a share of
         them: about this share of the calibration rows is left.
@@ -52,7 +52,7 @@ class ShiftChoice(Described):
 
 
 def learned(old: Tensor, new: Tensor, clip: float) -> tuple[tuple[float, ...], ShiftChoice]:
-    """Learn how much likelier inputs are among the new than among the old, as a tilt.
+    """Learn the density ratio of new and old inputs by logistic regression.
 
     Returns the intercept and coefficients of the logarithm of the ratio.
 
@@ -74,7 +74,7 @@ def learned(old: Tensor, new: Tensor, clip: float) -> tuple[tuple[float, ...], S
     scale = torch.where(scale > 0, scale, 1.0)
     design = torch.cat([x.new_ones(len(x), 1), (x - centre) / scale], dim=1)
     label = torch.cat([x.new_zeros(len(old)), x.new_ones(len(new))])
-    # Both sides count alike, so that odds are ratios of densities, whatever the numbers of rows.
+    # Both sides have the same weight, so that odds are density ratios for any numbers of rows.
     side = torch.where(label > 0, len(x) / (2 * len(new)), len(x) / (2 * len(old)))
     slope = _logistic(design, label, side)
     raw = slope[1:] / scale
@@ -92,7 +92,7 @@ def learned(old: Tensor, new: Tensor, clip: float) -> tuple[tuple[float, ...], S
 
 
 def ratio(embedding: Tensor, tilt: Sequence[float], clip: float) -> Tensor:
-    """Give the learned ratio at embedded points, kept within [1 / clip, clip]."""
+    """Return the learned ratio at embedded rows, clipped to [1 / clip, clip]."""
     if embedding.shape[1] != len(tilt) - 1:
         raise ValueError(
             f"the density ratio was learned on {len(tilt) - 1} numbers per row, got "
@@ -100,13 +100,13 @@ def ratio(embedding: Tensor, tilt: Sequence[float], clip: float) -> Tensor:
         )
     slope = torch.tensor(tilt, dtype=torch.float64)
     limit = math.log(clip)
-    # A sum over columns and not a product of matrices, which rounds by the size of the batch.
+    # A sum over columns and not a matrix product, whose rounding depends on the batch size.
     logs = (embedding.double() * slope[1:]).sum(dim=1) + slope[0]
     return logs.clamp(-limit, limit).exp()
 
 
 def _logistic(design: Tensor, label: Tensor, side: Tensor) -> Tensor:
-    """Fit a ridge logistic regression by Newton's method, halving steps that do not help."""
+    """Fit a ridge logistic regression by Newton's method with step halving."""
     ridge = torch.full((design.shape[1],), _RIDGE, dtype=design.dtype)
     ridge[0] = 0.0
 
@@ -132,7 +132,7 @@ def _logistic(design: Tensor, label: Tensor, side: Tensor) -> Tensor:
 
 
 def _separation(old: Tensor, new: Tensor) -> float:
-    """Share of pairs of an old and a new row that are in order, ties half."""
+    """Return the share of pairs of an old and a new row that are in order; ties count half."""
     ordered = old.sort().values
     below = torch.searchsorted(ordered, new)
     up_to = torch.searchsorted(ordered, new, right=True)

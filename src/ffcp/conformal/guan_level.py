@@ -1,17 +1,17 @@
 """Guan's exact level of localized quantiles, see ``docs/localized.md`` for the proof.
 
-Let L_i be the weighted share, around point i, of points with a smaller score, the new point among
-them with the score v. The band holds every v at which fewer than k of the calibration points have
-an L_i below that of the new point, k the conformal rank. As v grows the new point's own share can
-only grow and those of the others only fall, so the band ends at one of the calibration scores, and
+Let L_i be the weighted share, around row i, of rows with a smaller score, the new row among them
+with the score v. The interval contains every v at which fewer than k of the calibration rows have
+an L_i below that of the new row, k the conformal rank. As v grows the new row's own share can only
+grow and those of the others only fall, so the interval ends at one of the calibration scores, and
 bisection finds it.
 
-Whatever the new point is, L_i lies between a_i / (b_i + 1) and (a_i + 1) / (b_i + 1), with a_i and
-b_i the sums over the calibration points alone. Between the k-th smallest of either, few points are
-undecided: only these are looked at.
+For any new row, L_i lies between a_i / (b_i + 1) and (a_i + 1) / (b_i + 1), with a_i and b_i the
+sums over the calibration rows only. Between the k-th smallest of either, few rows are undecided:
+only these are evaluated.
 
-Sums are whole numbers. A share is the quotient of two of them, rounded to a floating-point number
-in the same way for every point, the new one among them, so that nothing is lost by it.
+Sums are integers. A share is the quotient of two of them, rounded to a floating-point number in
+the same way for every row, the new one included, so that comparisons are consistent.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ Sums = RunningSums | NearestSums
 
 @dataclass(frozen=True)
 class Level:
-    """How the scores of some calibration points lie among those around them, without a new point.
+    """How the scores of some calibration rows lie among those around them, without a new row.
 
     Parameters
     ----------
     rows
-        Which points these are.
+        Which rows these are.
     left
         How many scores of all are smaller than that of each.
     around
@@ -55,16 +55,16 @@ class Level:
 
     @property
     def least(self) -> Tensor:
-        """The smallest share that there can be with a new point."""
+        """The smallest share that there can be with a new row."""
         return self.around.smaller / (self.around.everyone + self.own).double()
 
     @property
     def most(self) -> Tensor:
-        """The largest share that there can be with a new point."""
+        """The largest share that there can be with a new row."""
         return (self.around.smaller + self.own) / (self.around.everyone + self.own).double()
 
     def bound(self, alpha: Any) -> Fraction | None:
-        """Give a level that is enough for every new point; None where no level is."""
+        """Return a level that is enough for every new row; ``None`` if no level is."""
         k = conformal_rank(len(self.rows), alpha)
         if k > len(self.rows):
             return None
@@ -73,7 +73,7 @@ class Level:
         return Fraction(smaller + self.own, everyone + self.own)
 
     def at(self, alpha: Any, weights: Any) -> UndecidedRows | None:
-        """Find the points that decide at ``alpha``; None where there are too few points."""
+        """Return the rows that decide at ``alpha``; ``None`` if there are too few rows."""
         k = conformal_rank(len(self.rows), alpha)
         if k > len(self.rows):
             return None
@@ -92,18 +92,18 @@ class Level:
 
 
 class UndecidedRows(NamedTuple):
-    """Points whose shares may be on either side of the level; the others are known to be."""
+    """Rows whose shares may be on either side of the level."""
 
     left: Tensor
     around: Surroundings
     levels: tuple[Fraction, Fraction]
     entering: Callable[[Any, Tensor], Entry]
-    missing: int  # how many of these, below the share of the new point, end the band
+    missing: int  # how many of these must be below the share of the new row
 
     def position(self, near: Any, sums: Sums, x: Tensor, total: Tensor) -> Tensor:
-        """Position of the score that ends the band of each of ``x``, or n.
+        """Return the position of the score that ends the interval of each of ``x``, or n.
 
-        ``total`` is all the weight around each, its own among it.
+        ``total`` is all the weight around each, its own included.
         """
         low, high = (sums.position(level_target(total, level)) for level in self.levels)
         if bool((low == high).all()):
@@ -114,7 +114,7 @@ class UndecidedRows(NamedTuple):
         if_smaller = (smaller + entry.if_smaller) / everyone
         if_not = (smaller + entry.if_not) / everyone
         while bool((low < high).any()):
-            # Between the scores at this position and the next, so many are smaller: one more.
+            # Between the scores at this position and the next, one more is smaller.
             middle = torch.minimum((low + high) // 2, high - 1).clamp_min(0)
             share = sums.before(middle + 1).double() / total.double()
             shares = if_smaller.where(self.left > middle, if_not)

@@ -1,4 +1,4 @@
-"""Weights of calibration points around new ones, in whole numbers, and weighted quantiles.
+"""Weights of calibration rows around new ones, in whole numbers, and weighted quantiles.
 
 Weights are multiples of 2**-23 counted in these units, so every sum of them is exact, whatever the
 order or the blocks it was made in, and a weighted quantile falls on the right score even where the
@@ -28,16 +28,16 @@ _CENTRED = 2**10  # points that say where the centre is
 
 
 class Surroundings(NamedTuple):
-    """What lies around some calibration points before a new point comes, one number for each.
+    """What lies around some calibration rows before a new row comes, one number for each.
 
     Attributes
     ----------
     smaller, everyone
-        Weight of smaller scores, and of all, without what a new point may push out.
+        Weight of smaller scores, and of all, without what a new row may push out.
     pushed
-        Weight of smaller scores that a new point pushes out where it enters.
-    reach
-        Squared distance up to which a new point enters.
+        Weight of smaller scores that a new row pushes out where it enters.
+    position
+        Squared distance up to which a new row enters.
     """
 
     smaller: Tensor
@@ -46,12 +46,12 @@ class Surroundings(NamedTuple):
     position: Tensor
 
     def take(self, rows: Tensor) -> Surroundings:
-        """Give those of some points."""
+        """Return those of some rows."""
         return Surroundings(*(column[rows] for column in self))
 
 
 class Entry(NamedTuple):
-    """What new points add to the sums around others, (m, b) or the same everywhere."""
+    """What new rows add to the sums around others, (m, b) or the same everywhere."""
 
     if_smaller: Tensor  # to the weight of smaller scores, if the new score is smaller
     if_not: Tensor | int  # and if it is not
@@ -160,7 +160,7 @@ class Places:
             yield (part.double() - self._centre) / self._unit
 
     def moved(self, x: Tensor) -> Tensor:
-        """Express other points as these are."""
+        """Return other points, centred and scaled like these."""
         return torch.cat(list(self._moved(x))).to(self._type)
 
     def from_each(self, x: Tensor) -> Tensor:
@@ -186,35 +186,35 @@ class Places:
 
 
 def _spread_out(count: int) -> Tensor:
-    """Choose some of so many rows, from the first to the last."""
+    """Return some of ``count`` row numbers, evenly spread."""
     return torch.linspace(0, count - 1, min(count, _CENTRED), dtype=torch.float64).long()
 
 
 def _factors(x: Tensor) -> Tensor:
-    """Give by what points, with their two more columns, are multiplied for squared distances."""
+    """Return the factors of the points, extended by two columns, for squared distances."""
     factors = torch.cat([-2 * x, x.new_ones(len(x), 2)], dim=1)
     factors[:, -1] = x.square().sum(dim=1)
     return factors
 
 
 class Weighed:
-    """Weights (n, b) of all calibration points around some points, for every output."""
+    """Weights (n, b) of all calibration rows around some points, for every output."""
 
     def __init__(self, weights: Tensor, places: list[Tensor]) -> None:
         self._weights, self._places = weights, places
 
     def at(self, places: Tensor) -> Tensor:
-        """Give the weights of some points, by their place in the order of the first output."""
+        """Return the weights of some rows, by their place in the order of the first output."""
         return self._weights[places]
 
     def sums(self, output: int) -> RunningSums:
-        """Give the weights in the order of one output's scores."""
+        """Return the weights in the order of one output's scores."""
         # They are in the order of the first output, so that a single one needs no rearranging.
         return RunningSums(self._weights if output == 0 else self._weights[self._places[output]])
 
 
 class KernelWeights:
-    """Weighs calibration points by a kernel of their distance.
+    """Weighs calibration rows by a kernel of their distance.
 
     Parameters
     ----------
@@ -246,13 +246,13 @@ class KernelWeights:
     def around_calibration(
         self, x: Tensor, rows: Tensor, left: Tensor, output: int
     ) -> Surroundings:
-        """Weigh all points around calibration points ``x``: their sums, split at ``left``."""
+        """Weigh all points around calibration rows ``x``: their sums, split at ``left``."""
         sums = self.around(x).sums(output)
         none = torch.zeros_like(left)
         return Surroundings(sums.before(left), sums.total, none, none.double())
 
     def entering(self, rows: Tensor, around: Surroundings) -> Callable[[Weighed, Tensor], Entry]:
-        """Make ready for new points to enter around calibration points ``rows``."""
+        """Return what computes the effect of new rows on the sums around calibration ``rows``."""
         places = self._place[rows]
 
         def enter(near: Weighed, x: Tensor) -> Entry:
@@ -333,5 +333,5 @@ def level_target(total: Tensor, level: Fraction) -> Tensor:
 
 
 def _exactly(total: Tensor, target: Callable[[Any], Any]) -> Tensor:
-    # Python's whole numbers: the products pass 64 bits.
+    # Python's integers: the products exceed 64 bits.
     return torch.from_numpy(target(total.numpy().astype(object)).astype(np.int64))

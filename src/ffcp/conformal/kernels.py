@@ -1,6 +1,6 @@
-"""Kernels: how much a calibration point counts at some distance from the new one.
+"""Kernels: the weight of a calibration row at some distance from the new one.
 
-A kernel gives the logarithm of a weight in [0, 1] at squared distances in units of the bandwidth.
+A kernel returns the logarithm of a weight in [0, 1] for squared distances in bandwidths.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from ffcp.description import Described
 
 
 class Kernel(Described):
-    """How much points count at a distance; the base of all kernels.
+    """The weight of rows at a distance; the base of all kernels.
 
-    A kernel of one's own has a name and :meth:`log_weight`; with :meth:`steps` it also serves
+    Your own kernel has a name and :meth:`log_weight`; with :meth:`steps` it can also be used with
     the guarantee ``"random"``.
 
     Attributes
     ----------
     name : str
-        What settings and messages call it.
+        Its name in settings and messages.
     is_sharp : bool
-        Whether weights are 0 or 1, cut where the distance is the bandwidth.
+        Whether weights are 1 up to the bandwidth and 0 beyond.
     is_by_rank : bool
-        Whether weights go by rank, to as many neighbours as the bandwidth says.
+        Whether weights depend on the rank: 1 for as many neighbours as the bandwidth.
     is_density : bool
         Whether :meth:`steps` can be drawn.
 
@@ -128,7 +128,7 @@ class Box(Kernel):
     name : str
         ``"box"``, by which a localizer knows it too.
     is_sharp : bool
-        ``True``: points count wholly or not at all.
+        ``True``: weights are 0 or 1.
     is_density : bool
         ``True``: it also serves the guarantee ``"random"``.
 
@@ -146,13 +146,13 @@ class Box(Kernel):
         return torch.where(squared <= 1, 0.0, -math.inf).to(squared.dtype)
 
     def steps(self, random: np.random.Generator, rows: int, dimensions: int) -> Tensor:
-        """Draw directions, and lengths so that every place in the ball is as likely."""
+        """Draw points uniformly in the unit ball."""
         direction = _directions(random, rows, dimensions)
         return direction * torch.from_numpy(random.random((rows, 1)) ** (1 / dimensions))
 
 
 class Nearest(Kernel):
-    """The weight 1 for the nearest calibration points, however far; the bandwidth is how many.
+    """The weight 1 for the nearest calibration rows; the bandwidth is their number.
 
     The bandwidth is :class:`ffcp.kernels.Localizer`'s; the kernel itself takes nothing.
 
@@ -161,7 +161,7 @@ class Nearest(Kernel):
     name : str
         ``"nearest"``, by which a localizer knows it too.
     is_by_rank : bool
-        ``True``: how far a point is does not count, only how many are nearer.
+        ``True``: only the rank of the distance matters.
 
     Examples
     --------
@@ -185,7 +185,7 @@ KERNELS: dict[str, Kernel] = {
 
 
 def as_kernel(kernel: Any) -> Kernel:
-    """Find a kernel by its name, or check one that is given.
+    """Return a kernel by its name; a kernel as it is.
 
     >>> as_kernel("box").name
     'box'

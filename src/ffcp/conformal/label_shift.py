@@ -1,6 +1,6 @@
-"""Label shift: classes are more or less frequent than they were, and look as they did.
+"""Label shift: the frequencies of classes have changed, the law of x given y has not.
 
-If new points have the ratio w to calibration points in the shares of their classes, and the law of
+If new rows have the ratio w to calibration rows in the shares of their classes, and the law of
 x given y is the same, the threshold of candidate label k is the 1 - alpha quantile of the scores
 under weights w(y_i), with w(k) at infinity (Podkopaev and Ramdas, 2021).
 """
@@ -41,9 +41,9 @@ class LabelShift(Reweighted):
 
     Notes
     -----
-    Promised, if the law of x given y is the same for both: sets that hold the true label with
-    probability at least 1 - alpha for new rows whose classes have this very ratio. Learned
-    ratios are estimates, and the promise is about what was learned.
+    If the law of x given y is the same for both, sets contain the true label with probability at
+    least 1 - alpha for new rows whose classes have this ratio. Learned ratios are estimates; the
+    guarantee then holds for the learned ratio, not for the true one.
 
     Examples
     --------
@@ -78,11 +78,11 @@ class LabelShift(Reweighted):
         return self.learned if isinstance(self.ratio, str) else self.ratio
 
     def selection(self) -> Selection | None:
-        """Return what learns the shares of classes, if they are not known."""
+        """Return the selection that learns the shares of classes; ``None`` if they are given."""
         return None if self.ratios is not None else _ClassShares()
 
     def metadata(self, out: BatchOutput, y: Tensor | None = None) -> dict[str, Any]:
-        """Return the true label of rows that have one."""
+        """Return the labels of rows, where they are known."""
         return {} if y is None else {"label": y.cpu().long()}
 
     def fit(self, scores: Tensor, metadata: Columns | None = None) -> LabelShift:
@@ -114,7 +114,7 @@ class LabelShift(Reweighted):
         return self.weighted_quantiles(self._by_class, alpha)[:, 0]
 
     def explain(self, alpha: Any, metadata: Columns) -> str:
-        """Say how much a row of a class weighs against all calibration rows."""
+        """Explain how much a row of a class weighs against all calibration rows."""
         return self.explain_weights(self._by_class, alpha, "rows of these classes")
 
 
@@ -125,7 +125,7 @@ class _ClassShares(Selection):
     takes_new = True
 
     def select(self, aside: Aside) -> Selected:
-        """Return the calibration with the ratios that explain what the model predicts."""
+        """Return the calibration with the ratios that explain the model's predictions."""
         new = torch.cat([predicted_shares(out) for out in aside.target_inputs()])
         ratios = class_ratios(predicted_shares(aside.out), aside.y.cpu().long(), new)
         report = {"classes": {"rows": len(aside.y), "new_rows": len(new)}}
@@ -133,24 +133,24 @@ class _ClassShares(Selection):
 
 
 def predicted_shares(out: BatchOutput) -> Tensor:
-    """Return the probabilities that the model gives the classes."""
+    """Return the model's class probabilities."""
     return out.output.detach().double().softmax(dim=1).cpu()
 
 
 def class_ratios(predicted: Tensor, labels: Tensor, new: Tensor) -> tuple[float, ...]:
-    """Solve for the ratios of class shares that turn old predictions into the new ones.
+    """Return the ratios of class shares that turn old predictions into the new ones.
 
-    With C[j, k] the mean prediction of class j over old points of class k, times their share,
-    and mu the mean prediction over new points, C w = mu holds under label shift whatever the
-    model. Ratios are pulled to 1 by as much as the noise in mu calls for, which settles classes
-    that hardly occur, and cut off at 0.
+    With C[j, k] the mean prediction of class j over old rows of class k, times their share,
+    and mu the mean prediction over new rows, C w = mu holds under label shift whatever the
+    model. Ratios are regularised towards 1 according to the noise in mu, which matters for classes
+    that hardly occur, and clipped at 0.
 
     Parameters
     ----------
     predicted, labels
-        What the model predicts for old points, shares (n, K), and their classes.
+        What the model predicts for old rows, shares (n, K), and their classes.
     new
-        What it predicts for new points, (b, K).
+        What it predicts for new rows, (b, K).
 
     Examples
     --------

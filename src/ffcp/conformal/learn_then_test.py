@@ -1,4 +1,4 @@
-"""Learn then Test: levels of which each is tested for the expected losses at it.
+"""Learn then Test: levels that control expected losses, found by multiple testing.
 
 For every level of a grid, "one of the risks exceeds its alpha" is a hypothesis with a p-value that
 holds for finite samples of independent rows; which hypotheses are rejected is decided so that the
@@ -88,7 +88,7 @@ class LossTotals(NamedTuple):
         return torch.tensor(found, dtype=torch.float64).amax(dim=0)
 
 
-@lru_cache(maxsize=64)  # a server asks for the same few
+@lru_cache(maxsize=64)  # servers repeat a few levels
 def _level_p_values(
     counts: tuple[int, ...], sums: tuple[int, ...], alpha: Fraction, binary: bool
 ) -> list[float]:
@@ -144,7 +144,7 @@ class LearnThenTest(Calibration):
             )
 
     def metadata(self, out: BatchOutput, y: Tensor | None = None) -> dict[str, Any]:
-        """Return nothing; refuse groups."""
+        """Return nothing; raise ValueError for groups."""
         if out.groups is not None:
             raise ValueError(
                 "pac= certifies levels for all rows together: leave out groups=, or make a "

@@ -1,14 +1,14 @@
-"""Localized calibration: points near the new one count more.
+"""Localized calibration: rows near the new one have more weight.
 
-A kernel H in [0, 1] on an embedding of the input gives calibration point i the weight H(x, x_i);
-the new point itself carries H(x, x) = 1 at infinity. The plain localized quantile at x is the
+A kernel H in [0, 1] on an embedding of the input gives calibration row i the weight H(x, x_i);
+the new row itself has H(x, x) = 1 at infinity. The plain localized quantile at x is the
 1 - alpha quantile of the scores under these weights. It has no guarantee in finite samples.
 Two corrections have one:
 
-``"level"`` (after Guan, 2023). Let L_i be the weighted share, around point i, of points with a
-smaller score. With the new point among them, L_1, ..., L_(n+1) are exchangeable, so the new L is
-at most the k-th smallest with probability 1 - alpha, k the conformal rank. The band at x holds the
-scores for which that is so: :mod:`ffcp.conformal.guan_level` finds where it ends.
+``"level"`` (after Guan, 2023). Let L_i be the weighted share, around row i, of rows with a smaller
+score. With the new row among them, L_1, ..., L_(n+1) are exchangeable, so the new L is at most the
+k-th smallest with probability 1 - alpha, k the conformal rank. The interval at x contains the
+scores for which that is so: :mod:`ffcp.conformal.guan_level` finds its end.
 
 ``"random"`` (Hore and Barber, 2023). The weights are taken around a random point near x, drawn
 from the kernel as a density.
@@ -30,8 +30,7 @@ from torch import Tensor
 from ffcp.batch import BatchOutput, Requires
 from ffcp.conformal import bandwidth_selection
 from ffcp.conformal.calibration import Calibration, Traits
-from ffcp.conformal.columns import Columns
-from ffcp.conformal.embedding import PREDICTION, embedded, requires_of
+from ffcp.conformal.columns import PREDICTION, Columns, embedded, requires_of
 from ffcp.conformal.guan_level import Level, UndecidedRows
 from ffcp.conformal.kernel_weights import (
     KernelWeights,
@@ -51,31 +50,31 @@ AUTO = "auto"
 FEATURE = "feature"
 GUARANTEES = {"marginal": "level", "level": "level", "random": "random", "none": "none"}
 CHOOSING_ROWS = 2000  # enough for a bandwidth; the work grows with their square
-LEVEL_ROWS = 5000  # calibration points that set the recalibrated level
+LEVEL_ROWS = 5000  # calibration rows that set the recalibrated level
 _BLOCK = 2**22  # weights held at once: 16 MB
-_COLUMNS = (16, 128)  # test points at once: fewer are slow, more gain nothing
+_COLUMNS = (16, 128)  # test rows at once: fewer are slow, more gain nothing
 _ROUNDS, _AFFORDABLE = 8, 4 * 10**8  # of the advice: tries, and pairs of points for each
-_SHOWN = 16  # infinite bands that the advice on the bandwidth looks at
+_SHOWN = 16  # infinite intervals that the advice on the bandwidth is about
 
 
 @dataclass(frozen=True)
 class Localizer(Described):
-    """Which calibration points are near: a kernel on an embedding of the input.
+    """Which calibration rows are near: a kernel on an embedding of the input.
 
     Parameters
     ----------
     kernel
-        ``"nearest"``, weight 1 for the nearest calibration points, however far; or, with d the
+        ``"nearest"``, weight 1 for the nearest calibration rows, however far; or, with d the
         Euclidean distance of the embeddings and h the bandwidth, ``"gaussian"`` exp(-d^2 / 2h^2),
         ``"laplace"`` exp(-d / h), ``"box"`` 1 where d <= h; or an :class:`ffcp.kernels.Kernel`.
     on
         The embedding: ``"prediction"``, ``"input"``, the dotted name of a layer, ``"feature"``
         for the layer whose gradient FFLCP takes, or a function from a batch of inputs to a
-        tensor of rows. In many dimensions all points are about equally far; a few that matter
-        localize better.
+        tensor of rows. In many dimensions all rows are about equally far; a few dimensions that
+        matter localize better.
     bandwidth
-        The bandwidth h; for ``"nearest"`` the number of neighbours. ``"auto"`` chooses it on
-        points that do not calibrate.
+        The bandwidth h; for ``"nearest"`` the number of neighbours. ``"auto"`` selects it on
+        rows that do not calibrate.
 
     Examples
     --------
@@ -153,7 +152,7 @@ class Local(Calibration):
         if self._near.bandwidth != AUTO:
             object.__setattr__(self, "bandwidth", float(self._near.bandwidth))
         elif self.bandwidth is not None:
-            replace(self._near, bandwidth=self.bandwidth)  # which refuses what is none
+            replace(self._near, bandwidth=self.bandwidth)  # which checks it
 
     @property
     def _near(self) -> Localizer:
@@ -162,7 +161,7 @@ class Local(Calibration):
 
     @property
     def kernel(self) -> Kernel:
-        """How much rows count at a distance."""
+        """The kernel, which weights rows by their distance."""
         return as_kernel(self._near.kernel)
 
     @property
@@ -171,19 +170,19 @@ class Local(Calibration):
         return Traits(rows=True, random=self.guarantee == "random")
 
     def selection(self) -> Selection | None:
-        """Return what selects the bandwidth, if none is given."""
+        """Return the selection of the bandwidth; ``None`` if it is given."""
         return _Bandwidth() if self.bandwidth is None else None
 
     def requires(self) -> Requires:
-        """Return the layer by whose values rows are embedded."""
+        """Return what the embedding requires."""
         return requires_of(self._near.on)
 
     def metadata(self, out: BatchOutput, y: Tensor | None = None) -> dict[str, Any]:
-        """Return where each row lies: (n, e) in float32 on the CPU."""
+        """Return the embedding of each row, (n, e) in float32 on the CPU."""
         return {"embedding": embedded(out, self._near.on)}
 
     def fit(self, scores: Tensor, metadata: Columns | None = None) -> Local:
-        """Return this calibration with these rows; ``metadata["embedding"]`` is where they lie."""
+        """Return this calibration with these rows and their ``metadata["embedding"]``."""
         filled = super().fit(scores, metadata)
         embedding = filled.rows["embedding"]
         is_table = embedding.dim() == 2 and embedding.dtype == torch.float32 and embedding.shape[1]
@@ -193,7 +192,7 @@ class Local(Calibration):
 
     @property
     def embedding(self) -> Tensor:
-        """Where the calibration rows lie, (n, e)."""
+        """The embedding of the calibration rows, (n, e)."""
         return self.rows["embedding"]
 
     # -- thresholds -------------------------------------------------------------------------
@@ -274,7 +273,7 @@ class Local(Calibration):
     @cached_property
     def _levels(self) -> list[Level]:
         """How the scores of each output lie among those around them, for the recalibrated level."""
-        # Any rows that were picked without looking are exchangeable with a new row.
+        # Rows picked at random are exchangeable with a new row.
         picked = torch.from_numpy(np.random.default_rng(0).permutation(len(self))[:LEVEL_ROWS])
         levels = []
         for output, ends in enumerate(self._ends):
@@ -292,7 +291,7 @@ class Local(Calibration):
     # -- advice -----------------------------------------------------------------------------
 
     def explain(self, alpha: Any, metadata: Columns) -> str:
-        """Say which bandwidth would make intervals finite at these rows."""
+        """Explain which bandwidth would make intervals finite at these rows."""
         few = ": too few calibration rows lie around these rows; "
         bandwidth = self.bandwidth_for(metadata["embedding"], alpha)
         if bandwidth is None:
@@ -322,7 +321,7 @@ class Local(Calibration):
             if enough <= before or self.guarantee != "level" or not is_small:
                 break
             tried = self._at(enough)
-        # A little more than just enough: it is sums of rounded weights that count.
+        # A little more than enough, because weights are rounded.
         return 1.01 * enough
 
     def _at(self, bandwidth: float) -> Local:
@@ -334,7 +333,7 @@ class Local(Calibration):
         if self.guarantee == "level":
             bounds = [one.bound(alpha) for one in self._levels]
             level = None if None in bounds else max(one for one in bounds if one is not None)
-        # A level of 1 asks for more weight than any sum can have beside the new row's own.
+        # A level of 1 needs infinitely more weight than the new row's own.
         return None if level is None or level >= 1 else float(level / (1 - level))
 
     def _neighbours_for(self, alpha: Any) -> float | None:

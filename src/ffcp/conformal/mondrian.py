@@ -1,4 +1,4 @@
-"""A calibration for each group of rows, so that the guarantee holds inside every group."""
+"""A calibration for each group of rows, so that the guarantee holds within every group."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _SHOWN = 8  # groups that are named one by one
 
 @dataclass(frozen=True)
 class Mondrian(Calibration):
-    """Thresholds of their own for every group of rows (Mondrian calibration).
+    """A threshold for every group of rows (Mondrian calibration).
 
     Each group is covered with probability at least 1 - alpha, whatever the others are like. New
-    rows need a group too; a group of which no calibration row was seen is an error.
+    rows need a group too; a group without calibration rows is an error.
 
     Parameters
     ----------
@@ -68,7 +68,7 @@ class Mondrian(Calibration):
 
     @property
     def traits(self) -> Traits:  # type: ignore[override]
-        """What groups are like, and that there are groups."""
+        """Those of the inner calibration, and that there are groups."""
         return self.inner.traits._replace(groups=True, rows=True)
 
     @property
@@ -78,29 +78,29 @@ class Mondrian(Calibration):
 
     @cached_property
     def scores(self) -> Tensor:
-        """The scores of all groups, one below the other."""
+        """The scores of all groups, concatenated."""
         scores = [part.scores for part in self.parts.values()]
         return torch.cat(scores) if scores else super().scores
 
     @property
     def rank_error(self) -> float:
-        """By which share of a group's rows its thresholds may be too large, in ranks."""
+        """The bound on how many ranks thresholds are too large, as a share of a group's rows."""
         return max((getattr(part, "rank_error", 0.0) for part in self.parts.values()), default=0.0)
 
     def __len__(self) -> int:
         return sum(self.groups.values())
 
     def selection(self) -> Selection | None:
-        """Return what selects what groups leave open, once for all of them."""
+        """Return the selection of the inner calibration, made once for all groups."""
         inner = self.inner.selection()
         return None if inner is None else _InGroups(inner)
 
     def requires(self) -> Requires:
-        """Return what the pass must bring."""
+        """Return what the inner calibration requires, and the input for ``by``."""
         return self.inner.requires().joined(Requires(input=self.by is not None))
 
     def metadata(self, out: BatchOutput, y: Tensor | None = None) -> dict[str, Any]:
-        """Return the group of every row, and what the inner calibration looks at."""
+        """Return the group of every row, and the metadata of the inner calibration."""
         return {"group": self.labels(out), **self.inner.metadata(out, y)}
 
     def labels(self, out: BatchOutput) -> list[Label]:
@@ -116,7 +116,7 @@ class Mondrian(Calibration):
     # -- rows -------------------------------------------------------------------------------
 
     def fit(self, scores: Tensor, metadata: Columns | None = None) -> Mondrian:
-        """Return this calibration with these rows; ``metadata["group"]`` says whose they are."""
+        """Return this calibration with these rows; ``metadata["group"]`` is the group of each."""
         assert metadata is not None
         other, rows = _without_group(metadata), rows_of_groups(metadata["group"])
         parts = {
@@ -189,7 +189,7 @@ class Mondrian(Calibration):
     def _by_group(
         self, metadata: Columns | None, look_up: Callable[[Calibration, Columns], Tensor]
     ) -> Tensor:
-        """Put together the thresholds of all groups, (levels, n, m)."""
+        """Return the threshold of each row's group, (levels, n, m)."""
         assert metadata is not None
         own, asked = _without_group(metadata), rows_of_groups(metadata["group"])
         unseen = [label for label in asked if label not in self.parts]
@@ -215,7 +215,7 @@ class Mondrian(Calibration):
         return result
 
     def explain(self, alpha: Any, metadata: Columns) -> str:
-        """Name the groups that are too small; else explain what is wrong in the first."""
+        """List the groups with too few rows; else explain why that of the first is infinite."""
         needed, counts = rows_needed(alpha), self.groups
         asked = rows_of_groups(metadata["group"])
         small = [f"{label!r} ({counts[label]})" for label in asked if counts[label] < needed]
@@ -231,7 +231,7 @@ class Mondrian(Calibration):
 
 
 class _InGroups(Selection):
-    """Selects what the calibration of groups leaves open, once for all groups."""
+    """Makes the selection of the inner calibration, once for all groups."""
 
     def __init__(self, inner: Selection) -> None:
         self.inner, self.what, self.takes_new = inner, inner.what, inner.takes_new
@@ -241,7 +241,7 @@ class _InGroups(Selection):
         """Select by rows of all groups, for as many rows as a group has."""
         groups = aside.calibration
         counts = [len(rows) for rows in rows_of_groups(groups.labels(aside.out)).values()]
-        # A row has the others of its group around it: on average, this share of them all.
+        # Around a row are the others of its group: on average, this share of them all.
         share = sum(count**2 for count in counts) / sum(counts) ** 2
         left = max(rows_needed(aside.alpha), round(share * aside.left))
         chosen = self.inner.select(aside._replace(calibration=groups.inner, left=left))
@@ -249,7 +249,7 @@ class _InGroups(Selection):
 
 
 def pac_quantiles(calibration: Any, alphas: Sequence[Any], pac: Any, metadata: Columns) -> Tensor:
-    """Return thresholds with PAC coverage; refuse calibrations whose law is not known."""
+    """Return thresholds with PAC coverage; raise ValueError if the calibration has none."""
     if not hasattr(calibration, "pac_quantiles"):
         raise ValueError(
             f"{type(calibration).__name__} has no PAC coverage: leave out pac=, or calibrate with "
@@ -260,19 +260,19 @@ def pac_quantiles(calibration: Any, alphas: Sequence[Any], pac: Any, metadata: C
 
 
 def by_groups(calibration: Calibration) -> Calibration:
-    """Return a calibration with thresholds of their own for groups."""
+    """Return a calibration with a threshold for each group."""
     return calibration if calibration.traits.groups else Mondrian(calibration)
 
 
 def labels_of(groups: Any, rows: int) -> list[Label]:
-    """Read the groups of some rows.
+    """Return the groups of some rows as labels.
 
     >>> labels_of(torch.tensor([True, False]), 2)
     [True, False]
     """
     array = groups.detach().cpu().numpy() if isinstance(groups, Tensor) else groups
     if isinstance(array, Sequence) and not isinstance(array, str):
-        labels: list[Any] = list(array)  # as they are: an array would turn numbers into words
+        labels: list[Any] = list(array)  # as they are: an array would turn numbers into strings
     else:
         array = np.asarray(array)
         if array.ndim != 1:
@@ -291,7 +291,7 @@ def labels_of(groups: Any, rows: int) -> list[Label]:
 
 
 def rows_of_groups(labels: Iterable[Label]) -> dict[Label, Tensor]:
-    """Return the rows of each group, groups in the order in which they first come.
+    """Return the rows of each group, in the order of their first rows.
 
     >>> rows_of_groups(["b", "a", "b"])
     {'b': tensor([0, 2]), 'a': tensor([1])}

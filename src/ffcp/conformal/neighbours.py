@@ -16,7 +16,7 @@ NEARLY = 1e-6  # squared distances that differ by less count as equal: they are 
 
 
 class NearestWeights:
-    """Weight 1 for the nearest calibration points, whatever their distance."""
+    """Weight 1 for the nearest calibration rows, at any distance."""
 
     own = 1
 
@@ -41,15 +41,15 @@ class NearestWeights:
     def around_calibration(
         self, x: Tensor, rows: Tensor, left: Tensor, output: int
     ) -> Surroundings:
-        """Count the neighbours of calibration points ``rows``, which are not their own.
+        """Count the neighbours of calibration rows ``rows``, which are not their own.
 
-        A new point that is nearer than the farthest neighbour pushes it out: that one is counted
+        A new row that is nearer than the farthest neighbour pushes it out: that one is counted
         apart, unless there are not even as many others as neighbours were asked for.
         """
         k = self.neighbours
         is_full = k < len(self._embedding)
         nearest, squared = self._search(x, min(k + 1, len(self._embedding)))
-        # Copies of a point may push it out of its own list; all there are as near then.
+        # Copies of a row may push it out of its own list; all of that list are then as near.
         itself = nearest == rows[:, None]
         itself[:, -1] |= ~itself.any(dim=1)
         others = nearest[~itself].view(len(nearest), -1)
@@ -66,7 +66,7 @@ class NearestWeights:
         return Surroundings(smaller - pushed, torch.full_like(smaller, k), pushed, position)
 
     def entering(self, rows: Tensor, around: Surroundings) -> Callable[[Neighbours, Tensor], Entry]:
-        """Make ready for new points to enter around calibration points ``rows``."""
+        """Return what computes the effect of new rows on the sums around calibration ``rows``."""
         distances = _distances_to(self._embedding, rows)
         pushed, position = around.pushed[:, None].double(), around.position[:, None]
 
@@ -98,15 +98,15 @@ def _distances_to(
 
 
 class Neighbours:
-    """The neighbours (b, k) of some points, by their rows."""
+    """The neighbours (b, k) of some rows."""
 
     def __init__(self, nearest: Tensor, ranks: list[Tensor]) -> None:
         self._nearest, self._ranks = nearest, ranks
 
     def sums(self, output: int) -> NearestSums:
-        """Give them as positions among the sorted scores of one output."""
+        """Return their positions among the sorted scores of one output."""
         ranks = self._ranks[output].numpy()
-        # By numpy: for so little, torch would wait for its threads longer than they work.
+        # By numpy: for so little work torch's threads cost more than they save.
         return NearestSums(torch.from_numpy(ranks[self._nearest.numpy()]), len(ranks))
 
 
@@ -170,7 +170,7 @@ def _on_a_line(values: Tensor) -> Search:
         high = torch.full_like(low, len(line) - k)
         while bool((low < high).any()):
             middle = (low + high) // 2
-            # The window moves on while its first point is farther than the one behind its last.
+            # The window moves on while its first row is farther than the one after its last.
             behind = line[(middle + k).clamp_max(len(line) - 1)]
             on = (at - line[middle] > behind - at) & (low < high)
             low, high = torch.where(on, middle + 1, low), torch.where(on, high, middle)

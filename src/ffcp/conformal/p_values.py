@@ -1,4 +1,4 @@
-"""Conformal p-values, and which of many hypotheses they reject."""
+"""Conformal p-values, and the Benjamini-Hochberg procedure."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from ffcp.conformal.rank import exact_alpha
 
 
 class TailCounts(NamedTuple):
-    """How many calibration scores are above each of some new scores, equal to it, and in all."""
+    """How many calibration scores are above each new score, how many equal it, and of how many."""
 
     above: Tensor
     equal: Tensor
     rows: Tensor
 
     def p_values(self, share: Tensor | None = None) -> Tensor:
-        """Return how often a score would be as large or larger.
+        """Return the p-values: how often a score would be as large or larger.
 
-        All scores that are equal count, the new one among them; or the ``share`` of them that a
-        uniform random number gives (smoothed p-values).
+        All equal scores count, the new one included; or a random ``share`` of them (smoothed
+        p-values).
 
         >>> counts = TailCounts(torch.tensor([1, 3]), torch.tensor([1, 0]), torch.tensor(3))
         >>> counts.p_values().tolist(), counts.p_values(torch.tensor(0.5)).tolist()
@@ -46,7 +46,7 @@ def counts_beyond(scores: Tensor, values: Tensor) -> TailCounts:
 
 
 def tail_counts(calibration: Any, scores: Tensor, metadata: Columns) -> TailCounts:
-    """Return the counts for scores (n, labels) of new rows; refuse calibrations without ranks."""
+    """Return the counts for new scores (n, labels); raise ValueError without ranks."""
     if not hasattr(calibration, "tail_counts"):
         raise ValueError(
             f"{type(calibration).__name__} has no p-values: calibrate with "

@@ -1,4 +1,4 @@
-"""Linear quantile regression with one row more, far above all others: an exact simplex walk.
+"""Linear quantile regression with one further row, solved exactly by the simplex method.
 
 With scores s_i, features f_i and level l, a coefficient vector b is sought that minimises
 
@@ -106,7 +106,7 @@ class QuantileRegression:
         self._design, self._scores, self._level = design, scores, level
         sizes = np.abs(scores)
         usual = np.median(sizes[sizes > 0]) if sizes.any() else 1.0
-        # Equal scores make the walk stand still; unlike ones, at any tiny distance, do not.
+        # Equal scores would make the walk cycle; a tiny difference avoids that.
         noise = np.random.default_rng(0).random(len(scores))
         self._nudged = scores + _NUDGE * (usual + sizes) * noise
 
@@ -124,7 +124,7 @@ class QuantileRegression:
             rows, through = asked[done], list(basis)
             weights = new[rows] @ np.linalg.inv(self._design.rows[through])
             found[rows] = weights @ self._scores[through]
-            # Up by what rounding can take: a score that equals the threshold must not exceed it.
+            # Rounded up: a score that equals the threshold must not exceed it.
             found[rows] += 1e-12 * (np.abs(weights) @ np.abs(self._scores[through]))
         return found
 
@@ -186,7 +186,7 @@ class QuantileRegression:
         return Vertex(through, inverse, residuals, etas @ rows)
 
     def _along(self, vertex: Vertex, place: int, sign: int, slopes: Array) -> Array:
-        """Return the rows at which the way from a vertex ends; -1 where it never does.
+        """Return the rows at which the step from a vertex ends; -1 where it never does.
 
         The row at ``place`` of the basis comes to lie above the plane (sign 1) or below. The
         objective falls with each of ``slopes`` at first, and with less from every row on that is

@@ -1,4 +1,4 @@
-"""Random numbers that belong to rows by their number, and a stream that goes on over calls."""
+"""Random numbers by row number, and a stream that continues over calls."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from ffcp.locks import lock
 #: Draws some rows of numbers: from a generator, how many rows, how many numbers in each.
 Draw = Callable[[np.random.Generator, int, int], Tensor]
 
-_TOGETHER = 128  # rows that are drawn at once
+_TOGETHER = 128  # rows drawn at once
 _IN_ORDER = 2**18 // _TOGETHER  # draws that follow each other, before each has its own seed
 
 
 def checked_seed(seed: Any) -> int | None:
-    """Refuse what cannot begin a stream of random numbers.
+    """Return the seed; raise ValueError for what is none.
 
     >>> checked_seed(-1)
     Traceback (most recent call last):
@@ -34,7 +34,7 @@ def checked_seed(seed: Any) -> int | None:
 
 
 class Draws(NamedTuple):
-    """Random numbers for rows: row i has the same ones however rows are cut into batches.
+    """Random numbers for rows: those of row i do not depend on the batches.
 
     >>> draws = Draws(entropy=0, stream=1)
     >>> whole, part = draws.uniform(torch.arange(10)), draws.uniform(torch.tensor([9, 7]))
@@ -47,30 +47,30 @@ class Draws(NamedTuple):
     stream: int
 
     def uniform(self, rows: Tensor, width: int = 1) -> Tensor:
-        """Give ``width`` numbers in [0, 1) for each row, shape (n, width)."""
+        """Return ``width`` numbers in [0, 1) for each row, shape (n, width)."""
         if not len(rows):
             return torch.empty(0, width, dtype=torch.float64)
         first, last = int(rows.min()), int(rows.max())
         return self.span(range(first, last + 1), width)[rows - first]
 
     def span(self, rows: range, width: int = 1) -> Tensor:
-        """Give the numbers of consecutive rows."""
+        """Return the numbers of consecutive rows."""
         bits = np.random.PCG64([self.entropy, self.stream])
         bits.advance(rows.start * width)  # a number takes one step
         return torch.from_numpy(np.random.Generator(bits).random((len(rows), width)))
 
     def by(self, draw: Draw, rows: Tensor, width: int) -> Tensor:
-        """Give each row its numbers as ``draw`` makes them, shape (n, width)."""
+        """Return the numbers that ``draw`` makes for each row, shape (n, width)."""
         return _series(self.entropy, self.stream, draw, width).of(rows)
 
 
 class Series:
     """Rows of numbers from a function that draws them, which may take any number of steps.
 
-    So it cannot be known where the numbers of a row begin without drawing those before: rows are
-    drawn 128 at a time, always the same ones together, and where each draw began is kept. Draws
-    follow each other for the first 262,144 rows. After that each has a seed of its own, so that
-    the first to ask for a row far away does not wait for all others.
+    So the numbers of a row cannot be found without drawing those before it: rows are drawn 128 at
+    a time, always the same ones together, and the state before each draw is kept. Draws follow
+    each other for the first 262,144 rows. After that each has its own seed, so that a row far
+    away does not need all others.
 
     >>> series = Series(0, 1, lambda random, rows, width: torch.from_numpy(
     ...     random.standard_normal((rows, width))
@@ -88,7 +88,7 @@ class Series:
         self._drawn = functools.lru_cache(maxsize=most)(self._draw_block)
 
     def of(self, rows: Tensor) -> Tensor:
-        """Give the numbers of rows, in any order."""
+        """Return the numbers of rows, in any order."""
         blocks, which = (rows // _TOGETHER).unique(return_inverse=True)
         drawn = [self._drawn(block) for block in blocks.tolist()]
         return torch.cat(drawn)[which * _TOGETHER + rows % _TOGETHER]
@@ -113,10 +113,10 @@ def _series(entropy: int, stream: int, draw: Draw, width: int) -> Series:
 
 
 class Stream:
-    """Counts rows over all calls and threads, and says which random numbers are theirs.
+    """Counts rows over all calls and threads, so that each has its own random numbers.
 
-    Without a seed the operating system gives one, another in every process: the workers of a
-    server must not share their random numbers, also where they are forked or sent a copy.
+    Without a seed the operating system provides one, different in every process: the workers of a
+    server must not share their random numbers, even if they are forked or pickled.
     """
 
     def __init__(self, seed: int | None) -> None:
@@ -129,7 +129,7 @@ class Stream:
         self._drawn_by: tuple[int, int] | None = None  # process, and what the system gave it
 
     def entropy(self, pinned: bool = False) -> int:
-        """Give the seed, or what the operating system gave this process in its place.
+        """Return the seed, or that from the operating system for this process.
 
         Numbers that are pinned to rows are those of the seed, 0 if none was given.
         """
@@ -141,7 +141,7 @@ class Stream:
             return self._drawn_by[1]
 
     def next_rows(self, rows: int) -> int:
-        """Give the number of the first of the next rows, which nobody else gets."""
+        """Reserve the next rows; return the number of the first."""
         with self._lock:
             first, self._next = self._next, self._next + rows
         return first

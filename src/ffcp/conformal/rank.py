@@ -1,4 +1,4 @@
-"""Levels that users ask for, the conformal rank and the quantile, computed exactly."""
+"""Levels as exact fractions, the conformal rank and the conformal quantile."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from ffcp.warnings import FFCPWarning, lines_up
 
 
 def exact_alpha(alpha: Any, what: str = "alpha") -> Fraction:
-    """Read ``alpha`` as the decimal number the user wrote, and check that it lies in (0, 1).
+    """Return ``alpha`` as the exact decimal number the user wrote, which must lie in (0, 1).
 
     A float stands for the decimal number it prints as, rounded to 12 significant digits: 0.7 is
     7/10, although the nearest double is a little less, and 1 - 0.9 is 1/10. With n = 9 the double
-    would ask for 4 scores where 3 are right. Fractions and decimals are taken as they are.
+    would give rank 4 where 3 is right. Fractions and decimals are used unchanged.
 
     >>> exact_alpha(0.7), exact_alpha(1 - 0.9)
     (Fraction(7, 10), Fraction(1, 10))
@@ -59,7 +59,7 @@ def _exact(alpha: Any, what: str) -> Fraction:
 
 
 def exact_alphas(alpha: Any, what: str = "alpha") -> tuple[list[Fraction], bool]:
-    """Read one level or a sequence of them; say whether it was a sequence.
+    """Return one level or several as fractions, and whether they came as a sequence.
 
     >>> exact_alphas((0.1, 0.05))
     ([Fraction(1, 10), Fraction(1, 20)], True)
@@ -75,7 +75,7 @@ def exact_alphas(alpha: Any, what: str = "alpha") -> tuple[list[Fraction], bool]
     return levels, True
 
 
-_exact_float = functools.lru_cache(maxsize=256)(_exact)  # a server asks for the same few
+_exact_float = functools.lru_cache(maxsize=256)(_exact)  # servers repeat a few levels
 
 
 def conformal_rank(n: int, alpha: Any) -> int:
@@ -87,9 +87,9 @@ def conformal_rank(n: int, alpha: Any) -> int:
     Parameters
     ----------
     n
-        How many calibration points there are.
+        The number of calibration rows.
     alpha
-        The probability of a miss that is allowed, between 0 and 1.
+        The miscoverage level, between 0 and 1.
 
     Examples
     --------
@@ -104,9 +104,9 @@ def conformal_rank(n: int, alpha: Any) -> int:
 
 
 def pac_rank(n: int, alpha: Any, pac: Any) -> int:
-    """Return the smallest rank whose score covers 1 - alpha of new points, so surely.
+    """Return the smallest rank whose score has PAC coverage of 1 - alpha.
 
-    Given n calibration points, the k-th smallest score covers a share of new points that follows
+    Given n calibration rows, the k-th smallest score covers a share of new rows that follows
     Beta(k, n + 1 - k), or more where scores tie. It is at least p = 1 - alpha with the probability
     that Binomial(n, p) is below k. If no k up to n does, the result is n + 1.
 
@@ -118,21 +118,21 @@ def pac_rank(n: int, alpha: Any, pac: Any) -> int:
     p, wanted = 1 - exact_alpha(alpha), exact_alpha(pac, "pac")
     start, terms = binomial_terms(n, p)
     total = sum(terms)
-    # Every step away from the largest term rounds by less than one, and makes no error larger.
+    # Every step away from the largest term rounds by less than one.
     scale = 2 * (n + 1) * (len(terms) + 1)
     running = 0
     for k, term in enumerate(terms, start=start + 1):
         running += term  # in proportion to P(Binomial(n, p) < k)
         excess = running * wanted.denominator - total * wanted.numerator
         if abs(excess) <= scale * wanted.denominator:
-            excess = _exact_excess(n, p, k, wanted)  # too near to call: count every number
+            excess = _exact_excess(n, p, k, wanted)  # too close for rounded terms
         if excess >= 0:
             return k
     return n + 1
 
 
 def _exact_excess(n: int, p: Fraction, k: int, wanted: Fraction) -> int:
-    """Compare P(Binomial(n, p) < k) with a probability, in whole numbers without rounding."""
+    """Compare P(Binomial(n, p) < k) with a probability, in exact integers."""
     hit, miss = p.numerator, p.denominator - p.numerator
     below: int = sum(math.comb(n, i) * hit**i * miss ** (n - i) for i in range(k))
     whole: int = p.denominator**n
@@ -140,13 +140,13 @@ def _exact_excess(n: int, p: Fraction, k: int, wanted: Fraction) -> int:
 
 
 def rows_needed(alpha: Any, pac: Any = None) -> int:
-    """Return the smallest number of calibration points with a finite threshold at ``alpha``.
+    """Return the smallest number of calibration rows with a finite threshold at ``alpha``.
 
     >>> rows_needed(0.1), rows_needed(0.1, pac=0.95)
     (9, 29)
     """
     exact = exact_alpha(alpha)
-    if pac is not None:  # the largest of n scores must do: (1 - alpha)^n <= 1 - pac
+    if pac is not None:  # the largest of n scores suffices if (1 - alpha)^n <= 1 - pac
         doubt = 1 - exact_alpha(pac, "pac")
         n = max(1, math.floor(math.log(doubt) / math.log1p(-float(exact))) - 1)
         while (1 - exact) ** n > doubt:
@@ -163,7 +163,7 @@ def conformal_quantile(scores: Tensor, alpha: Any) -> Tensor:
     scores
         Shape (n,) or (n, m) for m coordinates, each with its own quantile. Not sorted.
     alpha
-        Share of misses allowed, in (0, 1).
+        The miscoverage level, in (0, 1).
 
     Examples
     --------
@@ -184,9 +184,9 @@ def conformal_quantile(scores: Tensor, alpha: Any) -> Tensor:
 
 
 def plain_quantile(scores: Tensor, alpha: Any) -> Tensor:
-    """Return the plain empirical quantile of each column; NaN are scores that are not known.
+    """Return the empirical quantile of each column; NaN are unknown scores.
 
-    No n + 1 here: comparing needs no guarantee, and this is finite on few rows.
+    Without n + 1: a comparison needs no guarantee, and this is finite on few rows.
 
     >>> import torch
     >>> plain_quantile(torch.tensor([[1.0, 1.0], [2.0, torch.nan], [3.0, torch.nan]]), 0.1)
@@ -198,11 +198,11 @@ def plain_quantile(scores: Tensor, alpha: Any) -> Tensor:
     return ordered.gather(0, known.new_tensor(places)[None])[0]
 
 
-# -- what users ask for: alpha or confidence_level ---------------------------------------------
+# -- alpha or confidence_level -----------------------------------------------------------------
 
 USUAL = Fraction(1, 10)
-ONE_LEVEL = (0.1,)  # what is exported if nothing is given; ``None`` means an input there
-#: Names that other libraries have for it.
+ONE_LEVEL = (0.1,)  # the default of export
+#: Names that other libraries use for it.
 NOT_OURS = ("confidence", "confidence_level", "significance", "coverage")
 _UNKNOWN: Mapping[str, Any] = {}
 
@@ -213,11 +213,10 @@ def requested_alphas(
     unknown: Mapping[str, Any] = _UNKNOWN,
     default: Fraction = USUAL,
 ) -> tuple[list[Fraction], bool]:
-    """Return the shares of misses that are asked for, exactly, and whether they came as several.
+    """Return the requested alphas as fractions, and whether there were several.
 
-    ``unknown`` are keywords that the caller's method does not have. A share above one half, of
-    several all of them, is taken for a mistake and warned of. A Fraction is not: by them the
-    library itself asks, which may be for any share.
+    ``unknown`` are keywords that the caller's method does not have. If all alphas exceed one half,
+    a warning suggests that coverage was meant; not for fractions, which the library itself uses.
 
     >>> requested_alphas(None, 0.95), requested_alphas((0.1, 0.2))
     (([Fraction(1, 20)], False), ([Fraction(1, 10), Fraction(1, 5)], True))
@@ -248,7 +247,7 @@ def requested_alpha(
     unknown: Mapping[str, Any] = _UNKNOWN,
     default: Fraction = USUAL,
 ) -> Fraction:
-    """Return the one share of misses that is asked for; see :func:`asked_alphas`.
+    """Return the one requested alpha; see :func:`requested_alphas`.
 
     >>> requested_alpha(None), requested_alpha(0.2), requested_alpha(None, 0.8)
     (Fraction(1, 10), Fraction(1, 5), Fraction(1, 5))
@@ -260,7 +259,7 @@ def requested_alpha(
 
 
 def refuse_unknown(unknown: Mapping[str, Any]) -> None:
-    """Refuse keywords that a method does not have; where another library's is meant, say ours.
+    """Raise TypeError for unknown keywords; explain those of other libraries.
 
     >>> refuse_unknown({"confidence": 0.95})
     Traceback (most recent call last):

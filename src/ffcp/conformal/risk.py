@@ -1,11 +1,11 @@
 """Conformal risk control: the smallest level at which the expected loss is at most alpha.
 
 Sets grow with a level, and the loss of a set, at most ``bound``, never grows with it. With the
-losses of n exchangeable points at level t, take the smallest t with
+losses of n exchangeable rows at level t, take the smallest t with
 
     (sum of losses at t + bound) / (n + 1) <= alpha;
 
-the loss of a new point at this level is then at most alpha in expectation (Angelopoulos, Bates,
+the loss of a new row at this level is then at most alpha in expectation (Angelopoulos, Bates,
 Fisch, Lei and Schuster, 2024). With the loss "y is not in the set" this is the conformal quantile.
 """
 
@@ -29,13 +29,13 @@ LOSS_UNIT = 2**32  # losses are counted in 1 / LOSS_UNIT of the bound, rounded u
 
 
 def loss_sums(losses: Tensor) -> Tensor:
-    """Return the sum of each column in units, which does not depend on the order of rows."""
+    """Return the exact sum of each column, in units, for any order of rows."""
     return (losses * LOSS_UNIT).ceil().long().sum(dim=0)
 
 
 @dataclass(frozen=True)
 class Losses(Calibration):
-    """Losses of calibration rows at each level of a grid, in units of the largest there can be.
+    """Losses of calibration rows at each level of a grid, in units of the largest possible loss.
 
     Parameters
     ----------
@@ -75,14 +75,14 @@ class Losses(Calibration):
     def quantile(
         self, alpha: Any, metadata: Columns | None = None, random: Draws | None = None
     ) -> Tensor:
-        """Return the level, (1,); infinite where even the last one promises nothing."""
+        """Return the level, (1,); infinite if even the last one does not control the risk."""
         budget = exact_alpha(alpha) * (len(self) + 1) - 1
         grid = torch.as_tensor(self.grid, dtype=torch.float64)
         enough = grid[self._sums <= math.floor(budget * LOSS_UNIT)]
         return enough[:1] if len(enough) else torch.full((1,), math.inf, dtype=torch.float64)
 
     def explain(self, alpha: Any, metadata: Columns) -> str:
-        """Return what is missing."""
+        """Explain why no level controls the risk."""
         needed = rows_needed(alpha)
         if len(self) < needed:
             return (

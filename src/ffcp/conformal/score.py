@@ -20,15 +20,15 @@ class Score(Described):
 
     #: No score is below this.
     lowest: float = -math.inf
-    #: Whether a score may be infinite, of a target that no threshold covers.
+    #: Whether a score may be infinite, for a target that no threshold covers.
     takes_infinity = True
 
     def requires(self) -> Requires:
-        """Return what the pass over the model must bring."""
+        """Return what the pass over the model must compute."""
         return Requires()
 
     def selection(self) -> Selection | None:
-        """Return what selects the arguments left open, if any, on rows that do not calibrate."""
+        """Return the selection of arguments that are not given; ``None`` if all are."""
         return None
 
     def score(self, out: BatchOutput, y: Tensor) -> Tensor:
@@ -36,7 +36,7 @@ class Score(Described):
         raise NotImplementedError
 
     def state(self) -> dict[str, Tensor]:
-        """Return the tensors that were learned, which a file holds."""
+        """Return the learned tensors, which a file holds."""
         return {}
 
     def with_state(self: Self, state: Mapping[str, Tensor]) -> Self:

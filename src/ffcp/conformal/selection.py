@@ -1,4 +1,4 @@
-"""Selection: what is left open is chosen on rows that do not calibrate.
+"""Selection: choosing what is not given, on rows that do not calibrate.
 
 The layer of FFCP, the steps of FCP, the bandwidth of localized methods, temperature and penalties
 of prediction sets, a density ratio, the method itself: each is a :class:`Selection`, which returns
@@ -21,14 +21,14 @@ from ffcp.description import Described
 
 
 class Aside(NamedTuple):
-    """The rows set aside, and what is known when something is selected on them.
+    """The rows set aside, and the context of a selection on them.
 
     Attributes
     ----------
     out, y
-        What one pass gave for these rows, and their targets.
+        The outputs for these rows, and their targets.
     score, calibration
-        Those of the predictor, as far as they are selected.
+        Those of the predictor, with what is selected already.
     alpha
         The level at which candidates are compared.
     left : int
@@ -50,7 +50,7 @@ class Aside(NamedTuple):
 
 
 class Selected(NamedTuple):
-    """A settled score and calibration, what was compared by name, and a warning for the user."""
+    """A settled score and calibration, a report by name, and a warning for the user."""
 
     score: Any
     calibration: Any
@@ -59,29 +59,29 @@ class Selected(NamedTuple):
 
 
 class Selection(Described):
-    """Selects what a score or a calibration leaves open; the base of all selections."""
+    """Selects what was not given of a score or a calibration; the base of all selections."""
 
-    #: What is selected, in words.
+    #: What is selected, for messages.
     what = "what is left open"
     #: How many rows are enough to select; more would only cost time and memory.
     most_rows = 10_000
-    #: With fewer rows set aside nothing is selected, if :meth:`without_rows` knows what to do.
+    #: With fewer rows set aside, :meth:`without_rows` decides, if it can.
     fewest_rows = 0
     #: Whether it needs unlabelled inputs, ``calibrate(x, y, new=...)``.
     takes_new = False
-    #: Whether it may also select another calibration than was given.
+    #: Whether it may also replace the calibration.
     selects_calibration = False
 
     def requires(self) -> Requires:
-        """Return what the pass over the model must bring."""
+        """Return what the pass over the model must compute."""
         return Requires()
 
     def prepared(self, model: Any, x: Any) -> Any:
-        """Look at the model and at a first batch for candidates; return a score if only one is."""
+        """Return this selection with its candidates for a model, or a score if there is but one."""
         return self
 
     def division(self, fraction: float, seed: int) -> Division | Teaching:
-        """Return which rows are set aside; ``fraction`` is the share that the user gave."""
+        """Return the division of rows; ``fraction`` is the user's share of rows set aside."""
         return Division(fraction, seed, self.most_rows)
 
     def select(self, aside: Aside) -> Selected:
@@ -89,11 +89,11 @@ class Selection(Described):
         raise NotImplementedError
 
     def accepts(self, score: Any) -> bool:
-        """Whether it could have selected a score, which a file holds."""
+        """Whether it could have selected a score that a file holds."""
         return False
 
     def without_rows(self, rows: int, alpha: Any) -> Any:
-        """Return a :class:`Selected` where rows are too few to be divided, if that can be."""
+        """Return a :class:`Selected` for too few rows to divide; ``None`` if that is an error."""
         return None
 
 
@@ -101,9 +101,9 @@ class Selection(Described):
 class Division:
     """Sets about a ``fraction`` of the first rows of a stream aside.
 
-    Every 1 / fraction consecutive rows give one row, picked at random, up to ``most`` of them.
-    Whether a row is set aside depends on its position alone: neither part looks at the data, and
-    both stay exchangeable with new rows.
+    One of every 1 / fraction consecutive rows is picked at random, up to ``most`` of them.
+    Whether a row is set aside depends on its position only and not on the data, so that both
+    parts stay exchangeable with new rows.
 
     >>> division = Division(fraction=0.25, seed=0, most=100)
     >>> int(division.mask(8).sum())
@@ -134,10 +134,9 @@ class Division:
 class Teaching:
     """Sets all rows aside but those that calibrate, picked at random, and at most ``most``.
 
-    ``given`` rows calibrate, if that is said; by itself as many as are ``wanted`` of each group, on
-    average, but of few rows no more than 40 %, and no more than 60 % of fewer than 333. It depends
-    on the numbers of rows and groups alone, so that within a group both parts stay exchangeable
-    with new rows.
+    ``given`` rows calibrate, if set; by default ``wanted`` of each group, on average, but no more
+    than 40 % of few rows, and no more than 60 % of fewer than 333. It depends on the numbers of
+    rows and groups only, so that within a group both parts stay exchangeable with new rows.
 
     >>> division = Teaching(wanted=1000, seed=0, most=20_000)
     >>> [int(division.mask(rows).sum()) for rows in (100, 1000, 8000, 30_000)]

@@ -1,4 +1,4 @@
-"""Summaries of many numbers: a few of them stand for all, with a rank error that is proven.
+"""Summaries of many numbers: a few of them represent all, with a proven rank error.
 
 What is promised. Let S be n numbers, s_(1) <= ... <= s_(n), and S(t) how many of them are at most
 t. A summary is n numbers U, most of them equal to others and so kept in little room, and a whole
@@ -52,7 +52,7 @@ Counts = npt.NDArray[np.int64]
 
 
 class Piece(NamedTuple):
-    """A summary of some numbers, sorted: each stands for ``weight``, the last for what is left."""
+    """A summary of some numbers, sorted: each represents ``weight``, the last the remainder."""
 
     values: Numbers
     weight: int  # g
@@ -61,7 +61,7 @@ class Piece(NamedTuple):
 
     @property
     def ends(self) -> Counts:
-        """How many numbers stand up to each of those kept."""
+        """How many numbers are represented up to each of those kept."""
         return np.minimum(np.arange(1, len(self.values) + 1) * self.weight, self.total)
 
     @property
@@ -99,7 +99,7 @@ def exactly(values: Numbers) -> Piece:
 
 
 def thinned(pieces: Sequence[Piece], weight: int) -> Piece:
-    """Put pieces together, and keep one number of every ``weight``.
+    """Merge pieces, and keep one number of every ``weight``.
 
     >>> thinned([exactly(np.arange(10.0))], 4)
     Piece(values=array([3., 7., 9.]), weight=4, total=10, error=3)
@@ -112,7 +112,7 @@ def thinned(pieces: Sequence[Piece], weight: int) -> Piece:
 
 
 def _together(pieces: Sequence[Piece]) -> tuple[Numbers, Counts]:
-    """Sort what pieces have kept; count what stands up to each."""
+    """Return the kept numbers of pieces, sorted, and how many are represented up to each."""
     if len(pieces) == 1:
         return pieces[0].values, pieces[0].ends
     values = np.concatenate([np.empty(0), *(piece.values for piece in pieces)])
@@ -122,12 +122,12 @@ def _together(pieces: Sequence[Piece]) -> tuple[Numbers, Counts]:
 
 
 def room(error: Fraction) -> int:
-    """Say how many numbers pieces of one height may keep between them: K."""
+    """Return how many numbers the pieces of one height may keep together: K."""
     return max(128, math.ceil(64 / error))
 
 
 def gathered(pieces: Sequence[Piece], most: int) -> list[Piece]:
-    """Keep at most so many numbers for every height: thin out what has more.
+    """Keep at most ``most`` numbers for every height: thin out the pieces of those with more.
 
     >>> stream = [exactly(np.random.default_rng(0).random(1000))] * 16
     >>> [(p.weight, len(p.values), p.total) for p in gathered(stream, most=2000)]
@@ -151,7 +151,7 @@ def gathered(pieces: Sequence[Piece], most: int) -> list[Piece]:
 
 
 def settled(pieces: Sequence[Piece], error: Fraction) -> list[Piece]:
-    """Thin pieces out as far as a share of all as rank error allows, if anything is gained.
+    """Thin out pieces as far as a rank error allows, if that makes them smaller.
 
     >>> [piece] = settled([exactly(np.arange(1000.0))], Fraction(1, 100))
     >>> len(piece.values), piece.error
@@ -166,9 +166,9 @@ def settled(pieces: Sequence[Piece], error: Fraction) -> list[Piece]:
 
 
 def restored(values: Numbers, told: Any) -> list[Piece]:
-    """Make the pieces of a column again from their numbers, one piece behind the other.
+    """Return the pieces of a column from their concatenated numbers.
 
-    ``told`` has a row (weight, count, error) for each; where they cannot be, a ValueError.
+    ``told`` has a row (weight, count, error) for each; impossible ones are a ValueError.
     """
     pieces, start = [], 0
     for weight, count, error in told:

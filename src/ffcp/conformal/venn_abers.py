@@ -1,4 +1,4 @@
-"""Venn-Abers: isotonic regression with the new row added, once with each label it may have.
+"""Venn-Abers: isotonic regression with the new row added, once with each possible label.
 
 With the label 1 at the score s, isotonic regression gives the new row the probability p1(s), with
 the label 0 it gives p0(s). The one of the label that the row turns out to have is calibrated. Both
@@ -43,7 +43,7 @@ class Steps(NamedTuple):
 
     @classmethod
     def of(cls, scores: np.ndarray, ones: np.ndarray) -> Steps:
-        """Work out the functions from calibration scores and labels of 0 and 1."""
+        """Return the functions for calibration scores and labels of 0 and 1."""
         values, which = np.unique(scores, return_inverse=True)
         weights = np.bincount(which, minlength=len(values))
         sums = np.bincount(which, weights=ones, minlength=len(values)).astype(np.int64)
@@ -92,7 +92,7 @@ def _push(corners: list[Point], point: Point) -> None:
 
 @dataclass(frozen=True)
 class VennAbersRows(Calibration):
-    """Scores of calibration rows and their labels: of two classes one column, else one of each.
+    """Scores of calibration rows and their labels: one column for two classes, else one for each.
 
     Examples
     --------
@@ -105,7 +105,7 @@ class VennAbersRows(Calibration):
     traits = Traits(labels=True)
 
     def metadata(self, out: BatchOutput, y: Tensor | None = None) -> dict[str, Any]:
-        """Return the label of rows that have one; refuse groups."""
+        """Return the labels of rows, where known; raise ValueError for groups."""
         if out.groups is not None:
             raise ValueError(
                 "Venn-Abers calibrates all rows together: leave out groups=, or make a VennAbers "

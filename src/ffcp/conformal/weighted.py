@@ -1,14 +1,14 @@
-"""Weighted calibration: points count by how likely their inputs are where new ones come from.
+"""Weighted calibration: rows are weighted by the density ratio of new inputs.
 
-If the inputs of new points have the density ratio w to those of the calibration (covariate shift:
-the law of y given x is the same), the scores of n calibration points and of the new one are
+If the inputs of new rows have the density ratio w to those of the calibration (covariate shift:
+the law of y given x is the same), the scores of n calibration rows and of the new one are
 weighted exchangeable, and the 1 - alpha quantile of the calibration scores under weights w(x_i),
-with the new point's own weight w(x) at infinity, covers with probability at least 1 - alpha
+with the new row's own weight w(x) at infinity, covers with probability at least 1 - alpha
 (Tibshirani, Barber, Candes and Ramdas, 2019, Corollary 1).
 
 Weights are whole numbers, units of 2**-23 of the largest, so that sums are exact. Those of the
-calibration are rounded down, the new point's own is rounded up, and what the rounding took is
-added to the mass at infinity: the threshold can only grow by it.
+calibration are rounded down, the new row's own is rounded up, and what rounding removed is added
+to the mass at infinity: the threshold can only grow.
 """
 
 from __future__ import annotations
@@ -25,15 +25,14 @@ from torch import Tensor
 from ffcp.batch import BatchOutput, Requires
 from ffcp.conformal import density_ratio
 from ffcp.conformal.calibration import Calibration, Traits, too_few
-from ffcp.conformal.columns import Columns
-from ffcp.conformal.embedding import On, embedded, requires_of
+from ffcp.conformal.columns import Columns, On, embedded, requires_of
 from ffcp.conformal.kernel_weights import ONE, plain_target
 from ffcp.conformal.random_numbers import Draws
 from ffcp.conformal.rank import exact_alpha
 from ffcp.conformal.selection import Aside, Selected, Selection
 
 LEARN, GIVEN = "learn", "given"
-_MOST = 2**61  # of units at infinity: beyond, thresholds are infinite anyway
+_MOST = 2**61  # units at infinity: with more, thresholds are infinite anyway
 
 
 class Ladder(NamedTuple):
@@ -41,10 +40,10 @@ class Ladder(NamedTuple):
 
     scores: Tensor
     sums: Tensor
-    lost: int  # units, at most, that rounding took from the weights
+    lost: int  # upper bound on the units that rounding removed
 
     def quantile(self, own: Tensor, alpha: Any) -> Tensor:
-        """Return the weighted quantile at points of their own weight, (n,)."""
+        """Return the weighted quantile for rows of these weights, (n,)."""
         own = (own * ONE).ceil().clamp_max(_MOST).long()
         total = own + (int(self.sums[-1]) if len(self.sums) else 0) + self.lost
         target = plain_target(total, alpha).clamp_min(1)
@@ -52,7 +51,7 @@ class Ladder(NamedTuple):
 
 
 def ladder(scores: Tensor, weights: Tensor) -> Ladder:
-    """Sort scores with their weights, which are at most 1; NaN are no scores.
+    """Return sorted scores and summed weights, which are at most 1; NaN scores are left out.
 
     >>> steps = ladder(torch.tensor([3.0, 1.0, 2.0]), torch.tensor([1.0, 0.5, 1.0]))
     >>> steps.scores, steps.sums / ONE, steps.lost
@@ -67,7 +66,7 @@ def ladder(scores: Tensor, weights: Tensor) -> Ladder:
 
 
 def effective_size(weights: Tensor) -> float:
-    """Say how many points of equal weight say as much: (sum of weights)^2 / sum of squares.
+    """Return the effective sample size: (sum of weights)^2 / sum of squares.
 
     >>> effective_size(torch.tensor([1.0, 1.0, 0.0]))
     2.0
@@ -78,16 +77,16 @@ def effective_size(weights: Tensor) -> float:
 
 
 def weighted_quantile(scores: Tensor, weights: Tensor, own: Any, alpha: Any) -> Tensor:
-    """Give the 1 - alpha quantile of weighted scores, with weight ``own`` at infinity.
+    """Return the 1 - alpha quantile of weighted scores, with weight ``own`` at infinity.
 
     Parameters
     ----------
     scores, weights
-        Scores and how much they count, both (n,).
+        Scores and their weights, both (n,).
     own
-        The weight of the new point, or of several, (b,).
+        The weight of the new row, or of several, (b,).
     alpha
-        Share of misses allowed.
+        The miscoverage level.
 
     Examples
     --------
@@ -105,7 +104,7 @@ def weighted_quantile(scores: Tensor, weights: Tensor, own: Any, alpha: Any) -> 
 
 @dataclass(frozen=True)
 class Reweighted(Calibration):
-    """What calibrations by weights of rows share; subclasses define :attr:`weights`."""
+    """The base of calibrations with weights; subclasses define :attr:`weights`."""
 
     traits = Traits(missing=True, rows=True)
 
@@ -116,7 +115,7 @@ class Reweighted(Calibration):
 
     @property
     def effective_size(self) -> float:
-        """How many rows of equal weight say as much: (sum of weights)^2 / sum of squares."""
+        """The effective sample size: (sum of weights)^2 / sum of squares."""
         return effective_size(self.weights)
 
     @cached_property
@@ -128,7 +127,7 @@ class Reweighted(Calibration):
         return torch.stack([one.quantile(own, alpha) for one in self._ladders], dim=1)
 
     def explain_weights(self, own: Tensor, alpha: Any, what: str) -> str:
-        """Say how much new rows weigh against all calibration rows."""
+        """Explain how much new rows weigh against all calibration rows."""
         few = too_few(self.scores, alpha)
         if few:
             return few
@@ -147,31 +146,31 @@ class Reweighted(Calibration):
 
 @dataclass(frozen=True)
 class Weighted(Reweighted):
-    """Weights rows by the ratio of the densities of new inputs and calibration inputs.
+    """Weights rows by the density ratio of new inputs and calibration inputs.
 
     Parameters
     ----------
     ratio
-        How much likelier an input is among new rows than among those that calibrate; only
-        ratios of ratios matter. A function from a batch of inputs to one number per row;
+        How much likelier an input is among new rows than among calibration rows, up to a
+        constant factor. A function from a batch of inputs to one number per row;
         ``"given"``: numbers for every row, as ``weights=`` of ``calibrate`` and of
         ``predict_interval`` or ``predict_set``; or ``"learn"``: the odds of a logistic classifier
         between calibration inputs set aside, which then do not calibrate, and the inputs given as
         ``calibrate(x, y, new=...)``, which need no targets.
     on
-        What ``"learn"`` looks at: ``"input"``, ``"prediction"``, the dotted name of a layer, or a
-        function from a batch of inputs to rows of numbers (whose squares, say, are among them).
+        What ``"learn"`` learns from: ``"input"``, ``"prediction"``, the dotted name of a layer, or
+        a function from a batch of inputs to rows of numbers.
     clip
-        Learned ratios are kept within [1 / clip, clip].
+        Learned ratios are clipped to [1 / clip, clip].
     learned
         Intercept and slopes of the classifier, of a calibration that a file holds.
 
     Notes
     -----
-    Promised, if the law of y given x is the same for both: coverage of at least 1 - alpha for new
-    rows whose inputs have this very ratio to those of the calibration. With ``"learn"`` that is
-    the learned ratio, not the true one: what the classifier did not see is not corrected. Rows
-    in ``new`` that are predicted later, too, were seen by the classifier; give others if you can.
+    If the law of y given x is the same for both, coverage is at least 1 - alpha for new rows whose
+    inputs have this density ratio to those of the calibration. With ``"learn"`` that is the learned
+    ratio, not the true one. Rows in ``new`` should not be predicted later: the classifier has been
+    trained on them.
 
     Examples
     --------
@@ -199,15 +198,15 @@ class Weighted(Reweighted):
 
     @property
     def traits(self) -> Traits:  # type: ignore[override]
-        """Whether rows come with a weight depends on the ratio."""
+        """Rows come with a weight if the ratio is ``"given"``."""
         return Traits(missing=True, rows=True, weights=self.ratio == GIVEN)
 
     def selection(self) -> Selection | None:
-        """Return what learns the density ratio, if it is not known."""
+        """Return the selection that learns the density ratio; ``None`` if it is given."""
         return _DensityRatio() if self.ratio == LEARN and self.learned is None else None
 
     def requires(self) -> Requires:
-        """Return the layer that the classifier looks at."""
+        """Return the layer that the classifier learns from."""
         if self.ratio == LEARN:
             return requires_of(self.on)
         return Requires(input=callable(self.ratio))
@@ -228,7 +227,7 @@ class Weighted(Reweighted):
         return {"weight": checked_weights(out.weights, out.rows, "weights")}
 
     def fit(self, scores: Tensor, metadata: Columns | None = None) -> Weighted:
-        """Return this calibration with these rows; ``metadata["weight"]`` says how they count."""
+        """Return this calibration with these rows; ``metadata["weight"]`` are their weights."""
         filled = super().fit(scores, metadata)
         checked_weights(filled.rows["weight"], range(len(filled)), "the weight")
         return filled
@@ -250,7 +249,7 @@ class Weighted(Reweighted):
         return self.weighted_quantiles(metadata["weight"].double() / self._largest, alpha)
 
     def explain(self, alpha: Any, metadata: Columns) -> str:
-        """Say how much the new rows weigh against all calibration rows."""
+        """Explain how much the new rows weigh against all calibration rows."""
         return self.explain_weights(metadata["weight"] / self._largest, alpha, "these inputs")
 
 
@@ -270,7 +269,7 @@ class _DensityRatio(Selection):
 
 
 def checked_weights(weights: Any, rows: Sequence[int], what: str) -> Tensor:
-    """Read the weights of some rows; what is no weight is a ValueError that names the row."""
+    """Return the weights of rows; raise ValueError, naming the row, for what is no weight."""
     values = torch.as_tensor(weights).detach().to("cpu", torch.float64)
     if values.shape == (len(rows), 1):
         values = values[:, 0]

@@ -15,7 +15,7 @@ from ffcp.classification.rules import LabelRows
 from ffcp.conformal.by_label import ByLabel
 from ffcp.conformal.calibration import Calibration
 from ffcp.conformal.mondrian import Mondrian
-from ffcp.network import checks, forward, jacobian
+from ffcp.network import arrays, forward, jacobian
 from ffcp.network.cut import Cut
 from ffcp.network.features import OUTPUT
 from ffcp.network.model import frozen_copy, uncompiled
@@ -123,7 +123,7 @@ class IntervalSteps(Steps):
 
     def _prediction(self, output: Tensor) -> Tensor:
         """Return the prediction in the shape of the targets."""
-        return checks.like_target(self._family.prediction(output), self._state.layout)
+        return arrays.like_target(self._family.prediction(output), self._state.layout)
 
     def no_rounding(self, output: Tensor) -> Tensor:
         """Return the value of the input "rounding" that changes no interval."""

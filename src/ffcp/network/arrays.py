@@ -1,8 +1,9 @@
-"""Arrays, frames and lists become tensors of the model's type, or are refused in words."""
+"""Arrays, frames and lists as tensors, and targets in the shape of predictions; or an error."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,31 +16,36 @@ def like_model(leaf: Any, model: nn.Module, weights: Sequence[Tensor], alone: bo
 
     ``alone`` if it is all of the input.
     """
-    floats = [tensor for tensor in weights if tensor.is_floating_point()]
-    device, dtype = (floats[0].device, floats[0].dtype) if floats else (None, None)
-    if not isinstance(leaf, Tensor):
-        if not is_arraylike(leaf):
-            return leaf
-        tensor = torch.from_numpy(numbers(leaf, "the input"))
-        is_mask = tensor.dtype == torch.bool and not alone and not is_frame(leaf)
+    first = next((tensor for tensor in weights if tensor.is_floating_point()), None)
+    if isinstance(leaf, Tensor):
+        leaf = target_tensor(leaf, "the input")
+        dtype = leaf.dtype
+    elif is_arraylike(leaf):
+        array = leaf
+        leaf = torch.from_numpy(numbers(array, "the input"))
+        dtype = leaf.dtype
+        is_mask = dtype == torch.bool and not alone and not is_frame(array)
         modules = model.modules()
         has_embedding = any(isinstance(m, nn.Embedding | nn.EmbeddingBag) for m in modules)
-        if not (tensor.is_floating_point() or is_mask or has_embedding):
+        if not (leaf.is_floating_point() or is_mask or has_embedding):
             # Python and numpy count in float64, as does a model without a type of its own.
-            return tensor.to(device, dtype or torch.float64)
-        # Indices of an embedding are of these types alone.
-        is_small = tensor.dtype in (torch.int8, torch.uint8, torch.int16)
-        leaf = tensor.long() if is_small else tensor
-    leaf = target_tensor(leaf, "the input")
-    if leaf.is_inference():  # born under inference_mode it can never enter a graph
-        leaf = leaf.clone()
-    if leaf.is_floating_point() and floats and all(leaf.dtype != t.dtype for t in floats):
-        return leaf.to(device, dtype)
-    return leaf if leaf.device == device else leaf.to(device)
+            dtype = torch.float64 if first is None else first.dtype
+        elif dtype in (torch.int8, torch.uint8, torch.int16):  # no indices of an embedding
+            dtype = torch.int64
+    else:
+        return leaf
+    if first is not None and leaf.is_floating_point() and all(dtype != t.dtype for t in weights):
+        dtype = first.dtype
+    device = leaf.device if first is None else first.device
+    is_inference = leaf.is_inference()  # and could never enter a graph
+    if not is_inference and leaf.dtype == dtype and leaf.device == device:
+        return leaf
+    with torch.inference_mode(False):
+        return leaf.to(device, dtype, copy=is_inference)
 
 
 def _why_refused(tensor: Tensor) -> str:
-    """Return why a tensor cannot be cut into rows of real numbers, and what to give."""
+    """Return why a tensor cannot be split into rows of real numbers, and what to give."""
     if tensor.is_complex():
         return (
             f"complex ({tensor.dtype}): give its real and imaginary part side by side, as "
@@ -92,7 +98,7 @@ def numbers(values: Any, what: str) -> np.ndarray:
 
 
 def is_frame(x: Any) -> bool:
-    """Say whether this is a table with named columns, as those of pandas and polars."""
+    """Whether this is a table with named columns, as those of pandas and polars."""
     return hasattr(x, "columns") and hasattr(x, "to_numpy")
 
 
@@ -107,7 +113,7 @@ def _frame_numbers(frame: Any, what: str) -> np.ndarray:
 
 
 def _column(series: Any, what: str, where: str) -> np.ndarray:
-    """Read one column; what is missing in a nullable one is NaN."""
+    """Read one column; missing values of a nullable one are NaN."""
     kind, size = (getattr(series.dtype, name, None) for name in ("kind", "itemsize"))
     if isinstance(series.dtype, np.dtype) or kind is None or kind not in "fiub" or size is None:
         array = np.asarray(series.to_numpy())  # those of pandas that are sparse have no size
@@ -145,11 +151,60 @@ def target_tensor(y: Any, what: str = "y") -> Tensor:
     is_odd = y.is_complex() or y.is_meta or y.is_quantized
     if is_odd or y.is_nested or y.layout != torch.strided:
         raise TypeError(f"{what} is {_why_refused(y)}")
-    return y.detach()
+    return y.detach() if y.requires_grad else y
 
 
 def is_arraylike(x: Any) -> bool:
-    """Say whether something is a tensor, an array or a frame; a number of numpy's is none."""
+    """Whether something is a tensor, an array or a frame; a numpy scalar is none."""
     if isinstance(x, np.generic):
         return False
     return isinstance(x, Tensor) or hasattr(x, "__array__") or is_frame(x)
+
+
+def check_finite(values: Tensor, what: str, first_row: int = 0) -> None:
+    """Raise a ValueError naming the first row of ``values`` that holds NaN or infinity."""
+    # One sum finds every NaN and infinity in a single fast read; it can also overflow on
+    # large finite values, so only the slow check raises.
+    values = values.detach() if values.requires_grad else values
+    if not values.is_floating_point() or math.isfinite(values.sum().item()):
+        return
+    bad = ~torch.isfinite(values).reshape(len(values), -1).all(dim=1)
+    if bad.any():
+        row = int(bad.nonzero()[0, 0])
+        shown = values[row].reshape(-1)
+        value = shown[~torch.isfinite(shown)][0].item()
+        raise ValueError(
+            f"{what} holds {value} in row {first_row + row} (rows count from 0; {int(bad.sum())} "
+            f"of {len(values)} rows are bad): remove or repair such rows"
+        )
+
+
+def target_like(y: Tensor, prediction: Tensor) -> Tensor:
+    """Bring targets to the output's shape.
+
+    (n,) and (n, 1) fit each other, every other mismatch is an error.
+    """
+    if y.shape == prediction.shape:
+        return y
+    if y.dim() == 1 and prediction.shape == (len(y), 1):
+        return y[:, None]
+    if prediction.dim() == 1 and y.shape == (len(prediction), 1):
+        return y[:, 0]
+    raise ValueError(
+        f"target has shape {tuple(y.shape)}, model output {tuple(prediction.shape)}: "
+        "they must be equal (shapes (n,) and (n, 1) fit each other)"
+    )
+
+
+def like_target(values: Tensor, layout: Mapping[str, Any]) -> Tensor:
+    """Return predictions in the shape of the targets that a layout remembers.
+
+    Only (n,) and (n, 1) can differ.
+
+    >>> like_target(torch.zeros(3, 1), {"y": {"row": []}}).shape
+    torch.Size([3])
+    """
+    row = layout["y"]["row"] if "y" in layout else None
+    if row == [] and values.dim() == 2 and values.shape[1] == 1:
+        return values.squeeze(1)
+    return values[:, None] if row == [1] and values.dim() == 1 else values

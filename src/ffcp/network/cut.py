@@ -16,7 +16,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from ffcp.network import inputs
 from ffcp.network.features import INPUT, OUTPUT, resolve
 from ffcp.network.model import OWN_HOOK, is_frozen_copy, weights_of
-from ffcp.network.model_output import described, prediction_in, takes_arguments, whole
+from ffcp.network.model_output import described, takes_arguments, whole
 
 
 class NoGradientError(ValueError):
@@ -30,10 +30,10 @@ _NOTHING = torch.empty(0)
 class Tapped:
     """A forward pass whose graph starts at the earliest of the tapped features.
 
-    ``edges`` gives, for every feature, the places in the graph where its gradient arrives
-    (several for an input of several tensors), ``shapes`` the shapes it has there. ``values``
-    holds what was recorded. ``moved`` says that a feature was changed on the way, so that the model
-    alone, run again, would not give it.
+    ``edges`` holds, for every feature, the places in the graph where its gradient arrives
+    (several for an input of several tensors), ``shapes`` its shapes there. ``values`` holds what
+    was recorded. ``moved`` is whether a feature was changed on the way, so that running the model
+    again would not give it.
     """
 
     rows: int
@@ -51,17 +51,17 @@ class Tapped:
 
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Run the model in eval mode with frozen parameters, and leave no trace of it.
+    """Run the model in eval mode with frozen parameters, and restore its state.
 
     Mode, ``requires_grad`` and random state are restored, also after an exception. Gradients
-    are enabled whatever the caller's setting, so that a band can be asked for under
+    are enabled whatever the caller's setting, so that intervals can be predicted under
     ``torch.no_grad()``.
     """
     modules = [] if is_frozen_copy(model) else [*model.modules()]
     modes = [module for module in modules if module.training]
     parameters = (p for module in modules for p in module._parameters.values())
     trained = [p for p in parameters if p is not None and p.requires_grad]
-    # A head cut out of a frozen copy has nothing to restore.
+    # The head of a frozen copy has nothing to restore.
     kept = _random_state_kept(model) if modes or trained else nullcontext()
     with kept, torch.inference_mode(False), torch.enable_grad():
         try:
@@ -101,8 +101,8 @@ class Cut:
         Features at which gradients are wanted: every pass builds a graph from the earliest of
         them on, and without names it builds none.
     change
-        Replaces every tensor of these features, so that the model goes on from another feature
-        than its own.
+        Replaces every tensor of these features, so that the model continues from another
+        feature.
     graph
         ``False`` changes the features only, and builds no graph.
     values
@@ -193,7 +193,7 @@ class Cut:
         return take_notice
 
     def _passed(self, value: Any, base: str, tap: Tapped) -> Any:
-        """Record a value, and start or tap the graph at those of its tensors that are features."""
+        """Record a value; start or tap the graph at its tensors that are features."""
         if self._values:
             self._record(value, base, tap)
         names = [name for name in self._names if name.partition("[")[0] == base]
@@ -208,9 +208,9 @@ class Cut:
         tensors = dict(inputs.leaves(value, base))
         changed: dict[str, Tensor] = {}
         for name in names:
-            keys = _selected(name, tensors)
+            keys = _selected(name, tensors, tap.rows)
             for key in keys:
-                tensor = _with_rows(name, tensors[key], tap.rows)
+                tensor = tensors[key]
                 if not tensor.is_floating_point():
                     raise TypeError(
                         f"feature {name!r} has type {tensor.dtype}, which has no gradient: "
@@ -228,7 +228,7 @@ class Cut:
         return inputs.replace(value, changed, base)
 
     def _record(self, value: Any, base: str, tap: Tapped) -> None:
-        """Keep a copy of the tensors of a value that were asked for."""
+        """Keep a copy of the requested tensors of a value."""
         for name in self._values:
             if name.partition("[")[0] != base:
                 continue
@@ -236,34 +236,31 @@ class Cut:
             if name == INPUT and len(tensors) > 1:
                 tap.values[name] = inputs.side_by_side(value)
                 continue
-            key = next(iter(tensors)) if name == INPUT else _selected(name, tensors)[0]
-            kept = _with_rows(name, tensors[key], tap.rows).detach()
-            # A copy of what lies inside: the next layer may work in place.
+            key = next(iter(tensors)) if name == INPUT else _selected(name, tensors, tap.rows)[0]
+            kept = tensors[key].detach()
+            # A copy of a hidden value: the next layer may work in place.
             tap.values[name] = kept if base in (INPUT, OUTPUT) else kept.clone()
 
 
-def _with_rows(name: str, value: Tensor, rows: int) -> Tensor:
-    if value.dim() == 0 or value.shape[0] != rows:
-        raise ValueError(
-            f"feature {name!r} has shape {tuple(value.shape)} for {rows} input rows: "
-            "its first dimension must be the rows (a single row is written x[None])"
-        )
-    return value
-
-
-def _selected(name: str, tensors: dict[str, Tensor]) -> list[str]:
+def _selected(name: str, tensors: dict[str, Tensor], rows: int) -> list[str]:
     """Find which tensors of a module's output, or of the input, a feature name means."""
-    if name in tensors:
-        return [name]
-    if name == INPUT:
-        floats = [key for key, tensor in tensors.items() if tensor.is_floating_point()]
-        if floats:
-            return floats
+    if name not in tensors and name != INPUT:
+        raise ValueError(
+            f"feature {name!r} does not name one tensor; there are: {', '.join(tensors) or 'none'}"
+        )
+    keys = [name]
+    if name not in tensors:
+        keys = [key for key, tensor in tensors.items() if tensor.is_floating_point()]
+    if not keys:
         kinds = sorted({str(tensor.dtype) for tensor in tensors.values()})
         raise TypeError(f"the input has type {', '.join(kinds)}, which has no gradient")
-    raise ValueError(
-        f"feature {name!r} does not name one tensor; there are: {', '.join(tensors) or 'none'}"
-    )
+    for shape in (tuple(tensors[key].shape) for key in keys):
+        if shape[:1] != (rows,):
+            raise ValueError(
+                f"feature {name!r} has shape {shape} for {rows} input rows: its first dimension "
+                "must be the rows (a single row is written x[None])"
+            )
+    return keys
 
 
 class _Root(torch.autograd.Function):
@@ -282,7 +279,7 @@ class _Root(torch.autograd.Function):
         return None, None  # gradients are read where they arrive; nothing lies beyond
 
 
-# A scalar that requires a gradient, which nobody asks for: what every graph of a pass grows from.
+# A scalar that requires a gradient, from which every graph of a pass grows.
 _SEED = torch.ones((), requires_grad=True)
 
 
@@ -290,10 +287,10 @@ _SEED = torch.ones((), requires_grad=True)
 
 
 def call(model: nn.Module, x: Any, rows: int) -> Tensor:
-    """Call a model on an input, in the way it takes that, and check what it returns.
+    """Call a model on an input and check what it returns.
 
-    A tuple is spread over positional and a dict over keyword arguments if ``forward`` can
-    take them so; otherwise the whole object is its one argument.
+    A tuple is spread over positional and a dict over keyword arguments if ``forward`` takes them;
+    otherwise the whole object is its one argument.
     """
     try:
         if isinstance(x, Mapping):
@@ -320,7 +317,8 @@ def call(model: nn.Module, x: Any, rows: int) -> Tensor:
             "any number of rows (dynamic_shapes, with torch.export.Dim('rows') for dimension 0), "
             "or set batch_size= to what it takes"
         ) from error
-    returned = prediction_in(returned)
+    if isinstance(returned, Mapping):
+        returned = prediction_in(returned)
     if not isinstance(returned, Tensor):
         raise TypeError(
             f"the model returned {described(returned)}, not a tensor: say by output= which "
@@ -341,6 +339,18 @@ def call(model: nn.Module, x: Any, rows: int) -> Tensor:
     return returned
 
 
+def prediction_in(returned: Mapping[str, Any]) -> Any:
+    """Return the ``logits`` of a dict, or its only tensor; else the dict.
+
+    >>> prediction_in({"loss": torch.tensor(1.0), "logits": torch.tensor([2.0])})
+    tensor([2.])
+    """
+    tensors = {key: value for key, value in returned.items() if isinstance(value, Tensor)}
+    if "logits" in tensors:
+        return tensors["logits"]
+    return next(iter(tensors.values())) if len(tensors) == 1 else returned
+
+
 def _advice_on_columns(x: Any, said: str) -> str:
     """Return how many columns are expected, if a matrix product fails on those of the input.
 
@@ -354,7 +364,7 @@ def _advice_on_columns(x: Any, said: str) -> str:
 
 
 def _advice_on_types(model: nn.Module, x: Any, said: str) -> str:
-    """Say which tensors of an input to convert, if their types are what torch complains of."""
+    """Return which tensors of an input to convert, if torch complains of their types."""
     is_index = "'indices'" in said  # of an embedding
     if not is_index and not any(words in said for words in _OF_TYPES):
         return ""
@@ -368,7 +378,7 @@ _OF_TYPES = ("dtype", "datatype", "scalar type", "Input type", "not implemented 
 
 
 def _with_dict(model: nn.Module, x: Mapping[str, Any]) -> Any:
-    """Hand a dict over as one argument, if that can be meant."""
+    """Pass a dict as one argument, if that can be meant."""
     kinds = inspect.Parameter
     try:
         parameters = inspect.signature(whole(model).forward).parameters

@@ -1,4 +1,4 @@
-"""Names of features, and which a model has.
+"""Names of features, and whether a model has them.
 
 A feature is the output of a named module (``"trunk.4"``), one of several tensors that a module
 returns (``"lstm[0]"``, ``"encoder[hidden]"``), the whole input (``"input"``), one tensor of it
@@ -20,7 +20,7 @@ OUTPUT = "output"
 
 
 def resolve(model: nn.Module, feature: str | nn.Module) -> str:
-    """Turn a feature into its name and check that the model has it.
+    """Return the name of a feature, once it is checked that the model has it.
 
     >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
     >>> resolve(model, model[1])
@@ -63,7 +63,7 @@ def resolve(model: nn.Module, feature: str | nn.Module) -> str:
 
 
 def _refuse_opaque(model: nn.Module, name: str) -> None:
-    """Refuse a layer of a model that runs as one piece, so that no hook sees its layers."""
+    """Raise ValueError for a layer inside a module that runs as one piece, without hooks."""
     path, module = name.removeprefix(".").split("."), whole(model)
     for depth, part in enumerate(["", *path]):
         module = module._modules[part] if part else module  # type: ignore[assignment]
@@ -90,6 +90,6 @@ def _opaque_kind(module: nn.Module, rest: list[str]) -> str:
 
 
 def module_names(model: nn.Module) -> dict[str, nn.Module]:
-    """Every submodule by its dotted name; a leading dot sets modules named 'input' apart."""
+    """Return every submodule by its dotted name; '.input' is a module of that name."""
     named = ((n, m) for n, m in model.named_modules() if n)
     return {f".{n}" if n in (INPUT, OUTPUT) else n: m for n, m in named}

@@ -1,21 +1,22 @@
-"""One pass over a batch brings the output, gradient norms and values of layers, all at once."""
+"""One pass over a batch: the output, gradient norms and values of layers, all at once."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ffcp.batch import BatchOutput, Requires
-from ffcp.network import checks, inputs, jacobian
-from ffcp.network.cut import Cut, call, undisturbed
-from ffcp.network.features import OUTPUT, resolve
+from ffcp.network import arrays, inputs, jacobian
+from ffcp.network.cut import Cut, NoGradientError, call, undisturbed
+from ffcp.network.features import INPUT, OUTPUT, module_names, resolve
 from ffcp.network.inputs import RowBuffer
 from ffcp.network.jacobian import AUTO, Method, Smooth
 from ffcp.network.jacobian.stack import by_hand
-from ffcp.network.model import Weights, borrowed, uncompiled, without_copies
+from ffcp.network.model import OWN_HOOK, Weights, borrowed, uncompiled, without_copies
 from ffcp.network.model_output import Output, picking
 
 ONLY_OUTPUT = Requires()
@@ -28,9 +29,10 @@ def see(
     first_row: int = 0,
     groups: Any = None,
     weights: Tensor | None = None,
+    columns: Sequence[str | int] | None = None,
     now: Weights | None = None,
 ) -> BatchOutput:
-    """Run the model once on one batch and bring what is needed.
+    """Run the model once on one batch and return what is required.
 
     Parameters
     ----------
@@ -45,10 +47,10 @@ def see(
     first_row
         The number that errors give to the first row. NaN and infinity in the input, the
         prediction or a gradient are errors.
-    groups, weights
-        Those of the rows, handed on as they are.
+    groups, weights, columns
+        Those of the rows, and the names of the columns, passed on unchanged.
     now
-        The model's own weights, if the caller has just looked at them and will look again.
+        The model's weights, if the caller has just read them and will compare them afterwards.
 
     Examples
     --------
@@ -61,7 +63,7 @@ def see(
     if not rows:
         raise ValueError("x has no rows")
     for key, tensor in inputs.leaves(x, "x"):
-        checks.finite(tensor, key, first_row)
+        arrays.check_finite(tensor, key, first_row)
     inner = [name for name in dict.fromkeys(requires.norms) if name != OUTPUT]
     # No layer of a compiled model can be cut at.
     whole = uncompiled(model) if requires.norms or requires.values else model
@@ -80,13 +82,13 @@ def see(
                 output, values = tap.prediction.detach(), tap.values
                 norms = jacobian.take_norms(frozen, x, tap, inner, requires)
     output = as_logits(output) if requires.logits else output
-    checks.finite(output, "the prediction", first_row)
+    arrays.check_finite(output, "the prediction", first_row)
     for name, norm in norms.items():
-        checks.finite(norm, f"the gradient at feature {name!r}", first_row)
+        arrays.check_finite(norm, f"the gradient at feature {name!r}", first_row)
     if OUTPUT in requires.norms:
         norms = {**norms, OUTPUT: norms_of_output(output, requires)}
     numbers = range(first_row, first_row + rows)
-    return BatchOutput(x, output, norms, values, numbers, groups, weights)
+    return BatchOutput(x, output, norms, values, numbers, groups, weights, None, columns)
 
 
 def over(
@@ -96,7 +98,7 @@ def over(
     batch_size: int | None = None,
     first_row: int = 0,
 ) -> Iterator[BatchOutput]:
-    """Cut an input into batches and see each; between them the model is as the user left it.
+    """Split an input into batches and run each; between them the model is as the user left it.
 
     >>> parts = over(nn.Linear(2, 1), torch.ones(5, 2), batch_size=2)
     >>> [out.rows for out in parts]
@@ -255,12 +257,12 @@ def check_rows(
     sample: int = 8,
     dtype: torch.dtype | None = None,
 ) -> None:
-    """Refuse a model that mixes rows, by its predictions and by its gradients.
+    """Raise ValueError if a model mixes rows, by its predictions and by its gradients.
 
-    Twice the same rows, to tell randomness from mixing, and once half of them in another order. A
-    gradient that comes from the outputs of the first rows only is exactly zero in all later rows
-    unless the model carries information from row to row, however faint. ``dtype`` is that in which
-    the model computes, if its output has a longer one.
+    The same rows run twice, to tell randomness from mixing, and half of them in another order. The
+    gradient of the outputs of the first rows is exactly zero in all later rows unless the model
+    carries information from row to row. ``dtype`` is that in which the model computes, if its
+    output has a longer one.
     """
     x = inputs.take(x, slice(0, sample))
     if inputs.row_count(x) == 1:  # a loader of single rows: the row beside itself
@@ -311,10 +313,69 @@ def check_rows(
 
 def _close(a: Tensor, b: Tensor, dtype: torch.dtype | None) -> bool:
     """Whether two outputs for the same rows differ by rounding only."""
-    # Another batch size means other kernels and another order of summation: rounding, which
-    # grows with depth, not mixing.
+    # Another batch size means other kernels and another order of summation: differences by
+    # rounding, which grow with depth, are not mixing.
     if not bool(torch.isfinite(a).all() and torch.isfinite(b).all()):
         return bool(torch.equal(torch.isfinite(a), torch.isfinite(b)))
     tolerance = min(1e3 * torch.finfo(dtype or a.dtype).eps, 0.1)
     scale = torch.maximum(a.abs().max(), b.abs().max()).double()
     return bool((a.double() - b.double()).abs().max() <= tolerance * scale)
+
+
+# -- features to select from -------------------------------------------------------------------
+
+
+def candidates(model: nn.Module, x: Any, limit: int = 8, sample: int = 8) -> list[str]:
+    """Return at most ``limit`` features spread over the depth, in the order of the forward pass.
+
+    Candidates are modules called exactly once, whose output is floating-point, has a row for each
+    input row and influences the prediction.
+    """
+    x = inputs.take(x, slice(0, sample))
+    with borrowed(uncompiled(model)) as frozen:
+        names = _distinct_features(frozen, x)
+        if all(tensor.is_floating_point() for _, tensor in inputs.leaves(x)):
+            names = [INPUT, *names]
+        try:
+            with Cut(frozen, names) as cut:
+                tap = cut(x)
+                arrivals = [tap.edges[name][0] for name in names]
+                gradients = torch.autograd.grad(tap.prediction.sum(), arrivals, allow_unused=True)
+        except NoGradientError:  # only plain CP is left
+            return []
+    names = [name for name, gradient in zip(names, gradients, strict=True) if gradient is not None]
+    spread = torch.linspace(0, len(names) - 1, min(limit, len(names))).round().long()
+    return [names[index] for index in spread.tolist()]
+
+
+def _distinct_features(model: nn.Module, x: Any) -> list[str]:
+    """Return modules whose output is one usable tensor, in call order, without repeats."""
+    seen: list[tuple[str, Tensor, int]] = []  # holding the tensors keeps their ids unique
+    calls: dict[str, int] = {}
+    rows = inputs.row_count(x)
+
+    def watch(name: str) -> Callable[..., None]:
+        def record(module: nn.Module, args: Any, value: Any) -> None:
+            calls[name] = calls.get(name, 0) + 1
+            usable = isinstance(value, Tensor) and value.is_floating_point() and value.dim() > 0
+            if usable and len(value) == rows and torch.is_grad_enabled():
+                seen.append((name, value, value._version))
+
+        setattr(record, OWN_HOOK, True)
+        return record
+
+    with undisturbed(model), ExitStack() as stack:
+        for name, module in module_names(model).items():
+            if not isinstance(module, torch.jit.ScriptModule):  # those refuse hooks
+                stack.callback(module.register_forward_hook(watch(name)).remove)
+        prediction = call(model, x, rows)
+    # A container returns its last child's tensor and dropout its input: one feature, one name.
+    known = {(id(prediction), prediction._version)} | {
+        (id(tensor), tensor._version) for _, tensor in inputs.leaves(x)
+    }
+    names = []
+    for name, tensor, version in seen:
+        if calls[name] == 1 and (id(tensor), version) not in known:
+            known.add((id(tensor), version))
+            names.append(name)
+    return names

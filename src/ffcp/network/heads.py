@@ -1,8 +1,8 @@
 """The head g of f = g o h as a module of its own, for methods that move the feature.
 
-FFCP needs only the gradient of g at one point and takes it from the running model. FCP asks for
-g at other features, so here g is read out of the model. Where that is not possible, :func:`behind`
-runs the whole model and exchanges the feature on the way.
+FFCP needs only the gradient of g at one point and takes it from the running model. FCP evaluates
+g at other features, so here g is extracted from the model. Where that is not possible,
+:func:`behind` runs the whole model and replaces the feature on the way.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _traced_head(model: nn.Module, name: str) -> nn.Module:
 
 
 def _needed(graph: fx.Graph, cut: fx.Node) -> set[fx.Node]:
-    """Collect all nodes that the output needs, not looking behind the cut."""
+    """Return all nodes that the output needs, up to the cut."""
     needed: set[fx.Node] = set()
     waiting = [node for node in graph.nodes if node.op == "output"]
     while waiting:
@@ -113,7 +113,7 @@ def _needed(graph: fx.Graph, cut: fx.Node) -> set[fx.Node]:
 
 
 def _refuse_bypass(needed: set[fx.Node], cut: fx.Node) -> None:
-    """Refuse a skip connection around the cut: the head would need a second tensor."""
+    """Raise ValueError for a skip connection around the cut: the head would need two tensors."""
     if cut not in needed:
         raise ValueError(f"feature {cut.target!r} does not influence the output")
     if any(node.op == "placeholder" for node in needed):

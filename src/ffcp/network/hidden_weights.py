@@ -1,4 +1,4 @@
-"""Weights that torch does not list: those of hooks, and of modules kept in plain attributes."""
+"""Weights that torch does not list, those of hooks and plain attributes, or that are not there."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from typing import Any
 from weakref import CallableProxyType, ProxyType
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _TORCHS = nn.Module().__dict__.keys()  # what every module has
@@ -22,7 +23,7 @@ _PLAIN |= {torch.dtype, torch.device, torch.Size}
 _PLAIN |= {ProxyType, CallableProxyType}  # whose object may be gone
 _LISTS = (dict, list, tuple, deque)
 _FUNCTIONS = (FunctionType, MethodType, functools.partial)
-_MANY = 1000  # things in nested lists and dicts: what more there is is data, and not looked through
+_MANY = 1000  # objects in nested lists and dicts: more than that is data, and not searched
 
 
 def own_names(module: nn.Module) -> list[str]:
@@ -42,11 +43,10 @@ def _holders(module: nn.Module) -> list[str]:
 def unlisted(module: nn.Module) -> list[tuple[str, Tensor | nn.Module]]:
     """Return weights and modules that a module reaches beside those that torch lists, by name.
 
-    Those are reached by plain attributes (a module in a list or a dict, or set around torch) and
-    by forward hooks: what their functions enclose, name, are bound to, or are called with. Of
-    tensors parameters count and others that are trained, and all that a function holds by itself;
-    what stands in lists and attributes, or was assigned by the function, may as well be a recording
-    of some pass.
+    They are found in plain attributes (a module in a list or a dict, or set without torch) and in
+    forward hooks: what their functions enclose, name, are bound to, or are called with. Parameters
+    count, other tensors that are trained, and all tensors that a function holds itself; tensors in
+    lists and attributes, or assigned by the function, may be recordings of some pass.
 
     >>> adapter, model = nn.Linear(1, 1), nn.Linear(1, 1)
     >>> _ = model.register_forward_hook(lambda module, x, out: out + adapter(x[0]))
@@ -71,9 +71,9 @@ def _look(
     held: bool = False,
     calls: bool = True,
 ) -> None:
-    """Look through one thing, which a function holds or not; and through functions or not.
+    """Search one object, ``held`` by a function or not; ``calls``: search functions too.
 
-    By ``type`` and not by ``isinstance``, which would wake what is lazy and ask what is a proxy.
+    By ``type`` and not by ``isinstance``, which would load lazy objects and call proxies.
     """
     kind = type(value)
     if issubclass(kind, nn.Module):
@@ -102,7 +102,7 @@ def _is_trained(tensor: Tensor) -> bool:
 
 
 def _inside(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield by place what is in a list or a dict and in those in it, unless that is too much.
+    """Yield by place what nested lists and dicts hold, unless that is too much.
 
     >>> [*_inside([torch.relu, [1, torch.tanh]])]
     [('.0', <built-in method relu of type object at ...>), ('.1.1', <built-in method tanh ...>)]
@@ -127,7 +127,7 @@ def _inside(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _attributes(value: Any) -> list[tuple[str, Any]]:
-    """Return the attributes of an object, without asking code of its own for them."""
+    """Return the attributes of an object, without running its own code."""
     try:
         own = object.__getattribute__(value, "__dict__")
     except AttributeError:
@@ -163,7 +163,7 @@ def _globals(function: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _is_recorded(name: str, value: Any, code: CodeType) -> bool:
-    """Say whether a tensor was put there by the function itself, which keeps what it saw."""
+    """Whether a tensor was assigned by the function itself, as a recording."""
     return issubclass(type(value), Tensor) and not _is_trained(value) and name in _assigned(code)
 
 
@@ -172,3 +172,35 @@ def _assigned(code: CodeType) -> frozenset[str]:
     """Return the outer variables that a function assigns, by ``global`` or ``nonlocal``."""
     kinds = ("STORE_GLOBAL", "STORE_DEREF")
     return frozenset(str(one.argval) for one in dis.get_instructions(code) if one.opname in kinds)
+
+
+def refuse_unusable(model: nn.Module) -> None:
+    """Raise ValueError for models whose weights are not all here: not made yet, or sharded.
+
+    >>> refuse_unusable(nn.LazyLinear(3))
+    Traceback (most recent call last):
+    ValueError: the model has layers without weights yet (LazyLinear): run it once on some rows
+    """
+    for module in model.modules():
+        # By names: the parts of torch that define them are slow to import, and may be missing.
+        kinds = {kind.__name__ for kind in type(module).__mro__}
+        if kinds & {"FullyShardedDataParallel", "FSDPModule"}:
+            raise ValueError(
+                "the weights of the model are divided over processes (FSDP): gather them into a "
+                "plain model, and give that"
+            )
+        own = [*module._parameters.values(), *module._buffers.values()]
+        if any(isinstance(tensor, UninitializedParameter | UninitializedBuffer) for tensor in own):
+            raise ValueError(
+                f"the model has layers without weights yet ({type(module).__name__}): run it once "
+                "on some rows"
+            )
+        if isinstance(module, fx.GraphModule) and hasattr(module, "range_constraints"):
+            given = [n.meta.get("val") for n in module.graph.nodes if n.op == "placeholder"]
+            sizes = [value.shape[0] for value in given if isinstance(value, Tensor) and value.dim()]
+            if any(isinstance(size, int) for size in sizes):
+                raise ValueError(
+                    f"the model was exported for exactly {sizes[0]} rows at a time: export it for "
+                    "any number of them, with torch.export.Dim('rows') for dimension 0 in "
+                    "dynamic_shapes, or give the original module"
+                )

@@ -1,8 +1,8 @@
-"""Rows in: arrays, tensors, tuples, dicts and loaders become batches the model can take.
+"""Turn arrays, tensors, tuples, dicts and loaders into batches that the model takes.
 
 An input is a tensor, an array, or a tuple, list or dict of them. All tensors of one input
 share their first dimension, the rows. Anything else in it (``None``, a number, a string) is
-handed to the model as it is.
+passed to the model unchanged.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ffcp.network.arrays import from_list, is_arraylike, is_frame, like_model, t
 from ffcp.network.model import Weights, weights_of
 from ffcp.network.model_output import described, takes_arguments
 
-# Large enough that Python's share of a pass is small, small enough for the caches: best of
+# Large enough that Python's overhead is small, small enough for the caches: best of
 # 2,048 to 32,768 rows on the paper's network, with and without a graph.
 _MAX_ROWS = 8192
 _MAX_BYTES = 16 * 2**20
@@ -38,12 +38,12 @@ def to_tensors(x: Any, model: nn.Module, now: Weights | None = None) -> Any:
     Arrays, frames and lists of integers or booleans become floats as well, unless the model has
     an embedding (``nn.Embedding``): then they stay integers, as indices must. Inside a tuple or
     dict an array of booleans is a mask, and stays one. Tensors of integers and booleans are never
-    changed: who builds tensors has chosen their type. In a dict a list of numbers counts as an
+    changed: the user has chosen their type. In a dict a list of numbers counts as an
     array if it has a number, or a list of them, for each row.
 
     Columns of a frame may be nullable: what is missing there is NaN. Masked arrays, complex,
     sparse and quantized tensors, and columns of strings or objects are refused. ``now`` are the
-    model's weights, if they were just looked at.
+    model's weights, if they were just read.
 
     >>> to_tensors([[1, 2], [3, 4]], nn.Linear(2, 1)).dtype
     torch.float32
@@ -51,15 +51,16 @@ def to_tensors(x: Any, model: nn.Module, now: Weights | None = None) -> Any:
     torch.int64
     """
     weights = (now or weights_of(model)).tensors
+    if isinstance(x, Tensor):
+        return like_model(x, model, weights, alone=True)
     if isinstance(x, list) and not any(map(is_arraylike, x)):
         x = from_list(x)
     if isinstance(x, Mapping) and any(isinstance(value, list) for value in x.values()):
         x = _with_lists_read(x)
     alone = not isinstance(x, (Mapping, tuple, list))
-    with torch.inference_mode(False):  # or every copy made here were such a tensor again
-        if alone:
-            return like_model(x, model, weights, alone)
-        return _map(lambda leaf, name: like_model(leaf, model, weights, alone), x)
+    if alone:
+        return like_model(x, model, weights, alone)
+    return _map(lambda leaf, name: like_model(leaf, model, weights, alone), x)
 
 
 def _with_lists_read(x: Mapping[Any, Any]) -> Any:
@@ -81,7 +82,7 @@ def _with_lists_read(x: Mapping[Any, Any]) -> Any:
 
 
 def row_count(x: Any) -> int:
-    """Count the rows that all tensors of one input share.
+    """Return the number of rows, which all tensors of one input share.
 
     >>> row_count({"image": torch.zeros(5, 3, 8, 8), "age": torch.zeros(5)})
     5
@@ -100,7 +101,7 @@ def row_count(x: Any) -> int:
 
 
 def batches(x: Any, batch_size: int | None = None) -> Iterable[Any]:
-    """Cut an input into consecutive batches; ``None`` picks the :func:`usual_batch`."""
+    """Split an input into consecutive batches; ``None`` is :func:`usual_batch`."""
     n = row_count(x)
     size = batch_size or (1 if n == 1 else usual_batch(x))
     if 0 < n <= size:
@@ -109,7 +110,7 @@ def batches(x: Any, batch_size: int | None = None) -> Iterable[Any]:
 
 
 def usual_batch(x: Any) -> int:
-    """Return how many rows like those of an input make a batch, if there are as many.
+    """Return the default number of rows of a batch for rows like these.
 
     About 16 MB, at most 8,192 rows; about 2 MB of images, because a network makes many times more
     of them.
@@ -131,14 +132,14 @@ def take(x: Any, rows: slice | Tensor) -> Any:
 
 
 def join(parts: Sequence[Any]) -> Any:
-    """Put the rows of several inputs of one kind below each other."""
+    """Concatenate the rows of several inputs of one structure."""
     tensors = [dict(leaves(part)) for part in parts]
     whole = {name: torch.cat([part[name] for part in tensors]) for name in tensors[0]}
     return replace(parts[0], whole)
 
 
 def side_by_side(x: Any) -> Tensor:
-    """Lay all numbers of an input side by side in float32, a row for each row.
+    """Concatenate all numbers of each row of an input, in float32.
 
     >>> side_by_side({"a": torch.zeros(2, 3), "b": torch.ones(2)})
     tensor([[0., 0., 0., 1.],
@@ -148,11 +149,11 @@ def side_by_side(x: Any) -> Tensor:
 
 
 class Reader:
-    """Reads inputs as a model takes them, all of them alike.
+    """Converts inputs to what the model takes, all in the same way.
 
-    What the first input is like is remembered in ``layout``: frames that come later have their
-    columns put in the order of the first one, or are refused if their columns are others. So is
-    the shape of the first targets, which predictions take.
+    The layout of the first input is kept in ``layout``: later frames have their columns put in
+    its order, or are refused if their columns differ. So is the shape of the first targets, which
+    predictions take.
 
     >>> read = Reader(nn.Linear(4, 1))
     >>> read(np.zeros((3, 4))).dtype
@@ -167,7 +168,7 @@ class Reader:
         layout: Mapping[str, Any] | None = None,
         now: Weights | None = None,
     ) -> None:
-        self.model, self._now = model, now  # its weights, if they were just looked at
+        self.model, self._now = model, now  # its weights, if they were just read
         self.layout: dict[str, Any] = dict(layout or {})
 
     def __call__(self, x: Any) -> Any:
@@ -188,7 +189,7 @@ class Reader:
         return tensors
 
     def _in_order(self, leaf: Any, name: str, columns: dict[str, list[str | int]]) -> Any:
-        """Note the columns of a frame, and put them in the order there was before."""
+        """Record the columns of a frame, and put them in the order of the layout."""
         if not is_frame(leaf):
             return leaf
         own = {int(c) if isinstance(c, (int, np.integer)) else str(c): c for c in leaf.columns}
@@ -207,9 +208,9 @@ class Reader:
 class Rows:
     """Rows to predict, in batches that the model takes at once: of one input, or of a loader.
 
-    ``whole`` is the input, ``None`` of a loader. ``count`` is the number of rows, of a loader only
-    when it has come to its end. ``at_once`` returns how many rows of an input make a batch, or
-    ``None`` for as many as is usual.
+    ``whole`` is the input, ``None`` for a loader. ``count`` is the number of rows, for a loader
+    only once it is exhausted. ``at_once`` returns the batch size for an input, or ``None`` for the
+    default.
     """
 
     def __init__(
@@ -220,7 +221,7 @@ class Rows:
         self.count = None if is_loader(x) else row_count(self.whole)
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield batches as the model takes them."""
+        """Yield batches that the model takes."""
         if self.count is not None:
             yield from batches(self.whole, self._at_once(self.whole))
         else:
@@ -236,11 +237,12 @@ class Rows:
 
 def is_loader(x: Any) -> bool:
     """Whether this yields batches: a DataLoader, a Dataset, a generator, any other stream."""
+    if isinstance(x, (Tensor, np.ndarray)):
+        return False
     if _is_dataset(x):
         return True
-    if isinstance(x, (Tensor, np.ndarray, Mapping, tuple, list, str, bytes)) or is_arraylike(x):
-        return False
-    return isinstance(x, Iterable)
+    is_input = isinstance(x, (Mapping, tuple, list, str, bytes)) or is_arraylike(x)
+    return isinstance(x, Iterable) and not is_input
 
 
 def _is_dataset(x: Any) -> bool:
@@ -250,7 +252,7 @@ def _is_dataset(x: Any) -> bool:
 
 
 def _without_target(item: Any, model: nn.Module) -> Any:
-    """Take x of a pair (x, y), where the model says that it must be one, or of a labelled dict."""
+    """Return x of a pair (x, y), if the model's forward shows that it is one, or of a dict."""
     if isinstance(item, Mapping) and any(key in item for key in LABELS):
         return _divided(item, model)[0]
     if not isinstance(item, (tuple, list)) or len(item) != 2:
@@ -269,7 +271,7 @@ def _without_target(item: Any, model: nn.Module) -> Any:
 def _divided(item: Mapping[str, Any], model: nn.Module) -> tuple[Any, Any]:
     """Return the input and the target of a batch that is a dict with labels.
 
-    Columns of words, such as the text that was tokenised, are left out unless forward takes them.
+    Columns of strings, such as the text that was tokenised, are left out unless forward takes them.
     """
     label = next(key for key in LABELS if key in item)
     rest = {key: value for key, value in item.items() if key not in LABELS}
@@ -280,7 +282,7 @@ def _divided(item: Mapping[str, Any], model: nn.Module) -> tuple[Any, Any]:
 
 
 def items(loader: Any) -> Iterator[Any]:
-    """Yield the batches of a loader; refuse one that yields the same in every worker."""
+    """Yield the batches of a loader; raise ValueError if every worker yields the same."""
     if _is_dataset(loader):
         rows = loader.with_format("torch") if hasattr(loader, "with_format") else loader
         loader = DataLoader(rows, batch_size=_DATASET_ROWS)
@@ -349,7 +351,7 @@ def pairs(
 
 
 def leaves(x: Any, name: str = "input") -> list[tuple[str, Tensor]]:
-    """List every tensor of an input or output with its path: ``input[0]``, ``input[mask]``."""
+    """Return every tensor of an input or output with its path: ``input[0]``, ``input[mask]``."""
     if isinstance(x, Tensor):
         return [(name, x)]
     inner: Iterable[tuple[Any, Any]] = ()
@@ -361,14 +363,14 @@ def leaves(x: Any, name: str = "input") -> list[tuple[str, Tensor]]:
 
 
 def replace(x: Any, new: Mapping[str, Tensor], name: str = "input") -> Any:
-    """Copy the structure of ``x`` with the tensors named in ``new`` exchanged."""
+    """Copy the structure of ``x``, with the tensors named in ``new`` replaced."""
     if isinstance(x, Tensor):
         return new.get(name, x)
     return _map(lambda leaf, key: new.get(key, leaf), x, name)
 
 
 def _map(fn: Callable[[Any, str], Any], x: Any, name: str = "") -> Any:
-    """Apply a function of a leaf and its path to all that an input holds."""
+    """Apply a function of a leaf and its path to every leaf of an input."""
     if isinstance(x, Mapping):
         return _like(x, {key: _map(fn, value, f"{name}[{key}]") for key, value in x.items()})
     if isinstance(x, (tuple, list)):
@@ -384,10 +386,10 @@ def _like(x: Any, values: Any) -> Any:
 
 
 class RowBuffer:
-    """Puts the results of consecutive batches into whole tensors, made once.
+    """Collects the results of consecutive batches in tensors that are allocated once.
 
-    Keeping the small results in a list until the end would leave a hole in the heap beside each
-    of them, of the size of a batch's intermediates.
+    Keeping the small results in a list until the end would fragment the heap by holes of the size
+    of a batch's intermediates.
 
     >>> buffer = RowBuffer(5)
     >>> for part in torch.arange(5).split(2):
@@ -395,18 +397,18 @@ class RowBuffer:
     >>> buffer["square"]
     tensor([ 0,  1,  4,  9, 16])
 
-    Rows may stand in another dimension than the first, ``dim``.
+    ``dim`` is the dimension of the rows.
     """
 
     def __init__(self, rows: int | None, dim: int = 0) -> None:
-        self._rows = rows  # None: as many as come, which costs the holes
+        self._rows = rows  # None: unknown, so that parts are kept in lists
         self._dim = dim
         self._filled = 0
         self._whole: dict[str, Tensor] = {}
         self._parts: dict[str, list[Tensor]] = {}
 
     def add(self, parts: Mapping[str, Tensor]) -> None:
-        """Take the next rows of every tensor."""
+        """Add the next rows of every tensor."""
         if self._rows is None:
             for name, part in parts.items():
                 self._parts.setdefault(name, []).append(part)
@@ -431,7 +433,7 @@ class RowBuffer:
 
 
 class BesideRows:
-    """Groups and weights that were given beside the rows, one for each."""
+    """Groups and weights that were given with the rows, one for each."""
 
     def __init__(self, groups: Any, weights: Any) -> None:
         self._groups, self._weights = groups, None
@@ -455,7 +457,7 @@ class BesideRows:
         return groups, None if self._weights is None else self._weights[row : row + count]
 
     def check(self, rows: int | None) -> None:
-        """Refuse groups or weights that are more or fewer than rows."""
+        """Raise ValueError if there are more or fewer groups or weights than rows."""
         groups = None if callable(self._groups) else self._groups
         for name, given in (("groups", groups), ("weights", self._weights)):
             if given is not None and rows is not None and len(given) != rows:

@@ -1,14 +1,14 @@
-"""The frozen copy of a model that work is done on, and whether the model still has its weights.
+"""Frozen copies of a model to work on, and checks that the model still has the same weights.
 
 All work is done on deep copies in eval mode whose parameters share the storage of the originals
-and need no gradients. Hooks are put on a copy that one call alone uses, so any number of threads
-can ask at once, and the model can be run or trained elsewhere meanwhile. Buffers are copied,
+and need no gradients. Hooks are put on a copy that only one call uses, so any number of threads
+can predict at once, and the model can be run or trained elsewhere meanwhile. Buffers are copied,
 because a forward pass may write to them.
 
 Where a copy may not compute what the model does (modules that cannot be copied, compiled and
-scripted ones, forward hooks of the user's, a forward that reaches around its module to the
-original), the model itself is used, one call at a time, and left as it was found: then nothing
-else may run it meanwhile.
+scripted ones, forward hooks of the user's, a forward that is a closure over the original), the
+model itself is used, one call at a time, and restored afterwards: nothing else may run it
+meanwhile.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ _MARK = "_ffcp_copy_of"  # an attribute of frozen copies alone, which are nobody
 
 
 class _Known:
-    """What is known of one model: where its weights are, and copies that nobody uses now."""
+    """The cached state of one model: where its weights are, and copies that are not in use."""
 
     def __init__(self) -> None:
-        self.alone: Any = None  # a lock, held by the one call that uses the model itself
+        self.alone: Any = None  # a lock, held by the call that uses the model itself
         self.parts: _Parts | None = None
         self.stamp: Stamp | None = None
         self.waiting: list[nn.Module] = []  # copies of the model as it was at the stamp
@@ -52,7 +52,7 @@ class _Known:
 
 
 _KNOWN: WeakKeyDictionary[nn.Module, _Known] = WeakKeyDictionary()
-_LOCK = lock()  # of all that is known
+_LOCK = lock()  # of the cache
 
 
 def _known(model: nn.Module) -> _Known:
@@ -64,7 +64,7 @@ def _known(model: nn.Module) -> _Known:
 
 
 class _Parts:
-    """The modules and tensors of a model: looked for once, and compared in every call."""
+    """The modules and tensors of a model: collected once, compared in every call."""
 
     def __init__(self, model: nn.Module) -> None:
         modules, known, hidden = [model], {id(model)}, list[Tensor]()
@@ -84,16 +84,19 @@ class _Parts:
             *(m._parameters.values() for m in modules), *(m._buffers.values() for m in modules)
         )
         self.tensors = [*(tensor for tensor in listed if tensor is not None), *hidden]
-        self._attributes = [module.__dict__ for module in modules]
         self._named = [(module.__dict__, name) for module in modules for name in own_names(module)]
+        self._attributes = [module.__dict__ for module in modules]
+        dicts = [getattr(module, name) for module in modules for name in _DICTS]
+        self._empty = [one for one in dicts if not one]
         # Views, which show what is there whenever they are looked at.
-        self._things = [getattr(module, name).values() for module in modules for name in _DICTS]
-        self.found = self.marks()
+        self._things = [one.values() for one in dicts if one]
+        self.found = (*self.marks(), *map(id, hidden))
 
     def marks(self) -> Stamp:
-        """Return what is where: attributes by their types, and all modules, tensors and hooks."""
+        """Return the types of attributes and the ids of all modules, tensors and hooks."""
         types = [type(attributes.get(name)) for attributes, name in self._named]
-        return (*map(len, self._attributes), *types, *map(id, chain.from_iterable(self._things)))
+        ids = map(id, chain.from_iterable(self._things))
+        return (any(self._empty), *map(len, self._attributes), *types, *ids)
 
 
 def _function_of(module: nn.Module) -> nn.Module:
@@ -107,9 +110,9 @@ def _function_of(module: nn.Module) -> nn.Module:
 class Weights(NamedTuple):
     """The weights of a model at one moment: parameters, buffers, and what torch does not list.
 
-    ``stamp`` is where they lie and how often they were written to. Equal stamps mean the same
-    layers and weights, unless something wrote to them behind the back of torch's version counters,
-    as fused optimisers, ``.data`` and numpy do.
+    ``stamp`` holds their addresses and version counters. Equal stamps mean the same layers and
+    weights, unless something wrote to them without moving torch's version counters, as fused
+    optimisers, ``.data`` and numpy do.
     """
 
     tensors: list[Tensor]
@@ -118,7 +121,7 @@ class Weights(NamedTuple):
 
 
 def weights_of(model: nn.Module) -> Weights:
-    """Look at the weights of a model.
+    """Return the weights of a model as they are now.
 
     >>> model = nn.Linear(2, 1)
     >>> before = weights_of(model).stamp
@@ -130,7 +133,7 @@ def weights_of(model: nn.Module) -> Weights:
     parts = known.parts
     if parts is None or parts.marks() != parts.found:
         parts = _Parts(model)
-        # What hooks and attributes hold may change unseen, and may hold the model itself.
+        # What hooks and attributes hold may change unnoticed, and may hold the model itself.
         known.parts = parts if parts.is_plain else None
     tensors = parts.tensors
     try:
@@ -138,7 +141,7 @@ def weights_of(model: nn.Module) -> Weights:
     except RuntimeError:  # torch does not count for tensors made in inference mode
         versions = [_hash(one) if one.is_inference() else one._version for one in tensors]
     places = [tensor.data_ptr() for tensor in tensors]
-    stamp = (parts.found, *places, *map(id, tensors), *versions)
+    stamp = (parts.found, *places, *versions)
     return Weights(tensors, stamp, parts.is_plain)
 
 
@@ -147,7 +150,7 @@ def _hash(tensor: Tensor) -> int:
 
 
 def frozen_copy(model: nn.Module, with_hooks: bool = False) -> nn.Module | None:
-    """Copy a model, parameters apart; ``None`` where a copy may not compute what it does.
+    """Copy a model but for its parameters; ``None`` where a copy may not compute what it does.
 
     Hooks on backward passes are never copied: they watch or change how a model is trained, and
     are no part of the function whose gradient is taken.
@@ -158,7 +161,7 @@ def frozen_copy(model: nn.Module, with_hooks: bool = False) -> nn.Module | None:
     (True, False)
     """
     modules = [*model.modules(), model.whole if isinstance(model, Picking) else model]
-    # Scripted, or compiled: a copy would be compiled all over again.
+    # Scripted, or compiled: a copy would be compiled again.
     if any(isinstance(m, torch.jit.ScriptModule) or "_orig_mod" in m._modules for m in modules):
         return None
     if not with_hooks and (hooks_of(model) or not _known(model).has_copies):
@@ -169,7 +172,7 @@ def frozen_copy(model: nn.Module, with_hooks: bool = False) -> nn.Module | None:
         memo: dict[int, Any] = {
             id(p): nn.Parameter(p.data, requires_grad=False) for p in model.parameters()
         }
-        # A predictor that is a part of its model has no part in the function.
+        # A predictor that is a part of its model is no part of the function.
         memo.update({id(p): nn.Module() for p in modules if _function_of(p) is not p})
         frozen = copy.deepcopy(model, memo)
     except Exception:  # whatever a user's module does when it is copied
@@ -186,9 +189,9 @@ def frozen_copy(model: nn.Module, with_hooks: bool = False) -> nn.Module | None:
 
 @contextmanager
 def borrowed(model: nn.Module, now: Weights | None = None) -> Iterator[nn.Module]:
-    """Lend a frozen copy of the model that nobody else uses until the block ends.
+    """Yield a frozen copy of the model that nothing else uses until the block ends.
 
-    ``now`` are the model's weights, if they were just looked at.
+    ``now`` are the model's weights, if they were just read.
 
     >>> with borrowed(nn.Linear(2, 1)) as frozen:
     ...     frozen.training, frozen.weight.requires_grad
@@ -199,7 +202,7 @@ def borrowed(model: nn.Module, now: Weights | None = None) -> Iterator[nn.Module
         return
     known, stamp = _known(model), (now or weights_of(model)).stamp
     with _LOCK:
-        if known.stamp != stamp:  # moved, exchanged or trained: the copies there are are stale
+        if known.stamp != stamp:  # moved, exchanged or trained: the copies are stale
             known.stamp, known.waiting = stamp, []
         frozen = known.waiting.pop() if known.waiting else None
     frozen = frozen_copy(model) if frozen is None else frozen
@@ -218,14 +221,14 @@ def borrowed(model: nn.Module, now: Weights | None = None) -> Iterator[nn.Module
 
 
 def without_copies(model: nn.Module) -> None:
-    """Note that copies of a model do not compute what it does."""
+    """Record that copies of a model do not compute what it does."""
     known = _known(model)
     with _LOCK:
         known.has_copies, known.waiting = False, []
 
 
 def hooks_of(model: nn.Module) -> frozenset[Hook]:
-    """Name the hooks of the user's on what goes into modules and comes out of them.
+    """Return the names of the user's forward hooks.
 
     Those of exported models are torch's own, and stay on copies.
     """
@@ -240,7 +243,7 @@ def hooks_of(model: nn.Module) -> frozenset[Hook]:
 
 
 def is_frozen_copy(model: nn.Module) -> bool:
-    """Whether a module is a frozen copy, which one call alone uses."""
+    """Whether a module is a frozen copy, which only one call uses."""
     return _MARK in model.__dict__
 
 
@@ -251,7 +254,7 @@ def original(model: nn.Module) -> nn.Module:
 
 
 def uncompiled(model: nn.Module) -> nn.Module:
-    """Return the module that was compiled, whose layers can be cut at; any other as it is."""
+    """Return the module inside a compiled one, whose layers can be cut at; any other as it is."""
     if isinstance(model, Picking) or "_orig_mod" not in model._modules:
         return model
     return model.get_submodule("_orig_mod")
@@ -338,7 +341,7 @@ _DEVICES = tuple(
 
 
 def autocast(model: nn.Module) -> str:
-    """Return in which types autocast lets a model compute in this thread; empty where it is off.
+    """Return the devices and types of autocast in this thread; empty where it is off.
 
     Autocast of devices that the model is not on changes nothing.
 
@@ -357,7 +360,7 @@ def autocast(model: nn.Module) -> str:
 
 
 def checked_autocast(kind: str) -> str:
-    """Refuse, by ValueError, what :func:`autocast` cannot have returned."""
+    """Raise ValueError for what :func:`autocast` cannot have returned."""
     for part in kind.split(", ") if kind else ():
         device, _, name = part.partition(" ")
         if not device.isalnum() or not isinstance(getattr(torch, name, None), torch.dtype):
@@ -369,10 +372,10 @@ def checked_autocast(kind: str) -> str:
 class Identity:
     """The layers and weights of a model at some moment: their hash, and cheap signs of change.
 
-    Asking again compares stamps, which costs next to nothing; a difference means hashing again.
-    What no stamp sees only the hash does, taken when saving, merging and updating. Autocast, which
-    lets the same weights compute in another type, is part of the identity; so are forward hooks,
-    of which no file knows.
+    A check compares stamps, which is cheap; a difference means hashing again. Changes that no
+    stamp shows are found by the hash, taken when saving, merging and updating. Autocast, which
+    computes with the same weights in another type, is part of the identity; so are forward hooks,
+    which no file holds.
 
     >>> model = nn.Linear(2, 1)
     >>> identity = Identity.of(model)
@@ -390,12 +393,12 @@ class Identity:
 
     @classmethod
     def of(cls, model: nn.Module) -> Identity:
-        """Take the identity of a model as it is now."""
+        """Return the identity of a model as it is now."""
         now = weights_of(model)
         return cls(fingerprint(model), autocast(model), hooks_of(model), now.stamp)
 
     def check(self, model: nn.Module, now: Weights | None = None) -> None:
-        """Refuse a model that computes otherwise: under another autocast, or with other weights."""
+        """Raise RuntimeError if the weights, the hooks or autocast differ."""
         kind = autocast(model)
         if kind != self.autocast:
             self.must_be_run_alike(kind)
@@ -406,7 +409,7 @@ class Identity:
             )
 
     def must_be_run_alike(self, now: str) -> None:
-        """Refuse another autocast than that of the calibration."""
+        """Raise RuntimeError if autocast differs from that of the calibration."""
         if now != self.autocast:
             raise RuntimeError(
                 f"calibrated with autocast {self.autocast or 'off'}, and the model would now run "
@@ -415,7 +418,7 @@ class Identity:
             )
 
     def is_that_of(self, model: nn.Module, now: Weights | None = None) -> bool:
-        """Whether a model has these weights and hooks; ``now`` if they were just looked at."""
+        """Whether a model has these weights and hooks; ``now`` if they were just read."""
         stamp = (now or weights_of(model)).stamp
         if stamp != self.stamp:
             if fingerprint(model) != self.fingerprint:
@@ -428,9 +431,9 @@ class Identity:
     def must_be_that_of(
         self, model: nn.Module, loaded: Mapping[str, Tensor] | None = None, assign: bool = False
     ) -> None:
-        """Refuse a model with other weights, or one that has others once these are loaded.
+        """Raise ValueError if a model has other weights, or would once these are loaded.
 
-        Loading is tried on a copy; models that cannot be copied are looked at when they predict.
+        Loading is tried on a copy; models that cannot be copied are checked when they predict.
         """
         if loaded is None:
             same = self.is_that_of(model)

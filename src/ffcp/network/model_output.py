@@ -1,4 +1,4 @@
-"""Pick the prediction out of what a model returns: a tuple, a dict, a ModelOutput."""
+"""Pick the prediction from what a model returns: a tuple, a dict, a ModelOutput."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Output = str | int | Callable[[Any], Tensor] | None
 class Picking(nn.Module):
     """A model that returns one of the tensors that another one returns.
 
-    It has the very layers and weights of the other, under the same names.
+    It shares the layers and weights of the other, under the same names.
 
     Parameters
     ----------
@@ -37,7 +37,7 @@ class Picking(nn.Module):
 
     def __init__(self, model: nn.Module, output: str | int | Callable[[Any], Tensor]) -> None:
         super().__init__()
-        # In a tuple, so that the model is not a part with a name of its own.
+        # In a tuple, so that the model is not registered as a submodule.
         self.__dict__["_picked"] = (model, output)
         for kept in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
             self.__dict__[kept] = getattr(model, kept)
@@ -71,7 +71,7 @@ class Picking(nn.Module):
 
 
 def picking(model: nn.Module, output: Output) -> nn.Module:
-    """Give a model that returns the picked tensor; the model itself if there is nothing to pick."""
+    """Return a model that returns the picked tensor; the model itself for ``output=None``."""
     if output is None or not isinstance(model, nn.Module):
         return model
     if isinstance(output, bool) or not (isinstance(output, (str, int)) or callable(output)):
@@ -83,12 +83,12 @@ def picking(model: nn.Module, output: Output) -> nn.Module:
 
 
 def whole(model: nn.Module) -> nn.Module:
-    """Give the model that a tensor is picked from; any other model as it is."""
+    """Return the model inside a :class:`Picking`; any other model as it is."""
     return model.whole if isinstance(model, Picking) else model
 
 
 def takes_arguments(model: nn.Module, *args: Any, **kwargs: Any) -> bool:
-    """Whether the model's forward can be called with such arguments; not if nobody can tell."""
+    """Whether the model's forward can be called with these arguments; False if unknown."""
     try:
         inspect.signature(whole(model).forward).bind(*args, **kwargs)
     except (TypeError, ValueError):
@@ -97,7 +97,7 @@ def takes_arguments(model: nn.Module, *args: Any, **kwargs: Any) -> bool:
 
 
 def output_name(output: Output) -> str | int | None:
-    """Say what is picked, as a file can hold it: of a function only the name is known.
+    """Return what is picked, as a file can hold it: of a function, its name.
 
     >>> output_name("logits"), output_name(lambda returned: returned[0])
     ('logits', 'function <lambda>')
@@ -130,23 +130,8 @@ def pick(returned: Any, output: str | int | Callable[[Any], Any]) -> Any:
         raise TypeError(f"the model returns {described(returned)}: no {output!r} in it") from error
 
 
-def prediction_in(returned: Any) -> Any:
-    """Return the tensor that a dict must mean, its ``logits`` or its only one; else all of it.
-
-    >>> import torch
-    >>> prediction_in({"loss": torch.tensor(1.0), "logits": torch.tensor([2.0])})
-    tensor([2.])
-    """
-    if not isinstance(returned, Mapping):
-        return returned
-    tensors = {key: value for key, value in returned.items() if isinstance(value, Tensor)}
-    if "logits" in tensors:
-        return tensors["logits"]
-    return next(iter(tensors.values())) if len(tensors) == 1 else returned
-
-
 def described(returned: Any) -> str:
-    """Say what there is to pick from."""
+    """Describe what a model returned: its type, and its keys, fields or length."""
     kind = type(returned).__name__
     if isinstance(returned, Mapping):
         return f"a {kind} with keys {list(returned)}"

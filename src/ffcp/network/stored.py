@@ -1,4 +1,4 @@
-"""Predictions that are known already, in the place of a network."""
+"""A model whose predictions were computed before."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from torch import Tensor, nn
 
 
 class Stored(nn.Module):
-    """Stands in for a model that was run before: gives back the prediction among its inputs.
+    """Stands in for a model that was run before: returns the prediction among its inputs.
 
     The input is the prediction alone, or a dict with ``"prediction"`` and whatever else a scale
-    or a localizer looks at, such as an estimate of difficulty for each row. It is made with
-    nothing; what it is called with stands under Parameters.
+    or a localizer uses, such as an estimate of difficulty for each row. The constructor takes no
+    arguments; the parameters are those of the call.
 
     Parameters
     ----------
     prediction : Tensor
         The predictions, a row per row; with :class:`ffcp.CQR` two columns of quantiles.
     **known
-        Whatever else stands in the dict. It is passed over here; pieces find it in ``seen.x``.
+        Whatever else the dict holds. It is ignored here; scales find it in ``out.x``.
 
     Examples
     --------
@@ -27,15 +27,16 @@ class Stored(nn.Module):
     >>> _ = torch.manual_seed(0)
     >>> sigma = torch.rand(200) + 0.1
     >>> known = {"prediction": torch.zeros(200), "sigma": sigma}
-    >>> bands = ffcp.IntervalPredictor(Stored(), scale=lambda out: out.x["sigma"])
-    >>> band = bands.calibrate(known, sigma * torch.randn(200)).predict_interval(known, alpha=0.1)
-    >>> bool(((band.upper - band.lower) / sigma).std() < 1e-5)  # as wide as sigma says
+    >>> predictor = ffcp.IntervalPredictor(Stored(), scale=lambda out: out.x["sigma"])
+    >>> predictor = predictor.calibrate(known, sigma * torch.randn(200))
+    >>> interval = predictor.predict_interval(known, alpha=0.1)
+    >>> bool((interval.width / sigma).std() < 1e-5)  # widths are proportional to sigma
     True
     """
 
-    #: Nothing is computed here, so batches may be larger than those that suit a network.
+    #: Nothing is computed here, so batches may be larger than a network's.
     rows_at_once = 2**17
-    #: Autocast, say, changes nothing here; in classes made of this one it may.
+    #: Autocast changes nothing here; in subclasses it may.
     computes = False
 
     def forward(self, prediction: Tensor, **known: Any) -> Tensor:

@@ -19,7 +19,7 @@ from ffcp.conformal.columns import take
 from ffcp.conformal.compressed import is_summary
 from ffcp.conformal.mondrian import Label, rows_of_groups
 from ffcp.conformal.rank import requested_alpha, rows_needed
-from ffcp.network import checks, forward, inputs
+from ffcp.network import arrays, forward, inputs
 from ffcp.network.arrays import target_tensor
 from ffcp.online.controllers import Aci, Applied, Control, DtAci, Pid, Window
 from ffcp.online.saving import Resumable
@@ -322,7 +322,7 @@ class Online(Resumable):
         """Return the keys and scores of rows."""
         predictor = self.predictor
         predictor.check_weights()
-        checks.finite(target.masked_fill(target.isnan(), 0.0), "y", 0)
+        arrays.check_finite(target.masked_fill(target.isnan(), 0.0), "y", 0)
         parts: list[Tensor] = []
         keys: list[str] = []
         state = predictor.calibrated()

@@ -20,9 +20,9 @@ from ffcp.conformal.mondrian import Mondrian
 from ffcp.conformal.rank import exact_alpha, rows_needed
 from ffcp.conformal.selection import Aside, Selected, Selection, Teaching
 from ffcp.conformal.weighted import Weighted
-from ffcp.network import checks, forward, inputs
-from ffcp.network.candidates import candidates
-from ffcp.progress import progress
+from ffcp.extras import progress
+from ffcp.network import arrays, forward, inputs
+from ffcp.network.forward import candidates
 from ffcp.regression.common import Common
 from ffcp.regression.comparison import (
     CRITERIA,
@@ -170,7 +170,7 @@ class MethodSelection(Selection):
 
     def select(self, aside: Aside) -> Selected:
         """Compare all candidates on rows set aside, and make the best of them."""
-        y = checks.target(aside.y, aside.out.output)
+        y = arrays.target_like(aside.y, aside.out.output)
         kinds, not_tried = self._learners(aside.out, len(y))
         used = judged(len(y)) if kinds else torch.ones(len(y), dtype=torch.bool)
         out = forward.part_of(aside.out, used)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ffcp import files
 from ffcp.conformal.rank import conformal_rank, requested_alpha, rows_needed
-from ffcp.network import arrays, checks, forward, inputs
+from ffcp.network import arrays, forward, inputs
 from ffcp.network.model import Identity, fingerprint
 from ffcp.regression.intervals import Interval
 from ffcp.regression.joint import BOTH, LOWER, UPPER
@@ -153,8 +153,8 @@ class CrossConformal(nn.Module):
                 f"folds has {count} rows, x has {inputs.row_count(given[0])} and y {len(target)}: "
                 "give all rows, in the order of folds"
             )
-        checks.target(target, torch.empty(count))
-        checks.finite(target, "y")
+        arrays.target_like(target, torch.empty(count))
+        arrays.check_finite(target, "y")
         scores = torch.empty(count, dtype=torch.float64)
         identities = [Identity.of(model) for model in self.models]
         for fold, (model, own) in enumerate(zip(self.models, given, strict=True)):
@@ -210,7 +210,7 @@ class CrossConformal(nn.Module):
                 f"needs at least {rows_needed(alpha)}"
             )
         whole = (torch.cat(ends) for ends in zip(*parts, strict=True))
-        lower, upper, middle = (checks.like_target(part, self._layout) for part in whole)
+        lower, upper, middle = (arrays.like_target(part, self._layout) for part in whole)
         return Interval(lower, upper, middle)
 
     def forward(self, x: Any, alpha: Any = None, **options: Any) -> Interval:

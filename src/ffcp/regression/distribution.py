@@ -1,7 +1,7 @@
 """Conformal predictive systems: all quantiles of the target at once, from signed scores.
 
 Where the score of a target is the size of one number that grows with it, a = (y - f(x)) / s(x), the
-n numbers a_i of the calibration points say how the target of a new point is spread: with
+n numbers a_i of the calibration rows say how the target of a new row is spread: with
 C_i = f(x) + s(x) a_i, in order, each of the n + 1 gaps between them holds it with probability
 1 / (n + 1). So 1 / (n + 1) of the mass lies at each infinity: below C_1 and above C_n nothing more
 is known. The *finite part* is the rest, which the points C_1, ..., C_n stand for, 1 / n each.
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ffcp.conformal.random_numbers import Draws
 from ffcp.conformal.rank import exact_alphas
-from ffcp.network import arrays, checks
+from ffcp.network import arrays
 from ffcp.regression.support import Support
 
 _TIES, _SAMPLE = 4, 5  # streams of random numbers
@@ -30,7 +30,7 @@ _BLOCK = 2**20  # numbers worked on at once
 class Distribution:
     """The distribution of each row's target, from ``predict_distribution``.
 
-    Of n calibration points 1 / (n + 1) of the mass lies at each infinity: quantiles of levels
+    Of n calibration rows 1 / (n + 1) of the mass lies at each infinity: quantiles of levels
     below 1 / (n + 1) and above n / (n + 1) are infinite, and ``crps`` and ``sample`` are those of
     the finite part.
 
@@ -101,7 +101,7 @@ class Distribution:
     def p_value(self, y: Any) -> Tensor:
         """Return the share of mass below y, the place inside its gap drawn at random.
 
-        Over new points these numbers are uniform on [0, 1], exactly. Random numbers belong to the
+        Over new rows these numbers are uniform on [0, 1], exactly. Random numbers belong to the
         rows: asked again, they are the same.
         """
         draws = Draws(self._entropy, _TIES)
@@ -111,7 +111,7 @@ class Distribution:
         """Return the continuous ranked probability score of the finite part; smaller is better.
 
         It integrates the squared distance between the distribution and the step at y. The work
-        grows with rows times calibration points.
+        grows with rows times calibration rows.
         """
         target = self._targets(y)
         result = torch.empty(target.shape, dtype=torch.float64)
@@ -176,10 +176,10 @@ class Distribution:
     def _targets(self, y: Any) -> Tensor:
         """Bring targets to (k, n, m) in float64."""
         target = arrays.target_tensor(y).detach().cpu()
-        checks.finite(target, "y")
+        arrays.check_finite(target, "y")
         if self._are_several(target):
             return target.double().reshape(len(target), len(self), -1)
-        return checks.target(target, self.prediction).double().reshape(1, len(self), -1)
+        return arrays.target_like(target, self.prediction).double().reshape(1, len(self), -1)
 
     def _shaped(self, values: Tensor, y: Any) -> Tensor:
         """Bring values (k, n, m) to the shape of the prediction, or one dimension more."""

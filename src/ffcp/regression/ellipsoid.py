@@ -22,7 +22,7 @@ from ffcp.batch import BatchOutput, Requires
 from ffcp.conformal.selection import Aside, Selected, Selection
 from ffcp.metrics.intervals import coverage
 from ffcp.metrics.shares import Coverage
-from ffcp.network import arrays, checks
+from ffcp.network import arrays
 from ffcp.regression import intervals
 from ffcp.regression.intervals import Ends, Interval, Point, as_float64, columns
 from ffcp.regression.joint import AUTO, BOTH, ELLIPSOID, FEWEST_ROWS, Joint
@@ -108,7 +108,7 @@ class Ellipsoid(Interval):
         without any target lies in none.
         """
         given = arrays.target_tensor(y).to(self.lower.device)
-        target = columns(as_float64(checks.target(given, self.prediction))).cpu()
+        target = columns(as_float64(arrays.target_like(given, self.prediction))).cpu()
         half, centre = self._half, columns(as_float64(self.prediction)).cpu()
         distance = (target - centre) / half
         # What rounding of the ends can take from rows at the edge.

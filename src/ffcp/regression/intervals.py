@@ -21,7 +21,7 @@ from ffcp import plots
 from ffcp.batch import BatchOutput
 from ffcp.description import Described
 from ffcp.extras import needed
-from ffcp.network import arrays, checks
+from ffcp.network import arrays
 from ffcp.notebooks import ShownAsText
 from ffcp.regression.support import checked_support
 
@@ -132,7 +132,7 @@ class Interval(ShownAsText, _Interval):
         >>> band.contains([0.5, 3.0])
         tensor([ True, False])
         """
-        target = checks.target(arrays.target_tensor(y).to(self.lower.device), self.prediction)
+        target = arrays.target_like(arrays.target_tensor(y).to(self.lower.device), self.prediction)
         if self.lower.shape[int(self._has_levels) :] != target.shape:
             raise ValueError(
                 f"target has shape {tuple(target.shape)}, the ends of the interval "
@@ -296,12 +296,13 @@ def interval_ends(
     (tensor([-3.0000]), tensor([inf]))
     """
     device, is_shared = ends.lo.device, ends.is_symmetric and below is above
-    below = as_float64(below).to(device)
-    above = below if is_shared else as_float64(above).to(device)
-    down = _lengthened(ends.lo, below * ends.scale_lo, dtype)
-    up = down if is_shared else _lengthened(ends.hi, above * ends.scale_hi, dtype)
+    below = below.to(device, torch.float64)
+    above = below if is_shared else above.to(device, torch.float64)
+    is_inward = below.min().item() < 0 or (not is_shared and above.min().item() < 0)
+    down = _lengthened(ends.lo, below * ends.scale_lo, is_inward, dtype)
+    up = down if is_shared else _lengthened(ends.hi, above * ends.scale_hi, is_inward, dtype)
     lower, upper = ends.lo - down, ends.hi + up
-    if below.min().item() < 0 or (not is_shared and above.min().item() < 0):
+    if is_inward:
         # Quantile bands can shrink, a bound then pass the largest number of a short type, and
         # the cast turn it into infinity on the wrong side.
         largest = torch.finfo(dtype).max
@@ -327,12 +328,12 @@ def outward(start: Tensor, step: Tensor, sign: int, scale: Tensor, dtype: torch.
     return (start + step + sign * guard).to(dtype)
 
 
-def _lengthened(start: Tensor, step: Tensor, dtype: torch.dtype) -> Tensor:
+def _lengthened(start: Tensor, step: Tensor, is_inward: bool, dtype: torch.dtype) -> Tensor:
     """Return a step from ``start``, lengthened by all that rounding can take from it."""
     limits = torch.finfo(dtype)
     unit = max(0.51 * limits.eps, 4 * torch.finfo(torch.float64).eps)
-    rounded = torch.add(start.abs().mul_(unit), step.abs(), alpha=unit)
-    return rounded.add_(step).add_(limits.tiny)
+    size = start.abs() + (step.abs() if is_inward else step)
+    return torch.add(step, size, alpha=unit).add_(limits.tiny)
 
 
 def as_float64(values: Tensor) -> Tensor:

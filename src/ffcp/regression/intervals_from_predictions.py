@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ffcp.batch import BatchOutput
 from ffcp.conformal.rank import conformal_quantile, requested_alphas, rows_needed
-from ffcp.network import arrays, checks, inputs
+from ffcp.network import arrays, inputs
 from ffcp.network.stored import Stored
 from ffcp.regression import intervals
 from ffcp.regression.intervals import Base, Ends, Interval, Point, Quantiles, columns
@@ -68,8 +68,8 @@ def intervals_from(
             "both must have the same outputs"
         )
     given = arrays.target_tensor(y)
-    target = checks.target(given, base.prediction(known))
-    checks.finite(target, "y")
+    target = arrays.target_like(given, base.prediction(known))
+    arrays.check_finite(target, "y")
     scores = intervals.score(_ends(base, known), columns(target))
     thresholds = torch.stack([conformal_quantile(scores, level) for level in levels])[:, None]
     if bool(thresholds.isinf().any()):
@@ -91,7 +91,7 @@ def _read(values: Any, what: str) -> Tensor:
     read: Tensor = inputs.to_tensors(values, Stored())
     if not len(read):
         raise ValueError(f"{what} has no rows")
-    checks.finite(read, what)
+    arrays.check_finite(read, what)
     return read
 
 

@@ -237,7 +237,7 @@ class Localized(IntervalPredictor):
 
     @property
     def localizer(self) -> Localizer:
-        """Which calibration points are near."""
+        """Which calibration rows are near."""
         localizer: Localizer = self._local.localizer  # type: ignore[assignment]
         return localizer
 
@@ -285,7 +285,7 @@ class Localized(IntervalPredictor):
 
 
 class LCP(Localized):
-    """Localized conformal prediction (Guan, 2023): near calibration points count more.
+    """Localized conformal prediction (Guan, 2023): near calibration rows count more.
 
     Parameters
     ----------
@@ -369,7 +369,7 @@ class FFLCP(Localized, AtLayer):
     """Localized fast feature conformal prediction (the paper's FFLCP).
 
     The score is that of :class:`FFCP`, the residual over the gradient norm; the threshold is
-    that of :class:`LCP`, from the calibration points near x.
+    that of :class:`LCP`, from the calibration rows near x.
 
     Parameters
     ----------

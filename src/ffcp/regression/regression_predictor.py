@@ -19,7 +19,7 @@ from ffcp.conformal.density_ratio import ShiftChoice
 from ffcp.conformal.mondrian import pac_quantiles
 from ffcp.conformal.rank import exact_alpha, requested_alphas, rows_needed
 from ffcp.conformal.selection import Selection
-from ffcp.network import checks, forward
+from ffcp.network import arrays, forward
 from ffcp.network.inputs import RowBuffer
 from ffcp.predictor import Predictor, steady
 from ffcp.regression.distribution import Distribution
@@ -96,7 +96,7 @@ class RegressionPredictor(Predictor):
 
     def check_target(self, y: Tensor, first_row: int) -> None:
         """Refuse NaN, unless it stands for a missing target, infinity, and what has no support."""
-        checks.finite(y.masked_fill(y.isnan(), 0) if self.missing else y, "y", first_row)
+        arrays.check_finite(y.masked_fill(y.isnan(), 0) if self.missing else y, "y", first_row)
         if self.support is not None:
             self.support.check(y, first_row)
 
@@ -129,7 +129,7 @@ class RegressionPredictor(Predictor):
             for part, rows in _blocks(out):
                 buffer.add({"score": self._state.score.score(part, target[rows])})
             if has_own_thresholds(self.joint):
-                shape = checks.like_target(target, self._state.layout).shape[1:]
+                shape = arrays.like_target(target, self._state.layout).shape[1:]
         scores = buffer["score"].cpu()
         if self.side == EACH:
             return scores.view(len(scores), 2, -1).movedim(1, -1).reshape(-1, *shape, 2)
@@ -259,7 +259,7 @@ class RegressionPredictor(Predictor):
         buffer = RowBuffer(given.count)
         curve: dict[str, Tensor] | None = None
         for out, metadata, *_ in self.batch_outputs(given, groups):
-            prediction = checks.like_target(score.prediction(out.output), self._state.layout)
+            prediction = arrays.like_target(score.prediction(out.output), self._state.layout)
             curve = score.curve(out) if isinstance(score, TwoSidedScore) else None
             if curve is None:
                 raise ValueError(self._no_distribution(getattr(score, "why_unsigned", _NO_SIDE)))
@@ -316,7 +316,7 @@ class RegressionPredictor(Predictor):
     def interval_at(self, out: BatchOutput, q: Tensor, has_levels: bool = True) -> Interval:
         """Return intervals; of several levels the ends have a first dimension of levels."""
         score = self._state.score
-        prediction = checks.like_target(score.prediction(out.output), self._state.layout)
+        prediction = arrays.like_target(score.prediction(out.output), self._state.layout)
         outputs, sides = prediction.numel() // len(prediction), 2 if self.side == EACH else 1
         if has_own_thresholds(self.joint) and q.shape[-1] != outputs * sides:
             raise ValueError(
@@ -325,9 +325,10 @@ class RegressionPredictor(Predictor):
         lower, upper = score.region(out, q)
         if self.support is not None:
             lower, upper = self.support.cut(lower, upper)
+        if lower.device != prediction.device:
+            lower, upper = lower.to(prediction.device), upper.to(prediction.device)
         shape = (len(q), *prediction.shape) if has_levels else prediction.shape
-        lower, upper = (end.to(prediction.device).reshape(shape) for end in (lower, upper))
-        return Interval(lower, upper, prediction)
+        return Interval(lower.reshape(shape), upper.reshape(shape), prediction)
 
     def _warn_of_infinite(
         self, alpha: Any, infinite: Sequence[Columns], rows: int, pac: Any = None

@@ -13,7 +13,7 @@ from ffcp.batch import BatchOutput, Requires
 from ffcp.conformal.columns import Columns
 from ffcp.conformal.score import Score
 from ffcp.conformal.selection import Selection
-from ffcp.network import checks
+from ffcp.network import arrays
 from ffcp.regression.intervals import Base, Ends, as_float64, columns, interval_ends
 from ffcp.regression.joint import (
     AUTO,
@@ -53,7 +53,7 @@ class IntervalScore(Score):
 
     def target(self, out: BatchOutput, y: Tensor) -> Tensor:
         """Bring targets to (n, m)."""
-        return columns(checks.target(y, self.prediction(out.output)))
+        return columns(arrays.target_like(y, self.prediction(out.output)))
 
     def region(self, out: BatchOutput, q: Tensor) -> tuple[Tensor, Tensor]:
         """Return the ends (levels, n, m) at thresholds (levels, n or 1, columns of the scores)."""

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from ffcp.batch import BatchOutput, Requires, is_traced
 from ffcp.description import Described, describe, name_of
 from ffcp.network import jacobian
-from ffcp.network.candidates import candidates
 from ffcp.network.features import OUTPUT, resolve
+from ffcp.network.forward import candidates
 from ffcp.network.jacobian import Method
 from ffcp.regression.intervals import Base, Ends, as_float64
 

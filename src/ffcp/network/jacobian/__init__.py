@@ -1,9 +1,9 @@
-"""Norms of the rows of the head's Jacobian: the only place that calls autograd for a score.
+"""Norms of the rows of the head's Jacobian.
 
 One output needs one backward pass. Of many outputs the rows are taken one by one (``"exact"``),
 several at once where windows do not overlap (``"coloured"``), or estimated for all outputs
-together by random probes (:class:`Sketch`). :class:`Smooth` takes the mean over perturbed
-features. ``"auto"`` looks at the head and picks.
+together by random probes (:class:`Sketch`). :class:`Smooth` averages over perturbed features.
+``"auto"`` picks by the head.
 """
 
 from ffcp.network.jacobian.dispatch import take_norms

@@ -49,7 +49,7 @@ def chain(model: nn.Module, name: str, tap: Tapped) -> list[nn.Module] | None:
 
 
 def passes(layers: list[nn.Module], width: int, norm: float) -> int:
-    """Count the rows that the product has to have."""
+    """Return the number of rows that the product needs."""
     if norm == 2 and type(layers[0]) is nn.Linear:
         return min(width, layers[0].out_features)
     return width
@@ -57,7 +57,7 @@ def passes(layers: list[nn.Module], width: int, norm: float) -> int:
 
 @torch.no_grad()
 def chained(feature: Tensor, layers: list[nn.Module], norm: float) -> Tensor:
-    """Take the norms (n, m) of all rows of the Jacobian at a feature (n, d).
+    """Return the norms (n, m) of all rows of the Jacobian at a feature (n, d).
 
     >>> layers = [nn.Tanh(), nn.Linear(3, 9)]
     >>> norms = chained(torch.zeros(1, 3), layers, 2)
@@ -85,7 +85,7 @@ def chained(feature: Tensor, layers: list[nn.Module], norm: float) -> Tensor:
 
 
 def _factors(value: Tensor, layers: list[nn.Module]) -> tuple[Slopes, list[Tensor]]:
-    """Give the matrices of a head, and the slopes before the first, between them and at the end."""
+    """Return the matrices of a head, and the slopes before the first, between and after them."""
     slopes: Slopes = [None]
     weights: list[Tensor] = []
     for layer in layers:
@@ -101,7 +101,7 @@ def _factors(value: Tensor, layers: list[nn.Module]) -> tuple[Slopes, list[Tenso
 
 
 def _scaled(slope: Tensor | None, product: Tensor, norm: float) -> Tensor:
-    """Take the norms of the columns of one matrix whose rows have slopes: a product of sizes."""
+    """Return the norms of the columns of one matrix whose rows have slopes."""
     if slope is None:
         return _norms(product, norm)[None]
     if norm == 1:
@@ -116,7 +116,7 @@ def _product(
     weights: list[Tensor],
     norm: float,
 ) -> Tensor:
-    """Multiply the matrices for some rows at once, and take the norms of the columns."""
+    """Multiply the matrices for some rows at once, and return the norms of the columns."""
     rows = torch.eye(len(weights[0])).to(weights[0]) if start is None else start
     owner = None  # one product for all rows until a slope depends on the row
     for slope, weight in zip(slopes, weights, strict=True):
@@ -141,7 +141,7 @@ def _product(
 
 
 def _norms(rows: Tensor, norm: float) -> Tensor:
-    """Give the norms of columns; none has no rows."""
+    """Return the norms of columns; 0 where there are no rows."""
     if not len(rows):
         return rows.new_zeros(rows.shape[1])
     if norm == 2:  # vector_norm takes 30 times as long along columns

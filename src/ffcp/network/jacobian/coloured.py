@@ -76,7 +76,7 @@ class Colours:
         return self.channels * math.prod(len(axis) for axis in self.axes)
 
     def each(self) -> Iterator[tuple[int, tuple[Group, ...]]]:
-        """Give the passes: a channel, and a group for every axis."""
+        """Return the passes: a channel, and a group for every axis."""
         return itertools.product(range(self.channels), itertools.product(*self.axes))
 
 
@@ -228,7 +228,7 @@ def _is_rounding(rest: Tensor, scale: Tensor, norm: float, dtype: torch.dtype) -
 
 
 def _of_owners(weights: Tensor, chosen: Sequence[Group]) -> Tensor:
-    """Give every feature position the weight of the output that sees it, or zero."""
+    """Return, for every feature position, the weight of the output that sees it, or zero."""
     for axis, group in enumerate(chosen, start=1):
         weights = _with_zero(weights, axis).index_select(axis, group.owner)
     return weights

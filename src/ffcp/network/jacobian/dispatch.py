@@ -1,19 +1,21 @@
-"""Pick how the gradient norms of a pass are taken, and take them."""
+"""Pick how the gradient norms of a pass are taken, and take them: exactly, or by another module."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
 
-from ffcp.batch import Requires
+from ffcp.batch import Requires, is_traced
 from ffcp.network.cut import Cut, Tapped
 from ffcp.network.jacobian import chained, coloured, norms, pushed
 from ffcp.network.jacobian.coloured import HiddenWindowsError
-from ffcp.network.jacobian.exact import exact
 from ffcp.network.jacobian.norms import AUTO, COLOURED, EXACT, Sketch, Smooth
 
 # How ``"auto"`` picks: outputs so few that probing the head does not pay; coloured passes and
@@ -22,12 +24,14 @@ _FEW_OUTPUTS = 64
 _MANY_PASSES = 256
 _MANY_OUTPUTS = 4096
 _PUSHED_COST = 2  # of a tangent pushed forward, against a backward pass
+_OUTPUTS_AT_ONCE = 8  # a batched backward pass holds the gradients of at most this many outputs
+_BYTES_AT_ONCE = 2**26  # ... and at most this much memory for what goes in and what comes out
 
 
 def take_norms(
     model: nn.Module, x: Any, tap: Tapped, names: Sequence[str], requires: Requires
 ) -> dict[str, Tensor]:
-    """Take the norms at the named features that ``requires`` asks for, from a pass over ``x``."""
+    """Return the norms at the named features that ``requires`` lists, from a pass over ``x``."""
     if not names:
         return {}
     method = norms.checked_method(requires.method)
@@ -50,7 +54,7 @@ def take_norms(
 
 
 def _smoothed(model: nn.Module, x: Any, name: str, requires: Requires) -> Tensor:
-    """Take the mean norm over features moved by normal noise, the same for every row."""
+    """Return the mean norm over features perturbed by normal noise, the same for every row."""
     method: Smooth = requires.method
     totals: list[Tensor] = []
     for sample in range(method.samples):
@@ -70,7 +74,7 @@ def _smoothed(model: nn.Module, x: Any, name: str, requires: Requires) -> Tensor
 
 
 def _exact(model: nn.Module, x: Any, tap: Tapped, norm: float) -> dict[str, Tensor]:
-    """Take exact norms: those at narrow features from their side, the others from the outputs'."""
+    """Return exact norms: at narrow features from the feature's side, else from the outputs'."""
     tried = {name: _narrow(model, x, tap, name, norm) for name in tap.edges}
     narrow = {name: norms for name, norms in tried.items() if norms is not None}
     rest = [name for name in tap.edges if name not in narrow]
@@ -79,7 +83,7 @@ def _exact(model: nn.Module, x: Any, tap: Tapped, norm: float) -> dict[str, Tens
 
 
 def _narrow(model: nn.Module, x: Any, tap: Tapped, name: str, norm: float) -> Tensor | None:
-    """Take exact norms from the feature's side; ``None`` where that takes more passes."""
+    """Return exact norms from the feature's side; ``None`` where that takes more passes."""
     if tap.moved:
         return None
     outputs, width = tap.prediction[0].numel(), pushed.width(tap, name)
@@ -121,3 +125,71 @@ def _mapped(model: nn.Module, x: Any, tap: Tapped, name: str, method: str, norm:
             if colours.proved and estimate:
                 raise
     return pushed.sketched(model, x, name, tap, Sketch()) if estimate else exact(tap, norm)[name]
+
+
+# -- rows of the Jacobian, one after the other --------------------------------------------------
+
+
+def exact(
+    tap: Tapped, norm: float, of: Callable[[Tensor], Tensor] | None = None
+) -> dict[str, Tensor]:
+    """Return the norms, computed for one output of all rows at a time.
+
+    With ``of`` those of the gradient of one number per row, in float64.
+    """
+    if of is not None:
+        tap = replace(tap, prediction=of(tap.prediction))
+    edges = [edge for group in tap.edges.values() for edge in group]
+    columns: dict[str, list[Tensor]] = {name: [] for name in tap.edges}
+    for gradients in jacobian_rows(tap, edges):
+        rest = iter(gradients)
+        for name, group in tap.edges.items():
+            own = norms.reached(name, [next(rest) for _ in group])
+            own = own if of is None else [gradient.double() for gradient in own]
+            columns[name].append(norms.row_norms(own, norm))
+    return {n: torch.stack(each, dim=1).view_as(tap.prediction) for n, each in columns.items()}
+
+
+def jacobian_rows(tap: Tapped, edges: Sequence[GradientEdge]) -> Iterator[Sequence[Tensor | None]]:
+    """Yield the gradients of output 0 of every row, then of output 1, and so on.
+
+    Rows are independent, so one backward pass with a one in every row serves them all; a few
+    outputs share one batched pass.
+    """
+    outputs = tap.prediction.reshape(tap.prediction.shape[0], -1)
+    count = outputs.shape[1]
+    if count == 1 or is_traced():  # a graph is for any number of rows; what is batched is not
+        ones = torch.eye(count, dtype=outputs.dtype, device=outputs.device)
+        for row in ones:
+            yield from _batched(outputs, edges, row.expand_as(outputs)[None])
+        return
+    shapes = (shape for group in tap.shapes.values() for shape in group)
+    held = (outputs.numel() + sum(shape.numel() for shape in shapes)) * outputs.element_size()
+    at_once = max(1, min(_OUTPUTS_AT_ONCE, _BYTES_AT_ONCE // held))
+    for start in range(0, count, at_once):
+        seeds = outputs.new_zeros(min(at_once, count - start), *outputs.shape)
+        for j, seed in enumerate(seeds):
+            seed[:, start + j] = 1
+        yield from _batched(outputs, edges, seeds)
+
+
+def _batched(
+    outputs: Tensor, edges: Sequence[GradientEdge], seeds: Tensor
+) -> Iterator[Sequence[Tensor | None]]:
+    """Yield the gradients of several outputs from one pass; one by one where that fails."""
+    if len(seeds) > 1:
+        try:
+            with warnings.catch_warnings():
+                # Some operations are batched by a loop inside torch, which is right but slow.
+                warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
+                stacked = torch.autograd.grad(
+                    outputs, edges, seeds, retain_graph=True, allow_unused=True,
+                    is_grads_batched=True,
+                )  # fmt: skip
+            for j in range(len(seeds)):
+                yield [None if gradient is None else gradient[j] for gradient in stacked]
+            return
+        except RuntimeError:  # an operation that cannot be batched; the loop raises all else again
+            pass
+    for seed in seeds:
+        yield torch.autograd.grad(outputs, edges, seed, retain_graph=True, allow_unused=True)

@@ -132,19 +132,21 @@ def checked_norm(norm: float) -> float:
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """Give the type in which squares do not overflow."""
+    """Return the type in which squares do not overflow."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
 def row_norms(gradients: Sequence[Tensor], norm: float) -> Tensor:
-    """Give the norm of each row over all dimensions and all tensors of one feature.
+    """Return the norm of each row over all dimensions and all tensors of one feature.
 
     >>> row_norms([torch.tensor([[3.0], [0.0]]), torch.tensor([[4.0], [1.0]])], 2)
     tensor([5., 1.])
     """
-    parts = [gradient.reshape(gradient.shape[0], -1) for gradient in gradients]
-    rows = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-    rows = rows.to(wide(rows.dtype))
+    rows = gradients[0]
+    if len(gradients) > 1 or rows.dim() != 2:
+        rows = torch.cat([one.reshape(one.shape[0], -1) for one in gradients], dim=1)
+    if rows.dtype in (torch.float16, torch.bfloat16):
+        rows = rows.float()  # in which squares do not overflow
     if norm == 2:
         norms: Tensor = torch.linalg.vector_norm(rows, dim=1)
         return norms
@@ -153,7 +155,7 @@ def row_norms(gradients: Sequence[Tensor], norm: float) -> Tensor:
 
 
 def reached(name: str, gradients: Sequence[Tensor | None]) -> list[Tensor]:
-    """Keep the tensors of a feature that the output depends on; there has to be one."""
+    """Return the gradients that are not None; raise ValueError if there is none."""
     kept = [gradient for gradient in gradients if gradient is not None]
     if not kept:
         raise ValueError(f"feature {name!r} does not influence the output: choose another layer")

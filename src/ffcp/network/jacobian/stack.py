@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.nn.modules import module as all_modules
 
 from ffcp.batch import Requires
@@ -23,8 +22,8 @@ from ffcp.network.jacobian.norms import AUTO, EXACT, row_norms
 from ffcp.network.model import is_frozen_copy
 
 _MOST_OUTPUTS = 8  # more of them are better taken several at once
-IDLE = (nn.Sequential, nn.Identity, nn.Dropout)  # hand on what they are given, in eval mode
-_KEPT = "_ffcp_stack"  # an attribute of frozen copies, which nobody else has
+IDLE = (nn.Sequential, nn.Identity, nn.Dropout)  # the identity, in eval mode
+_KEPT = "_ffcp_stack"  # an attribute of frozen copies
 _aten = torch.ops.aten
 
 # The very operations that torch's backward pass calls, given the layer, the gradient behind it,
@@ -48,7 +47,7 @@ BACKWARD: dict[type[nn.Module], Callable[[Any, Tensor, Tensor, Tensor], Tensor]]
         g, before, layer.beta, layer.threshold
     ),
 }
-# As torch has them: who exchanges one of them for all layers means it.
+# To notice a forward that was replaced for all layers of a kind.
 _FORWARDS: dict[type[nn.Module], Any] = {kind: kind.forward for kind in BACKWARD}
 
 
@@ -70,29 +69,33 @@ class Stack:
         linear = [layer for layer in layers if type(layer) is nn.Linear]
         self._columns, self._outputs = linear[0].in_features, linear[-1].out_features
         self._dtype = linear[0].weight.dtype
-        #: What each layer computes. Parameters are looked up here, once.
+        # Parameters are looked up here, once.
+        self._weights = [layer.weight if type(layer) is nn.Linear else None for layer in layers]
+        #: The gradients of outputs before the last layer, if that is linear: rows of its weights.
+        self._rows = [] if self._weights[-1] is None else [*self._weights[-1][:_MOST_OUTPUTS]]
+        #: What each layer computes; a linear one calls addmm.
         self._steps = [
-            partial(functional.linear, weight=layer.weight, bias=layer.bias)
-            if type(layer) is nn.Linear
-            else layer.forward
-            for layer in layers
+            layer.forward
+            if weight is None or layer.bias is None
+            else partial(torch.addmm, layer.bias, mat2=weight.t())
+            for layer, weight in zip(layers, self._weights, strict=True)
         ]
 
     @classmethod
     def of(cls, model: nn.Module) -> Stack | None:
-        """Read a model; ``None`` if it is anything but such a stack."""
+        """Return the stack of a model; ``None`` if it is none."""
         layers: list[nn.Module] = []
         places = {INPUT: 0}
         known: set[int] = set()
         for name, layer in layers_of(model):
-            # A layer in two places has no feature of its own, one named "input" another name.
-            # So has one that is not just what its type says: by hooks, or a forward of its own.
+            # Not for a layer that is used twice, is named "input", has hooks, or whose forward was
+            # replaced.
             hooks = layer._forward_hooks or layer._forward_pre_hooks
             if id(layer) in known or name in places or hooks or "forward" in layer.__dict__:
                 return None
             known.add(id(layer))
             if type(layer) not in IDLE:
-                # What works in place leaves no value before it; ReLU needs none.
+                # A layer that works in place overwrites its input; ReLU does not need it.
                 in_place = getattr(layer, "inplace", False) and type(layer) is not nn.ReLU
                 if type(layer) not in BACKWARD or in_place:
                     return None
@@ -109,7 +112,7 @@ class Stack:
             isinstance(x, Tensor)
             and x.dim() == 2
             and not x.requires_grad
-            and x.shape[1] == self._columns  # else torch says what is wrong
+            and x.shape[1] == self._columns  # else torch raises
             and x.dtype == self._dtype
             and (not names or self._outputs <= _MOST_OUTPUTS)
             and all(name in self._places for name in names)
@@ -129,30 +132,35 @@ class Stack:
             if not names:
                 return values[-1], {}
             columns = [self._back(values, names, norm, j) for j in range(self._outputs)]
-        return values[-1], {
-            name: torch.stack([norms[name] for norms in columns], dim=1) for name in names
-        }
+            if self._outputs == 1:
+                return values[-1], columns[0]
+            whole = {n: torch.cat([norms[n] for norms in columns], dim=1) for n in names}
+            return values[-1], whole
 
     def _back(
         self, values: list[Tensor], names: Sequence[str], norm: float, output: int
     ) -> dict[str, Tensor]:
-        """Take one output back to the earliest of some features; note the norms on the way."""
-        place, last = len(self.layers), self.layers[-1]
-        if type(last) is nn.Linear:  # a row of its weights is the gradient before it
+        """Differentiate one output back to the earliest of some features; return the norms."""
+        place = len(self.layers)
+        if self._rows:
             place -= 1
-            gradient = last.weight[output].expand(len(values[-1]), -1)
+            gradient = self._rows[output].expand(values[-1].shape[0], -1)
         else:
             gradient = torch.zeros_like(values[-1])
             gradient[:, output] = 1
         norms: dict[str, Tensor] = {}
         while True:
             here = [name for name in names if self._places[name] == place]
-            norms.update({name: row_norms([gradient], norm) for name in here})
+            norms.update({name: row_norms([gradient], norm).unsqueeze(1) for name in here})
             if len(norms) == len(names):
                 return norms
             place -= 1
-            layer, before, after = self.layers[place], values[place], values[place + 1]
-            gradient = BACKWARD[type(layer)](layer, gradient, before, after)
+            layer, weight = self.layers[place], self._weights[place]
+            if weight is None:
+                back = BACKWARD[type(layer)]
+                gradient = back(layer, gradient, values[place], values[place + 1])
+            else:
+                gradient = gradient.mm(weight)
 
 
 def by_hand(

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from ffcp.batch import BatchOutput, Requires, is_traced
 from ffcp.description import Described
-from ffcp.network import checks, forward, inputs
-from ffcp.network.candidates import candidates
+from ffcp.network import arrays, forward, inputs
 from ffcp.network.features import INPUT
+from ffcp.network.forward import candidates
 
 PREDICTION, NORMS, VALUES = "prediction", "norms", "values"
 KINDS = (PREDICTION, NORMS, VALUES, INPUT)
@@ -105,7 +105,7 @@ class FeatureColumns(Described):
             parts.append(out.values[self.values])
         table = torch.cat([_table(part, out.output.shape[0]) for part in parts], dim=1)
         if not is_traced():
-            checks.finite(table, "what is learned from", out.rows[0])
+            arrays.check_finite(table, "what is learned from", out.rows[0])
         return table
 
     def logarithmic(self, columns: Tensor, typical: Tensor) -> Tensor:

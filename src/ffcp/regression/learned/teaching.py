@@ -13,7 +13,7 @@ from torch import Tensor
 from ffcp.batch import BatchOutput, Requires
 from ffcp.conformal.rank import exact_alpha
 from ffcp.conformal.selection import Aside, Selected, Selection, Teaching
-from ffcp.network import checks
+from ffcp.network import arrays
 from ffcp.regression.intervals import as_float64, columns
 from ffcp.regression.joint import BOTH, EACH, Joint, shared_out
 from ffcp.regression.learned import learners
@@ -41,7 +41,7 @@ class Rows(NamedTuple):
     @classmethod
     def of(cls, sight: FeatureColumns, out: BatchOutput, y: Tensor) -> Rows:
         """Read what one pass gave for rows, and their targets."""
-        target = columns(checks.target(y, out.output)).double().cpu()
+        target = columns(arrays.target_like(y, out.output)).double().cpu()
         residuals = target - as_float64(out.output).reshape(len(target), -1).cpu()
         return cls(sight.columns(out), residuals, torch.ones(len(target)))
 
