@@ -8,7 +8,7 @@ from typing import Annotated
 import torch
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 
 import ffcp
 import ffcp_paper
@@ -28,7 +28,7 @@ from ffcp_paper import groups as worst_groups
 from ffcp_paper import labels as label_sets
 from ffcp_paper import report as page
 from ffcp_paper import reproduce as reproduction
-from ffcp_paper.console import print_table
+from ffcp_paper.console import print_table, progress_bar
 from ffcp_paper.core import KERNELS
 from ffcp_paper.data import MissingDataError
 from ffcp_paper.download import FetchError
@@ -90,7 +90,7 @@ def groups(
     torch.set_num_threads(1)  # layers this small only lose time by being divided
     chosen = _present(console, names or list(worst_groups.NAMES))
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
+    with progress_bar(console, *columns) as progress:
         whole = progress.add_task("all runs", total=len(chosen) * seeds)
         for name in chosen:
             results = []
@@ -171,7 +171,7 @@ def labels(
     console = Console()
     chosen = _networks(console, names or list(vision.NETWORKS))
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
+    with progress_bar(console, *columns) as progress:
         whole = progress.add_task("all networks", total=len(chosen))
         for name in chosen:
             task = progress.add_task(f"images through {name}", total=None)
@@ -381,7 +381,7 @@ def reproduce(
         raise typer.BadParameter(str(error)) from error
     console = Console()
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
+    with progress_bar(console, *columns) as progress:
         task = progress.add_task("starting", total=None)
         reproduction.run(
             names or (),
@@ -456,7 +456,7 @@ def data_fetch(
         if terms:
             console.print(f"{name}: terms of use at {terms}", highlight=False, soft_wrap=True)
         columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=console, transient=True) as progress:
+        with progress_bar(console, *columns) as progress:
             task = progress.add_task(f"fetching {name}", total=None)
             try:
                 places = fetch.fetch(

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from typer import Argument, Option
 
 from ffcp.cli.printing import print_table, say
 from ffcp.notebooks import number
+from ffcp.progress import hidden
 
 if TYPE_CHECKING:
     from ffcp.online.monitor import Monitor
@@ -242,7 +244,9 @@ def _said() -> Iterator[None]:
 def _progress(what: str) -> Iterator[Any]:
     """Show a bar while something is done; yields a function that is told what, and its share."""
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, transient=True) as progress:
+    # Nothing is written to a file, not even an empty line.
+    bar = Progress(*columns, transient=True, disable=not Console().is_terminal)
+    with hidden(), bar as progress:
         task = progress.add_task(what, total=None)
         yield lambda what, share: progress.update(
             task, description=what, completed=share, total=None if share is None else 1.0

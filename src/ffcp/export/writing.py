@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from ffcp.export.steps import GROUP, RANDOM, ROUNDING, BandSteps, SetSteps
 from ffcp.extras import needed
 from ffcp.network import forward, inputs
 from ffcp.predictor import Predictor
+from ffcp.progress import progress
 from ffcp.warnings import FFCPWarning, warn
 
 _ONE_AT_A_TIME = threading.Lock()  # torch's exporter keeps its state for all threads together
@@ -83,22 +84,26 @@ class _Writing:
 
     def data(self) -> bytes:
         """Make the file's bytes."""
-        try:
-            model = self._graph()
-            rounding = self._measured(model.SerializeToString())
-            _settle(model, ROUNDING, rounding.to(self._rounding.dtype))
-            if isinstance(self._steps, SetSteps):
-                model.graph.output.pop()
-            model.producer_name, model.producer_version = "ffcp", __version__
-            needed("onnx.helper", "export", "export").set_model_props(model, self._metadata())
-            data: bytes = model.SerializeToString()
-            feeds = self._feeds(inputs.take(self._x, slice(0, 1)))
-            checking.run(data, {n: t for n, t in feeds.items() if n != ROUNDING})
-        except Exception as error:
-            raise ValueError(f"no graph can be made of this: {_short(error)}") from error
+        with progress(4, "exporting") as step:
+            try:
+                return self._checked(self._graph(step))
+            except Exception as error:
+                raise ValueError(f"no graph can be made of this: {_short(error)}") from error
+
+    def _checked(self, model: Any) -> bytes:
+        """Compare the graph with the library, and return the file."""
+        rounding = self._measured(model.SerializeToString())
+        _settle(model, ROUNDING, rounding.to(self._rounding.dtype))
+        if isinstance(self._steps, SetSteps):
+            model.graph.output.pop()
+        model.producer_name, model.producer_version = "ffcp", __version__
+        needed("onnx.helper", "export", "export").set_model_props(model, self._metadata())
+        data: bytes = model.SerializeToString()
+        feeds = self._feeds(inputs.take(self._x, slice(0, 1)))
+        checking.run(data, {n: t for n, t in feeds.items() if n != ROUNDING})
         return data
 
-    def _graph(self) -> Any:
+    def _graph(self, step: Callable[[], object]) -> Any:
         x = inputs.take(self._x, torch.arange(ROWS) % inputs.row_count(self._x))
         feeds = self._feeds(x)
 
@@ -108,7 +113,7 @@ class _Writing:
             return self._steps(inputs.replace(x, leaves), named)
 
         with rows_uncounted(self._steps.model):
-            return onnx_model(function, feeds, (ROUNDING,), self._output_names())
+            return onnx_model(function, feeds, (ROUNDING,), self._output_names(), step)
 
     def _feeds(self, x: Any) -> dict[str, Tensor]:
         """Return a value for every input."""
