@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("pandas")
 from ffcp import tables
+from ffcp.notebooks import number
 from ffcp.tables import report
 from tests.tables.material import houses, quick_fit
 
@@ -23,6 +24,15 @@ def test_the_page_says_what_was_measured_and_loads_nothing(fitted: tables.Fitted
     assert "a different word in every row" in page
     assert not re.search(r"https?://|src=|<link|<script|@import|url\(", page)
     assert page.count("<circle") > 100  # the truths of the picture, and the curve
+
+
+def test_methods_are_compared_in_the_units_of_the_target(fitted: tables.FittedTable) -> None:
+    choice, unit = fitted.predictor.choice, fitted.about.scale
+    assert unit > 2
+    for trial in choice.trials.values():
+        for value in (trial.score, trial.length):
+            assert number(unit * value) in fitted.about.method
+            assert f">{number(unit * value)}<" in fitted.report
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,12 @@ from typing import Annotated
 import torch
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 
 import ffcp
 import ffcp_paper
 from ffcp_paper import reproduce as reproduction
-from ffcp_paper.console import print_table
+from ffcp_paper.console import print_table, progress_bar
 from ffcp_paper.data import datasets, fetch, inventory
 from ffcp_paper.data.download import FetchError
 from ffcp_paper.data.files import MissingDataError
@@ -82,7 +82,7 @@ def groups(
     torch.set_num_threads(1)  # layers this small only lose time by being divided
     chosen = _present(console, names or list(worst_groups.NAMES))
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
+    with progress_bar(console, *columns) as progress:
         whole = progress.add_task("all runs", total=len(chosen) * seeds)
         for name in chosen:
             results = []
@@ -170,7 +170,7 @@ def labels(
     console = Console()
     chosen = _networks(console, names or list(pretrained.NETWORKS))
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
+    with progress_bar(console, *columns) as progress:
         whole = progress.add_task("all networks", total=len(chosen))
         for name in chosen:
             task = progress.add_task(f"images through {name}", total=None)
@@ -382,7 +382,7 @@ def reproduce(
         raise typer.BadParameter(str(error)) from error
     console = Console()
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
+    with progress_bar(console, *columns) as progress:
         task = progress.add_task("starting", total=None)
         reproduction.run(
             names or (),
@@ -457,7 +457,7 @@ def data_fetch(
         if terms:
             console.print(f"{name}: terms of use at {terms}", highlight=False, soft_wrap=True)
         columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=console, transient=True) as progress:
+        with progress_bar(console, *columns) as progress:
             task = progress.add_task(f"fetching {name}", total=None)
             try:
                 places = fetch.fetch(

@@ -14,13 +14,14 @@ from ffcp.classification.scores import APS, LAC, RAPS, RuleScore, as_score, know
 from ffcp.conformal.rank import exact_alpha, plain_quantile
 from ffcp.conformal.selection import Aside, Selected, Selection
 from ffcp.description import Described
+from ffcp.notebooks import Ranking, ShownAsTable
 
 AUTO = "auto"
 _FEWEST = 20  # with fewer rows set aside, mean sizes are too uncertain
 
 
 @dataclass(frozen=True)
-class ScoreChoice(Described):
+class ScoreChoice(ShownAsTable, Described):
     """The selected label score, and the mean set sizes of all candidates.
 
     Attributes
@@ -52,13 +53,24 @@ class ScoreChoice(Described):
     rows: int
     alpha: float
 
-    def __str__(self) -> str:
+    def ranking(self) -> Ranking:
+        """Return the candidates, the best first; of those that differ in a penalty the best one."""
         if not self.rows:
-            return f"{self.score}, not selected: fewer than {_FEWEST} rows could be set aside"
-        by = f"selected by mean set size on {self.rows} rows at alpha={self.alpha:g}"
-        ranked = sorted(self.trials.items(), key=lambda trial: trial[1])
-        lines = [f"  {name:<42} mean size {size:.4g}" for name, size in ranked]
-        return "\n".join([f"{self.score}, {by}", *lines])
+            few = f"without a choice: fewer than {_FEWEST} rows could be spared"
+            return Ranking([f"{_explained(self.score)}; {few}"], (), (), 0)
+        best = {_explained(self.score): self.trials[self.score]}
+        for name, size in sorted(self.trials.items(), key=lambda trial: trial[1]):
+            best.setdefault(_explained(name), size)
+        ranked = sorted(best, key=lambda name: best[name])
+        by = f"chosen by mean size of sets on {self.rows:,} rows at alpha = {self.alpha:g}"
+        chosen = ranked.index(_explained(self.score))
+        marks = "> marks the chosen one." + (chosen > 0) * (
+            " Sets above it are smaller by less than chance explains, a standard error over these "
+            "rows; then the simplest is taken."
+        )
+        rows = [(name, f"{best[name]:.4g}") for name in ranked]
+        above = [f"{_explained(self.score)}, {by}"]
+        return Ranking(above, ("labels in a set", "mean size"), rows, chosen, [marks])
 
 
 @dataclass(frozen=True)
@@ -153,3 +165,20 @@ def _label(rule: Threshold | Cumulative) -> str:
     if isinstance(rule, Cumulative) and rule.lam:
         label += f", kreg {rule.kreg}, lam {rule.lam:g}"
     return label
+
+
+_WORDS = {
+    "LAC": "LAC: all above one probability",
+    "APS": "APS: the likeliest, up to a total probability",
+    "RAPS": "RAPS: as APS, with a penalty on large sets",
+}
+
+
+def _explained(name: str) -> str:
+    """Return what a candidate does, in words, without its penalty.
+
+    >>> _explained("RAPS, temperature 1.2, kreg 2, lam 0.1")
+    'RAPS: as APS, with a penalty on large sets, temperature 1.2'
+    """
+    kind, temperature, *_ = name.split(", ")
+    return _WORDS[kind] + ("" if temperature == "temperature 1" else f", {temperature}")

@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from typer import Argument, Option
 
 from ffcp.cli.printing import print_table, say
+from ffcp.notebooks import number
+from ffcp.progress import hidden
 
 if TYPE_CHECKING:
     from ffcp.online.monitor import Monitor
@@ -244,7 +247,9 @@ def _reported() -> Iterator[None]:
 def _progress(what: str) -> Iterator[Any]:
     """Show a progress bar; yields a function of the current step's text and the share done."""
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, transient=True) as progress:
+    # Nothing is written to a file, not even an empty line.
+    bar = Progress(*columns, transient=True, disable=not Console().is_terminal)
+    with hidden(), bar as progress:
         task = progress.add_task(what, total=None)
         yield lambda what, share: progress.update(
             task, description=what, completed=share, total=None if share is None else 1.0
@@ -280,7 +285,7 @@ def _print_fit(fitted: FittedTable) -> None:
         say(f"Decided: {decision}")
     say("Rows: " + ", ".join(f"{count:,} for {name}" for name, count in about.rows.items()))
     say(f"Training: {training_summary(about.training)}")
-    say(f"Method: {about.method}")
+    say("Method:" + ("\n" if "\n" in about.method else " ") + about.method)
     say(f"Guarantee: {about.guarantee}")
     if about.tested is not None:
         _print_measured(about.tested, bool(about.classes))
@@ -288,8 +293,8 @@ def _print_fit(fitted: FittedTable) -> None:
 
 def _print_measured(measured: Measured, labels: bool, columns: bool = False) -> None:
     length = "mean size" if labels else "mean length"
-    size = "" if measured.size is None else f", {length} {measured.size:.4g}"
-    score = "" if measured.score is None else f", interval score {measured.score:.4g}"
+    size = "" if measured.size is None else f", {length} {number(measured.size)}"
+    score = "" if measured.score is None else f", interval score {number(measured.score)}"
     share = f"{measured.coverage:.1%} [{measured.low:.1%}, {measured.high:.1%}]"
     say(f"Coverage {share} of {measured.rows:,} rows{size}{score}")
     if measured.excess is not None:
@@ -303,7 +308,7 @@ def _print_measured(measured: Measured, labels: bool, columns: bool = False) -> 
         rows = []
         for part in parts:
             shares = f"{part.coverage:.1%}", f"{part.low:.1%} to {part.high:.1%}"
-            size = "infinite" if part.size is None else f"{part.size:.4g}"
+            size = "infinite" if part.size is None else number(part.size)
             rows.append((part.column, part.value, f"{part.rows:,}", *shares, size))
         if rows:
             print_table(title, ("column", "value", "rows", "coverage", "interval", length), rows)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import logging
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,6 +32,7 @@ from ffcp.batch import traced
 from ffcp.export.backward import BACKWARD
 
 aten = torch.ops.aten
+BATCH = "batch"
 ROWS = 7  # rows in tracing; stands for any number but 1, which torch specialises on
 
 
@@ -39,6 +41,7 @@ def onnx_model(
     inputs: Mapping[str, Tensor],
     fixed: Sequence[str],
     outputs: Sequence[str],
+    step: Callable[[], object],
 ) -> Any:
     """Return an ONNX model of a function of tensors.
 
@@ -53,19 +56,23 @@ def onnx_model(
         Inputs without rows.
     outputs : sequence of str
         The names of the outputs.
+    step : callable
+        Called after each of the three steps.
 
     Returns
     -------
     onnx.ModelProto
         The model, with these names of inputs and outputs.
     """
-    rows = torch.export.Dim("rows")
-    shapes = tuple(None if name in fixed else {0: rows} for name in inputs)
+    batch = torch.export.Dim(BATCH)
+    shapes = tuple(None if name in fixed else {0: batch} for name in inputs)
     # Inputs are renamed at the end: torch's names of operations could be equal to a user's names.
     final_names = {f"input.{number}": name for number, name in enumerate(inputs)}
     with _quiet():
         graph = _traced(function, inputs, fixed)
+        step()
         program = torch.export.export(graph, tuple(inputs.values()), dynamic_shapes=shapes)
+        step()
         exported = torch.onnx.export(
             program,
             dynamo=True,
@@ -73,10 +80,21 @@ def onnx_model(
             input_names=list(final_names),
             output_names=list(outputs),
         )
+    step()
     assert exported is not None
     model = exported.model_proto
     _rename(model.graph, {name: f"inner.{name}" for name in inputs} | final_names)
+    _name_batch_axis(model.graph)
     return model
+
+
+def _name_batch_axis(graph: Any) -> None:
+    """Call the axis of rows "batch", which torch calls s26, say; the first input has rows."""
+    name = graph.input[0].type.tensor_type.shape.dim[0].dim_param
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        for size in value.type.tensor_type.shape.dim:
+            if size.dim_param:  # a product of it, perhaps
+                size.dim_param = re.sub(rf"\b{re.escape(name)}\b", BATCH, size.dim_param)
 
 
 def _rename(graph: Any, names: Mapping[str, str]) -> None:

@@ -135,25 +135,24 @@ class IntervalSteps(Steps):
         out, rounding = self.see(x), others[ROUNDING]
         prediction = self._prediction(out.output)
         results = [prediction]
-        for threshold in self.thresholds(others.get(GROUP)):
-            lower, upper = (end.reshape(prediction.shape) for end in self._ends(out, threshold))
+        found = [q.view(-1, q.shape[-1]) for q in self.thresholds(others.get(GROUP))]
+        for ends in zip(*self._ends(out, torch.stack(found)), strict=True):
+            lower, upper = (end.reshape(prediction.shape) for end in ends)
             for end in (lower - rounding, upper + rounding):
                 end = end.to(prediction.dtype)
                 results.append(end if self._support is None else end.clamp(*self._support))
         return results
 
-    def _ends(self, out: BatchOutput, threshold: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the ends at a threshold, widened by the rounding of this machine."""
+    def _ends(self, out: BatchOutput, thresholds: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the ends (levels, n, m), widened by the rounding of this machine."""
         share = rounding_share(out.output.dtype)
-        larger = threshold + threshold.abs() * share
+        larger = thresholds + thresholds.abs() * share
         if isinstance(self._family, ScaledScore):
             return Outward(self._family).region(out, larger)
-        # The family takes several levels at once.
-        ends = self._family.region(out, larger.view(1, -1, threshold.shape[-1]))
+        lower, upper = self._family.region(out, larger)
         margin = columns(self._family.prediction(out.output)).abs() * share
         # Large values, perhaps larger than in the example, have larger rounding errors.
-        down, up = (margin + end[0].abs() * share for end in ends)
-        return ends[0][0] - down, ends[1][0] + up
+        return lower - (margin + lower.abs() * share), upper + (margin + upper.abs() * share)
 
 
 def rounding_share(dtype: torch.dtype) -> float:

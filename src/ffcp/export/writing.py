@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from ffcp.export.steps import GROUP, RANDOM, ROUNDING, IntervalSteps, SetSteps
 from ffcp.extras import needed
 from ffcp.network import forward, inputs
 from ffcp.predictor import Predictor
+from ffcp.progress import progress
 from ffcp.warnings import FFCPWarning, warn
 
 _ONE_AT_A_TIME = threading.Lock()  # torch's exporter has global state
@@ -85,23 +86,27 @@ class _Writing:
 
     def data(self) -> bytes:
         """Return the file's bytes."""
-        try:
-            model = self._graph()
-            rounding = self._measured_rounding(model.SerializeToString())
-            _make_constant(model, ROUNDING, rounding.to(self._rounding.dtype))
-            if isinstance(self._steps, SetSteps):
-                model.graph.output.pop()
-            model.producer_name, model.producer_version = "ffcp", __version__
-            needed("onnx.helper", "export", "export").set_model_props(model, self._metadata())
-            data: bytes = model.SerializeToString()
-            feeds = self._feeds(inputs.take(self._x, slice(0, 1)))
-            checking.run(data, {n: t for n, t in feeds.items() if n != ROUNDING})
-        except Exception as error:
-            name = type(self._predictor).__name__
-            raise ValueError(f"{name!r} cannot be exported: {_short(error)}") from error
+        with progress(4, "exporting") as step:
+            try:
+                return self._checked(self._graph(step))
+            except Exception as error:
+                name = type(self._predictor).__name__
+                raise ValueError(f"{name!r} cannot be exported: {_short(error)}") from error
+
+    def _checked(self, model: Any) -> bytes:
+        """Compare the graph with the library, and return the file."""
+        rounding = self._measured_rounding(model.SerializeToString())
+        _make_constant(model, ROUNDING, rounding.to(self._rounding.dtype))
+        if isinstance(self._steps, SetSteps):
+            model.graph.output.pop()
+        model.producer_name, model.producer_version = "ffcp", __version__
+        needed("onnx.helper", "export", "export").set_model_props(model, self._metadata())
+        data: bytes = model.SerializeToString()
+        feeds = self._feeds(inputs.take(self._x, slice(0, 1)))
+        checking.run(data, {n: t for n, t in feeds.items() if n != ROUNDING})
         return data
 
-    def _graph(self) -> Any:
+    def _graph(self, step: Callable[[], object]) -> Any:
         x = inputs.take(self._x, torch.arange(ROWS) % inputs.row_count(self._x))
         feeds = self._feeds(x)
 
@@ -111,7 +116,7 @@ class _Writing:
             return self._steps(inputs.replace(x, leaves), named)
 
         with rows_uncounted(self._steps.model):
-            return onnx_model(function, feeds, (ROUNDING,), self._output_names())
+            return onnx_model(function, feeds, (ROUNDING,), self._output_names(), step)
 
     def _feeds(self, x: Any) -> dict[str, Tensor]:
         """Return an example value of every input."""

@@ -20,9 +20,9 @@ from ffcp.conformal.mondrian import Mondrian
 from ffcp.conformal.rank import exact_alpha, rows_needed
 from ffcp.conformal.selection import Aside, Selected, Selection, Teaching
 from ffcp.conformal.weighted import Weighted
-from ffcp.extras import progress
 from ffcp.network import arrays, forward, inputs
 from ffcp.network.forward import candidates
+from ffcp.progress import progress
 from ffcp.regression.common import Common
 from ffcp.regression.comparison import (
     CRITERIA,

@@ -73,11 +73,16 @@ def _rare(goal: Target, division: RowSplit) -> list[str]:
     ]
 
 
-def method(predictor: Any) -> str:
-    """Return the name of the method, and the report of its selection."""
+def chosen(predictor: Any, unit: float) -> Any:
+    """Return how the method was chosen, in the units of the target; ``None`` without a choice."""
     choice = getattr(predictor, "choice", None)
-    name = type(predictor).__name__
-    return name if choice is None else f"{name}: {choice}"
+    return choice.in_units(unit) if hasattr(choice, "in_units") else choice
+
+
+def method(predictor: Any, unit: float) -> str:
+    """Return the name of the method, and how it was chosen."""
+    choice = chosen(predictor, unit)
+    return type(predictor).__name__ if choice is None else str(choice)
 
 
 def guarantee(predictor: Any, alpha: float, group: str | None, time: str | None, folds: Any) -> str:

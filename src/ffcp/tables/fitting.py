@@ -142,7 +142,7 @@ def fit(
         scale=work.scale,
         rows=division.counts(None if division.folds is not None else len(predictor.calibration)),
         folds=0 if division.folds is None else len(work.networks),
-        method=decisions.method(predictor),
+        method=decisions.method(predictor, work.scale),
         guarantee=decisions.guarantee(predictor, alpha, group, time, division.folds),
         training=tuple(work.training),
         decisions=tuple(notes),

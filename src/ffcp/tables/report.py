@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from ffcp.notebooks import number
+from ffcp.tables import decisions
 from ffcp.tables.fitted import FittedTable
 from ffcp.tables.training import training_summary
 
@@ -21,7 +23,10 @@ def page(fitted: FittedTable, predictions: pd.DataFrame | None, y: np.ndarray[An
 
     loader = FileSystemLoader(Path(__file__).parent)
     environment = Environment(loader=loader, autoescape=select_autoescape(default=True))
-    environment.filters.update(number=_number, percent=lambda share: f"{share:.1%}")
+    environment.filters.update(
+        number=lambda value: "" if value is None else number(value),
+        percent=lambda share: f"{share:.1%}",
+    )
     about, given = fitted.about, dict[str, Any]()
     if predictions is not None and about.tested is not None:
         has = predictions["prediction"].notna().to_numpy()
@@ -34,22 +39,14 @@ def page(fitted: FittedTable, predictions: pd.DataFrame | None, y: np.ndarray[An
             given["sizes"] = sizes.value_counts().sort_index().items()
         else:
             given["picture"] = _picture(predictions[has], y[has])
+    choice = decisions.chosen(fitted.predictor, about.scale)
     return environment.get_template("report.html.j2").render(
-        about=about, columns=fitted.columns[0], training=training_summary(about.training), **given
+        about=about,
+        columns=fitted.columns[0],
+        training=training_summary(about.training),
+        choice=None if choice is None else choice._repr_html_(),
+        **given,
     )
-
-
-def _number(value: float | None) -> str:
-    """Return a number with four digits, and commas between thousands.
-
-    >>> _number(123456.789), _number(0.000123456), _number(math.inf)
-    ('123,457', '0.0001235', '∞')
-    """
-    if value is None:
-        return ""
-    if math.isinf(value):
-        return "∞" if value > 0 else "-∞"
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def _picture(intervals: pd.DataFrame, y: np.ndarray[Any, Any]) -> dict[str, Any] | None:
@@ -65,7 +62,7 @@ def _picture(intervals: pd.DataFrame, y: np.ndarray[Any, Any]) -> dict[str, Any]
     low, high = float(every.min() - margin), float(every.max() + margin)
     hits = (shown[:, 0] <= shown[:, 3]) & (shown[:, 3] <= shown[:, 2])
     places = (high - np.clip(shown, low, high)) / (high - low)
-    ticks = [((high - tick) / (high - low), _number(tick)) for tick in _axis(low, high)]
+    ticks = [((high - tick) / (high - low), number(tick)) for tick in _axis(low, high)]
     return {"rows": list(zip(*places.T.tolist(), hits, strict=True)), "ticks": ticks}
 
 

@@ -62,7 +62,7 @@ def grown(quantiles: Tensor) -> Sets:
     True
     """
     ends = quantiles @ _TO_FINE.to(quantiles)
-    lower, upper = [], []
+    firsts, lasts = [], []
     first = last = torch.zeros(ends.shape[:-1], dtype=torch.long, device=ends.device)
     starts = torch.arange(_FINE, device=ends.device)
     for number, held in enumerate(_HELD):
@@ -74,10 +74,11 @@ def grown(quantiles: Tensor) -> Sets:
             widths = widths.masked_fill(outside, torch.inf)
         first = widths.argmin(dim=-1)
         last = first + steps
-        lower.append(ends.gather(-1, first[..., None])[..., 0])
-        upper.append(ends.gather(-1, last[..., None])[..., 0])
-    middle = (lower[0] + upper[0]) / 2
-    return Sets(torch.stack([middle, *lower], -1), torch.stack([middle, *upper], -1))
+        firsts.append(first)
+        lasts.append(last)
+    lower, upper = (ends.gather(-1, torch.stack(places, -1)) for places in (firsts, lasts))
+    middle = (lower[..., :1] + upper[..., :1]) / 2
+    return Sets(torch.cat([middle, lower], -1), torch.cat([middle, upper], -1))
 
 
 def _on_lines(places: Tensor, wanted: Tensor) -> Tensor:
