@@ -123,7 +123,7 @@ def ours(rows: Rows, task: Task) -> dict[str, Result]:
     inside = (bands["lower"] <= bands["prediction"]) & (bands["prediction"] <= bands["upper"])
     said = {
         "method": about.method,
-        "training": training.told(about.training),
+        "training": training.training_summary(about.training),
         "outside": float(1 - inside.mean()),
         "calibrated": fitted.calibrated,
     }
