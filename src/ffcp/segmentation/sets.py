@@ -126,8 +126,8 @@ def known_labels(y: Tensor, classes: int, ignore: int | None, first_row: int = 0
         image = int(outside.nonzero()[0, 0])
         found = f"has labels {y[image][outside[image]].unique()[:5].tolist()}"
         expected = f"expected 0 to {classes - 1}"
-        expected += "; pass ignore= if it marks unlabelled pixels" if ignore is None else ""
-        expected += "" if ignore is None else f" or {ignore}"
+        advice = "; pass ignore= if it marks unlabelled pixels"
+        expected += advice if ignore is None else f" or {ignore}"
         raise ValueError(f"image {first_row + image} (counted from 0) {found}: {expected}")
     return Maps(y.where(known, 0), known)
 
