@@ -41,7 +41,7 @@ class Support(NamedTuple):
             )
 
     def cut(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
-        """Cut bands; one that lies outside altogether becomes the nearest point inside.
+        """Return intervals clipped to the support; one outside it becomes its nearest end.
 
         >>> ends = Support(0.0, math.inf).cut(torch.tensor([-1.0, -3.0]), torch.tensor([1.0, -2.0]))
         >>> [end.tolist() for end in ends]
@@ -52,7 +52,7 @@ class Support(NamedTuple):
 
 
 def checked_support(support: Any) -> Support | None:
-    """Read the two ends of a support, of which one may be ``None``.
+    """Return a support from its two ends, of which one may be ``None``.
 
     >>> checked_support((0, None)).config()
     [0.0, None]
