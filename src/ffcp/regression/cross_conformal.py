@@ -69,8 +69,8 @@ class CrossConformal(nn.Module):
     ...     return model
     >>> models = [least_squares(x[folds != k], y[folds != k]) for k in range(10)]
     >>> predictor = CrossConformal(models, folds).calibrate(x, y)
-    >>> band = predictor.predict_interval(torch.randn(3, 2), alpha=0.1)
-    >>> bool((band.upper > band.lower).all()), round(predictor.guarantee(0.1), 3)
+    >>> interval = predictor.predict_interval(torch.randn(3, 2), alpha=0.1)
+    >>> bool((interval.width > 0).all()), round(predictor.guarantee(0.1), 3)
     (True, 0.724)
     """
 
@@ -207,8 +207,8 @@ class CrossConformal(nn.Module):
             parts.append((lower, upper, middle))
         if up > n:
             warn(
-                f"the band is infinite: {n} rows are too few for alpha = {float(alpha):g}, which "
-                f"needs at least {rows_needed(alpha)}"
+                f"the interval is infinite: alpha={float(alpha):g} needs at least "
+                f"{rows_needed(alpha)} rows and there are {n}"
             )
         whole = (torch.cat(ends) for ends in zip(*parts, strict=True))
         lower, upper, middle = (arrays.like_target(part, self._layout) for part in whole)

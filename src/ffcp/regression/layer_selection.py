@@ -307,7 +307,7 @@ def why_plain(choice: Choice, what: str = "feature") -> str:
     best = others[name]
     return (
         f"plain CP was chosen: on {choice.rows} rows set aside no {what} "
-        f"gave {'tighter limits' if choice.side in (LOWER, UPPER) else 'shorter bands'} "
+        f"gave {'tighter limits' if choice.side in (LOWER, UPPER) else 'shorter intervals'} "
         f"(best: {name!r} with {choice.what_is_compared} {best.mean_length:.4g} against "
         f"{plain:.4g}). It says little about the noise here: its rank correlation with the "
         f"residual is {best.rank_correlation:+.2f}"

@@ -1,4 +1,4 @@
-"""The known range of the target: bands are cut to it, and targets outside it are refused."""
+"""The known range of the target: intervals are clipped to it, targets outside are an error."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def checked_support(support: Any) -> Support | None:
 
 
 def _outward(end: float, direction: int, dtype: torch.dtype) -> float:
-    """Round an end to a number of this type, so that a target on it is not cut off."""
+    """Round an end outward to a number of this type, so that a target on it is covered."""
     rounded = torch.tensor(end, dtype=torch.float64).to(dtype).item()
     if not math.isfinite(end) or direction * (rounded - end) >= 0:
         return float(rounded)
