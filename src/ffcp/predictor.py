@@ -460,9 +460,8 @@ class Predictor(Persistent):
         """Raise RuntimeError, also for ``torch.compile(predictor)``: see docs/speed.md."""
         raise RuntimeError(
             f"{type(self).__name__} is not compiled, as that gains next to nothing: give it "
-            "torch.compile(model) if the model is large, or export(path, example) the band for a "
-            "server. A function that is compiled calls it through "
-            "torch.compiler.disable(predictor.forward)"
+            "torch.compile(model) if the model is large, or export(path, example) for a server. "
+            "In a compiled function, call torch.compiler.disable(predictor.forward)"
         )
 
 

@@ -1,4 +1,4 @@
-"""What all regression methods take besides their own arguments: see ``ffcp.IntervalPredictor``."""
+"""Keyword arguments of all regression methods: see ``ffcp.IntervalPredictor``."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Bands from networks trained on folds: the jackknife+ and CV+ of Barber et al. (2021).
+"""Prediction intervals from networks trained on folds: the jackknife+ and CV+.
 
-Where rows are few, those that calibrate are missed in training. Here every row does both: the
+Where rows are few, calibration rows are missed in training. Here every row is used for both: the
 rows are divided into K folds, a network is trained without each of them, and a row's residual is
-that of the network which has not seen it.
+that of the network that was trained without it (Barber et al., 2021).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _BLOCK = 2**21  # numbers at a time: rows to predict, times rows that calibrate
 
 
 class CrossConformal(nn.Module):
-    """Bands from K networks, each trained without one fold of the rows: jackknife+ and CV+.
+    """Intervals from K networks, each trained without one fold of the rows: jackknife+ and CV+.
 
     Parameters
     ----------
@@ -42,19 +42,20 @@ class CrossConformal(nn.Module):
         For each row the number of its fold, from 0 to K - 1, in the order in which
         :meth:`calibrate` gets them. With a fold for every row this is the jackknife+. A row of
         fold -1 is in none: every network may have been trained with it, and it does not
-        calibrate. Folds of one size promise most: :meth:`even_folds`.
+        calibrate. Folds of one size have the best guarantee: :meth:`even_folds`.
     side
-        ``"both"``, or ``"lower"`` or ``"upper"`` for a band that is infinite on the other side.
+        ``"both"``, or ``"lower"`` or ``"upper"`` for intervals that are infinite on the other
+        side.
     batch_size
         Rows per pass over arrays.
 
     Notes
     -----
-    With n rows, residuals R_i and mu_k the network of fold k(i), the band reaches from the
+    With n rows, residuals R_i and mu_k the network of fold k(i), the interval goes from the
     floor(alpha (n + 1))-th smallest mu_k(x) - R_i to the ceil((1 - alpha)(n + 1))-th smallest
-    mu_k(x) + R_i. What the theorems promise is in :meth:`guarantee`: 1 - 2 alpha for the
-    jackknife+, a little less for CV+; 1 - alpha is what is usually seen, and is not promised.
-    The training must not depend on the order of the rows, other than by random numbers.
+    mu_k(x) + R_i. Its guarantee is that of :meth:`guarantee`: 1 - 2 alpha for the jackknife+, a
+    little less for CV+; 1 - alpha is usual, and not guaranteed. The training must not depend on
+    the order of the rows, other than by random numbers.
 
     Examples
     --------
@@ -68,8 +69,8 @@ class CrossConformal(nn.Module):
     ...     return model
     >>> models = [least_squares(x[folds != k], y[folds != k]) for k in range(10)]
     >>> predictor = CrossConformal(models, folds).calibrate(x, y)
-    >>> band = predictor.predict_interval(torch.randn(3, 2), alpha=0.1)
-    >>> bool((band.upper > band.lower).all()), round(predictor.guarantee(0.1), 3)
+    >>> interval = predictor.predict_interval(torch.randn(3, 2), alpha=0.1)
+    >>> bool((interval.width > 0).all()), round(predictor.guarantee(0.1), 3)
     (True, 0.724)
     """
 
@@ -96,13 +97,13 @@ class CrossConformal(nn.Module):
         self._identities: list[Identity] = []
         self._layout: dict[str, Any] = {}  # what targets were like, as in inputs.Reader
 
-    # -- what is promised -------------------------------------------------------------------
+    # -- folds and their guarantee ----------------------------------------------------------
 
     @staticmethod
     def even_folds(rows: int, seed: int = 0) -> Tensor:
         """Return the number of a fold for each row, in 10 to 15 folds of one size.
 
-        Up to 30 rows each is a fold of its own. The number of folds is the one that leaves out
+        With up to 30 rows each is its own fold. The number of folds is that which leaves out the
         fewest rows: these have the number -1.
 
         >>> folds = CrossConformal.even_folds(43)
@@ -120,7 +121,7 @@ class CrossConformal(nn.Module):
     def guarantee(
         self, alpha: Any = None, *, confidence_level: Any = None, **unknown: NoReturn
     ) -> float:
-        """Return the probability with which bands hold the truth at least, by the theorems.
+        """Return the guaranteed coverage.
 
         For K folds of n / K rows it is 1 - 2 alpha - min(2 (1 - 1/K) / (n/K + 1),
         (1 - K/n) / (K + 1)) (Theorem 4 of Barber et al.), which for the jackknife+ is
@@ -143,7 +144,7 @@ class CrossConformal(nn.Module):
         Parameters
         ----------
         x, y
-            All rows, those the networks were trained with, in the order of ``folds``.
+            All rows that the networks were trained with, in the order of ``folds``.
         """
         target = arrays.target_tensor(y)
         count = len(self.folds)
@@ -160,7 +161,7 @@ class CrossConformal(nn.Module):
         for fold, (model, own) in enumerate(zip(self.models, given, strict=True)):
             rows = torch.nonzero(self.folds.cpu() == fold)[:, 0]
             some = inputs.take(own, rows)
-            # In float32: a network that ends in float64 may well have computed in less.
+            # In float32: a network with float64 output may have computed in less.
             forward.check_rows(model, some, (), dtype=torch.float32)
             error = target[rows].double().reshape(-1) - _output(model, some, self.batch_size)
             scores[rows] = self._score(error)
@@ -171,21 +172,21 @@ class CrossConformal(nn.Module):
 
     @property
     def _in_folds(self) -> Tensor:
-        """The folds of those rows that are in one."""
+        """The folds of the rows that are in one."""
         return self.folds[self.folds >= 0]
 
     def _score(self, error: Tensor) -> Tensor:
-        """Return how far a target lies beyond a prediction, on the sides that are bounded."""
+        """Return how far a target lies beyond a prediction, on the finite sides."""
         return {BOTH: error.abs(), LOWER: -error, UPPER: error}[self.side]
 
     def predict_interval(
         self, x: Any, alpha: Any = None, *, confidence_level: Any = None, **unknown: NoReturn
     ) -> Interval:
-        """Return bands; with what probability they hold the truth is said by :meth:`guarantee`.
+        """Return prediction intervals, whose coverage is that of :meth:`guarantee`.
 
-        ``alpha`` is the share of misses allowed, 0.1 if nothing is given; ``confidence_level``, in
-        its place, is 1 - alpha. The prediction is the median, over rows, of what the networks
-        that lack them predict.
+        ``alpha`` is the miscoverage level, 0.1 by default; ``confidence_level``, in its place, is
+        1 - alpha. The prediction is the median, over rows, of the predictions of the networks
+        trained without them.
         """
         alpha = requested_alpha(alpha, confidence_level, unknown)
         self._must_be_ready()
@@ -206,8 +207,8 @@ class CrossConformal(nn.Module):
             parts.append((lower, upper, middle))
         if up > n:
             warn(
-                f"the band is infinite: {n} rows are too few for alpha = {float(alpha):g}, which "
-                f"needs at least {rows_needed(alpha)}"
+                f"the interval is infinite: alpha={float(alpha):g} needs at least "
+                f"{rows_needed(alpha)} rows and there are {n}"
             )
         whole = (torch.cat(ends) for ends in zip(*parts, strict=True))
         lower, upper, middle = (arrays.like_target(part, self._layout) for part in whole)
@@ -245,7 +246,7 @@ class CrossConformal(nn.Module):
         *,
         batch_size: int | None = None,
     ) -> Self:
-        """Make the predictor that :meth:`save` wrote again, for the same networks."""
+        """Load the predictor that :meth:`save` wrote, for the same networks."""
         tensors = files.read(path)
         with files.refused(path):
             if tensors.keys() != {"scores", "folds", "settings"}:
@@ -262,7 +263,7 @@ class CrossConformal(nn.Module):
         return predictor
 
     def extra_repr(self) -> str:
-        """Show how many rows and folds there are."""
+        """Return the numbers of rows and folds."""
         return f"side={self.side!r}, {len(self.models)} folds, {len(self._in_folds)} rows"
 
 
@@ -280,7 +281,7 @@ def _checked_folds(folds: Any, models: int) -> Tensor:
 
 
 def _output(model: nn.Module, x: Any, batch_size: int | None) -> Tensor:
-    """Run a model of one output, in float64 and without gradients; the model is left as it is."""
+    """Return the predictions of a model of one output, in float64."""
     parts = [out.output for out in forward.over(model, x, batch_size=batch_size)]
     predictions = torch.cat(parts).double().cpu()
     if predictions.numel() != len(predictions):

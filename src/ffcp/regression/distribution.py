@@ -37,7 +37,7 @@ class Distribution:
     Attributes
     ----------
     prediction : Tensor
-        The point prediction, in the shape of the targets that calibrated.
+        The point prediction, in the shape of the calibration targets.
 
     Examples
     --------
@@ -75,14 +75,14 @@ class Distribution:
         points = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
         return f"Distribution({len(self)} rows, from {points} calibration points)"
 
-    # -- what it says -----------------------------------------------------------------------
+    # -- quantiles, probabilities and samples -----------------------------------------------
 
     def quantile(self, levels: Any) -> Tensor:
         """Return quantiles, in the shape and type of the prediction.
 
-        Several levels give a first dimension more. Below one half a quantile is rounded down, to
-        the next C_k, and above it up, so that (0.05, 0.95) are the ends of the bands of
-        ``side="each"`` at alpha = 0.1; the median lies in the middle.
+        Several levels add a first dimension. Below one half a quantile is rounded down, to the
+        next C_k, and above it up, so that (0.05, 0.95) are the ends of the intervals of
+        ``side="each"`` at alpha = 0.1.
         """
         asked, are_many = exact_alphas(levels, "a level")
         scores = torch.empty(len(asked), len(self), self._outputs, dtype=torch.float64)
@@ -92,17 +92,17 @@ class Distribution:
         return self._targets_at(scores) if are_many else self._targets_at(scores)[0]
 
     def cdf(self, y: Any) -> Tensor:
-        """Return the probability of targets up to y: k + 1/2 of n + 1 behind the k-th C.
+        """Return the probability of targets up to y: (k + 1/2) / (n + 1) after the k-th C.
 
         ``y`` has the shape of the prediction, or one dimension more before it.
         """
         return self._shares(y, 0.5)
 
     def p_value(self, y: Any) -> Tensor:
-        """Return the share of mass below y, the place inside its gap drawn at random.
+        """Return the mass below y, with a random share of that of its gap.
 
-        Over new rows these numbers are uniform on [0, 1], exactly. Random numbers belong to the
-        rows: asked again, they are the same.
+        Over new rows these numbers are exactly uniform on [0, 1]. Random numbers belong to the
+        rows: they are the same in every call.
         """
         draws = Draws(self._entropy, _TIES)
         return self._shares(y, draws.uniform(self._numbers, self._outputs))
@@ -138,7 +138,7 @@ class Distribution:
             scores[:, rows, output] = own[(drawn[:, rows, output] * len(own)).long()]
         return self._targets_at(scores)
 
-    # -- how ----------------------------------------------------------------------------------
+    # -- computation --------------------------------------------------------------------------
 
     @property
     def _outputs(self) -> int:
@@ -174,7 +174,7 @@ class Distribution:
         return self._shaped(result, y)
 
     def _targets(self, y: Any) -> Tensor:
-        """Bring targets to (k, n, m) in float64."""
+        """Return targets as (k, n, m) in float64."""
         target = arrays.target_tensor(y).detach().cpu()
         arrays.check_finite(target, "y")
         if self._are_several(target):
@@ -182,12 +182,12 @@ class Distribution:
         return arrays.target_like(target, self.prediction).double().reshape(1, len(self), -1)
 
     def _shaped(self, values: Tensor, y: Any) -> Tensor:
-        """Bring values (k, n, m) to the shape of the prediction, or one dimension more."""
+        """Return values (k, n, m) in the shape of the prediction, or with one more dimension."""
         whole = values.reshape(len(values), *self.prediction.shape)
         return whole if self._are_several(arrays.target_tensor(y)) else whole[0]
 
     def _are_several(self, target: Tensor) -> bool:
-        """Return whether there are several targets for each row, in a first dimension."""
+        """Whether there are several targets for each row, in a first dimension."""
         shape = self.prediction.shape
         return target.dim() == len(shape) + 1 and target.shape[1:] == shape
 

@@ -3,7 +3,7 @@
 With r the residuals of a row, each divided by its scale, and C their covariance, the score is the
 Mahalanobis norm sqrt(r' C^-1 r), and the set of a threshold q is the ellipsoid of all targets whose
 score is at most q. The smallest box around it has half the length q scale_j sqrt(C_jj) in output j,
-so that box and correlation say all of it. C comes from rows that do not calibrate.
+so that box and correlation determine it. C comes from rows that do not calibrate.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Ellipsoid(Interval):
     prediction : Tensor
         The model's point prediction, its centre.
     alpha : float, tuple of floats or None
-        The level that was asked for, or the several levels of the first dimension.
+        The miscoverage level, or the levels of the first dimension.
     correlation : Tensor
         That of the outputs, (m, m): y lies inside if z' correlation^-1 z <= 1, z the distance
         from the centre in units of half the box.
@@ -69,7 +69,7 @@ class Ellipsoid(Interval):
         alpha: float | tuple[float, ...] | None = None,
         correlation: Tensor | None = None,
     ) -> Ellipsoid:
-        """Put the parts together."""
+        """Build the tuple, and keep level and correlation."""
         self = super().__new__(cls, lower, upper, prediction, alpha)
         assert isinstance(self, Ellipsoid)
         outputs = prediction[0].numel() if len(prediction) else 0
@@ -104,14 +104,14 @@ class Ellipsoid(Interval):
     def contains(self, y: Any) -> Tensor:
         """Return which rows lie in their ellipsoid, (n,), or (levels, n).
 
-        A row of which some targets are NaN is looked for in the projection on the others, and one
-        without any target lies in none.
+        A row with some NaN targets is tested in the projection on the others, and one without any
+        target lies in none.
         """
         given = arrays.target_tensor(y).to(self.lower.device)
         target = columns(as_float64(arrays.target_like(given, self.prediction))).cpu()
         half, centre = self._half, columns(as_float64(self.prediction)).cpu()
         distance = (target - centre) / half
-        # What rounding of the ends can take from rows at the edge.
+        # A bound on the rounding of the ends, for rows at the edge.
         unit = 2 * torch.finfo(self.lower.dtype).eps
         slack = (unit * (1 + centre.abs() / half)).nan_to_num(0.0).amax(dim=-1)
         inside = torch.zeros(distance.shape[:-1], dtype=torch.bool)
@@ -206,13 +206,13 @@ class EllipsoidScore(ScaledScore):
         return {name: one for name, one in super().config().items() if name != "covariance"}
 
     def selection(self) -> Selection | None:
-        """Return what learns the covariance, and selects the scale where it is open."""
+        """Return the selection that learns the covariance, and selects the scale if not given."""
         is_open = getattr(self.scale, "is_open", False)
         return Covariance(self) if is_open or self.covariance is None else None
 
     @property
     def interval(self) -> Callable[..., Interval]:
-        """What is returned of rows: ellipsoids."""
+        """The class of the result: ellipsoids."""
         return partial(Ellipsoid, correlation=self.correlation)
 
     @property
@@ -238,7 +238,7 @@ class EllipsoidScore(ScaledScore):
     def region_of_sides(
         self, out: BatchOutput, below: Tensor, above: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return the ends of the box, in float64: rounded, each by itself, they tilt what is in."""
+        """Return the ends of the box, in float64: rounding each would distort the ellipsoid."""
         dtype = torch.float32 if out.output.device.type == "mps" else torch.float64
         return intervals.interval_ends(self.ends(out), below, above, dtype)
 
@@ -289,7 +289,7 @@ class EllipsoidScore(ScaledScore):
 
 
 class Covariance(Selection):
-    """Learns the covariance of residuals, of a scale that is selected before, if that is open."""
+    """Learns the covariance of residuals; first selects the scale, if it is not given."""
 
     what = "the covariance of errors"
 
@@ -297,7 +297,7 @@ class Covariance(Selection):
         self.score, self.box = score, score if box is None else box
 
     def prepared(self, model: nn.Module, x: Any) -> Selection:
-        """Find the scales there are to select from."""
+        """Find the candidate scales."""
         if not getattr(self.score.scale, "is_open", False):
             return self
         selection = ScaledScore(self.score.base, self.score.scale, True).selection()
@@ -309,7 +309,7 @@ class Covariance(Selection):
         return self.box.requires()
 
     def select(self, aside: Aside) -> Selected:
-        """Take the scale with the shortest mean box, and learn the covariance with it."""
+        """Select the scale with the shortest mean box, and learn the covariance with it."""
         chosen = Selected(self.box, aside.calibration, {})
         if isinstance(self.box, Selection):
             chosen = self.box.select(aside)

@@ -1,4 +1,4 @@
-"""Bands put together from pieces: a base, a scale and a calibration."""
+"""Prediction intervals from a base, a scale and a calibration."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _OF_SCALED = ("joint", "side", "output_scales")  # arguments of the score of a b
 
 
 class IntervalPredictor(RegressionPredictor):
-    """Prediction bands put together from pieces: a base, a scale and a calibration.
+    """Prediction intervals from a base, a scale and a calibration.
 
     Every named regression method is such a combination: ``CP`` is ``Point`` with ``Constant``
     and ``Marginal``, ``FFLCQR`` is ``Quantiles`` with ``GradientNorm`` and ``Local``.
@@ -40,19 +40,19 @@ class IntervalPredictor(RegressionPredictor):
     model
         A trained network; forward returns one tensor with a row per input row.
     base
-        Which outputs are the ends of the band: :class:`ffcp.scores.Point` (the default) or
+        Which outputs are the ends of the interval: :class:`ffcp.scores.Point` (the default) or
         :class:`ffcp.scores.Quantiles`.
     scale
-        How wide one unit of the threshold is at each input: :class:`ffcp.scales.Constant` (the
-        default), :class:`ffcp.scales.GradientNorm`, any function of what one pass saw
-        (:class:`ffcp.BatchOutput`), or a list of them to choose from.
+        What residuals are divided by: :class:`ffcp.scales.Constant` (the default),
+        :class:`ffcp.scales.GradientNorm`, any function of an :class:`ffcp.BatchOutput`, or a list
+        of them to select from.
     calibration
-        How scores are kept and thresholds looked up: :class:`ffcp.calibrations.Marginal` (the
-        default), :class:`ffcp.calibrations.Mondrian` or :class:`ffcp.calibrations.Local`.
+        How scores become thresholds: :class:`ffcp.calibrations.Marginal` (the default),
+        :class:`ffcp.calibrations.Mondrian` or :class:`ffcp.calibrations.Local`.
     score
         An :class:`ffcp.scores.IntervalScore` of your own, in place of base and scale.
     **common
-        Of these the named methods take any:
+        The following, which all named methods take:
 
     joint
         With several outputs: ``False`` covers each on its own with probability 1 - alpha.
@@ -71,22 +71,23 @@ class IntervalPredictor(RegressionPredictor):
         threshold of its own, which suits skewed noise.
     support
         The smallest and the largest value that targets can take, ``None`` where there is none:
-        ``(0, None)``. Bands are cut to it, the prediction is not, and other targets are refused.
+        ``(0, None)``. Intervals are clipped to it, the prediction is not, and other targets are an
+        error.
     output_scales
-        What is large for each output, where they share a threshold (``joint=True`` or a share):
-        one positive number per output; ``"auto"``, learned on calibration rows that then do not
-        calibrate, unless :meth:`fit_output_scales` has learned them from other rows, so that bands
-        do not depend on the units of the outputs; or ``None``, all outputs as they are. With one
-        output, more than 4,096, or too few rows, ``"auto"`` is ``None``.
+        The scale of each output, where they share a threshold (``joint=True`` or a share), so that
+        intervals do not depend on the units of the outputs: one positive number per output;
+        ``"auto"``, learned on calibration rows that then do not calibrate, unless
+        :meth:`fit_output_scales` has learned them from other rows; or ``None``, no scaling. With
+        one output, more than 4,096, or too few rows, ``"auto"`` is ``None``.
     missing
-        Whether NaN in ``y`` stands for a target that is not known. Each output is calibrated on
-        the rows that have it; with ``joint=True`` or a share only complete rows calibrate. What
-        is promised then holds for all targets if they are missing completely at random, whatever
-        their values and inputs. With ``joint="known"`` every row with a known target calibrates,
-        and the promise is about the known outputs of rows with the same missingness.
+        Whether NaN in ``y`` means a missing target. Each output is calibrated on the rows that
+        have it; with ``joint=True`` or a share only complete rows calibrate. The guarantee then
+        holds for all targets if they are missing completely at random. With ``joint="known"``
+        every row with a known target calibrates, and the guarantee is about the known outputs of
+        rows with the same missingness.
     selection_fraction, selection_alpha, seed
-        Where something is left open: the share of the calibration rows that choose it and then
-        do not calibrate, the level at which candidates are compared, and the seed of the
+        Where something is to be selected: the share of the calibration rows that are used for it
+        and do not calibrate, the level at which candidates are compared, and the seed of the
         division.
     batch_size
         Rows per pass over arrays; by default about 16 MB of input (2 MB of images), at most
@@ -142,7 +143,7 @@ class IntervalPredictor(RegressionPredictor):
 
     @property
     def scale(self) -> Any:
-        """The scale in use; ``None`` of a score that has none."""
+        """The scale in use; ``None`` for a score without one."""
         return getattr(self._state.score, "scale", None)
 
     @property
@@ -153,21 +154,21 @@ class IntervalPredictor(RegressionPredictor):
 
     @property
     def choice(self) -> Choice | None:
-        """What the automatic selection of the scale saw and took."""
+        """The report of the selection of the scale."""
         choice: Choice | None = self._state.report.get("layer")
         return choice
 
     @property
     def output_scales(self) -> Tensor | None:
-        """What is large for each output, if outputs share a threshold and it is known."""
+        """The scale of each output, if outputs share a threshold and it is known."""
         scales = getattr(self._state.score, "output_scales", None)
         return None if scales in (None, AUTO) else torch.tensor(scales, dtype=torch.float64)
 
     def fit(self: Self, x: Any, y: Any) -> Self:
-        """Learn what is left open from rows that will not calibrate, so that all others can.
+        """Select what is not given on rows that will not calibrate, so that all others can.
 
         Scales of outputs, their covariance, a bandwidth, the directions of a layer. Training rows
-        will do.
+        may be used.
         """
         selection, is_ellipsoid = self._given[1].selection(), self.joint == ELLIPSOID
         if is_ellipsoid:
@@ -179,7 +180,7 @@ class IntervalPredictor(RegressionPredictor):
         return self
 
     def _fit_covariance(self, x: Any, y: Any) -> None:
-        """Learn the covariance of residuals from rows of their own."""
+        """Learn the covariance of residuals from rows that will not calibrate."""
         score, calibration = replace(self._given[0], covariance=None), self._given[1]
         if getattr(score.scale, "is_open", False):
             raise RuntimeError(
@@ -196,10 +197,10 @@ class IntervalPredictor(RegressionPredictor):
             self._state = replace(self._state, score=self._given[0])
 
     def fit_output_scales(self: Self, x: Any, y: Any) -> Self:
-        """Learn the scales of outputs on rows of their own, so that all others calibrate.
+        """Learn the scales of outputs on rows that will not calibrate, so that all others do.
 
-        Training rows will do: scales only say which output's errors are larger. The rows must
-        not calibrate. Only for outputs that share a threshold, and scales that were not given.
+        Training rows may be used: only the ratios of the scales matter. Only for outputs that
+        share a threshold, and scales that were not given.
         """
         given, calibration = self._given
         if has_own_thresholds(self.joint) or not isinstance(given, ScaledScore):
@@ -234,11 +235,11 @@ class IntervalPredictor(RegressionPredictor):
         return out._replace(columns=batch.columns)
 
     def _fit_calibration(self, x: Any, y: Any, planned: int | None) -> None:
-        """Select what the calibration leaves open on rows of their own."""
+        """Make the selection of the calibration on rows that will not calibrate."""
         score = self._given[0]
         has_open_scales = getattr(score, "output_scales", None) == AUTO
         if has_open_scales and replace(score, output_scales=None).selection() is None:
-            self.fit_output_scales(x, y)  # the same rows teach both
+            self.fit_output_scales(x, y)  # from the same rows
         self.must_be_settled()
         score, calibration = self._given
         selection = calibration.selection()

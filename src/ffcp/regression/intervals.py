@@ -1,4 +1,4 @@
-"""The one formula of the regression family: base band and scale give score and interval.
+"""Base interval and scale give score and prediction interval, for all regression methods.
 
     score(x, y)   = max( (lo - y) / s_lo , (y - hi) / s_hi )
     interval(x,q) = [ lo - q * s_lo , hi + q * s_hi ]
@@ -41,27 +41,27 @@ class _Interval(NamedTuple):
 class Interval(ShownAsText, _Interval):
     """A prediction interval for each row: ``lower, upper, prediction``.
 
-    They have the shape of the targets that calibrated: (n,), (n, 1) or (n, m). Of several levels
-    the two ends have a first dimension more, one entry for each of ``alpha``.
+    They have the shape of the calibration targets: (n,), (n, 1) or (n, m). For several levels the
+    two ends have one more dimension, the first, with an entry for each of ``alpha``.
 
     Parameters
     ----------
     lower, upper : Tensor
-        The ends of the bands.
+        The ends of the intervals.
     prediction : Tensor
         The model's point prediction.
     alpha : float, tuple of floats or None
-        The level that was asked for, or the several levels of the first dimension.
+        The miscoverage level, or the levels of the first dimension.
 
     Examples
     --------
-    >>> band = Interval(torch.zeros(2), torch.ones(2), torch.full((2,), 0.5))
-    >>> band.width
+    >>> interval = Interval(torch.zeros(2), torch.ones(2), torch.full((2,), 0.5))
+    >>> interval.width
     tensor([1., 1.])
-    >>> lower, upper, prediction = band
+    >>> lower, upper, prediction = interval
     """
 
-    #: The level that was asked for, or the several levels of the first dimension.
+    #: The miscoverage level, or the levels of the first dimension.
     alpha: float | tuple[float, ...] | None = None
     #: Whether a row lies inside if each of its outputs does.
     is_box = True
@@ -73,14 +73,14 @@ class Interval(ShownAsText, _Interval):
         prediction: Tensor,
         alpha: float | tuple[float, ...] | None = None,
     ) -> Interval:
-        """Put the parts together."""
+        """Build the tuple, and keep the level."""
         self = super().__new__(cls, lower, upper, prediction)
         self.alpha = alpha
         return self
 
     @property
     def width(self) -> Tensor:
-        """How long bands are: upper - lower."""
+        """The widths: upper - lower."""
         return self.upper - self.lower
 
     @property
@@ -111,9 +111,9 @@ class Interval(ShownAsText, _Interval):
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain lists and numbers, as JSON takes them: ``None`` for an infinite end.
+        """Return plain lists and numbers for JSON, with ``None`` for an infinite end.
 
-        ``reason`` says why some ends are ``None``, where that is so.
+        ``reason`` explains why some ends are ``None``.
 
         >>> Interval(torch.tensor([0.0]), torch.tensor([torch.inf]), torch.tensor([1.0])).to_dict()
         {'lower': [0.0], 'upper': [None], 'prediction': [1.0], 'alpha': None,
@@ -126,10 +126,10 @@ class Interval(ShownAsText, _Interval):
         return {**parts, "alpha": alpha, "reason": None if is_finite else _INFINITE}
 
     def contains(self, y: Any) -> Tensor:
-        """Say which targets lie in their band, in the shape of the ends; NaN lies in none.
+        """Return which targets lie in their interval, in the shape of the ends; NaN lies in none.
 
-        >>> band = Interval(torch.zeros(2), torch.ones(2), torch.full((2,), 0.5))
-        >>> band.contains([0.5, 3.0])
+        >>> interval = Interval(torch.zeros(2), torch.ones(2), torch.full((2,), 0.5))
+        >>> interval.contains([0.5, 3.0])
         tensor([ True, False])
         """
         target = arrays.target_like(arrays.target_tensor(y).to(self.lower.device), self.prediction)
@@ -142,13 +142,12 @@ class Interval(ShownAsText, _Interval):
         return (self.lower <= target) & (target <= self.upper)
 
     def clip(self, low: float | None = None, high: float | None = None) -> Interval:
-        """Cut bands to a range; one that lies outside altogether becomes the nearest point.
+        """Return the intervals clipped to a range; one outside it becomes its nearest end.
 
-        A range known before calibrating is better given then, ``support=``: targets outside it
-        are refused.
+        If the range is known before calibrating, give ``support=`` to the predictor instead.
 
-        >>> band = Interval(torch.tensor([-1.0]), torch.tensor([1.0]), torch.tensor([0.0]))
-        >>> band.clip(0).lower
+        >>> interval = Interval(torch.tensor([-1.0]), torch.tensor([1.0]), torch.tensor([0.0]))
+        >>> interval.clip(0).lower
         tensor([0.])
         """
         ends = checked_support((low, high))
@@ -158,10 +157,10 @@ class Interval(ShownAsText, _Interval):
         return Interval(lower, upper, self.prediction, self.alpha)
 
     def to_frame(self, index: Any = None, names: Sequence[str] | None = None) -> Any:
-        """Put bands into a pandas frame: a row for each row.
+        """Return a pandas frame with a row for each row.
 
-        Columns are ``prediction``, ``lower`` and ``upper``; of several levels ``lower 0.1`` and so
-        on. Several outputs have a level of columns above, by number or by ``names``.
+        Columns are ``prediction``, ``lower`` and ``upper``; for several levels ``lower 0.1`` and so
+        on. Several outputs add an outer level of columns, by number or by ``names``.
         """
         pandas = needed("pandas", "frames", "to_frame()")
         rows = len(self.prediction)
@@ -191,7 +190,7 @@ class Interval(ShownAsText, _Interval):
 
 
 def _level(alpha: Any, width: Tensor) -> str:
-    """Describe the intervals of one level: coverage asked for, mean width, how many are infinite.
+    """Describe the intervals of one level: nominal coverage, mean width, how many are infinite.
 
     >>> _level(0.1, torch.tensor([1.0, 2.0, torch.inf]))
     'coverage 90 % (alpha=0.1), mean width 1.5, 1 infinite'
@@ -204,21 +203,21 @@ def _level(alpha: Any, width: Tensor) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Replace what JSON has no number for by ``None``, in nested lists."""
+    """Replace infinity and NaN in nested lists by ``None``, for JSON."""
     if isinstance(value, list):
         return [_plain(one) for one in value]
     return value if math.isfinite(value) else None
 
 
 class Ends(NamedTuple):
-    """What a model says of a batch: a base band and a scale on each side, (n, m) each.
+    """The base intervals of a batch and a scale on each side, (n, m) each.
 
-    A base of one's own gives it; the band of a threshold t is [lo - t scale_lo, hi + t scale_hi].
+    Your own base returns it; the interval of a threshold t is [lo - t scale_lo, hi + t scale_hi].
 
     Parameters
     ----------
     lo, hi : Tensor
-        The ends of the base band; the same tensor where the base is a point.
+        The ends of the base interval; the same tensor if the base is a point.
     scale_lo, scale_hi : Tensor
         How much each end moves with the threshold.
 
@@ -238,12 +237,12 @@ class Ends(NamedTuple):
 
     @property
     def is_symmetric(self) -> bool:
-        """Whether one centre and one scale serve both sides, which halves the arithmetic."""
+        """Whether both sides share one centre and one scale, which halves the arithmetic."""
         return self.lo is self.hi and self.scale_lo is self.scale_hi
 
 
 def score(ends: Ends, y: Tensor) -> Tensor:
-    """How far ``y`` lies outside the base band, in units of the scale (negative inside).
+    """Return how far ``y`` lies outside the base interval, in scales (negative inside).
 
     >>> one, two = torch.tensor([1.0]), torch.tensor([2.0])
     >>> ends = Ends(one, one, two, two)
@@ -257,7 +256,7 @@ def score(ends: Ends, y: Tensor) -> Tensor:
 
 
 def sides(ends: Ends, y: Tensor) -> tuple[Tensor, Tensor]:
-    """How far ``y`` lies below the lower and above the upper end, in units of their scales.
+    """Return how far ``y`` lies below the lower and above the upper end, in their scales.
 
     >>> one, two = torch.tensor([1.0]), torch.tensor([2.0])
     >>> [side.item() for side in sides(Ends(one, one, two, two), torch.tensor([5.0]))]
@@ -269,7 +268,7 @@ def sides(ends: Ends, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def interval(ends: Ends, threshold: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """All y whose score is at most ``threshold``, as bounds of the given type.
+    """Return the ends of the interval of all y whose score is at most ``threshold``.
 
     >>> one, two = torch.tensor([1.0]), torch.tensor([2.0])
     >>> ends = Ends(one, one, two, two)
@@ -282,13 +281,13 @@ def interval(ends: Ends, threshold: Tensor, dtype: torch.dtype) -> tuple[Tensor,
 def interval_ends(
     ends: Ends, below: Tensor, above: Tensor, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """All y that lie at most so far below the lower and above the upper end, as bounds of a type.
+    """Return the ends of intervals that exceed the base by thresholds on each side.
 
     Thresholds may have a further dimension, of levels, before those of the ends.
 
-    The bounds are rounded outward. A target with exactly the threshold's score, the one that
-    the guarantee counts on when scores tie, must not fall out by rounding: score and bound
-    round in float64, and the bound once more on its way to ``dtype``.
+    The ends are rounded outward. A target whose score equals the threshold, on which the guarantee
+    relies when scores tie, must not be lost by rounding: scores and ends are rounded in float64,
+    and the ends once more to ``dtype``.
 
     >>> one, two = torch.tensor([1.0]), torch.tensor([2.0])
     >>> ends = Ends(one, one, two, two)
@@ -303,20 +302,20 @@ def interval_ends(
     up = down if is_shared else _lengthened(ends.hi, above * ends.scale_hi, is_inward, dtype)
     lower, upper = ends.lo - down, ends.hi + up
     if is_inward:
-        # Quantile bands can shrink, a bound then pass the largest number of a short type, and
-        # the cast turn it into infinity on the wrong side.
+        # Quantile intervals can shrink; an end may then exceed the largest number of a short
+        # type, and the cast turn it into infinity on the wrong side.
         largest = torch.finfo(dtype).max
         lower, upper = lower.clamp_max(largest), upper.clamp_min(-largest)
-        # A band that shrank to nothing is a point, not a negative length.
+        # An empty interval is returned as a point.
         is_empty, middle = lower > upper, (lower + upper) / 2
         lower, upper = lower.where(~is_empty, middle), upper.where(~is_empty, middle)
     return lower.to(dtype), upper.to(dtype)
 
 
 def outward(start: Tensor, step: Tensor, sign: int, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """Give ``start + step``, rounded away from the band: down for sign -1, up for 1.
+    """Return ``start + step``, rounded outward: down for sign -1, up for 1.
 
-    ``scale`` is the size of the numbers that the step was worked out from.
+    ``scale`` is the size of the numbers that the step was computed from.
 
     >>> zero, third = torch.zeros(1, dtype=torch.float64), torch.full((1,), 1 / 3).double()
     >>> bool(outward(zero, third, 1, third, torch.float16) >= third)
@@ -329,7 +328,7 @@ def outward(start: Tensor, step: Tensor, sign: int, scale: Tensor, dtype: torch.
 
 
 def _lengthened(start: Tensor, step: Tensor, is_inward: bool, dtype: torch.dtype) -> Tensor:
-    """Return a step from ``start``, lengthened by all that rounding can take from it."""
+    """Return a step from ``start``, lengthened by a bound on its rounding error."""
     limits = torch.finfo(dtype)
     unit = max(0.51 * limits.eps, 4 * torch.finfo(torch.float64).eps)
     size = start.abs() + (step.abs() if is_inward else step)
@@ -341,26 +340,26 @@ def as_float64(values: Tensor) -> Tensor:
     return (values.cpu() if values.device.type == "mps" else values).double()
 
 
-# -- bases: which outputs of the model are the ends that the scale widens -----------------------
+# -- bases: which outputs of the model are the ends of the base interval ------------------------
 
 
 class Base(Protocol):
-    """What a base of one's own must have."""
+    """The interface of a base."""
 
     def __call__(self, out: BatchOutput, scale: Tensor) -> Ends:
-        """Give the two ends of the base band and the scale of each, (n, m) each.
+        """Return the two ends of the base interval and the scale of each, (n, m) each.
 
         ``scale`` has the shape of the model's output, or is one number for all.
         """
 
     def prediction(self, output: Tensor) -> Tensor:
-        """Give the point prediction, in the shape of the target."""
+        """Return the point prediction, in the shape of the target."""
 
 
 class Point(Described):
-    """The model's output is a point prediction: both ends are it, and one scale serves both.
+    """The model's output is a point prediction: both ends are the prediction.
 
-    It is made with nothing, and called with what a pass saw and with the scale.
+    The constructor takes no arguments.
 
     Attributes
     ----------
@@ -377,12 +376,12 @@ class Point(Described):
     lowest = 0.0
 
     def __call__(self, out: BatchOutput, scale: Tensor) -> Ends:
-        """Give the prediction as both ends."""
+        """Return the prediction as both ends."""
         centre, scale = columns(as_float64(out.output)), columns(as_float64(scale))
         return Ends(centre, centre, scale, scale)
 
     def prediction(self, output: Tensor) -> Tensor:
-        """Give the output itself."""
+        """Return the output itself."""
         return output
 
 
@@ -391,7 +390,7 @@ class Quantiles(Described):
     """The model's last dimension holds quantiles: which are the lower and the upper end.
 
     Quantiles that cross are put in order, each with its own scale: a fixed function of the
-    input, so it costs no coverage.
+    input, so coverage is not affected.
 
     Parameters
     ----------
@@ -433,7 +432,7 @@ class Quantiles(Described):
             )
 
     def __call__(self, out: BatchOutput, scale: Tensor) -> Ends:
-        """Give the two quantiles in order, each with its scale."""
+        """Return the two quantiles in order, each with its scale."""
         self._check(out.output)
         below, above = (as_float64(out.output.select(-1, p)) for p in (self.lower, self.upper))
         lo, hi = torch.minimum(below, above), torch.maximum(below, above)
@@ -447,12 +446,12 @@ class Quantiles(Described):
         return Ends(*(columns(side) for side in sides))
 
     def prediction(self, output: Tensor) -> Tensor:
-        """Give the median, or the middle of the two ends."""
+        """Return the median, or the middle of the two ends."""
         self._check(output)
         if self.median is not None:
             return output.select(-1, self.median)
         below, above = output.select(-1, self.lower), output.select(-1, self.upper)
-        wide = torch.promote_types(output.dtype, torch.float32)  # where short ones can be added
+        wide = torch.promote_types(output.dtype, torch.float32)  # in which sums do not overflow
         return (below.to(wide) + above.to(wide)).mul_(0.5).to(output.dtype)
 
     def _check(self, output: Tensor) -> None:
@@ -477,7 +476,7 @@ def _other_places(output: Tensor) -> str:
 
 
 def columns(values: Tensor) -> Tensor:
-    """Lay out values as (rows, outputs); a single number stays one."""
+    """Return values as (rows, outputs); a single number as it is."""
     dimensions = values.dim()
     if dimensions == 1:
         return values.unsqueeze(1)

@@ -29,9 +29,8 @@ def intervals_from(
 ) -> Interval:
     """Return split conformal prediction intervals around new predictions.
 
-    They are those of ``CP(Stored())`` or ``CQR(Stored())``, for those who need them once: nothing
-    is kept. Other scales, sides, groups and levels that are asked for later need a predictor:
-    :class:`ffcp.Stored`.
+    They are those of ``CP(Stored())`` or ``CQR(Stored())``, computed once. For other scales,
+    sides, groups, or levels later, use a predictor with :class:`ffcp.Stored`.
 
     Parameters
     ----------
@@ -39,18 +38,18 @@ def intervals_from(
         Predictions of a model for rows that did not train it, and their targets; of one output
         with the shape (n,) each.
     new
-        Predictions for the rows whose intervals are wanted.
+        Predictions for the new rows.
     alpha
-        Share of misses allowed, or a sequence of such shares; 0.1 if nothing is given.
+        The miscoverage level, or a sequence of them; 0.1 by default.
     confidence_level
-        In place of ``alpha``: the coverage asked for, 1 - alpha.
+        In place of ``alpha``: the coverage, 1 - alpha.
     quantiles
         Whether predictions are two quantiles, lower and upper, in a last dimension of two.
 
     Returns
     -------
     Interval
-        ``(lower, upper, prediction)``, as :meth:`ffcp.CP.predict_interval` gives them.
+        ``(lower, upper, prediction)``, as from :meth:`ffcp.CP.predict_interval`.
 
     Examples
     --------
@@ -80,7 +79,7 @@ def intervals_from(
     ends = intervals.interval(_ends(base, ahead), thresholds, ahead.dtype)
     shape = (len(ahead), *given.shape[1:])
     lower, upper = (end.reshape(len(levels), *shape) for end in ends)
-    shown = base.prediction(ahead).reshape(shape).clone()  # the caller may write to the array
+    shown = base.prediction(ahead).reshape(shape).clone()  # the caller may write to it
     if are_many:
         return Interval(lower, upper, shown, tuple(map(float, levels)))
     return Interval(lower[0], upper[0], shown, float(levels[0]))

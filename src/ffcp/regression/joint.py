@@ -1,4 +1,4 @@
-"""What one threshold covers: one output, all of them or a share; both ends of a band, or one."""
+"""What one threshold covers: one output, all of them or a share; both ends, or one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Joint = bool | float | str | tuple[float, str]
 
 
 def checked_joint(joint: Any) -> Joint:
-    """Refuse what is no way to cover several outputs; the share 1 is all.
+    """Return a valid ``joint``; the share 1 becomes True.
 
     >>> checked_joint(1.0), checked_joint((1.0, "known"))
     (True, 'known')
@@ -63,15 +63,15 @@ def needs_whole_rows(joint: Joint) -> bool:
 
 
 def reduced(scores: Tensor, joint: Joint) -> Tensor:
-    """Turn the scores (n, m) of all outputs into those that are kept: (n, 1) if joint."""
+    """Return the scores to keep of those of all outputs (n, m): (n, 1) if joint."""
     return scores if has_own_thresholds(joint) else covering(scores, *share_of(joint))
 
 
 def covering(scores: Tensor, share: Any, of_known: bool = False) -> Tensor:
     """Return for each row the smallest threshold that covers this share of its outputs.
 
-    A row in which a score is not known has none: the largest of the others says too little of
-    all outputs. With ``of_known`` these alone are to be covered.
+    A row in which a score is unknown has none. With ``of_known`` only the known outputs are to be
+    covered.
 
     >>> scores = torch.tensor([[1.0, 4.0, 2.0, 3.0], [5.0, torch.nan, 6.0, torch.nan]])
     >>> covering(scores, 0.75)[:, 0], covering(scores, 1, of_known=True)[:, 0]
@@ -92,16 +92,16 @@ def covering(scores: Tensor, share: Any, of_known: bool = False) -> Tensor:
 
 # -- sides: which ends are promised, both at once, one of them, or each on its own --------------
 #
-# A family of nested bands scores a target by how far it lies below the lower and above the upper
-# end, and moves each end by a threshold of its own. What is kept of these scores, and which
-# thresholds move which end, is decided here, once for all families.
+# Nested intervals score a target by how far it lies below the lower and above the upper end, and
+# move each end by its threshold. Which scores are kept, and which thresholds move which end, is
+# decided here for all methods.
 
 BOTH, LOWER, UPPER, EACH = "both", "lower", "upper", "each"
 SIDES = (BOTH, LOWER, UPPER, EACH)
 
 
 def checked_side(side: Any, joint: Joint = False) -> str:
-    """Refuse what is no side, and a threshold for each side of a share of the outputs.
+    """Return a valid ``side``; raise ValueError for 'each' with a share of the outputs.
 
     >>> checked_side("lower")
     'lower'
@@ -117,7 +117,7 @@ def checked_side(side: Any, joint: Joint = False) -> str:
 
 
 def extent(side: str) -> str:
-    """Name what says how far bands go: their length, or the reach of the one end that is promised.
+    """Return the word for the size of intervals: length, or reach if one end is promised.
 
     >>> extent("both"), extent("lower")
     ('length', 'reach')
@@ -126,7 +126,7 @@ def extent(side: str) -> str:
 
 
 def what_reach_is(side: str) -> str:
-    """Say what a reach is, to those who see one: it may be negative, as no length is.
+    """Return the explanation of a reach, which may be negative; empty for lengths.
 
     >>> what_reach_is("upper")
     '; reach: how far the upper limit lies above the prediction, negative if below'
@@ -147,19 +147,19 @@ def kept_scores(ends: Ends, y: Tensor, side: str, joint: Joint) -> Tensor:
 
 
 def reduced_sides(scores: Tensor, side: str, joint: Joint) -> Tensor:
-    """Turn the scores of all outputs, those below before those above, into those to keep."""
+    """Return the scores to keep of those of all outputs, below before above."""
     if side != EACH:
         return reduced(scores, joint)
     return torch.cat([reduced(part, joint) for part in scores.chunk(2, dim=1)], dim=1)
 
 
 def two_sided(scores: Tensor, side: str) -> Tensor:
-    """Turn the scores of all outputs into one for each, whichever end it lies beyond."""
+    """Return one score for each output, whichever end it lies beyond."""
     return torch.maximum(*scores.chunk(2, dim=1)) if side == EACH else scores
 
 
 def columns_of(side: str, joint: Joint, outputs: int) -> int:
-    """Say how many scores are kept of a row.
+    """Return how many scores are kept of a row.
 
     >>> columns_of("each", False, outputs=3), columns_of("each", True, outputs=3)
     (6, 2)
@@ -168,7 +168,7 @@ def columns_of(side: str, joint: Joint, outputs: int) -> int:
 
 
 def shared_out(total: Any, side: str, joint: Joint, columns: int) -> Fraction:
-    """Give each threshold its share of the misses, or of the doubt, that all of them may have.
+    """Return the level of each threshold, given that of all together.
 
     >>> shared_out(0.1, "each", False, columns=6), shared_out(0.1, "each", "bonferroni", columns=6)
     (Fraction(1, 20), Fraction(1, 60))
@@ -180,9 +180,9 @@ def shared_out(total: Any, side: str, joint: Joint, columns: int) -> Fraction:
 
 
 def growth(ends: Ends, side: str) -> tuple[Tensor, Tensor]:
-    """Give the width of the base band, and how much the promised side grows with a threshold.
+    """Return the width of the base interval, and how fast the promised side grows.
 
-    Half of the width belongs to each end where each has a threshold; an open side has none.
+    With a threshold for each end, half of the width belongs to each; an infinite side has none.
     """
     shape = torch.broadcast_shapes(ends.lo.shape, ends.scale_lo.shape)
     low, high = ends.scale_lo.expand(shape), ends.scale_hi.expand(shape)
@@ -197,12 +197,12 @@ def growth(ends: Ends, side: str) -> tuple[Tensor, Tensor]:
 # -- scales: what makes outputs of different units comparable ----------------------------------
 
 AUTO = "auto"
-FEWEST_ROWS = 10  # below, scales would be more noise than help
+FEWEST_ROWS = 10  # with fewer, scales would be mostly noise
 OutputScales = tuple[float, ...]
 
 
 def checked_output_scales(output_scales: Any, joint: Joint) -> OutputScales | str | None:
-    """Read scales that are given: one positive number per output, ``"auto"`` or ``None``.
+    """Return valid output scales: one positive number per output, ``"auto"`` or ``None``.
 
     >>> checked_output_scales([1, 0.5], joint=True)
     (1.0, 0.5)
@@ -227,7 +227,7 @@ def checked_output_scales(output_scales: Any, joint: Joint) -> OutputScales | st
 
 
 def learned_output_scales(scores: Tensor, alpha: Any) -> OutputScales | None:
-    """Learn how large the scores (n, m) of each output are; None of too few rows.
+    """Return a scale for each output, learned from scores (n, m); None for too few rows.
 
     The scale is the 1 - alpha quantile of their size: the threshold that each output would have
     alone. Where that is zero the largest counts, and an output without any error counts 1.

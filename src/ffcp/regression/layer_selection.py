@@ -1,4 +1,4 @@
-"""Choosing the scale honestly: on rows that do not calibrate, plain CP among the candidates."""
+"""Selection of the scale on rows that do not calibrate, with plain CP among the candidates."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ from ffcp.regression.joint import (
 from ffcp.regression.scales import Scale, ends_of
 
 _MOST_OUTPUTS = 4096  # of a model whose scale is selected
-_NUMBERS = 10**6  # scores of the rows that select; fewer rows do where outputs are many
-# A gradient that is the same everywhere gives the bands of plain CP, up to rounding.
+_NUMBERS = 10**6  # scores of the rows that select; with many outputs, fewer rows
+# A gradient that is the same everywhere gives the intervals of plain CP, up to rounding.
 _TIE = 1 - 1e-6
 
 
@@ -56,13 +56,13 @@ class ScaleSelection(Selection):
         return bool(getattr(self.score.scale, "is_open", False))
 
     def prepared(self, model: nn.Module, x: Any) -> Any:
-        """Find the scales there are to select from, and whether outputs are to be scaled."""
-        # Two rows: on a single one batch statistics fail, in a way that says nothing of mixing.
+        """Find the candidate scales, and whether outputs are to be scaled."""
+        # Two rows: on a single one batch statistics raise an unrelated error.
         first = forward.see(model, inputs.take(x, slice(0, 2)))
         score, prediction = self.score, self.score.prediction(first.output)
         outputs = prediction[0].numel()
-        # A single output has no other to be compared with, and the outputs of a map, whose size may
-        # change from row to row, have one unit.
+        # A single output needs no scale, and the outputs of a map, whose size may change from row
+        # to row, have one unit.
         if score.output_scales == AUTO and not (
             1 < outputs <= _MOST_OUTPUTS and prediction.dim() == 2
         ):
@@ -84,9 +84,9 @@ class ScaleSelection(Selection):
         return reduce(Requires.joined, (scale.requires() for scale in scales))
 
     def select(self, aside: Aside) -> Selected:
-        """Learn scales of outputs, and take the scale with the shortest mean interval.
+        """Learn scales of outputs, and select the scale with the shortest mean interval.
 
-        Of one end that is promised, the scale that goes least far.
+        For one-sided intervals, that with the smallest mean reach.
         """
         score, side = self.score, self.score.side
         target = score.target(aside.out, aside.y)
@@ -113,7 +113,7 @@ class ScaleSelection(Selection):
         return Selected(settled, aside.calibration, {"layer": choice}, warning)
 
     def without_rows(self, rows: int, alpha: Any) -> Selected:
-        """Take plain CP, and no row to select it; outputs count as they are."""
+        """Return plain CP without setting rows aside; outputs are not scaled."""
         plain = replace(self.score, scale=self.scales[OUTPUT], output_scales=None)
         what = self.what.removeprefix("the ")
         warning = why_no_choice(rows, alpha, what) if self._is_open else None
@@ -122,16 +122,16 @@ class ScaleSelection(Selection):
 
 @dataclass(frozen=True)
 class Candidate(Described):
-    """How one feature did on the rows set aside for choosing.
+    """The result of one feature on the rows set aside.
 
     Attributes
     ----------
     mean_length
-        How long its bands are on average; with ``side="lower"`` or ``"upper"`` their mean reach,
+        The mean length of its intervals; with ``side="lower"`` or ``"upper"`` their mean reach,
         how far that limit lies beyond the prediction, negative on its other side; with ``"each"``
         half of the length.
     rank_correlation
-        That of its scale and the residual: near 1 if it knows where errors are large.
+        That of its scale and the residual: near 1 if the scale is large where errors are.
 
     Examples
     --------
@@ -211,11 +211,11 @@ class Choice(ShownAsTable, Described):
 
 
 class Trial(NamedTuple):
-    """What one candidate says of some rows.
+    """Scores and scales of one candidate on some rows.
 
-    ``scores`` has shape (n, m) for m outputs, or (n, 1) if one threshold serves them all;
-    ``scales`` is (n, m): how much the two sides together grow with the threshold. Where each side
-    has thresholds of its own both are twice as wide, those of the lower side first.
+    ``scores`` has shape (n, m) for m outputs, or (n, 1) if they share one threshold; ``scales`` is
+    (n, m): how fast the interval grows with the threshold. Where each side has its own threshold
+    both are twice as wide, those of the lower side first.
     """
 
     scores: Tensor
@@ -223,12 +223,12 @@ class Trial(NamedTuple):
 
 
 def choose(widths: Tensor, trials: Mapping[str, Trial], alpha: Any) -> Choice:
-    """Pick the feature with the shortest mean band; a tie goes to plain CP.
+    """Select the feature with the shortest mean interval; a tie goes to plain CP.
 
     Parameters
     ----------
     widths
-        Width of the base band of the choosing rows (0 for point predictions), shape (n, m).
+        Widths of the base intervals of these rows (0 for point predictions), shape (n, m).
     trials
         Scores and scales under each candidate; plain CP, ``"output"``, must be among them.
     alpha
@@ -236,8 +236,8 @@ def choose(widths: Tensor, trials: Mapping[str, Trial], alpha: Any) -> Choice:
 
     Notes
     -----
-    With several outputs, lengths count relative to those of plain CP, so that an output in
-    large units does not decide alone.
+    With several outputs, lengths are relative to those of plain CP, so that an output in large
+    units does not decide alone.
 
     Examples
     --------
@@ -266,9 +266,9 @@ def choose(widths: Tensor, trials: Mapping[str, Trial], alpha: Any) -> Choice:
 
 
 def _lengths(widths: Tensor, trial: Trial, alpha: Any) -> Tensor:
-    """Mean band length per output, with the plain empirical quantile of these rows.
+    """Return the mean interval length per output, with the empirical quantile of these rows.
 
-    No n + 1 here: the comparison needs no guarantee, and stays finite on few rows.
+    Without n + 1: a comparison needs no guarantee, and this is finite on few rows.
     """
     thresholds = plain_quantile(trial.scores, alpha)
     thresholds = thresholds.repeat_interleave(trial.scales.shape[1] // len(thresholds))
@@ -276,7 +276,7 @@ def _lengths(widths: Tensor, trial: Trial, alpha: Any) -> Tensor:
 
 
 def rank_correlations(a: Tensor, others: Iterable[Tensor]) -> list[float]:
-    """Return Spearman's rank correlations with others, over all entries of ``a`` that are known.
+    """Return Spearman's rank correlations with others, over all known entries of ``a``.
 
     It is 0 where one side is constant.
 
@@ -296,18 +296,18 @@ def _cosine(a: Tensor, b: Tensor) -> float:
 
 def _centred_ranks(values: Tensor) -> Tensor:
     _, inverse, counts = np.unique(values.numpy(), return_inverse=True, return_counts=True)
-    # Equal values share the mean of the ranks they take up.
+    # Equal values share the mean of their ranks.
     ranks = torch.from_numpy((counts.cumsum() - (counts - 1) / 2)[inverse])
     return ranks - ranks.mean()
 
 
 def why_plain(choice: Choice, what: str = "feature") -> str:
-    """Say why plain CP was chosen among features, or among scales of any kind."""
+    """Explain why plain CP was selected among features, or among scales of any kind."""
     plain = choice.candidates[OUTPUT].mean_length
     others = {
         name: candidate
         for name, candidate in choice.candidates.items()
-        # A scale that is the same everywhere is plain CP by another name.
+        # A scale that is the same everywhere is plain CP.
         if name != OUTPUT and abs(candidate.mean_length - plain) > 1e-6 * abs(plain)
     }
     if math.isnan(plain):
@@ -320,7 +320,7 @@ def why_plain(choice: Choice, what: str = "feature") -> str:
     best = others[name]
     return (
         f"plain CP was chosen: on {choice.rows} rows set aside no {what} "
-        f"gave {'tighter limits' if choice.side in (LOWER, UPPER) else 'shorter bands'} "
+        f"gave {'tighter limits' if choice.side in (LOWER, UPPER) else 'shorter intervals'} "
         f"(best: {name!r} with {choice.what_is_compared} {best.mean_length:.4g} against "
         f"{plain:.4g}). It says little about the noise here: its rank correlation with the "
         f"residual is {best.rank_correlation:+.2f}"
@@ -328,7 +328,7 @@ def why_plain(choice: Choice, what: str = "feature") -> str:
 
 
 def why_no_choice(rows: int, alpha: Any, what: str = "feature") -> str:
-    """Say why nothing was chosen."""
+    """Explain why nothing was selected."""
     return (
         f"plain CP is used: of {rows} rows none can be spared to choose the "
         f"{what}, as alpha={float(exact_alpha(alpha)):g} needs "

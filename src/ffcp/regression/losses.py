@@ -7,12 +7,12 @@ from torch import Tensor
 
 
 def pinball_loss(quantiles: Tensor, y: Tensor, levels: tuple[float, ...] = (0.05, 0.95)) -> Tensor:
-    """Average the pinball loss of several quantiles in the last dimension.
+    """Return the mean pinball loss of several quantiles in the last dimension.
 
     Parameters
     ----------
     quantiles
-        Shape (..., k): the model's guesses of k quantiles of each target.
+        Shape (..., k): the model's estimates of k quantiles of each target.
     y
         Targets of shape (...), or (..., 1).
     levels

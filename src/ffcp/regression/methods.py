@@ -1,4 +1,4 @@
-"""The named regression methods: each a name for one combination of base, scale and calibration."""
+"""The named regression methods: combinations of a base, a scale and a calibration."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ Self = TypeVar("Self", bound="Localized")
 
 
 class CP(IntervalPredictor):
-    """Split conformal prediction: one band width for every input.
+    """Split conformal prediction: intervals of one width for all inputs.
 
     Parameters
     ----------
     model
         A trained network; forward returns one tensor with a row per input row.
     calibration
-        How scores are kept and thresholds looked up, :class:`ffcp.calibrations.Marginal` by
-        default; :class:`ffcp.calibrations.Weighted` where inputs have shifted.
+        How scores become thresholds, :class:`ffcp.calibrations.Marginal` by default;
+        :class:`ffcp.calibrations.Weighted` under covariate shift.
     **common
         ``joint``, ``side``, ``support``, ``missing``, ``selection_fraction``, ``selection_alpha``,
         ``seed``, ``batch_size`` and ``output``, as in :class:`ffcp.IntervalPredictor`.
@@ -45,8 +45,8 @@ class CP(IntervalPredictor):
     >>> x = torch.linspace(0, 1, 200)[:, None]
     >>> y = 2 * x + 0.1 * torch.sin(50 * x)
     >>> model = nn.Linear(1, 1)  # yours is trained
-    >>> band = CP(model).calibrate(x[::2], y[::2]).predict_interval(x[1::2], alpha=0.1)
-    >>> band.lower.shape
+    >>> interval = CP(model).calibrate(x[::2], y[::2]).predict_interval(x[1::2], alpha=0.1)
+    >>> interval.lower.shape
     torch.Size([100, 1])
     """
 
@@ -78,25 +78,25 @@ class CQR(CP):
         A trained network whose output has shape (n, 2), lower and upper quantile, or (n, m, 2)
         for m targets. See :func:`ffcp.pinball_loss`. Quantiles that cross are put in order.
     calibration
-        How scores are kept and thresholds looked up, :class:`ffcp.calibrations.Marginal` by
-        default; :class:`ffcp.calibrations.Weighted` where inputs have shifted.
+        How scores become thresholds, :class:`ffcp.calibrations.Marginal` by default;
+        :class:`ffcp.calibrations.Weighted` under covariate shift.
     **common
         ``joint``, ``side``, ``support``, ``missing``, ``selection_fraction``, ``selection_alpha``,
         ``seed``, ``batch_size`` and ``output``, as in :class:`ffcp.IntervalPredictor`.
 
     Notes
     -----
-    ``prediction`` of the band is the middle of the two quantiles. A band that would shrink to
-    less than nothing is returned as a point.
+    ``prediction`` of the interval is the middle of the two quantiles. An interval that would be
+    empty is returned as a point.
 
     Examples
     --------
     >>> _ = torch.manual_seed(0)
     >>> model = nn.Linear(3, 2)  # yours is trained
-    >>> band = CQR(model).calibrate(torch.randn(200, 3), torch.randn(200)).predict_interval(
+    >>> interval = CQR(model).calibrate(torch.randn(200, 3), torch.randn(200)).predict_interval(
     ...     torch.randn(5, 3), alpha=0.1
     ... )
-    >>> band.lower.shape
+    >>> interval.lower.shape
     torch.Size([5])
     """
 
@@ -104,7 +104,7 @@ class CQR(CP):
 
 
 class AtLayer(IntervalPredictor):
-    """What methods that take a gradient show of it."""
+    """Attributes of methods that use gradient norms."""
 
     @property
     def norm(self) -> float:
@@ -118,17 +118,17 @@ class AtLayer(IntervalPredictor):
 
     @property
     def method(self) -> Method:
-        """How the gradients of many outputs are taken."""
+        """How the gradients of many outputs are computed."""
         method: Method = self.scale.method
         return method
 
 
 class FFCP(AtLayer):
-    """Fast feature conformal prediction: the band is as wide as the gradient is long.
+    """Fast feature conformal prediction: widths proportional to the gradient norm.
 
-    The score of a point is its residual divided by the norm of the gradient of the output with
-    respect to a hidden layer (Algorithm 2 of the paper), so every input gets its own band, at
-    the price of one backward pass through the layers behind the feature.
+    The score of a row is its residual divided by the norm of the gradient of the output with
+    respect to a hidden layer (Algorithm 2 of the paper), so that widths depend on the input, for
+    the cost of one backward pass through the layers behind the feature.
 
     Parameters
     ----------
@@ -136,7 +136,7 @@ class FFCP(AtLayer):
         A trained network; forward returns one tensor with a row per input row.
     feature
         Where the gradient is taken: a dotted module name, a module, ``"input"``, ``"output"``
-        (which is plain CP), ``"auto"``, or a list of candidates for the automatic choice.
+        (which is plain CP), ``"auto"``, or a list of candidates to select from.
         ``"auto"`` tries at most 8 layers spread over the depth, and plain CP.
     norm
         Norm of the gradient: 1, 2 or ``inf``.
@@ -144,12 +144,12 @@ class FFCP(AtLayer):
         Smallest scale, for gradients that vanish. A constant; it must not be estimated from
         the calibration data.
     method
-        How the gradients of many outputs are taken, see :func:`ffcp.gradient_norms`: ``"auto"``,
+        How the gradients of many outputs are computed, see :func:`ffcp.gradient_norms`: ``"auto"``,
         ``"exact"``, ``"coloured"``, ``ffcp.scales.Sketch(probes)`` or ``ffcp.scales.Smooth(sigma,
         samples)``.
     calibration
-        How scores are kept and thresholds looked up, :class:`ffcp.calibrations.Marginal` by
-        default; :class:`ffcp.calibrations.Weighted` where inputs have shifted.
+        How scores become thresholds, :class:`ffcp.calibrations.Marginal` by default;
+        :class:`ffcp.calibrations.Weighted` under covariate shift.
     **common
         ``joint``, ``side``, ``support``, ``missing``, ``selection_fraction``, ``selection_alpha``,
         ``seed``, ``batch_size`` and ``output``, as in :class:`ffcp.IntervalPredictor`.
@@ -157,9 +157,9 @@ class FFCP(AtLayer):
     Attributes
     ----------
     feature : str or None
-        The feature in use; ``None`` until the automatic choice is made.
+        The feature in use; ``None`` until it is selected.
     choice : Choice or None
-        What the automatic choice saw and took.
+        The report of the selection.
 
     Examples
     --------
@@ -168,8 +168,8 @@ class FFCP(AtLayer):
     >>> x = torch.linspace(-2, 2, 400)[:, None]
     >>> y = model(x).detach() + 0.1 * torch.randn(400, 1)
     >>> predictor = FFCP(model, feature="0").calibrate(x[::2], y[::2])
-    >>> band = predictor.predict_interval(x[1::2], alpha=0.1)
-    >>> (band.upper - band.lower).std() > 0  # not one width for all
+    >>> interval = predictor.predict_interval(x[1::2], alpha=0.1)
+    >>> interval.width.std() > 0  # not one width for all
     tensor(True)
     """
 
@@ -220,7 +220,7 @@ class FFCQR(FFCP):
 
 
 class Localized(IntervalPredictor):
-    """What localized methods show of their calibration."""
+    """Attributes of localized methods."""
 
     def config(self) -> dict[str, Any]:
         """Return the constructor arguments, but for the model."""
@@ -230,7 +230,7 @@ class Localized(IntervalPredictor):
 
     @property
     def _local(self) -> Local:
-        """The localized calibration, that of the groups if there are groups."""
+        """The localized calibration; with groups, that of each group."""
         calibration: Any = self.calibration
         local: Local = getattr(calibration, "inner", calibration)
         return local
@@ -243,38 +243,38 @@ class Localized(IntervalPredictor):
 
     @property
     def guarantee(self) -> str:
-        """What the guarantee rests on: ``"level"``, ``"random"`` or ``"none"``."""
+        """The guarantee: ``"level"``, ``"random"`` or ``"none"``."""
         return self._local.guarantee
 
     @property
     def bandwidth(self) -> float | None:
-        """The bandwidth in use; ``None`` until it is chosen."""
+        """The bandwidth in use; ``None`` until it is selected."""
         return self._local.bandwidth
 
     @property
     def bandwidth_choice(self) -> BandwidthChoice | None:
-        """What the automatic choice of the bandwidth saw and took."""
+        """The report of the selection of the bandwidth."""
         choice: BandwidthChoice | None = self._state.report.get("bandwidth")
         return choice
 
     def bandwidth_for(self, embedding: Tensor, alpha: Any = 0.1) -> float | None:
-        """Find a bandwidth that gives finite bands at embedded points; None if none does.
+        """Return a bandwidth with finite intervals at embedded rows; None if there is none.
 
-        With groups it is one that does in every group.
+        With groups, one for all groups.
         """
         parts = getattr(self.calibration, "parts", {"all": self.calibration})
         wide = [part.bandwidth_for(embedding, alpha) for part in parts.values()]
         return None if None in wide else max(bandwidth for bandwidth in wide if bandwidth)
 
     def fit_localizer(self: Self, x: Any, y: Any, planned: int | None = None) -> Self:
-        """Choose the bandwidth on points of their own, so that all others can calibrate.
+        """Select the bandwidth on rows that will not calibrate, so that all others can.
 
         Parameters
         ----------
         x, y
-            Inputs and targets that will not calibrate; the training data will do.
+            Inputs and targets that will not calibrate, for example the training data.
         planned
-            How many points will calibrate; by default as many as are given here.
+            How many rows will calibrate; by default as many as are given here.
         """
         if self.localizer.bandwidth != AUTO:
             raise ValueError(f"the bandwidth is given: {self.localizer.bandwidth}")
@@ -285,7 +285,7 @@ class Localized(IntervalPredictor):
 
 
 class LCP(Localized):
-    """Localized conformal prediction (Guan, 2023): near calibration rows count more.
+    """Localized conformal prediction (Guan, 2023): calibration rows near x have more weight.
 
     Parameters
     ----------
@@ -295,22 +295,22 @@ class LCP(Localized):
         An :class:`ffcp.kernels.Localizer`, or the name of a kernel, ``"nearest"``, ``"gaussian"``,
         ``"laplace"`` or ``"box"``, on the prediction with an automatic bandwidth.
     guarantee
-        ``"marginal"``: bands cover with probability at least 1 - alpha; it stands for
+        ``"marginal"``: intervals cover with probability at least 1 - alpha; the same as
         ``"level"``, the recalibrated level (see :mod:`ffcp.conformal.local`). ``"random"`` has
         the same guarantee by randomisation (Hore and Barber, 2023). ``"none"`` is the plain
         localized quantile, which has no guarantee.
     **common
-        As in :class:`ffcp.IntervalPredictor`, where ``missing`` cannot be. An automatic bandwidth
-        that :meth:`fit_localizer` has not chosen before is chosen by ``selection_fraction`` of the
-        rows, at most 2,000. ``seed`` is also that of guarantee ``"random"``; without it the
-        operating system seeds those random numbers.
+        As in :class:`ffcp.IntervalPredictor`, but for ``missing``. An automatic bandwidth that
+        :meth:`fit_localizer` has not selected is selected on ``selection_fraction`` of the rows,
+        at most 2,000. ``seed`` is also that of guarantee ``"random"``; without it the operating
+        system seeds those random numbers.
 
     Attributes
     ----------
     bandwidth : float or None
-        The bandwidth in use; ``None`` until it is chosen.
+        The bandwidth in use; ``None`` until it is selected.
     bandwidth_choice : BandwidthChoice or None
-        What the automatic choice saw and took.
+        The report of the selection.
 
     Examples
     --------
@@ -319,8 +319,8 @@ class LCP(Localized):
     >>> y = x[:, 0] * torch.randn(1000)  # noise grows to the right
     >>> near = Localizer("gaussian", on="input")
     >>> predictor = LCP(nn.Linear(1, 1), near).calibrate(x, y)  # yours is trained
-    >>> band = predictor.predict_interval(torch.tensor([[0.1], [0.9]]), alpha=0.1)
-    >>> length = band.upper - band.lower
+    >>> interval = predictor.predict_interval(torch.tensor([[0.1], [0.9]]), alpha=0.1)
+    >>> length = interval.width
     >>> bool(length[0] < length[1])
     True
     """
@@ -379,8 +379,8 @@ class FFLCP(Localized, AtLayer):
         As in :class:`LCP`; a localizer on ``"feature"`` measures distances at the layer whose
         gradient is taken.
     **common
-        As in :class:`ffcp.IntervalPredictor`, where ``missing`` cannot be. Feature and bandwidth
-        are chosen on the same share of the rows.
+        As in :class:`ffcp.IntervalPredictor`, but for ``missing``. Feature and bandwidth are
+        selected on the same rows.
 
     Examples
     --------
@@ -445,7 +445,7 @@ def _without(config: dict[str, Any], *names: str) -> dict[str, Any]:
 
 
 def _on_feature(localizer: Localizer | str, scale: GradientNorm) -> Localizer | str:
-    """Name the layer that ``on="feature"`` means."""
+    """Return the localizer with the layer that ``on="feature"`` means."""
     if not isinstance(localizer, Localizer) or localizer.on != FEATURE:
         return localizer
     if scale.is_open:

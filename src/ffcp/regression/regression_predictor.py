@@ -46,7 +46,7 @@ _BLOCK = 2**18  # numbers per step of the float64 arithmetic
 
 
 class RegressionPredictor(Predictor):
-    """A family of nested bands and a calibration that says which of them covers."""
+    """The base of all regression predictors: nested intervals and a calibration."""
 
     compared = ("joint", "side", "missing", "support", "output")
 
@@ -90,22 +90,22 @@ class RegressionPredictor(Predictor):
 
     @property
     def shift_choice(self) -> ShiftChoice | None:
-        """What learning a density ratio saw, with :class:`ffcp.calibrations.Weighted`."""
+        """How the density ratio was learned, with :class:`ffcp.calibrations.Weighted`."""
         choice: ShiftChoice | None = self._state.report.get("shift")
         return choice
 
     def check_target(self, y: Tensor, first_row: int) -> None:
-        """Refuse NaN, unless it stands for a missing target, infinity, and what has no support."""
+        """Raise ValueError for infinite targets, NaN unless ``missing``, and those off support."""
         arrays.check_finite(y.masked_fill(y.isnan(), 0) if self.missing else y, "y", first_row)
         if self.support is not None:
             self.support.check(y, first_row)
 
     def alpha_of_each(self, alpha: Any, thresholds: int) -> Fraction:
-        """Return the share of misses that each of several thresholds allows."""
+        """Return the level of each of several thresholds."""
         return shared_out(alpha, self.side, self.joint, thresholds)
 
     def check_scores(self) -> None:
-        """Refuse, by ValueError, a loaded calibration with scores that cannot be."""
+        """Raise ValueError if loaded scores are impossible."""
         super().check_scores()
         columns = self.calibration.scores.shape[1]
         if not has_own_thresholds(self.joint) and columns > columns_of(self.side, self.joint, 1):
@@ -117,11 +117,11 @@ class RegressionPredictor(Predictor):
 
     @steady
     def score(self, x: Any, y: Any = None) -> Tensor:
-        """Return the non-conformity scores of points, in float64.
+        """Return the nonconformity scores of rows, in float64.
 
-        ``x`` may be a loader of pairs ``(x, y)``, passed alone. They have the shape of the targets
-        that calibrated, or (n,) if outputs are covered jointly. With ``side="each"`` the scores
-        below and those above come one after the other in a last dimension of two.
+        ``x`` may be a loader of pairs ``(x, y)``, passed alone. Scores have the shape of the
+        calibration targets, or (n,) if outputs are covered jointly. With ``side="each"`` they have
+        a last dimension of two, for the scores below and above.
         """
         self.must_be_settled()
         buffer, shape = RowBuffer(None), torch.Size()
@@ -153,40 +153,40 @@ class RegressionPredictor(Predictor):
         weights: Any = None,
         **unknown: NoReturn,
     ) -> Interval:
-        """Give bands that hold the truth with probability at least 1 - alpha.
+        """Return prediction intervals that contain the target with probability at least 1 - alpha.
 
         Parameters
         ----------
         x
-            Inputs, as the model takes them; or a loader of such batches, whose bands come back
-            in one piece. A loader may yield pairs ``(x, y)``, of which x is taken, if the model
-            has one argument; a model of two arguments takes both as inputs, and where either
-            could be meant that is an error. A list is an input, never a loader.
+            Inputs, as the model takes them; or a loader of batches, whose intervals are returned
+            together. A loader may yield pairs ``(x, y)``, of which x is used, if the model has one
+            argument; a model of two arguments takes both as inputs, and an ambiguous pair is an
+            error. A list is an input, never a loader.
         alpha
-            Share of misses allowed, in (0, 1); 0.1 if nothing is given. Any value, without
-            calibrating again. A sequence of them gives ``lower`` and ``upper`` a first dimension
-            of levels, from one pass.
+            The miscoverage level, in (0, 1); 0.1 by default. Any value, without calibrating
+            again. A sequence of levels adds a first dimension to ``lower`` and ``upper``, from
+            one pass.
         confidence_level
-            In place of ``alpha``: the coverage asked for, 1 - alpha. 0.9 is alpha = 0.1.
+            In place of ``alpha``: the coverage, 1 - alpha. 0.9 is alpha = 0.1.
         pac
-            PAC coverage: at least 1 - alpha for these calibration rows, with this probability
-            over calibration sets, 0.95 say. Without it the coverage is 1 - alpha on average over
-            calibration sets. For :class:`ffcp.calibrations.Marginal` and
-            :class:`ffcp.calibrations.Mondrian`, where it is so in every group by itself.
+            PAC coverage: at least 1 - alpha for this calibration set, with this probability, for
+            example 0.95. Without it the coverage is 1 - alpha on average over calibration sets.
+            For :class:`ffcp.calibrations.Marginal` and :class:`ffcp.calibrations.Mondrian`, there
+            in every group.
         groups
-            The group of each point, if the calibration had groups.
+            The group of each row, if the calibration had groups.
         first_row
-            For randomised methods, and a job that must be repeated exactly: the number of the
-            first row of ``x`` in it. By default random numbers go on from call to call.
+            For randomised methods whose results must be reproducible: the number of the first
+            row of ``x`` in the job. By default random numbers continue from call to call.
         weights
-            The weight of each point, for ``ffcp.calibrations.Weighted("given")``.
+            The weight of each row, for ``ffcp.calibrations.Weighted("given")``.
 
         Returns
         -------
         Interval
-            ``(lower, upper, prediction)`` in the shape of the targets that calibrated, (n,) or
-            (n, m), and in the type of the model's output. Where the calibration says too little
-            about a point its band is infinite, and a warning says what to do.
+            ``(lower, upper, prediction)`` in the shape of the calibration targets, (n,) or
+            (n, m), and in the type of the model's output. Where there are too few calibration
+            rows an interval is infinite, and a warning says what to do.
         """
         asked, are_many = requested_alphas(alpha, confidence_level, unknown)
         calibration = self.calibrated().calibration
@@ -230,21 +230,21 @@ class RegressionPredictor(Predictor):
     def predict_distribution(
         self, x: Any, *, groups: Any = None, first_row: int | None = None
     ) -> Distribution:
-        """Give the distribution of the target: a conformal predictive system.
+        """Return the distribution of the target: a conformal predictive system.
 
         Parameters
         ----------
         x, groups
             As in :meth:`predict_interval`.
         first_row
-            For random numbers that must be repeated, as in :meth:`predict_interval`.
+            For reproducible random numbers, as in :meth:`predict_interval`.
 
         Returns
         -------
         Distribution
             With ``quantile(levels)``, ``cdf(y)``, ``p_value(y)``, ``crps(y)`` and ``sample(n)``.
-            1 / (n + 1) of its mass lies at each infinity. Of compressed scores, which need a
-            ``side``, quantiles alone: rounded away from the middle.
+            1 / (n + 1) of its mass lies at each infinity. For compressed scores, which need a
+            ``side``, only quantiles, rounded away from the middle.
 
         Raises
         ------
@@ -314,7 +314,7 @@ class RegressionPredictor(Predictor):
         return f"{type(self).__name__} has no distribution of the target: {why}"
 
     def interval_at(self, out: BatchOutput, q: Tensor, has_levels: bool = True) -> Interval:
-        """Return intervals; of several levels the ends have a first dimension of levels."""
+        """Return intervals; for several levels the ends have a first dimension of levels."""
         score = self._state.score
         prediction = arrays.like_target(score.prediction(out.output), self._state.layout)
         outputs, sides = prediction.numel() // len(prediction), 2 if self.side == EACH else 1
@@ -362,7 +362,7 @@ def _must_know(labels: Sequence[Any], known: Mapping[Any, int]) -> None:
 
 
 def _blocks(out: BatchOutput, levels: int = 1) -> Iterator[tuple[BatchOutput, slice]]:
-    """Cut what a pass saw, so that float64 intermediates stay small beside the result."""
+    """Split the output of a pass, so that float64 intermediates stay small."""
     rows, numbers = len(out.rows), levels * out.output.numel()
     if numbers <= _BLOCK:
         yield out, slice(0, rows)

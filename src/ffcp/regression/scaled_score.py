@@ -1,4 +1,4 @@
-"""Interval scores: those of a base and a scale, behind most regression methods, and their base."""
+"""The base of interval scores, and the score of a base and a scale."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class IntervalScore(Score):
         return output
 
     def target(self, out: BatchOutput, y: Tensor) -> Tensor:
-        """Bring targets to (n, m)."""
+        """Return targets as (n, m)."""
         return columns(arrays.target_like(y, self.prediction(out.output)))
 
     def region(self, out: BatchOutput, q: Tensor) -> tuple[Tensor, Tensor]:
@@ -61,9 +61,9 @@ class IntervalScore(Score):
 
 
 class TwoSidedScore(IntervalScore):
-    """An interval score that knows how far a target lies beyond each end.
+    """An interval score with a distance beyond each end.
 
-    It goes with every ``side=`` and ``joint=``, and is defined by :meth:`sides` and
+    It supports every ``side=`` and ``joint=``, and is defined by :meth:`sides` and
     :meth:`region_of_sides`.
     """
 
@@ -105,7 +105,7 @@ class TwoSidedScore(IntervalScore):
     why_unsigned = "its score is not the size of a number that grows with the target"
 
     def signs(self, out: BatchOutput, y: Tensor) -> Tensor | None:
-        """Return which targets lie below, where the score of each is the size of a signed one."""
+        """Return which targets lie below the centre; ``None`` if scores have no sign."""
         target = self.target(out, y)
         is_folded = self.side == BOTH and (has_own_thresholds(self.joint) or target.shape[1] == 1)
         curve = self.curve(out) if is_folded else None
@@ -132,8 +132,8 @@ class TwoSidedScore(IntervalScore):
 class ScaledScore(TwoSidedScore):
     """Intervals ``[lo - q s_lo, hi + q s_hi]`` of a base and a scale.
 
-    ``output_scales`` multiply the scales of outputs that share one threshold; ``"auto"`` are to be
-    learned on rows that do not calibrate.
+    ``output_scales`` multiply the scales of outputs that share one threshold; ``"auto"``: learn
+    them on rows that do not calibrate.
     """
 
     base: Base
@@ -165,7 +165,7 @@ class ScaledScore(TwoSidedScore):
         return float(getattr(self.base, "lowest", -math.inf)) if self.side == BOTH else -math.inf
 
     def selection(self) -> Selection | None:
-        """Return what selects the scale, or learns the scales of outputs, where they are open."""
+        """Return the selection of the scale and the output scales; ``None`` if all are given."""
         is_open = hasattr(self.scale, "options") and self.scale.is_open
         return ScaleSelection(self) if is_open or self.output_scales == AUTO else None
 
@@ -213,5 +213,5 @@ class ScaledScore(TwoSidedScore):
         return torch.as_tensor((y - curve["centre"]) / curve["scale"])
 
     def at(self, curve: Columns, signed: Tensor) -> Tensor:
-        """Move the centre by so many scales."""
+        """Return the centre plus signed scores times the scale."""
         return torch.as_tensor(curve["centre"] + signed * curve["scale"])

@@ -1,4 +1,4 @@
-"""Scales: how wide one unit of the threshold is at each input."""
+"""Scales: what residuals are divided by, for each input."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ AUTO = "auto"
 
 
 class Scale(Protocol):
-    """What a scale of your own must have; a plain function of :class:`ffcp.BatchOutput` will do."""
+    """The interface of a scale; a plain function of :class:`ffcp.BatchOutput` also works."""
 
     def requires(self) -> Requires:
-        """Return which layers' norms or values the pass over the model must bring."""
+        """Return which layers' norms or values the pass over the model must compute."""
 
     def __call__(self, out: BatchOutput) -> Tensor:
         """Return one positive number per row, (n,) or (n, 1), or per output of the model."""
@@ -35,12 +35,12 @@ class Scale(Protocol):
 class Constant(Described):
     """The same scale everywhere: plain conformal prediction.
 
-    It is made with nothing, and called with what a pass saw.
+    The constructor takes no arguments.
 
     Parameters
     ----------
     out : BatchOutput
-        Of the call: what one pass over a batch gave.
+        Of the call: the output of one pass over a batch.
 
     Examples
     --------
@@ -49,15 +49,15 @@ class Constant(Described):
     tensor(1., dtype=torch.float64)
     """
 
-    #: Whether all that it returns is known to be positive and finite, and need not be looked at.
+    #: Whether all it returns is known to be positive and finite, and need not be checked.
     is_positive = True
 
     def requires(self) -> Requires:
-        """Ask for nothing."""
+        """Return that nothing is required."""
         return Requires()
 
     def __call__(self, out: BatchOutput) -> Tensor:
-        """Give the number 1."""
+        """Return the number 1."""
         return torch.ones((), dtype=torch.float64, device="cpu")
 
 
@@ -69,7 +69,7 @@ class GradientNorm(Described):
     ----------
     feature
         Where the gradient is taken: a dotted module name, ``"input"``, ``"output"`` (scale 1),
-        ``"auto"``, or a list of names to choose from. ``"auto"`` tries at most 8 layers spread
+        ``"auto"``, or a list of names to select from. ``"auto"`` tries at most 8 layers spread
         over the depth, and plain CP.
     norm
         1, 2 or ``inf``.
@@ -128,23 +128,23 @@ class GradientNorm(Described):
         return self.feature == AUTO or not isinstance(self.feature, str)
 
     def options(self, model: nn.Module, x: Any) -> dict[str, Scale]:
-        """Return the scales there are to select from; plain CP is always one."""
+        """Return the scales to select from, by name; plain CP is always one."""
         names = candidates(model, x) if self.feature == AUTO else self.feature
         return {name: replace(self, feature=name) for name in dict.fromkeys([OUTPUT, *names])}
 
 
 @dataclass(frozen=True)
 class FunctionScale(Described):
-    """A scale from a function of what one pass saw.
+    """A scale from a function of the output of one pass.
 
     Parameters
     ----------
     function
         From :class:`ffcp.BatchOutput` to one positive number per row, (n,), or per output.
     norms, values
-        Layers whose gradient norms or values it looks at.
+        Layers whose gradient norms or values it uses.
     name
-        What saved settings call it; the function's own name by default.
+        Its name in saved settings; by default that of the function.
 
     Examples
     --------
@@ -164,7 +164,7 @@ class FunctionScale(Described):
         object.__setattr__(self, "name", self.name or name_of(self.function))
 
     def requires(self) -> Requires:
-        """Return the layers it looks at, and the input."""
+        """Return the layers it uses, and the input."""
         return Requires(tuple(self.norms), tuple(self.values), input=True)
 
     def __call__(self, out: BatchOutput) -> Tensor:
@@ -174,7 +174,7 @@ class FunctionScale(Described):
 
 @dataclass(frozen=True)
 class CandidateScales(Described):
-    """Scales to choose from, by the length of their bands on rows that do not calibrate.
+    """Scales to select from, by the length of their intervals on rows that do not calibrate.
 
     Plain CP is always among them.
 
@@ -202,12 +202,12 @@ class CandidateScales(Described):
         """Return what any of them requires."""
         every = (scale.requires() for scale in self.scales)
         requires: Requires = functools.reduce(Requires.joined, every)
-        # A scale of the user's may look at the input without saying so.
+        # A scale of the user's may use the input without declaring it.
         are_ours = all(isinstance(scale, (Constant, GradientNorm)) for scale in self.scales)
         return requires._replace(input=not are_ours)
 
     def options(self, model: nn.Module, x: Any) -> dict[str, Scale]:
-        """Name the scales there are to select from."""
+        """Return the scales to select from, by name."""
         options: dict[str, Scale] = {OUTPUT: Constant()}
         for scale in self.scales:
             name = getattr(scale, "feature", None) or name_of(scale)
@@ -222,7 +222,7 @@ def gradient_norm(
     floor: float = 1e-6,
     method: Method = jacobian.AUTO,
 ) -> GradientNorm:
-    """Make the scale of FFCP for a model, whose layers may be given as modules.
+    """Return the scale of FFCP for a model; layers may be given as modules.
 
     >>> model = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1))
     >>> gradient_norm(model, model[0]).feature
@@ -237,7 +237,7 @@ def gradient_norm(
 
 
 def as_scale(scale: Any) -> Any:
-    """Take a scale as it is; make one of a function.
+    """Return a scale as it is; a function as a scale.
 
     >>> as_scale(lambda out: out.output.abs()).requires()
     Requires(norms=(), values=(), norm=2, method='auto', of=None, input=True, logits=False)
@@ -258,8 +258,8 @@ def ends_of(base: Base, scale: Scale, out: BatchOutput) -> Ends:
 
 
 def checked_scale(scale: Tensor, out: BatchOutput) -> Tensor:
-    """Bring a scale to the shape of the output, or to one number; refuse what is not positive."""
-    output, rows = out.output, out.output.shape[0]  # len() would fix it in exported files
+    """Return a scale in the shape of the output; raise ValueError unless it is positive."""
+    output, rows = out.output, out.output.shape[0]  # len() would be a constant in exported files
     if scale.dim() and scale.shape != output.shape:
         if scale.shape not in ((rows,), (rows, 1)):
             raise ValueError(

@@ -1,4 +1,4 @@
-"""The known range of the target: bands are cut to it, and targets outside it are refused."""
+"""The known range of the target: intervals are clipped to it, targets outside are an error."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Support(NamedTuple):
             )
 
     def cut(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
-        """Cut bands; one that lies outside altogether becomes the nearest point inside.
+        """Return intervals clipped to the support; one outside it becomes its nearest end.
 
         >>> ends = Support(0.0, math.inf).cut(torch.tensor([-1.0, -3.0]), torch.tensor([1.0, -2.0]))
         >>> [end.tolist() for end in ends]
@@ -52,7 +52,7 @@ class Support(NamedTuple):
 
 
 def checked_support(support: Any) -> Support | None:
-    """Read the two ends of a support, of which one may be ``None``.
+    """Return a support from its two ends, of which one may be ``None``.
 
     >>> checked_support((0, None)).config()
     [0.0, None]
@@ -74,7 +74,7 @@ def checked_support(support: Any) -> Support | None:
 
 
 def _outward(end: float, direction: int, dtype: torch.dtype) -> float:
-    """Round an end to a number of this type, so that a target on it is not cut off."""
+    """Round an end outward to a number of this type, so that a target on it is covered."""
     rounded = torch.tensor(end, dtype=torch.float64).to(dtype).item()
     if not math.isfinite(end) or direction * (rounded - end) >= 0:
         return float(rounded)

@@ -1,1 +1,1 @@
-"""FCP: scores by moving the feature, bands by bounding the head over a ball."""
+"""FCP: scores by moving the feature, intervals by bounding the head over a ball."""

@@ -1,4 +1,4 @@
-"""The nested bands of FCP: what the head can say over balls around the feature."""
+"""The nested intervals of FCP: bounds on the head over balls around the feature."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ from ffcp.regression.joint import (
 )
 from ffcp.regression.scaled_score import IntervalScore
 
-#: The numbers of descent steps that ``steps=None`` chooses from.
+#: The numbers of descent steps that ``steps=None`` selects from.
 STEP_COUNTS = (1, 2, 3, 5, 8, 12, 20, 30, 50, 80, 120, 200)
 _MOST_OUTPUTS = 4096  # that are inverted one by one
 _BOUNDS: dict[str, Callable[..., Bounds]] = {"ibp": bounds.ibp, "crown": bounds.crown}
-# How far a feature moves along a ray: a fixed grid, and straight lines between its points.
+# How far a feature moves along a ray: a fixed grid, interpolated linearly.
 _REACHES = (0.0, *(2.0 ** (k / 4) for k in range(-48, 49)))
 
 
 class _CutHead(NamedTuple):
-    """The head as a module, its trace, and the stamp of the model it was cut out of."""
+    """The head as a module, its trace, and the stamp of its model."""
 
     module: nn.Module
     traced: bounds.Head
@@ -50,7 +50,7 @@ class _CutHead(NamedTuple):
 
 
 class FeatureBallScore(IntervalScore):
-    """Bands that bound the head over a ball, whose radius is the threshold.
+    """Intervals that bound the head over a ball, whose radius is the threshold.
 
     Parameters are those of :class:`ffcp.FCP`.
     """
@@ -91,14 +91,14 @@ class FeatureBallScore(IntervalScore):
         self.norm, self.bound, self.invert = norm, bound, invert
         self.steps, self.lr, self.optimizer, self.joint = steps, lr, optimizer, joint
         self._cut: _CutHead | None = None
-        self._head()  # which raises for what cannot be cut out or bounded
+        self._head()  # raises for a head that cannot be extracted or bounded
 
     def __getstate__(self) -> dict[str, Any]:
-        # Cut out of the layers of this model; a copy cuts and traces its own.
+        # Extracted from the layers of this model; a copy extracts and traces its own.
         return {**self.__dict__, "_cut": None}
 
     def _head(self) -> _CutHead:
-        """Cut the head out of a twin of the model, again whenever the model has changed."""
+        """Return the head of a copy of the model, extracted again when the model has changed."""
         whole = self._model if self._given_head is None else self._given_head
         now = weights_of(whole).stamp
         cut = self._cut
@@ -119,7 +119,7 @@ class FeatureBallScore(IntervalScore):
         return {"head": self._given_head, **{name: getattr(self, name) for name in names}}
 
     def selection(self) -> Selection | None:
-        """Return what selects the number of steps, if none is given."""
+        """Return the selection of the number of steps; ``None`` if it is given."""
         return _Steps(self) if self.steps is None and self.invert == "descent" else None
 
     # -- the head ---------------------------------------------------------------------------
@@ -132,7 +132,7 @@ class FeatureBallScore(IntervalScore):
             yield head
 
     def check_head(self, out: BatchOutput) -> None:
-        """Refuse a head that does not give the model's output from the feature."""
+        """Raise ValueError if the head does not give the model's output from the feature."""
         output, v = out.output[:8], out.values[self.feature][:8]
         with self._head_at_rest() as head, torch.no_grad():
             again = head(v)
@@ -147,7 +147,7 @@ class FeatureBallScore(IntervalScore):
     def _distance(
         self, v: Tensor, y: Tensor, columns: Tensor | None, steps: Sequence[int]
     ) -> Tensor:
-        """Distance to y, (n, outputs), or in a column (n, 1) each, after each number of steps."""
+        """Return the distance to y, (n, outputs) or (n, 1) each, after each number of steps."""
         with self._head_at_rest() as head:
 
             def chosen(moving: Tensor) -> Tensor:
@@ -165,7 +165,7 @@ class FeatureBallScore(IntervalScore):
             )
 
     def _ball_bounds(self, v: Tensor, radius: Tensor) -> Bounds:
-        """Bounds on the head's outputs, (n, outputs), over a ball around each row."""
+        """Return bounds on the head's outputs, (n, outputs), over a ball around each row."""
         with self._head_at_rest():
             low, high = _BOUNDS[self.bound](self._head().traced, v, radius.to(v), self.norm)
         # The bounds round as the head does; widen them by more than that.
@@ -173,17 +173,17 @@ class FeatureBallScore(IntervalScore):
         rows = len(v)
         return Bounds((low - guard).reshape(rows, -1), (high + guard).reshape(rows, -1))
 
-    # -- scores and bands -------------------------------------------------------------------
+    # -- scores and intervals ---------------------------------------------------------------
 
     def score(self, out: BatchOutput, y: Tensor) -> Tensor:
-        """Return how far the feature must move until the head says y."""
+        """Return how far the feature must move until the head gives y."""
         if out.rows[0] == 0:
             self.check_head(out)
         v, target = out.values[self.feature], self.target(out, y)
         return as_float64(self.scores_after(out.output, v, target, [self.steps or 1])[0])
 
     def scores_after(self, output: Tensor, v: Tensor, y: Tensor, steps: Sequence[int]) -> Tensor:
-        """Scores (len(steps), n, outputs or 1) after each number of steps."""
+        """Return scores (len(steps), n, outputs or 1) after each number of steps."""
         if not has_own_thresholds(self.joint) and self.invert == "descent":
             unknown = y.isnan()
             lost = unknown.any(dim=1) if needs_whole_rows(self.joint) else unknown.all(dim=1)
@@ -218,10 +218,10 @@ class FeatureBallScore(IntervalScore):
         return torch.stack([lower for lower, _ in ends]), torch.stack([upper for _, upper in ends])
 
     def ball_ends(self, output: Tensor, v: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the ends of the bands, (n, outputs) each, for thresholds (n, outputs or 1)."""
+        """Return the ends of intervals, (n, outputs) each, for thresholds (n, outputs or 1)."""
         if radius.shape[1] == 1:
             return self._ball_bounds(v, radius[:, 0])
-        # Each output has a ball of its own, and of its bounds only that output counts.
+        # Each output has its own ball, of whose bounds only that output is used.
         ends = [self._ball_bounds(v, own) for own in radius.T]
         lower = torch.stack([end.lower[:, column] for column, end in enumerate(ends)], dim=1)
         return lower, torch.stack([end.upper[:, column] for column, end in enumerate(ends)], dim=1)
@@ -247,7 +247,7 @@ class _Steps(Selection):
         return self.ball.requires()
 
     def select(self, aside: Aside) -> Selected:
-        """Return the score with a number of steps, of which no row that calibrates decides."""
+        """Return the score with the number of steps that these rows select."""
         ball, out = self.ball, aside.out
         ball.check_head(out)
         y, v = ball.target(out, aside.y), out.values[ball.feature]
@@ -264,7 +264,7 @@ class _Steps(Selection):
         return Selected(settled, aside.calibration, {"steps": StepChoice(coverage)})
 
     def _coverage(self, output: Tensor, v: Tensor, y: Tensor, threshold: Tensor) -> float:
-        """Measure the share of known targets, or of rows if all count at once, in the intervals."""
+        """Return the coverage of known targets, or of rows if joint."""
         joint = self.ball.joint
         lower, upper = self.ball.ball_ends(output, v, threshold.expand(len(v), len(threshold)))
         target = y.to(lower)
@@ -283,11 +283,11 @@ class StepChoice(Described):
 
 
 class QuantileBallScore(FeatureBallScore):
-    """The bands of FCQR: the lower quantile bounded from below over a ball, the upper from above.
+    """The intervals of FCQR: lower bounds of the lower quantile over a ball, upper of the upper.
 
-    Inside the two quantiles the score goes by rays: along the steepest direction of each quantile
-    in feature space, how far the feature moves before the quantile has come to y. A negative
-    threshold moves both ends inward by as much.
+    Between the two quantiles the score is measured along rays: how far the feature moves along
+    the steepest direction of each quantile before the quantile reaches y. A negative threshold
+    moves both ends inward by as much.
     """
 
     lowest = -math.inf
@@ -328,7 +328,7 @@ class QuantileBallScore(FeatureBallScore):
         return lower, upper
 
     def _along_rays(self, v: Tensor, order: Tensor, ends: Tensor) -> Iterator[tuple[float, Tensor]]:
-        """Yield reaches, from 0, with both ends (n, 2) moved inward by as much."""
+        """Yield distances, from 0, with both ends (n, 2) moved inward by as much."""
         with self._head_at_rest() as head, torch.inference_mode(False), torch.enable_grad():
             rays = [
                 _steepest(head, v, order[:, side : side + 1], self.norm) * (1 - 2 * side)
@@ -354,7 +354,7 @@ class QuantileBallScore(FeatureBallScore):
         return reaches
 
     def _shrunk(self, v: Tensor, order: Tensor, ends: Tensor, reaches: Tensor) -> Tensor:
-        """Return both ends, (n, 2), moved inward by a reach; a band that is empty is a point."""
+        """Return both ends, (n, 2), moved inward by a distance; an empty interval is a point."""
         inner = ends.clone()
         for (near, before), (far, after) in pairwise(self._along_rays(v, order, ends)):
             share = (reaches - near) / (far - near)
@@ -378,5 +378,5 @@ def _steepest(head: nn.Module, v: Tensor, column: Tensor, norm: float) -> Tensor
 
 
 def _guard(low: Tensor, high: Tensor) -> Tensor:
-    """Return more than what rounding can take from two ends."""
+    """Return a bound on the rounding of two ends."""
     return (32 * torch.finfo(low.dtype).eps * (low.abs() + high.abs())).nan_to_num(0.0, 0.0)

@@ -1,9 +1,9 @@
-"""FCP's score: how far the feature must move until the head says what was observed.
+"""FCP's score: how far the feature must move until the head gives the target.
 
 ``descend`` follows the paper: gradient descent on (g(v) - y)^2, stopped after a number of steps,
 whether or not g(v) = y by then. ``exact_distance`` goes on until y lies between the head's values
-at two features, and returns the distance of the farther one; only with it do FCP's bands carry a
-guarantee in the space of the targets.
+at two features, and returns the distance of the farther one; only with it do FCP's intervals have
+a guarantee in the space of the targets.
 
 Every row has its own loss and takes its own path, so other rows of a batch change nothing.
 """
@@ -35,7 +35,7 @@ def _updater(moving: Tensor, optimizer: str, lr: float) -> Callable[[Tensor], ob
 
 
 def row_distance(a: Tensor, b: Tensor, norm: float) -> Tensor:
-    """Distance of corresponding rows in the L-infinity or L2 norm.
+    """Return the distance of corresponding rows in the L-infinity or L2 norm.
 
     >>> row_distance(torch.tensor([[0.0, 0.0]]), torch.tensor([[3.0, 4.0]]), 2)
     tensor([5.])
@@ -56,15 +56,15 @@ def descend(
 ) -> Tensor:
     """Return the distance from ``v`` after each of the given numbers of descent steps.
 
-    One trajectory serves all of them.
+    All are taken from one trajectory.
 
     Parameters
     ----------
     head
         Maps features (n, ...) to one output per row, (n,), or to several, (n, m).
     v, y
-        Features and targets of n rows; with several outputs all are to be met at once. NaN is a
-        target that is not known.
+        Features and targets of n rows; several outputs are inverted together. NaN is an unknown
+        target.
     steps
         Numbers of steps, in increasing order.
     lr, optimizer
@@ -91,7 +91,7 @@ def descend(
         distances, done = [], 0
         for count in steps:
             for _ in range(count - done):
-                # A sum: each row has its own loss. A target that is not known asks for nothing.
+                # A sum: each row has its own loss. An unknown target adds nothing.
                 loss = (head(moving) - y).masked_fill(y.isnan(), 0.0).square().sum()
                 update(torch.autograd.grad(loss, moving)[0])
             done = max(done, count)
@@ -137,7 +137,7 @@ def exact_distance(
 def _pass_target(
     head: Head, v: Tensor, y: Tensor, norm: float, max_steps: int
 ) -> tuple[Tensor, Tensor]:
-    """Move each row until the head's value has passed y; say which rows made it."""
+    """Move each row until the head's value has passed y; return also which rows succeeded."""
     with torch.inference_mode(False), torch.enable_grad():
         moving = v.detach().clone()
         side = None
@@ -158,7 +158,7 @@ def _pass_target(
 
 
 def _newton_step(gradient: Tensor, gap: Tensor, norm: float) -> Tensor:
-    """Take the shortest step in the norm that closes the gap if the head is linear."""
+    """Return the shortest step in the norm that closes the gap if the head is linear."""
     rows = gradient.reshape(len(gradient), -1)
     if norm == 2:
         direction, slope = rows, rows.square().sum(dim=1)
@@ -169,7 +169,7 @@ def _newton_step(gradient: Tensor, gap: Tensor, norm: float) -> Tensor:
 
 
 def _halve(head: Head, v: Tensor, far: Tensor, y: Tensor, tolerance: float) -> Tensor:
-    """Come back from ``far`` towards ``v`` as long as the head's value stays beyond y."""
+    """Bisect between ``v`` and ``far`` for the point where the head's value passes y."""
     side = (y - head(v).detach()).sign()
     low, high = torch.zeros_like(y), torch.ones_like(y)
     for _ in range(max(1, math.ceil(-math.log2(tolerance)))):

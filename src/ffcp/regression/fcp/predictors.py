@@ -1,7 +1,7 @@
-"""FCP and FCQR: the score is a distance in feature space, the band bounds the head over a ball.
+"""FCP and FCQR: the score is a distance in feature space, the interval bounds the head.
 
-The opponents of FFCP. Each point to score needs an optimisation
-(:mod:`ffcp.regression.fcp.inversion`), each band a propagation of bounds (:mod:`ffcp.bounds`).
+They are what FFCP is compared with. Each score needs an optimisation
+(:mod:`ffcp.regression.fcp.inversion`), each interval bound propagation (:mod:`ffcp.bounds`).
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 class FCP(RegressionPredictor):
     """Feature conformal prediction (Teng et al., 2022), the slow method that FFCP replaces.
 
-    The score of a point is the distance from its feature to the nearest feature for which the
-    head says y; the band is a bound on the head over the ball whose radius is the threshold.
+    The score of a row is the distance from its feature to the nearest feature for which the head
+    gives y; the interval bounds the head over the ball whose radius is the threshold.
 
     Parameters
     ----------
@@ -56,8 +56,8 @@ class FCP(RegressionPredictor):
     head
         The module from feature to output, if it cannot be read out of the model.
     calibration
-        How scores are kept and thresholds looked up, :class:`ffcp.calibrations.Marginal` by
-        default; :class:`ffcp.calibrations.Weighted` where inputs have shifted.
+        How scores become thresholds, :class:`ffcp.calibrations.Marginal` by default;
+        :class:`ffcp.calibrations.Weighted` under covariate shift.
     **common
         As in :class:`ffcp.IntervalPredictor`; ``side`` can only be ``"both"``. With several outputs
         ``joint=False`` inverts each on its own and gives it a threshold, so that each is covered
@@ -73,14 +73,14 @@ class FCP(RegressionPredictor):
     steps : int or None
         The number of steps in use.
     step_coverage : dict
-        For each number of steps tried, the coverage of its bands on the choosing points.
+        For each number of steps tried, the coverage of its intervals on the rows set aside.
     unconverged : list of int
         The rows of the last calibration that the exact inversion gave up, counted from 0. They
         count as infinitely far.
 
     Notes
     -----
-    With ``invert="exact"`` the band covers y with probability at least 1 - alpha. With
+    With ``invert="exact"`` the interval covers y with probability at least 1 - alpha. With
     ``"descent"`` only the *feature-space* coverage (:meth:`feature_coverage`) has that
     guarantee: stopped early, the feature reached does not give y, its distance is too small, and
     so is the ball. A loose bound hides this; a tight one shows it. Report both coverages.
@@ -92,8 +92,8 @@ class FCP(RegressionPredictor):
     >>> x = torch.randn(100, 2)
     >>> y = model(x).detach()[:, 0] + 0.02 * torch.randn(100)
     >>> predictor = FCP(model, "0", invert="exact").calibrate(x, y)
-    >>> band = predictor.predict_interval(x, alpha=0.1)
-    >>> bool(band.contains(y).double().mean() >= 0.9)
+    >>> interval = predictor.predict_interval(x, alpha=0.1)
+    >>> bool(interval.contains(y).double().mean() >= 0.9)
     True
     """
 
@@ -144,13 +144,13 @@ class FCP(RegressionPredictor):
 
     @property
     def steps(self) -> int | None:
-        """The number of descent steps in use; ``None`` until it is chosen."""
+        """The number of descent steps in use; ``None`` until it is selected."""
         steps: int | None = self._state.score.steps
         return steps
 
     @property
     def step_coverage(self) -> dict[int, float]:
-        """For each number of steps tried, the coverage of its bands on the choosing points."""
+        """For each number of steps tried, the coverage of its intervals on the rows set aside."""
         choice = self._state.report.get("steps")
         return {} if choice is None else {int(n): share for n, share in choice.coverage.items()}
 
@@ -173,11 +173,11 @@ class FCP(RegressionPredictor):
         confidence_level: Any = None,
         **unknown: NoReturn,
     ) -> Coverage:
-        """Measure coverage in feature space: the share of points whose score is in the ball.
+        """Return the coverage in feature space: the share of rows whose score is in the ball.
 
-        This is what the published code reports beside the length of the *output* band, though
-        it describes another object: with an inversion stopped early, a point can be covered
-        here and missed by its band. Compare with ``metrics.coverage`` of the band.
+        The published code reports it beside the length of the *output* interval, though it
+        describes another object: with an inversion stopped early, a row can be covered here and
+        missed by its interval. Compare with ``metrics.coverage`` of the interval.
         """
         asked = requested_alpha(alpha, confidence_level, unknown)
         exact = self.alpha_of_each(asked, self.calibration.scores.shape[1])
@@ -191,7 +191,7 @@ class FCP(RegressionPredictor):
 
 
 class _Converging(Looks):
-    """Tells for which rows the inversion found no feature that gives the target."""
+    """Counts the rows for which the inversion found no feature that gives the target."""
 
     def finish(self, result: Result) -> Counts:
         """Return the rows whose score is infinite."""
@@ -215,7 +215,7 @@ class FCQR(FCP):
     The score of a target outside the two quantiles is how far the feature must move until the
     nearer one reaches it. Inside it is negative: how far the feature can move, straight along the
     steepest direction, before the lower quantile rises to y or the upper one falls to it. So a
-    negative threshold shrinks the band, and score and band describe one nested family.
+    negative threshold shrinks the interval, and score and interval describe one nested family.
 
     Parameters
     ----------

@@ -42,12 +42,12 @@ class BoostedQuantiles:
         self._to_levels = to_levels(knots)
 
     def state(self) -> dict[str, Tensor]:
-        """Return all tensors, from which :meth:`from_state` makes it again."""
+        """Return all tensors, for :meth:`from_state`."""
         return {**prefixed("trees.", self._trees.state()), "knots": self._knots, "unit": self._unit}
 
     @classmethod
     def from_state(cls, tensors: Mapping[str, Tensor]) -> BoostedQuantiles:
-        """Make it again from saved tensors; refuse, by ValueError, what cannot have been saved."""
+        """Return the learner from saved tensors; raise ValueError for impossible ones."""
         trees = Trees.from_state(with_prefix("trees.", tensors))
         own = {name: one for name, one in tensors.items() if not name.startswith("trees.")}
         outputs, knots = len(own["unit"]), len(own["knots"])
@@ -64,7 +64,7 @@ class BoostedQuantiles:
 
     @property
     def outputs(self) -> int:
-        """Of how many outputs it knows the residual."""
+        """The number of outputs."""
         return len(self._unit)
 
     @property

@@ -96,7 +96,7 @@ class FeatureColumns(Described):
         return Requires(tuple(self.norms), values, input=self.takes_input or bool(self.functions))
 
     def columns(self, out: BatchOutput) -> Tensor:
-        """Give the columns (n, k) in float32 on the CPU, as they are."""
+        """Return the columns (n, k) in float32 on the CPU, not transformed."""
         parts = [out.output, *(out.norms[name] for name in self.norms)]
         if self.takes_input:
             parts.append(next(tensor for _, tensor in inputs.leaves(out.x)))
@@ -170,7 +170,7 @@ def _table(values: Any, rows: int) -> Tensor:
 
 
 def _is_table(x: Any) -> bool:
-    """Say whether an input is one table of numbers, and no image or text."""
+    """Whether an input is one table of numbers, and no image or text."""
     tensors = [tensor for _, tensor in inputs.leaves(x)]
     return (
         len(tensors) == 1

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 Self = TypeVar("Self", bound="Learned")
-# Training rows flatter if sets that should hold half of new rows hold less than this.
+# Training residuals are too small if sets that should hold half of new rows hold less.
 _HALF, _TOO_FEW = 0.5, 0.3
 
 
@@ -39,9 +39,9 @@ class Learned(LearnsFromTraining):
     """Intervals between learned quantiles of the residual.
 
     Small networks or boosted trees learn many quantiles of the residual at once from the input,
-    the prediction and what else a pass brings, so that any alpha is served; the score of a target
-    is the number of the first of the nested sets between them that holds it, and calibration makes
-    the intervals cover as every other score does.
+    the prediction and other values of the pass, for any alpha; the score of a target is the number
+    of the first nested set between them that contains it, and calibration gives the intervals
+    their coverage as for every other score.
 
     Parameters
     ----------
@@ -49,7 +49,7 @@ class Learned(LearnsFromTraining):
         A trained network; forward returns one tensor with a row per input row, at most 64
         numbers each.
     on
-        What is learned from: any of ``"prediction"`` (always is), ``"norms"``, ``"values"`` (of
+        What is learned from: any of ``"prediction"`` (always used), ``"norms"``, ``"values"`` (of
         the last layer before the output), ``"input"`` (left out unless it is one table of
         numbers), and functions of :class:`ffcp.BatchOutput` that give one or more numbers per row.
         By default prediction and input of a table; norms and values of images, text and the like.
@@ -57,22 +57,22 @@ class Learned(LearnsFromTraining):
         ``"central"``: sets between two quantiles as far below as above the median. ``"grown"``:
         grown from the densest part outward, shorter where noise is skewed.
     learner
-        ``"network"``: small networks, which need nothing more. ``"boosting"``: boosted
+        ``"network"``: small networks, without further packages. ``"boosting"``: boosted
         trees by LightGBM (``pip install 'ffcp[trees]'``), kept as tensors: predicting, saving,
         loading and exporting need no LightGBM. ``"both"``: the mean of both.
     calibration
         As in :class:`ffcp.IntervalPredictor`.
     calibrate_rows
-        Without :meth:`fit`, how many rows calibrate while all others teach; by default as many as
-        miss an interval a hundred times, 1,000 for alpha = 0.1, but at most a share of few rows.
+        Without :meth:`fit`, how many rows calibrate while all others are learned from; by default
+        100 / alpha, 1,000 for alpha = 0.1, but at most a share of few rows.
     **common
         As in :class:`ffcp.IntervalPredictor`.
 
     Notes
     -----
     :meth:`fit` learns from the rows that trained the model, and all calibration rows calibrate.
-    A network that has memorised its training rows teaches too little there; a warning says so
-    when that shows in calibration. Without :meth:`fit` calibration rows teach, which then do not
+    If the network has memorised its training rows, their residuals are too small; calibration
+    warns if that shows. Without :meth:`fit` some calibration rows are learned from, and do not
     calibrate. :class:`ffcp.Auto` learns from both.
 
     Examples
@@ -118,17 +118,16 @@ class Learned(LearnsFromTraining):
         return {"nested": self.nested, "learner": self.learner, **super().config()}
 
     def fit(self: Self, x: Any, y: Any = None, *, disjoint: bool = False) -> Self:
-        """Learn from rows that will not calibrate: those that trained the model will do.
+        """Learn from rows that will not calibrate, for example those that trained the model.
 
         Parameters
         ----------
         x, y
-            As in :meth:`calibrate`. At most 20,000 rows teach: of arrays a random part, of a
+            As in :meth:`calibrate`. At most 20,000 rows are used: of arrays a random part, of a
             loader the first, so let it shuffle.
         disjoint
-            Whether calibration rows are known to be others, because the caller divided the data.
-            Otherwise they are compared with these, and a calibration is refused if far more of
-            them are equal than the data's own repeated rows explain.
+            Whether calibration rows are known to be different, because the caller divided the
+            data. Otherwise they are compared with these, and many equal rows are an error.
         """
         lesson = self._lesson(x, y, disjoint)
         ways = {"shape": self.nested, "joint": self.joint, "side": self.side}
@@ -139,14 +138,14 @@ class Learned(LearnsFromTraining):
         return self
 
     def restore_fit(self) -> None:
-        """Take what training rows taught out of a state that was loaded."""
+        """Restore what was learned from training rows from a loaded state."""
         super().restore_fit()
-        if self._taught is not None:  # what training rows taught serves a new calibration too
+        if self._taught is not None:  # also for a new calibration
             self._given = (self._state.score, self._given[1])
 
     @property
     def learned_from(self) -> str | None:
-        """Which rows taught: ``"training rows"`` or ``"calibration rows"``; ``None`` until then."""
+        """``"training rows"`` or ``"calibration rows"``; ``None`` if nothing was learned yet."""
         return getattr(self._state.score, "source", None)
 
     def _looks(self, update: bool) -> Looks:
@@ -154,22 +153,22 @@ class Learned(LearnsFromTraining):
 
 
 class _Flattered(Looks):
-    """Warns where training rows taught too little, as the network knows them too well."""
+    """Warns if the residuals of training rows are too small, as the model was trained on them."""
 
     def __init__(self, inner: Looks) -> None:
         super().__init__(inner.model)
         self._inner = inner
 
     def __call__(self, batch: Batch, requires: Requires) -> BatchOutput:
-        """Return what one pass gives for a batch."""
+        """Run the model on one batch."""
         return self._inner(batch, requires)
 
     def finish(self, result: Result) -> Counts:
-        """Compare how many rows the sets hold with how many they should."""
+        """Compare the coverage of the sets with their nominal one."""
         score, scores = result.score, result.calibration.scores
         known = scores[~scores.isnan()]
         if isinstance(score, LearnedScore) and score.source == TRAINING_ROWS:
-            # Several outputs at once are held less often than each of them.
+            # Joint coverage is lower than that of each output.
             is_known = (score.shape, score.side, score.learner.outputs) == (CENTRAL, BOTH, 1)
             half = float(torch.searchsorted(LEVELS, (1 + _HALF) / 2)) - MIDDLE
             share = float((known <= half).double().mean())  # NaN of no rows

@@ -1,4 +1,4 @@
-"""Bands from learned quantiles of the residual: a family of nested sets, free of alpha."""
+"""The score of learned quantiles of the residual: nested sets that do not depend on alpha."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from ffcp.regression.learned.nested import (
 )
 from ffcp.regression.scaled_score import TwoSidedScore
 
-_ROWS = 4096  # whose quantiles are worked out at once
+_ROWS = 4096  # whose quantiles are computed at once
 
 
 @dataclass(frozen=True)
@@ -91,13 +91,13 @@ class LearnedScore(TwoSidedScore):
         return replace(self, shape=shape)
 
     def quantiles(self, out: BatchOutput) -> Tensor:
-        """Give the quantiles of the residual, (n, m, levels)."""
+        """Return the quantiles of the residual, (n, m, levels)."""
         columns = self.sight.logarithmic(self.sight.columns(out), self.typical)
         quantiles: Tensor = self.learner(columns)
         return quantiles
 
     def outside(self, out: BatchOutput, y: Tensor) -> Tensor:
-        """Return which is the first of the nested sets that holds each target."""
+        """Return the number of the first nested set that contains each target."""
         return torch.cat(
             [
                 position(nested(self.quantiles(part), self.shape), _residual(part, y[rows]))
@@ -108,7 +108,7 @@ class LearnedScore(TwoSidedScore):
     why_unsigned = "sets grown from the densest part are not central: give nested='central'"
 
     def curve(self, out: BatchOutput) -> dict[str, Tensor] | None:
-        """Give the quantiles, of which signed scores count how many lie below a target."""
+        """Return centre and quantiles, among which signed scores are positions."""
         if self.shape != CENTRAL:
             return None
         parts = [(_centre(part), self.quantiles(part)) for part, _ in _parts(out)]
@@ -116,11 +116,11 @@ class LearnedScore(TwoSidedScore):
         return {"centre": centre, "quantiles": quantiles}
 
     def signed(self, curve: Columns, y: Tensor) -> Tensor:
-        """Say how far above the median targets lie, counted in quantiles."""
+        """Return how many quantiles targets lie above the median."""
         return signed_position(_as_many(curve["quantiles"], y), y - curve["centre"])
 
     def at(self, curve: Columns, signed: Tensor) -> Tensor:
-        """Give the quantiles at these places."""
+        """Return the targets at these signed scores."""
         quantiles = _as_many(curve["quantiles"], signed)
         return torch.as_tensor(curve["centre"] + quantile_at(quantiles, signed))
 
@@ -131,7 +131,7 @@ class LearnedScore(TwoSidedScore):
         return self._ends(out, (q,), ends_at, lambda quantiles: nested(quantiles, self.shape))
 
     def sides(self, out: BatchOutput, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Say how far below and above the median targets lie, counted in quantiles."""
+        """Return how many quantiles targets lie below and above the median."""
         parts = [
             signed_position(self.quantiles(part), _residual(part, y[rows]))
             for part, rows in _parts(out)
@@ -142,9 +142,9 @@ class LearnedScore(TwoSidedScore):
     def region_of_sides(
         self, out: BatchOutput, below: Tensor, above: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Give the quantiles at these places as ends; a lower one that passes the upper, neither.
+        """Return the quantiles at these positions as ends.
 
-        Ends that meet become one point, as for other methods.
+        Ends that cross become one point, as for other methods.
         """
 
         def ends(quantiles: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
@@ -200,7 +200,7 @@ def _residual(out: BatchOutput, y: Tensor) -> Tensor:
 
 
 def _parts(out: BatchOutput) -> Iterator[tuple[BatchOutput, slice]]:
-    """Cut what a pass saw: every row has some hundred numbers on the way."""
+    """Split the output of a pass: every row has some hundred intermediate numbers."""
     if is_traced():  # for any number of rows
         yield out, slice(None)
         return

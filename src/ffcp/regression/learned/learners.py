@@ -21,7 +21,7 @@ _SMALLEST, _TINY = 1e-6, 1e-12
 class ModelQuantiles:
     """Quantiles of the residual from those of the target, which come as columns.
 
-    Columns are the prediction, its logarithm, which is not looked at, and the quantiles at
+    Columns are the prediction, its logarithm, which is not used, and the quantiles at
     :data:`~ffcp.regression.learned.nested.KNOTS`.
 
     >>> from ffcp.regression.learned.nested import KNOTS
@@ -34,17 +34,17 @@ class ModelQuantiles:
     outputs = 1
 
     def state(self) -> dict[str, Tensor]:
-        """Give no tensors: nothing is learned."""
+        """Return no tensors: nothing is learned."""
         return {}
 
     @classmethod
     def from_state(cls, tensors: Mapping[str, Tensor]) -> ModelQuantiles:
-        """Make it again; nothing was saved."""
+        """Return it; there are no saved tensors."""
         network.checked_tensors(tensors, {})
         return cls()
 
     def __call__(self, columns: Tensor) -> Tensor:
-        """Give quantiles (n, 1, levels), in float64."""
+        """Return quantiles (n, 1, levels), in float64."""
         columns = columns.to("cpu", torch.float64)
         knots = columns[:, 2:]
         width = knots.amax(dim=1, keepdim=True) - knots.amin(dim=1, keepdim=True)
@@ -55,8 +55,8 @@ class ModelQuantiles:
 class MeanQuantiles:
     """The weighted mean of the quantiles that small networks and boosted trees have learned.
 
-    They err in different ways, so that their mean is often better than either. ``weight`` is that
-    of the trees.
+    Their errors differ, so that their mean is often better than either. ``weight`` is that of the
+    trees.
     """
 
     kind = "both"
@@ -76,7 +76,7 @@ class MeanQuantiles:
 
     @classmethod
     def from_state(cls, tensors: Mapping[str, Tensor]) -> MeanQuantiles:
-        """Make it again from saved tensors; refuse, by ValueError, what cannot have been saved."""
+        """Return the learner from saved tensors; raise ValueError for impossible ones."""
         networks = QuantileNetwork.from_state(with_prefix("network.", tensors))
         trees = BoostedQuantiles.from_state(with_prefix("boosting.", tensors))
         if networks.outputs != trees.outputs:
@@ -89,7 +89,7 @@ class MeanQuantiles:
 
     @property
     def outputs(self) -> int:
-        """Of how many outputs it knows the residual."""
+        """The number of outputs."""
         return self._networks.outputs
 
     def __call__(self, columns: Tensor) -> Tensor:
@@ -126,7 +126,7 @@ def learn(
 
 
 def checked_learner(kind: str) -> str:
-    """Refuse what is no learner.
+    """Return the name of a learner; raise ValueError for what is none.
 
     >>> checked_learner("forest")
     Traceback (most recent call last):

@@ -1,9 +1,9 @@
-"""Nested sets from quantiles: how far out a target lies, and where the ends are at a distance.
+"""Nested sets from quantiles: the position of a target among them, and the ends at a position.
 
-A row has quantiles (..., levels), ascending. A family turns them into sets number 0, 1, 2, each
-inside the next; between two of them sets grow evenly, and beyond the last by a tenth of its width
-for every further step. So every number s >= 0 stands for a set, and the *position* of a target is
-the smallest s whose set holds it: a score that is free of alpha.
+A row has quantiles (..., levels), ascending. A family turns them into sets 0, 1, 2, ..., each
+inside the next; between two of them sets are interpolated, and beyond the last they grow by a
+tenth of its width for every step. So every number s >= 0 has a set, and the *position* of a target
+is the smallest s whose set contains it: a score that does not depend on alpha.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ LEVELS = torch.cat(
     ]
 )
 MIDDLE = len(LEVELS) // 2
-#: Few levels in place of many: those between these knots are interpolated, those outside go on.
+#: A few levels, the knots: levels between them are interpolated, those outside extrapolated.
 KNOTS = torch.tensor([0.01, 0.05, 0.15, 0.3, 0.5, 0.7, 0.85, 0.95, 0.99], dtype=torch.float64)
 CENTRAL, GROWN = FAMILIES = ("central", "grown")
-_STEPS = 10  # beyond the last set it takes so many steps to grow by its width
+_STEPS = 10  # steps beyond the last set to grow by its width
 
 # The probabilities that sets grown from the densest part hold, and the fine grid of levels on
 # which their ends lie.
@@ -41,7 +41,7 @@ class Sets(NamedTuple):
 
 
 def central(quantiles: Tensor) -> Sets:
-    """Give the sets between two quantiles as far below as above the median.
+    """Return the sets between two quantiles as far below as above the median.
 
     >>> sets = central(((torch.arange(41) - 20) / 20)[None])
     >>> sets.lower[0, [0, -1]], sets.upper[0, [0, -1]]
@@ -51,7 +51,7 @@ def central(quantiles: Tensor) -> Sets:
 
 
 def grown(quantiles: Tensor) -> Sets:
-    """Give sets grown from the densest part: each the shortest that holds the one before.
+    """Return sets grown from the densest part: each the shortest that contains the one before.
 
     Shorter than central ones where noise is skewed (compare conformal histogram regression,
     Sesia and Romano, 2021).
@@ -82,7 +82,7 @@ def grown(quantiles: Tensor) -> Sets:
 
 
 def _on_lines(places: Tensor, wanted: Tensor) -> Tensor:
-    """Return the matrix that takes values at some places to wanted ones, on lines between them."""
+    """Return the matrix of linear interpolation from some places to wanted ones."""
     right = torch.searchsorted(places, wanted).clamp(1, len(places) - 1)
     share = (wanted - places[right - 1]) / (places[right] - places[right - 1])
     matrix = torch.zeros(len(places), len(wanted), dtype=torch.float64)
@@ -101,9 +101,8 @@ _TO_FINE = _on_lines(
 def to_levels(knots: Tensor) -> Tensor:
     """Return the matrix that takes quantiles at knots to all levels.
 
-    Lines from knot to knot are drawn over the quantiles of the normal distribution. Outside the
-    knots a share of the distance between the outer two is added, which is known better than how
-    steep the last line is.
+    Interpolation is linear in the quantiles of the normal distribution. Outside the knots a share
+    of the distance between the outer two is added, which is known better than the last slope.
     """
     places, wanted = torch.special.ndtri(knots), torch.special.ndtri(LEVELS)
     matrix = _on_lines(places, wanted.clamp(places[0], places[-1]))
@@ -119,7 +118,7 @@ _TO_LEVELS = to_levels(KNOTS)
 
 
 def at_levels(knots: Tensor, apart: Tensor | float, to_levels: Tensor = _TO_LEVELS) -> Tensor:
-    """Return quantiles (..., levels) from those at knots, in any order, so far apart at least.
+    """Return quantiles (..., levels) from those at knots, in any order, ``apart`` at least.
 
     >>> knots = torch.special.ndtri(KNOTS)
     >>> torch.allclose(at_levels(knots.flip(-1), 0.0), torch.special.ndtri(LEVELS))
@@ -135,7 +134,7 @@ def nested(quantiles: Tensor, family: str) -> Sets:
 
 
 def position(sets: Sets, y: Tensor) -> Tensor:
-    """Say how far out targets lie: the smallest number whose set holds them.
+    """Return the positions of targets: the smallest number whose set contains them.
 
     >>> sets = central(((torch.arange(41) - 20) / 20)[None])
     >>> position(sets, torch.tensor([0.0])), position(sets, torch.tensor([-1.0]))
@@ -149,7 +148,7 @@ def position(sets: Sets, y: Tensor) -> Tensor:
 
 
 def ends_at(sets: Sets, number: Tensor) -> tuple[Tensor, Tensor]:
-    """Give the two ends of the set of a number that is not negative.
+    """Return the two ends of the set of a nonnegative number.
 
     >>> sets = central(((torch.arange(41) - 20) / 20)[None])
     >>> ends_at(sets, torch.tensor([10.0]))
@@ -161,7 +160,7 @@ def ends_at(sets: Sets, number: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def signed_position(quantiles: Tensor, y: Tensor) -> Tensor:
-    """Say between which quantiles targets lie, counted from the median: negative below it.
+    """Return the signed positions of targets among quantiles: negative below the median.
 
     >>> quantiles = ((torch.arange(41) - 20) / 20)[None]
     >>> signed_position(quantiles, torch.tensor([-0.5]))
@@ -174,7 +173,7 @@ def signed_position(quantiles: Tensor, y: Tensor) -> Tensor:
 
 
 def quantile_at(quantiles: Tensor, number: Tensor) -> Tensor:
-    """Give the quantile at a signed position.
+    """Return the quantile at a signed position.
 
     >>> quantile_at(((torch.arange(41) - 20) / 20)[None], torch.tensor([-10.0]))
     tensor([-0.5000])
@@ -188,7 +187,7 @@ def _width(sets: Sets) -> Tensor:
 
 
 def _steps(reached: Tensor, distance: Tensor, width: Tensor) -> Tensor:
-    """Invert distances (..., sets) that grow from 0: after how many steps one is reached."""
+    """Return after how many steps a distance is reached, given those of the sets."""
     last = reached.shape[-1] - 1
     place = (reached < distance[..., None]).sum(dim=-1)
     inner = place.clamp(1, last)

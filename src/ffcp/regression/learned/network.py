@@ -1,4 +1,4 @@
-"""The learner: small networks that give many quantiles of the residual, which cannot cross."""
+"""A learner: small networks for many quantiles of the residual, which cannot cross."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from torch.nn import functional
 
 from ffcp.regression.learned.nested import LEVELS
 
-MEMBERS, WIDTH = 4, 64  # so many networks, whose quantiles are averaged, and how wide they are
+MEMBERS, WIDTH = 4, 64  # number of networks, whose quantiles are averaged, and their width
 _BATCH, _RATE, _DECAY, _DROPOUT = 512, 4e-3, 1e-3, 0.1
 _EPOCHS, _PATIENCE = 150, 8
 _STEPS, _FULL = 600, 0.4  # at most so many steps, this share of them at the full rate
-_HELD_OUT = 6  # each network holds out another sixth of the rows, which stops its training
+_HELD_OUT = 6  # each network holds out another sixth of the rows, for early stopping
 _SMALLEST = 1e-6  # step between two quantiles, in units of a typical residual
 # The same, where learning starts: a smaller one hardly learns to grow, a larger one to shrink.
 _FIRST_STEP, _LAST_STEP = 1e-3, 3.0
 _FLOAT = torch.finfo(torch.float32)
-_CLIP = 6.0  # standardised columns end here: what lies far outside is new anyway
+_CLIP = 6.0  # standardised columns are clipped here
 
 
 class QuantileNetwork:
@@ -32,12 +32,12 @@ class QuantileNetwork:
         self._t = dict(tensors)
 
     def state(self) -> dict[str, Tensor]:
-        """Give all tensors, from which :meth:`from_state` makes it again."""
+        """Return all tensors, for :meth:`from_state`."""
         return dict(self._t)
 
     @classmethod
     def from_state(cls, tensors: Mapping[str, Tensor]) -> QuantileNetwork:
-        """Make it again from saved tensors; refuse, by ValueError, what cannot have been saved."""
+        """Return the learner from saved tensors; raise ValueError for impossible ones."""
         columns, outputs = len(tensors["centre"]), len(tensors["unit"])
         shapes = {
             **dict.fromkeys(("centre", "spread", "mean", "deviation"), (columns,)),
@@ -52,11 +52,11 @@ class QuantileNetwork:
 
     @property
     def outputs(self) -> int:
-        """Of how many outputs it knows the residual."""
+        """The number of outputs."""
         return len(self._t["unit"])
 
     def __call__(self, columns: Tensor) -> Tensor:
-        """Give quantiles (n, outputs, levels), in float64."""
+        """Return quantiles (n, outputs, levels), in float64."""
         t = self._t
         scaled = standardised(columns.to("cpu", torch.float32), t)
         with torch.no_grad():
@@ -68,7 +68,7 @@ class QuantileNetwork:
 def checked_tensors(
     tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[torch.dtype, Sequence[int]]]
 ) -> dict[str, Tensor]:
-    """Copy saved tensors to the CPU; refuse other names, types or shapes, and what is infinite."""
+    """Return tensors on the CPU; raise ValueError for other names, types, shapes or infinity."""
     if set(tensors) != set(expected):
         raise ValueError(f"what was learned has the parts {', '.join(sorted(tensors))}")
     for name, (dtype, shape) in expected.items():
@@ -93,14 +93,14 @@ def _shapes(columns: int, outputs: int) -> dict[str, tuple[int, ...]]:
 
 
 def standardised(columns: Tensor, scales: Mapping[str, Tensor]) -> Tensor:
-    """Bring columns to one scale, long tails drawn in by a logarithm."""
+    """Return standardised columns, with long tails compressed by a logarithm."""
     away = (columns - scales["centre"]) / scales["spread"]
     drawn = away.sign() * away.abs().log1p()
     return ((drawn - scales["mean"]) / scales["deviation"]).clamp(-_CLIP, _CLIP)
 
 
 def _scales(columns: Tensor) -> dict[str, Tensor]:
-    """Learn the scale of every column."""
+    """Return the centre and spread of every column."""
     columns = columns.double()
     centre = columns.median(dim=0).values
     spread = (columns - centre).abs().mean(dim=0)
@@ -114,7 +114,7 @@ def _scales(columns: Tensor) -> dict[str, Tensor]:
 
 
 def ascending(raw: Tensor) -> Tensor:
-    """Turn free numbers (..., levels) into quantiles: a median, and steps away from it.
+    """Return quantiles from unconstrained numbers (..., levels): a median, and steps from it.
 
     >>> bool((ascending(torch.randn(3, len(LEVELS))).diff() > 0).all())
     True
@@ -129,7 +129,7 @@ def ascending(raw: Tensor) -> Tensor:
 def unordered(quantiles: Tensor) -> Tensor:
     """Invert :func:`ascending` for quantiles (outputs, levels), side by side.
 
-    Steps too small or too large to learn from are cut.
+    Steps too small or too large to learn from are clipped.
 
     >>> quantiles = torch.linspace(-1, 1, len(LEVELS))[None]
     >>> torch.allclose(ascending(unordered(quantiles)), quantiles, atol=1e-4)
@@ -153,7 +153,7 @@ def _forward(
 def _dropped(values: Tensor, generator: torch.Generator | None) -> Tensor:
     if generator is None:
         return values
-    # One mask for all networks: drawing it takes its time.
+    # One mask for all networks: drawing it is slow.
     draws = torch.rand(values.shape[1:], generator=generator, dtype=torch.float32)
     kept = draws >= _DROPOUT
     return values * kept / (1 - _DROPOUT)
@@ -164,7 +164,7 @@ def learn(
 ) -> QuantileNetwork:
     """Learn quantiles of residuals (n, outputs) from columns (n, k), the same for the same seed.
 
-    NaN residuals are not known and teach nothing; ``weights`` (n,) say how much each row counts.
+    NaN residuals are ignored; ``weights`` (n,) are those of the rows.
 
     >>> _ = torch.manual_seed(0)
     >>> x = torch.rand(2000, 1)
@@ -200,12 +200,12 @@ def _train(z: Tensor, y: Tensor, shares: Tensor, generator: torch.Generator) -> 
         for name, shape in _shapes(z.shape[1], y.shape[1]).items()
     }
     for tensor in weights.values():
-        # As torch starts its linear layers; w3 and b3 count the same inputs.
+        # As torch initialises its linear layers; w3 and b3 have the same number of inputs.
         bound = 1 / math.sqrt(tensor.shape[1] if tensor.shape[1] > 1 else WIDTH)
         tensor.mul_(2).sub_(1).mul_(bound).requires_grad_()
     with torch.no_grad():
-        # Learning starts from the quantiles of all residuals: few rows then need not find them by
-        # steps, and networks stay there where columns say nothing.
+        # Training starts from the quantiles of all residuals: the right result where columns
+        # contain no information.
         weights["w3"].zero_()
         weights["b3"].copy_(unordered(marginal))
     levels = LEVELS.float()
@@ -228,7 +228,7 @@ def _train(z: Tensor, y: Tensor, shares: Tensor, generator: torch.Generator) -> 
     for _ in range(_EPOCHS):
         shuffled = [own[torch.randperm(len(own), generator=generator)] for own in rest]
         for rows in torch.stack(shuffled).split(_BATCH, dim=1):
-            # Falling to nothing, 600 steps do as well as 1,600 at one rate.
+            # With a rate that falls to zero, 600 steps do as well as 1,600 at one rate.
             share = max(0.02, min(1.0, (1 - steps / _STEPS) / (1 - _FULL)))
             optimizer.param_groups[0]["lr"] = _RATE * share
             optimizer.zero_grad()

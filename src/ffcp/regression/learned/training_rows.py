@@ -1,4 +1,4 @@
-"""What training rows teach: they are run once, and known again if they come to calibrate."""
+"""Learning from training rows, and finding them again among calibration rows."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from ffcp.regression.learned.feature_columns import FeatureColumns, On
 from ffcp.regression.learned.teaching import MOST_ROWS, Rows
 from ffcp.regression.regression_predictor import RegressionPredictor
 
-# Data can hold equal rows by chance. What the share of known rows exceeds the share of repeated
-# ones by, before it counts as a mistake: so much, and so many standard errors.
+# Data can hold equal rows by chance. By how much the share of known rows must exceed that of
+# repeated ones to be an error: this difference, and this many standard errors.
 _EXCESS, _ERRORS = 0.05, 4.0
 
 
 class Lesson(NamedTuple):
-    """What training rows teach, where to look for it, and their hashes, sorted."""
+    """Columns and residuals of training rows, and their hashes, sorted."""
 
     sight: FeatureColumns
     rows: Rows
@@ -33,11 +33,11 @@ class Lesson(NamedTuple):
 
 
 class LearnsFromTraining(RegressionPredictor):
-    """Intervals that training rows can teach; rows that teach must not calibrate."""
+    """The base of predictors that learn from training rows, which must not calibrate."""
 
     on: tuple[On, ...] | None
     calibrate_rows: int | None
-    _taught: Tensor | None = None  # sorted hashes of the rows that taught
+    _taught: Tensor | None = None  # sorted hashes of the training rows
 
     def config(self) -> dict[str, Any]:
         """Return the constructor arguments, but for the model."""
@@ -46,7 +46,7 @@ class LearnsFromTraining(RegressionPredictor):
         return {"on": self.on, "calibrate_rows": self.calibrate_rows, **shared}
 
     def _lesson(self, x: Any, y: Any, disjoint: bool) -> Lesson:
-        """Run the model on rows that teach, at most so many; hash all, unless ``disjoint``."""
+        """Run the model on training rows, up to a limit; hash all of them unless ``disjoint``."""
         parts: list[Rows] = []
         hashes, sight = [], None
         with torch.inference_mode(False):
@@ -66,16 +66,16 @@ class LearnsFromTraining(RegressionPredictor):
         return Lesson(sight, rows, self._taught)
 
     def restore_fit(self) -> None:
-        """Take the hashes of training rows out of a state that was loaded."""
+        """Restore the hashes of training rows from a loaded state."""
         self._taught = getattr(self._state.score, "rows", None)
 
     def _learn(self, score: Any) -> None:
-        """Take what training rows taught; scores of before are dropped."""
+        """Set the score learned from training rows; drop earlier scores."""
         self._given = (score, self._given[1])
         self._state = Calibrated(*self._given, layout=self._state.layout)
 
     def _teaching_batches(self, x: Any, y: Any) -> Iterator[Batch]:
-        """Give batches of the rows; of large arrays, in an order that leaves any out evenly."""
+        """Yield batches of the rows; those of large arrays in random order."""
         count = None if y is None or inputs.is_loader(x) else len(y)
         if count is None or count <= MOST_ROWS:
             yield from self.batches(x, y, call="fit")
@@ -91,20 +91,20 @@ class LearnsFromTraining(RegressionPredictor):
 
 
 class _NewRows(Looks):
-    """Counts the rows of a calibration that were given to fit, and refuses many."""
+    """Counts the calibration rows that were given to fit; many are an error."""
 
     def __init__(self, model: nn.Module, taught: Tensor) -> None:
         super().__init__(model)
         self._taught, self._met, self._rows = taught, 0, 0
 
     def __call__(self, batch: Batch, requires: Requires) -> BatchOutput:
-        """Return what one pass gives for a batch."""
+        """Run the model on one batch."""
         self._met += int(torch.isin(row_hashes(batch.x, batch.y), self._taught).sum())
         self._rows += len(batch.y)
         return super().__call__(batch, requires)
 
     def finish(self, result: Result) -> Counts:
-        """Refuse rows that taught, unless so few that chance may have made them equal."""
+        """Raise ValueError for training rows, unless they are too few to be no coincidence."""
         if self._met:
             share = self._met / self._rows
             error = (share / min(self._rows, len(self._taught))) ** 0.5
@@ -141,7 +141,7 @@ def row_hashes(x: Any, y: Tensor) -> Tensor:
 
 
 def no_output_scales(common: Common) -> None:
-    """Refuse scales of outputs, which are learned where outputs share a threshold."""
+    """Raise TypeError for output scales, which are learned here."""
     output_scales = common.pop("output_scales", AUTO)
     if not (isinstance(output_scales, str) and output_scales == AUTO):
         raise ValueError(
@@ -150,7 +150,7 @@ def no_output_scales(common: Common) -> None:
 
 
 def checked_rows(calibrate_rows: int | None, common: Common) -> int | None:
-    """Refuse what is no number of rows, and a share, in place of which that number stands."""
+    """Return ``calibrate_rows``; raise an error if it is no count, or a share is given."""
     if "selection_fraction" in common:
         raise ValueError(
             "all rows but those that calibrate teach here: say how many these are by "

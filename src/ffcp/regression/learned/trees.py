@@ -1,4 +1,4 @@
-"""Boosted trees as tensors: made from the public dump of LightGBM, evaluated in torch alone."""
+"""Boosted trees as tensors: read from the public dump of LightGBM, evaluated by torch."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torch import Tensor
 from ffcp.batch import is_traced
 from ffcp.regression.learned.network import checked_tensors
 
-_ROWS = 128  # that pass all trees at once: more no longer fit a processor's cache
+_ROWS = 128  # evaluated at once: more do not fit a processor's cache
 _ZERO = 1e-35  # LightGBM takes smaller numbers for zero
-# What a split does with missing values: NaN counts as 0; NaN, or zero and NaN, have a side.
+# What a split does with missing values: NaN is 0; or NaN, or zero and NaN, go to one side.
 _AS_ZERO, _NAN_LEFT, _NAN_RIGHT, _ZERO_LEFT, _ZERO_RIGHT = range(5)
 _MISSING = {
     ("None", True): _AS_ZERO,
@@ -28,7 +28,7 @@ _WHOLE = ("feature", "missing", "category", "booster")
 
 
 class Split(NamedTuple):
-    """Which column a node asks, and which rows go left: those up to a threshold, or of a set."""
+    """The column of a node, and which rows go left: those up to a threshold, or in a set."""
 
     feature: int
     threshold: float
@@ -41,7 +41,7 @@ class Trees:
 
     A tree is its splits and, for every leaf, on which side of which splits it lies: +1 left, -1
     right, 0 if the split is not on the way. A row is in the leaf that agrees with all of its
-    splits, so that no tree is walked down: matrix products take as long as LightGBM itself.
+    splits, which matrix products find, in about the time of LightGBM itself.
 
     Parameters
     ----------
@@ -63,8 +63,8 @@ class Trees:
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self._t = t = dict(tensors)
         self._path = t["path"].float()
-        # As many splits on the way to a leaf send its rows left. Leaves that only fill up smaller
-        # trees are worth 0, whichever rows are in them.
+        # The number of splits on the path to a leaf that send its rows left. Padding leaves of
+        # smaller trees have the value 0.
         self._left = (t["path"] > 0).sum(dim=-1, keepdim=True).float()
         owners = torch.arange(int(t["booster"].max()) + 1)
         self._sums = (t["booster"] == owners[:, None]).double()
@@ -103,12 +103,12 @@ class Trees:
         return cls({name: torch.from_numpy(array) for name, array in arrays.items()})
 
     def state(self) -> dict[str, Tensor]:
-        """Return all tensors, from which :meth:`from_state` makes it again."""
+        """Return all tensors, for :meth:`from_state`."""
         return dict(self._t)
 
     @classmethod
     def from_state(cls, tensors: Mapping[str, Tensor]) -> Trees:
-        """Make it again from saved tensors; refuse, by ValueError, what cannot have been saved."""
+        """Return the trees of saved tensors; raise ValueError for impossible ones."""
         if tensors["path"].dim() != 3 or 0 in tensors["path"].shape:
             raise ValueError(f"trees have paths of shape {tuple(tensors['path'].shape)}")
         trees, leaves, splits = tensors["path"].shape
@@ -184,7 +184,7 @@ Way = list[tuple[int, int]]
 def _read(
     root: Mapping[str, Any], sets: list[list[int]]
 ) -> tuple[list[Split], list[Way], list[float]]:
-    """Return the splits of a dumped tree, the ways to its leaves, and what those are worth."""
+    """Return the splits of a dumped tree, the paths to its leaves, and their values."""
     splits: list[Split] = []
     leaves = list(_leaves(root, [], splits, sets))
     return splits, [way for way, _ in leaves], [value for _, value in leaves]
@@ -193,7 +193,7 @@ def _read(
 def _leaves(
     node: Mapping[str, Any], way: Way, splits: list[Split], sets: list[list[int]]
 ) -> Iterator[tuple[Way, float]]:
-    """Yield the leaves below a node, and add its splits to those that are known."""
+    """Yield the leaves below a node, and append its splits."""
     if "split_feature" not in node:
         yield way, node["leaf_value"]
         return
