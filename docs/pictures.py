@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 from matplotlib.figure import Figure
+from matplotlib.patches import FancyBboxPatch
 from PIL import Image
 from torch import Tensor, nn
 
@@ -218,7 +219,7 @@ def selection() -> None:
     save(figure, "selection")
 
 
-def label_sets() -> None:
+def classification() -> None:
     """Digits and their sets."""
     model, x, y = digits(epochs=15)
     predictor = ffcp.LAC(model).calibrate(x[300:1000], y[300:1000])
@@ -232,7 +233,7 @@ def label_sets() -> None:
         axis.set_title(f"{{{labels}}}", fontsize=10)
         axis.set_xlabel(f"truth: {int(y[1000 + row])}", fontsize=9)
         axis.set(xticks=[], yticks=[])
-    save(figure, "label_sets")
+    save(figure, "classification")
 
 
 def segmentation() -> None:
@@ -496,8 +497,69 @@ def scale() -> None:
     save(figure, "scale")
 
 
+def how_it_works() -> None:
+    """Draw the five objects, and the way of the data when calibrating and predicting."""
+    figure = Figure(figsize=(9, 4.3), layout="constrained")
+    axis = figure.subplots()
+    axis.set(xlim=(0, 100), ylim=(0, 52))
+    axis.axis("off")
+    blue, green, grey = "#1f6feb", "#1a7f37", "#57606a"
+
+    def box(x: float, y: float, wide: float, name: str, text: str, high: float = 9) -> None:
+        edge = dict(boxstyle="round,pad=0.3", facecolor="#f6f8fa", edgecolor=grey)
+        axis.add_patch(FancyBboxPatch((x, y), wide, high, **edge))
+        axis.text(x + wide / 2, y + 0.68 * high, name, ha="center", va="center", weight="bold")
+        place = {"ha": "center", "va": "center", "color": grey, "fontsize": 8.5}
+        axis.text(x + wide / 2, y + 0.27 * high, text, **place)
+
+    def arrow(start: tuple[float, float], end: tuple[float, float], colour: str) -> None:
+        style = {"arrowstyle": "-|>", "color": colour, "lw": 1.6, "shrinkA": 0, "shrinkB": 0}
+        axis.annotate("", end, start, arrowprops=style)
+
+    frame = dict(boxstyle="round,pad=0.3", facecolor="none", edgecolor=grey, ls="--")
+    axis.add_patch(FancyBboxPatch((16, 1), 66, 48.5, **frame))
+    axis.text(17, 47.3, "Predictor", weight="bold", va="center")
+    axis.text(28, 47.3, "a model, a score, a calibration, perhaps a selection", color=grey,
+              va="center", fontsize=8.5)  # fmt: skip
+    box(19, 14, 16, "BatchOutput", "output, gradient\nnorms, activations", 10)
+    box(43, 36, 15, "Selection", "select(outputs, y)", 8)
+    box(43, 21, 15, "Score", "score(out, y)")
+    box(64, 21, 15, "Calibration", "fit(scores)")
+    box(43, 4, 15, "Calibration", "quantile(alpha)")
+    box(64, 4, 15, "Score", "region(out, q)")
+    axis.text(7, 28, "calibration\nx, y", color=blue, ha="center", va="center")
+    axis.text(7, 8, "new x", color=green, ha="center", va="center")
+    axis.text(92, 8.5, "prediction\ninterval or set", color=green, ha="center", va="center")
+    arrow((12, 26), (18.4, 21.5), blue)
+    arrow((35.6, 21), (42.4, 25), blue)
+    arrow((58.6, 25.5), (63.4, 25.5), blue)
+    arrow((11, 9.5), (18.4, 16), green)
+    arrow((35.6, 16.5), (42.4, 10), green)
+    arrow((58.6, 8.5), (63.4, 8.5), green)
+    axis.text(61, 10.2, "q", color=green, ha="center", va="center")
+    arrow((79.6, 8.5), (85, 8.5), green)
+    arrow((65, 20.4), (55, 13.6), grey)
+    axis.text(63.5, 16.2, "sorted scores", color=grey, va="center", fontsize=8.5)
+    arrow((28, 24.6), (42.4, 38.5), grey)
+    axis.text(28.5, 36.5, "rows that then\ndo not calibrate", color=grey, ha="center", va="center",
+              fontsize=8.5)  # fmt: skip
+    arrow((50.5, 35.4), (50.5, 30.6), grey)
+    arrow((58.6, 38), (68, 30.6), grey)
+    axis.text(65.5, 36.2, "what was left open", color=grey, va="center", fontsize=8.5)
+    save(figure, "how_it_works")
+
+
 ALL = (
-    *(regression, quantiles, label_sets, segmentation, groups, conditional, joint),
+    *(
+        how_it_works,
+        regression,
+        quantiles,
+        classification,
+        segmentation,
+        groups,
+        conditional,
+        joint,
+    ),
     *(stream, forecasts, tables, deploy, scale, risk, probabilities, selection),
 )
 

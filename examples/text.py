@@ -1,4 +1,4 @@
-"""Label sets for text: of which library is a docstring? Goes with docs/label_sets.md.
+"""Label sets for text: of which library is a docstring? Goes with docs/classification.md.
 
 The text is real and at hand: the first words of docstrings of installed libraries.
 """
