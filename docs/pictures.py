@@ -80,7 +80,7 @@ def bike() -> tuple[nn.Module, list[Tensor], list[Tensor], np.ndarray, list[str]
 
 
 def regression() -> None:
-    """Bands of CP and of Auto, against the prediction."""
+    """Intervals of CP and of Auto, against the prediction."""
     model, x, y, *_ = bike()
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     axes = figure.subplots(1, 2, sharey=True)
@@ -88,9 +88,9 @@ def regression() -> None:
     for axis, (name, predictor) in zip(
         axes, {"CP": ffcp.CP(model).calibrate(x[1], y[1]), "Auto": auto}.items(), strict=True
     ):
-        band = predictor.predict_interval(x[2], alpha=0.1)
-        ffcp.plots.intervals(band, y=y[2], ax=axis, ylabel="rentals in an hour, hundreds")
-        covered, length = ffcp.metrics.coverage(band, y[2]), ffcp.metrics.mean_length(band)
+        interval = predictor.predict_interval(x[2], alpha=0.1)
+        ffcp.plots.intervals(interval, y=y[2], ax=axis, ylabel="rentals in an hour, hundreds")
+        covered, length = ffcp.metrics.coverage(interval, y[2]), ffcp.metrics.mean_length(interval)
         axis.set_title(
             f"{name}: {float(covered):.1%} covered, mean length {length:.2f}", fontsize=10
         )
@@ -110,11 +110,11 @@ def quantiles() -> None:
     new, truth = x[600:], y[600:]
     ends = model(new).detach().sort(dim=1).values
     alone = ffcp.Interval(ends[:, :1], ends[:, 1:], ends.mean(dim=1, keepdim=True), 0.1)
-    band = ffcp.CQR(model).calibrate(x[100:600], y[100:600]).predict_interval(new, alpha=0.1)
+    interval = ffcp.CQR(model).calibrate(x[100:600], y[100:600]).predict_interval(new, alpha=0.1)
     figure = Figure(figsize=(9, 3.4), layout="constrained")
     axes = figure.subplots(1, 2, sharey=True)
     for axis, (name, one) in zip(
-        axes, {"quantiles of the network": alone, "CQR": band}.items(), strict=True
+        axes, {"quantiles of the network": alone, "CQR": interval}.items(), strict=True
     ):
         ffcp.plots.intervals(one, new[:, 0], truth, ax=axis, xlabel="x")
         covered = ffcp.metrics.coverage(one, truth)
@@ -231,7 +231,7 @@ def classification() -> None:
         axis.imshow(x[1000 + row].reshape(8, 8), cmap="gray_r")
         labels = ", ".join(str(int(label)) for label in found.labels[row])
         axis.set_title(f"{{{labels}}}", fontsize=10)
-        axis.set_xlabel(f"truth: {int(y[1000 + row])}", fontsize=9)
+        axis.set_xlabel(f"label: {int(y[1000 + row])}", fontsize=9)
         axis.set(xticks=[], yticks=[])
     save(figure, "classification")
 
@@ -268,7 +268,7 @@ def groups() -> None:
     rush = np.isin(hours, (7, 8, 9, 16, 17, 18, 19))
     named = np.where(rush, "rush", np.where((hours < 7) | (hours > 20), "night", "day"))
     cal, test = named[4000:8000], named[8000:]
-    bands = {
+    intervals = {
         "CP": ffcp.CP(model).calibrate(x[1], y[1]).predict_interval(x[2]),
         "CP, groups=": ffcp.CP(model)
         .calibrate(x[1], y[1], groups=cal)
@@ -278,10 +278,12 @@ def groups() -> None:
     figure = Figure(figsize=(6.4, 3.2), layout="constrained")
     axis = figure.subplots()
     colours = ("#6e7781", "#1f6feb", "#1a7f37")
-    for place, ((name, band), colour) in enumerate(zip(bands.items(), colours, strict=True)):
+    for place, ((name, interval), colour) in enumerate(
+        zip(intervals.items(), colours, strict=True)
+    ):
         for spot, group in enumerate(("night", "day", "rush")):
             rows = torch.from_numpy(test == group)
-            found = ffcp.metrics.coverage((band.lower[rows], band.upper[rows]), y[2][rows])
+            found = ffcp.metrics.coverage((interval.lower[rows], interval.upper[rows]), y[2][rows])
             share = float(found)
             ends = [[share - found.low], [found.high - share]]
             label = name if spot == 0 else None
@@ -433,7 +435,7 @@ def tables() -> None:
 
 
 def deploy() -> None:
-    """How much wider the file's bands are than the library's."""
+    """How much wider the file's intervals are than the library's."""
     import onnxruntime
 
     torch.manual_seed(0)
@@ -442,22 +444,22 @@ def deploy() -> None:
     layers = nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1)
     model = trained(nn.Sequential(*layers), x[:500], y[:500], nn.functional.mse_loss, 20)
     predictor = ffcp.FFCP(model, feature="2").calibrate(x[500:1000], y[500:1000])
-    band = predictor.predict_interval(x[1000:], alpha=0.1)
+    interval = predictor.predict_interval(x[1000:], alpha=0.1)
     with TemporaryDirectory() as folder:
-        predictor.export(f"{folder}/band.onnx", x[500:1000])
-        session = onnxruntime.InferenceSession(f"{folder}/band.onnx")
+        predictor.export(f"{folder}/intervals.onnx", x[500:1000])
+        session = onnxruntime.InferenceSession(f"{folder}/intervals.onnx")
         lower, upper = session.run(["lower", "upper"], {"x": x[1000:].numpy()})
     figure = Figure(figsize=(6.4, 2.8), layout="constrained")
     axis = figure.subplots()
-    width = band.width.double()
+    width = interval.width.double()
     sides = {
-        "lower end": (band.lower.double() - torch.from_numpy(lower)) / width,
-        "upper end": (torch.from_numpy(upper) - band.upper.double()) / width,
+        "lower end": (interval.lower.double() - torch.from_numpy(lower)) / width,
+        "upper end": (torch.from_numpy(upper) - interval.upper.double()) / width,
     }
     for name, beyond in sides.items():
         axis.hist(1e6 * beyond[:, 0].numpy(), bins=60, histtype="step", lw=1.5, label=name)
     axis.axvline(0, color="black", lw=0.9, ls="--")
-    axis.set(xlabel="outside of the library's band, in millionths of its width", ylabel="rows")
+    axis.set(xlabel="outside the library's interval, in millionths of its width", ylabel="rows")
     axis.legend(frameon=False, fontsize=9)
     save(figure, "deploy")
 
