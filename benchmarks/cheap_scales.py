@@ -56,7 +56,10 @@ def scales(model: nn.Sequential, x: Tensor, y: Tensor) -> dict[str, object]:
 
     return {
         "split CP": ffcp.scales.Constant(),
-        "FFCP, layer selected": [ffcp.scales.Constant(), *map(ffcp.scales.GradientNorm, linear)],
+        "FFCP, layer selected": [
+            ffcp.scales.Constant(),
+            *map(ffcp.scales.GradientNorm, ["input", *linear[:-1]]),
+        ],
         "size of the prediction": lambda out: 0.1 + out.output.abs(),
         "norm of activations": OfActivations(last, lambda v: 0.1 + v.norm(dim=1)),
         "distance of activations from their mean": OfActivations(last, distance),
