@@ -40,19 +40,19 @@ def scales(model: nn.Sequential, x: Tensor, y: Tensor) -> dict[str, object]:
     linear = [name for name, layer in model.named_children() if isinstance(layer, nn.Linear)]
     last = linear[-2]  # the last hidden layer
     with torch.no_grad():
-        values = model[: int(last) + 1](x)
-        residuals = (model(x).flatten() - y.flatten()).abs()
+        values: Tensor = model[: int(last) + 1](x)
+        residuals: Tensor = (model(x).flatten() - y.flatten()).abs()
     centre, spread = values.mean(dim=0), values.std(dim=0) + 1e-6
     columns = torch.cat([(values - centre) / spread, torch.ones(len(x), 1)], dim=1)
     ridge = columns.T @ columns + len(x) * 1e-3 * torch.eye(columns.shape[1])
-    weights = torch.linalg.solve(ridge, columns.T @ residuals)
+    weights: Tensor = torch.linalg.solve(ridge, columns.T @ residuals)
     least = 0.1 * residuals.mean()
 
-    def distance(v: Tensor) -> Tensor:
-        return ((v - centre) / spread).norm(dim=1)
+    def standardised(v: Tensor) -> Tensor:
+        return (v - centre) / spread
 
     def predicted(v: Tensor) -> Tensor:
-        return (((v - centre) / spread) @ weights[:-1] + weights[-1]).clamp_min(least)
+        return (standardised(v) @ weights[:-1] + weights[-1]).clamp_min(least)
 
     return {
         "split CP": ffcp.scales.Constant(),
@@ -62,7 +62,9 @@ def scales(model: nn.Sequential, x: Tensor, y: Tensor) -> dict[str, object]:
         ],
         "size of the prediction": lambda out: 0.1 + out.output.abs(),
         "norm of activations": OfActivations(last, lambda v: 0.1 + v.norm(dim=1)),
-        "distance of activations from their mean": OfActivations(last, distance),
+        "distance of activations from their mean": OfActivations(
+            last, lambda v: standardised(v).norm(dim=1)
+        ),
         "residual by linear regression on activations": OfActivations(last, predicted),
     }
 
