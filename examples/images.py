@@ -1,4 +1,4 @@
-"""Label sets for photographs: CIFAR-10 and a ResNet-20 (goes with docs/label_sets.md).
+"""Prediction sets for photographs: CIFAR-10 and a ResNet-20 (goes with docs/classification.md).
 
 Needs the images and the weights of `ffcp-paper labels`; without them the error says where from.
 """

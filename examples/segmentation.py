@@ -1,4 +1,4 @@
-"""Label sets for every pixel: road scenes of CamVid and a DeepLab (goes with docs/segmentation.md).
+"""Prediction sets for every pixel: CamVid and a DeepLab (goes with docs/segmentation.md).
 
 Needs the images and weights of `ffcp-paper segment deeplab`; the error says where they are from.
 """
