@@ -91,6 +91,8 @@ def test_a_browser_shows_it_narrow_and_wide_light_and_dark(
     page.goto(path.as_uri())
     assert asked == [path.as_uri()]
     assert page.evaluate("document.documentElement.scrollWidth") <= width
+    picture = page.locator("svg").bounding_box()  # which fits, and so need not scroll
+    assert picture["x"] + picture["width"] <= width
     back = page.evaluate("getComputedStyle(document.body).backgroundColor")
     light = sum(map(int, re.findall(r"\d+", back)[:3])) > 380
     assert light == (scheme == "light")
