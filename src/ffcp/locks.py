@@ -25,13 +25,13 @@ class WriterLock:
             _TURNS.add(self)
 
 
-def lock(*, again: bool = False) -> Any:
-    """Return a lock for short work; ``again``: a thread that holds it may take it once more.
+def lock(*, reentrant: bool = False) -> Any:
+    """Return a lock for short work; ``reentrant``: the same thread may take it again.
 
     A forked process has none of its parent's other threads: it would wait forever for a lock that
     one of them held, and find their work half done. So all of these locks are taken for a fork.
     """
-    made = threading.RLock() if again else threading.Lock()
+    made = threading.RLock() if reentrant else threading.Lock()
     with _ADDING:
         _LOCKS.add(made)
     return made

@@ -116,23 +116,23 @@ class Compressed(Calibration):
             return {}
         values = [np.concatenate([np.empty(0), *(p.values for p in c)]) for c in self.pieces]
         table = np.full((max(map(len, values)), len(values)), np.nan)
-        told = np.zeros((max(map(len, self.pieces)), len(values), 3), dtype=np.int64)
-        told[:, :, 0] = 1
+        records = np.zeros((max(map(len, self.pieces)), len(values), 3), dtype=np.int64)
+        records[:, :, 0] = 1
         for number, (column, pieces) in enumerate(zip(values, self.pieces, strict=True)):
             table[: len(column), number] = column
             if pieces:
-                told[: len(pieces), number] = [piece[1:] for piece in pieces]
-        return {"scores": torch.from_numpy(table), "pieces": torch.from_numpy(told)}
+                records[: len(pieces), number] = [piece[1:] for piece in pieces]
+        return {"scores": torch.from_numpy(table), "pieces": torch.from_numpy(records)}
 
     def with_state(self, state: Mapping[str, Tensor]) -> Compressed:
         """Return the summary that a file holds."""
         if not state:
             return replace(self, pieces=())
-        scores, told = state["scores"].numpy(), state["pieces"].numpy()
+        scores, records = state["scores"].numpy(), state["pieces"].numpy()
         columns = range(scores.shape[1])
-        if told.shape[1:] != (len(columns), 3):
+        if records.shape[1:] != (len(columns), 3):
             raise ValueError("a summary has pieces of other outputs than its scores")
-        pieces = [summaries.restored(scores[:, i], told[:, i].tolist()) for i in columns]
+        pieces = [summaries.restored(scores[:, i], records[:, i].tolist()) for i in columns]
         return replace(self, pieces=pieces)
 
     def quantile(

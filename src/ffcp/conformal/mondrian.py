@@ -191,15 +191,15 @@ class Mondrian(Calibration):
     ) -> Tensor:
         """Return the threshold of each row's group, (levels, n, m)."""
         assert metadata is not None
-        own, asked = _without_group(metadata), rows_of_groups(metadata["group"])
-        unseen = [label for label in asked if label not in self.parts]
+        own, requested = _without_group(metadata), rows_of_groups(metadata["group"])
+        unseen = [label for label in requested if label not in self.parts]
         if unseen:
             raise ValueError(
                 f"no calibration row belongs to group {_listed(unseen)}: the groups are "
                 f"{_listed(self.parts)}. Calibrate with rows of that group, or join it to another"
             )
         tables = {}
-        for label, rows in asked.items():
+        for label, rows in requested.items():
             try:
                 tables[label] = look_up(self.parts[label], take(own, rows))
             except ValueError as error:
@@ -207,7 +207,7 @@ class Mondrian(Calibration):
         width = max(table.shape[-1] for table in tables.values())
         levels = len(next(iter(tables.values())))
         result = torch.empty(levels, len(metadata["group"]), width, dtype=torch.float64)
-        for label, rows in asked.items():
+        for label, rows in requested.items():
             # Thresholds by class end with the last class that a group has.
             result[:, rows] = pad(
                 tables[label], (0, width - tables[label].shape[-1]), value=torch.inf
@@ -217,15 +217,15 @@ class Mondrian(Calibration):
     def explain(self, alpha: Any, metadata: Columns) -> str:
         """List the groups with too few rows; else explain why that of the first is infinite."""
         needed, counts = rows_needed(alpha), self.groups
-        asked = rows_of_groups(metadata["group"])
-        small = [f"{label!r} ({counts[label]})" for label in asked if counts[label] < needed]
+        requested = rows_of_groups(metadata["group"])
+        small = [f"{label!r} ({counts[label]})" for label in requested if counts[label] < needed]
         if small:
             more = f" and {len(small) - 5} more" if len(small) > 5 else ""
             return (
                 f" in groups with too few calibration rows: {', '.join(small[:5])}{more}; "
                 f"alpha={float(alpha):g} needs at least {needed} in each"
             )
-        label, rows = next(iter(asked.items()))
+        label, rows = next(iter(requested.items()))
         reason = self.parts[label].explain(alpha, take(_without_group(metadata), rows))
         return f" in group {label!r}{reason}"
 

@@ -117,11 +117,11 @@ class QuantileRegression:
         score is large enough.
         """
         new, inside = self._design.of(features)
-        asked, found = inside.nonzero()[0], np.full(len(new), np.inf)
-        if not len(asked):
+        valid, found = inside.nonzero()[0], np.full(len(new), np.inf)
+        if not len(valid):
             return found
-        for basis, done in self._walk(self._solved, new[asked] * (duals[asked, None] - _BELOW)):
-            rows, through = asked[done], list(basis)
+        for basis, done in self._walk(self._solved, new[valid] * (duals[valid, None] - _BELOW)):
+            rows, through = valid[done], list(basis)
             weights = new[rows] @ np.linalg.inv(self._design.rows[through])
             found[rows] = weights @ self._scores[through]
             # Rounded up: a score that equals the threshold must not exceed it.

@@ -165,13 +165,13 @@ def settled(pieces: Sequence[Piece], error: Fraction) -> list[Piece]:
     return [thinned(pieces, weight)]
 
 
-def restored(values: Numbers, told: Any) -> list[Piece]:
+def restored(values: Numbers, records: Any) -> list[Piece]:
     """Return the pieces of a column from their concatenated numbers.
 
-    ``told`` has a row (weight, count, error) for each; impossible ones are a ValueError.
+    ``records`` has a row (weight, count, error) for each; impossible ones are a ValueError.
     """
     pieces, start = [], 0
-    for weight, count, error in told:
+    for weight, count, error in records:
         if weight < 1 or count < 0 or not 0 <= error <= count or (weight > max(1, count)):
             raise ValueError("a summary has weights, counts or errors that cannot be")
         stop = start + -(-count // weight)

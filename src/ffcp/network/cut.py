@@ -351,22 +351,22 @@ def prediction_in(returned: Mapping[str, Any]) -> Any:
     return next(iter(tensors.values())) if len(tensors) == 1 else returned
 
 
-def _advice_on_columns(x: Any, said: str) -> str:
+def _advice_on_columns(x: Any, message: str) -> str:
     """Return how many columns are expected, if a matrix product fails on those of the input.
 
     >>> _advice_on_columns(torch.ones(5, 3), "shapes cannot be multiplied (5x3 and 4x16)")
     'x has 3 columns, the model takes 4'
     """
-    sizes = re.search(r"\(\d+x(\d+) and (\d+)x\d+\)", said)
+    sizes = re.search(r"\(\d+x(\d+) and (\d+)x\d+\)", message)
     if sizes is None or not isinstance(x, Tensor) or x.shape[-1] != int(sizes[1]):
         return ""
     return f"x has {sizes[1]} columns, the model takes {sizes[2]}"
 
 
-def _advice_on_types(model: nn.Module, x: Any, said: str) -> str:
+def _advice_on_types(model: nn.Module, x: Any, message: str) -> str:
     """Return which tensors of an input to convert, if torch complains of their types."""
-    is_index = "'indices'" in said  # of an embedding
-    if not is_index and not any(words in said for words in _OF_TYPES):
+    is_index = "'indices'" in message  # of an embedding
+    if not is_index and not any(words in message for words in _OF_TYPES):
         return ""
     dtypes = [tensor.dtype for tensor in weights_of(model).tensors if tensor.is_floating_point()]
     give = "long()" if is_index else f"to({dtypes[0] if dtypes else torch.get_default_dtype()})"

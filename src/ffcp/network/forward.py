@@ -271,7 +271,7 @@ def check_rows(
     if inputs.row_count(x) == 1:  # a loader of single rows: the row beside itself
         x = inputs.take(x, torch.tensor([0, 0]))
     rows = inputs.row_count(x)
-    asked, company = rows // 2, torch.arange((rows + 1) // 2).flip(0)
+    half, order = rows // 2, torch.arange((rows + 1) // 2).flip(0)
     names = [name for name in names if name != OUTPUT]
     model = uncompiled(model) if names else model
     with borrowed(model) as frozen:
@@ -282,32 +282,32 @@ def check_rows(
                 # Nothing in a copy needs a gradient: its forward is a closure over the model.
                 without_copies(model)
                 return check_rows(model, x, names, sample, dtype)
-            again, apart = (
+            repeated, reordered = (
                 call(frozen, x, rows),
-                call(frozen, inputs.take(x, company), len(company)),
+                call(frozen, inputs.take(x, order), len(order)),
             )
-        if not _close(whole, again, dtype):
+        if not _close(whole, repeated, dtype):
             raise ValueError(
                 "two passes over the same rows disagree: forward is random even in eval mode "
                 "(dropout with training=True?). Make it deterministic; the score of a point must "
                 "be a fixed number"
             )
-        if not _close(whole[company.to(whole.device)], apart, dtype):
+        if not _close(whole[order.to(whole.device)], reordered, dtype):
             raise ValueError(
                 "the model mixes rows: its prediction for a row changes with the other rows of "
                 "the batch (batch statistics forced inside forward, attention over the batch?). "
                 "Make the model treat rows separately, for example by layers in eval mode"
             )
-        if not names or not asked:
+        if not names or not half:
             return
         with Cut(frozen, names) as cut:
             tap = cut(x)
             flat = [(name, edge) for name, group in tap.edges.items() for edge in group]
             gradients = torch.autograd.grad(
-                tap.prediction[:asked].sum(), [edge for _, edge in flat], allow_unused=True
+                tap.prediction[:half].sum(), [edge for _, edge in flat], allow_unused=True
             )
     for (name, _), gradient in zip(flat, gradients, strict=True):
-        if gradient is not None and (gradient[asked:].nan_to_num() != 0).any():
+        if gradient is not None and (gradient[half:].nan_to_num() != 0).any():
             raise ValueError(
                 f"the model mixes rows: the output of one row has a gradient at feature {name!r} "
                 "of another row. Conformal scores need rows that are treated separately"

@@ -25,7 +25,7 @@ class Resumable(ShownAsText):
     settings: dict[str, Any]
 
     def __init__(self) -> None:
-        self._lock = lock(again=True)
+        self._lock = lock(reentrant=True)
 
     def state(self) -> dict[str, Any]:
         """Return the changing attributes as plain data."""
@@ -69,4 +69,4 @@ class Resumable(ShownAsText):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._lock = lock(again=True)
+        self._lock = lock(reentrant=True)

@@ -196,10 +196,10 @@ def _level(alpha: Any, width: Tensor) -> str:
     'coverage 90 % (alpha=0.1), mean width 1.5, 1 infinite'
     """
     finite = width[width.isfinite()].double()
-    asked = [] if alpha is None else [f"coverage {100 * (1 - alpha):g} % (alpha={alpha:g})"]
+    coverage = [] if alpha is None else [f"coverage {100 * (1 - alpha):g} % (alpha={alpha:g})"]
     mean = [f"mean width {float(finite.mean()):.4g}"] if len(finite) else []
     infinite = width.numel() - len(finite)
-    return ", ".join([*asked, *mean, *([f"{infinite:,} infinite"] if infinite else [])])
+    return ", ".join([*coverage, *mean, *([f"{infinite:,} infinite"] if infinite else [])])
 
 
 def _plain(value: Any) -> Any:

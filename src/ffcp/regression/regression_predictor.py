@@ -188,10 +188,10 @@ class RegressionPredictor(Predictor):
             (n, m), and in the type of the model's output. Where there are too few calibration
             rows an interval is infinite, and a warning says what to do.
         """
-        asked, are_many = requested_alphas(alpha, confidence_level, unknown)
+        requested, are_many = requested_alphas(alpha, confidence_level, unknown)
         calibration = self.calibrated().calibration
         thresholds = calibration.scores.shape[1]
-        alphas = [self.alpha_of_each(level, thresholds) for level in asked]
+        alphas = [self.alpha_of_each(level, thresholds) for level in requested]
         sure = None
         if pac is not None:
             sure = 1 - self.alpha_of_each(1 - exact_alpha(pac, "pac"), thresholds)
@@ -204,15 +204,15 @@ class RegressionPredictor(Predictor):
             else:
                 q = self.pac_quantiles(alphas, sure, metadata)
             if q.max().item() == math.inf:
-                lost = q[strictest].isinf().any(dim=-1).expand(len(out.output))
-                infinite.append(take({"number": torch.tensor(out.rows), **metadata}, lost))
+                is_infinite = q[strictest].isinf().any(dim=-1).expand(len(out.output))
+                infinite.append(take({"number": torch.tensor(out.rows), **metadata}, is_infinite))
             for part, rows in _blocks(out, len(alphas)):
                 own = q if q.shape[1] == 1 else q[:, rows]
                 parts.append(self.interval_at(part, own, are_many))
         if infinite:
             assert given.count is not None
             self._warn_of_infinite(alphas[strictest], infinite, given.count, sure)
-        levels = tuple(map(float, asked)) if are_many else float(asked[0])
+        levels = tuple(map(float, requested)) if are_many else float(requested[0])
         lower, upper, prediction = parts[0]
         if len(parts) > 1:
             lower, upper = (torch.cat([part[i] for part in parts], int(are_many)) for i in (0, 1))

@@ -135,9 +135,9 @@ class FeatureBallScore(IntervalScore):
         """Raise ValueError if the head does not give the model's output from the feature."""
         output, v = out.output[:8], out.values[self.feature][:8]
         with self._head_at_rest() as head, torch.no_grad():
-            again = head(v)
-        if again.shape != output.shape or not torch.allclose(
-            again, output, rtol=1e-2, atol=1e-3 * float(output.abs().max())
+            repeated = head(v)
+        if repeated.shape != output.shape or not torch.allclose(
+            repeated, output, rtol=1e-2, atol=1e-3 * float(output.abs().max())
         ):
             raise ValueError(
                 f"the head behind {self.feature!r} does not give the model's output from the "

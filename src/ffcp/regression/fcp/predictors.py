@@ -179,8 +179,8 @@ class FCP(RegressionPredictor):
         describes another object: with an inversion stopped early, a row can be covered here and
         missed by its interval. Compare with ``metrics.coverage`` of the interval.
         """
-        asked = requested_alpha(alpha, confidence_level, unknown)
-        exact = self.alpha_of_each(asked, self.calibration.scores.shape[1])
+        requested = requested_alpha(alpha, confidence_level, unknown)
+        exact = self.alpha_of_each(requested, self.calibration.scores.shape[1])
         scores = self.score(x, y)
         scores = scores.reshape(len(scores), -1)
         inside = (scores <= self.calibration.quantile(exact)).double()
@@ -195,16 +195,16 @@ class _Converging(Looks):
 
     def finish(self, result: Result) -> Counts:
         """Return the rows whose score is infinite."""
-        lost: list[int] = []
+        unconverged: list[int] = []
         if result.scores is not None:
-            lost = result.scores.isinf().any(dim=1).nonzero()[:, 0].tolist()
-        if lost:
-            rows = ", ".join(map(str, lost[:5])) + (", ..." if len(lost) > 5 else "")
+            unconverged = result.scores.isinf().any(dim=1).nonzero()[:, 0].tolist()
+        if unconverged:
+            rows = ", ".join(map(str, unconverged[:5])) + (", ..." if len(unconverged) > 5 else "")
             result.warnings.append(
-                f"the inversion found no feature that gives y for {len(lost)} calibration rows "
-                f"({rows}); they count as infinitely far, which widens the intervals"
+                f"the inversion found no feature that gives y for {len(unconverged)} calibration "
+                f"rows ({rows}); they count as infinitely far, which widens the intervals"
             )
-        return Counts(unconverged=tuple(lost))
+        return Counts(unconverged=tuple(unconverged))
 
 
 class FCQR(FCP):

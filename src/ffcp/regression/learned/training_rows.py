@@ -95,25 +95,25 @@ class _NewRows(Looks):
 
     def __init__(self, model: nn.Module, taught: Tensor) -> None:
         super().__init__(model)
-        self._taught, self._met, self._rows = taught, 0, 0
+        self._taught, self._repeated, self._rows = taught, 0, 0
 
     def __call__(self, batch: Batch, requires: Requires) -> BatchOutput:
         """Run the model on one batch."""
-        self._met += int(torch.isin(row_hashes(batch.x, batch.y), self._taught).sum())
+        self._repeated += int(torch.isin(row_hashes(batch.x, batch.y), self._taught).sum())
         self._rows += len(batch.y)
         return super().__call__(batch, requires)
 
     def finish(self, result: Result) -> Counts:
         """Raise ValueError for training rows, unless they are too few to be no coincidence."""
-        if self._met:
-            share = self._met / self._rows
+        if self._repeated:
+            share = self._repeated / self._rows
             error = (share / min(self._rows, len(self._taught))) ** 0.5
             # Data can hold the same row more than once by itself.
             counts = self._taught.unique(return_counts=True)[1]
             repeated = float(counts[counts > 1].sum()) / len(self._taught)
             if share - repeated > max(_EXCESS, _ERRORS * error):
                 raise ValueError(
-                    f"{self._met} of {self._rows} calibration rows were given to fit as well: "
+                    f"{self._repeated} of {self._rows} calibration rows were given to fit as well: "
                     "what was learned from a row knows its error, and intervals would cover too "
                     "little. Calibrate with rows that neither trained the model nor were given to "
                     "fit"
