@@ -48,8 +48,8 @@ def label_tensor(y: Any, names: Sequence[str] | None, other_labels: bool = False
         return arrays.target_tensor(y)
     if names is None:
         raise TypeError(
-            f"y must be numbers of classes, got strings such as {array[0]!r}: tell the predictor "
-            "the names of the classes, in the order of the model's outputs, by names=[...]"
+            f"y must be numbers of classes, got strings such as {str(array[0])!r}: tell the "
+            "predictor the names of classes, in the order of the model's outputs, by names=[...]"
         )
     place = {name: number for number, name in enumerate(names)}
     for row, label in enumerate(array.tolist()):

@@ -324,7 +324,7 @@ def _depends(value: float, low: float, high: float) -> str:
 
 def _print_watched(monitor: Monitor | None, fitted: FittedTable, time: str | None) -> None:
     """Tell whether rows have moved, and show by which tests."""
-    from ffcp.online.monitor import TRUTH
+    from ffcp.online.monitor import COLUMNS, TRUTH
 
     if monitor is None:
         why = "folds leave no scores" if fitted.about.folds else "give --time COLUMN"
@@ -338,5 +338,6 @@ def _print_watched(monitor: Monitor | None, fitted: FittedTable, time: str | Non
     rows = [[f"{v:.4g}" if isinstance(v, float) else str(v) for v in one.values()] for one in shown]
     title = f"Has the data moved? ({monitor.rows:,} rows in {order})"
     print_table(title, shown[0], rows)
+    say(COLUMNS.strip())
     odds = f"without change this is said {times} in {monitor.threshold:.0f} at most"
     say(f"The data has moved: {odds}." if moved else "No sign that the data has moved.")

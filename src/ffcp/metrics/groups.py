@@ -10,6 +10,7 @@ import torch
 
 from ffcp.metrics.intervals import as_array, as_tensor, bounds_of, hits_of
 from ffcp.metrics.shares import Coverage, GroupCoverage, by_label
+from ffcp.notebooks import number
 
 
 def group_coverage(
@@ -77,10 +78,10 @@ def cut(values: Any, slices: int = 3) -> np.ndarray:
         raise ValueError(f"slices must be at least 1, got {slices}")
     ends = np.unique(np.quantile(array, np.arange(1, slices) / slices, method="lower"))
     codes = np.searchsorted(ends, array)
-    names = {
-        code: f"{number}: {array[codes == code].min():.4g} to {array[codes == code].max():.4g}"
-        for number, code in enumerate(np.unique(codes), start=1)
-    }
+    names = {}
+    for place, code in enumerate(np.unique(codes), start=1):
+        own = array[codes == code]
+        names[code] = f"{place}: {number(own.min())} to {number(own.max())}"
     return np.array([names[code] for code in codes])
 
 
@@ -141,6 +142,6 @@ def size_stratified_coverage(
     groups: dict[Hashable, Coverage] = {}
     for stratum in strata.unique():
         own, inside = lengths[strata == stratum], hits[strata == stratum]
-        name = f"{float(own.min()):.4g} to {float(own.max()):.4g}"
+        name = f"{number(float(own.min()))} to {number(float(own.max()))}"
         groups[name] = Coverage(float(inside.mean()), len(inside))
     return GroupCoverage(groups)

@@ -36,6 +36,9 @@ def coverage(band: Sequence[Any], y: Any, *, joint: Any = False, missing: bool =
     return shares if are_many else shares[0]
 
 
+SWAPPED = "intervals come first, then the targets: give (interval, y)"
+
+
 def mean_length(band: Sequence[Any]) -> float:
     """Average upper - lower over rows and outputs, the band length of the paper.
 
@@ -114,7 +117,7 @@ def crps(distribution: Any, y: Any, *, missing: bool = False) -> float:
 def levels_of(band: Sequence[Any], y: Any) -> tuple[list[Sequence[Any]], bool]:
     """Return the intervals of each level, and whether there is a first dimension of levels."""
     if hasattr(y, "prediction") and not hasattr(band, "prediction"):
-        raise TypeError("intervals come first, then the targets: give (interval, y)")
+        raise TypeError(SWAPPED)
     if len(band) < 2:
         raise TypeError(f"expected the ends (lower, upper) of intervals, got {type(band).__name__}")
     lower, target = as_tensor(band[0]), as_tensor(y)
@@ -192,6 +195,8 @@ def target_of(y: Any, lower: Tensor, missing: bool = False) -> Tensor:
     """Read targets in the shape of a band; (n,) and (n, 1) fit each other."""
     target = _like(as_tensor(y), lower.shape)
     if target.shape != lower.shape:
+        if not lower.dim():  # a vector was taken for a pair of ends
+            raise TypeError(SWAPPED)
         raise ValueError(f"target has shape {tuple(target.shape)}, band {tuple(lower.shape)}")
     if bool(target.isnan().any()) and not missing:
         raise ValueError("the target holds NaN: if that stands for unknown ones, say missing=True")
