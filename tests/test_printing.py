@@ -25,6 +25,13 @@ def test_a_predictor_names_method_model_and_rows() -> None:
     assert f"{aside} more selected" in repr(chosen)
 
 
+def test_large_numbers_are_written_with_thousands() -> None:
+    ends = torch.tensor([100_000.0]), torch.tensor([300_000.0]), torch.tensor([200_000.0])
+    text = repr(ffcp.Interval(*ends, 0.1))
+    assert "mean width 200,000" in text
+    assert text.splitlines()[-1].split() == ["0", "100,000", "200,000", "300,000"]
+
+
 def test_notebooks_show_the_lines_of_print() -> None:
     predictor = ffcp.CP(MODEL).calibrate(X, Y)
     for shown in (predictor, ffcp.Online(predictor), ffcp.Monitor(predictor)):

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ffcp.batch import Requires
 from ffcp.classification import rules, tuning
 from ffcp.classification.rules import Cumulative, LabelRows, Threshold
 from ffcp.classification.scores import APS, LAC, RAPS, RuleScore, as_score, known_rows
@@ -82,6 +83,10 @@ class LabelScoreSelection(Selection):
     what = "the label score"
     fewest_rows = _FEWEST
     draws = randomized = takes_logits = True
+
+    def requires(self) -> Requires:
+        """Return what the pass over the model must bring: two logits of a model that gives one."""
+        return Requires(logits=True)
 
     def accepts(self, score: Any) -> bool:
         """Whether a score is one of the candidates."""

@@ -329,7 +329,7 @@ def _depends(value: float, low: float, high: float) -> str:
 
 def _print_watched(monitor: Monitor | None, fitted: FittedTable, time: str | None) -> None:
     """Print whether drift was detected, and the tests."""
-    from ffcp.online.monitor import TRUTH
+    from ffcp.online.monitor import COLUMNS, TRUTH
 
     if monitor is None:
         why = "a fit by folds keeps no scores" if fitted.about.folds else "pass --time COLUMN"
@@ -343,5 +343,6 @@ def _print_watched(monitor: Monitor | None, fitted: FittedTable, time: str | Non
     rows = [[f"{v:.4g}" if isinstance(v, float) else str(v) for v in one.values()] for one in shown]
     title = f"Drift tests ({monitor.rows:,} rows in {order})"
     print_table(title, shown[0], rows)
+    say(COLUMNS.strip())
     odds = f"the probability of a false alarm is at most {times / monitor.threshold:.2g}"
     say(f"Drift detected: {odds}." if drift else "No drift detected.")

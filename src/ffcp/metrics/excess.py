@@ -48,7 +48,7 @@ class ExcessRisk(float):
 
 
 def excess_risk(
-    band: Sequence[Any],
+    interval: Sequence[Any],
     y: Any,
     x: Any,
     alpha: Any = None,
@@ -69,7 +69,7 @@ def excess_risk(
 
     Parameters
     ----------
-    band, y, x
+    interval, y, x
         The intervals, the targets, and the inputs as an (n, d) array.
     alpha : float, default=None
         The level; by default the attribute ``alpha`` of the intervals, or 0.1.
@@ -97,8 +97,8 @@ def excess_risk(
     >>> found.low > 0
     True
     """
-    level = (getattr(band, "alpha", None) or 0.1) if alpha is None else alpha
-    hits = hits_of(band, y, joint, missing)
+    level = (getattr(interval, "alpha", None) or 0.1) if alpha is None else alpha
+    hits = hits_of(interval, y, joint, missing)
     known = ~hits.isnan()
     rows = as_tensor(x).reshape(len(hits), -1)
     options: dict[str, Any] = {"classifier": classifier, "folds": folds, "seed": seed}

@@ -10,10 +10,11 @@ import torch
 
 from ffcp.metrics.intervals import as_array, as_tensor, bounds_of, hits_of
 from ffcp.metrics.shares import Coverage, GroupCoverage, by_label
+from ffcp.notebooks import number
 
 
 def group_coverage(
-    band: Sequence[Any],
+    interval: Sequence[Any],
     y: Any,
     groups: Any = None,
     *,
@@ -26,7 +27,7 @@ def group_coverage(
 
     Parameters
     ----------
-    band, y
+    interval, y
         The intervals and the targets.
     groups : array-like, default=None
         A label for each row. Without groups and feature, rows are cut into thirds of y
@@ -47,7 +48,7 @@ def group_coverage(
     >>> result.worst_group, result.worst, result.gap
     ('b', 0.000 [0.000, 0.887], 1.0)
     """
-    hits = hits_of(band, y, joint, missing)
+    hits = hits_of(interval, y, joint, missing)
     if groups is not None and feature is not None:
         raise ValueError("pass 'groups' or 'feature', not both")
     if feature is not None:
@@ -77,10 +78,10 @@ def cut(values: Any, slices: int = 3) -> np.ndarray:
         raise ValueError(f"'slices' must be at least 1, got {slices}")
     ends = np.unique(np.quantile(array, np.arange(1, slices) / slices, method="lower"))
     codes = np.searchsorted(ends, array)
-    names = {
-        code: f"{number}: {array[codes == code].min():.4g} to {array[codes == code].max():.4g}"
-        for number, code in enumerate(np.unique(codes), start=1)
-    }
+    names = {}
+    for place, code in enumerate(np.unique(codes), start=1):
+        own = array[codes == code]
+        names[code] = f"{place}: {number(own.min())} to {number(own.max())}"
     return np.array([names[code] for code in codes])
 
 
@@ -108,7 +109,7 @@ def tertiles(y: Any) -> np.ndarray:
 
 
 def size_stratified_coverage(
-    band: Sequence[Any],
+    interval: Sequence[Any],
     y: Any,
     bins: int = 5,
     *,
@@ -126,7 +127,7 @@ def size_stratified_coverage(
     """
     if bins < 1:
         raise ValueError(f"'bins' must be at least 1, got {bins}")
-    lower, upper = bounds_of(band)
+    lower, upper = bounds_of(interval)
     lengths = (upper - lower).reshape(len(lower), -1).mean(dim=1)
     # Lengths that differ by rounding, by less than one in 100,000, are counted as equal.
     finite = lengths[lengths.isfinite() & (lengths > 0)]
@@ -135,12 +136,12 @@ def size_stratified_coverage(
     ordered = rounded.sort().values
     cuts = ordered[[len(ordered) * i // bins for i in range(1, bins)]].unique()
     strata = torch.bucketize(rounded, cuts, right=True)
-    hits = hits_of(band, y, joint, missing)
+    hits = hits_of(interval, y, joint, missing)
     known = ~hits.isnan()
     lengths, strata, hits = lengths[known], strata[known], hits[known]
     groups: dict[Hashable, Coverage] = {}
     for stratum in strata.unique():
         own, inside = lengths[strata == stratum], hits[strata == stratum]
-        name = f"{float(own.min()):.4g} to {float(own.max()):.4g}"
+        name = f"{number(float(own.min()))} to {number(float(own.max()))}"
         groups[name] = Coverage(float(inside.mean()), len(inside))
     return GroupCoverage(groups)

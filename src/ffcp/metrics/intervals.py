@@ -16,8 +16,10 @@ from ffcp.metrics.shares import Coverage
 
 KNOWN = "known"
 
+_SWAPPED = "the arguments are swapped: pass the intervals first, then 'y'"
 
-def coverage(band: Sequence[Any], y: Any, *, joint: Any = False, missing: bool = False) -> Any:
+
+def coverage(interval: Sequence[Any], y: Any, *, joint: Any = False, missing: bool = False) -> Any:
     """Return the share of targets inside their interval; for several levels a list.
 
     With ``missing=True`` a NaN in ``y`` is a missing target, and does not count. With
@@ -30,23 +32,25 @@ def coverage(band: Sequence[Any], y: Any, *, joint: Any = False, missing: bool =
     >>> [float(coverage(box, [[0.5, 2.0]], joint=joint)) for joint in (False, True, 0.5)]
     [0.5, 0.0, 1.0]
     """
-    levels, are_many = levels_of(band, y)
+    levels, are_many = levels_of(interval, y)
     hits = [hits_of(level, y, joint, missing) for level in levels]
     shares = [Coverage(float(one.nanmean()), int((~one.isnan()).sum())) for one in hits]
     return shares if are_many else shares[0]
 
 
-def mean_length(band: Sequence[Any]) -> float:
+def mean_length(interval: Sequence[Any]) -> float:
     """Return the mean of upper - lower over rows and outputs, the paper's band length.
 
     >>> mean_length(([0.0, 0.0], [1.0, 3.0]))
     2.0
     """
-    lower, upper = bounds_of(band)
+    lower, upper = bounds_of(interval)
     return float((upper - lower).mean())
 
 
-def interval_score(band: Sequence[Any], y: Any, alpha: Any = None, *, missing: bool = False) -> Any:
+def interval_score(
+    interval: Sequence[Any], y: Any, alpha: Any = None, *, missing: bool = False
+) -> Any:
     """Return the mean interval score (Winkler): length plus 2 / alpha times the distance of a miss.
 
     Smaller is better; the true conditional quantiles minimise it. ``alpha`` is by default the
@@ -57,8 +61,8 @@ def interval_score(band: Sequence[Any], y: Any, alpha: Any = None, *, missing: b
     >>> interval_score(([[0.0], [0.0]], [[1.0], [2.0]]), [1.5], alpha=(0.1, 0.05))
     [11.0, 2.0]
     """
-    level = (getattr(band, "alpha", None) or 0.1) if alpha is None else alpha
-    (alphas, are_many), (levels, have_many) = exact_alphas(level), levels_of(band, y)
+    level = (getattr(interval, "alpha", None) or 0.1) if alpha is None else alpha
+    (alphas, are_many), (levels, have_many) = exact_alphas(level), levels_of(interval, y)
     if (len(alphas), are_many) != (len(levels), have_many):
         raise ValueError(
             f"'alpha' has {len(alphas)} levels, the intervals have {len(levels)}: expected as many"
@@ -118,7 +122,7 @@ def crps(distribution: Any, y: Any, *, missing: bool = False) -> float:
 def levels_of(interval: Sequence[Any], y: Any) -> tuple[list[Sequence[Any]], bool]:
     """Return the intervals of each level, and whether there is a first dimension of levels."""
     if hasattr(y, "prediction") and not hasattr(interval, "prediction"):
-        raise TypeError("the arguments are swapped: pass the intervals first, then 'y'")
+        raise TypeError(_SWAPPED)
     if len(interval) < 2:
         name = type(interval).__name__
         raise TypeError(f"expected the ends (lower, upper) of intervals, got {name!r}")
@@ -200,6 +204,8 @@ def target_of(y: Any, lower: Tensor, missing: bool = False) -> Tensor:
     """Return targets in the shape of the intervals, from (n,) or (n, 1)."""
     target = _like(as_tensor(y), lower.shape)
     if target.shape != lower.shape:
+        if not lower.dim():  # a vector was taken for a pair of ends
+            raise TypeError(_SWAPPED)
         raise ValueError(
             f"target 'y' has shape {tuple(target.shape)}, the interval {tuple(lower.shape)}"
         )

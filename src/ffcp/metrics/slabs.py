@@ -15,7 +15,7 @@ from ffcp.metrics.shares import Coverage
 
 
 def worst_slab_coverage(
-    band: Sequence[Any],
+    interval: Sequence[Any],
     y: Any,
     x: Any,
     *,
@@ -32,7 +32,7 @@ def worst_slab_coverage(
 
     Parameters
     ----------
-    band, y, x
+    interval, y, x
         The intervals, the targets, and the inputs as an (n, d) array.
     share : float, default=0.1
         Smallest share of the rows in a slab.
@@ -54,7 +54,7 @@ def worst_slab_coverage(
     """
     if not 0 < share <= 1:
         raise ValueError(f"'share' must lie in (0, 1], got {share}")
-    hits = hits_of(band, y, joint, missing)
+    hits = hits_of(interval, y, joint, missing)
     points = as_tensor(x).reshape(len(hits), -1)
     points, hits = points[~hits.isnan()], hits[~hits.isnan()]
     if len(hits) < 4:

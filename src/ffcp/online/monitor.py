@@ -379,7 +379,7 @@ class Monitor(Resumable):
         lines = [list(table[0]), *([_cell(value) for value in row.values()] for row in table)]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         padded = (map(str.ljust, line, widths) for line in lines)
-        return "\n".join(["  ".join(line).rstrip() for line in padded] + [_COLUMNS])
+        return "\n".join(["  ".join(line).rstrip() for line in padded] + [COLUMNS])
 
     __repr__ = __str__
 
@@ -405,7 +405,7 @@ class Monitor(Resumable):
         }
 
 
-_COLUMNS = """
+COLUMNS = """
 value: current evidence of drift (1 is none), or the share of rows covered
 most:  the largest evidence so far, or the upper end of the coverage's confidence interval
 limit: the evidence at which an alarm is raised, or the target coverage"""
