@@ -48,8 +48,8 @@ def label_tensor(y: Any, names: Sequence[str] | None, other_labels: bool = False
         return arrays.target_tensor(y)
     if names is None:
         raise TypeError(
-            f"'y' must hold class numbers, got strings like {str(array[0])!r}: pass names=[...] to the "
-            "predictor, the class names in the order of the model's outputs"
+            f"'y' must hold class numbers, got strings like {str(array[0])!r}: pass names=[...] to "
+            "the predictor, the class names in the order of the model's outputs"
         )
     place = {name: number for number, name in enumerate(names)}
     for row, label in enumerate(array.tolist()):

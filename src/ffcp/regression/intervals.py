@@ -21,7 +21,7 @@ from ffcp import plots
 from ffcp.batch import BatchOutput
 from ffcp.description import Described
 from ffcp.extras import needed
-from ffcp.network import arrays, checks
+from ffcp.network import arrays
 from ffcp.notebooks import ShownAsText, number
 from ffcp.regression.support import checked_support
 

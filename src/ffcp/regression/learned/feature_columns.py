@@ -20,7 +20,7 @@ KINDS = (PREDICTION, NORMS, VALUES, INPUT)
 _MOST_COLUMNS = 1024  # of a layer's values or of the input; more are left out
 _MOST_OUTPUTS = 64
 _SMALL_NORM, _SMALL_PREDICTION = 1e-3, 1e-2  # of what is typical; logarithms end there
-_STEP = 2.0**-18  # of the largest number of a column: well above rounding errors
+_NEAR, _WIDE = 2.0**-20, 4  # of the largest number of a column, and times this: rounding errors
 
 On = str | Callable[[BatchOutput], Tensor]
 
@@ -121,17 +121,14 @@ class FeatureColumns(Described):
         """
         return columns.shape[1] - (self.width if self.takes_input else 0)
 
-    def rounded(self, columns: Tensor, typical: Tensor) -> Tensor:
-        """Round what the model computed, so that no tree splits rows by rounding errors.
+    def tied(self, columns: Tensor, typical: Tensor) -> Tensor:
+        """Make one number of those that differ by rounding errors of the model.
 
-        Those of a row by itself are others than in a batch.
+        A tree would split between them, and a row by itself has others than in a batch.
         """
-        outputs = len(typical) // (1 + len(self.norms))
-        computed = outputs + len(typical) if self.takes_input else columns.shape[1]
-        largest = columns[:, :computed].abs().amax(dim=0)
-        step = (largest * _STEP).clamp_min(torch.finfo(torch.float32).tiny)
-        whole = (columns[:, :computed] / step).round()
-        return torch.cat([whole * step, columns[:, computed:]], dim=1)
+        computed = len(typical) if self.takes_input else columns.shape[1]
+        parts = columns.split([computed, columns.shape[1] - computed], dim=1)
+        return torch.cat([*map(_tied, parts[0].split(64, dim=1)), parts[1]], dim=1)
 
     def typical(self, columns: Tensor, outputs: int) -> Tensor:
         """Learn below which size predictions and norms are tiny."""
@@ -139,6 +136,23 @@ class FeatureColumns(Described):
         share = torch.full_like(sizes, _SMALL_NORM)
         share[:outputs] = _SMALL_PREDICTION
         return (sizes * share).clamp_min(torch.finfo(torch.float32).tiny)
+
+
+def _tied(columns: Tensor) -> Tensor:
+    """Replace numbers that lie closer together than rounding errors by the middle between them.
+
+    >>> _tied(torch.tensor([[2.0], [1.0], [2.000001], [1.5]]))[:, 0]
+    tensor([2.0000, 1.0000, 2.0000, 1.5000])
+    """
+    ordered, place = columns.sort(dim=0)
+    near = ordered.abs().amax(dim=0) * _NEAR
+    is_apart, edge = ordered.diff(dim=0) > near, torch.ones_like(ordered[:1], dtype=torch.bool)
+    inf = torch.full_like(ordered, torch.inf)
+    first = torch.where(torch.cat([edge, is_apart]), ordered, -inf).cummax(dim=0).values
+    last = torch.where(torch.cat([is_apart, edge]), ordered, inf).flip(0).cummin(dim=0).values
+    width = last.flip(0) - first
+    middle = torch.where(width <= _WIDE * near, first + width / 2, ordered)
+    return torch.empty_like(columns).scatter_(0, place, middle)
 
 
 def checked_on(on: On | Sequence[On] | None) -> tuple[On, ...] | None:

@@ -31,6 +31,7 @@ _STEPS = 10  # steps beyond the last set to grow by its width
 # which their ends lie.
 _HELD = (0.3, 0.5, 0.7, 0.8, 0.85, 0.88, 0.9, 0.92, 0.94, 0.96, 0.98, 0.995)
 _FINE = 161
+_EQUAL = 1e-6  # of the distance between the outer ends: lengths that differ by less are equal
 
 
 class Sets(NamedTuple):
@@ -65,6 +66,7 @@ def grown(quantiles: Tensor) -> Sets:
     firsts, lasts = [], []
     first = last = torch.zeros(ends.shape[:-1], dtype=torch.long, device=ends.device)
     starts = torch.arange(_FINE, device=ends.device)
+    equal = _EQUAL * (ends[..., -1:] - ends[..., :1])
     for number, held in enumerate(_HELD):
         steps = min(round(held / _SPAN * (_FINE - 1)), _FINE - 1)
         widths = ends[..., steps:] - ends[..., : _FINE - steps]
@@ -72,7 +74,10 @@ def grown(quantiles: Tensor) -> Sets:
         if number:  # no end may move inward
             outside = (start > first[..., None]) | (start + steps < last[..., None])
             widths = widths.masked_fill(outside, torch.inf)
-        first = widths.argmin(dim=-1)
+        # The first of the shortest, as far as rounding errors can tell: those of a row by itself
+        # are others than in a batch.
+        shortest = widths.amin(dim=-1, keepdim=True) + equal
+        first = (widths <= shortest).int().argmax(dim=-1)
         last = first + steps
         firsts.append(first)
         lasts.append(last)

@@ -101,7 +101,7 @@ class Teacher:
         typical = self.sight.typical(rows.columns, rows.residuals.shape[1])
         if (held := settings.get("held")) is not None:
             settings["held"] = (self.sight.logarithmic(held.columns, typical), held.residuals)
-        seen = self.sight.rounded(self.sight.logarithmic(rows.columns, typical), typical)
+        seen = self.sight.logarithmic(self.sight.tied(rows.columns, typical), typical)
         ways = {"tail": self.tail, "first": self.sight.for_trees(seen), **settings}
         return learners.learn(kind, seen, rows.residuals, self.seed, rows.weights, **ways), typical
 
