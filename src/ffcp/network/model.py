@@ -208,9 +208,7 @@ def borrowed(model: nn.Module, now: Weights | None = None) -> Iterator[nn.Module
     frozen = frozen_copy(model) if frozen is None else frozen
     if frozen is None:
         if known.alone is None:
-            alone = lock(
-                reentrant=True
-            )  # outside, as making one waits for a process that is forked
+            alone = lock(reentrant=True)  # outside _LOCK, as it may wait for a fork
             with _LOCK:
                 known.alone = known.alone or alone
         with known.alone:
