@@ -149,7 +149,7 @@ def group_coverage(
     xlabel: str = "group",
     ax: Any = None,
 ) -> Any:
-    """Draw the coverage of each group, with its 95 % interval, and the coverage asked for.
+    """Draw the coverage of each group, with its 95 % interval, and the nominal coverage.
 
     Parameters
     ----------
@@ -172,7 +172,7 @@ def group_coverage(
     look = {"fmt": "o", "ms": 5, "lw": 1.4, "capsize": 3, "color": _BAND, "label": "measured"}
     axes.errorbar(range(len(found)), share, np.clip([share - low, high - share], 0, 1), **look)
     if interval.alpha is not None:
-        axes.axhline(1 - interval.alpha, color="#999999", lw=1, ls="--", label="asked for")
+        axes.axhline(1 - interval.alpha, color="#999999", lw=1, ls="--", label="nominal")
     names = [str(name) for name in found]
     turned = {"rotation": 30, "ha": "right"} if max(map(len, names)) > 9 else {}
     axes.set_xticks(range(len(found)), names, **turned)
